@@ -301,8 +301,8 @@ SECURITY
 WRITING A BACKEND
 
     Fill an idist_backend_api (its contract is in idist_core.h) and export a function that returns
-    it. The backend receives each call as one struct and ends it with idist__complete. Your header
-    redefines one of the IDIST__ENTRY_ macros, as idist_ring.h does.
+    it. The backend receives each call as one struct and ends it with idist__task_complete. Your
+header redefines one of the IDIST__ENTRY_ macros, as idist_ring.h does.
 
 LIMITS
 

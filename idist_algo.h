@@ -117,7 +117,7 @@ static void idist__stream_run(idist__task *t) {
             idist__send_step(t, item.peer, (uint32_t)index, item.data, item.nbytes);
         }
 
-        if (o->taken == o->posted || (o->rx & (1u << (o->taken % IDIST__SLOTS)))) break;
+        if (o->taken == o->posted || (o->slots_pending & (1u << (o->taken % IDIST__SLOTS)))) break;
         if (o->take) o->take(t, o->taken);
         o->taken++;
     }
@@ -199,12 +199,12 @@ static void idist__stream_begin(idist__op *o, size_t recv_count, size_t send_cou
 
 // The block that item `index` belongs to, `back` ranks further left.
 static int idist__ring_block(const idist__op *o, size_t index, int back) {
-    return idist__wrap(o->r - (int)(index / o->chunks) - back, o->n);
+    return idist__block_wrap(o->r - (int)(index / o->chunks) - back, o->n);
 }
 
-static int idist__ring_left(const idist__op *o) { return idist__wrap(o->r - 1, o->n); }
+static int idist__ring_left(const idist__op *o) { return idist__block_wrap(o->r - 1, o->n); }
 
-static int idist__ring_right(const idist__op *o) { return idist__wrap(o->r + 1, o->n); }
+static int idist__ring_right(const idist__op *o) { return idist__block_wrap(o->r + 1, o->n); }
 
 // ---- all_reduce ----
 
@@ -300,7 +300,7 @@ static void idist__ring_reduce_scatter(idist__task *t) {
 
 static size_t idist__ring_all_gather_at(const idist__task *t, int block) {
     const idist__call *c = &t->call;
-    if (c->recvcounts) return idist__displ(c->recvcounts, c->recvdispls, block);
+    if (c->recvcounts) return idist__extent_displ(c->recvcounts, c->recvdispls, block);
     return (size_t)block * idist__op_of(t)->count;
 }
 
@@ -334,7 +334,7 @@ static void idist__ring_all_gather(idist__task *t) {
     for (i = 0; counts && i < o->n; i++)
         if (counts[i] > largest) largest = counts[i];
 
-    idist__copy(o->out + idist__ring_all_gather_at(t, o->r) * o->size, o->in, o->nbytes);
+    idist__block_copy(o->out + idist__ring_all_gather_at(t, o->r) * o->size, o->in, o->nbytes);
     idist__stream_cut(o, largest);
     items = (size_t)(o->n - 1) * o->chunks;
     idist__stream_begin(o, items, items, o->chunks, idist__ring_all_gather_recv,
@@ -367,12 +367,12 @@ static void idist__ring_all_gather(idist__task *t) {
 
 static idist__item idist__chain_broadcast_recv(idist__task *t, size_t index) {
     const idist__op *o = idist__op_of(t);
-    return idist__stream_chunk(o, o->out, o->count, index, idist__wrap(o->r - 1, o->n));
+    return idist__stream_chunk(o, o->out, o->count, index, idist__block_wrap(o->r - 1, o->n));
 }
 
 static idist__item idist__chain_broadcast_send(idist__task *t, size_t index) {
     const idist__op *o = idist__op_of(t);
-    return idist__stream_chunk(o, o->out, o->count, index, idist__wrap(o->r + 1, o->n));
+    return idist__stream_chunk(o, o->out, o->count, index, idist__block_wrap(o->r + 1, o->n));
 }
 
 static void idist__chain_broadcast(idist__task *t) {
@@ -389,14 +389,14 @@ static void idist__chain_broadcast(idist__task *t) {
 
 static idist__item idist__chain_reduce_recv(idist__task *t, size_t index) {
     const idist__op *o = idist__op_of(t);
-    return idist__stream_chunk(o, NULL, o->count, index, idist__wrap(o->r + 1, o->n));
+    return idist__stream_chunk(o, NULL, o->count, index, idist__block_wrap(o->r + 1, o->n));
 }
 
 static idist__item idist__chain_reduce_send(idist__task *t, size_t index) {
     const idist__op *o = idist__op_of(t);
     const char *from = o->v == o->n - 1 ? o->in : o->work;
     return idist__stream_chunk(o, (char *)(uintptr_t)from, o->count, index,
-                               idist__wrap(o->r - 1, o->n));
+                               idist__block_wrap(o->r - 1, o->n));
 }
 
 static void idist__chain_reduce_take(idist__task *t, size_t index) {
@@ -454,7 +454,7 @@ static void idist__chain_scan_take(idist__task *t, size_t index) {
         idist__op_reduce(o, sum.data, received, own.data, count, t->call.dtype);
     }
 
-    idist__copy(out.data, received, out.nbytes); // last: in place, this overwrites `own`
+    idist__block_copy(out.data, received, out.nbytes); // last: in place, this overwrites `own`
 }
 
 static void idist__chain_scan(idist__task *t) {
@@ -462,7 +462,7 @@ static void idist__chain_scan(idist__task *t) {
     bool first = o->r == 0;
     bool last = o->r == o->n - 1;
 
-    if (first && t->call.kind == IDIST__SCAN) idist__copy(o->out, o->in, o->nbytes);
+    if (first && t->call.kind == IDIST__SCAN) idist__block_copy(o->out, o->in, o->nbytes);
     idist__stream_cut(o, o->count);
     idist__stream_begin(o, first ? 0 : o->chunks, last ? 0 : o->chunks, first ? o->chunks : 0,
                         idist__chain_scan_recv, idist__chain_scan_send, idist__chain_scan_take);
@@ -505,7 +505,7 @@ static idist__item idist__direct_item(const idist__task *t, int peer, bool recei
     if (receives) has_block_per_rank = c->kind != IDIST__SCATTER && c->kind != IDIST__SCATTERV;
     else has_block_per_rank = c->kind != IDIST__GATHER && c->kind != IDIST__GATHERV;
     if (has_block_per_rank)
-        at = counts ? idist__displ(counts, displs, peer) : (size_t)peer * o->count;
+        at = counts ? idist__extent_displ(counts, displs, peer) : (size_t)peer * o->count;
 
     item.peer = peer;
     item.nbytes = count * o->size;
@@ -517,8 +517,8 @@ static idist__item idist__direct_item(const idist__task *t, int peer, bool recei
 // The peer at this distance; for a rank other than the root of a gather or scatter, the root.
 static int idist__direct_peer(const idist__task *t, int distance) {
     const idist__op *o = idist__op_of(t);
-    if (idist__has_root(t->call.kind) && o->r != o->root) return o->root;
-    return idist__wrap(o->r + distance, o->n);
+    if (idist__kind_has_root(t->call.kind) && o->r != o->root) return o->root;
+    return idist__block_wrap(o->r + distance, o->n);
 }
 
 static idist__item idist__direct_recv(idist__task *t, size_t index) {
@@ -536,7 +536,7 @@ static void idist__direct_run(idist__task *t) {
     for (;;) {
         while (o->posted < o->nrecv && o->nrecvs < IDIST__SLOTS) {
             idist__item item = o->recv_at(t, o->posted++);
-            idist__recv_step(t, -1, item.peer, (uint32_t)idist__wrap(o->r - item.peer, o->n),
+            idist__recv_step(t, -1, item.peer, (uint32_t)idist__block_wrap(o->r - item.peer, o->n),
                              item.data, item.nbytes);
         }
 
@@ -544,8 +544,8 @@ static void idist__direct_run(idist__task *t) {
 
         {
             idist__item item = o->send_at(t, o->sent++);
-            idist__send_step(t, item.peer, (uint32_t)idist__wrap(item.peer - o->r, o->n), item.data,
-                             item.nbytes);
+            idist__send_step(t, item.peer, (uint32_t)idist__block_wrap(item.peer - o->r, o->n),
+                             item.data, item.nbytes);
         }
     }
 
@@ -560,17 +560,17 @@ static void idist__direct_begin(idist__task *t) {
     size_t recv_count = (size_t)(o->n - 1);
     size_t send_count = (size_t)(o->n - 1);
 
-    if (idist__has_root(kind)) {
+    if (idist__kind_has_root(kind)) {
         size_t peers = is_root ? (size_t)(o->n - 1) : 1;
         bool sends = scatters == is_root;
         send_count = sends ? peers : 0;
         recv_count = sends ? 0 : peers;
     }
 
-    if (!idist__has_root(kind) || is_root) { // our own part
+    if (!idist__kind_has_root(kind) || is_root) { // our own part
         idist__item from = idist__direct_item(t, o->r, false);
         idist__item to = idist__direct_item(t, o->r, true);
-        idist__copy(to.data, from.data, to.nbytes);
+        idist__block_copy(to.data, from.data, to.nbytes);
     }
 
     idist__stream_begin(o, recv_count, send_count, 0, idist__direct_recv, idist__direct_send, NULL);
@@ -582,7 +582,7 @@ static void idist__direct_all_to_all(idist__task *t) {
     idist__op *o = idist__op_of(t);
 
     if (t->call.send == t->call.recv && o->nbytes) {
-        idist__copy(o->work, o->in, (size_t)o->n * o->nbytes);
+        idist__block_copy(o->work, o->in, (size_t)o->n * o->nbytes);
         o->in = o->work;
     }
 
@@ -614,9 +614,9 @@ static void idist__dissemination_barrier(idist__task *t) {
     IDIST__CO_BEGIN(o)
 
     for (o->mask = 1; o->mask < n; o->mask *= 2) {
-        idist__recv_step(t, 0, idist__wrap(rank - o->mask, n), (uint32_t)o->mask, NULL, 0);
-        idist__send_step(t, idist__wrap(rank + o->mask, n), (uint32_t)o->mask, NULL, 0);
-        IDIST__CO_AWAIT(o, !o->rx);
+        idist__recv_step(t, 0, idist__block_wrap(rank - o->mask, n), (uint32_t)o->mask, NULL, 0);
+        idist__send_step(t, idist__block_wrap(rank + o->mask, n), (uint32_t)o->mask, NULL, 0);
+        IDIST__CO_AWAIT(o, !o->slots_pending);
     }
 
     IDIST__CO_AWAIT(o, !o->nsends);
@@ -663,13 +663,13 @@ static void idist__tree_broadcast(idist__task *t) {
     for (o->mask = 1; o->mask < n && !(v & o->mask); o->mask *= 2) continue;
 
     if (v) {
-        idist__recv_step(t, 0, idist__wrap(v - o->mask + o->root, n), 0, o->out, o->nbytes);
-        IDIST__CO_AWAIT(o, !o->rx);
+        idist__recv_step(t, 0, idist__block_wrap(v - o->mask + o->root, n), 0, o->out, o->nbytes);
+        IDIST__CO_AWAIT(o, !o->slots_pending);
     }
 
     for (o->mask /= 2; o->mask; o->mask /= 2)
         if (v + o->mask < n)
-            idist__send_step(t, idist__wrap(v + o->mask + o->root, n), 0, o->out, o->nbytes);
+            idist__send_step(t, idist__block_wrap(v + o->mask + o->root, n), 0, o->out, o->nbytes);
 
     IDIST__CO_AWAIT(o, !o->nsends);
     idist__op_done(t);
@@ -685,27 +685,27 @@ static void idist__tree_reduce(idist__task *t) {
     idist__op *o = idist__op_of(t);
     int n = o->n;
     int v = o->v;
-    int base = idist__wrap(o->r - v, n); // the rank with v = 0
+    int base = idist__block_wrap(o->r - v, n); // the rank with v = 0
     char *received = o->work + o->nbytes;
 
     IDIST__CO_BEGIN(o)
-    idist__copy(o->work, o->in, o->nbytes);
+    idist__block_copy(o->work, o->in, o->nbytes);
 
     for (o->mask = 1; o->mask < n && !(v & o->mask); o->mask *= 2) {
         if (v + o->mask >= n) continue;
-        idist__recv_step(t, 0, idist__wrap(v + o->mask + base, n), 0, received, o->nbytes);
-        IDIST__CO_AWAIT(o, !o->rx);
+        idist__recv_step(t, 0, idist__block_wrap(v + o->mask + base, n), 0, received, o->nbytes);
+        IDIST__CO_AWAIT(o, !o->slots_pending);
         idist__op_reduce(o, o->work, o->work, received, o->count, t->call.dtype);
     }
 
-    if (v) idist__send_step(t, idist__wrap(v - o->mask + base, n), 0, o->work, o->nbytes);
+    if (v) idist__send_step(t, idist__block_wrap(v - o->mask + base, n), 0, o->work, o->nbytes);
     else if (o->r != o->root) idist__send_step(t, o->root, 1, o->work, o->nbytes);
 
     if (o->r == o->root && v) {
         idist__recv_step(t, 0, base, 1, o->out, o->nbytes);
-        IDIST__CO_AWAIT(o, !o->rx);
+        IDIST__CO_AWAIT(o, !o->slots_pending);
     } else if (o->r == o->root) {
-        idist__copy(o->out, o->work, o->nbytes);
+        idist__block_copy(o->out, o->work, o->nbytes);
     }
 
     IDIST__CO_AWAIT(o, !o->nsends);
@@ -721,23 +721,23 @@ static void idist__tree_gather(idist__task *t) {
     int i;
 
     IDIST__CO_BEGIN(o)
-    idist__copy(o->work, o->in, o->nbytes);
+    idist__block_copy(o->work, o->in, o->nbytes);
 
     for (o->mask = 1; o->mask < n && !(v & o->mask); o->mask *= 2)
         if (v + o->mask < n)
-            idist__recv_step(t, -1, idist__wrap(v + o->mask + o->root, n), 0,
+            idist__recv_step(t, -1, idist__block_wrap(v + o->mask + o->root, n), 0,
                              o->work + (size_t)o->mask * o->nbytes,
                              (size_t)idist__tree_size(v + o->mask, n) * o->nbytes);
 
     IDIST__CO_AWAIT(o, !o->nrecvs);
 
     if (v)
-        idist__send_step(t, idist__wrap(v - o->mask + o->root, n), 0, o->work,
+        idist__send_step(t, idist__block_wrap(v - o->mask + o->root, n), 0, o->work,
                          (size_t)idist__tree_size(v, n) * o->nbytes);
     else
         for (i = 0; i < n; i++)
-            idist__copy(o->out + (size_t)idist__wrap(i + o->root, n) * o->nbytes,
-                        o->work + (size_t)i * o->nbytes, o->nbytes);
+            idist__block_copy(o->out + (size_t)idist__block_wrap(i + o->root, n) * o->nbytes,
+                              o->work + (size_t)i * o->nbytes, o->nbytes);
 
     IDIST__CO_AWAIT(o, !o->nsends);
     idist__op_done(t);
@@ -755,23 +755,24 @@ static void idist__tree_scatter(idist__task *t) {
     for (o->mask = 1; o->mask < n && !(v & o->mask); o->mask *= 2) continue;
 
     if (v) {
-        idist__recv_step(t, 0, idist__wrap(v - o->mask + o->root, n), 0, o->work,
+        idist__recv_step(t, 0, idist__block_wrap(v - o->mask + o->root, n), 0, o->work,
                          (size_t)idist__tree_size(v, n) * o->nbytes);
-        IDIST__CO_AWAIT(o, !o->rx);
+        IDIST__CO_AWAIT(o, !o->slots_pending);
     } else {
         for (i = 0; i < n; i++)
-            idist__copy(o->work + (size_t)i * o->nbytes,
-                        o->in + (size_t)idist__wrap(i + o->root, n) * o->nbytes, o->nbytes);
+            idist__block_copy(o->work + (size_t)i * o->nbytes,
+                              o->in + (size_t)idist__block_wrap(i + o->root, n) * o->nbytes,
+                              o->nbytes);
     }
 
     for (o->mask /= 2; o->mask; o->mask /= 2)
         if (v + o->mask < n)
-            idist__send_step(t, idist__wrap(v + o->mask + o->root, n), 0,
+            idist__send_step(t, idist__block_wrap(v + o->mask + o->root, n), 0,
                              o->work + (size_t)o->mask * o->nbytes,
                              (size_t)idist__tree_size(v + o->mask, n) * o->nbytes);
 
     IDIST__CO_AWAIT(o, !o->nsends);
-    idist__copy(o->out, o->work, o->nbytes);
+    idist__block_copy(o->out, o->work, o->nbytes);
     idist__op_done(t);
     IDIST__CO_END(o)
 }
@@ -824,13 +825,13 @@ static void idist__doubling_reduce(idist__task *t) {
     char *received = scatter ? o->work + nbytes : o->work;
 
     IDIST__CO_BEGIN(o)
-    idist__copy(sum, o->in, nbytes);
+    idist__block_copy(sum, o->in, nbytes);
 
     if (sits_out) {
         idist__send_step(t, rank - 1, 0, sum, nbytes);
     } else if (is_paired) {
         idist__recv_step(t, 0, rank + 1, 0, received, nbytes);
-        IDIST__CO_AWAIT(o, !o->rx);
+        IDIST__CO_AWAIT(o, !o->slots_pending);
         idist__op_reduce(o, sum, sum, received, count, t->call.dtype);
     }
 
@@ -839,7 +840,7 @@ static void idist__doubling_reduce(idist__task *t) {
         partner = partner < excess ? 2 * partner : partner + excess;
         idist__recv_step(t, 0, partner, (uint32_t)o->mask, received, nbytes);
         idist__send_step(t, partner, (uint32_t)o->mask, sum, nbytes);
-        IDIST__CO_AWAIT(o, !o->rx && !o->nsends);
+        IDIST__CO_AWAIT(o, !o->slots_pending && !o->nsends);
         if (number & o->mask) idist__op_reduce(o, sum, received, sum, count, t->call.dtype);
         else idist__op_reduce(o, sum, sum, received, count, t->call.dtype);
     }
@@ -851,8 +852,8 @@ static void idist__doubling_reduce(idist__task *t) {
         idist__send_step(t, rank + 1, IDIST__DOUBLING_RESULT, sum, nbytes);
     }
 
-    IDIST__CO_AWAIT(o, !o->rx && !o->nsends);
-    if (scatter) idist__copy(o->out, sum + (size_t)rank * o->nbytes, o->nbytes);
+    IDIST__CO_AWAIT(o, !o->slots_pending && !o->nsends);
+    if (scatter) idist__block_copy(o->out, sum + (size_t)rank * o->nbytes, o->nbytes);
     idist__op_done(t);
     IDIST__CO_END(o)
 }
@@ -866,25 +867,25 @@ static void idist__doubling_scan(idist__task *t) {
     char *received = o->work + o->nbytes;
 
     IDIST__CO_BEGIN(o)
-    idist__copy(sum, o->in, o->nbytes);
+    idist__block_copy(sum, o->in, o->nbytes);
 
     for (o->mask = 1; o->mask < n; o->mask *= 2) {
         if (rank >= o->mask)
             idist__recv_step(t, 0, rank - o->mask, (uint32_t)o->mask, received, o->nbytes);
         if (rank + o->mask < n)
             idist__send_step(t, rank + o->mask, (uint32_t)o->mask, sum, o->nbytes);
-        IDIST__CO_AWAIT(o, !o->rx && !o->nsends);
+        IDIST__CO_AWAIT(o, !o->slots_pending && !o->nsends);
         if (rank >= o->mask) idist__op_reduce(o, sum, received, sum, o->count, t->call.dtype);
     }
 
     if (t->call.kind == IDIST__SCAN) {
-        idist__copy(o->out, sum, o->nbytes);
+        idist__block_copy(o->out, sum, o->nbytes);
     } else {
         if (rank) idist__recv_step(t, 0, rank - 1, IDIST__DOUBLING_RESULT, o->out, o->nbytes);
         if (rank + 1 < n) idist__send_step(t, rank + 1, IDIST__DOUBLING_RESULT, sum, o->nbytes);
     }
 
-    IDIST__CO_AWAIT(o, !o->rx && !o->nsends);
+    IDIST__CO_AWAIT(o, !o->slots_pending && !o->nsends);
     idist__op_done(t);
     IDIST__CO_END(o)
 }
@@ -922,19 +923,19 @@ static void idist__bruck_all_gather(idist__task *t) {
     int blocks;
 
     IDIST__CO_BEGIN(o)
-    idist__copy(o->work, o->in, o->nbytes);
+    idist__block_copy(o->work, o->in, o->nbytes);
 
     for (o->mask = 1; o->mask < n; o->mask *= 2) {
         blocks = o->mask < n - o->mask ? o->mask : n - o->mask;
-        idist__recv_step(t, 0, idist__wrap(rank + o->mask, n), (uint32_t)o->mask,
+        idist__recv_step(t, 0, idist__block_wrap(rank + o->mask, n), (uint32_t)o->mask,
                          o->work + (size_t)o->mask * o->nbytes, (size_t)blocks * o->nbytes);
-        idist__send_step(t, idist__wrap(rank - o->mask, n), (uint32_t)o->mask, o->work,
+        idist__send_step(t, idist__block_wrap(rank - o->mask, n), (uint32_t)o->mask, o->work,
                          (size_t)blocks * o->nbytes);
-        IDIST__CO_AWAIT(o, !o->rx && !o->nsends);
+        IDIST__CO_AWAIT(o, !o->slots_pending && !o->nsends);
     }
 
-    idist__copy(o->out + (size_t)rank * o->nbytes, o->work, (size_t)(n - rank) * o->nbytes);
-    idist__copy(o->out, o->work + (size_t)(n - rank) * o->nbytes, (size_t)rank * o->nbytes);
+    idist__block_copy(o->out + (size_t)rank * o->nbytes, o->work, (size_t)(n - rank) * o->nbytes);
+    idist__block_copy(o->out, o->work + (size_t)(n - rank) * o->nbytes, (size_t)rank * o->nbytes);
     idist__op_done(t);
     IDIST__CO_END(o)
 }
@@ -949,8 +950,8 @@ static size_t idist__bruck_pack(const idist__op *o, char *packed, bool unpack) {
         char *in_pack = packed + blocks * o->nbytes;
 
         if (!(i & o->mask)) continue;
-        if (unpack) idist__copy(block, in_pack, o->nbytes);
-        else idist__copy(in_pack, block, o->nbytes);
+        if (unpack) idist__block_copy(block, in_pack, o->nbytes);
+        else idist__block_copy(in_pack, block, o->nbytes);
         blocks++;
     }
 
@@ -969,23 +970,23 @@ static void idist__bruck_all_to_all(idist__task *t) {
     IDIST__CO_BEGIN(o)
 
     for (i = 0; i < n; i++)
-        idist__copy(o->work + (size_t)i * o->nbytes,
-                    o->in + (size_t)idist__wrap(rank + i, n) * o->nbytes, o->nbytes);
+        idist__block_copy(o->work + (size_t)i * o->nbytes,
+                          o->in + (size_t)idist__block_wrap(rank + i, n) * o->nbytes, o->nbytes);
 
     for (o->mask = 1; o->mask < n; o->mask *= 2) {
         o->k = idist__bruck_pack(o, packed, false);
-        idist__recv_step(t, 0, idist__wrap(rank - o->mask, n), (uint32_t)o->mask, received,
+        idist__recv_step(t, 0, idist__block_wrap(rank - o->mask, n), (uint32_t)o->mask, received,
                          o->k * o->nbytes);
-        idist__send_step(t, idist__wrap(rank + o->mask, n), (uint32_t)o->mask, packed,
+        idist__send_step(t, idist__block_wrap(rank + o->mask, n), (uint32_t)o->mask, packed,
                          o->k * o->nbytes);
-        IDIST__CO_AWAIT(o, !o->rx && !o->nsends);
+        IDIST__CO_AWAIT(o, !o->slots_pending && !o->nsends);
         idist__bruck_pack(o, received, true);
     }
 
     // Block i has come from the rank i before us.
     for (i = 0; i < n; i++)
-        idist__copy(o->out + (size_t)idist__wrap(rank - i, n) * o->nbytes,
-                    o->work + (size_t)i * o->nbytes, o->nbytes);
+        idist__block_copy(o->out + (size_t)idist__block_wrap(rank - i, n) * o->nbytes,
+                          o->work + (size_t)i * o->nbytes, o->nbytes);
 
     idist__op_done(t);
     IDIST__CO_END(o)
@@ -993,14 +994,14 @@ static void idist__bruck_all_to_all(idist__task *t) {
 
 //------------------------------------------------------------------------------
 // [algo:choose]  which algorithm a call uses, and its scratch memory
-// uses mem base:type reduce kind model core:world block msg:op ring chain
+// uses mem base:type float reduce kind model core:world block msg:op ring chain
 // uses direct dissemination tree doubling bruck
 //
 // Path of a collective made of messages, called by [engine:task]:
 //
 //   idist__choose_begin   fills idist__op from the call: ranks, operands, reduction, algorithm;
 //                         allocates scratch; widens or scales the input of a reduction
-//   idist__ring_note      records the fingerprint, which includes the algorithm (idist_msg.h)
+//   idist__history_add      records the fingerprint, which includes the algorithm (idist_msg.h)
 //   idist__choose_run     hands the call over to its algorithm
 //   idist__choose_finish  ends a reduction: divides an average, narrows to the dtype of the call
 //
@@ -1084,7 +1085,7 @@ static void idist__choose_operands(idist__task *t) {
     o->root = c->root;
 
     if ((int)c->op >= IDIST_OP_USER) {
-        o->user_op = *idist__call_user_op(t->group, c);
+        o->user_op = *idist__world_user_op(t->group, c);
         o->user = &o->user_op;
     }
 
@@ -1096,7 +1097,7 @@ static void idist__choose_operands(idist__task *t) {
 
     for (o->p2 = 1; o->p2 * 2 <= o->n; o->p2 *= 2) continue;
 
-    o->v = idist__has_root(c->kind) ? idist__wrap(o->r - o->root, o->n) : o->r;
+    o->v = idist__kind_has_root(c->kind) ? idist__block_wrap(o->r - o->root, o->n) : o->r;
     if (c->kind == IDIST__REDUCE && o->user && !o->user->commutative) o->v = o->r;
     if (idist__kind_reduces(c->kind) && !(o->user && o->user->fn))
         o->reduce = idist__reduce_table[(unsigned)c->dtype]
@@ -1191,8 +1192,8 @@ static void idist__choose_convert_input(idist__task *t) {
     bool scales = idist__choose_scales(t);
 
     if (!count || (!widens && !scales)) return;
-    if (widens) idist__type_widen((float *)(void *)o->memory, o->in, count, dtype);
-    else idist__copy(o->memory, o->in, count * o->size);
+    if (widens) idist__float_widen((float *)(void *)o->memory, o->in, count, dtype);
+    else idist__block_copy(o->memory, o->in, count * o->size);
 
     o->in = o->memory;
     if (scales) idist__reduce_scale(o->memory, count, widens ? IDIST_F32 : dtype, o->user->factor);
@@ -1212,7 +1213,7 @@ static void idist__choose_finish(idist__task *t) {
     if (!o->user)
         idist__reduce_finish(o->out, o->count, widens ? IDIST_F32 : c->dtype, c->op, o->n);
     if (widens)
-        idist__type_narrow(c->recv, (const float *)(const void *)o->out, o->count, c->dtype);
+        idist__float_narrow(c->recv, (const float *)(const void *)o->out, o->count, c->dtype);
 }
 
 // Prepares a collective. False when memory is short.
@@ -1314,7 +1315,7 @@ static bool idist__host_serves(const idist_group *g, const idist__call *c) {
 
     if (idist__type_is_narrow(c->dtype)) return false;
 
-    return (int)c->op < IDIST_OP_USER || idist__call_user_op(g, c)->commutative;
+    return (int)c->op < IDIST_OP_USER || idist__world_user_op(g, c)->commutative;
 }
 
 // ---- the plan of a call ----
@@ -1351,7 +1352,7 @@ static void idist__host_reduce_near(idist__task *t, char *sum, size_t count) {
         return;
     }
 
-    idist__copy(sum, o->in, count * o->size);
+    idist__block_copy(sum, o->in, count * o->size);
     if (o->user && !o->user->fn) idist__reduce_scale(sum, count, t->call.dtype, o->user->factor);
 }
 
@@ -1425,7 +1426,7 @@ static void idist__host_plan_all_gather(idist__task *t, const idist__host_plan *
     idist__host_step *step;
 
     if (rg->near) idist__host_add(o, rg->near, IDIST__GATHER, o->in, own, o->count, 0);
-    else if (o->in != own) idist__copy(own, o->in, o->nbytes);
+    else if (o->in != own) idist__block_copy(own, o->in, o->nbytes);
 
     if (rg->leads) {
         step = idist__host_add(o, rg->leads, IDIST__ALL_GATHERV, own, o->out,
@@ -1562,8 +1563,8 @@ static void idist__host_step_begin(idist__task *t, const idist__host_step *step)
     child->call.user = o->user;
     if (t->call.op == IDIST_AVG || (scales && on_leads)) child->call.op = IDIST_SUM;
 
-    child->whole = idist__task_print(t, IDIST__BY_HOST);
-    child->whole_past = o->past;
+    child->whole = idist__fingerprint_of_task(t, IDIST__BY_HOST);
+    child->parent_past = o->past;
     child->timeout_ms = -1; // the parent has a deadline, and says what it waits for
     child->announced = true;
     child->warned = true;

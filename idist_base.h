@@ -103,7 +103,8 @@ static idist_status idist__fail_errno(const char *what, int err) {
 //------------------------------------------------------------------------------
 
 // Appends to a string in a buffer of `capacity` bytes. What does not fit is cut off.
-IDIST__PRINTF(3, 4) static void idist__append(char *buf, size_t capacity, const char *fmt, ...) {
+IDIST__PRINTF(3, 4)
+static void idist__text_append(char *buf, size_t capacity, const char *fmt, ...) {
     size_t used = strlen(buf);
     va_list args;
 
@@ -113,7 +114,7 @@ IDIST__PRINTF(3, 4) static void idist__append(char *buf, size_t capacity, const 
 }
 
 // Copies a string to a buffer of `capacity` bytes. What does not fit is cut off.
-static void idist__copy_text(char *to, size_t capacity, const char *from) {
+static void idist__text_copy(char *to, size_t capacity, const char *from) {
     size_t nbytes = strlen(from);
 
     if (nbytes >= capacity) nbytes = capacity - 1;
@@ -196,7 +197,7 @@ static void idist__window_unmap(idist__window *window) {
     for (at = &idist__windows; *at != window; at = &(*at)->next) continue;
     *at = window->next;
     if (window->fd >= 0) idist__os_memory_unmap(window->map, window->map_nbytes);
-    idist__os_close(&window->fd);
+    idist__os_descriptor_close(&window->fd);
     free(window);
 }
 
@@ -217,7 +218,7 @@ IDIST__UNUSED static idist__window *idist__window_open(int fd, size_t map_nbytes
 
     if (!map) {
         free(window);
-        idist__os_close(&fd);
+        idist__os_descriptor_close(&fd);
         return NULL;
     }
 
@@ -265,7 +266,7 @@ IDIST__UNUSED static void *idist__window_alloc(idist__window *window, size_t nby
         at = (*link)->at + (*link)->nbytes;
 
     if (window->nbytes - at < nbytes ||
-        (window->fd >= 0 && idist__os_reserve(window->fd, window->at + at, nbytes) != 0)) {
+        (window->fd >= 0 && idist__os_memory_reserve(window->fd, window->at + at, nbytes) != 0)) {
         free(block);
         block = NULL;
     } else {
@@ -322,7 +323,7 @@ static bool idist__window_free(void *p) {
 
 //------------------------------------------------------------------------------
 // [base:log]  one line at a time, to the caller's logger or to stderr
-// uses env fail
+// uses os:env fail
 //------------------------------------------------------------------------------
 
 typedef struct idist__log {
@@ -436,10 +437,10 @@ static bool idist__type_is_narrow(idist_dtype dtype) {
 
 typedef enum idist__isa { IDIST__BASE, IDIST__AVX2, IDIST__AVX512, IDIST__ISA_COUNT } idist__isa;
 
-static idist__isa idist__type_isa; // set once, before main, by idist__reduce_start
+static idist__isa idist__isa_used; // set once, before main, by idist__reduce_start
 
 // The best instruction set of this processor that its operating system lets us use.
-static idist__isa idist__type_best_isa(void) {
+static idist__isa idist__isa_best(void) {
 #ifdef IDIST__X86
     unsigned a, b, c, d;
 
@@ -464,7 +465,7 @@ static idist__isa idist__type_best_isa(void) {
 // being vectorized: zero and subnormals are computed as well, and selected by a mask.
 //------------------------------------------------------------------------------
 
-IDIST__INLINE float idist__bits_to_float(uint32_t u) {
+IDIST__INLINE float idist__float_from_bits(uint32_t u) {
     float f;
     memcpy(&f, &u, sizeof f);
     return f;
@@ -482,11 +483,11 @@ IDIST__INLINE float idist__float_from_small(uint32_t x, uint32_t e, uint32_t m, 
     uint32_t abs = x & ((1u << (e + m)) - 1), sign = x >> (e + m) << 31,
              bias = 128 - (1u << (e - 1)); // of the exponents
     uint32_t u = (abs << (23 - m)) + (bias << 23), low = 0 - (uint32_t)(abs >> m == 0);
-    float subnormal = (float)(int32_t)abs * idist__bits_to_float((bias + 1 - m) << 23);
+    float subnormal = (float)(int32_t)abs * idist__float_from_bits((bias + 1 - m) << 23);
 
     if ((int32_t)abs >= (int32_t)special) u |= 0x7f800000u;
     if ((int32_t)abs > (int32_t)special) u |= 0x400000u; // quiet
-    return idist__bits_to_float(sign | (u & ~low) | (idist__float_to_bits(subnormal) & low));
+    return idist__float_from_bits(sign | (u & ~low) | (idist__float_to_bits(subnormal) & low));
 }
 
 // To such a float: rounds to nearest, ties to even. What is larger than the code `most` becomes
@@ -498,7 +499,7 @@ IDIST__INLINE uint32_t idist__float_to_small(float f, uint32_t e, uint32_t m, ui
              unit = (bias + 24 - m) << 23;
     uint32_t low = 0 - (uint32_t)((int32_t)abs < (int32_t)((bias + 1) << 23));
     uint32_t subnormal =
-        idist__float_to_bits(idist__bits_to_float(abs) + idist__bits_to_float(unit)) - unit;
+        idist__float_to_bits(idist__float_from_bits(abs) + idist__float_from_bits(unit)) - unit;
     uint32_t x = (abs - (bias << 23) + (1u << (22 - m)) - 1 + ((abs >> (23 - m)) & 1u)) >> (23 - m);
 
     x = (x & ~low) | (subnormal & low);
@@ -509,7 +510,7 @@ IDIST__INLINE uint32_t idist__float_to_small(float f, uint32_t e, uint32_t m, ui
 
 // F16, as the hardware does it (F16C, Arm): overflow gives infinity, a NaN becomes quiet and keeps
 // its payload.
-IDIST__INLINE float idist__half_to_float(uint16_t h) {
+IDIST__INLINE float idist__float_from_half(uint16_t h) {
     return idist__float_from_small(h, 5, 10, 0x7c00);
 }
 IDIST__INLINE uint16_t idist__float_to_half(float f) {
@@ -519,10 +520,10 @@ IDIST__INLINE uint16_t idist__float_to_half(float f) {
 }
 
 // F8, as CUDA's __nv_fp8_e4m3 and __nv_fp8_e5m2: infinity becomes the largest finite number, too.
-IDIST__INLINE float idist__f8e4m3_to_float(uint8_t h) {
+IDIST__INLINE float idist__float_from_f8e4m3(uint8_t h) {
     return idist__float_from_small(h, 4, 3, 0x7f);
 }
-IDIST__INLINE float idist__f8e5m2_to_float(uint8_t h) {
+IDIST__INLINE float idist__float_from_f8e5m2(uint8_t h) {
     return idist__float_from_small(h, 5, 2, 0x7c);
 }
 IDIST__INLINE uint8_t idist__float_to_f8e4m3(float f) {
@@ -532,8 +533,8 @@ IDIST__INLINE uint8_t idist__float_to_f8e5m2(float f) {
     return (uint8_t)idist__float_to_small(f, 5, 2, 0x7b, 0x7f);
 }
 
-IDIST__INLINE float idist__bf16_to_float(uint16_t h) {
-    return idist__bits_to_float((uint32_t)h << 16);
+IDIST__INLINE float idist__float_from_bf16(uint16_t h) {
+    return idist__float_from_bits((uint32_t)h << 16);
 }
 IDIST__INLINE uint16_t idist__float_to_bf16(float f) {
     uint32_t u = idist__float_to_bits(f), quiet = ~u & 0x400000u,
@@ -576,16 +577,16 @@ typedef double IDIST__UNALIGNED idist__any_f64;
         for (i = 0; i < count; i++) d[i] = to(src[i]);                                \
     }
 
-IDIST__CONVERTERS(half, u16, idist__half_to_float, idist__float_to_half, base)
-IDIST__CONVERTERS(bf16, u16, idist__bf16_to_float, idist__float_to_bf16, base)
-IDIST__CONVERTERS(f8e4m3, u8, idist__f8e4m3_to_float, idist__float_to_f8e4m3, base)
-IDIST__CONVERTERS(f8e5m2, u8, idist__f8e5m2_to_float, idist__float_to_f8e5m2, base)
+IDIST__CONVERTERS(half, u16, idist__float_from_half, idist__float_to_half, base)
+IDIST__CONVERTERS(bf16, u16, idist__float_from_bf16, idist__float_to_bf16, base)
+IDIST__CONVERTERS(f8e4m3, u8, idist__float_from_f8e4m3, idist__float_to_f8e4m3, base)
+IDIST__CONVERTERS(f8e5m2, u8, idist__float_from_f8e5m2, idist__float_to_f8e5m2, base)
 
 #ifdef IDIST__X86
-IDIST__CONVERTERS(bf16, u16, idist__bf16_to_float, idist__float_to_bf16, avx2)
-IDIST__CONVERTERS(bf16, u16, idist__bf16_to_float, idist__float_to_bf16, avx512)
-IDIST__CONVERTERS(f8e4m3, u8, idist__f8e4m3_to_float, idist__float_to_f8e4m3, avx2)
-IDIST__CONVERTERS(f8e5m2, u8, idist__f8e5m2_to_float, idist__float_to_f8e5m2, avx2)
+IDIST__CONVERTERS(bf16, u16, idist__float_from_bf16, idist__float_to_bf16, avx2)
+IDIST__CONVERTERS(bf16, u16, idist__float_from_bf16, idist__float_to_bf16, avx512)
+IDIST__CONVERTERS(f8e4m3, u8, idist__float_from_f8e4m3, idist__float_to_f8e4m3, avx2)
+IDIST__CONVERTERS(f8e5m2, u8, idist__float_from_f8e5m2, idist__float_to_f8e5m2, avx2)
 
 // In assembly because reading <immintrin.h> would cost every program a quarter of a second.
 typedef float idist__f32x8 __attribute__((vector_size(32), aligned(1), may_alias));
@@ -602,7 +603,7 @@ IDIST__ISA_avx2 static void idist__float_widen_half_avx2(float *dst, const void 
         *(idist__f32x8 *)(void *)(dst + i) = v;
     }
 
-    for (; i < count; i++) dst[i] = idist__half_to_float(s[i]);
+    for (; i < count; i++) dst[i] = idist__float_from_half(s[i]);
 }
 
 IDIST__ISA_avx2 static void idist__float_narrow_half_avx2(void *dst, const float *src,
@@ -638,12 +639,12 @@ static const struct {
 #endif
 };
 
-static void idist__type_widen(float *dst, const void *src, size_t count, idist_dtype dtype) {
-    idist__type_converters[idist__type_isa][dtype - IDIST_F16].widen(dst, src, count);
+static void idist__float_widen(float *dst, const void *src, size_t count, idist_dtype dtype) {
+    idist__type_converters[idist__isa_used][dtype - IDIST_F16].widen(dst, src, count);
 }
 
-static void idist__type_narrow(void *dst, const float *src, size_t count, idist_dtype dtype) {
-    idist__type_converters[idist__type_isa][dtype - IDIST_F16].narrow(dst, src, count);
+static void idist__float_narrow(void *dst, const float *src, size_t count, idist_dtype dtype) {
+    idist__type_converters[idist__isa_used][dtype - IDIST_F16].narrow(dst, src, count);
 }
 
 //------------------------------------------------------------------------------
@@ -755,13 +756,13 @@ static const idist__reduce_row idist__reduce_tables[][IDIST_DTYPE_COUNT] = {
 static const idist__reduce_row *idist__reduce_table = idist__reduce_tables[IDIST__BASE];
 
 static void idist__reduce_use(idist__isa isa) {
-    idist__type_isa = isa;
+    idist__isa_used = isa;
     idist__reduce_table = idist__reduce_tables[isa];
 }
 
 // Runs before main, so that no thread sees the table change and no call has to check.
 __attribute__((constructor)) static void idist__reduce_start(void) {
-    idist__reduce_use(idist__type_best_isa());
+    idist__reduce_use(idist__isa_best());
 }
 
 // buf[i] = buf[i] / n: the end of AVG.
@@ -833,7 +834,7 @@ __attribute__((noinline)) static void idist__reduce_pieces(void *out, const void
         k = count - at < piece ? count - at : piece;
 
         if (narrow) {
-            idist__type_widen(sum, lo, k, dtype);
+            idist__float_widen(sum, lo, k, dtype);
             lo = sum;
         }
 
@@ -841,7 +842,7 @@ __attribute__((noinline)) static void idist__reduce_pieces(void *out, const void
             const void *hi = (const char *)in[i] + at * size;
 
             if (narrow) {
-                idist__type_widen(wide, hi, k, dtype);
+                idist__float_widen(wide, hi, k, dtype);
                 hi = wide;
             }
 
@@ -852,7 +853,7 @@ __attribute__((noinline)) static void idist__reduce_pieces(void *out, const void
         if (divide_by)
             idist__reduce_divide(narrow ? (void *)sum : o, k, narrow ? IDIST_F32 : dtype,
                                  divide_by);
-        if (narrow) idist__type_narrow(o, sum, k, dtype);
+        if (narrow) idist__float_narrow(o, sum, k, dtype);
     }
 }
 
@@ -889,9 +890,9 @@ static void idist__reduce_scale(void *buf, size_t count, idist_dtype dtype, doub
     for (at = 0; idist__type_is_narrow(dtype) && at < count; at += k) {
         char *p = (char *)buf + at * idist_dtype_size(dtype);
         k = count - at < IDIST__COUNT_OF(wide) ? count - at : IDIST__COUNT_OF(wide);
-        idist__type_widen(wide, p, k, dtype);
+        idist__float_widen(wide, p, k, dtype);
         for (i = 0; i < k; i++) wide[i] = (float)(wide[i] * factor);
-        idist__type_narrow(p, wide, k, dtype);
+        idist__float_narrow(p, wide, k, dtype);
     }
 }
 
@@ -1001,8 +1002,8 @@ static void idist__sha_end(idist__sha *s, uint8_t out[32]) {
 }
 
 // out = HMAC-SHA256(key, label | a | b). A key of 32 bytes is never hashed first.
-static void idist__hmac(const uint8_t key[32], const char *label, const void *a, size_t na,
-                        const void *b, size_t nb, uint8_t out[32]) {
+static void idist__sha_hmac(const uint8_t key[32], const char *label, const void *a, size_t na,
+                            const void *b, size_t nb, uint8_t out[32]) {
     idist__sha s;
     uint8_t pad[64], inner[32];
     int i;
@@ -1029,7 +1030,7 @@ static void idist__hmac(const uint8_t key[32], const char *label, const void *a,
 //------------------------------------------------------------------------------
 
 // A well-mixed 64-bit number from two: splitmix64's finaliser.
-static uint64_t idist__mix(uint64_t a, uint64_t b) {
+static uint64_t idist__hash_mix(uint64_t a, uint64_t b) {
     uint64_t x = a + b * 0x9e3779b97f4a7c15u + 0x632be59bd9b4e019u;
     x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;
     x = (x ^ (x >> 27)) * 0x94d049bb133111ebu;
@@ -1043,7 +1044,7 @@ static uint64_t idist__hash(const void *data, size_t nbytes) {
     size_t i;
 
     for (i = 0; i < nbytes; i++) h = (h ^ p[i]) * 0x100000001b3u;
-    return idist__mix(h, nbytes);
+    return idist__hash_mix(h, nbytes);
 }
 
 #endif // IDIST_BASE_H

@@ -26,7 +26,7 @@ CONTENTS
 
 //------------------------------------------------------------------------------
 // [calls:backend]  which backend serves a world
-// uses err base:log launch:env model self
+// uses fail text base:log launch:env model self
 //
 // The program's list of backends comes from the headers it includes; `self` is always the last. A
 // world takes the first of those it asks for by name, or of all, that claims the configuration.
@@ -82,7 +82,7 @@ static idist_status idist__backend_check(idist_backend_list *list, char *names, 
             return idist__fail(
                 IDIST_ERR_NO_BACKEND,
                 "a backend was compiled against another version of idist.h: rebuild all files");
-        idist__append(names, cap, "%s%s", names[0] ? "," : "", b->name);
+        idist__text_append(names, cap, "%s%s", names[0] ? "," : "", b->name);
     }
 
     return IDIST_OK;
@@ -191,15 +191,16 @@ static void idist__backend_find_device(idist__world *w, const idist_backend_list
     for (i = 0; i < IDIST__COUNT_OF(list->items); i++)
         if (list->items[i] && list->items[i]->wrap) w->wrap = list->items[i]->wrap;
     if (w->wrap) return;
-    idist__copy_text(w->no_device, sizeof w->no_device,
+    idist__text_copy(w->no_device, sizeof w->no_device,
                      "this program has no device backend: include idist_nccl.h where "
                      "idist_initialize is called");
 }
 
 //------------------------------------------------------------------------------
 // [calls:world]  open and close a world
-// uses cpu os:thread os:memory err mem base:log launch:env config kind model
-// uses core:world tracer core:task ended core:group core:wait core:call backend
+// uses cpu os:thread os:memory fail text mem base:log launch:env config kind
+// uses model core:world tracer core:task ended core:group core:wait core:call
+// uses backend
 //
 //     idist__world_open
 //       idist__world_new           allocate; choose a backend
@@ -225,7 +226,7 @@ static void idist__world_count_nodes(idist__world *w) {
     w->nnodes = 0;
 
     for (i = 0; i < n; i++) {
-        idist__node *a = &w->nodes[i];
+        idist__rank_info *a = &w->nodes[i];
         a->local_rank = 0;
         a->local_size = 0;
         a->node_rank = -1;
@@ -265,7 +266,7 @@ static void idist__world_free(idist__world *w) {
     idist__mem_free(&mem, w->group.ranks);
     idist__mem_free(&mem, w->group.impl);
     idist__mem_free(&mem, w->nodes);
-    idist__os_fork_guard_free(w->fork_guard);
+    idist__os_memory_fork_guard_free(w->fork_guard);
     pthread_cond_destroy(&w->changed);
     pthread_cond_destroy(&w->work);
     pthread_mutex_destroy(&w->lock);
@@ -284,8 +285,8 @@ static idist_status idist__world_new_group(idist__world *w) {
     w->group.size = n;
     w->group.ranks = (int *)idist__mem_alloc(mem, sizeof(int) * (size_t)n);
     w->group.impl = idist__mem_alloc(mem, w->backend->group_nbytes);
-    w->nodes = (idist__node *)idist__mem_alloc(mem, sizeof *w->nodes * (size_t)n);
-    w->fork_guard = idist__os_fork_guard();
+    w->nodes = (idist__rank_info *)idist__mem_alloc(mem, sizeof *w->nodes * (size_t)n);
+    w->fork_guard = idist__os_memory_fork_guard();
     if (!w->group.ranks || !w->group.impl || !w->nodes) return IDIST_ERR_NO_MEMORY;
     for (i = 0; i < n; i++) w->group.ranks[i] = i;
 
@@ -304,10 +305,10 @@ static idist_status idist__world_new(const idist__config *cfg, idist_backend_lis
     if (!w) return IDIST_ERR_NO_MEMORY;
     w->cfg = *cfg;
     pthread_mutex_init(&w->lock, NULL);
-    idist__os_cond_init(&w->changed);
-    idist__os_cond_init(&w->work);
+    idist__os_thread_cond_init(&w->changed);
+    idist__os_thread_cond_init(&w->work);
     if (gethostname(w->hostname, sizeof w->hostname - 1) != 0)
-        idist__copy_text(w->hostname, sizeof w->hostname, "localhost");
+        idist__text_copy(w->hostname, sizeof w->hostname, "localhost");
 
     status = idist__log_init(&w->log, &cfg->logger);
     if (status == IDIST_OK) status = idist__backend_check(list, w->backends, sizeof w->backends);
@@ -325,13 +326,13 @@ static idist_status idist__world_new(const idist__config *cfg, idist_backend_lis
 // begin evenly spread, because the kernel would need a good part of a second to see that one core
 // has three of them and another has one.
 static void idist__world_settle_in(idist__world *w) {
-    const idist__node *me = &w->nodes[w->group.rank];
-    int own = idist__os_ncores(), ncores = w->ncores ? w->ncores : own;
+    const idist__rank_info *me = &w->nodes[w->group.rank];
+    int own = idist__os_cpu_count(), ncores = w->ncores ? w->ncores : own;
     bool oversubscribed = me->local_size > ncores;
 
-    w->spin_ns = w->patience_ns = oversubscribed ? 0 : IDIST__SPIN_NS;
+    w->spin_ns = w->spin_budget_ns = oversubscribed ? 0 : IDIST__SPIN_NS;
     if (own < 2 || !(w->cfg.bind || oversubscribed)) return;
-    if (idist__os_bind(me->local_rank % own, w->cfg.bind)) return;
+    if (idist__os_cpu_bind(me->local_rank % own, w->cfg.bind)) return;
     idist__log_print(&w->log, w->cfg.bind ? IDIST_LOG_WARN : IDIST_LOG_INFO,
                      "could not bind to a processor: %s", strerror(errno));
 }
@@ -348,7 +349,7 @@ static void idist__world_retire(idist__world *w) {
 static bool idist__world_has_requests(idist__world *w) {
     idist_group *g;
     for (g = &w->group; g; g = g->next)
-        if (g->nrequests) return true;
+        if (g->open_request_count) return true;
     return false;
 }
 
@@ -369,7 +370,7 @@ static void idist__world_cancel_tasks(idist__world *w) {
     while (w->tasks) {
         idist__task *t = w->tasks;
         w->backend->cancel(t);
-        idist__complete(t, IDIST_ERR_ABORTED, "the world was closed");
+        idist__task_complete(t, IDIST_ERR_ABORTED, "the world was closed");
     }
 }
 
@@ -565,12 +566,12 @@ idist_status idist_abort(idist_group *group) {
 
 //------------------------------------------------------------------------------
 // [calls:get]  the getters
-// uses err launch:env detect model core:world backend
+// uses fail text launch:env detect model core:world backend
 //
 // Without a world they answer as in a world of 1; none of them fails.
 //------------------------------------------------------------------------------
 
-static const idist__node *idist__get_own_info(void) {
+static const idist__rank_info *idist__get_own_info(void) {
     idist__world *w = idist__world_default();
     return w ? &w->nodes[w->group.rank] : NULL;
 }
@@ -595,12 +596,12 @@ int idist_get_rank(void) { return idist_group_rank(NULL); }
 int idist_get_world_size(void) { return idist_group_size(NULL); }
 
 int idist_get_local_rank(void) {
-    const idist__node *own = idist__get_own_info();
+    const idist__rank_info *own = idist__get_own_info();
     return own ? own->local_rank : 0;
 }
 
 int idist_get_nproc_per_node(void) {
-    const idist__node *own = idist__get_own_info();
+    const idist__rank_info *own = idist__get_own_info();
     return own ? own->local_size : 1;
 }
 
@@ -610,7 +611,7 @@ int idist_get_nnodes(void) {
 }
 
 int idist_get_node_rank(void) {
-    const idist__node *own = idist__get_own_info();
+    const idist__rank_info *own = idist__get_own_info();
     return own ? own->node_rank : 0;
 }
 
@@ -648,7 +649,7 @@ const char *idist_hostname(void) {
 
     if (w) return w->hostname;
     if (gethostname(idist__me.hostname, sizeof idist__me.hostname - 1) != 0)
-        idist__copy_text(idist__me.hostname, sizeof idist__me.hostname, "localhost");
+        idist__text_copy(idist__me.hostname, sizeof idist__me.hostname, "localhost");
     return idist__me.hostname;
 }
 
@@ -664,25 +665,25 @@ const char *idist_show_config(void) {
 
     snprintf(buf, cap, "backend: %s\ndevice: %s\ndevice backend: %s\nhostname: %s\n",
              idist_backend(), idist_device(), idist_device_backend(), w ? w->hostname : "-");
-    idist__append(buf, cap,
-                  "world size: %d\nrank: %d\nlocal rank: %d\nnum processes per node: %d\nnum "
-                  "nodes: %d\nnode rank: %d\n",
-                  idist_get_world_size(), idist_get_rank(), idist_get_local_rank(),
-                  idist_get_nproc_per_node(), idist_get_nnodes(), idist_get_node_rank());
-    idist__append(buf, cap, "launcher: %s", idist_launcher());
+    idist__text_append(buf, cap,
+                       "world size: %d\nrank: %d\nlocal rank: %d\nnum processes per node: %d\nnum "
+                       "nodes: %d\nnode rank: %d\n",
+                       idist_get_world_size(), idist_get_rank(), idist_get_local_rank(),
+                       idist_get_nproc_per_node(), idist_get_nnodes(), idist_get_node_rank());
+    idist__text_append(buf, cap, "launcher: %s", idist_launcher());
     if (w && w->cfg.rank_var)
-        idist__append(buf, cap, " by %s and %s", w->cfg.rank_var, w->cfg.size_var);
-    idist__append(buf, cap, "\n");
+        idist__text_append(buf, cap, " by %s and %s", w->cfg.rank_var, w->cfg.size_var);
+    idist__text_append(buf, cap, "\n");
     if (w)
-        idist__append(buf, cap, "rendezvous: %s\ntimeout: %d ms\n",
-                      w->cfg.where[0] ? w->cfg.where : "none", w->cfg.timeout_ms);
+        idist__text_append(buf, cap, "rendezvous: %s\ntimeout: %d ms\n",
+                           w->cfg.where[0] ? w->cfg.where : "none", w->cfg.timeout_ms);
 
     return buf;
 }
 
 //------------------------------------------------------------------------------
 // [calls:collective]  the public collectives: each fills one call
-// uses err hash kind model check core:call world get
+// uses fail hash kind model check core:call world get
 //------------------------------------------------------------------------------
 
 // All but the v-forms. op is IDIST_SUM where nothing is reduced; root is -1 where there is none;
@@ -933,7 +934,7 @@ idist_status idist_recv(void *buf, size_t count, idist_dtype dtype, int src, int
 
 //------------------------------------------------------------------------------
 // [calls:request]  requests: wait and test
-// uses err model core:world tracer timer core:wait
+// uses fail model core:world tracer timer core:wait
 //
 // A request is a pointer to its task (request->impl), NULL once it was waited for.
 //------------------------------------------------------------------------------
@@ -982,10 +983,10 @@ idist_status idist_wait(idist_request *request) {
 
     if (!t) return status;
     w = t->group->w;
-    idist__trace_begin("wait", name, t->group, &t->call);
+    idist__tracer_begin("wait", name, t->group, &t->call);
     idist__wait_task(t);
     request->impl = NULL;
-    status = idist__trace_end(idist__wait_result(t));
+    status = idist__tracer_end(idist__wait_result(t));
     pthread_mutex_unlock(&w->lock);
 
     return status;
@@ -999,11 +1000,11 @@ idist_status idist_wait_stream(idist_request *request, void *stream) {
 
     if (!t) return status;
     w = t->group->w;
-    idist__trace_begin("wait", name, t->group, &t->call);
-    idist__world_wait(w, idist__request_followed, t);
+    idist__tracer_begin("wait", name, t->group, &t->call);
+    idist__wait_until(w, idist__request_followed, t);
     request->impl = NULL;
     status = t->done ? idist__wait_result(t) : w->device_api->follow(t, stream);
-    idist__trace_end(status);
+    idist__tracer_end(status);
     pthread_mutex_unlock(&w->lock);
 
     return status;
@@ -1061,14 +1062,14 @@ idist_status idist_wait_all(idist_request *requests, size_t n) {
 static bool idist__request_any_ready(void *arg) {
     idist__request_list *list = (idist__request_list *)arg;
 
-    if (list->w->nended == list->seen_ended) return false;
+    if (list->w->ended_count == list->seen_ended) return false;
 
     for (list->found = 0; list->found < list->n; list->found++) {
         const idist__task *t = (const idist__task *)list->requests[list->found].impl;
         if (t && t->done) return true;
     }
 
-    list->seen_ended = list->w->nended;
+    list->seen_ended = list->w->ended_count;
 
     return false;
 }
@@ -1098,11 +1099,11 @@ idist_status idist_wait_any(idist_request *requests, size_t n, size_t *index) {
     list.n = n;
     list.found = n;
     idist__world_lock(w);
-    list.seen_ended = w->nended - 1;
-    idist__trace_begin("wait", "wait_any", NULL, NULL);
-    idist__world_wait(w, idist__request_any_ready, &list);
+    list.seen_ended = w->ended_count - 1;
+    idist__tracer_begin("wait", "wait_any", NULL, NULL);
+    idist__wait_until(w, idist__request_any_ready, &list);
     *index = list.found;
-    status = idist__trace_end(idist__wait_result((idist__task *)requests[list.found].impl));
+    status = idist__tracer_end(idist__wait_result((idist__task *)requests[list.found].impl));
     requests[list.found].impl = NULL;
     pthread_mutex_unlock(&w->lock);
 
@@ -1111,7 +1112,8 @@ idist_status idist_wait_any(idist_request *requests, size_t n, size_t *index) {
 
 //------------------------------------------------------------------------------
 // [calls:several]  calls that progress together: sendrecv, group_begin and group_end
-// uses err base:type kind model core:world tracer core:wait check core:call p2p
+// uses fail base:type kind model core:world tracer core:wait check core:call
+// uses p2p
 //
 // Between group_begin and group_end a blocking call starts its task and returns; the tasks gather
 // in idist__me.group_tasks (idist__call_locked), and group_end waits for them. sendrecv does the
@@ -1126,9 +1128,9 @@ typedef struct idist__several_pair {
 static idist_status idist__several_check(idist_group *g, const idist__several_pair *pair,
                                          const idist_opts *o, bool *host) {
     bool send_on_device = false, recv_on_device = false, detached;
-    idist_status status = idist__call_check(g, &pair->send);
+    idist_status status = idist__check_call(g, &pair->send);
 
-    if (status == IDIST_OK) status = idist__call_check(g, &pair->recv);
+    if (status == IDIST_OK) status = idist__check_call(g, &pair->recv);
     if (status == IDIST_OK)
         status = idist__call_route(g, &pair->send, o, &send_on_device, &detached);
     if (status == IDIST_OK)
@@ -1187,12 +1189,12 @@ idist_status idist_sendrecv(const void *send, size_t sendcount, int dst, int sen
     idist__p2p_init(&pair.recv, IDIST__RECV, NULL, recv, recvcount, dtype, src, recvtag, info);
     idist__p2p_init(&pair.send, IDIST__SEND, send, NULL, sendcount, dtype, dst, sendtag, NULL);
     status = idist__several_check(g, &pair, &o, &host);
-    idist__trace_begin("call", "sendrecv", g, status == IDIST_OK ? &pair.send : NULL);
+    idist__tracer_begin("call", "sendrecv", g, status == IDIST_OK ? &pair.send : NULL);
     quick = status == IDIST_OK && host && idist__call_quick(g, &pair.send, &o);
     status = idist__several_run(g, &pair, &o, quick, status);
     pthread_mutex_unlock(&g->w->lock);
 
-    return idist__trace_end(status);
+    return idist__tracer_end(status);
 }
 
 idist_status idist_group_begin(void) {
@@ -1208,7 +1210,7 @@ idist_status idist_group_end(void) {
     if (!self->group_depth)
         return idist__fail(IDIST_ERR_STATE, "group_end: without idist_group_begin");
     if (--self->group_depth) return IDIST_OK;
-    idist__trace_begin("wait", "group_end", NULL, NULL);
+    idist__tracer_begin("wait", "group_end", NULL, NULL);
 
     if (self->held_world) {
         idist__world *w = self->held_world;
@@ -1237,12 +1239,12 @@ idist_status idist_group_end(void) {
 
     if (first != IDIST_OK) memcpy(self->text, text, sizeof text);
 
-    return idist__trace_end(first);
+    return idist__tracer_end(first);
 }
 
 //------------------------------------------------------------------------------
 // [calls:group]  groups
-// uses err mem hash kind model core:world core:group core:wait check core:call
+// uses fail mem hash kind model core:world core:group core:wait check core:call
 // uses world collective
 //
 // new_group and split make a group in these steps, the same on every rank of the parent:
@@ -1270,8 +1272,8 @@ int idist_group_translate(const idist_group *from, int rank, const idist_group *
 
 // Members agree on ctx without talking: it follows from the parent's, the number of groups made
 // from it, and the color.
-static uint64_t idist__group_ctx(const idist_group *parent, uint32_t nchildren, uint64_t color) {
-    uint64_t ctx = idist__mix(idist__mix(parent->ctx, nchildren), color);
+static uint64_t idist__group_ctx(const idist_group *parent, uint32_t child_count, uint64_t color) {
+    uint64_t ctx = idist__hash_mix(idist__hash_mix(parent->ctx, child_count), color);
     return ctx ? ctx : 1;
 }
 
@@ -1300,7 +1302,7 @@ static idist_status idist__group_make(idist_group *parent, idist_group *g, uint6
     idist__world *w = parent->w;
     idist_status status = IDIST_OK;
 
-    idist__group_set(g, idist__group_ctx(parent, parent->nchildren, color), ranks, n);
+    idist__group_set(g, idist__group_ctx(parent, parent->child_count, color), ranks, n);
     g->next = w->group.next;
     w->group.next = g;
     g->parent = parent;
@@ -1393,7 +1395,7 @@ static idist_status idist__group_finish(idist_group *parent, idist_group *g, idi
     idist__world_lock(w);
 
     if (status == IDIST_OK) {
-        parent->nchildren++;
+        parent->child_count++;
         status = idist__group_make(parent, g, color, ranks, n, out);
     } else {
         idist__group_free(g);
@@ -1505,7 +1507,9 @@ idist_status idist_split(idist_group *parent, int color, int key, idist_group **
     return status;
 }
 
-static bool idist__group_is_settled(void *arg) { return !((const idist_group *)arg)->ndetached; }
+static bool idist__group_is_settled(void *arg) {
+    return !((const idist_group *)arg)->detached_count;
+}
 
 // Waits for the tasks that nobody else waits for, then frees the group.
 static idist_status idist__group_release(idist_group *g) {
@@ -1513,9 +1517,9 @@ static idist_status idist__group_release(idist_group *g) {
     idist_status status = IDIST_OK;
 
     idist__world_lock(w);
-    idist__world_wait(w, idist__group_is_settled, g);
+    idist__wait_until(w, idist__group_is_settled, g);
 
-    if (g->running_count || g->nrequests) {
+    if (g->running_count || g->open_request_count) {
         status = idist__fail(IDIST_ERR_STATE,
                              "free_group: requests are still open on it; wait for them first");
     } else {
@@ -1556,7 +1560,7 @@ idist_status idist_free_group(idist_group **group) {
     return status;
 }
 
-static idist_status idist__needs_ulfm(const char *name) {
+static idist_status idist__group_needs_ulfm(const char *name) {
     return idist__fail(IDIST_ERR_UNSUPPORTED,
                        "%s: only backend mpi can do this, with Open MPI 5 under "
                        "mpirun --with-ft ulfm",
@@ -1579,15 +1583,15 @@ idist_status idist_shrink(idist_group *group, idist_group **survivors) {
     w = g->w;
     made = idist__group_new(w, g->size);
     ranks = made ? (int *)idist__mem_alloc(&w->cfg.mem, sizeof(int) * (size_t)g->size) : NULL;
-    serial = g->nchildren + 1;
+    serial = g->child_count + 1;
     if (g->rank < 0)
         status = idist__fail(IDIST_ERR_STATE, "shrink: this rank is not a member of the group");
-    else if (!w->backend->shrink) status = idist__needs_ulfm("shrink");
+    else if (!w->backend->shrink) status = idist__group_needs_ulfm("shrink");
     else status = ranks ? w->backend->shrink(g, ranks, &n, &serial) : IDIST_ERR_NO_MEMORY;
 
     if (status == IDIST_OK) {
         // Members may have made different numbers of groups before they lost a rank.
-        g->nchildren = serial;
+        g->child_count = serial;
         status = idist__group_make(g, made, 0, ranks, n, survivors);
         if (status == IDIST_OK) (*survivors)->parent = NULL; // complete: there is no meeting
     } else if (made) {
@@ -1611,7 +1615,7 @@ idist_status idist_agree(idist_group *group, int *flag) {
 
     if (g->rank < 0)
         status = idist__fail(IDIST_ERR_STATE, "agree: this rank is not a member of the group");
-    else if (g->size > 1 && !g->w->backend->agree) status = idist__needs_ulfm("agree");
+    else if (g->size > 1 && !g->w->backend->agree) status = idist__group_needs_ulfm("agree");
     else if (g->size > 1) status = g->w->backend->agree(g, flag);
     pthread_mutex_unlock(&g->w->lock);
 
@@ -1620,7 +1624,7 @@ idist_status idist_agree(idist_group *group, int *flag) {
 
 //------------------------------------------------------------------------------
 // [calls:op]  ops of the program's own
-// uses err model core:call
+// uses fail model core:call
 //------------------------------------------------------------------------------
 
 static idist_status idist__op_add(const char *name, const idist__user_op *user, idist_group *group,
@@ -1687,7 +1691,7 @@ idist_status idist_op_free(idist_op op, idist_group *group) {
 
 //------------------------------------------------------------------------------
 // [calls:memory]  memory for buffers
-// uses err mem model core:world
+// uses fail base:window model core:world
 //------------------------------------------------------------------------------
 
 void *idist_alloc(size_t nbytes, const idist_opts *opts) {
@@ -1719,7 +1723,7 @@ void idist_free(void *ptr) {
 
 //------------------------------------------------------------------------------
 // [calls:one]  one rank first, one rank only
-// uses err kind model check core:call get collective group
+// uses fail kind model check core:call get collective group
 //------------------------------------------------------------------------------
 
 // A broadcast takes the function's result to everybody, so that a failure ends the wait of the

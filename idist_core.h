@@ -9,7 +9,7 @@
     idist_device_api, both in [core:model].
 
     The public functions in idist_calls.h fill one idist__call each and come in through
-    idist__call_run. Backends come in through idist__complete and idist__group_fail.
+    idist__call_run. Backends come in through idist__task_complete and idist__group_fail.
 
 CONTENTS
 
@@ -115,7 +115,7 @@ static bool idist__kind_is_v(idist__kind kind) {
     return kind >= IDIST__ALL_GATHERV && kind <= IDIST__ALL_TO_ALLV;
 }
 
-static bool idist__has_root(idist__kind kind) {
+static bool idist__kind_has_root(idist__kind kind) {
     return kind == IDIST__REDUCE || kind == IDIST__BROADCAST || kind == IDIST__GATHER ||
            kind == IDIST__SCATTER || kind == IDIST__GATHERV || kind == IDIST__SCATTERV;
 }
@@ -163,14 +163,14 @@ typedef struct idist__call {
 } idist__call;
 
 // What two ranks compare about a call: 24 bytes of every message.
-typedef struct idist__print {
+typedef struct idist__fingerprint {
     uint8_t kind, dtype, op;
     uint8_t algorithm; // combined with IDIST__ON_DEVICE
     int32_t root;
     uint64_t check; // see idist__call; of a send: its count
     uint32_t seq;   // number of the call within its group
     uint32_t whole; // of a part: number of the call it is part of; otherwise 0
-} idist__print;
+} idist__fingerprint;
 
 enum { IDIST__ON_DEVICE = 0x80 }; // a collective on device memory
 
@@ -183,13 +183,13 @@ struct idist__task {
     idist__call call;
     idist_status status;
     bool done;
-    bool async;          // the caller holds a request for it
-    bool patient;        // has the group's time-out: the caller expects no return without a result
-    bool announced;      // the other members were told that this rank waits in it
-    bool warned;         // a log line said that it takes long
-    uint32_t seq;        // number within the group; 0: point-to-point, or not numbered yet
-    idist__print whole;  // the call it is part of; kind 0: it is a call of its own
-    uint16_t whole_past; // digest of the calls before that one
+    bool async;     // the caller holds a request for it
+    bool patient;   // has the group's time-out: the caller expects no return without a result
+    bool announced; // the other members were told that this rank waits in it
+    bool warned;    // a log line said that it takes long
+    uint32_t seq;   // number within the group; 0: point-to-point, or not numbered yet
+    idist__fingerprint whole; // the call it is part of; kind 0: it is a call of its own
+    uint16_t parent_past;     // digest of the calls before that one
     int timeout_ms;
     int64_t started_ns, deadline_ns;
     bool on_device; // the device backend takes part
@@ -211,14 +211,14 @@ struct idist_group {
     uint64_t ctx; // the same on all members, unique in the world
     int rank;     // -1: not a member
     int size;
-    int *ranks;          // world rank of each member
-    uint32_t seq;        // collectives started
-    uint32_t nchildren;  // groups made from this one
-    int running_count;   // tasks that run
-    int nrequests;       // not waited for yet
-    int ndetached;       // running tasks that nobody waits for, and pinned ones
-    idist_status status; // not IDIST_OK: unusable, because ...
-    char cause[400];     // ... this happened
+    int *ranks;             // world rank of each member
+    uint32_t seq;           // collectives started
+    uint32_t child_count;   // groups made from this one
+    int running_count;      // tasks that run
+    int open_request_count; // not waited for yet
+    int detached_count;     // running tasks that nobody waits for, and pinned ones
+    idist_status status;    // not IDIST_OK: unusable, because ...
+    char cause[400];        // ... this happened
     bool freed;
     int64_t asked_ns;          // when the members were last asked for a sign of life; 0: never
     int64_t asked_until_ns;    // when the answers are used; nobody asks again before
@@ -231,11 +231,11 @@ struct idist_group {
 };
 
 // What is known of a rank.
-typedef struct idist__node {
+typedef struct idist__rank_info {
     char hostname[64];
     uint64_t host; // equal for ranks on one host
     int local_rank, local_size, node_rank;
-} idist__node;
+} idist__rank_info;
 
 // ---- the contract between the core and a backend ----
 //
@@ -258,13 +258,13 @@ typedef struct idist__node {
 // Ownership. The core allocates and frees idist__task, idist_group and idist__world, and with each
 // task and group the bytes the backend asks for (task_nbytes, group_nbytes): those of a group are
 // zero, those of a task are not cleared. The caller's buffers belong to the backend from start
-// until it calls idist__complete, or until cancel returns. What a backend allocates besides it
+// until it calls idist__task_complete, or until cancel returns. What a backend allocates besides it
 // frees in group_close or close.
 //
 // Failure. A function that returns a status and fails has undone everything it did, and its
 // counterpart is not called: no close after a failed open, no group_close after a failed
 // group_open. It has recorded the reason with idist__fail (claim: in *why). A function without a
-// status reports failures by idist__complete (this task) or idist__group_fail (this group).
+// status reports failures by idist__task_complete (this task) or idist__group_fail (this group).
 struct idist_backend_api {
     uint32_t abi;  // IDIST__BACKEND_ABI
     uint32_t size; // of this struct
@@ -308,7 +308,7 @@ struct idist_backend_api {
     // call.
     bool (*quick)(idist_group *g, const idist__call *c);
 
-    // Begins a task. The backend calls idist__complete once, here or later.
+    // Begins a task. The backend calls idist__task_complete once, here or later.
     void (*start)(idist__task *t);
 
     // Moves everything that can move now.
@@ -376,7 +376,7 @@ enum { IDIST__BACKEND_ABI = 6 };
 //     idist__call_locked      route      does this call concern the device?
 //       idist__task_start     (start of the wrapping backend)
 //     idist_group_end         launch     submit what idist_group_begin held back
-//     idist__complete         landed     the backend is done: is the device, too?
+//     idist__task_complete         landed     the backend is done: is the device, too?
 //     idist_wait_stream       follow     make a stream wait instead of this thread
 //
 // All are called with the world's lock held. The table belongs to the device backend and lives as
@@ -396,8 +396,8 @@ typedef struct idist_device_api {
     void (*launch)(idist__world *w);
 
     // The backend is done with t (on_device), which ends with this status. True: t is over. False:
-    // the device still works on it, t stays running, and the device backend calls idist__complete
-    // again. Does not block.
+    // the device still works on it, t stays running, and the device backend calls
+    // idist__task_complete again. Does not block.
     bool (*landed)(idist__task *t, idist_status status);
 
     // Makes `stream` wait for a task that is `followed` but not done, and detaches the task, also
@@ -429,8 +429,8 @@ struct idist__world {
     idist__task *detached;                 // running or done, newest first
     uint32_t detached_done_count;          // those in the list that are done
     char hostname[64];
-    char backends[128]; // names of those built in
-    idist__node *nodes; // of every rank
+    char backends[128];      // names of those built in
+    idist__rank_info *nodes; // of every rank
     int nnodes;
     idist_group *freed_groups; // to be used again
     int *fork_guard;           // reads 0 in a child made by fork; NULL: the kernel has no such page
@@ -443,24 +443,24 @@ struct idist__world {
     idist__task *idle_tasks; // to be used again
     idist__task *all_tasks;  // ever allocated; freed with the world
     int async_count;         // running tasks with a request
-    int nblocked;            // callers inside idist__world_wait
-    uint32_t nended;         // tasks that have ended
-    uint32_t nmoved;         // steps forward inside tasks
+    int blocked_count;       // callers inside idist__wait_until
+    uint32_t ended_count;    // tasks that have ended
+    uint32_t moved_count;    // steps forward inside tasks
     idist__driver driver;
     int64_t spin_ns; // how long a caller polls before it sleeps; 0: it yields a few times instead
-    int64_t patience_ns;  // the part of spin_ns that has proved worth it lately
-    uint32_t nasking;     // threads that wait for the lock
-    int64_t next_look_ns; // when a thread that polls looks at the timers again
-    int64_t due_ns;       // no task needs idist__timer_run before
+    int64_t spin_budget_ns;     // the part of spin_ns that has proved worth it lately
+    uint32_t lock_waiter_count; // threads that wait for the lock
+    int64_t next_look_ns;       // when a thread that polls looks at the timers again
+    int64_t timers_due_ns;      // no task needs idist__timer_run before
     int ncores; // that the ranks of this host may use together; 0: the backend could not tell
     bool thread_running, thread_stops;
-    int nforeign;     // threads of other libraries, which never call; INT32_MAX / 4 or more: only
-                      // one thread may call at all
-    bool threadless;  // the backend allows one thread only: requests move on inside calls
-    int making_count; // groups being made
-    bool leaves;      // the world ends after a failure: the other ranks have not reached its end
-    bool watched;     // the device may wait for other ranks while no caller does: the progress
-                      // thread looks after the connections
+    int foreign_thread_count; // threads of other libraries, which never call; INT32_MAX / 4 or
+                              // more: only one thread may call at all
+    bool single_threaded; // the backend allows one thread only: requests move on inside calls
+    int making_count;     // groups being made
+    bool leaves;  // the world ends after a failure: the other ranks have not reached its end
+    bool watched; // the device may wait for other ranks while no caller does: the progress
+                  // thread looks after the connections
     pthread_t thread;
 };
 
@@ -493,7 +493,7 @@ static const idist_backend_api *idist__backend_fill(idist_backend_api *api,
 
 //------------------------------------------------------------------------------
 // [core:world]  the world, its lock, and who may enter it
-// uses os:thread process err model
+// uses os:thread process fail model
 //
 // One mutex per world guards everything in it. A caller that waits drives the backend itself; when
 // several wait, one drives (w->driver) and the others sleep on w->changed until it completes their
@@ -528,9 +528,9 @@ static idist__world *idist__world_default(void) {
 // thread when to let go.
 static void idist__world_lock(idist__world *w) {
     if (pthread_mutex_trylock(&w->lock) == 0) return;
-    __atomic_fetch_add(&w->nasking, 1u, __ATOMIC_RELAXED);
+    __atomic_fetch_add(&w->lock_waiter_count, 1u, __ATOMIC_RELAXED);
     pthread_mutex_lock(&w->lock);
-    __atomic_fetch_sub(&w->nasking, 1u, __ATOMIC_RELAXED);
+    __atomic_fetch_sub(&w->lock_waiter_count, 1u, __ATOMIC_RELAXED);
 }
 
 #define IDIST__YIELDS 1000 // about half a millisecond of the waiting rank's own time
@@ -538,14 +538,14 @@ static void idist__world_lock(idist__world *w) {
 // Releases the lock and the core for a moment. A thread that waits for the lock has to wake up
 // first, so with one waiting we yield until it has the lock.
 static void idist__world_give_way(idist__world *w) {
-    uint32_t asking = __atomic_load_n(&w->nasking, __ATOMIC_RELAXED);
+    uint32_t asking = __atomic_load_n(&w->lock_waiter_count, __ATOMIC_RELAXED);
     int turns;
 
     pthread_mutex_unlock(&w->lock);
     idist__os_process_yield();
 
     for (turns = 0; asking && turns < IDIST__YIELDS; turns++) {
-        if (__atomic_load_n(&w->nasking, __ATOMIC_RELAXED) < asking) break;
+        if (__atomic_load_n(&w->lock_waiter_count, __ATOMIC_RELAXED) < asking) break;
         idist__os_process_yield();
     }
 
@@ -566,7 +566,7 @@ IDIST__UNUSED static idist_group *idist__world_find_group(idist__world *w, uint6
 }
 
 // The op of a call that names a registered one.
-static const idist__user_op *idist__call_user_op(const idist_group *g, const idist__call *c) {
+static const idist__user_op *idist__world_user_op(const idist_group *g, const idist__call *c) {
     return c->user ? c->user : &g->w->ops[(int)c->op - IDIST_OP_USER];
 }
 
@@ -582,7 +582,7 @@ IDIST__UNUSED static idist__task *idist__world_only_call(const idist__world *w) 
         only = t;
     }
 
-    return only && idist__os_nthreads() - w->nforeign <= own_threads ? only : NULL;
+    return only && idist__os_thread_count() - w->foreign_thread_count <= own_threads ? only : NULL;
 }
 
 //------------------------------------------------------------------------------
@@ -612,23 +612,23 @@ static const idist__tracer *idist__tracer_now(void) {
     return __atomic_load_n(&idist__tracer_set, __ATOMIC_ACQUIRE);
 }
 
-static void idist__trace_begin(const char *category, const char *name, const idist_group *g,
-                               const idist__call *c) {
+static void idist__tracer_begin(const char *category, const char *name, const idist_group *g,
+                                const idist__call *c) {
     if (idist__tracer_now()) idist__tracer_now()->begin(category, name, g, c);
 }
 
-static idist_status idist__trace_end(idist_status status) {
+static idist_status idist__tracer_end(idist_status status) {
     if (idist__tracer_now()) idist__tracer_now()->end(status);
     return status;
 }
 
 //------------------------------------------------------------------------------
 // [core:fingerprint]  what two ranks compare about a call
-// uses err base:type kind model
+// uses text base:type kind model
 //------------------------------------------------------------------------------
 
-static idist__print idist__call_print(const idist__call *c, uint32_t seq) {
-    idist__print p;
+static idist__fingerprint idist__fingerprint_of_call(const idist__call *c, uint32_t seq) {
+    idist__fingerprint p;
 
     memset(&p, 0, sizeof p);
     p.kind = (uint8_t)c->label;
@@ -642,8 +642,8 @@ static idist__print idist__call_print(const idist__call *c, uint32_t seq) {
 }
 
 // Of a part the ranks compare the call that the user made.
-static idist__print idist__task_print(const idist__task *t, int algorithm) {
-    idist__print p = t->whole;
+static idist__fingerprint idist__fingerprint_of_task(const idist__task *t, int algorithm) {
+    idist__fingerprint p = t->whole;
 
     if (p.kind) {
         p.whole = p.seq;
@@ -652,15 +652,15 @@ static idist__print idist__task_print(const idist__task *t, int algorithm) {
         return p;
     }
 
-    p = idist__call_print(&t->call, t->seq);
+    p = idist__fingerprint_of_call(&t->call, t->seq);
     p.algorithm = (uint8_t)algorithm;
 
     return p;
 }
 
 // The field in which two calls differ, or NULL.
-IDIST__UNUSED static const char *idist__print_difference(const idist__print *a,
-                                                         const idist__print *b) {
+IDIST__UNUSED static const char *idist__fingerprint_difference(const idist__fingerprint *a,
+                                                               const idist__fingerprint *b) {
     if (a->kind != b->kind) return "operation";
     if (a->dtype != b->dtype) return "dtype";
     if (a->op != b->op) return "op";
@@ -673,23 +673,25 @@ IDIST__UNUSED static const char *idist__print_difference(const idist__print *a,
 }
 
 // "all_reduce #42 (F32 x 1024, SUM)"
-static void idist__fingerprint_text(const idist__print *p, char *buf, size_t cap) {
+static void idist__fingerprint_text(const idist__fingerprint *p, char *buf, size_t cap) {
     idist__kind kind = p->kind < IDIST__KIND_COUNT ? (idist__kind)p->kind : IDIST__NONE;
 
     snprintf(buf, cap, "%s", idist__kind_names[kind]);
-    if (p->seq) idist__append(buf, cap, " #%u", (unsigned)(p->whole ? p->whole : p->seq));
+    if (p->seq) idist__text_append(buf, cap, " #%u", (unsigned)(p->whole ? p->whole : p->seq));
     if (kind == IDIST__BARRIER || kind >= IDIST__SEND) return;
 
-    idist__append(buf, cap, " (%s", idist_dtype_name((idist_dtype)p->dtype));
-    if (!idist__kind_is_v(kind)) idist__append(buf, cap, " x %llu", (unsigned long long)p->check);
-    if (idist__kind_reduces(kind)) idist__append(buf, cap, ", %s", idist_op_name((idist_op)p->op));
-    if (p->root >= 0) idist__append(buf, cap, ", root %d", (int)p->root);
-    idist__append(buf, cap, p->algorithm & IDIST__ON_DEVICE ? ", on a device)" : ")");
+    idist__text_append(buf, cap, " (%s", idist_dtype_name((idist_dtype)p->dtype));
+    if (!idist__kind_is_v(kind))
+        idist__text_append(buf, cap, " x %llu", (unsigned long long)p->check);
+    if (idist__kind_reduces(kind))
+        idist__text_append(buf, cap, ", %s", idist_op_name((idist_op)p->op));
+    if (p->root >= 0) idist__text_append(buf, cap, ", root %d", (int)p->root);
+    idist__text_append(buf, cap, p->algorithm & IDIST__ON_DEVICE ? ", on a device)" : ")");
 }
 
 //------------------------------------------------------------------------------
 // [core:explain]  sentences about calls that failed
-// uses err base:type kind model fingerprint
+// uses text base:type kind model fingerprint
 //
 // The same words whichever backend noticed. Ranks are ranks of the world here, since a reader of
 // the log knows no others.
@@ -699,23 +701,24 @@ static void idist__explain_task(const idist__task *t, char *buf, size_t cap) {
     const idist__call *c = &t->call;
 
     if (!idist__kind_is_p2p(c->kind)) {
-        idist__print p = idist__task_print(t, 0);
+        idist__fingerprint p = idist__fingerprint_of_task(t, 0);
         idist__fingerprint_text(&p, buf, cap);
         return;
     }
 
     snprintf(buf, cap, "%s (%s x %zu, %s ", idist__kind_names[c->label], idist_dtype_name(c->dtype),
              c->count, c->kind == IDIST__SEND ? "to" : "from");
-    if (c->root == IDIST_ANY_SOURCE) idist__append(buf, cap, "any rank");
-    else idist__append(buf, cap, "rank %d", c->root);
-    if (c->tag == IDIST_ANY_TAG) idist__append(buf, cap, ", any tag)");
-    else idist__append(buf, cap, ", tag %d)", c->tag);
+    if (c->root == IDIST_ANY_SOURCE) idist__text_append(buf, cap, "any rank");
+    else idist__text_append(buf, cap, "rank %d", c->root);
+    if (c->tag == IDIST_ANY_TAG) idist__text_append(buf, cap, ", any tag)");
+    else idist__text_append(buf, cap, ", tag %d)", c->tag);
 }
 
 // What two ranks of the world have called, and where it differs. field NULL: in their order.
-IDIST__UNUSED static void idist__mismatch_text(const char *field, int a, const idist__print *of_a,
-                                               int b, const idist__print *of_b, char *buf,
-                                               size_t cap) {
+IDIST__UNUSED static void idist__explain_mismatch(const char *field, int a,
+                                                  const idist__fingerprint *of_a, int b,
+                                                  const idist__fingerprint *of_b, char *buf,
+                                                  size_t cap) {
     char first[128], second[128];
 
     idist__fingerprint_text(of_a, first, sizeof first);
@@ -724,9 +727,9 @@ IDIST__UNUSED static void idist__mismatch_text(const char *field, int a, const i
              field ? field : "sequence", a, first, b, second);
 }
 
-IDIST__UNUSED static void idist__counts_text(int from, uint64_t sent, int to, uint64_t expected,
-                                             const char *unit, const idist__task *t, char *buf,
-                                             size_t cap) {
+IDIST__UNUSED static void idist__explain_counts(int from, uint64_t sent, int to, uint64_t expected,
+                                                const char *unit, const idist__task *t, char *buf,
+                                                size_t cap) {
     snprintf(buf, cap,
              "the count differs: rank %d sends %llu %s to rank %d, which expects %llu, in %s #%u",
              from, (unsigned long long)sent, unit, to, (unsigned long long)expected,
@@ -735,9 +738,9 @@ IDIST__UNUSED static void idist__counts_text(int from, uint64_t sent, int to, ui
 
 // Two ranks wait for each other and would do so for ever: this one in `ours`, `peer` in the call of
 // this fingerprint, which belongs to the same group or to another one.
-IDIST__UNUSED static void idist__deadlock_text(const idist__task *ours, int peer,
-                                               const idist__print *print, bool same_group,
-                                               char *text, size_t cap) {
+IDIST__UNUSED static void idist__explain_deadlock(const idist__task *ours, int peer,
+                                                  const idist__fingerprint *print, bool same_group,
+                                                  char *text, size_t cap) {
     char a[128], b[128];
     int me = ours->group->w->group.rank;
     bool p2p = idist__kind_is_p2p(ours->call.kind) && idist__kind_is_p2p((idist__kind)print->kind);
@@ -746,49 +749,49 @@ IDIST__UNUSED static void idist__deadlock_text(const idist__task *ours, int peer
     idist__fingerprint_text(print, b, sizeof b);
     snprintf(text, cap, "rank %d waits for rank %d in %s, rank %d waits for rank %d in %s%s: ", me,
              peer, a, peer, me, b, same_group ? "" : " of another group");
-    if (p2p) idist__append(text, cap, "a deadlock; use idist_sendrecv, or requests");
-    else idist__append(text, cap, "the %s differs", same_group ? "operation" : "group");
+    if (p2p) idist__text_append(text, cap, "a deadlock; use idist_sendrecv, or requests");
+    else idist__text_append(text, cap, "the %s differs", same_group ? "operation" : "group");
 }
 
 // For `missing` of a backend: a member that has not come, and where it was last seen. Only the
 // first eight are named; `already` says how many are.
-IDIST__UNUSED static void idist__missing_rank(const idist_group *g, int rank,
-                                              const idist__print *seen, int already, char *text,
-                                              size_t cap) {
+IDIST__UNUSED static void idist__explain_missing_rank(const idist_group *g, int rank,
+                                                      const idist__fingerprint *seen, int already,
+                                                      char *text, size_t cap) {
     char last[128];
 
     if (already >= 8) return;
-    idist__append(text, cap, "%srank %d on %s", already ? ", " : "", g->ranks[rank],
-                  g->w->nodes[g->ranks[rank]].hostname);
+    idist__text_append(text, cap, "%srank %d on %s", already ? ", " : "", g->ranks[rank],
+                       g->w->nodes[g->ranks[rank]].hostname);
     if (!seen->seq) return;
     idist__fingerprint_text(seen, last, sizeof last);
-    idist__append(text, cap, " (last seen in %s)", last);
+    idist__text_append(text, cap, " (last seen in %s)", last);
 }
 
 // The same for the other side of a send or receive.
-IDIST__UNUSED static int idist__missing_peer(const idist__task *t, char *text, size_t cap) {
+IDIST__UNUSED static int idist__explain_missing_peer(const idist__task *t, char *text, size_t cap) {
     const idist_group *g = t->group;
     const char *what =
         t->call.kind == IDIST__SEND ? "does not receive it" : "sent nothing that fits";
 
-    if (t->call.root == IDIST_ANY_SOURCE) idist__append(text, cap, "a message from any rank");
+    if (t->call.root == IDIST_ANY_SOURCE) idist__text_append(text, cap, "a message from any rank");
     else
-        idist__append(text, cap, "rank %d on %s, which %s", g->ranks[t->call.root],
-                      g->w->nodes[g->ranks[t->call.root]].hostname, what);
+        idist__text_append(text, cap, "rank %d on %s, which %s", g->ranks[t->call.root],
+                           g->w->nodes[g->ranks[t->call.root]].hostname, what);
 
     return 1;
 }
 
 //------------------------------------------------------------------------------
 // [core:task]  tasks: allocate, start, complete, free
-// uses err mem kind model world tracer explain
+// uses clock text mem kind model world tracer explain
 //
-// A task is in w->tasks from idist__task_start until idist__complete. Its memory is used again
+// A task is in w->tasks from idist__task_start until idist__task_complete. Its memory is used again
 // (w->idle_tasks) and goes with the world.
 //------------------------------------------------------------------------------
 
 // Ends a task. text says why it failed, without the name of the operation.
-static void idist__complete(idist__task *t, idist_status status, const char *text) {
+static void idist__task_complete(idist__task *t, idist_status status, const char *text) {
     idist__world *w = t->group->w;
 
     if (t->done) return;
@@ -797,7 +800,7 @@ static void idist__complete(idist__task *t, idist_status status, const char *tex
 
     if (status != IDIST_OK) {
         idist__explain_task(t, t->text, sizeof t->text);
-        idist__append(t->text, sizeof t->text, ": %s", text);
+        idist__text_append(t->text, sizeof t->text, ": %s", text);
     }
 
     if (t->prev) t->prev->next = t->next;
@@ -805,17 +808,17 @@ static void idist__complete(idist__task *t, idist_status status, const char *tex
     if (t->next) t->next->prev = t->prev;
     t->next = t->prev = NULL;
     t->done = true;
-    w->nended++;
+    w->ended_count++;
     t->group->running_count--;
 
     if (t->detached) {
-        t->group->ndetached--;
+        t->group->detached_count--;
         w->detached_done_count++;
     }
 
     if (t->async) w->async_count--;
     if (t->lane) idist__tracer_now()->done(t);
-    if (w->nblocked) pthread_cond_broadcast(&w->changed);
+    if (w->blocked_count) pthread_cond_broadcast(&w->changed);
 }
 
 // A pinned task is freed by the thread that pinned it.
@@ -880,11 +883,11 @@ static void idist__task_detach(idist__task *t) {
     t->detached = true;
     t->list_next = w->detached;
     w->detached = t;
-    t->group->ndetached++;
+    t->group->detached_count++;
 
     if (t->async) {
         w->async_count--;
-        t->group->nrequests--;
+        t->group->open_request_count--;
         t->async = false;
     }
 }
@@ -898,12 +901,12 @@ static void idist__task_start(idist__task *t) {
     idist_group *g = t->group;
     idist__world *w = g->w;
 
-    t->started_ns = idist__os_now_ns();
+    t->started_ns = idist__os_clock_now_ns();
     t->deadline_ns = t->timeout_ms < 0 ? IDIST__FOREVER : t->started_ns + t->timeout_ms * IDIST__MS;
     if (!idist__kind_is_p2p(t->call.kind)) t->seq = ++g->seq;
-    if (t->started_ns + IDIST__ANNOUNCE_NS < w->due_ns)
-        w->due_ns = t->started_ns + IDIST__ANNOUNCE_NS;
-    if (t->deadline_ns < w->due_ns) w->due_ns = t->deadline_ns;
+    if (t->started_ns + IDIST__ANNOUNCE_NS < w->timers_due_ns)
+        w->timers_due_ns = t->started_ns + IDIST__ANNOUNCE_NS;
+    if (t->deadline_ns < w->timers_due_ns) w->timers_due_ns = t->deadline_ns;
 
     t->next = w->tasks;
     if (w->tasks) w->tasks->prev = t;
@@ -912,13 +915,13 @@ static void idist__task_start(idist__task *t) {
 
     if (t->async) {
         w->async_count++;
-        g->nrequests++;
+        g->open_request_count++;
     }
 
     w->backend->start(t);
     idist__world_wake_driver(w); // also when t is done: start may have read from the connections
     if (w->driver == IDIST__DRIVER_NONE && !t->done && t->async && w->thread_running &&
-        !w->nblocked)
+        !w->blocked_count)
         pthread_cond_signal(&w->work);
 }
 
@@ -979,10 +982,10 @@ static idist_group *idist__ended_reuse(idist__ended *list, int limit, size_t nby
 
 //------------------------------------------------------------------------------
 // [core:group]  groups: make, free, fail
-// uses err mem base:log model world task ended
+// uses clock fail text mem base:log model world task ended
 //------------------------------------------------------------------------------
 
-IDIST__UNUSED static int idist__world_rank(const idist_group *g, int rank) {
+IDIST__UNUSED static int idist__group_world_rank(const idist_group *g, int rank) {
     return g->ranks[rank];
 }
 
@@ -1057,7 +1060,7 @@ static void idist__group_fail(idist_group *g, idist_status status, const char *c
 
     if (g->status != IDIST_OK) return;
     g->status = status;
-    idist__copy_text(g->cause, sizeof g->cause, cause);
+    idist__text_copy(g->cause, sizeof g->cause, cause);
     if (!g->inner)
         idist__log_print(&w->log, IDIST_LOG_WARN, "%s: %s", idist_status_name(status), cause);
     if (w->cfg.lost && (status == IDIST_ERR_PEER_LOST || status == IDIST_ERR_ABORTED))
@@ -1068,7 +1071,7 @@ static void idist__group_fail(idist_group *g, idist_status status, const char *c
         next = t->next;
         if (t->group != g) continue;
         w->backend->cancel(t);
-        idist__complete(t, status, g->cause);
+        idist__task_complete(t, status, g->cause);
         next = w->tasks; // the backend may have ended others
     }
 
@@ -1078,7 +1081,7 @@ static void idist__group_fail(idist_group *g, idist_status status, const char *c
 }
 
 // A rank of the world is gone: every group it belongs to fails.
-IDIST__UNUSED static void idist__world_lost(idist__world *w, int rank, const char *how) {
+IDIST__UNUSED static void idist__group_lose_rank(idist__world *w, int rank, const char *how) {
     idist_group *g;
     char cause[400];
     int i;
@@ -1099,14 +1102,14 @@ static void idist__group_flush(idist_group *g) {
     if (g->status == IDIST_OK || g->failure_flushed || w->driver != IDIST__DRIVER_NONE) return;
     g->failure_flushed = true;
     w->driver = IDIST__DRIVER_CALLER;
-    w->backend->flush(w, idist__os_deadline(IDIST__FLUSH_MS));
+    w->backend->flush(w, idist__os_clock_deadline(IDIST__FLUSH_MS));
     w->driver = IDIST__DRIVER_NONE;
-    if (w->nblocked) pthread_cond_broadcast(&w->changed);
+    if (w->blocked_count) pthread_cond_broadcast(&w->changed);
 }
 
 //------------------------------------------------------------------------------
 // [core:timer]  deadlines, announcements and warnings
-// uses err base:log kind model explain task group
+// uses clock text base:log kind model explain task group
 //
 // What happens to a task that waits, from its start on:
 //
@@ -1116,7 +1119,8 @@ static void idist__group_flush(idist_group *g) {
 //     the deadline     ... the call fails with IDIST_ERR_TIMEOUT, which names them too
 //
 // Thousands of tasks may be running and this is asked before every sleep. So it looks at the tasks
-// only when something is due (w->due_ns), and lets announcements wait for each other a little.
+// only when something is due (w->timers_due_ns), and lets announcements wait for each other a
+// little.
 //------------------------------------------------------------------------------
 
 #ifndef IDIST__WARN_NS // a test has less patience
@@ -1155,7 +1159,7 @@ static bool idist__timer_expire(idist__world *w, idist__task *t, int64_t now) {
 
     snprintf(cause, sizeof cause, "not done after %lld ms",
              (long long)((now - t->started_ns) / IDIST__MS));
-    idist__append(cause, sizeof cause, "; missing: ");
+    idist__text_append(cause, sizeof cause, "; missing: ");
     missing = w->backend->missing(t, cause, sizeof cause);
 
     if (t->call.kind == IDIST__RECV && !missing && !t->patient) {
@@ -1165,9 +1169,10 @@ static bool idist__timer_expire(idist__world *w, idist__task *t, int64_t now) {
         return false;
     }
 
-    if (!missing) idist__append(cause, sizeof cause, "nobody, but the data did not come through");
+    if (!missing)
+        idist__text_append(cause, sizeof cause, "nobody, but the data did not come through");
     if (idist__kind_is_p2p(t->call.kind) && w->backend->cancel(t))
-        idist__complete(t, IDIST_ERR_TIMEOUT, cause);
+        idist__task_complete(t, IDIST_ERR_TIMEOUT, cause);
     else idist__group_fail(t->group, IDIST_ERR_TIMEOUT, cause);
 
     return true;
@@ -1223,26 +1228,26 @@ static int64_t idist__timer_next(const idist__task *t, int64_t now) {
 
 // Does what is due; returns when to look again.
 static int64_t idist__timer_run(idist__world *w) {
-    int64_t now = idist__os_now_ns(), next = IDIST__FOREVER;
+    int64_t now = idist__os_clock_now_ns(), next = IDIST__FOREVER;
     idist__task *t, *following;
 
-    if (now < w->due_ns) return w->due_ns;
-    w->due_ns = IDIST__FOREVER; // a task that begins meanwhile sets it
+    if (now < w->timers_due_ns) return w->timers_due_ns;
+    w->timers_due_ns = IDIST__FOREVER; // a task that begins meanwhile sets it
 
     for (t = w->tasks; t; t = following) {
-        uint32_t ended = w->nended;
+        uint32_t ended = w->ended_count;
         int64_t at;
         following = t->next;
 
         if (now >= t->deadline_ns) {
             if (!idist__timer_expire(w, t, now)) next = now;
-            else if (!t->done || w->nended != ended + 1)
+            else if (!t->done || w->ended_count != ended + 1)
                 following = w->tasks; // others may have ended, too
             continue;
         }
 
         if (idist__timer_announce(w, t, now)) {
-            if (w->nended != ended) following = w->tasks; // any task may have ended
+            if (w->ended_count != ended) following = w->tasks; // any task may have ended
             next = now;
             continue;
         }
@@ -1252,21 +1257,21 @@ static int64_t idist__timer_run(idist__world *w) {
         if (at < next) next = at;
     }
 
-    if (next < w->due_ns) w->due_ns = next;
+    if (next < w->timers_due_ns) w->timers_due_ns = next;
 
-    return w->due_ns;
+    return w->timers_due_ns;
 }
 
 //------------------------------------------------------------------------------
 // [core:wait]  waiting for a task: poll, drive or follow
-// uses cpu os:thread err model world task group timer
+// uses clock cpu os:thread fail model world task group timer
 //
 // A caller first polls the backend for a short while. Then, if nobody drives, it drives: it runs
 // the timers and sleeps in the backend. Otherwise it follows: it sleeps on w->changed, until the
 // driver has completed its task or stops driving. The lock is held throughout, except while
 // sleeping or giving way.
 //
-//     idist__wait_task -> idist__world_wait -> idist__wait_polls ... idist__wait_turn
+//     idist__wait_task -> idist__wait_until -> idist__wait_polls ... idist__wait_turn
 //                                                                       -> idist__timer_run
 //                                                                       -> sleep of the backend
 //------------------------------------------------------------------------------
@@ -1285,16 +1290,16 @@ typedef struct idist__waiter {
 // Sleeps until something happens, then moves what can move. Does not sleep when the timers have
 // just ended a task, because it may be the one that the caller waits for.
 static void idist__wait_turn(idist__world *w, idist__driver driver) {
-    uint32_t ended = w->nended;
+    uint32_t ended = w->ended_count;
     int64_t until = idist__timer_run(w);
     int own = driver == IDIST__DRIVER_CALLER ? 1 : 0;
 
-    if (!w->tasks || w->nended != ended) return;
+    if (!w->tasks || w->ended_count != ended) return;
     w->driver = driver;
     w->backend->sleep(w, until);
     w->driver = IDIST__DRIVER_NONE;
     w->backend->progress(w);
-    if (w->nblocked > own) pthread_cond_broadcast(&w->changed);
+    if (w->blocked_count > own) pthread_cond_broadcast(&w->changed);
 }
 
 // Whether to poll once more, after a short break, or to sleep.
@@ -1307,9 +1312,9 @@ static bool idist__wait_polls(idist__waiter *waiter, idist__world *w) {
 
     waiter->turns++;
     waiter->all_turns++;
-    if (w->spin_ns) idist__os_relax();
+    if (w->spin_ns) idist__os_cpu_relax();
     if (w->spin_ns && waiter->all_turns % 16) return true;
-    now = idist__os_now_ns();
+    now = idist__os_clock_now_ns();
     if (!waiter->begun_ns) waiter->begun_ns = now;
 
     if (now >= w->next_look_ns) { // also for tasks that do not move while others do
@@ -1318,8 +1323,8 @@ static bool idist__wait_polls(idist__waiter *waiter, idist__world *w) {
     }
 
     if (w->spin_ns) {
-        if (now - waiter->begun_ns >= w->patience_ns) return false;
-        if (__atomic_load_n(&w->nasking, __ATOMIC_RELAXED)) idist__world_give_way(w);
+        if (now - waiter->begun_ns >= w->spin_budget_ns) return false;
+        if (__atomic_load_n(&w->lock_waiter_count, __ATOMIC_RELAXED)) idist__world_give_way(w);
         return true;
     }
 
@@ -1332,24 +1337,24 @@ static bool idist__wait_polls(idist__waiter *waiter, idist__world *w) {
 
 static void idist__wait_learn(const idist__waiter *waiter, idist__world *w) {
     if (waiter->turns < 16 || !w->spin_ns) return;
-    w->patience_ns = waiter->slept ? w->patience_ns / 2 : w->patience_ns * 2;
-    if (w->patience_ns > w->spin_ns) w->patience_ns = w->spin_ns;
-    if (w->patience_ns < w->spin_ns / 32) w->patience_ns = w->spin_ns / 32;
+    w->spin_budget_ns = waiter->slept ? w->spin_budget_ns / 2 : w->spin_budget_ns * 2;
+    if (w->spin_budget_ns > w->spin_ns) w->spin_budget_ns = w->spin_ns;
+    if (w->spin_budget_ns < w->spin_ns / 32) w->spin_budget_ns = w->spin_ns / 32;
 }
 
 // Waits until ready(arg).
-static void idist__world_wait(idist__world *w, bool (*ready)(void *arg), void *arg) {
+static void idist__wait_until(idist__world *w, bool (*ready)(void *arg), void *arg) {
     idist__waiter waiter;
-    uint32_t moved = w->nmoved;
+    uint32_t moved = w->moved_count;
 
     if (ready(arg)) return;
     memset(&waiter, 0, sizeof waiter);
-    w->nblocked++;
+    w->blocked_count++;
 
     while (!ready(arg)) {
-        if (w->nmoved != moved) { // one wait is over, the next one begins
+        if (w->moved_count != moved) { // one wait is over, the next one begins
             idist__wait_learn(&waiter, w);
-            moved = w->nmoved;
+            moved = w->moved_count;
             waiter.turns = 0;
             waiter.begun_ns = 0;
             waiter.slept = false;
@@ -1363,25 +1368,25 @@ static void idist__world_wait(idist__world *w, bool (*ready)(void *arg), void *a
             waiter.slept = true;
         } else {
             if (w->driver == IDIST__DRIVER_THREAD) w->backend->wake(w); // it stops driving for us
-            idist__os_cond_wait(&w->changed, &w->lock, IDIST__FOREVER);
+            idist__os_thread_cond_wait(&w->changed, &w->lock, IDIST__FOREVER);
         }
     }
 
     idist__wait_learn(&waiter, w);
-    w->nblocked--;
-    if (w->nblocked) pthread_cond_broadcast(&w->changed);
+    w->blocked_count--;
+    if (w->blocked_count) pthread_cond_broadcast(&w->changed);
     else if (w->async_count && w->thread_running) pthread_cond_signal(&w->work);
 }
 
 static bool idist__wait_task_ready(void *arg) { return ((const idist__task *)arg)->done; }
 
 static void idist__wait_task(idist__task *t) {
-    idist__world_wait(t->group->w, idist__wait_task_ready, t);
+    idist__wait_until(t->group->w, idist__wait_task_ready, t);
 }
 
 // Frees a finished task without looking at its status.
 static void idist__wait_drop(idist__task *t) {
-    if (t->async) t->group->nrequests--;
+    if (t->async) t->group->open_request_count--;
     idist__task_free(t);
 }
 
@@ -1401,7 +1406,7 @@ static idist_status idist__wait_result(idist__task *t) {
 
 //------------------------------------------------------------------------------
 // [core:thread]  the progress thread
-// uses os:thread err model timer wait
+// uses clock os:thread fail model timer wait
 //
 // Drives the backend while there are requests and no caller is blocked; as soon as one blocks, it
 // stops driving. It exists from the first request on.
@@ -1413,10 +1418,10 @@ static idist_status idist__wait_result(idist__task *t) {
 // without sleeping, which notices a rank that is lost.
 static void idist__thread_look(idist__world *w) {
     w->driver = IDIST__DRIVER_THREAD;
-    w->backend->sleep(w, idist__os_now_ns());
+    w->backend->sleep(w, idist__os_clock_now_ns());
     w->driver = IDIST__DRIVER_NONE;
     w->backend->progress(w);
-    if (w->nblocked) pthread_cond_broadcast(&w->changed); // callers that came meanwhile
+    if (w->blocked_count) pthread_cond_broadcast(&w->changed); // callers that came meanwhile
     idist__timer_run(w);
 }
 
@@ -1426,16 +1431,17 @@ static void *idist__thread_main(void *arg) {
     pthread_mutex_lock(&w->lock);
 
     while (!w->thread_stops) {
-        bool idle = !w->nblocked && w->driver == IDIST__DRIVER_NONE;
+        bool idle = !w->blocked_count && w->driver == IDIST__DRIVER_NONE;
 
         if (w->async_count && idle) {
             idist__wait_turn(w, IDIST__DRIVER_THREAD);
             continue;
         }
 
-        idist__os_cond_wait(&w->work, &w->lock,
-                            w->watched ? idist__os_now_ns() + IDIST__WATCH_NS : IDIST__FOREVER);
-        idle = !w->nblocked && w->driver == IDIST__DRIVER_NONE;
+        idist__os_thread_cond_wait(&w->work, &w->lock,
+                                   w->watched ? idist__os_clock_now_ns() + IDIST__WATCH_NS
+                                              : IDIST__FOREVER);
+        idle = !w->blocked_count && w->driver == IDIST__DRIVER_NONE;
         if (w->watched && !w->async_count && idle && !w->thread_stops) idist__thread_look(w);
     }
 
@@ -1444,8 +1450,8 @@ static void *idist__thread_main(void *arg) {
     return NULL;
 }
 
-static idist_status idist__world_need_thread(idist__world *w) {
-    if (w->thread_running || w->threadless) return IDIST_OK;
+static idist_status idist__thread_need(idist__world *w) {
+    if (w->thread_running || w->single_threaded) return IDIST_OK;
     if (idist__os_thread(&w->thread, idist__thread_main, w) != 0)
         return idist__fail(IDIST_ERR_SYSTEM,
                            "could not start the thread that moves requests on; is a limit on "
@@ -1460,7 +1466,7 @@ static idist_status idist__world_need_thread(idist__world *w) {
 // uses -
 //------------------------------------------------------------------------------
 
-static int idist__wrap(int rank, int n) { return ((rank % n) + n) % n; }
+static int idist__block_wrap(int rank, int n) { return ((rank % n) + n) % n; }
 
 // The first element of block b, when `count` elements are cut into n nearly equal blocks. The first
 // blocks are larger by one.
@@ -1473,7 +1479,7 @@ static size_t idist__block_count(size_t count, int n, int b) {
     return idist__block_at(count, n, b + 1) - idist__block_at(count, n, b);
 }
 
-static void idist__copy(void *dst, const void *src, size_t nbytes) {
+static void idist__block_copy(void *dst, const void *src, size_t nbytes) {
     if (nbytes && dst != src) memmove(dst, src, nbytes);
 }
 
@@ -1490,7 +1496,7 @@ typedef struct idist__extent {
     size_t recv_at;    // or send at this element of recv
 } idist__extent;
 
-static size_t idist__displ(const size_t *counts, const size_t *displs, int k) {
+static size_t idist__extent_displ(const size_t *counts, const size_t *displs, int k) {
     size_t at = 0;
     int i;
 
@@ -1525,13 +1531,13 @@ static void idist__extent_of_v(const idist_group *g, const idist__call *c, idist
         e->send = c->count;
         if (c->kind == IDIST__GATHERV && !root) break;
         e->recv = idist__extent_end(c->recvcounts, c->recvdispls, g->size);
-        e->recv_at = idist__displ(c->recvcounts, c->recvdispls, g->rank);
+        e->recv_at = idist__extent_displ(c->recvcounts, c->recvdispls, g->rank);
         break;
     case IDIST__SCATTERV:
         e->recv = c->count;
         if (!root) break;
         e->send = idist__extent_end(c->sendcounts, c->senddispls, g->size);
-        e->send_at = idist__displ(c->sendcounts, c->senddispls, g->rank);
+        e->send_at = idist__extent_displ(c->sendcounts, c->senddispls, g->rank);
         break;
     case IDIST__ALL_TO_ALLV:
         e->send = idist__extent_end(c->sendcounts, c->senddispls, g->size);
@@ -1591,15 +1597,15 @@ static bool idist__extent_in_place(const idist__extent *e, const idist__call *c)
            (send == recv + e->recv_at * size && !e->send_at);
 }
 
-IDIST__UNUSED static bool idist__call_in_place(const idist_group *g, const idist__call *c) {
+IDIST__UNUSED static bool idist__extent_call_in_place(const idist_group *g, const idist__call *c) {
     idist__extent e;
     return idist__extent_of(g, c, &e) == IDIST_OK && idist__extent_in_place(&e, c);
 }
 
 // Where the elements that go from rank `from` to rank `to` lie, in the buffer at base: the sender's
 // or the receiver's.
-static char *idist__call_part(const idist__call *c, char *base, int from, int to, bool at_sender,
-                              size_t *count) {
+static char *idist__extent_part(const idist__call *c, char *base, int from, int to, bool at_sender,
+                                size_t *count) {
     const size_t *counts = at_sender ? c->sendcounts : c->recvcounts;
     const size_t *displs = at_sender ? c->senddispls : c->recvdispls;
     size_t size = idist_dtype_size(c->dtype);
@@ -1616,13 +1622,13 @@ static char *idist__call_part(const idist__call *c, char *base, int from, int to
     if (!idist__kind_is_v(c->kind) || !counts) return base + (size_t)k * c->count * size;
     *count = counts[k];
 
-    return base + idist__displ(counts, displs, k) * size;
+    return base + idist__extent_displ(counts, displs, k) * size;
 }
 
 // The count of the message between this rank and a peer, as this rank understands it. In three of
 // the v-forms only these two know it.
-IDIST__UNUSED static size_t idist__call_count(const idist_group *g, const idist__call *c, int peer,
-                                              bool sends) {
+IDIST__UNUSED static size_t idist__extent_pair_count(const idist_group *g, const idist__call *c,
+                                                     int peer, bool sends) {
     int root = c->root, me = g->rank;
 
     if (c->kind == IDIST__ALL_TO_ALLV) return sends ? c->sendcounts[peer] : c->recvcounts[peer];
@@ -1638,15 +1644,15 @@ IDIST__UNUSED static size_t idist__call_count(const idist_group *g, const idist_
 
 // A number for each count, added for what is sent and subtracted for what is expected. Over all
 // ranks the sum is 0 when all pairs agree; otherwise it is non-zero with overwhelming probability.
-IDIST__UNUSED static uint64_t idist__call_balance(const idist_group *g, const idist__call *c) {
+IDIST__UNUSED static uint64_t idist__extent_balance(const idist_group *g, const idist__call *c) {
     uint64_t sum = 0, me = (uint64_t)g->rank, n = (uint64_t)g->size;
     int i;
 
     if (c->kind == IDIST__ALL_GATHERV) return 0; // the fingerprint has those
 
     for (i = 0; i < g->size; i++) {
-        sum += idist__mix(me * n + (uint64_t)i, idist__call_count(g, c, i, true));
-        sum -= idist__mix((uint64_t)i * n + me, idist__call_count(g, c, i, false));
+        sum += idist__hash_mix(me * n + (uint64_t)i, idist__extent_pair_count(g, c, i, true));
+        sum -= idist__hash_mix((uint64_t)i * n + me, idist__extent_pair_count(g, c, i, false));
     }
 
     return sum;
@@ -1654,7 +1660,7 @@ IDIST__UNUSED static uint64_t idist__call_balance(const idist_group *g, const id
 
 //------------------------------------------------------------------------------
 // [core:check]  what can be wrong with one rank's arguments
-// uses err base:type reduce kind model extent
+// uses fail base:type reduce kind model extent
 //
 // Nothing was sent yet when these fail, so the group stays usable.
 //------------------------------------------------------------------------------
@@ -1765,7 +1771,7 @@ static idist_status idist__check_counts(const idist_group *g, const idist__call 
     return IDIST_OK;
 }
 
-static idist_status idist__call_check(const idist_group *g, const idist__call *c) {
+static idist_status idist__check_call(const idist_group *g, const idist__call *c) {
     const char *name = idist__kind_names[c->label];
     idist_status status = IDIST_OK;
 
@@ -1774,7 +1780,7 @@ static idist_status idist__call_check(const idist_group *g, const idist__call *c
     if (c->kind == IDIST__BARRIER) return IDIST_OK;
     if (!idist_dtype_size(c->dtype))
         return idist__fail(IDIST_ERR_ARG, "%s: invalid dtype %d", name, (int)c->dtype);
-    if (idist__has_root(c->kind) && (c->root < 0 || c->root >= g->size))
+    if (idist__kind_has_root(c->kind) && (c->root < 0 || c->root >= g->size))
         return idist__fail(IDIST_ERR_ARG, "%s: root %d is not in a group of %d", name, c->root,
                            g->size);
 
@@ -1788,7 +1794,7 @@ static idist_status idist__call_check(const idist_group *g, const idist__call *c
 
 //------------------------------------------------------------------------------
 // [core:call]  the path of every communication call
-// uses err kind model world tracer task group wait thread check
+// uses fail kind model world tracer task group wait thread check
 //
 //     public function         fills an idist__call
 //     idist__call_run         finds the group, locks its world, records the first error of a
@@ -1877,7 +1883,7 @@ static idist_status idist__call_locked(idist_group *g, const idist__call *c, con
     const char *name = idist__kind_names[c->label];
     idist__task *t;
     bool on_device = false, detached = false;
-    idist_status status = idist__call_check(g, c);
+    idist_status status = idist__check_call(g, c);
 
     if (status == IDIST_OK) status = idist__call_route(g, c, o, &on_device, &detached);
     if (status != IDIST_OK) return status;
@@ -1886,7 +1892,7 @@ static idist_status idist__call_locked(idist_group *g, const idist__call *c, con
     if (!on_device && idist__call_quick(g, c, o)) return IDIST_OK;
 
     if (o->request) {
-        status = idist__world_need_thread(g->w);
+        status = idist__thread_need(g->w);
         if (status != IDIST_OK) return status;
     }
 
@@ -1953,7 +1959,7 @@ static idist_status idist__call_run(idist__call *c, const idist_opts *opts) {
 static const size_t IDIST__EAGER_BYTES = (size_t)64 * 1024;
 
 // Whether a receive takes a message from a rank of the world.
-IDIST__UNUSED static bool idist__recv_wants(const idist__task *t, int rank, int tag) {
+IDIST__UNUSED static bool idist__message_matches(const idist__task *t, int rank, int tag) {
     const idist__call *c = &t->call;
     return (c->root == IDIST_ANY_SOURCE || t->group->ranks[c->root] == rank) &&
            (c->tag == IDIST_ANY_TAG || c->tag == tag);
@@ -1981,22 +1987,22 @@ static bool idist__message_fits(const idist__call *recv, idist_dtype dtype, size
     return *status == IDIST_OK;
 }
 
-static void idist__recv_tell(const idist__call *c, int source, int tag, size_t count) {
+static void idist__message_describe(const idist__call *c, int source, int tag, size_t count) {
     if (!c->info) return;
     c->info->source = source;
     c->info->tag = tag;
     c->info->count = count;
 }
 
-static void idist__recv_done(idist__task *t, int source, int tag, size_t count) {
-    idist__recv_tell(&t->call, source, tag, count);
-    idist__complete(t, IDIST_OK, "");
+static void idist__message_received(idist__task *t, int source, int tag, size_t count) {
+    idist__message_describe(&t->call, source, tag, count);
+    idist__task_complete(t, IDIST_OK, "");
 }
 
 //------------------------------------------------------------------------------
 // [core:self]  the backend of a world of 1
-// uses descriptor socket err mem base:type reduce launch:env kind model backend
-// uses world task block extent message
+// uses descriptor socket fail text mem base:type reduce launch:env kind model
+// uses backend world task block extent message
 //
 // Other backends use idist__self_collective for their groups of 1, too.
 //------------------------------------------------------------------------------
@@ -2020,21 +2026,21 @@ typedef struct idist__self_group {
 static void idist__self_collective(idist__task *t) {
     const idist__call *c = &t->call;
     const idist__user_op *op =
-        (int)c->op >= IDIST_OP_USER ? idist__call_user_op(t->group, c) : NULL;
+        (int)c->op >= IDIST_OP_USER ? idist__world_user_op(t->group, c) : NULL;
 
     if (c->kind != IDIST__BARRIER && c->kind != IDIST__BROADCAST && c->kind != IDIST__EXSCAN) {
         size_t count;
-        const char *from = idist__call_part(c, (char *)(uintptr_t)c->send, 0, 0, true, &count);
+        const char *from = idist__extent_part(c, (char *)(uintptr_t)c->send, 0, 0, true, &count);
 
-        idist__copy(idist__call_part(c, (char *)c->recv, 0, 0, false, &count), from,
-                    count * idist_dtype_size(c->dtype));
+        idist__block_copy(idist__extent_part(c, (char *)c->recv, 0, 0, false, &count), from,
+                          count * idist_dtype_size(c->dtype));
         if (idist__kind_reduces(c->kind) && op && !op->fn)
             idist__reduce_scale(c->recv, count, c->dtype, op->factor);
         if (idist__kind_reduces(c->kind) && !op)
             idist__reduce_finish(c->recv, count, c->dtype, c->op, 1);
     }
 
-    idist__complete(t, IDIST_OK, "");
+    idist__task_complete(t, IDIST_OK, "");
 }
 
 static void idist__self_drop(idist_group *g, idist__parcel **at) {
@@ -2053,14 +2059,14 @@ static void idist__self_deliver(idist__task *t, idist__parcel **at) {
     idist_status status;
 
     if (!idist__message_fits(&t->call, p->dtype, count, 0, tag, &status, text, sizeof text)) {
-        idist__complete(t, status, text);
+        idist__task_complete(t, status, text);
         return;
     }
 
-    idist__copy(t->call.recv, p->data, count * idist_dtype_size(p->dtype));
+    idist__block_copy(t->call.recv, p->data, count * idist_dtype_size(p->dtype));
     idist__self_drop(t->group, at);
-    if (sender) idist__complete(sender, IDIST_OK, "");
-    idist__recv_done(t, 0, tag, count);
+    if (sender) idist__task_complete(sender, IDIST_OK, "");
+    idist__message_received(t, 0, tag, count);
 }
 
 // The parcel that a receive of this group takes, or NULL.
@@ -2103,7 +2109,7 @@ static void idist__self_send(idist__task *t) {
     idist__parcel *p = (idist__parcel *)idist__mem_alloc(&g->w->cfg.mem, parcel_nbytes), **last;
 
     if (!p) {
-        idist__complete(t, IDIST_ERR_NO_MEMORY, "out of memory");
+        idist__task_complete(t, IDIST_ERR_NO_MEMORY, "out of memory");
         return;
     }
 
@@ -2115,12 +2121,12 @@ static void idist__self_send(idist__task *t) {
 
     if (copy) {
         p->data = p + 1;
-        idist__copy(p + 1, t->call.send, nbytes);
+        idist__block_copy(p + 1, t->call.send, nbytes);
     }
 
     for (last = &sg->parcels; *last; last = &(*last)->next) continue;
     *last = p;
-    if (copy) idist__complete(t, IDIST_OK, "");
+    if (copy) idist__task_complete(t, IDIST_OK, "");
     idist__self_match(g);
 }
 
@@ -2150,7 +2156,7 @@ static void idist__self_sleep(idist__world *w, int64_t until_ns) {
     bool woken;
 
     pthread_mutex_unlock(&w->lock);
-    woken = idist__sock_wait(fd, POLLIN, until_ns);
+    woken = idist__os_socket_wait(fd, POLLIN, until_ns);
     pthread_mutex_lock(&w->lock);
     if (woken)
         while (read(fd, &wakes, sizeof wakes) < 0 && errno == EINTR) continue;
@@ -2173,14 +2179,14 @@ static idist_status idist__self_open(idist__world *w) {
     }
 
     w->impl = fd;
-    idist__copy_text(w->nodes[0].hostname, sizeof w->nodes[0].hostname, w->hostname);
+    idist__text_copy(w->nodes[0].hostname, sizeof w->nodes[0].hostname, w->hostname);
 
     return IDIST_OK;
 }
 
 static void idist__self_close(idist__world *w, bool clean) {
     (void)clean;
-    idist__os_close((int *)w->impl);
+    idist__os_descriptor_close((int *)w->impl);
     idist__mem_free(&w->cfg.mem, w->impl);
 }
 
@@ -2205,8 +2211,9 @@ static void idist__self_flush(idist__world *w, int64_t until_ns) {
 static void idist__self_announce(idist__task *t) { (void)t; }
 
 static int idist__self_missing(idist__task *t, char *text, size_t cap) {
-    idist__append(text, cap,
-                  t->call.kind == IDIST__SEND ? "a receive in this rank" : "a send in this rank");
+    idist__text_append(text, cap,
+                       t->call.kind == IDIST__SEND ? "a receive in this rank"
+                                                   : "a send in this rank");
     return 1;
 }
 

@@ -49,8 +49,8 @@ PATH OF A MESSAGE
 // and the deadline of the call decides.
 //------------------------------------------------------------------------------
 
-static bool idist__ring_has_verb(const idist__verbs *list, const idist__task *t) {
-    const idist__verb *v;
+static bool idist__ring_has_verb(const idist__transfer_list *list, const idist__task *t) {
+    const idist__transfer *v;
 
     for (v = list->first; v; v = v->next)
         if (v->task == t) return true;
@@ -61,7 +61,7 @@ static bool idist__ring_has_verb(const idist__verbs *list, const idist__task *t)
 // Whether a receive has found no message yet.
 static bool idist__ring_is_unmatched(const idist__task *t) {
     const idist__ring_group *rg = idist__ring_group_of(t->group);
-    const idist__verb *v = idist__op_of(t)->verb;
+    const idist__transfer *v = idist__op_of(t)->verb;
     return v && (v->list == &rg->recvs || v->list == &rg->wild);
 }
 
@@ -124,7 +124,7 @@ static void idist__deadlock_find(idist__ring *ring, int peer) {
     if (!idist__deadlock_needs(l, ours, rank) || idist__deadlock_may_answer(ring, l, waits)) return;
 
     theirs = idist__world_find_group(ring->w, waits->ctx);
-    idist__deadlock_text(ours, peer, &waits->print, same_group, cause, sizeof cause);
+    idist__explain_deadlock(ours, peer, &waits->print, same_group, cause, sizeof cause);
     idist__ring_fail(ring, ours->group, IDIST_ERR_MISMATCH, cause);
     idist__ring_settle(ring);
     if (theirs) idist__ring_fail(ring, theirs, IDIST_ERR_MISMATCH, cause);
@@ -132,7 +132,7 @@ static void idist__deadlock_find(idist__ring *ring, int peer) {
 
 //------------------------------------------------------------------------------
 // [engine:frame]  what an arriving frame does
-// uses base:type kind model core:world core:group core:message msg:types
+// uses clock base:type kind model core:world core:group core:message msg:types
 // uses transfer msg:failure link msg:message history match pool deadlock
 //
 // A frame is a header of 64 bytes, and for some types a payload; [msg:types] lists them. The reader
@@ -177,7 +177,7 @@ static void idist__frame_waits(idist__ring *ring, idist__link *l, int peer) {
     l->peer_waits = *waits;
 
     if (!p2p && g && g->status == IDIST_OK) {
-        if (!idist__ring_agree(ring, g, peer, waits)) return;
+        if (!idist__history_agrees(ring, g, peer, waits)) return;
         answer = *waits;
         answer.type = IDIST__HERE;
         if ((int32_t)(waits->print.seq - g->seq) > 0)
@@ -192,8 +192,8 @@ static void idist__frame_waits(idist__ring *ring, idist__link *l, int peer) {
 static void idist__frame_here(idist__ring *ring, idist__link *l, int peer) {
     idist_group *g = idist__world_find_group(ring->w, l->in.ctx);
 
-    l->here_ns = idist__os_now_ns();
-    if (g && g->status == IDIST_OK) idist__ring_agree(ring, g, peer, &l->in);
+    l->here_ns = idist__os_clock_now_ns();
+    if (g && g->status == IDIST_OK) idist__history_agrees(ring, g, peer, &l->in);
 }
 
 static void idist__frame_no_memory(idist__ring *ring, idist_group *g) {
@@ -207,13 +207,13 @@ static bool idist__frame_message(idist__ring *ring, idist__link *l, int peer) {
     idist_group *g = idist__world_find_group(ring->w, f->ctx);
     bool p2p = f->print.kind == IDIST__SEND;
     bool closed = !g && idist__ring_has_closed(ring, f->ctx);
-    idist__verb *receive;
+    idist__transfer *receive;
 
     if (p2p && (f->print.check > SIZE_MAX / 16 ||
                 f->nbytes != f->print.check * idist_dtype_size((idist_dtype)f->print.dtype)))
         return false;
 
-    if (p2p) l->p2p_got++;
+    if (p2p) l->p2p_received++;
     l->peer_waits.type = 0;
     receive = idist__match_frame(ring, l, peer, f);
 
@@ -224,7 +224,7 @@ static bool idist__frame_message(idist__ring *ring, idist__link *l, int peer) {
         return true;
     }
 
-    l->in_verb = receive;
+    l->in_transfer = receive;
 
     if (receive) {
         receive->frame = *f;
@@ -239,15 +239,15 @@ static bool idist__frame_message(idist__ring *ring, idist__link *l, int peer) {
 }
 
 // Takes out the send that a CTS or PULLED answers; NULL: it has been cancelled.
-static idist__verb *idist__frame_answered(idist__ring *ring, const idist__link *l) {
-    idist__verb *v = idist__verb_named(ring, &l->waiting, l->in.id);
-    if (v) idist__verb_take(v);
+static idist__transfer *idist__frame_answered(idist__ring *ring, const idist__link *l) {
+    idist__transfer *v = idist__transfer_find(ring, &l->waiting, l->in.id);
+    if (v) idist__transfer_take(v);
     return v;
 }
 
 // CTS: the peer has a place for a message that we announced.
 static void idist__frame_clear_to_send(idist__ring *ring, idist__link *l) {
-    idist__verb *v = idist__frame_answered(ring, l);
+    idist__transfer *v = idist__frame_answered(ring, l);
 
     if (!v) return;
     v->frame.type = IDIST__DATA;
@@ -260,16 +260,16 @@ static void idist__frame_clear_to_send(idist__ring *ring, idist__link *l) {
 
 // PULLED: the peer has read a message that we announced in our memory.
 static void idist__frame_pulled(idist__ring *ring, const idist__link *l) {
-    idist__verb *v = idist__frame_answered(ring, l);
-    if (v) idist__verb_done(ring, v);
+    idist__transfer *v = idist__frame_answered(ring, l);
+    if (v) idist__transfer_done(ring, v);
 }
 
 // DATA: a piece of a message that we asked for. False when it is longer than the message.
 static bool idist__frame_data(idist__ring *ring, idist__link *l) {
-    idist__verb *v = idist__verb_named(ring, &l->receiving, l->in.id);
+    idist__transfer *v = idist__transfer_find(ring, &l->receiving, l->in.id);
 
     if (v && l->in.nbytes > v->nbytes - v->moved) return false;
-    l->in_verb = v; // NULL: the receive has been cancelled
+    l->in_transfer = v; // NULL: the receive has been cancelled
     l->target = v ? v->data + v->moved : NULL;
 
     return true;
@@ -307,7 +307,7 @@ static bool idist__frame_is_allowed(const idist__ring *ring, const idist__link *
 static bool idist__frame_begin(idist__ring *ring, idist__link *l, int peer) {
     bool ok = true;
 
-    l->in_verb = NULL;
+    l->in_transfer = NULL;
     l->in_message = NULL;
     l->target = NULL;
     if (!idist__frame_is_allowed(ring, l, peer)) return false;
@@ -330,7 +330,7 @@ static bool idist__frame_begin(idist__ring *ring, idist__link *l, int peer) {
     case IDIST__WAITS: idist__frame_waits(ring, l, peer); break;
     case IDIST__HERE: idist__frame_here(ring, l, peer); break;
     case IDIST__ABORT: l->target = l->text; break;
-    case IDIST__LEFT: idist__share_left(ring, l->in.ctx); break;
+    case IDIST__LEFT: idist__pool_member_left(ring, l->in.ctx); break;
     default: l->bye = true; break; // IDIST__BYE
     }
 
@@ -339,10 +339,10 @@ static bool idist__frame_begin(idist__ring *ring, idist__link *l, int peer) {
 
 // A frame and its payload are complete.
 static void idist__frame_end(idist__ring *ring, idist__link *l, int peer) {
-    idist__verb *v = l->in_verb;
+    idist__transfer *v = l->in_transfer;
     idist__message *m = l->in_message;
 
-    l->in_verb = NULL;
+    l->in_transfer = NULL;
     l->in_message = NULL;
 
     if (l->in.type == IDIST__EAGER) {
@@ -353,12 +353,12 @@ static void idist__frame_end(idist__ring *ring, idist__link *l, int peer) {
         }
 
         idist__link_consumed(ring, l, (size_t)l->in.nbytes);
-        if (v) idist__verb_received(ring, v, peer);
+        if (v) idist__transfer_received(ring, v, peer);
     } else if (l->in.type == IDIST__DATA && v) {
         v->moved += (size_t)l->in.nbytes;
         if (v->moved < v->nbytes) return;
-        idist__verb_take(v);
-        idist__verb_received(ring, v, peer);
+        idist__transfer_take(v);
+        idist__transfer_received(ring, v, peer);
     } else if (l->in.type == IDIST__ABORT) {
         idist__frame_abort(ring, l);
     }
@@ -366,7 +366,8 @@ static void idist__frame_end(idist__ring *ring, idist__link *l, int peer) {
 
 //------------------------------------------------------------------------------
 // [engine:progress]  reads links, writes what is queued, finds links that ended
-// uses poll model core:group msg:types msg:failure link share:share host frame
+// uses clock poll model core:group msg:types msg:failure link share:share host
+// uses frame
 //
 // A link has a stage, memory for bytes that were read ahead: many small frames arrive by one read.
 // The rest of a large payload bypasses the stage: it is read straight to where it belongs.
@@ -427,8 +428,8 @@ static void idist__progress_lost(idist__ring *ring, int peer, const char *how) {
     if (!l->open) return;
     l->open = false;
     l->transport->close(l->port);
-    if (!l->transport->polled) ring->nstreams--;
-    if (!l->bye) idist__world_lost(ring->w, peer, how);
+    if (!l->transport->note_readable) ring->fd_link_count--;
+    if (!l->bye) idist__group_lose_rank(ring->w, peer, how);
 }
 
 // Reads what has arrived, up to a bound. False when the stream has just ended or broken: see
@@ -512,7 +513,7 @@ static void idist__ring_poll(idist__ring *ring, int64_t until_ns, bool sleep) {
 
     for (i = 0; i < w->group.size; i++) {
         idist__link *l = &ring->links[i];
-        bool writes = l->out && !l->write_dead && !l->transport->polled;
+        bool writes = l->out && !l->write_dead && !l->transport->note_readable;
 
         if (!l->open || l->transport->poll_fd(l->port) < 0) continue;
         idist__os_poll_watch(&polls[count], l->transport->poll_fd(l->port),
@@ -521,7 +522,7 @@ static void idist__ring_poll(idist__ring *ring, int64_t until_ns, bool sleep) {
     }
 
     if (sleep) pthread_mutex_unlock(&w->lock);
-    ready = idist__os_poll(polls, count, sleep ? idist__os_ms_until(until_ns) : 0);
+    ready = idist__os_poll(polls, count, sleep ? idist__os_clock_ms_until(until_ns) : 0);
     if (sleep) pthread_mutex_lock(&w->lock);
 
     if (ready <= 0) return;
@@ -532,19 +533,19 @@ static void idist__ring_poll(idist__ring *ring, int64_t until_ns, bool sleep) {
 
         if (idist__os_poll_writable(&polls[i])) idist__link_flush(ring, l);
         if (!l->open || !idist__os_poll_readable(&polls[i])) continue;
-        if (l->transport->polled) l->transport->polled(l->port);
+        if (l->transport->note_readable) l->transport->note_readable(l->port);
         if (!idist__progress_read(ring, ranks[i])) idist__progress_judge(ring);
     }
 }
 
 // Moves everything that can move, without blocking.
 static void idist__ring_move(idist__ring *ring) {
-    bool few = ring->nstreams <= IDIST__PROGRESS_FEW;
+    bool few = ring->fd_link_count <= IDIST__PROGRESS_FEW;
     int i;
 
     for (i = 0; i < ring->w->group.size; i++) {
         idist__link *l = &ring->links[i];
-        if (!l->open || !(few || l->transport->polled)) continue;
+        if (!l->open || !(few || l->transport->note_readable)) continue;
         if (l->out) idist__link_flush(ring, l);
         if (!idist__progress_read(ring, i)) idist__progress_judge(ring);
     }
@@ -561,7 +562,8 @@ static void idist__ring_progress(idist__world *w) {
 
 //------------------------------------------------------------------------------
 // [engine:wait]  sleeping, waking, and waiting until everything is written
-// uses wake poll model shm:segment doorbell msg:types msg:failure progress
+// uses clock wake poll model shm:segment doorbell msg:types msg:failure
+// uses progress
 //
 // A rank sleeps in one of three ways:
 //
@@ -583,24 +585,24 @@ static void idist__ring_progress(idist__world *w) {
 // Sleeps on the doorbell. Each sleep that nothing interrupts makes the next one a little longer.
 static void idist__wait_on_doorbell(idist__ring *ring, int64_t now_ns, int64_t until_ns) {
     idist__world *w = ring->w;
-    const idist__shm *m = ring->shm;
-    int64_t look_ns = now_ns + IDIST__LOOK_NS + ring->drowsy_ns;
+    const idist__segment *m = ring->shm;
+    int64_t look_ns = now_ns + IDIST__LOOK_NS + ring->extra_sleep_ns;
 
     pthread_mutex_unlock(&w->lock);
-    idist__os_futex_wait(&idist__shm_bell(m, m->me)->asleep, IDIST__ASLEEP_ON_WORD,
-                         look_ns < until_ns ? look_ns : until_ns);
+    idist__os_wake_await_word(&idist__segment_doorbell(m, m->me)->asleep, IDIST__ASLEEP_ON_WORD,
+                              look_ns < until_ns ? look_ns : until_ns);
     pthread_mutex_lock(&w->lock);
 
-    if (idist__os_now_ns() < look_ns) ring->drowsy_ns = 0;
-    else if (ring->drowsy_ns < 2 * IDIST__LOOK_NS) ring->drowsy_ns += IDIST__MS;
+    if (idist__os_clock_now_ns() < look_ns) ring->extra_sleep_ns = 0;
+    else if (ring->extra_sleep_ns < 2 * IDIST__LOOK_NS) ring->extra_sleep_ns += IDIST__MS;
 }
 
 // Sleeps until I/O arrives, `wake` is called or the deadline passes; handles what arrived.
 static void idist__ring_sleep(idist__world *w, int64_t until_ns) {
     idist__ring *ring = idist__ring_of(w);
-    const idist__shm *m = ring->shm;
-    uint32_t ended = w->nended;
-    int64_t now_ns = idist__os_now_ns();
+    const idist__segment *m = ring->shm;
+    uint32_t ended = w->ended_count;
+    int64_t now_ns = idist__os_clock_now_ns();
 
     if (!m) {
         idist__ring_poll(ring, until_ns, true);
@@ -613,26 +615,26 @@ static void idist__ring_sleep(idist__world *w, int64_t until_ns) {
         idist__ring_poll(ring, 0, false);
     }
 
-    idist__shm_falls_asleep(m, ring->nstreams ? IDIST__ASLEEP_IN_POLL : IDIST__ASLEEP_ON_WORD);
+    idist__doorbell_arm(m, ring->fd_link_count ? IDIST__ASLEEP_IN_POLL : IDIST__ASLEEP_ON_WORD);
     idist__ring_move(ring);
 
-    if (w->nended == ended && !ring->failed && !idist__shm_was_woken(m)) {
-        if (ring->nstreams) idist__ring_poll(ring, until_ns, true);
+    if (w->ended_count == ended && !ring->failed && !idist__doorbell_was_rung(m)) {
+        if (ring->fd_link_count) idist__ring_poll(ring, until_ns, true);
         else idist__wait_on_doorbell(ring, now_ns, until_ns);
     }
 
-    idist__shm_awake(m);
+    idist__doorbell_disarm(m);
     idist__ring_settle(ring);
 }
 
 // Ends the sleep of a thread of this process. Any thread may call it, without the lock.
 static void idist__ring_wake(idist__world *w) {
     const idist__ring *ring = idist__ring_of(w);
-    const idist__shm *m = ring->shm;
+    const idist__segment *m = ring->shm;
 
-    if (m && __atomic_load_n(&idist__shm_bell(m, m->me)->asleep, __ATOMIC_RELAXED) ==
+    if (m && __atomic_load_n(&idist__segment_doorbell(m, m->me)->asleep, __ATOMIC_RELAXED) ==
                  IDIST__ASLEEP_ON_WORD)
-        idist__shm_wake(m, m->me);
+        idist__doorbell_wake(m, m->me);
     else idist__os_poll_wakeup_signal(ring->wake);
 }
 
@@ -652,8 +654,9 @@ static bool idist__wait_is_busy(const idist__ring *ring, bool clean) {
 }
 
 static void idist__wait_drain(idist__ring *ring, bool clean, int64_t until_ns) {
-    while (idist__wait_is_busy(ring, clean) && idist__os_ms_until(until_ns) != 0) {
-        int64_t soon_ns = idist__os_now_ns() + IDIST__MS; // nobody rings when a pipe has room again
+    while (idist__wait_is_busy(ring, clean) && idist__os_clock_ms_until(until_ns) != 0) {
+        int64_t soon_ns =
+            idist__os_clock_now_ns() + IDIST__MS; // nobody rings when a pipe has room again
         idist__ring_poll(ring, soon_ns < until_ns && ring->shm ? soon_ns : until_ns, true);
         idist__ring_move(ring);
     }
@@ -666,7 +669,7 @@ static void idist__ring_flush(idist__world *w, int64_t until_ns) {
 
 //------------------------------------------------------------------------------
 // [engine:task]  calls start, are checked against other ranks, and announce that they wait
-// uses kind model core:world fingerprint self msg:types msg:op index
+// uses clock kind model core:world fingerprint self msg:types msg:op index
 // uses msg:failure link history send recv share:share choose host deadlock
 // uses progress
 //
@@ -685,26 +688,26 @@ static void idist__ring_flush(idist__world *w, int64_t until_ns) {
 static void idist__task_compare(idist__ring *ring, const idist__task *t) {
     idist_group *g = t->group;
     const idist__ring_group *rg = idist__ring_group_of(g);
-    const idist__print *ours = &rg->history[t->seq % IDIST__HISTORY];
+    const idist__fingerprint *ours = &rg->history[t->seq % IDIST__HISTORY];
     int i;
 
     for (i = 0; i < g->size; i++) {
-        uint64_t key = idist__ring_key(g->ctx, g->ranks[i], false, t->seq);
-        idist__hook *hook = ring->messages[key % IDIST__BUCKETS].first;
+        uint64_t key = idist__index_key(g->ctx, g->ranks[i], false, t->seq);
+        idist__index_node *hook = ring->messages[key % IDIST__BUCKETS].first;
         const char *field = NULL;
 
         if (i == g->rank) continue;
         if (rg->seen[i].seq == t->seq && rg->seen[i].print.seq == t->seq)
-            field = idist__print_difference(&rg->seen[i].print, ours);
-        if (field) idist__ring_mismatch(ring, g, g->ranks[i], &rg->seen[i].print, ours, field);
+            field = idist__fingerprint_difference(&rg->seen[i].print, ours);
+        if (field) idist__history_mismatch(ring, g, g->ranks[i], &rg->seen[i].print, ours, field);
 
         for (; hook && !ring->failed; hook = hook->next) {
-            const idist__message *m = idist__hook_message(hook);
+            const idist__message *m = idist__index_message(hook);
 
             if (m->peer != g->ranks[i] || m->frame.ctx != g->ctx || m->frame.print.seq != t->seq)
                 continue;
             if (m->frame.print.kind == IDIST__SEND || m->frame.type > IDIST__RTS) continue;
-            idist__ring_agree(ring, g, g->ranks[i], &m->frame);
+            idist__history_agrees(ring, g, g->ranks[i], &m->frame);
         }
     }
 }
@@ -737,7 +740,7 @@ static void idist__task_listen(idist__ring *ring, const idist__task *t) {
 // A collective through shared memory or by host.
 static void idist__task_start_shared(idist__ring *ring, idist__task *t, int algorithm) {
     idist__share_prepare(t, algorithm);
-    idist__ring_note(t, idist__op_of(t), algorithm);
+    idist__history_add(t, idist__op_of(t), algorithm);
     idist__task_compare(ring, t);
     if (algorithm == IDIST__BY_HOST) idist__host_start(t);
     else idist__share_start(t);
@@ -752,7 +755,7 @@ static void idist__task_start_messages(idist__ring *ring, idist__task *t) {
         return;
     }
 
-    idist__ring_note(t, o, o->algorithm);
+    idist__history_add(t, o, o->algorithm);
     idist__task_compare(ring, t);
     idist__choose_run(t);
     if (!ring->failed) idist__op_run(t);
@@ -794,14 +797,14 @@ static void idist__ring_announce(idist__task *t) {
     memset(&f, 0, sizeof f);
     f.type = IDIST__WAITS;
     f.ctx = t->group->ctx;
-    f.print = p2p ? idist__task_print(t, 0) : rg->history[t->seq % IDIST__HISTORY];
+    f.print = p2p ? idist__fingerprint_of_task(t, 0) : rg->history[t->seq % IDIST__HISTORY];
 
     for (i = 0; i < t->group->size; i++) {
         idist__link *l = &ring->links[t->group->ranks[i]];
-        const idist__verb *v;
+        const idist__transfer *v;
 
         if (i == t->group->rank || (p2p && t->call.root != i)) continue;
-        f.aux = l->p2p_got;
+        f.aux = l->p2p_received;
         f.flags = 0;
 
         // Only the search for deadlocks needs these, and there is no deadlock while this rank can
@@ -838,19 +841,21 @@ static void idist__ring_announce(idist__task *t) {
 // Makes worthless what peers on this host read at the address of an announced message from now on.
 static void idist__cancel_withdraw(const idist__ring *ring) {
     if (!ring->shm) return;
-    __atomic_fetch_add(&idist__shm_bell(ring->shm, ring->shm->me)->withdrawn, 1u, __ATOMIC_SEQ_CST);
+    __atomic_fetch_add(&idist__segment_doorbell(ring->shm, ring->shm->me)->withdrawn, 1u,
+                       __ATOMIC_SEQ_CST);
 }
 
 // Takes the verbs of a task out of a list. Returns whether there were any.
-static bool idist__cancel_list(idist__ring *ring, const idist__verbs *list, const idist__task *t) {
-    idist__verb *v, *next;
+static bool idist__cancel_list(idist__ring *ring, const idist__transfer_list *list,
+                               const idist__task *t) {
+    idist__transfer *v, *next;
     bool any = false;
 
     for (v = list->first; v; v = next) {
         next = v->next;
         if (v->task != t) continue;
-        idist__verb_take(v);
-        idist__verb_free(ring, v);
+        idist__transfer_take(v);
+        idist__transfer_free(ring, v);
         any = true;
     }
 
@@ -859,7 +864,7 @@ static bool idist__cancel_list(idist__ring *ring, const idist__verbs *list, cons
 
 // A frame that is partly written must be completed. Its payload is copied, because the buffer
 // belongs to the caller again.
-static void idist__cancel_written(idist__ring *ring, idist__link *l, idist__verb *v) {
+static void idist__cancel_written(idist__ring *ring, idist__link *l, idist__transfer *v) {
     size_t unwritten = v->piece - v->piece_moved;
 
     v->task = NULL;
@@ -887,7 +892,7 @@ static void idist__cancel_written(idist__ring *ring, idist__link *l, idist__verb
 
 // Takes out what is queued to be written. Returns whether the peer knows of any of it.
 static bool idist__cancel_queue(idist__ring *ring, idist__link *l, const idist__task *t) {
-    idist__verb **at = &l->out;
+    idist__transfer **at = &l->out;
     bool known = false;
 
     if (l->out && l->out->task == t && l->out->frame_moved + l->out->piece_moved > 0) {
@@ -896,7 +901,7 @@ static bool idist__cancel_queue(idist__ring *ring, idist__link *l, const idist__
     }
 
     while (*at) {
-        idist__verb *v = *at;
+        idist__transfer *v = *at;
 
         if (v->task != t) {
             at = &v->next;
@@ -906,7 +911,7 @@ static bool idist__cancel_queue(idist__ring *ring, idist__link *l, const idist__
         known = known || v->started;
         if (v->frame.type == IDIST__EAGER) l->window += v->nbytes + IDIST__FRAME_BYTES;
         *at = v->next;
-        idist__verb_free(ring, v);
+        idist__transfer_free(ring, v);
     }
 
     l->out_end = at;
@@ -923,13 +928,13 @@ static bool idist__cancel_early(idist__ring *ring, idist__link *l, const idist__
         next = m->next;
 
         if (m->claim && m->claim->task == t) {
-            idist__verb_free(ring, m->claim);
+            idist__transfer_free(ring, m->claim);
             m->claim = NULL;
             claimed = true;
         }
 
         if (m->self_send && m->self_send->task == t) {
-            idist__verb_free(ring, m->self_send);
+            idist__transfer_free(ring, m->self_send);
             idist__message_free(ring, l, m);
         }
     }
@@ -945,10 +950,10 @@ static bool idist__cancel_links(idist__ring *ring, const idist__task *t) {
     for (i = 0; i < ring->w->group.size; i++) {
         idist__link *l = &ring->links[i];
 
-        if (l->in_verb && l->in_verb->task == t) {
-            idist__verb *v = l->in_verb;
-            if (l->in.type == IDIST__EAGER) idist__verb_free(ring, v); // it is in no list
-            l->in_verb = NULL;
+        if (l->in_transfer && l->in_transfer->task == t) {
+            idist__transfer *v = l->in_transfer;
+            if (l->in.type == IDIST__EAGER) idist__transfer_free(ring, v); // it is in no list
+            l->in_transfer = NULL;
             l->target = NULL;
             known = true;
         }
@@ -967,13 +972,13 @@ static bool idist__cancel_links(idist__ring *ring, const idist__task *t) {
 // The short way for a send that waits for CTS or a receive without a message: it has one verb, and
 // thousands may be cancelled at once. False: it is not of this kind.
 static bool idist__cancel_waiting(idist__ring *ring, const idist__task *t) {
-    idist__verb *v = idist__kind_is_p2p(t->call.kind) ? idist__op_of(t)->verb : NULL;
+    idist__transfer *v = idist__kind_is_p2p(t->call.kind) ? idist__op_of(t)->verb : NULL;
 
     if (!v || !v->list) return false;
     if (t->call.kind == IDIST__RECV && !idist__ring_is_unmatched(t)) return false;
     if (t->call.kind == IDIST__SEND) idist__cancel_withdraw(ring);
-    idist__verb_take(v);
-    idist__verb_free(ring, v);
+    idist__transfer_take(v);
+    idist__transfer_free(ring, v);
 
     return true;
 }
@@ -986,7 +991,8 @@ static void idist__cancel_announced(idist__ring *ring, const idist__task *t) {
     memset(&f, 0, sizeof f);
     f.type = IDIST__WAITS;
     f.print.kind = IDIST__RECV;
-    idist__link_control(ring, &ring->links[idist__world_rank(t->group, t->call.root)], &f, NULL);
+    idist__link_control(ring, &ring->links[idist__group_world_rank(t->group, t->call.root)], &f,
+                        NULL);
 }
 
 static void idist__cancel_collective(idist__ring *ring, idist__task *t) {
@@ -1038,12 +1044,12 @@ static void idist__ring_tell(idist_group *g) {
 
     if (rg->near) idist__group_fail(rg->near, g->status, g->cause);
     if (rg->leads) idist__group_fail(rg->leads, g->status, g->cause);
-    idist__share_let_go(g);
+    idist__share_await_writers(g);
 }
 
 //------------------------------------------------------------------------------
 // [engine:missing]  names the ranks that a call waits for
-// uses err kind model explain msg:types msg:op share:share deadlock
+// uses text kind model explain msg:types msg:op share:share deadlock
 //
 // A call that waits for long or misses its deadline names the ranks that hold it up. It knows how
 // far each member has come (idist__seen) and, once it has sent WAITS, whether the member answered.
@@ -1059,11 +1065,11 @@ static int idist__missing_sender(const idist__task *t, char *text, size_t capaci
 
     for (i = 0; i < g->size; i++) {
         const idist__link *l = &ring->links[g->ranks[i]];
-        bool is_sender = l->in_verb && l->in_verb->task == t;
+        bool is_sender = l->in_transfer && l->in_transfer->task == t;
 
         if (!is_sender && !idist__ring_has_verb(&l->receiving, t)) continue;
-        idist__append(text, capacity, "rank %d on %s, whose message has begun to arrive",
-                      g->ranks[i], g->w->nodes[g->ranks[i]].hostname);
+        idist__text_append(text, capacity, "rank %d on %s, whose message has begun to arrive",
+                           g->ranks[i], g->w->nodes[g->ranks[i]].hostname);
         return 1;
     }
 
@@ -1106,36 +1112,36 @@ static int idist__ring_missing(idist__task *t, char *text, size_t capacity) {
 
     if (t->call.kind == IDIST__RECV && !idist__ring_is_unmatched(t))
         return idist__missing_sender(t, text, capacity);
-    if (idist__kind_is_p2p(t->call.kind)) return idist__missing_peer(t, text, capacity);
+    if (idist__kind_is_p2p(t->call.kind)) return idist__explain_missing_peer(t, text, capacity);
 
     step = idist__op_of(t)->algorithm == IDIST__BY_HOST ? idist__op_of(t)->step : NULL;
 
     if (step && !t->announced) { // nobody was asked yet
         if (!idist__ring_missing(step, text, capacity))
-            idist__append(text, capacity, "ranks of another host");
+            idist__text_append(text, capacity, "ranks of another host");
         return 1;
     }
 
-    idist__share_look(t);
+    idist__share_update_seen(t);
 
     for (row = 0; row < (int)IDIST__COUNT_OF(order); row++) {
         for (i = 0; i < g->size; i++)
             if (i != g->rank && (idist__missing_absence(t, i) & order[row]) == order[row])
-                idist__missing_rank(g, i, &rg->seen[i].print, count++, text, capacity);
+                idist__explain_missing_rank(g, i, &rg->seen[i].print, count++, text, capacity);
         if (count) break;
     }
 
-    if (count > 8) idist__append(text, capacity, " and %d more", count - 8);
+    if (count > 8) idist__text_append(text, capacity, " and %d more", count - 8);
     if (count && (order[row] & IDIST__SILENT))
-        idist__append(text, capacity, ", which does not answer");
+        idist__text_append(text, capacity, ", which does not answer");
 
     return count;
 }
 
 //------------------------------------------------------------------------------
 // [engine:group]  opening and closing a group, and its groups by host
-// uses mem hash model core:group shm:segment msg:types link msg:message pool
-// uses host
+// uses mem base:window hash model core:group shm:segment msg:types link
+// uses msg:message pool host
 //
 // Frames for a group may arrive before it exists here. They wait in the links until the group is
 // opened. Closing a group drops what is left, and the ring remembers its context for a while, to
@@ -1178,7 +1184,7 @@ static void idist__ring_group_close(idist_group *g) {
         if (of && of->leads == g) of->leads = NULL;
     }
 
-    idist__share_free(g);
+    idist__pool_leave(g);
     idist__mem_free(&g->w->cfg.mem, rg->rank_of);
     idist__mem_free(&g->w->cfg.mem, rg->seen);
 }
@@ -1190,7 +1196,7 @@ static void idist__group_hear(idist_group *g, idist__link *l) {
     for (m = l->early; m; m = m->next) {
         if (m->frame.ctx != g->ctx || !m->unknown) continue;
         m->unknown = false;
-        l->nunknown--;
+        l->unknown_count--;
     }
 
     for (m = l->early; m; m = m->next)
@@ -1245,7 +1251,7 @@ static idist_status idist__group_new_inner(idist_group *parent, uint64_t salt, c
     idist_status status;
 
     if (!g) return IDIST_ERR_NO_MEMORY;
-    idist__group_set(g, idist__mix(parent->ctx, salt), ranks, n);
+    idist__group_set(g, idist__hash_mix(parent->ctx, salt), ranks, n);
     g->inner = true;
     status = idist__group_init(g);
 
@@ -1299,7 +1305,7 @@ static idist_status idist__group_split_by_host(idist_group *g, const idist__grou
     if (hosts->near_count > 1)
         status =
             idist__group_new_inner(g, IDIST__GROUP_NEAR, hosts->near, hosts->near_count, &rg->near);
-    if (status == IDIST_OK && rg->near) status = idist__share_meet(rg->near, hosts->near_offers);
+    if (status == IDIST_OK && rg->near) status = idist__pool_meet(rg->near, hosts->near_offers);
     if (status == IDIST_OK && hosts->near[0] == g->w->group.rank)
         status = idist__group_new_inner(g, IDIST__GROUP_LEADS, hosts->leads, hosts->lead_count,
                                         &rg->leads);
@@ -1325,7 +1331,7 @@ static idist_status idist__ring_group_meet(idist_group *g, const uint64_t *offer
     hosts.leads = hosts.near + n;
     idist__group_find_hosts(g, offers, &hosts);
 
-    if (hosts.lead_count == 1) status = idist__share_meet(g, hosts.near_offers);
+    if (hosts.lead_count == 1) status = idist__pool_meet(g, hosts.near_offers);
     else if (hosts.lead_count < g->size) status = idist__group_split_by_host(g, &hosts);
 
     idist__mem_free(mem, hosts.near_offers);
@@ -1337,7 +1343,7 @@ static idist_status idist__ring_group_open(idist_group *g) {
     idist_status status = idist__group_init(g);
 
     if (status != IDIST_OK || g != &g->w->group) return status;
-    idist__share_offer_place(g);
+    idist__pool_offer_region(g);
     status = idist__ring_group_meet(g, NULL);
     if (status != IDIST_OK) idist__ring_group_close(g);
 
@@ -1347,7 +1353,7 @@ static idist_status idist__ring_group_open(idist_group *g) {
 // ---- memory that other ranks can reach ----
 
 static void *idist__ring_alloc(idist__world *w, size_t nbytes) {
-    const idist__shm *m = idist__ring_of(w)->shm;
+    const idist__segment *m = idist__ring_of(w)->shm;
     return m && m->window_nbytes ? idist__window_alloc(m->window, nbytes) : NULL;
 }
 

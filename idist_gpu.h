@@ -25,7 +25,7 @@ CONTENTS
 
 //------------------------------------------------------------------------------
 // [gpu:types]  worlds, groups and calls, as device memory sees them
-// uses world
+// uses model
 //
 // Each of the core's structures has a `device` member that points to one of these:
 //
@@ -38,13 +38,13 @@ CONTENTS
 // gpu->user_count keeps the structures alive meanwhile.
 //------------------------------------------------------------------------------
 
-#define IDIST__GPU_SPIN_NS ((int64_t)30000)        // a waiting thread polls that long, ...
-#define IDIST__GPU_LOOK_NS ((int64_t)20000)        // ... then sleeps, at first that long, ...
-#define IDIST__GPU_LOOK_LONG_NS ((int64_t)1000000) // ... and finally that long, between looks
-#define IDIST__GPU_CHUNK ((size_t)4 << 20)         // bytes staged at a time
+#define IDIST__GPU_SPIN_NS ((int64_t)30000)         // a waiting thread polls that long, ...
+#define IDIST__GPU_SLEEP_NS ((int64_t)20000)        // ... then sleeps, at first that long, ...
+#define IDIST__GPU_SLEEP_LONG_NS ((int64_t)1000000) // ... and finally that long, between looks
+#define IDIST__GPU_CHUNK ((size_t)4 << 20)          // bytes staged at a time
 #define IDIST__GPU_SLOTS 3       // chunks in flight: leaving, with the backend, arriving
 #define IDIST__GPU_AHEAD 1000    // calls a rank may enqueue before the others begin them
-#define IDIST__GPU_LET_MS 200    // how long an abort waits for the device to finish
+#define IDIST__GPU_GRACE_MS 200  // how long an abort waits for the device to finish
 #define IDIST__GPU_FAULT_MS 1000 // how long the host may search for the rank NCCL complains of
 #ifndef IDIST__GPU_ABORT_MS      // tests set less
 #define IDIST__GPU_ABORT_MS 5000 // how long ncclCommAbort, or another clean-up, may take
@@ -195,17 +195,17 @@ typedef enum idist__gpu_state {
 typedef struct idist__gpu_op {
     idist__gpu_path path;
     idist__gpu_state state;
-    idist__call call;            // as the program made it; the backend gets parts of it
-    idist__print fingerprint;    // what the ranks compare
-    idist__user_op user;         // a copy: the program may free the op meanwhile
-    bool waits_for_device;       // counted in gpu->waiting_call_count
-    bool waits_for_memory;       // pinned memory
-    bool with_backend;           // the host's backend has a part of it
-    bool launched;               // NCCL has it
-    bool met;                    // NCCL: all ranks have made the call
-    idist_status meeting_status; // NCCL: the ranks met, but do not agree on a message
-    size_t size;                 // bytes per element
-    size_t chunk;                // elements of each part of the buffers that move at a time
+    idist__call call;               // as the program made it; the backend gets parts of it
+    idist__fingerprint fingerprint; // what the ranks compare
+    idist__user_op user;            // a copy: the program may free the op meanwhile
+    bool waits_for_device;          // counted in gpu->waiting_call_count
+    bool waits_for_memory;          // pinned memory
+    bool with_backend;              // the host's backend has a part of it
+    bool launched;                  // NCCL has it
+    bool met;                       // NCCL: all ranks have made the call
+    idist_status meeting_status;    // NCCL: the ranks met, but do not agree on a message
+    size_t size;                    // bytes per element
+    size_t chunk;                   // elements of each part of the buffers that move at a time
     size_t chunk_count;
     size_t enqueued_count;      // chunks (IPC: phases) enqueued on the device
     size_t started_count;       // those given to the host's backend
@@ -233,7 +233,7 @@ static idist__gpu_op *idist__gpu_op_of(const idist__task *t) { return (idist__gp
 
 //------------------------------------------------------------------------------
 // [gpu:device]  CUDA errors, and whose device is the current one
-// uses library err world types
+// uses library fail model core:group types
 //------------------------------------------------------------------------------
 
 // Waits a little, longer from turn to turn: yields at first, later sleeps up to 1 ms.
@@ -353,7 +353,7 @@ static void idist__gpu_home_leave(const idist__gpu_home *home) {
 
 //------------------------------------------------------------------------------
 // [gpu:pinned]  host memory that devices copy from
-// uses os mem world group types device
+// uses os:thread mem model calls:memory types device
 //------------------------------------------------------------------------------
 
 // Pinning memory may wait for all work of the device: for an NCCL kernel, say, that waits for a
@@ -505,7 +505,7 @@ idist_allocator idist_pinned_allocator(void) {
 
 //------------------------------------------------------------------------------
 // [gpu:task]  calls and their parts
-// uses os world core:call types device pinned
+// uses clock kind model core:world core:task core:call types device pinned
 //------------------------------------------------------------------------------
 
 static void idist__gpu_set_waiting(idist__task *t, bool waits) {
@@ -515,8 +515,8 @@ static void idist__gpu_set_waiting(idist__task *t, bool waits) {
     if (op->waits_for_device == waits) return;
     op->waits_for_device = waits;
     gpu->waiting_call_count += waits ? 1 : -1;
-    if (waits) gpu->sleep_ns = IDIST__GPU_LOOK_NS;
-    if (waits) gpu->spin_until_ns = idist__os_now_ns() + IDIST__GPU_SPIN_NS;
+    if (waits) gpu->sleep_ns = IDIST__GPU_SLEEP_NS;
+    if (waits) gpu->spin_until_ns = idist__os_clock_now_ns() + IDIST__GPU_SPIN_NS;
     if (waits && t->group->w->driver != IDIST__DRIVER_NONE)
         gpu->host_backend->wake(t->group->w); // a sleeping driver polls the device too
 }
@@ -529,7 +529,7 @@ static bool idist__gpu_event_done(idist__task *t, cudaEvent_t event) {
     if (op->error == cudaSuccess) op->error = cudaEventQuery(event);
 
     if (op->error == cudaSuccess) {
-        idist__gpu_of(t->group->w)->sleep_ns = IDIST__GPU_LOOK_NS;
+        idist__gpu_of(t->group->w)->sleep_ns = IDIST__GPU_SLEEP_NS;
         return true;
     }
 
@@ -553,7 +553,7 @@ static void idist__gpu_start_part(idist__task *t, const idist__call *part) {
     t->call = *part;
     t->call.label = op->call.label;
     t->away = t->announced = false;
-    t->group->w->due_ns = 0; // timers look at it again
+    t->group->w->timers_due_ns = 0; // timers look at it again
     op->with_backend = true;
     idist__gpu_set_waiting(t, false);
 
@@ -650,16 +650,16 @@ static void idist__gpu_release(idist__task *t) {
 static void idist__gpu_complete(idist__task *t) {
     idist__gpu_op_of(t)->state = IDIST__GPU_END;
     t->away = false;
-    idist__complete(t, IDIST_OK, "");
+    idist__task_complete(t, IDIST_OK, "");
 }
 
 static bool idist__gpu_op_is_premul(const idist_group *g, const idist__call *c) {
-    return (int)c->op >= IDIST_OP_USER && !idist__call_user_op(g, c)->fn;
+    return (int)c->op >= IDIST_OP_USER && !idist__world_user_op(g, c)->fn;
 }
 
 //------------------------------------------------------------------------------
 // [gpu:agree]  what the members of a group tell each other
-// uses os err mem world core:call
+// uses clock fail text mem kind model core:world core:call
 //------------------------------------------------------------------------------
 
 // Waits until `ready` or the deadline, while the backend watches the other ranks. The lock is held,
@@ -667,9 +667,9 @@ static bool idist__gpu_op_is_premul(const idist_group *g, const idist__call *c) 
 static bool idist__gpu_wait_until(idist__world *w, bool (*ready)(const void *arg), const void *arg,
                                   int64_t deadline_ns) {
     while (!ready(arg)) {
-        if (idist__os_now_ns() > deadline_ns) return false;
+        if (idist__os_clock_now_ns() > deadline_ns) return false;
         pthread_mutex_unlock(&w->lock);
-        idist__os_pause_ms(1);
+        idist__os_clock_pause_ms(1);
         idist__world_lock(w);
         if (w->driver == IDIST__DRIVER_NONE && !w->thread_stops) w->backend->progress(w);
     }
@@ -715,7 +715,7 @@ static idist_status idist__gpu_all_succeeded(idist_group *g, bool failed, char *
 
     memset(&mine, 0, sizeof mine);
     mine.failed = failed;
-    idist__copy_text(mine.reason, sizeof mine.reason, reason);
+    idist__text_copy(mine.reason, sizeof mine.reason, reason);
     status = idist__gpu_exchange(g, &mine, theirs, sizeof mine);
     for (i = 0; status == IDIST_OK && i < g->size && !theirs[i].failed; i++) continue;
     *all = status == IDIST_OK && i == g->size;
@@ -728,7 +728,7 @@ static idist_status idist__gpu_all_succeeded(idist_group *g, bool failed, char *
 
 //------------------------------------------------------------------------------
 // [gpu:stage]  calls that go through pinned memory, a chunk at a time
-// uses world core:call types pinned task
+// uses kind model core:group extent types pinned task
 //
 // Any call on device memory that no other path supports is staged. The host's backend gets each
 // chunk as a call of its own, with pinned memory for its buffers. Meanwhile the next chunk leaves
@@ -852,7 +852,7 @@ static cudaError_t idist__stage_in_whole(idist__task *t, const idist__call *part
     }
 
     for (i = 0; i < g->size && error == cudaSuccess; i++) {
-        char *to = idist__call_part(c, (char *)c->recv, i, g->rank, false, &count);
+        char *to = idist__extent_part(c, (char *)c->recv, i, g->rank, false, &count);
         error = idist__gpu_copy(to, 0, (char *)part->recv + (to - (char *)c->recv), 0, count, 1,
                                 op->size, stream);
     }

@@ -454,7 +454,7 @@ static const char *const idist__ptx[] IDIST__UNUSED = {
 
 //------------------------------------------------------------------------------
 // [ipc:kernel]  loading the kernels, and launching them
-// uses os base:type world gpu:types gpu:agree ptx
+// uses clock base:type model core:world gpu:types gpu:agree ptx
 //------------------------------------------------------------------------------
 
 #if IDIST__IPC_KERNELS
@@ -608,7 +608,7 @@ static cudaError_t idist__ipc_need_kernels(idist__world *w) {
     int most_ms = w->cfg.init_timeout_ms > 0 ? w->cfg.init_timeout_ms : IDIST__IPC_LOAD_MS;
     cudaError_t error;
 
-    if (!idist__gpu_wait_until(w, idist__ipc_has_loaded, w, idist__os_deadline(most_ms)))
+    if (!idist__gpu_wait_until(w, idist__ipc_has_loaded, w, idist__os_clock_deadline(most_ms)))
         return cudaErrorNotReady;
     if (gpu->loading) return cudaErrorNotReady;
     if (idist__ipc_is_loaded(gpu)) return cudaSuccess;
@@ -624,7 +624,7 @@ static cudaError_t idist__ipc_need_kernels(idist__world *w) {
 
 //------------------------------------------------------------------------------
 // [ipc:arena]  device memory that other ranks map
-// uses mem hash world gpu:types
+// uses mem hash model core:world gpu:types
 //
 // Each rank of a group has an arena: IDIST__IPC_SLOTS chunks of device memory, which the other
 // members map once. Each of these calls of CUDA may wait for all work of the device, so they are
@@ -645,8 +645,8 @@ typedef struct idist__ipc_rank_info {
 // number.
 static uint64_t idist__ipc_process(void) {
     struct stat st;
-    return idist__mix((uint64_t)getpid(),
-                      stat("/proc/self/ns/pid", &st) == 0 ? (uint64_t)st.st_ino : 0);
+    return idist__hash_mix((uint64_t)getpid(),
+                           stat("/proc/self/ns/pid", &st) == 0 ? (uint64_t)st.st_ino : 0);
 }
 
 // Takes an arena of our own for the group: one of a closed group, or a new one.
@@ -758,7 +758,8 @@ static void idist__ipc_abandon_arena(idist_group *g) {
 
 //------------------------------------------------------------------------------
 // [ipc:leave]  the end of a world: giving the memory back
-// uses os mem base:log world gpu:types device gpu:agree kernel
+// uses clock os:thread mem base:log model core:world gpu:types device gpu:agree
+// uses kernel
 //
 //     idist_finalize      idist__ipc_unmap_arenas  this rank maps nothing any more; then the ranks
 //     meet groups are closed   idist__ipc_wait_unused   other threads leave world is freed
@@ -771,7 +772,8 @@ static bool idist__ipc_is_unused(const void *arg) {
 
 // Starts the time that the end of the world waits for other threads, in all.
 static void idist__ipc_set_leave_deadline(idist__gpu *gpu) {
-    if (!gpu->leave_deadline_ns) gpu->leave_deadline_ns = idist__os_deadline(IDIST__GPU_ABORT_MS);
+    if (!gpu->leave_deadline_ns)
+        gpu->leave_deadline_ns = idist__os_clock_deadline(IDIST__GPU_ABORT_MS);
 }
 
 // The world is being closed: waits, once, for the threads that use without the lock what is to be
@@ -785,7 +787,7 @@ static bool idist__ipc_wait_unused(idist__world *w) {
     idist__ipc_set_leave_deadline(gpu);
 
     while (pthread_mutex_trylock(&w->lock) != 0) {
-        if (idist__os_now_ns() > gpu->leave_deadline_ns) {
+        if (idist__os_clock_now_ns() > gpu->leave_deadline_ns) {
             gpu->stuck = true;
             return false;
         }
@@ -828,7 +830,7 @@ static void *idist__ipc_cleanup_run(void *arg) {
 // goes on by itself. Called without the lock.
 static bool idist__ipc_cleanup_start(const idist__gpu *what) {
     idist__ipc_cleanup *job = (idist__ipc_cleanup *)calloc(1, sizeof *job);
-    int64_t deadline = idist__os_deadline(IDIST__GPU_ABORT_MS);
+    int64_t deadline = idist__os_clock_deadline(IDIST__GPU_ABORT_MS);
     pthread_t thread;
     int turns = 0;
 
@@ -840,7 +842,7 @@ static bool idist__ipc_cleanup_start(const idist__gpu *what) {
         return false;
     }
 
-    while (!__atomic_load_n(&job->done, __ATOMIC_ACQUIRE) && idist__os_now_ns() < deadline)
+    while (!__atomic_load_n(&job->done, __ATOMIC_ACQUIRE) && idist__os_clock_now_ns() < deadline)
         idist__gpu_nap(&turns);
 
     if (__atomic_exchange_n(&job->done, IDIST__JOB_LEFT, __ATOMIC_ACQ_REL) != IDIST__JOB_DONE) {
@@ -887,7 +889,8 @@ static void idist__ipc_unmap_arenas(idist__world *w) {
     idist__gpu what;
     bool closed;
 
-    if (!idist__gpu_wait_until(w, idist__ipc_is_idle, w, idist__os_deadline(IDIST__GPU_ABORT_MS))) {
+    if (!idist__gpu_wait_until(w, idist__ipc_is_idle, w,
+                               idist__os_clock_deadline(IDIST__GPU_ABORT_MS))) {
         idist__log_print(&w->log, IDIST_LOG_WARN,
                          "finalize: another thread's call still reads the memory of other ranks");
         return;
@@ -927,7 +930,7 @@ static void idist__ipc_free_arenas(idist__world *w) {
 
 //------------------------------------------------------------------------------
 // [ipc:probe]  does this rank read what the others have written?
-// uses os hash world gpu:types ptx kernel
+// uses clock cpu hash model gpu:types ptx kernel
 //
 // What each rank leaves in its arena, for the others to check that they read it: whole numbers,
 // never 0, and so small that their sum is exact. A driver that grants peer access does not know
@@ -939,7 +942,7 @@ static void idist__ipc_free_arenas(idist__world *w) {
 #define IDIST__IPC_PROBE_MS 10000 // how long reading it may take
 
 static float idist__ipc_probe_value(int rank, size_t i) {
-    uint64_t mixed = idist__mix((uint64_t)rank + 1, i);
+    uint64_t mixed = idist__hash_mix((uint64_t)rank + 1, i);
     return (float)((mixed & 0xfffff) | 1);
 }
 
@@ -956,7 +959,7 @@ static void idist__ipc_probe_set_deadline(const idist__world *w, idist__ipc_prob
     int most_ms = w->cfg.init_timeout_ms / 2;
 
     if (most_ms <= 0 || most_ms > IDIST__IPC_PROBE_MS) most_ms = IDIST__IPC_PROBE_MS;
-    probe->deadline_ns = idist__os_deadline(most_ms);
+    probe->deadline_ns = idist__os_clock_deadline(most_ms);
 }
 
 // True: the stream has finished. It may never do so.
@@ -964,9 +967,10 @@ static bool idist__ipc_probe_wait(const idist__ipc_probe *probe, cudaError_t *er
     while (*error == cudaSuccess) {
         *error = cudaStreamQuery(probe->stream);
         if (*error == cudaSuccess) return true;
-        if (*error != cudaErrorNotReady || idist__os_now_ns() > probe->deadline_ns) return false;
+        if (*error != cudaErrorNotReady || idist__os_clock_now_ns() > probe->deadline_ns)
+            return false;
         *error = cudaSuccess;
-        idist__os_relax();
+        idist__os_cpu_relax();
     }
 
     return false;
@@ -1072,7 +1076,8 @@ static bool idist__ipc_probe_free(idist__ipc_probe *probe) {
 
 //------------------------------------------------------------------------------
 // [ipc:setup]  what the members of a group set up in its first call
-// uses err mem base:log world gpu:types gpu:agree kernel arena probe
+// uses fail text mem base:log model core:world gpu:types gpu:agree kernel arena
+// uses probe
 //
 //     own     load the kernels; take an arena, and write a pattern into it
 //     others  exchange the handles; map the arenas of the others, and read the patterns
@@ -1161,8 +1166,8 @@ static idist_status idist__ipc_setup_agree(idist_group *g, idist__ipc_setup *set
     char reason[256] = "";
     idist_status status;
 
-    if (failed) idist__copy_text(reason, sizeof reason, cudaGetErrorString(setup->error));
-    if (setup->probe.text[0]) idist__copy_text(reason, sizeof reason, setup->probe.text);
+    if (failed) idist__text_copy(reason, sizeof reason, cudaGetErrorString(setup->error));
+    if (setup->probe.text[0]) idist__text_copy(reason, sizeof reason, setup->probe.text);
     status = idist__gpu_all_succeeded(g, failed, reason, sizeof reason, &all);
     if (status == IDIST_OK && !all) status = idist__ipc_strand_all(g, setup);
 
@@ -1204,7 +1209,7 @@ static idist_status idist__ipc_prepare(idist_group *g) {
 
 //------------------------------------------------------------------------------
 // [ipc:call]  calls of ranks that read each other's device memory
-// uses world gpu:types task ptx kernel
+// uses kind model core:world gpu:types gpu:task ptx kernel
 //
 // All ranks of a host that share a GPU can read each other's device memory. Each rank has an arena
 // that the others map. A chunk of a call is given, and then taken:
@@ -1285,7 +1290,7 @@ static cudaError_t idist__ipc_premultiply(const idist__task *t, void *data, size
 
     if (!idist__kind_reduces(c->kind) || !idist__gpu_op_is_premul(g, c)) return cudaSuccess;
     return idist__ipc_scale(idist__gpu_of(g->w), data, count, c->dtype,
-                            idist__call_user_op(g, c)->factor,
+                            idist__world_user_op(g, c)->factor,
                             idist__gpu_group_of(g)->stream[IDIST__STREAM_OUT]);
 }
 
@@ -1486,7 +1491,7 @@ static bool idist__ipc_step(idist__task *t) {
 
 //------------------------------------------------------------------------------
 // [ipc:own]  device memory of this rank alone, for idist_train.h
-// uses err world core:call gpu:types device ptx kernel
+// uses fail model core:world core:call gpu:types device ptx kernel
 //
 // Everything is enqueued on a stream of the program's.
 //------------------------------------------------------------------------------

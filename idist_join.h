@@ -42,7 +42,7 @@ STEPS
 
 //------------------------------------------------------------------------------
 // [join:state]  what the sections below share
-// uses os auth store:store world msg:types
+// uses clock auth pending store:table server client store:store model msg:types
 //------------------------------------------------------------------------------
 
 // Values of idist__config.transport that matter here.
@@ -71,7 +71,7 @@ typedef struct idist__join {
     const idist__record *records; // by rank
     idist__handshake *outgoing;   // by rank, to lower ranks only
     int64_t *retry_ns;            // when to connect to a lower rank again; 0: under way, or done
-    idist__porch *incoming;
+    idist__pending *incoming;
     int link_count; // connected ranks
     int64_t deadline_ns;
 } idist__join;
@@ -97,8 +97,8 @@ static bool idist__state_is_torch(const idist__join *j) {
 
 // The server of our store, if it runs in this process.
 static const idist__server *idist__state_server(const idist__join *j) {
-    if (!j->owns_store || j->store->run != idist__tcp_store_run) return NULL;
-    return ((const idist__tcp_store *)j->store->impl)->server;
+    if (!j->owns_store || j->store->run != idist__client_run) return NULL;
+    return ((const idist__client_store *)j->store->impl)->server;
 }
 
 // How often a waiting rank asks whether another one has given up: less often in a large world,
@@ -112,7 +112,7 @@ static int idist__state_ms_left(const idist__join *j) {
     int64_t left;
 
     if (j->deadline_ns == IDIST__FOREVER) return -1;
-    left = (j->deadline_ns - idist__os_now_ns()) / IDIST__MS;
+    left = (j->deadline_ns - idist__os_clock_now_ns()) / IDIST__MS;
     if (left < 1) return 1;
     return left > INT32_MAX ? INT32_MAX : (int)left;
 }
@@ -121,7 +121,7 @@ static bool idist__state_is_out_of_fds(int error) { return error == EMFILE || er
 
 //------------------------------------------------------------------------------
 // [join:failure]  a rank that gives up, and how the others learn why
-// uses os err store:store state
+// uses clock fail text store:table store:file server client store:store state
 //
 // If one rank cannot join, no rank can: there are no partial worlds. To spare the others their
 // time-out, the rank writes the reason into the store ("failed"), where waiting ranks look for it
@@ -150,17 +150,18 @@ static idist_status idist__failure_no_fds(const idist__join *j) {
 // Adds what the server knows to the error text that names the late ranks.
 static idist_status idist__failure_hint(const idist__join *j) {
     const idist__server *server = idist__state_server(j);
-    int refused = server ? __atomic_load_n(&server->nrefused, __ATOMIC_RELAXED) : 0;
+    int refused = server ? __atomic_load_n(&server->refused_count, __ATOMIC_RELAXED) : 0;
 
-    if (server && __atomic_load_n(&server->other_order, __ATOMIC_RELAXED))
-        idist__append(
+    if (server && __atomic_load_n(&server->other_byte_order, __ATOMIC_RELAXED))
+        idist__text_append(
             idist__me.text, sizeof idist__me.text,
             ". A rank runs on a machine of another byte order; mixed worlds are not supported");
     else if (refused)
-        idist__append(idist__me.text, sizeof idist__me.text,
-                      ". %d connections were refused or broke off: a wrong secret, another build, "
-                      "a stranger, or a rank that died",
-                      refused);
+        idist__text_append(
+            idist__me.text, sizeof idist__me.text,
+            ". %d connections were refused or broke off: a wrong secret, another build, "
+            "a stranger, or a rank that died",
+            refused);
 
     return IDIST_ERR_TIMEOUT;
 }
@@ -189,7 +190,7 @@ static idist_status idist__failure_check(idist__join *j) {
     size_t nbytes = 0;
     idist_status status;
 
-    if (server && __atomic_load_n(&server->no_fds, __ATOMIC_RELAXED))
+    if (server && __atomic_load_n(&server->out_of_fds, __ATOMIC_RELAXED))
         return idist__failure_no_fds(j);
 
     names[0] = name;
@@ -216,15 +217,15 @@ static idist_status idist__failure_check(idist__join *j) {
 // Leaves a will with the server, or takes it back (NULL). If the connection is gone, the next
 // request says so.
 static void idist__failure_will(idist__join *j, const idist__failure *failure) {
-    idist__req request;
+    idist__store_request request;
     char name[128] = "";
 
-    if (j->store->run != idist__tcp_store_run && j->store->run != idist__file_store_run) return;
+    if (j->store->run != idist__client_run && j->store->run != idist__file_run) return;
     if (idist__state_is_torch(j)) return;
 
     if (failure) idist__state_name(j, name, sizeof name, "failed", -1);
     memset(&request, 0, sizeof request);
-    request.op = IDIST__REQ_WILL;
+    request.op = IDIST__STORE_SET_WILL;
     request.key.data = name;
     request.key.nbytes = strlen(name);
     request.a.data = (const char *)failure;
@@ -235,7 +236,7 @@ static void idist__failure_will(idist__join *j, const idist__failure *failure) {
 
 // Keeps the store open until all others have read why, or for a moment.
 static void idist__failure_stay(idist__join *j) {
-    int64_t until_ns = idist__os_deadline(IDIST__FAILURE_STAY_MS);
+    int64_t until_ns = idist__os_clock_deadline(IDIST__FAILURE_STAY_MS);
     int64_t heard = 0;
     int others = j->w->group.size - 1 - (j->told_by_server ? 1 : 0);
     char name[128];
@@ -243,8 +244,8 @@ static void idist__failure_stay(idist__join *j) {
     idist__state_name(j, name, sizeof name, "heard", -1);
 
     while (idist_store_add(j->store, name, 0, &heard) == IDIST_OK && heard < others) {
-        if (idist__os_now_ns() >= until_ns) break;
-        idist__os_pause_ms(5);
+        if (idist__os_clock_now_ns() >= until_ns) break;
+        idist__os_clock_pause_ms(5);
     }
 }
 
@@ -259,7 +260,7 @@ static void idist__failure_tell(idist__join *j, idist_status status) {
     memset(&failure, 0, sizeof failure);
     failure.status = (int32_t)status;
     failure.rank = j->w->group.rank;
-    idist__copy_text(failure.text, sizeof failure.text,
+    idist__text_copy(failure.text, sizeof failure.text,
                      strncmp(text, "initialize: ", 12) == 0 ? text + 12 : text);
 
     // If this does not reach the store, the others learn of it when the store ends.
@@ -276,16 +277,16 @@ static void idist__failure_tell(idist__join *j, idist_status status) {
 // The connection to a rank ended. It may have given up and said why, or the server is about to say
 // that it died.
 static idist_status idist__failure_lost(idist__join *j, int rank, const char *how) {
-    int64_t until_ns = idist__os_deadline(IDIST__FAILURE_LOST_MS);
+    int64_t until_ns = idist__os_clock_deadline(IDIST__FAILURE_LOST_MS);
     char text[300];
 
-    idist__copy_text(text, sizeof text, how); // it may lie where a failure writes its text
+    idist__text_copy(text, sizeof text, how); // it may lie where a failure writes its text
 
     do {
         idist_status status = idist__failure_check(j);
         if (status != IDIST_OK) return status;
-        idist__os_pause_ms(10);
-    } while (idist__os_ms_until(until_ns) != 0);
+        idist__os_clock_pause_ms(10);
+    } while (idist__os_clock_ms_until(until_ns) != 0);
 
     return idist__fail(IDIST_ERR_PEER_LOST, "initialize: rank %d on %s was lost: %s", rank,
                        j->w->nodes[rank].hostname, text);
@@ -303,7 +304,8 @@ static idist_status idist__failure_late(idist__join *j, const char *what, int ra
         names[0] = name;
         idist__state_name(j, name, sizeof name, what, i);
         if (idist_store_check(j->store, names, 1, &exists) != IDIST_OK || exists) continue;
-        if (missing++ < 16) idist__append(text, sizeof text, "%s%d", missing > 1 ? ", " : "", i);
+        if (missing++ < 16)
+            idist__text_append(text, sizeof text, "%s%d", missing > 1 ? ", " : "", i);
     }
 
     if (!missing)
@@ -314,16 +316,17 @@ static idist_status idist__failure_late(idist__join *j, const char *what, int ra
                 "initialize: %d of %d ranks did not show up within %d ms: rank %s%s", missing,
                 j->w->group.size, j->w->cfg.init_timeout_ms, text, missing > 16 ? ", ..." : "");
     if (!j->w->cfg.store && strncmp(j->w->cfg.where, "unix:", 5) == 0)
-        idist__append(idist__me.text, sizeof idist__me.text,
-                      ". The ranks meet at a local socket, which those of another user, network "
-                      "namespace (container) or host cannot reach");
+        idist__text_append(
+            idist__me.text, sizeof idist__me.text,
+            ". The ranks meet at a local socket, which those of another user, network "
+            "namespace (container) or host cannot reach");
 
     return idist__failure_hint(j);
 }
 
 //------------------------------------------------------------------------------
 // [join:store]  opening the store, and values that a rank waits for
-// uses os err store:store config state failure
+// uses clock os:env fail store:store launch:env pmi state failure
 //
 // Worlds made one after another through the same store must not see each other's values. So each
 // rank counts its worlds in the store, and the count is part of all names. In a store of our own
@@ -355,7 +358,7 @@ static idist_status idist__join_store_get(idist__join *j, const char *what, int 
         if (status != IDIST_ERR_TIMEOUT) return status;
         status = idist__failure_check(j);
         if (status != IDIST_OK) return status;
-    } while (idist__os_ms_until(j->deadline_ns) != 0);
+    } while (idist__os_clock_ms_until(j->deadline_ns) != 0);
 
     return idist__failure_late(j, cause ? cause : what, rank < 0 ? 0 : rank);
 }
@@ -375,7 +378,7 @@ static idist_status idist__join_store_open_own(idist__join *j) {
                            cfg->rank_var ? cfg->rank_var : cfg->launcher);
 
     if (strcmp(cfg->where, "pmi:") == 0) {
-        status = idist__pmi_meet(cfg);
+        status = idist__pmi_share_address(cfg);
         if (status != IDIST_OK) return status;
     }
 
@@ -458,7 +461,8 @@ static idist_status idist__join_store_leave(idist__join *j) {
 
 //------------------------------------------------------------------------------
 // [join:table]  the number of the job, and a record of every rank
-// uses os err hash sock auth store:store config world state store
+// uses os:random os:env socket fail text sha address connection secret client
+// uses config model state store
 //
 // Rank 0 draws a random job number, from which the key of all connections is derived. Each rank
 // then publishes a record: its host, and where its local socket listens. Rank 0 collects the
@@ -489,27 +493,27 @@ static idist_status idist__table_agree_on_job(idist__join *j) {
             (unsigned long long)job[1], j->w->group.size);
 
     j->job = job[0];
-    idist__auth_key(&j->w->cfg.secret, key);
-    idist__hmac(key, "links", &j->job, sizeof j->job, NULL, 0, j->key);
+    idist__secret_key(&j->w->cfg.secret, key);
+    idist__sha_hmac(key, "links", &j->job, sizeof j->job, NULL, 0, j->key);
 
     return IDIST_OK;
 }
 
 static idist_status idist__table_listen_local(idist__join *j, idist__record *me) {
-    idist__addr address;
+    idist__os_address address;
     uint64_t id[2];
     idist_status status;
 
     idist__os_random(id, sizeof id);
     snprintf(me->local, sizeof me->local, "unix:idist-%016llx%016llx", (unsigned long long)id[0],
              (unsigned long long)id[1]);
-    status = idist__addr_parse(&address, me->local);
+    status = idist__address_parse(&address, me->local);
     if (status != IDIST_OK) return status;
 
-    return idist__sock_listen(&address, me->local, &j->listeners[0]);
+    return idist__connection_listen(&address, me->local, &j->listeners[0]);
 }
 
-static bool idist__table_own_address(int fd, idist__addr *address) {
+static bool idist__table_own_address(int fd, idist__os_address *address) {
     memset(address, 0, sizeof *address);
     address->nbytes = sizeof address->sa;
     return getsockname(fd, (struct sockaddr *)&address->sa, &address->nbytes) == 0;
@@ -520,16 +524,16 @@ static bool idist__table_own_address(int fd, idist__addr *address) {
 static idist_status idist__table_own_ip(idist__join *j, bool one_host, char *ip, size_t capacity) {
     const char *env = idist__os_env("IDIST_ADDR");
     bool store_is_socket = j->owns_store && strncmp(j->w->cfg.where, "file:", 5) != 0;
-    idist__addr address;
+    idist__os_address address;
 
     if (env) {
-        idist__copy_text(ip, capacity, env);
+        idist__text_copy(ip, capacity, env);
     } else if (one_host) {
-        idist__copy_text(ip, capacity, "127.0.0.1");
+        idist__text_copy(ip, capacity, "127.0.0.1");
     } else if (store_is_socket &&
-               idist__table_own_address(((idist__tcp_store *)j->store->impl)->fd, &address) &&
+               idist__table_own_address(((idist__client_store *)j->store->impl)->fd, &address) &&
                address.sa.ss_family != AF_UNIX) {
-        idist__addr_host_text(&address, ip, capacity);
+        idist__os_socket_host_text(&address, ip, capacity);
     } else {
         return idist__fail(IDIST_ERR_ENV, "initialize: no address known at which other hosts reach "
                                           "this one: set IDIST_ADDR, or use tcp://");
@@ -539,13 +543,13 @@ static idist_status idist__table_own_ip(idist__join *j, bool one_host, char *ip,
 }
 
 static idist_status idist__table_listen_tcp(idist__join *j, bool one_host) {
-    idist__addr address;
+    idist__os_address address;
     char ip[64];
     idist_status status = idist__table_own_ip(j, one_host, ip, sizeof ip);
 
-    if (status == IDIST_OK) status = idist__addr_tcp(&address, ip, 0);
+    if (status == IDIST_OK) status = idist__address_tcp(&address, ip, 0);
     if (status != IDIST_OK) return status;
-    if (!idist__addr_is_loopback(&address) && !j->w->cfg.secret.nbytes &&
+    if (!idist__os_socket_is_loopback(&address) && !j->w->cfg.secret.nbytes &&
         !j->w->cfg.secret.insecure)
         return idist__fail(
             IDIST_ERR_NO_SECRET,
@@ -554,11 +558,12 @@ static idist_status idist__table_listen_tcp(idist__join *j, bool one_host) {
             "network",
             ip);
 
-    status = idist__sock_listen(&address, ip, &j->listeners[1]);
+    status = idist__connection_listen(&address, ip, &j->listeners[1]);
     if (status != IDIST_OK) return status;
     if (!idist__table_own_address(j->listeners[1], &address))
         return idist__fail_errno("getsockname", errno);
-    snprintf(j->tcp_address, sizeof j->tcp_address, "tcp:[%s]:%d", ip, idist__addr_port(&address));
+    snprintf(j->tcp_address, sizeof j->tcp_address, "tcp:[%s]:%d", ip,
+             idist__os_socket_port(&address));
 
     return idist__state_set(j, "tcp", j->w->group.rank, j->tcp_address, sizeof j->tcp_address);
 }
@@ -587,7 +592,7 @@ static idist_status idist__table_enter(idist__join *j, idist__record *record, in
 
     record->hostname[sizeof record->hostname - 1] = 0;
     record->local[sizeof record->local - 1] = 0;
-    idist__copy_text(w->nodes[rank].hostname, sizeof w->nodes[rank].hostname, record->hostname);
+    idist__text_copy(w->nodes[rank].hostname, sizeof w->nodes[rank].hostname, record->hostname);
     w->nodes[rank].host = record->host;
 
     if (record->algorithm != (uint32_t)w->cfg.algorithm)
@@ -602,12 +607,12 @@ static idist_status idist__table_enter(idist__join *j, idist__record *record, in
 static idist_status idist__table_make(idist__join *j, idist__record *records) {
     idist__world *w = j->w;
     idist__record *me = &records[w->group.rank];
-    uint64_t host = idist__host_key(&w->cfg);
+    uint64_t host = idist__config_host_key(&w->cfg);
     bool one_host = true;
     idist_status status = IDIST_OK;
     int i;
 
-    idist__copy_text(me->hostname, sizeof me->hostname, w->hostname);
+    idist__text_copy(me->hostname, sizeof me->hostname, w->hostname);
     me->host = host;
     me->shm = w->cfg.transport == IDIST__JOIN_AUTO;
     me->algorithm = (uint32_t)w->cfg.algorithm;
@@ -628,8 +633,8 @@ static idist_status idist__table_make(idist__join *j, idist__record *records) {
 
 //------------------------------------------------------------------------------
 // [join:links]  a connection between each pair of ranks
-// uses os poll err mem base:log sock auth msg:types msg:transport state failure
-// uses store table
+// uses clock descriptor socket poll fail text mem base:log address auth pending
+// uses msg:types msg:transport state failure store table
 //
 // Each rank connects to all lower ones and accepts the higher ones: a local socket inside a host,
 // TCP between hosts. Both ends prove that they know the key of the job, and exchange their ranks.
@@ -657,7 +662,7 @@ static bool idist__links_is_local(const idist__join *j, int rank) {
 static idist_status idist__links_find(idist__join *j, int rank, char *where, size_t capacity) {
     idist_status status = IDIST_OK;
 
-    idist__copy_text(where, capacity, j->records[rank].local);
+    idist__text_copy(where, capacity, j->records[rank].local);
     if (!idist__links_is_local(j, rank))
         status = idist__join_store_get(j, "tcp", rank, NULL, where, capacity);
     where[capacity - 1] = 0;
@@ -673,11 +678,11 @@ static idist_status idist__links_connect_failed(idist__join *j, int rank, const 
     if (idist__state_is_out_of_fds(error)) return idist__failure_no_fds(j);
 
     if (error == EAGAIN || error == ETIMEDOUT || error == EINTR) { // its accept queue may be full
-        j->retry_ns[rank] = idist__os_deadline(IDIST__LINKS_RETRY_MS);
+        j->retry_ns[rank] = idist__os_clock_deadline(IDIST__LINKS_RETRY_MS);
         return idist__failure_check(j);
     }
 
-    if (idist__sock_cut_off(error))
+    if (idist__os_socket_is_unreachable(error))
         return idist__fail(IDIST_ERR_SYSTEM,
                            "initialize: rank %d on %s cannot be reached at %s (%s): the network "
                            "interface is down, or no route leads there",
@@ -689,19 +694,19 @@ static idist_status idist__links_connect_failed(idist__join *j, int rank, const 
 }
 
 static idist_status idist__links_connect(idist__join *j, int rank) {
-    idist__addr address;
+    idist__os_address address;
     idist__handshake *handshake = &j->outgoing[rank];
-    int64_t until_ns = idist__os_deadline(IDIST__LINKS_CONNECT_MS);
+    int64_t until_ns = idist__os_clock_deadline(IDIST__LINKS_CONNECT_MS);
     char where[128];
     idist_status status;
     int fd;
 
     j->retry_ns[rank] = 0;
     status = idist__links_find(j, rank, where, sizeof where);
-    if (status == IDIST_OK) status = idist__addr_parse(&address, where);
+    if (status == IDIST_OK) status = idist__address_parse(&address, where);
     if (status != IDIST_OK) return status;
 
-    fd = idist__sock_connect(&address, until_ns < j->deadline_ns ? until_ns : j->deadline_ns);
+    fd = idist__os_socket_connect(&address, until_ns < j->deadline_ns ? until_ns : j->deadline_ns);
     if (fd < 0) return idist__links_connect_failed(j, rank, where, errno);
 
     idist__auth_begin(handshake, fd, false, j->key, IDIST__ROLE_LINK, j->job, j->w->group.rank,
@@ -712,23 +717,23 @@ static idist_status idist__links_connect(idist__join *j, int rank) {
 }
 
 static idist_status idist__links_accept(idist__join *j, int listener) {
-    idist__handshake *handshake = idist__porch_place(j->incoming);
+    idist__handshake *handshake = idist__pending_slot(j->incoming);
 
     while (handshake) {
-        int fd = idist__sock_accept(listener);
+        int fd = idist__os_socket_accept(listener);
 
         if (fd < 0 && idist__state_is_out_of_fds(errno)) {
-            if (!idist__porch_make_way(j->incoming)) return idist__failure_no_fds(j);
-            idist__os_pause_ms(1); // rather than spin while descriptors are short
+            if (!idist__pending_evict(j->incoming)) return idist__failure_no_fds(j);
+            idist__os_clock_pause_ms(1); // rather than spin while descriptors are short
             return IDIST_OK;
         }
 
         if (fd < 0) return IDIST_OK;
-        idist__os_close(&handshake->fd);
+        idist__os_descriptor_close(&handshake->fd);
         idist__auth_begin(handshake, fd, true, j->key, IDIST__ROLE_LINK, j->job, j->w->group.rank,
-                          j->w->group.size, idist__os_deadline(IDIST__PORCH_MS));
+                          j->w->group.size, idist__os_clock_deadline(IDIST__PENDING_MS));
         handshake->ready = true;
-        handshake = idist__porch_place(j->incoming);
+        handshake = idist__pending_slot(j->incoming);
     }
 
     return IDIST_OK;
@@ -737,14 +742,14 @@ static idist_status idist__links_accept(idist__join *j, int listener) {
 // A handshake has succeeded: its connection becomes a link.
 static void idist__links_add(idist__join *j, int rank, int fd) {
     idist__link *l = &j->ring->links[rank];
-    idist__addr address;
+    idist__os_address address;
     bool local = idist__table_own_address(fd, &address) && address.sa.ss_family == AF_UNIX;
 
     l->transport = local ? &idist__transport_unix : &idist__transport_tcp;
     l->fd = fd;
     l->port = &l->fd;
     l->open = true;
-    j->ring->nstreams++;
+    j->ring->fd_link_count++;
     j->link_count++;
 }
 
@@ -771,7 +776,7 @@ static idist_status idist__links_step(idist__join *j, idist__handshake *handshak
         return IDIST_OK;
     }
 
-    idist__os_close(&handshake->fd);
+    idist__os_descriptor_close(&handshake->fd);
 
     if (to < 0) {
         idist__log_print(&j->w->log, IDIST_LOG_DEBUG, "a connection was refused: %s",
@@ -780,7 +785,7 @@ static idist_status idist__links_step(idist__join *j, idist__handshake *handshak
     }
 
     if (handshake->broke) {
-        j->retry_ns[to] = idist__os_deadline(5 + to % 16); // not all ranks at the same moment
+        j->retry_ns[to] = idist__os_clock_deadline(5 + to % 16); // not all ranks at the same moment
         return IDIST_OK;
     }
 
@@ -794,7 +799,7 @@ static idist_status idist__links_late(const idist__join *j) {
 
     for (i = 0; i < j->w->group.size; i++)
         if (i != j->w->group.rank && !j->ring->links[i].open && missing++ < 16)
-            idist__append(text, sizeof text, "%s%d", missing > 1 ? ", " : "", i);
+            idist__text_append(text, sizeof text, "%s%d", missing > 1 ? ", " : "", i);
 
     return idist__fail(IDIST_ERR_TIMEOUT, "initialize: not connected within %d ms to rank %s%s",
                        j->w->cfg.init_timeout_ms, text, missing > 16 ? ", ..." : "");
@@ -819,7 +824,7 @@ static int idist__links_poll_set(const idist__join *j, bool accepts,
         if (handshake->fd >= 0) idist__os_poll_watch(&entries[count++], handshake->fd, events);
     }
 
-    return count + idist__porch_poll(j->incoming, entries + count);
+    return count + idist__pending_fill_polls(j->incoming, entries + count);
 }
 
 // Marks the handshakes that poll has reported; the entries are those of idist__links_poll_set.
@@ -830,7 +835,7 @@ static void idist__links_polled(idist__join *j, bool accepts, const idist__os_po
         if (j->listeners[i] >= 0 && accepts) count++;
     for (i = 0; i < j->w->group.rank; i++)
         if (j->outgoing[i].fd >= 0) j->outgoing[i].ready = entries[count++].revents != 0;
-    idist__porch_polled(j->incoming, entries + count);
+    idist__pending_take_polls(j->incoming, entries + count);
 }
 
 // Advances everything that is ready.
@@ -845,11 +850,11 @@ static idist_status idist__links_progress(idist__join *j) {
         idist__handshake *handshake = &j->outgoing[i];
 
         if (handshake->fd >= 0 && handshake->ready) status = idist__links_step(j, handshake, i);
-        else if (j->retry_ns[i] && idist__os_now_ns() >= j->retry_ns[i])
+        else if (j->retry_ns[i] && idist__os_clock_now_ns() >= j->retry_ns[i])
             status = idist__links_connect(j, i);
     }
 
-    for (i = 0; i < IDIST__PORCH && status == IDIST_OK; i++) {
+    for (i = 0; i < IDIST__PENDING_SLOTS && status == IDIST_OK; i++) {
         idist__handshake *handshake = &j->incoming->place[i];
         if (handshake->fd >= 0 && handshake->ready) status = idist__links_step(j, handshake, -1);
     }
@@ -859,9 +864,9 @@ static idist_status idist__links_progress(idist__join *j) {
 
 // Sleeps until something is ready, and advances it.
 static idist_status idist__links_turn(idist__join *j, idist__os_poll_entry *entries) {
-    bool accepts = idist__porch_place(j->incoming) != NULL;
+    bool accepts = idist__pending_slot(j->incoming) != NULL;
     int count = idist__links_poll_set(j, accepts, entries);
-    int ms = idist__os_ms_until(j->deadline_ns);
+    int ms = idist__os_clock_ms_until(j->deadline_ns);
 
     if (ms == 0) return idist__links_late(j);
     if (ms < 0 || ms > IDIST__LINKS_POLL_MS) ms = IDIST__LINKS_POLL_MS;
@@ -875,10 +880,10 @@ static idist_status idist__links_turn(idist__join *j, idist__os_poll_entry *entr
 
 static idist_status idist__links_connect_all(idist__join *j) {
     int i, size = j->w->group.size;
-    size_t capacity = (size_t)size + IDIST__PORCH + 2;
+    size_t capacity = (size_t)size + IDIST__PENDING_SLOTS + 2;
     idist__os_poll_entry *entries =
         (idist__os_poll_entry *)idist__mem_alloc(&j->w->cfg.mem, sizeof *entries * capacity);
-    int64_t asked_ns = idist__os_now_ns();
+    int64_t asked_ns = idist__os_clock_now_ns();
     idist_status status = entries ? IDIST_OK : IDIST_ERR_NO_MEMORY;
 
     for (i = 0; i < j->w->group.rank && status == IDIST_OK; i++)
@@ -888,9 +893,9 @@ static idist_status idist__links_connect_all(idist__join *j) {
         status = idist__links_turn(j, entries);
 
         if (status == IDIST_OK &&
-            idist__os_now_ns() - asked_ns > idist__state_ask_ms(j) * IDIST__MS) {
+            idist__os_clock_now_ns() - asked_ns > idist__state_ask_ms(j) * IDIST__MS) {
             status = idist__failure_check(j);
-            asked_ns = idist__os_now_ns();
+            asked_ns = idist__os_clock_now_ns();
         }
     }
 
@@ -901,8 +906,9 @@ static idist_status idist__links_connect_all(idist__join *j) {
 
 //------------------------------------------------------------------------------
 // [join:share]  memory shared inside a host
-// uses os poll os:segment err mem base:log sock shm:segment msg:types
-// uses share:share state failure
+// uses clock os:random descriptor cpu os:memory socket poll os:segment fail mem
+// uses base:window base:log connection shm:segment pipe msg:types region state
+// uses failure
 //
 // Once the ranks of a host are connected, the lowest one makes the file ([shm:segment]) and sends
 // its descriptor to the others. Each rank maps the file, reserves its own part, and votes on
@@ -931,7 +937,7 @@ typedef struct idist__join_share_hello { // comes with the descriptor
 
 // ---- where things lie in the file ----
 
-static size_t idist__join_share_nbytes(const idist__shm *m) {
+static size_t idist__join_share_nbytes(const idist__segment *m) {
     return m->window_at + (size_t)m->n * m->window_nbytes;
 }
 
@@ -941,30 +947,31 @@ static size_t idist__join_share_round_up(size_t nbytes) {
 
 // The part of a rank: doorbell | a pipe from each rank | regions. Region 0 has large buffers, the
 // others a quarter of that; there are as many as fit.
-static void idist__join_share_layout(idist__shm *m, size_t shm_nbytes, size_t window_nbytes) {
+static void idist__join_share_layout(idist__segment *m, size_t shm_nbytes, size_t window_nbytes) {
     size_t room, first, other, chunk;
 
     m->pipe_nbytes = 128 * 1024;
     while (m->pipe_nbytes > IDIST__PAGE && (size_t)m->n * m->pipe_nbytes > shm_nbytes / 4)
         m->pipe_nbytes /= 2;
 
-    m->places_at = sizeof(idist__bell) + (size_t)m->n * (sizeof(idist__pipe) + m->pipe_nbytes);
-    m->places_at = idist__join_share_round_up(m->places_at);
-    room = shm_nbytes > m->places_at ? shm_nbytes - m->places_at : 0;
+    m->regions_at = sizeof(idist__doorbell) + (size_t)m->n * (sizeof(idist__pipe) + m->pipe_nbytes);
+    m->regions_at = idist__join_share_round_up(m->regions_at);
+    room = shm_nbytes > m->regions_at ? shm_nbytes - m->regions_at : 0;
 
     chunk = room / (2 * IDIST__BUFFERS);
-    if (chunk > IDIST__CHUNK_MOST) chunk = IDIST__CHUNK_MOST;
+    if (chunk > IDIST__CHUNK_MAX) chunk = IDIST__CHUNK_MAX;
     m->chunk_nbytes[0] = chunk & ~(IDIST__LINE - 1);
     m->chunk_nbytes[1] = (chunk / 4) & ~(IDIST__LINE - 1);
-    first = idist__place_nbytes(m->chunk_nbytes[0]);
-    other = idist__place_nbytes(m->chunk_nbytes[1]);
+    first = idist__region_nbytes(m->chunk_nbytes[0]);
+    other = idist__region_nbytes(m->chunk_nbytes[1]);
 
-    m->nplaces = room < first ? 0 : 1 + (int)((room - first) / other);
-    if (m->nplaces > (int)IDIST__COUNT_OF(m->taken)) m->nplaces = (int)IDIST__COUNT_OF(m->taken);
+    m->region_count = room < first ? 0 : 1 + (int)((room - first) / other);
+    if (m->region_count > (int)IDIST__COUNT_OF(m->taken))
+        m->region_count = (int)IDIST__COUNT_OF(m->taken);
 
-    m->share_nbytes = m->places_at;
-    if (m->nplaces) m->share_nbytes += first + (size_t)(m->nplaces - 1) * other;
-    m->window_at = IDIST__PAGE + (size_t)m->n * m->share_nbytes;
+    m->part_nbytes = m->regions_at;
+    if (m->region_count) m->part_nbytes += first + (size_t)(m->region_count - 1) * other;
+    m->window_at = IDIST__PAGE + (size_t)m->n * m->part_nbytes;
     m->window_nbytes = window_nbytes;
 }
 
@@ -982,19 +989,19 @@ static size_t idist__join_share_window_nbytes(int n) {
 // ---- mapping it ----
 
 // Maps the file and reserves our part of it. Takes the descriptor. 0, or an errno.
-static int idist__join_share_map(idist__shm *m, int fd) {
-    idist__bell *bell;
-    idist__cpus cpus;
+static int idist__join_share_map(idist__segment *m, int fd) {
+    idist__doorbell *bell;
+    idist__os_cpu_set cpus;
     int i, error = 0;
 
     if (idist__os_segment_nbytes(fd) < idist__join_share_nbytes(m)) error = EINVAL;
     if (!error)
-        error =
-            idist__os_reserve(fd, IDIST__PAGE + (size_t)m->me * m->share_nbytes, m->share_nbytes);
-    if (!error && m->me == 0) error = idist__os_reserve(fd, 0, IDIST__PAGE);
+        error = idist__os_memory_reserve(fd, IDIST__PAGE + (size_t)m->me * m->part_nbytes,
+                                         m->part_nbytes);
+    if (!error && m->me == 0) error = idist__os_memory_reserve(fd, 0, IDIST__PAGE);
 
     if (error) {
-        idist__os_close(&fd);
+        idist__os_descriptor_close(&fd);
         return error;
     }
 
@@ -1004,31 +1011,33 @@ static int idist__join_share_map(idist__shm *m, int fd) {
     if (!m->window) return ENOMEM;
     m->base = m->window->map;
 
-    idist__os_cpus(&cpus);
+    idist__os_cpu_usable(&cpus);
     for (i = 0; i < IDIST__CPU_WORDS; i++)
-        __atomic_fetch_or(&idist__shm_head_of(m)->cpus.bits[i], cpus.bits[i], __ATOMIC_RELAXED);
+        __atomic_fetch_or(&idist__segment_header_of(m)->cpus.bits[i], cpus.bits[i],
+                          __ATOMIC_RELAXED);
 
     idist__os_random(&m->proof, sizeof m->proof);
-    bell = idist__shm_bell(m, m->me);
+    bell = idist__segment_doorbell(m, m->me);
     bell->pid = getpid();
     bell->proof = m->proof;
-    bell->proof_at = (uint64_t)(uintptr_t)&m->proof;
+    bell->proof_address = (uint64_t)(uintptr_t)&m->proof;
 
     return 0;
 }
 
 // Whether we can read the memory of all others, and they are the processes we take them for.
-static bool idist__join_share_reads_all(idist__shm *m) {
+static bool idist__join_share_reads_all(idist__segment *m) {
     int i;
 
     for (i = 0; i < m->n; i++) {
-        const idist__bell *bell = idist__shm_bell(m, i);
+        const idist__doorbell *bell = idist__segment_doorbell(m, i);
         uint64_t proof = 0;
-        uint64_t proof_at = bell->proof_at;
+        uint64_t proof_address = bell->proof_address;
 
         m->pids[i] = (pid_t)bell->pid;
         if (m->pids[i] <= 0) return false;
-        if (idist__shm_pull(m, i, proof_at, &proof, sizeof proof) != 0) return false;
+        if (idist__segment_read_remote(m, i, proof_address, &proof, sizeof proof) != 0)
+            return false;
         if (proof != bell->proof) return false;
     }
 
@@ -1043,7 +1052,7 @@ static bool idist__join_share_send(int sock, const void *buf, size_t nbytes, int
     ptrdiff_t sent = idist__os_segment_send(sock, buf, nbytes, fd);
 
     while (sent < 0 && errno == EAGAIN) {
-        if (!idist__sock_wait(sock, IDIST__OS_WRITABLE, deadline_ns)) return false;
+        if (!idist__os_socket_wait(sock, IDIST__OS_WRITABLE, deadline_ns)) return false;
         sent = idist__os_segment_send(sock, buf, nbytes, fd);
     }
 
@@ -1057,13 +1066,13 @@ static bool idist__join_share_receive(int sock, void *buf, size_t nbytes, int *f
 
     *fd = -1;
     errno = ETIMEDOUT;
-    if (!idist__sock_wait(sock, IDIST__OS_READABLE, deadline_ns)) return false;
+    if (!idist__os_socket_wait(sock, IDIST__OS_READABLE, deadline_ns)) return false;
     received = idist__os_segment_receive(sock, buf, nbytes, fd);
     if (received == 0) errno = 0;
     if (received <= 0) return false;
 
-    return idist__sock_read_all(sock, (char *)buf + received, nbytes - (size_t)received,
-                                deadline_ns);
+    return idist__connection_read_all(sock, (char *)buf + received, nbytes - (size_t)received,
+                                      deadline_ns);
 }
 
 static idist_status idist__join_share_broken(idist__join *j, int rank) {
@@ -1083,21 +1092,21 @@ static idist_status idist__join_share_await(idist__join *j, int rank) {
     idist_status status;
 
     for (;;) {
-        int64_t ask_ns = idist__os_deadline(idist__state_ask_ms(j));
+        int64_t ask_ns = idist__os_clock_deadline(idist__state_ask_ms(j));
 
-        if (idist__sock_wait(j->ring->links[rank].fd, IDIST__OS_READABLE,
-                             ask_ns < j->deadline_ns ? ask_ns : j->deadline_ns))
+        if (idist__os_socket_wait(j->ring->links[rank].fd, IDIST__OS_READABLE,
+                                  ask_ns < j->deadline_ns ? ask_ns : j->deadline_ns))
             return IDIST_OK;
         status = idist__failure_check(j);
         if (status != IDIST_OK) return status;
         errno = ETIMEDOUT;
-        if (idist__os_ms_until(j->deadline_ns) == 0) return idist__join_share_broken(j, rank);
+        if (idist__os_clock_ms_until(j->deadline_ns) == 0) return idist__join_share_broken(j, rank);
     }
 }
 
 // Sets *vote to the lowest vote of the ranks of this host. The lowest rank collects them.
-static idist_status idist__join_share_vote(idist__join *j, const idist__shm *m, const int *ranks,
-                                           char *vote) {
+static idist_status idist__join_share_vote(idist__join *j, const idist__segment *m,
+                                           const int *ranks, char *vote) {
     const idist__link *links = j->ring->links;
     int i, lead = ranks[0];
     int others = m->me == 0 ? m->n : 1; // of the lead: ranks[1 .. others)
@@ -1108,21 +1117,21 @@ static idist_status idist__join_share_vote(idist__join *j, const idist__shm *m, 
 
         status = idist__join_share_await(j, ranks[i]);
         if (status != IDIST_OK) return status;
-        if (!idist__sock_read_all(links[ranks[i]].fd, &other, 1, j->deadline_ns))
+        if (!idist__connection_read_all(links[ranks[i]].fd, &other, 1, j->deadline_ns))
             return idist__join_share_broken(j, ranks[i]);
         if (other < *vote) *vote = other;
     }
 
     for (i = 1; i < others; i++)
-        if (!idist__sock_write_all(links[ranks[i]].fd, vote, 1, j->deadline_ns))
+        if (!idist__connection_write_all(links[ranks[i]].fd, vote, 1, j->deadline_ns))
             return idist__join_share_broken(j, ranks[i]);
     if (!m->me) return IDIST_OK;
 
-    if (!idist__sock_write_all(links[lead].fd, vote, 1, j->deadline_ns))
+    if (!idist__connection_write_all(links[lead].fd, vote, 1, j->deadline_ns))
         return idist__join_share_broken(j, lead);
     status = idist__join_share_await(j, lead);
     if (status != IDIST_OK) return status;
-    if (!idist__sock_read_all(links[lead].fd, vote, 1, j->deadline_ns))
+    if (!idist__connection_read_all(links[lead].fd, vote, 1, j->deadline_ns))
         return idist__join_share_broken(j, lead);
 
     return IDIST_OK;
@@ -1132,8 +1141,8 @@ static idist_status idist__join_share_vote(idist__join *j, const idist__shm *m, 
 
 // Makes the file and sends it to the others, or receives it. Without a file *fd is -1 and *error
 // says why; the ranks vote all the same.
-static idist_status idist__join_share_pass(idist__join *j, idist__shm *m, const int *ranks, int *fd,
-                                           int *error) {
+static idist_status idist__join_share_pass(idist__join *j, idist__segment *m, const int *ranks,
+                                           int *fd, int *error) {
     const idist__link *links = j->ring->links;
     idist__join_share_hello hello;
     idist_status status;
@@ -1155,13 +1164,13 @@ static idist_status idist__join_share_pass(idist__join *j, idist__shm *m, const 
     }
 
     idist__join_share_layout(m, (size_t)hello.shm_nbytes, (size_t)hello.window_nbytes);
-    *fd = idist__os_memfd(idist__join_share_nbytes(m));
+    *fd = idist__os_memory_file(idist__join_share_nbytes(m));
     if (*fd < 0) *error = errno;
 
     for (i = 1; i < m->n; i++)
         if (!idist__join_share_send(links[ranks[i]].fd, &hello, sizeof hello, *fd,
                                     j->deadline_ns)) {
-            idist__os_close(fd);
+            idist__os_descriptor_close(fd);
             return idist__join_share_broken(j, ranks[i]);
         }
 
@@ -1169,7 +1178,7 @@ static idist_status idist__join_share_pass(idist__join *j, idist__shm *m, const 
 }
 
 // *all: every rank of the host has mapped the file.
-static idist_status idist__join_share_attempt(idist__join *j, idist__shm *m, const int *ranks,
+static idist_status idist__join_share_attempt(idist__join *j, idist__segment *m, const int *ranks,
                                               bool *all) {
     int fd, error;
     char vote;
@@ -1181,14 +1190,14 @@ static idist_status idist__join_share_attempt(idist__join *j, idist__shm *m, con
         idist__log_print(&j->w->log, IDIST_LOG_INFO, "no shared memory: %s", strerror(error));
 
     if (error) vote = IDIST__VOTE_FAILED;
-    else vote = idist__os_fence_others(true) ? IDIST__VOTE_MAPPED : IDIST__VOTE_FENCED;
+    else vote = idist__os_cpu_fence_others(true) ? IDIST__VOTE_MAPPED : IDIST__VOTE_FENCED;
     status = idist__join_share_vote(j, m, ranks, &vote);
     *all = status == IDIST_OK && vote != IDIST__VOTE_FAILED;
     if (!*all) return status;
 
     if (m->me == 0) {
-        idist__shm_head *head = idist__shm_head_of(m);
-        head->ncores = (uint32_t)idist__cpus_count(&head->cpus);
+        idist__segment_header *head = idist__segment_header_of(m);
+        head->ncores = (uint32_t)idist__os_cpu_set_count(&head->cpus);
         head->fenced = vote == IDIST__VOTE_FENCED || m->n > (int)head->ncores;
     }
 
@@ -1201,26 +1210,26 @@ static idist_status idist__join_share_attempt(idist__join *j, idist__shm *m, con
 
 // ---- the shared memory of a ring ----
 
-static void idist__join_share_free(const idist_allocator *mem, idist__shm *m) {
+static void idist__join_share_free(const idist_allocator *mem, idist__segment *m) {
     if (!m) return;
     if (m->window) idist__window_close(m->window);
     idist__mem_free(mem, m->local);
     idist__mem_free(mem, m->pids);
-    idist__mem_free(mem, m->pieces);
+    idist__mem_free(mem, m->remote_pieces);
     idist__mem_free(mem, m->ports);
     idist__mem_free(mem, m);
 }
 
 // NULL when memory is short.
-static idist__shm *idist__join_share_new(const idist_allocator *mem, size_t world_size) {
-    idist__shm *m = (idist__shm *)idist__mem_alloc(mem, sizeof *m);
+static idist__segment *idist__join_share_new(const idist_allocator *mem, size_t world_size) {
+    idist__segment *m = (idist__segment *)idist__mem_alloc(mem, sizeof *m);
 
     if (!m) return NULL;
     m->local = (int *)idist__mem_alloc(mem, sizeof *m->local * 2 * world_size);
-    m->ports = (idist__shm_port *)idist__mem_alloc(mem, sizeof *m->ports * world_size);
+    m->ports = (idist__pipe_port *)idist__mem_alloc(mem, sizeof *m->ports * world_size);
     m->pids = (pid_t *)idist__mem_alloc(mem, sizeof *m->pids * world_size);
-    m->pieces = (char *)idist__mem_raw(mem, IDIST__FAR_PIECE * world_size);
-    if (m->local && m->ports && m->pids && m->pieces) return m;
+    m->remote_pieces = (char *)idist__mem_raw(mem, IDIST__REMOTE_PIECE * world_size);
+    if (m->local && m->ports && m->pids && m->remote_pieces) return m;
 
     idist__join_share_free(mem, m);
 
@@ -1228,8 +1237,8 @@ static idist__shm *idist__join_share_new(const idist_allocator *mem, size_t worl
 }
 
 // From here on the links inside this host are pipes in the file.
-static void idist__join_share_take_over(idist__join *j, idist__shm *m, const int *ranks) {
-    const idist__shm_head *head = idist__shm_head_of(m);
+static void idist__join_share_take_over(idist__join *j, idist__segment *m, const int *ranks) {
+    const idist__segment_header *head = idist__segment_header_of(m);
     int i;
 
     m->fenced = head->fenced != 0;
@@ -1238,20 +1247,20 @@ static void idist__join_share_take_over(idist__join *j, idist__shm *m, const int
 
     for (i = 0; i < m->n; i++) {
         idist__link *l = &j->ring->links[ranks[i]];
-        idist__shm_port *port = &m->ports[i];
+        idist__pipe_port *port = &m->ports[i];
 
         m->local[ranks[i]] = i;
         port->fd = -1;
         if (i == m->me) continue;
         port->shm = m;
         port->peer = i;
-        port->in = idist__shm_pipe(m, i, m->me);
-        port->out = idist__shm_pipe(m, m->me, i);
+        port->in = idist__segment_pipe(m, i, m->me);
+        port->out = idist__segment_pipe(m, m->me, i);
         port->fd = l->fd;
         l->fd = -1;
         l->port = port;
-        l->transport = &idist__transport_shm;
-        j->ring->nstreams--;
+        l->transport = &idist__pipe_transport;
+        j->ring->fd_link_count--;
     }
 
     j->ring->shm = m;
@@ -1263,7 +1272,7 @@ static idist_status idist__join_share_share(idist__join *j) {
     const idist__record *own = &records[j->w->group.rank];
     int i, attempt, size = j->w->group.size;
     int *ranks; // the ranks of this host that take part
-    idist__shm *m;
+    idist__segment *m;
     bool all = false;
     idist_status status = IDIST_OK;
 
@@ -1296,8 +1305,8 @@ static idist_status idist__join_share_share(idist__join *j) {
 
 //------------------------------------------------------------------------------
 // [join:open]  all steps in order; making and freeing the ring
-// uses os poll err mem auth store:store world msg:types link state failure
-// uses store table links share
+// uses clock descriptor cpu poll fail text mem auth pending store:store model
+// uses msg:types link msg:message state failure store table links share
 //------------------------------------------------------------------------------
 
 static void idist__ring_free(idist__ring *ring) {
@@ -1320,12 +1329,12 @@ static void idist__ring_free(idist__ring *ring) {
     }
 
     while (ring->idle) {
-        idist__verb *v = ring->idle;
+        idist__transfer *v = ring->idle;
         ring->idle = v->next;
         idist__mem_free(mem, v);
     }
 
-    idist__os_close(&ring->wake);
+    idist__os_descriptor_close(&ring->wake);
     idist__join_share_free(mem, ring->shm);
     idist__mem_free(mem, ring->links);
     idist__mem_free(mem, ring->polls);
@@ -1377,9 +1386,9 @@ static idist_status idist__open_meet(idist__join *j) {
 
     j->outgoing = (idist__handshake *)idist__mem_alloc(mem, sizeof *j->outgoing * n);
     j->retry_ns = (int64_t *)idist__mem_alloc(mem, sizeof *j->retry_ns * n);
-    j->incoming = (idist__porch *)idist__mem_raw(mem, sizeof *j->incoming);
+    j->incoming = (idist__pending *)idist__mem_raw(mem, sizeof *j->incoming);
     for (i = 0; j->outgoing && i < n; i++) j->outgoing[i].fd = -1;
-    if (j->incoming) idist__porch_init(j->incoming);
+    if (j->incoming) idist__pending_init(j->incoming);
 
     if (!records || !j->outgoing || !j->retry_ns || !j->incoming) {
         idist__mem_free(mem, records);
@@ -1403,11 +1412,12 @@ static void idist__open_end(idist__join *j) {
     const idist_allocator *mem = &j->w->cfg.mem;
     int i;
 
-    idist__os_close(&j->w->cfg.listener);
-    idist__os_close(&j->listeners[0]);
-    idist__os_close(&j->listeners[1]);
-    for (i = 0; j->outgoing && i < j->w->group.size; i++) idist__os_close(&j->outgoing[i].fd);
-    if (j->incoming) idist__porch_close(j->incoming);
+    idist__os_descriptor_close(&j->w->cfg.listener);
+    idist__os_descriptor_close(&j->listeners[0]);
+    idist__os_descriptor_close(&j->listeners[1]);
+    for (i = 0; j->outgoing && i < j->w->group.size; i++)
+        idist__os_descriptor_close(&j->outgoing[i].fd);
+    if (j->incoming) idist__pending_close(j->incoming);
     idist__mem_free(mem, j->incoming);
     idist__mem_free(mem, j->retry_ns);
     idist__mem_free(mem, j->outgoing);
@@ -1428,15 +1438,15 @@ static idist_status idist__ring_open(idist__world *w) {
     j.w = w;
     j.listeners[0] = -1;
     j.listeners[1] = -1;
-    j.deadline_ns = idist__os_deadline(w->cfg.init_timeout_ms);
+    j.deadline_ns = idist__os_clock_deadline(w->cfg.init_timeout_ms);
 
     // Announced now rather than when it is needed: with a second thread, such as the server of the
     // store, the kernel takes 15 ms for it.
-    if (w->cfg.transport == IDIST__JOIN_AUTO && w->group.size > 1) idist__os_fence_others(true);
+    if (w->cfg.transport == IDIST__JOIN_AUTO && w->group.size > 1) idist__os_cpu_fence_others(true);
 
     // The store comes first, so that the others learn of everything that fails after it.
     if (w->group.size > 1) status = idist__join_store_open(&j);
-    else idist__copy_text(w->nodes[0].hostname, sizeof w->nodes[0].hostname, w->hostname);
+    else idist__text_copy(w->nodes[0].hostname, sizeof w->nodes[0].hostname, w->hostname);
 
     if (status == IDIST_OK) status = idist__ring_new(w, &j.ring);
     if (status == IDIST_OK && w->group.size > 1) status = idist__open_meet(&j);

@@ -22,7 +22,7 @@ CONTENTS
 
 //------------------------------------------------------------------------------
 // [launch:env]  the configuration, and numbers in environment variables
-// uses os:env err parse secret store:table
+// uses os:env fail parse secret store:table
 //------------------------------------------------------------------------------
 
 #define IDIST__SHM_MIB 4 // shared memory per rank, unless the user says otherwise
@@ -117,7 +117,7 @@ static const char *idist__env_either(const char *first, const char *second) {
 
 //------------------------------------------------------------------------------
 // [launch:slurm]  what Slurm says: host lists, tasks per node, whether srun started us
-// uses os:env err parse env
+// uses os:env fail text parse env
 //------------------------------------------------------------------------------
 
 // Called for each host of a list; false ends the walk.
@@ -187,7 +187,7 @@ static bool idist__slurm_expand(const char *at, const char *end, char *host, siz
 
 // Calls fn for each host of Slurm's compressed lists, in their order:
 // "a,b[1-3,07],rack[0-1]n[1-2]". False: it is no such list, or fn has ended the walk.
-static bool idist__hosts_each(const char *list, idist__slurm_host_fn fn, void *arg) {
+static bool idist__slurm_each_host(const char *list, idist__slurm_host_fn fn, void *arg) {
     char host[IDIST__SLURM_HOST_NBYTES];
     const char *at = list;
 
@@ -208,7 +208,7 @@ static bool idist__hosts_each(const char *list, idist__slurm_host_fn fn, void *a
 // Keeps the first host, but lets the walk go on, so that the whole list is checked.
 static bool idist__slurm_first_host(void *arg, const char *host) {
     char *first = (char *)arg;
-    if (!first[0]) idist__copy_text(first, IDIST__SLURM_HOST_NBYTES, host);
+    if (!first[0]) idist__text_copy(first, IDIST__SLURM_HOST_NBYTES, host);
     return true;
 }
 
@@ -305,14 +305,15 @@ static idist_status idist__slurm_check_env(idist__config *config, bool *valid) {
 
 //------------------------------------------------------------------------------
 // [launch:pmi]  PMI-1, the text protocol of MPICH's launchers
-// uses os:random os:env descriptor socket err address connection env
+// uses clock os:random os:env descriptor socket fail text address connection
+// uses env
 //
 // Lines of "cmd=NAME key=value ..." over a socket that the launcher (hydra) hands down as PMI_FD,
 // or to which we connect (mpiexec -pmi-port: PMI_PORT). We need three things of it: who we are, a
 // key-value space in which rank 0 publishes its address, and one barrier:
 //
 //     idist__pmi_introduce   initack -> set size, set rank             (with PMI_PORT only)
-//     idist__pmi_meet        init, get_my_kvsname, put (rank 0), barrier_in, get, finalize
+//     idist__pmi_share_address        init, get_my_kvsname, put (rank 0), barrier_in, get, finalize
 //
 // If the program is linked with MPI, MPI speaks this protocol in our place.
 //------------------------------------------------------------------------------
@@ -343,8 +344,8 @@ static struct {
 static bool idist__pmi_read_line(idist__pmi *p) {
     size_t nbytes = 0;
 
-    while (nbytes + 1 < sizeof p->line && idist__sock_wait(p->fd, POLLIN, p->deadline_ns) &&
-           idist__sock_read_all(p->fd, p->line + nbytes, 1, p->deadline_ns) &&
+    while (nbytes + 1 < sizeof p->line && idist__os_socket_wait(p->fd, POLLIN, p->deadline_ns) &&
+           idist__connection_read_all(p->fd, p->line + nbytes, 1, p->deadline_ns) &&
            p->line[nbytes] != '\n')
         nbytes++;
     p->line[nbytes] = 0;
@@ -354,7 +355,7 @@ static bool idist__pmi_read_line(idist__pmi *p) {
 // Sends a line, and reads until an answer that begins with `answer`. False: the answer reports an
 // error, or none came.
 static bool idist__pmi_request(idist__pmi *p, const char *line, const char *answer) {
-    if (!idist__sock_write_all(p->fd, line, strlen(line), p->deadline_ns)) return false;
+    if (!idist__connection_write_all(p->fd, line, strlen(line), p->deadline_ns)) return false;
 
     do {
         if (!idist__pmi_read_line(p)) return false;
@@ -369,19 +370,20 @@ static const char *idist__pmi_value(const idist__pmi *p, const char *name) {
     return at ? at + strlen(name) : "";
 }
 
-// Connects to PMI_PORT and learns rank and size. The connection stays open for idist__pmi_meet.
+// Connects to PMI_PORT and learns rank and size. The connection stays open for
+// idist__pmi_share_address.
 static bool idist__pmi_connect(const char *port, const char *id, int64_t deadline_ns) {
     idist__pmi p;
     char text[320];
-    idist__addr address;
+    idist__os_address address;
     int value = 0;
     bool ok;
 
     p.deadline_ns = deadline_ns;
     p.fd = -1;
     snprintf(text, sizeof text, "tcp:%.300s", port);
-    if (idist__addr_parse(&address, text) == IDIST_OK)
-        p.fd = idist__sock_connect(&address, deadline_ns);
+    if (idist__address_parse(&address, text) == IDIST_OK)
+        p.fd = idist__os_socket_connect(&address, deadline_ns);
     snprintf(text, sizeof text, "cmd=initack pmiid=%.100s\n", id);
     ok = p.fd >= 0 && idist__pmi_request(&p, text, "cmd=initack");
 
@@ -391,7 +393,7 @@ static bool idist__pmi_connect(const char *port, const char *id, int64_t deadlin
         if (sscanf(p.line, "cmd=set rank=%d", &value) == 1) idist__pmi_known.rank = value;
     }
 
-    if (!ok) idist__os_close(&p.fd);
+    if (!ok) idist__os_descriptor_close(&p.fd);
     idist__pmi_known.fd = p.fd;
 
     return ok;
@@ -403,7 +405,8 @@ static idist_status idist__pmi_introduce(idist__config *config, const char *port
     bool ok = true;
 
     pthread_mutex_lock(&idist__pmi_known.lock);
-    if (!idist__pmi_known.size) ok = idist__pmi_connect(port, id, idist__os_deadline(timeout_ms));
+    if (!idist__pmi_known.size)
+        ok = idist__pmi_connect(port, id, idist__os_clock_deadline(timeout_ms));
     config->launcher_kind = IDIST__LAUNCHER_HYDRA;
     config->launcher = "hydra";
     config->rank_var = "PMI_ID";
@@ -425,7 +428,7 @@ static idist_status idist__pmi_introduce(idist__config *config, const char *port
 static idist_status idist__pmi_listen_tcp(idist__config *config, char *where, size_t capacity) {
     const char *host = idist__os_env("IDIST_ADDR");
     char name[256];
-    idist__addr address;
+    idist__os_address address;
     idist_status status;
 
     if (!config->secret.nbytes && !config->secret.insecure)
@@ -434,19 +437,20 @@ static idist_status idist__pmi_listen_tcp(idist__config *config, char *where, si
             "initialize: ranks on several hosts need a shared secret: set IDIST_SECRET or "
             "IDIST_SECRET_FILE on all ranks, or IDIST_INSECURE=1 to trust the network");
     idist__os_socket_host_name(name, sizeof name);
-    status = idist__addr_tcp(&address, "0.0.0.0", 0);
-    if (status == IDIST_OK) status = idist__sock_listen(&address, "0.0.0.0", &config->listener);
+    status = idist__address_tcp(&address, "0.0.0.0", 0);
+    if (status == IDIST_OK)
+        status = idist__connection_listen(&address, "0.0.0.0", &config->listener);
     if (status != IDIST_OK) return status;
     if (!idist__os_socket_own_address(config->listener, &address))
         return idist__fail_errno("getsockname", errno);
-    snprintf(where, capacity, "tcp:%s:%d", host ? host : name, idist__addr_port(&address));
+    snprintf(where, capacity, "tcp:%s:%d", host ? host : name, idist__os_socket_port(&address));
 
     return IDIST_OK;
 }
 
 // Rank 0 listens before it says where, so that nobody else can take the address.
 static idist_status idist__pmi_listen(idist__config *config, char *where, size_t capacity) {
-    idist__addr address;
+    idist__os_address address;
     uint64_t id[2];
     idist_status status;
 
@@ -456,10 +460,10 @@ static idist_status idist__pmi_listen(idist__config *config, char *where, size_t
     idist__os_random(id, sizeof id);
     snprintf(where, capacity, "unix:idist-%016llx%016llx", (unsigned long long)id[0],
              (unsigned long long)id[1]);
-    status = idist__addr_parse(&address, where);
+    status = idist__address_parse(&address, where);
     if (status != IDIST_OK) return status;
 
-    return idist__sock_listen(&address, where, &config->listener);
+    return idist__connection_listen(&address, where, &config->listener);
 }
 
 // Rank 0 puts `where` into the key-value space, and all ranks get it from there; "-" says that rank
@@ -484,21 +488,21 @@ static bool idist__pmi_exchange(idist__pmi *p, bool puts, char *where, size_t ca
     ok = ok && idist__pmi_request(p, "cmd=barrier_in\n", "cmd=barrier_out");
     snprintf(text, sizeof text, "cmd=get kvsname=%s key=idist\n", space);
     ok = ok && idist__pmi_request(p, text, "cmd=get_result");
-    idist__copy_text(where, capacity, ok ? idist__pmi_value(p, "value=") : "-");
+    idist__text_copy(where, capacity, ok ? idist__pmi_value(p, "value=") : "-");
 
     return ok;
 }
 
 // Sets config->where: rank 0 listens and tells the others through the launcher. Blocks until all
 // ranks have called it, or init_timeout_ms has passed.
-IDIST__UNUSED static idist_status idist__pmi_meet(idist__config *config) {
+IDIST__UNUSED static idist_status idist__pmi_share_address(idist__config *config) {
     char where[320] = "-";
     idist__pmi p;
     idist_status status = IDIST_OK;
     bool ok = true;
 
     memset(&p, 0, sizeof p);
-    p.deadline_ns = idist__os_deadline(config->init_timeout_ms);
+    p.deadline_ns = idist__os_clock_deadline(config->init_timeout_ms);
     pthread_mutex_lock(&idist__pmi_known.lock);
     p.fd = idist__pmi_known.fd;
 
@@ -507,10 +511,10 @@ IDIST__UNUSED static idist_status idist__pmi_meet(idist__config *config) {
         if (status != IDIST_OK) snprintf(where, sizeof where, "-");
         ok = idist__pmi_exchange(&p, config->rank == 0, where, sizeof where);
         if (ok && idist__pmi_request(&p, "cmd=finalize\n", "cmd=finalize_ack") && where[0] != '-')
-            idist__copy_text(idist__pmi_known.where, sizeof idist__pmi_known.where, where);
+            idist__text_copy(idist__pmi_known.where, sizeof idist__pmi_known.where, where);
     }
 
-    idist__copy_text(config->where, sizeof config->where, idist__pmi_known.where);
+    idist__text_copy(config->where, sizeof config->where, idist__pmi_known.where);
     pthread_mutex_unlock(&idist__pmi_known.lock);
     if (status != IDIST_OK || config->where[0]) return status;
 
@@ -526,7 +530,7 @@ IDIST__UNUSED static idist_status idist__pmi_meet(idist__config *config) {
 
 //------------------------------------------------------------------------------
 // [launch:tf]  TF_CONFIG, TensorFlow's description of a cluster
-// uses err parse env
+// uses fail parse env
 //
 //     {"cluster": {"chief": ["h0:2222"], "worker": ["h1:2222", "h2:2222"], "ps": [...]},
 //      "task": {"type": "worker", "index": 1}}
@@ -593,7 +597,7 @@ static idist_status idist__tf_read(idist__config *config, const char *text) {
 
 //------------------------------------------------------------------------------
 // [launch:detect]  which launcher started this process, and as which rank
-// uses os:env err env slurm pmi tf
+// uses os:env fail env slurm pmi tf
 //
 // The table of launchers is in the order of precedence, inner launchers before outer ones: a
 // torchrun inside srun or mpirun wins over what it has inherited, and mpirun over the step of Slurm
@@ -837,7 +841,7 @@ static idist_status idist__launch_detect(idist__config *config) {
 
 //------------------------------------------------------------------------------
 // [launch:where]  where the ranks meet
-// uses os:env socket err hash parse address env slurm pmi
+// uses os:env socket fail text hash parse address env slurm pmi
 //
 // The result is the text in config->where that idist__store_open takes. Ranks of one host meet at a
 // local socket, whose name is derived from what they have in common; others at a TCP port of rank
@@ -924,7 +928,7 @@ static idist_status idist__where_slurm(idist__config *config) {
     if (!list ||
         (order && (strncmp(order, "arbitrary", 9) == 0 || strncmp(order, "plane", 5) == 0)))
         return IDIST_OK;
-    if (!idist__hosts_each(list, idist__slurm_first_host, host) || !host[0])
+    if (!idist__slurm_each_host(list, idist__slurm_first_host, host) || !host[0])
         return idist__fail(IDIST_ERR_ENV, "%s=%s is not a list of hosts", var, list);
     idist__env_int("SLURM_JOB_ID", 0, INT32_MAX, &job);
     idist__env_int(idist__slurm_step_var(), 0, INT32_MAX, &step);
@@ -990,7 +994,7 @@ static idist_status idist__where_env(idist__config *config, const idist_desc *de
     }
 
     if (!master.has_port && idist__where_has_pmi(config)) {
-        idist__copy_text(config->where, sizeof config->where, "pmi:");
+        idist__text_copy(config->where, sizeof config->where, "pmi:");
         return IDIST_OK;
     }
 
@@ -1048,14 +1052,14 @@ static idist_status idist__where_find(idist__config *config, const idist_desc *d
 
 //------------------------------------------------------------------------------
 // [launch:config]  explicit field, then environment, then built-in
-// uses os:env socket err hash secret env detect where
+// uses os:env socket fail text hash secret env detect where
 //
 // idist__launch_config is the only place where defaults are filled in.
 //------------------------------------------------------------------------------
 
 // Sets *choice to the index of the field, or else of the variable, among `names` ("a, b, c"); 0 is
 // the default.
-static idist_status idist__launch_choice(const char *field, const char *var, const char *names,
+static idist_status idist__config_choice(const char *field, const char *var, const char *names,
                                          int *choice) {
     const char *text = field ? field : idist__os_env(var), *at = names;
     size_t nbytes = text ? strlen(text) : 0;
@@ -1102,7 +1106,7 @@ static idist_status idist__config_choices(idist__config *config, const idist_des
     size_t i;
 
     for (i = 0; i < IDIST__COUNT_OF(choices) && status == IDIST_OK; i++)
-        status = idist__launch_choice(choices[i].field, choices[i].var, choices[i].names,
+        status = idist__config_choice(choices[i].field, choices[i].var, choices[i].names,
                                       choices[i].choice);
     return status;
 }
@@ -1133,7 +1137,7 @@ static idist_status idist__config_numbers(idist__config *config, const idist_des
 
 static void idist__config_text(const char *field, const char *var, char *text, size_t capacity) {
     const char *value = field ? field : idist__os_env(var);
-    if (value) idist__copy_text(text, capacity, value);
+    if (value) idist__text_copy(text, capacity, value);
 }
 
 // Rank and world size: those of the desc, or else the launcher's.
@@ -1189,7 +1193,7 @@ static idist_status idist__launch_config(idist__config *config, const idist_desc
 
 // The same number on all ranks that can share memory and local sockets, and on no others: host_id,
 // or else what the operating system says.
-IDIST__UNUSED static uint64_t idist__host_key(const idist__config *config) {
+IDIST__UNUSED static uint64_t idist__config_host_key(const idist__config *config) {
     char text[256];
 
     if (config->host_id[0]) return idist__hash(config->host_id, strlen(config->host_id));

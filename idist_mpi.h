@@ -137,7 +137,7 @@ IDIST_API const idist_backend_api *idist_mpi_backend(void);
 
 //------------------------------------------------------------------------------
 // [mpi:types]  worlds, groups, tasks, and what ranks send each other
-// uses mem model
+// uses base:window model
 //
 // A world has two communicators of its own: one for everything between two
 // ranks, one for the collectives of its world group. Every other group has one
@@ -183,7 +183,7 @@ enum {
 
 // What a rank shows the others of its group when it enters a collective.
 typedef struct idist__mpi_header {
-    idist__print fingerprint;
+    idist__fingerprint fingerprint;
     uint32_t flags;
     uint32_t nbytes; // of data
     unsigned char data[IDIST__HEADER_DATA_NBYTES];
@@ -211,7 +211,7 @@ typedef struct idist__mpi_control {
     uint16_t padding;
     int32_t tag;
     uint64_t ctx;
-    idist__print fingerprint; // its check is the count of a message
+    idist__fingerprint fingerprint; // its check is the count of a message
     uint64_t id;
     uint32_t sent, received; // messages to and from the addressee so far
     uint64_t nbytes;
@@ -311,7 +311,7 @@ typedef struct idist__mpi_op {
 typedef struct idist__mpi_group {
     MPI_Comm comm;
     int *rank_of;                         // by world rank: rank in the group, or -1
-    idist__print *last_seen;              // by rank: the latest call it is known to have entered
+    idist__fingerprint *last_seen;        // by rank: the latest call it is known to have entered
     idist__task *queue_head, *queue_tail; // collectives that MPI does not have yet, in order
     idist__task *receives;                // unmatched, oldest first
 
@@ -320,7 +320,7 @@ typedef struct idist__mpi_group {
     MPI_Request requests[2];    // receive and send of the current step
     int exchange_error;         // of posting that step
     uint32_t exchange_seq;      // the call whose headers these are
-    idist__print entered;       // our latest call whose fingerprint was sent
+    idist__fingerprint entered; // our latest call whose fingerprint was sent
 
     uint32_t committed_seq; // the last call in which we allowed others to block inside MPI
     bool failure_known;     // all members find out by themselves that the group failed
@@ -376,7 +376,7 @@ static idist__mpi_op *idist__mpi_op_of(const idist__task *t) { return (idist__mp
 
 //------------------------------------------------------------------------------
 // [mpi:error]  MPI's errors, lost ranks, and waiting with a deadline
-// uses err model core:group types
+// uses clock fail model core:group types
 //------------------------------------------------------------------------------
 
 static idist_status idist__mpi_fail(const char *what, int error) {
@@ -419,7 +419,7 @@ static void idist__mpi_find_lost(idist__mpi *m) {
         MPI_Group_translate_ranks(failed, 1, &i, all, &rank);
         if (rank < 0 || rank >= m->w->group.size || m->peers[rank].lost) continue;
         m->peers[rank].lost = true;
-        idist__world_lost(m->w, rank, "its process ended");
+        idist__group_lose_rank(m->w, rank, "its process ended");
     }
 
     MPI_Group_free(&failed);
@@ -434,10 +434,10 @@ static void idist__mpi_find_lost(idist__mpi *m) {
 static void idist__mpi_fail_group(idist__mpi *m, idist_group *g, const char *what, int error) {
     char cause[400];
     idist_status status;
-    int64_t deadline_ns = idist__os_deadline(IDIST__FIND_LOST_MS);
+    int64_t deadline_ns = idist__os_clock_deadline(IDIST__FIND_LOST_MS);
 
     while (idist__mpi_is_loss(error) && !m->finding_lost && g->status == IDIST_OK &&
-           idist__os_now_ns() < deadline_ns) {
+           idist__os_clock_now_ns() < deadline_ns) {
         m->finding_lost = true;
         idist__mpi_find_lost(m);
         m->receive(m); // another rank may tell us what happened
@@ -451,14 +451,14 @@ static void idist__mpi_fail_group(idist__mpi *m, idist_group *g, const char *wha
 
 // Waits for a request of MPI. timeout_ms < 0: for ever. On IDIST_ERR_TIMEOUT MPI still has it.
 static idist_status idist__mpi_await(MPI_Request *request, int timeout_ms, const char *what) {
-    int64_t deadline_ns = timeout_ms < 0 ? IDIST__FOREVER : idist__os_deadline(timeout_ms);
+    int64_t deadline_ns = timeout_ms < 0 ? IDIST__FOREVER : idist__os_clock_deadline(timeout_ms);
     int done = 0, error;
 
     for (;;) {
         error = MPI_Test(request, &done, MPI_STATUS_IGNORE);
         if (error != MPI_SUCCESS) return idist__mpi_fail(what, error);
         if (done) return IDIST_OK;
-        if (idist__os_now_ns() > deadline_ns)
+        if (idist__os_clock_now_ns() > deadline_ns)
             return idist__fail(IDIST_ERR_TIMEOUT,
                                "%s: not all ranks of the communicator came within %d ms", what,
                                timeout_ms);
@@ -468,7 +468,7 @@ static idist_status idist__mpi_await(MPI_Request *request, int timeout_ms, const
 
 //------------------------------------------------------------------------------
 // [mpi:type]  dtypes and ops
-// uses err base:type reduce types
+// uses fail base:type reduce types
 //------------------------------------------------------------------------------
 
 // Floats of 16 and 8 bits travel as unsigned integers; reductions convert them to F32 first.
@@ -527,8 +527,8 @@ static void idist__mpi_user(void *in, void *inout, int *count, MPI_Datatype *typ
 
 //------------------------------------------------------------------------------
 // [mpi:native]  one call as calls of MPI
-// uses mem base:type reduce kind model core:world core:group block extent types
-// uses type
+// uses clock mem base:type float reduce kind model core:world core:group block
+// uses extent types type
 //
 // Translates an idist__call into MPI's arguments and calls MPI, blocking or with
 // requests. Most calls become one call of MPI. The exceptions:
@@ -591,11 +591,11 @@ static void idist__native_pairs(idist__native *nat) {
 
     for (i = 0; i < size && nat->error == MPI_SUCCESS; i++) {
         size_t send_count, recv_count, at, n;
-        char *send = idist__call_part(nat->call, (char *)nat->in, own, i, true, &send_count),
-             *recv = idist__call_part(nat->call, nat->out, i, own, false, &recv_count);
+        char *send = idist__extent_part(nat->call, (char *)nat->in, own, i, true, &send_count),
+             *recv = idist__extent_part(nat->call, nat->out, i, own, false, &recv_count);
 
         if (i == own) {
-            if (recv_count) idist__copy(recv, send, recv_count * nat->element_size);
+            if (recv_count) idist__block_copy(recv, send, recv_count * nat->element_size);
             continue;
         }
 
@@ -781,8 +781,8 @@ static void idist__native_stage(idist__native *nat, size_t count, idist_dtype dt
     idist__native_allocate_scratch(nat, is_reduce ? 2 * nbytes : nbytes);
     if (!nat->scratch) return;
 
-    if (widen) idist__type_widen((float *)(void *)nat->scratch, c->send, count, c->dtype);
-    else idist__copy(nat->scratch, c->send, nbytes);
+    if (widen) idist__float_widen((float *)(void *)nat->scratch, c->send, count, c->dtype);
+    else idist__block_copy(nat->scratch, c->send, nbytes);
     if (user && !user->fn) idist__reduce_scale(nat->scratch, count, dtype, user->factor);
 
     nat->in = nat->scratch;
@@ -799,7 +799,7 @@ static void idist__native_reduction(idist__native *nat) {
          scatters = c->kind == IDIST__REDUCE_SCATTER;
     idist_dtype dtype = c->dtype;
 
-    if ((int)c->op >= IDIST_OP_USER) user = idist__call_user_op(nat->group, c);
+    if ((int)c->op >= IDIST_OP_USER) user = idist__world_user_op(nat->group, c);
     custom = user && user->fn;  // takes the dtype as it is
     scaled = user && !user->fn; // premultiplied sum
 
@@ -838,7 +838,8 @@ static void idist__native_same_place(idist__native *nat) {
     if (is_all_to_all) nbytes *= (size_t)nat->group->size;
     if (c->kind == IDIST__ALL_GATHER) at = nbytes * (size_t)nat->group->rank;
     if (c->kind == IDIST__ALL_GATHERV)
-        at = idist__displ(c->recvcounts, c->recvdispls, nat->group->rank) * nat->element_size;
+        at =
+            idist__extent_displ(c->recvcounts, c->recvdispls, nat->group->rank) * nat->element_size;
 
     // The receive buffer of exscan's first rank must not be written to.
     if (nat->in_place ? is_all_to_all : first_of_exscan) {
@@ -847,7 +848,7 @@ static void idist__native_same_place(idist__native *nat) {
         if (is_all_to_all) nat->in = nat->scratch;
         else nat->out = nat->scratch;
     } else if (!nat->in_place && !is_all_to_all) {
-        idist__copy(nat->out + at, c->send, nbytes);
+        idist__block_copy(nat->out + at, c->send, nbytes);
     }
 
     nat->in_place = !is_all_to_all;
@@ -872,7 +873,7 @@ static void idist__native_init(idist__native *nat, const idist_group *g, const i
     nat->no_data = c->kind != IDIST__BARRIER && c->count == 0 && !idist__kind_is_v(c->kind);
     if (nat->no_data) return;
 
-    nat->in_place = idist__call_in_place(g, c);
+    nat->in_place = idist__extent_call_in_place(g, c);
     if (idist__kind_reduces(c->kind)) idist__native_reduction(nat);
 
     if (idist__kind_is_v(c->kind)) {
@@ -925,7 +926,7 @@ static void idist__native_finish(idist__native *nat) {
 
     if (idist__type_is_narrow(c->dtype) && !nat->hook) {
         if (c->op == IDIST_AVG) idist__reduce_divide(nat->out, c->count, IDIST_F32, g->size);
-        idist__type_narrow(c->recv, (const float *)(const void *)nat->out, c->count, c->dtype);
+        idist__float_narrow(c->recv, (const float *)(const void *)nat->out, c->count, c->dtype);
         return;
     }
 
@@ -948,14 +949,14 @@ static void idist__native_free(idist__native *nat) {
 // An operation cannot be taken back from MPI. It usually ends soon, because all ranks have entered
 // or one is lost. If it does not, MPI keeps our memory and the user's buffers.
 static void idist__native_abandon(idist__native *nat) {
-    int64_t deadline_ns = idist__os_deadline(IDIST__FLUSH_MS);
+    int64_t deadline_ns = idist__os_clock_deadline(IDIST__FLUSH_MS);
     int i;
 
     for (i = 0; i < nat->request_count; i++) {
         int done = 0;
 
         while (MPI_Test(&nat->requests[i], &done, MPI_STATUS_IGNORE) == MPI_SUCCESS && !done) {
-            if (idist__os_now_ns() < deadline_ns) continue;
+            if (idist__os_clock_now_ns() < deadline_ns) continue;
             idist__mpi_of(nat->group->w)->abandoned = true;
             nat->group = NULL;
             return;
@@ -1022,8 +1023,8 @@ static void idist__exchange_post(idist_group *g) {
 }
 
 // Starts the exchange for the call that the fingerprint describes; data is our contribution.
-static void idist__exchange_begin(idist_group *g, const idist__print *fingerprint, uint32_t flags,
-                                  const void *data, size_t nbytes) {
+static void idist__exchange_begin(idist_group *g, const idist__fingerprint *fingerprint,
+                                  uint32_t flags, const void *data, size_t nbytes) {
     idist__mpi_group *mg = idist__mpi_group_of(g);
     idist__mpi_header *own = &mg->headers[0];
 
@@ -1058,7 +1059,7 @@ static idist__exchange_state idist__exchange_step(idist_group *g, int *error) {
             if (!done) return IDIST__EXCHANGE_PENDING;
         }
 
-        g->w->nmoved++;
+        g->w->moved_count++;
         mg->header_count = 2 * mg->header_count < g->size ? 2 * mg->header_count : g->size;
         if (mg->header_count < g->size) idist__exchange_post(g);
     }
@@ -1109,9 +1110,9 @@ static bool idist__exchange_agree(const idist_group *g, char *text, size_t capac
     first = idist__exchange_header(g, 0);
     for (i = 1; idist__exchange_same_call(idist__exchange_header(g, i), first); i++) continue;
     other = idist__exchange_header(g, i);
-    idist__mismatch_text(idist__print_difference(&first->fingerprint, &other->fingerprint),
-                         g->ranks[0], &first->fingerprint, g->ranks[i], &other->fingerprint, text,
-                         capacity);
+    idist__explain_mismatch(idist__fingerprint_difference(&first->fingerprint, &other->fingerprint),
+                            g->ranks[0], &first->fingerprint, g->ranks[i], &other->fingerprint,
+                            text, capacity);
 
     return false;
 }
@@ -1174,7 +1175,7 @@ static void idist__exchange_result(const idist_group *g, const idist__call *c) {
 
 //------------------------------------------------------------------------------
 // [mpi:control]  control messages between two ranks
-// uses mem model core:world core:group types error
+// uses clock mem model core:world core:group types error
 //
 // The transport of everything between two ranks but bulk data: user messages of
 // up to 3.5 KiB, the handshake of larger ones, and what ranks tell each other
@@ -1347,19 +1348,19 @@ static void idist__control_keep(idist__mpi *m, int source, const idist__mpi_cont
 // Receives what others sent before the last barrier. MPI frees a communicator only when nothing is
 // in flight on it.
 static void idist__control_drain(idist__mpi *m) {
-    int64_t deadline_ns = idist__os_deadline(IDIST__CLOSE_MS);
+    int64_t deadline_ns = idist__os_clock_deadline(IDIST__CLOSE_MS);
     int expected = 0;
 
     m->closing = true;
     MPI_Reduce_scatter_block(m->sent_counts, &expected, 1, MPI_INT, MPI_SUM, m->p2p_comm);
-    while (m->received_count < expected && idist__os_now_ns() < deadline_ns)
+    while (m->received_count < expected && idist__os_clock_now_ns() < deadline_ns)
         idist__control_progress(m);
 }
 
 //------------------------------------------------------------------------------
 // [mpi:coll]  a collective, from its header exchange to its result
-// uses err mem base:type kind model fingerprint explain core:task core:group
-// uses extent types error type native exchange control
+// uses clock fail mem base:type kind model fingerprint explain core:task
+// uses core:group extent types error type native exchange control
 //
 //     QUEUED -> ENTERING -> COMMITTING -> RUNNING, blocking ------> done
 //                  |                                                 ^
@@ -1418,8 +1419,8 @@ static void idist__mpi_coll_find_unbalanced(const idist_group *g, const idist__t
     snprintf(text, capacity, "the counts of two ranks differ in %s #%u",
              idist__kind_names[t->call.label], (unsigned)t->seq);
     if (!all) return;
-    for (i = 0; i < n; i++) own[i] = idist__call_count(g, &t->call, (int)i, true);
-    for (i = 0; i < n; i++) own[n + i] = idist__call_count(g, &t->call, (int)i, false);
+    for (i = 0; i < n; i++) own[i] = idist__extent_pair_count(g, &t->call, (int)i, true);
+    for (i = 0; i < n; i++) own[n + i] = idist__extent_pair_count(g, &t->call, (int)i, false);
 
     error = MPI_Iallgather(own, 2 * g->size, MPI_UINT64_T, all, 2 * g->size, MPI_UINT64_T,
                            idist__mpi_group_of(g)->comm, &request);
@@ -1435,8 +1436,8 @@ static void idist__mpi_coll_find_unbalanced(const idist_group *g, const idist__t
         uint64_t sent = all[from * 2 * n + to], expected = all[to * 2 * n + n + from];
 
         if (sent == expected) continue;
-        idist__counts_text(g->ranks[from], sent, g->ranks[to], expected, "elements", t, text,
-                           capacity);
+        idist__explain_counts(g->ranks[from], sent, g->ranks[to], expected, "elements", t, text,
+                              capacity);
         break;
     }
 
@@ -1450,7 +1451,7 @@ static bool idist__mpi_coll_binds(const idist__call *c) {
 
 // Begins the header exchange.
 static void idist__mpi_coll_enter(idist_group *g, const idist__call *c,
-                                  const idist__print *fingerprint, bool busy) {
+                                  const idist__fingerprint *fingerprint, bool busy) {
     int contribution = idist__exchange_contribution(g, c);
     const void *data = c->kind == IDIST__BROADCAST ? c->recv : c->send;
     size_t nbytes = contribution > 0 ? (size_t)contribution : 0;
@@ -1458,10 +1459,10 @@ static void idist__mpi_coll_enter(idist_group *g, const idist__call *c,
     uint64_t balance;
 
     if (!idist__native_fits(g, c)) flags |= IDIST__HEADER_LARGE;
-    if (idist__call_in_place(g, c)) flags |= IDIST__HEADER_IN_PLACE;
+    if (idist__extent_call_in_place(g, c)) flags |= IDIST__HEADER_IN_PLACE;
 
     if (idist__kind_is_v(c->kind)) {
-        balance = idist__call_balance(g, c);
+        balance = idist__extent_balance(g, c);
         data = &balance;
         nbytes = sizeof balance;
     }
@@ -1476,10 +1477,10 @@ static void idist__mpi_coll_done(idist__mpi *m, idist__task *t) {
 
     op->phase = IDIST__PHASE_WAITING;
     m->poll_ns = 0;
-    m->w->nmoved++;
+    m->w->moved_count++;
     error = idist__native_end(&op->native);
 
-    if (error == MPI_SUCCESS) idist__complete(t, IDIST_OK, "");
+    if (error == MPI_SUCCESS) idist__task_complete(t, IDIST_OK, "");
     else idist__mpi_fail_group(m, t->group, function, error);
 }
 
@@ -1493,7 +1494,7 @@ static void idist__mpi_coll_run(idist__mpi *m, idist__task *t, bool blocking) {
 
     if (!op->native.group) {
         idist__exchange_result(t->group, &t->call);
-        idist__complete(t, IDIST_OK, "");
+        idist__task_complete(t, IDIST_OK, "");
         return;
     }
 
@@ -1543,7 +1544,7 @@ static void idist__mpi_coll_entered(idist__mpi *m, idist__task *t) {
 // The union of all flags as far as one rank can tell without an exchange. In v-forms it does not
 // know whether the counts of the others fit.
 static uint32_t idist__mpi_coll_unchecked_flags(const idist_group *g, const idist__call *c) {
-    uint32_t flags = idist__call_in_place(g, c) ? IDIST__HEADER_IN_PLACE : 0;
+    uint32_t flags = idist__extent_call_in_place(g, c) ? IDIST__HEADER_IN_PLACE : 0;
 
     if (idist__kind_is_v(c->kind) || !idist__native_fits(g, c)) flags |= IDIST__HEADER_LARGE;
     return flags;
@@ -1576,7 +1577,7 @@ static bool idist__mpi_coll_step(idist__mpi *m, idist__task *t) {
     }
 
     if (op->phase == IDIST__PHASE_QUEUED) {
-        idist__print fingerprint = idist__task_print(t, 0);
+        idist__fingerprint fingerprint = idist__fingerprint_of_task(t, 0);
         bool busy = t->async || t->next || t->prev || idist__me.group_depth;
 
         if (idist__mpi_coll_must_wait(m, t)) return false;
@@ -1607,14 +1608,14 @@ static void idist__mpi_coll_progress(idist__mpi *m, idist_group *g) {
 static void idist__mpi_coll_keep_commitment(idist__mpi *m, idist__task *t) {
     idist__mpi_group *mg = idist__mpi_group_of(t->group);
     idist__exchange_state state = IDIST__EXCHANGE_PENDING;
-    int64_t deadline_ns = idist__os_deadline(IDIST__FIND_LOST_MS);
+    int64_t deadline_ns = idist__os_clock_deadline(IDIST__FIND_LOST_MS);
     bool late = false;
     int error;
 
     while (!mg->commit_refused && state == IDIST__EXCHANGE_PENDING && !late) {
         state = idist__exchange_step(t->group, &error);
         idist__control_progress(m);
-        late = idist__os_now_ns() > deadline_ns;
+        late = idist__os_clock_now_ns() > deadline_ns;
     }
 
     if (late && state == IDIST__EXCHANGE_PENDING) {
@@ -1652,7 +1653,7 @@ static bool idist__mpi_coll_direct(idist__mpi *m, idist_group *g, const idist__c
 // Polls for control messages if no quick call has for a millisecond, because the group may have
 // failed meanwhile.
 static void idist__mpi_coll_poll_control(idist__mpi *m) {
-    int64_t now_ns = idist__os_now_ns();
+    int64_t now_ns = idist__os_clock_now_ns();
     int i;
 
     if (now_ns - m->polled_ns <= IDIST__MS) return;
@@ -1666,7 +1667,7 @@ static void idist__mpi_coll_poll_control(idist__mpi *m) {
 static bool idist__mpi_quick(idist_group *g, const idist__call *c) {
     idist__mpi *m = idist__mpi_of(g->w);
     idist__exchange_state state = IDIST__EXCHANGE_PENDING;
-    idist__print fingerprint;
+    idist__fingerprint fingerprint;
     char text[400];
     int i, error, polls = m->w->spin_ns ? IDIST__QUICK_POLLS : IDIST__QUICK_POLLS_OVERSUBSCRIBED;
 
@@ -1675,7 +1676,7 @@ static bool idist__mpi_quick(idist_group *g, const idist__call *c) {
     idist__mpi_coll_poll_control(m);
     if (g->status != IDIST_OK) return false;
 
-    fingerprint = idist__call_print(c, g->seq + 1);
+    fingerprint = idist__fingerprint_of_call(c, g->seq + 1);
     idist__mpi_coll_enter(g, c, &fingerprint, false);
     if (idist__exchange_contribution(g, c) < 0 || idist__mpi_coll_binds(c)) return false;
 
@@ -1784,7 +1785,7 @@ static bool idist__p2p_match(idist__mpi *m, idist_group *g, int source,
         idist_status status;
         char text[256];
 
-        if (!idist__recv_wants(t, source, control->tag)) {
+        if (!idist__message_matches(t, source, control->tag)) {
             at = &idist__mpi_op_of(t)->next;
             continue;
         }
@@ -1793,15 +1794,15 @@ static bool idist__p2p_match(idist__mpi *m, idist_group *g, int source,
 
         if (!idist__message_fits(&t->call, (idist_dtype)control->fingerprint.dtype, count, from,
                                  control->tag, &status, text, sizeof text)) {
-            idist__complete(t, status, text);
+            idist__task_complete(t, status, text);
             continue;
         }
 
         if (control->type == IDIST__CONTROL_READY_TO_SEND) {
             idist__p2p_clear(m, t, source, control);
         } else {
-            idist__copy(t->call.recv, payload, (size_t)control->nbytes);
-            idist__recv_done(t, from, control->tag, count);
+            idist__block_copy(t->call.recv, payload, (size_t)control->nbytes);
+            idist__message_received(t, from, control->tag, count);
         }
 
         return true;
@@ -1825,10 +1826,10 @@ static void idist__p2p_send(idist__mpi *m, idist__task *t) {
     control.type = eager ? IDIST__CONTROL_EAGER : IDIST__CONTROL_READY_TO_SEND;
     control.ctx = g->ctx;
     control.tag = c->tag;
-    control.fingerprint = idist__task_print(t, 0);
+    control.fingerprint = idist__fingerprint_of_task(t, 0);
     control.id = idist__mpi_op_of(t)->send_id;
     idist__control_send(m, rank, &control, c->send, eager ? nbytes : 0);
-    if (eager) idist__complete(t, IDIST_OK, "");
+    if (eager) idist__task_complete(t, IDIST_OK, "");
 }
 
 static void idist__p2p_receive(idist__mpi *m, idist__task *t) {
@@ -1844,7 +1845,7 @@ static void idist__p2p_receive(idist__mpi *m, idist__task *t) {
     for (at = &m->unexpected; *at; at = &(*at)->next) {
         idist__mpi_unexpected *u = *at;
         if (u->control.ctx != g->ctx || u->control.type > IDIST__CONTROL_READY_TO_SEND ||
-            !idist__recv_wants(t, u->source, u->control.tag))
+            !idist__message_matches(t, u->source, u->control.tag))
             continue;
 
         // If the message does not fit, the receive fails and the message stays.
@@ -1879,20 +1880,20 @@ static void idist__p2p_done(idist__mpi *m, idist__task *t) {
 
     op->phase = IDIST__PHASE_WAITING;
     m->poll_ns = 0;
-    m->w->nmoved++;
+    m->w->moved_count++;
     error = idist__native_end(&op->native);
 
     if (error != MPI_SUCCESS)
         idist__mpi_fail_group(m, t->group, sends ? "MPI_Isend" : "MPI_Irecv", error);
-    else if (sends) idist__complete(t, IDIST_OK, "");
+    else if (sends) idist__task_complete(t, IDIST_OK, "");
     else
-        idist__recv_done(t, idist__mpi_group_of(t->group)->rank_of[op->source], op->control.tag,
-                         (size_t)op->control.fingerprint.check);
+        idist__message_received(t, idist__mpi_group_of(t->group)->rank_of[op->source],
+                                op->control.tag, (size_t)op->control.fingerprint.check);
 }
 
 //------------------------------------------------------------------------------
 // [mpi:wait]  who waits, who is missing, who waits for whom
-// uses err kind model core:world fingerprint explain core:group types control
+// uses text kind model core:world fingerprint explain core:group types control
 //
 // A rank that has waited for a while sends WAITING to the other members of the
 // group. A member that has entered the same call answers ENTERED, one that has
@@ -1973,15 +1974,15 @@ static void idist__wait_find_deadlock(idist__mpi *m, int peer) {
     if (!idist__wait_needs(own, rank) || !idist__wait_is_unbegun(m, own, peer)) return;
     if (idist__wait_is_served(m, peer)) return;
 
-    idist__deadlock_text(own, peer, &waiting->fingerprint, same_group, cause, sizeof cause);
+    idist__explain_deadlock(own, peer, &waiting->fingerprint, same_group, cause, sizeof cause);
     idist__group_fail(own->group, IDIST_ERR_MISMATCH, cause);
     if (peer_group) idist__group_fail(peer_group, IDIST_ERR_MISMATCH, cause);
 }
 
 // Notes the latest call that a rank is known to have entered.
-static void idist__wait_seen(idist_group *g, int source, const idist__print *fingerprint) {
+static void idist__wait_seen(idist_group *g, int source, const idist__fingerprint *fingerprint) {
     idist__mpi_group *mg = idist__mpi_group_of(g);
-    idist__print *last_seen = &mg->last_seen[mg->rank_of[source]];
+    idist__fingerprint *last_seen = &mg->last_seen[mg->rank_of[source]];
 
     if ((int32_t)(fingerprint->seq - last_seen->seq) >= 0) *last_seen = *fingerprint;
 }
@@ -2018,7 +2019,7 @@ static void idist__wait_send(const idist__task *t, int rank, int flags) {
     waiting.type = IDIST__CONTROL_WAITING;
     waiting.flags = (uint8_t)flags;
     waiting.ctx = t->group->ctx;
-    waiting.fingerprint = idist__task_print(t, 0);
+    waiting.fingerprint = idist__fingerprint_of_task(t, 0);
     waiting.id = idist__mpi_op_of(t)->send_id;
     waiting.sent = m->peers[peer].sent;
     waiting.received = m->peers[peer].received;
@@ -2043,28 +2044,28 @@ static void idist__mpi_announce(idist__task *t) {
 
 static int idist__mpi_missing(idist__task *t, char *text, size_t capacity) {
     const idist_group *g = t->group;
-    const idist__print *last_seen = idist__mpi_group_of(g)->last_seen;
+    const idist__fingerprint *last_seen = idist__mpi_group_of(g)->last_seen;
     int i, missing_count = 0;
 
     if (t->call.kind == IDIST__RECV && idist__mpi_op_of(t)->phase == IDIST__PHASE_TRANSFERRING)
         return 0;
-    if (idist__kind_is_p2p(t->call.kind)) return idist__missing_peer(t, text, capacity);
+    if (idist__kind_is_p2p(t->call.kind)) return idist__explain_missing_peer(t, text, capacity);
 
     for (i = 0; i < g->size; i++) {
         if (i == g->rank || !idist__wait_needs(t, i)) continue;
         if ((int32_t)(last_seen[i].seq - t->seq) >= 0) continue;
-        idist__missing_rank(g, i, &last_seen[i], missing_count, text, capacity);
+        idist__explain_missing_rank(g, i, &last_seen[i], missing_count, text, capacity);
         missing_count++;
     }
 
-    if (missing_count > 8) idist__append(text, capacity, " and %d more", missing_count - 8);
+    if (missing_count > 8) idist__text_append(text, capacity, " and %d more", missing_count - 8);
 
     return missing_count;
 }
 
 //------------------------------------------------------------------------------
 // [mpi:engine]  progress, sleep, cancellation, failure
-// uses wake kind model core:world core:task core:group self types native
+// uses clock wake kind model core:world core:task core:group self types native
 // uses exchange control coll p2p wait
 //
 // What the core calls while a world is open. MPI offers no way to sleep until
@@ -2086,7 +2087,7 @@ static void idist__mpi_deliver(idist__mpi *m, int source, const idist__mpi_contr
     case IDIST__CONTROL_EAGER:
     case IDIST__CONTROL_READY_TO_SEND:
         m->peers[source].received++;
-        m->w->nmoved++;
+        m->w->moved_count++;
         if (g && g->status != IDIST_OK) break;
         if (!g || !idist__p2p_match(m, g, source, control, payload))
             idist__control_keep(m, source, control, payload);
@@ -2128,9 +2129,9 @@ static void idist__mpi_progress(idist__world *w) {
 
     // The list changes whenever a task ends; then start over.
     do {
-        ended = w->nended;
+        ended = w->ended_count;
 
-        for (t = w->tasks; t && ended == w->nended; t = t->next) {
+        for (t = w->tasks; t && ended == w->ended_count; t = t->next) {
             idist__mpi_op *op = idist__mpi_op_of(t);
             bool running = op->phase == IDIST__PHASE_RUNNING;
 
@@ -2139,7 +2140,7 @@ static void idist__mpi_progress(idist__world *w) {
             if (running) idist__mpi_coll_done(m, t);
             else idist__p2p_done(m, t);
         }
-    } while (ended != w->nended);
+    } while (ended != w->ended_count);
 }
 
 // Remembers which threads call.
@@ -2162,11 +2163,12 @@ static void idist__mpi_start(idist__task *t) {
     op->phase = IDIST__PHASE_WAITING;
 
     if (idist__kind_reduces(t->call.kind) && (int)t->call.op >= IDIST_OP_USER) {
-        op->user = *idist__call_user_op(g, &t->call);
+        op->user = *idist__world_user_op(g, &t->call);
         t->call.user = &op->user;
     }
 
-    if (g->status != IDIST_OK) idist__complete(t, g->status, g->cause); // found by the quick call
+    if (g->status != IDIST_OK)
+        idist__task_complete(t, g->status, g->cause); // found by the quick call
     else if (t->call.kind == IDIST__SEND) idist__p2p_send(m, t);
     else if (t->call.kind == IDIST__RECV) idist__p2p_receive(m, t);
     else if (g->size == 1) idist__self_collective(t);
@@ -2217,15 +2219,15 @@ static void idist__mpi_sleep(idist__world *w, int64_t until_ns) {
     m->poll_ns =
         idist__mpi_next_pause(m->poll_ns, in_flight || m->outgoing ? IDIST__POLL_TRANSFER_NS
                                                                    : IDIST__POLL_MAX_NS);
-    wake_ns = idist__os_now_ns() + m->poll_ns;
+    wake_ns = idist__os_clock_now_ns() + m->poll_ns;
     pthread_mutex_unlock(&w->lock);
-    idist__os_futex_wait(&m->wake_count, wake_count, wake_ns < until_ns ? wake_ns : until_ns);
+    idist__os_wake_await_word(&m->wake_count, wake_count, wake_ns < until_ns ? wake_ns : until_ns);
     pthread_mutex_lock(&w->lock);
 }
 
 static void idist__mpi_wake(idist__world *w) {
     __atomic_fetch_add(&idist__mpi_of(w)->wake_count, 1u, __ATOMIC_SEQ_CST);
-    idist__os_futex_wake(&idist__mpi_of(w)->wake_count);
+    idist__os_wake_word(&idist__mpi_of(w)->wake_count);
 }
 
 // Only a receive that has matched nothing can be cancelled; the peer knows of anything else.
@@ -2305,7 +2307,7 @@ static void idist__mpi_tell(idist_group *g) {
 }
 
 static void idist__mpi_flush(idist__world *w, int64_t until_ns) {
-    while (idist__mpi_of(w)->outgoing && idist__os_now_ns() < until_ns) {
+    while (idist__mpi_of(w)->outgoing && idist__os_clock_now_ns() < until_ns) {
         idist__mpi_progress(w);
         pthread_mutex_unlock(&w->lock);
         sched_yield();
@@ -2315,7 +2317,7 @@ static void idist__mpi_flush(idist__world *w, int64_t until_ns) {
 
 //------------------------------------------------------------------------------
 // [mpi:life]  whether MPI started us, and who initialises it
-// uses os:env os:thread err launch:env error
+// uses os:env os:thread fail launch:env error
 //
 // MPI is initialised and finalized at most once in a process, so this state
 // belongs to the process and not to a world.
@@ -2374,10 +2376,10 @@ static idist_status idist__mpi_sizes_differ(const idist__config *c, int rank, in
 static idist_status idist__mpi_initialise(void) {
     int level, error;
 
-    idist__mpi_thread_count = -idist__os_nthreads();
+    idist__mpi_thread_count = -idist__os_thread_count();
     error = MPI_Init_thread(NULL, NULL, MPI_THREAD_SERIALIZED, &level);
     if (error != MPI_SUCCESS) return idist__mpi_fail("initialize: MPI_Init_thread", error);
-    idist__mpi_thread_count += idist__os_nthreads();
+    idist__mpi_thread_count += idist__os_thread_count();
     idist__mpi_initialised = true;
 
     return IDIST_OK;
@@ -2422,8 +2424,8 @@ static idist_status idist__mpi_claim(idist__config *c, const char **why) {
 
 //------------------------------------------------------------------------------
 // [mpi:open]  opening and closing a world
-// uses os:env cpu err mem base:log launch:env config model core:group types
-// uses error type control engine life
+// uses clock os:env cpu fail text mem base:window base:log launch:env config
+// uses model core:group types error type control engine life
 //
 // Opening duplicates the communicator twice, exchanges what the ranks know of
 // each other, and finds out which of them share a host. Only the first step has
@@ -2436,14 +2438,14 @@ static idist_status idist__mpi_claim(idist__config *c, const char **why) {
 // Exchanges the table of ranks, and compares the settings that must be equal everywhere.
 static idist_status idist__mpi_exchange_ranks(idist__mpi *m) {
     const idist__config *cfg = &m->w->cfg;
-    idist__node *nodes = m->w->nodes, *own = &nodes[cfg->rank];
+    idist__rank_info *nodes = m->w->nodes, *own = &nodes[cfg->rank];
     int64_t nbytes = cfg->shm_asked ? (int64_t)cfg->shm_nbytes : 0, check = !cfg->unchecked;
     int64_t settings[4] = {nbytes, -nbytes, check, -check}, max[4]; // max(-x) is -min(x)
     bool same_nbytes, same_check;
     int error;
 
-    idist__copy_text(own->hostname, sizeof own->hostname, m->w->hostname);
-    own->host = idist__host_key(cfg);
+    idist__text_copy(own->hostname, sizeof own->hostname, m->w->hostname);
+    own->host = idist__config_host_key(cfg);
     error = MPI_Allgather(MPI_IN_PLACE, 0, MPI_BYTE, nodes, sizeof *nodes, MPI_BYTE, m->p2p_comm);
     if (error == MPI_SUCCESS)
         error = MPI_Allreduce(settings, max, 4, MPI_INT64_T, MPI_MAX, m->p2p_comm);
@@ -2461,7 +2463,7 @@ static idist_status idist__mpi_exchange_ranks(idist__mpi *m) {
 // idist_alloc.
 static idist_status idist__mpi_share_host(idist__mpi *m) {
     idist__world *w = m->w;
-    idist__cpus own, together;
+    idist__os_cpu_set own, together;
     MPI_Comm host;
     void *base = NULL;
     int error, size = 1;
@@ -2470,9 +2472,9 @@ static idist_status idist__mpi_share_host(idist__mpi *m) {
     if (error != MPI_SUCCESS) return idist__mpi_fail("MPI_Comm_split_type", error);
     MPI_Comm_set_errhandler(host, MPI_ERRORS_RETURN);
     MPI_Comm_size(host, &size);
-    idist__os_cpus(&own);
+    idist__os_cpu_usable(&own);
     error = MPI_Allreduce(&own, &together, (int)sizeof own, MPI_UINT8_T, MPI_BOR, host);
-    if (error == MPI_SUCCESS) w->ncores = idist__cpus_count(&together);
+    if (error == MPI_SUCCESS) w->ncores = idist__os_cpu_set_count(&together);
 
     if (error == MPI_SUCCESS && size > 1 && w->cfg.shm_asked) {
         if (MPI_Win_allocate_shared((MPI_Aint)w->cfg.shm_nbytes, 1, MPI_INFO_NULL, host, &base,
@@ -2555,8 +2557,8 @@ static idist_status idist__mpi_make(idist__mpi *m) {
     if (status != IDIST_OK) return status;
     MPI_Query_thread(&level);
     one_thread = level < MPI_THREAD_SERIALIZED;
-    w->nforeign = one_thread ? INT_MAX / 2 : idist__mpi_thread_count;
-    w->threadless = one_thread || (idist__mpi_world_count && level < MPI_THREAD_MULTIPLE);
+    w->foreign_thread_count = one_thread ? INT_MAX / 2 : idist__mpi_thread_count;
+    w->single_threaded = one_thread || (idist__mpi_world_count && level < MPI_THREAD_MULTIPLE);
 
     status = idist__mpi_duplicate(m);
     if (status == IDIST_OK) status = idist__mpi_exchange_ranks(m);
@@ -2644,7 +2646,7 @@ static void idist__mpi_close(idist__world *w, bool clean) {
     memcpy(text, idist__me.text, sizeof text); // closing must not change the last error
     pthread_mutex_lock(&w->lock);
     w->group.rank = -1; // messages that still arrive find no group
-    idist__mpi_flush(w, idist__os_deadline(IDIST__FLUSH_MS));
+    idist__mpi_flush(w, idist__os_clock_deadline(IDIST__FLUSH_MS));
     if (clean) idist__control_drain(m);
     all_closed = (clean && !m->abandoned) || idist__mpi_all_close(m);
 
@@ -2727,7 +2729,7 @@ static idist_status idist__mpi_group_open(idist_group *g) {
     error = idist__mpi_group_comm(m, g, &mg->comm);
     if (error != MPI_SUCCESS) return idist__mpi_fail("MPI_Comm_create_group", error);
     mg->rank_of = (int *)idist__mem_alloc(mem, sizeof(int) * world_size);
-    mg->last_seen = (idist__print *)idist__mem_alloc(mem, sizeof *mg->last_seen * size);
+    mg->last_seen = (idist__fingerprint *)idist__mem_alloc(mem, sizeof *mg->last_seen * size);
     mg->headers = (idist__mpi_header *)idist__mem_alloc(mem, sizeof *mg->headers * size);
 
     if (!mg->rank_of || !mg->last_seen || !mg->headers) {
@@ -2746,7 +2748,8 @@ static idist_status idist__mpi_group_open(idist_group *g) {
         if (u->control.ctx == g->ctx && u->control.type == IDIST__CONTROL_FAILED)
             idist__group_fail(g, (idist_status)u->control.tag, (const char *)(u + 1));
     for (i = 0; i < g->size; i++)
-        if (m->peers[g->ranks[i]].lost) idist__world_lost(m->w, g->ranks[i], "its process ended");
+        if (m->peers[g->ranks[i]].lost)
+            idist__group_lose_rank(m->w, g->ranks[i], "its process ended");
 
     return IDIST_OK;
 }
@@ -2790,7 +2793,7 @@ static idist_status idist__mpi_shrink(idist_group *g, int *ranks, int *count, ui
     MPI_Group all, members;
     int error, attempt, i;
 
-    if (!m->fault_tolerant) return idist__needs_ulfm("shrink");
+    if (!m->fault_tolerant) return idist__group_needs_ulfm("shrink");
     MPIX_Comm_revoke(from);
     error = MPIX_Comm_shrink(from, &to);
 
@@ -2828,7 +2831,7 @@ static idist_status idist__mpi_agree(idist_group *g, int *flag) {
     MPI_Comm comm = idist__mpi_group_of(g)->comm;
     int error;
 
-    if (!idist__mpi_of(g->w)->fault_tolerant) return idist__needs_ulfm("agree");
+    if (!idist__mpi_of(g->w)->fault_tolerant) return idist__group_needs_ulfm("agree");
     MPIX_Comm_failure_ack(comm);
     error = MPIX_Comm_agree(comm, flag);
     if (error == MPI_SUCCESS || idist__mpi_is_loss(error)) return IDIST_OK;

@@ -21,9 +21,9 @@ HOW IT FITS
 A SMALL MESSAGE (eager)
 
     sender     idist__send_post -> idist__link_push -> idist__link_flush -> transport->write
-    receiver   idist__link_read (engine) -> idist__match_frame -> payload goes to the buffer of the
-               receive, or into a message if none is posted -> idist__verb_received
-    sender     gets CREDIT back when half of its window has been consumed
+    receiver   idist__progress_read (engine) -> idist__match_frame -> payload goes to the buffer of
+the receive, or into a message if none is posted -> idist__transfer_received sender     gets CREDIT
+back when half of its window has been consumed
 
 A LARGE MESSAGE (rendezvous)
 
@@ -51,7 +51,7 @@ macros that let an algorithm wait [msg:index]      finding transfers and message
 
 //------------------------------------------------------------------------------
 // [msg:types]  frames, transfers, messages, links, and the backend's parts of world and group
-// uses clock world shm:transport
+// uses clock model shm:transport
 //------------------------------------------------------------------------------
 
 // A frame is 64 bytes, in the byte order that the handshake found equal on both sides. `nbytes` of
@@ -80,7 +80,7 @@ typedef struct idist__frame {
     uint16_t past; // of EAGER and RTS in a collective: digest of the calls before it
     uint32_t tag;  // step of a collective, or the user's tag
     uint64_t ctx;  // group
-    idist__print print;
+    idist__fingerprint print;
     uint64_t nbytes;
     uint64_t id;
     uint64_t aux;
@@ -122,23 +122,23 @@ enum { IDIST__UNKNOWN_MAX = 1024 }; // messages of a rank that are kept for grou
 enum { IDIST__BUCKETS = 1024 };
 
 // A node of a hash table, inside of what it finds; see [msg:index].
-typedef struct idist__hook {
-    struct idist__hook *next, **at; // `at` is what points to it
-    struct idist__bucket *bucket;   // NULL: it is in no table
-} idist__hook;
+typedef struct idist__index_node {
+    struct idist__index_node *next, **at; // `at` is what points to it
+    struct idist__index_bucket *bucket;   // NULL: it is in no table
+} idist__index_node;
 
-typedef struct idist__bucket {
-    idist__hook *first, **end; // oldest first; `end` is valid unless the bucket is empty
-} idist__bucket;
+typedef struct idist__index_bucket {
+    idist__index_node *first, **end; // oldest first; `end` is valid unless the bucket is empty
+} idist__index_bucket;
 
 // One send or receive under way. It is in at most one list: a link's out, waiting, posted or
 // receiving, a group's recvs or wild, or the ring's idle ones. It is in none while it is a link's
-// in_verb or the claim on a message.
-typedef struct idist__verb {
-    struct idist__verb *next;
-    struct idist__verb **at;   // what points to it
-    struct idist__verbs *list; // the list that holds it, if that is an idist__verbs
-    idist__hook hook;          // in ring->verbs, if frames ask for it
+// in_transfer or the claim on a message.
+typedef struct idist__transfer {
+    struct idist__transfer *next;
+    struct idist__transfer **at;       // what points to it
+    struct idist__transfer_list *list; // the list that holds it, if that is an idist__transfer_list
+    idist__index_node hook;            // in ring->verbs, if frames ask for it
     idist__task *task;         // NULL for control frames and for the rest of a cancelled message
     int slot;                  // of a receive in a collective; -1: none
     bool send;                 // false: a receive
@@ -151,43 +151,43 @@ typedef struct idist__verb {
     uint64_t id;               // our number for it in RTS, CTS, DATA and PULLED
     uint64_t stamp;            // order of posting
     char *owned;               // payload that is freed with the transfer
-} idist__verb;
+} idist__transfer;
 
-typedef struct idist__verbs {
-    idist__verb *first, **end; // oldest first; `end` is valid unless the list is empty
-} idist__verbs;
+typedef struct idist__transfer_list {
+    idist__transfer *first, **end; // oldest first; `end` is valid unless the list is empty
+} idist__transfer_list;
 
 // A message that arrived before a receive for it was posted.
 typedef struct idist__message {
     struct idist__message *next, **at; // in its link's list; `at` is what points to it
-    idist__hook hook;                  // in ring->messages
+    idist__index_node hook;            // in ring->messages
     int peer;
-    idist__frame frame;     // EAGER or RTS
-    char *data;             // eager: the payload, behind this struct
-    size_t moved;           // bytes of it that have arrived
-    idist__verb *claim;     // the receive that gets it once it has arrived completely
-    idist__verb *self_send; // to ourselves: the payload is still in the sender's buffer
-    bool unknown;           // its group did not exist here when it arrived
-    uint64_t stamp;         // order of arrival
+    idist__frame frame;         // EAGER or RTS
+    char *data;                 // eager: the payload, behind this struct
+    size_t moved;               // bytes of it that have arrived
+    idist__transfer *claim;     // the receive that gets it once it has arrived completely
+    idist__transfer *self_send; // to ourselves: the payload is still in the sender's buffer
+    bool unknown;               // its group did not exist here when it arrived
+    uint64_t stamp;             // order of arrival
 } idist__message;
 
 typedef struct idist__link { // the connection to one rank
     const idist__transport *transport;
     int fd;
-    void *port; // the transport's: &fd for sockets, an idist__shm_port for shared memory
+    void *port; // the transport's: &fd for sockets, an idist__pipe_port for shared memory
     bool open;
     bool bye;   // the peer has finalized: the end of the stream is no loss
     bool ended; // the stream is at its end; [engine:engine] decides what that means
     int ended_errno;
     bool write_dead; // writing has failed; reading will tell why
 
-    idist__verb *out, **out_end; // going out, in order
-    idist__verbs waiting;        // sends that wait for CTS or PULLED
-    idist__verbs posted;         // receives of collectives, not matched yet
-    idist__verbs receiving;      // matched; DATA is coming
+    idist__transfer *out, **out_end; // going out, in order
+    idist__transfer_list waiting;    // sends that wait for CTS or PULLED
+    idist__transfer_list posted;     // receives of collectives, not matched yet
+    idist__transfer_list receiving;  // matched; DATA is coming
 
     idist__message *early, **early_end; // unexpected messages, in order of arrival
-    int nunknown;                       // of those, for groups that do not exist here
+    int unknown_count;                  // of those, for groups that do not exist here
 
     // Credits. window + what is on its way, lies unread at the peer, or is owed to us there
     // = IDIST__WINDOW_BYTES, at all times.
@@ -201,13 +201,13 @@ typedef struct idist__link { // the connection to one rank
     size_t in_moved;                  // bytes of it
     size_t left;                      // payload of it still to come, ...
     char *target;                     // ... where it goes (NULL: nowhere), ...
-    idist__verb *in_verb;             // ... and what it belongs to: a transfer
+    idist__transfer *in_transfer;     // ... and what it belongs to: a transfer
     idist__message *in_message;       // or a message
     char text[IDIST__TEXT_BYTES + 1]; // of an ABORT
 
-    idist__frame peer_waits;    // the last WAITS, while nothing else has come after it
-    uint64_t p2p_sent, p2p_got; // messages of send / recv
-    int64_t here_ns;            // when the last HERE came
+    idist__frame peer_waits;         // the last WAITS, while nothing else has come after it
+    uint64_t p2p_sent, p2p_received; // messages of send / recv
+    int64_t here_ns;                 // when the last HERE came
 } idist__link;
 
 typedef struct idist__ring { // the backend's part of a world
@@ -215,14 +215,14 @@ typedef struct idist__ring { // the backend's part of a world
     idist__link *links;   // by world rank; our own one holds messages to ourselves
     struct pollfd *polls; // scratch of [engine:engine]
     int *poll_ranks;
-    int wake;               // descriptor that ends a sleep
-    struct idist__shm *shm; // memory that the ranks of this host share, or NULL
-    int nstreams;           // links whose bytes go through a descriptor
+    int wake;                   // descriptor that ends a sleep
+    struct idist__segment *shm; // memory that the ranks of this host share, or NULL
+    int fd_link_count;          // links whose bytes go through a descriptor
     int64_t polled_ns;      // when we last looked at the sockets that stand beside shared memory
-    int64_t drowsy_ns;      // how much longer than IDIST__LOOK_NS we sleep there by now
+    int64_t extra_sleep_ns; // how much longer than IDIST__LOOK_NS we sleep there by now
     int64_t looked_ns;      // when the last call began that read the links
-    bool judging;           // inside the function that decides what the end of a stream means
-    idist__verb *idle;      // transfers that can be used again
+    bool judging_end;       // inside the function that decides what the end of a stream means
+    idist__transfer *idle;  // transfers that can be used again
     uint64_t stamp, next_id;
     uint64_t closed[IDIST__CLOSED]; // ctx of the groups that were closed last: what still arrives
     uint32_t nclosed;               // for them is dropped
@@ -232,23 +232,23 @@ typedef struct idist__ring { // the backend's part of a world
     idist_status failed_status;
     char failed_cause[400];
 
-    idist__bucket verbs[IDIST__BUCKETS], messages[IDIST__BUCKETS]; // see [msg:index]
+    idist__index_bucket verbs[IDIST__BUCKETS], messages[IDIST__BUCKETS]; // see [msg:index]
 } idist__ring;
 
-typedef struct idist__seen { // what is known of a member's progress in a group
-    uint32_t seq;            // it has entered this call, ...
-    idist__print print;      // ... which is this one
+typedef struct idist__seen {  // what is known of a member's progress in a group
+    uint32_t seq;             // it has entered this call, ...
+    idist__fingerprint print; // ... which is this one
 } idist__seen;
 
 typedef struct idist__ring_group { // the backend's part of a group
     int *rank_of;                  // rank in the group by world rank; -1: not a member
     idist__seen *seen;             // by rank in the group
-    idist__verbs recvs;            // receives of recv, ...
-    idist__verbs wild;             // ... and those from any source or with any tag
+    idist__transfer_list recvs;    // receives of recv, ...
+    idist__transfer_list wild;     // ... and those from any source or with any tag
 
-    idist__print history[IDIST__HISTORY]; // of our own calls, by seq; see [msg:history]
-    uint16_t past[IDIST__HISTORY];        // digest of the calls before each
-    uint16_t digest;                      // of all calls so far
+    idist__fingerprint history[IDIST__HISTORY]; // of our own calls, by seq; see [msg:history]
+    uint16_t past[IDIST__HISTORY];              // digest of the calls before each
+    uint16_t digest;                            // of all calls so far
 
     struct idist__share *share; // of members that share memory; NULL: collectives are messages
     bool met;                   // all members know of all members' regions
@@ -269,23 +269,23 @@ static idist__ring_group *idist__ring_group_of(const idist_group *g) {
 
 //------------------------------------------------------------------------------
 // [msg:transport]  bytes over stream sockets
-// uses descriptor sock shm:transport
+// uses descriptor socket shm:transport
 //------------------------------------------------------------------------------
 
-static ptrdiff_t idist__stream_read(void *port, void *buf, size_t nbytes) {
-    return idist__sock_read(*(int *)port, buf, nbytes);
+static ptrdiff_t idist__transport_read(void *port, void *buf, size_t nbytes) {
+    return idist__os_socket_read(*(int *)port, buf, nbytes);
 }
 
 static ptrdiff_t idist__transport_write(void *port, const struct iovec *parts, int nparts) {
-    return idist__sock_write(*(int *)port, parts, nparts);
+    return idist__os_socket_write(*(int *)port, parts, nparts);
 }
 
 static int idist__transport_fd(void *port) { return *(int *)port; }
 
-static void idist__transport_close(void *port) { idist__os_close((int *)port); }
+static void idist__transport_close(void *port) { idist__os_descriptor_close((int *)port); }
 
 static const idist__transport idist__transport_tcp = {"tcp",
-                                                      idist__stream_read,
+                                                      idist__transport_read,
                                                       idist__transport_write,
                                                       idist__transport_fd,
                                                       idist__transport_close,
@@ -297,7 +297,7 @@ static const idist__transport idist__transport_tcp = {"tcp",
                                                       NULL,
                                                       NULL};
 static const idist__transport idist__transport_unix = {"unix",
-                                                       idist__stream_read,
+                                                       idist__transport_read,
                                                        idist__transport_write,
                                                        idist__transport_fd,
                                                        idist__transport_close,
@@ -311,7 +311,7 @@ static const idist__transport idist__transport_unix = {"unix",
 
 //------------------------------------------------------------------------------
 // [msg:op]  a collective under way, and the macros that let an algorithm wait
-// uses fail mem reduce world types
+// uses fail mem reduce model core:task types
 //
 // An algorithm is a function that is called again whenever one of its sends or receives completes.
 // It keeps its place either by itself (streams, see [algo:stream]), or as a coroutine: straight
@@ -353,9 +353,9 @@ struct idist__op {
     int line;                       // where the coroutine goes on
     bool running;                   // run is on the stack
     uint16_t past;                  // digest of the calls before
-    uint32_t rx;                    // bit k: the receive in slot k is not complete
+    uint32_t slots_pending;         // bit k: the receive in slot k is not complete
     int nsends, nrecvs;             // not complete
-    idist__verb *verb;              // of a send or receive of the program; NULL when it has ended
+    idist__transfer *verb;          // of a send or receive of the program; NULL when it has ended
 
     // What the collective works on. Sends and receives of the program end here: the rest of the
     // struct is not cleared for them.
@@ -451,7 +451,7 @@ static void idist__op_done(idist__task *t) {
     if (o->finish) o->finish(t);
     idist__mem_free(&t->group->w->cfg.mem, o->memory);
     o->memory = NULL;
-    idist__complete(t, IDIST_OK, "");
+    idist__task_complete(t, IDIST_OK, "");
 }
 
 static void idist__op_run(idist__task *t) {
@@ -465,7 +465,7 @@ static void idist__op_run(idist__task *t) {
 
 //------------------------------------------------------------------------------
 // [msg:index]  finding transfers and messages by what frames say
-// uses hash world types
+// uses hash kind types
 //
 // Thousands of sends and receives may be under way at once, and every frame asks for one of them.
 // So two hash tables of the ring hold the transfers that frames ask for and the unexpected
@@ -477,8 +477,8 @@ static void idist__op_run(idist__task *t) {
 // In a bucket, and so among equal keys, the oldest comes first.
 //------------------------------------------------------------------------------
 
-static void idist__index_insert(idist__hook *hook, idist__bucket *table, uint64_t key) {
-    idist__bucket *bucket = &table[key % IDIST__BUCKETS];
+static void idist__index_insert(idist__index_node *hook, idist__index_bucket *table, uint64_t key) {
+    idist__index_bucket *bucket = &table[key % IDIST__BUCKETS];
 
     hook->next = NULL;
     hook->at = bucket->first ? bucket->end : &bucket->first;
@@ -487,47 +487,48 @@ static void idist__index_insert(idist__hook *hook, idist__bucket *table, uint64_
     bucket->end = &hook->next;
 }
 
-static void idist__index_remove(idist__hook *hook) {
+static void idist__index_remove(idist__index_node *hook) {
     *hook->at = hook->next;
     if (hook->next) hook->next->at = hook->at;
     else hook->bucket->end = hook->at;
     hook->bucket = NULL;
 }
 
-static idist__verb *idist__index_transfer(idist__hook *hook) {
-    return (idist__verb *)(void *)((char *)hook - offsetof(idist__verb, hook));
+static idist__transfer *idist__index_transfer(idist__index_node *hook) {
+    return (idist__transfer *)(void *)((char *)hook - offsetof(idist__transfer, hook));
 }
 
-static idist__message *idist__hook_message(idist__hook *hook) {
+static idist__message *idist__index_message(idist__index_node *hook) {
     return (idist__message *)(void *)((char *)hook - offsetof(idist__message, hook));
 }
 
 // The key of what a rank sends in a group: a message of send / recv (p2p) with this tag, or a step
 // of the collective with this sequence number.
-static uint64_t idist__ring_key(uint64_t ctx, int peer, bool p2p, uint32_t tag_or_seq) {
-    return idist__mix(ctx + ((uint64_t)(uint32_t)peer << 33), ((uint64_t)p2p << 32) | tag_or_seq);
+static uint64_t idist__index_key(uint64_t ctx, int peer, bool p2p, uint32_t tag_or_seq) {
+    return idist__hash_mix(ctx + ((uint64_t)(uint32_t)peer << 33),
+                           ((uint64_t)p2p << 32) | tag_or_seq);
 }
 
 static uint64_t idist__index_frame_key(int peer, const idist__frame *f) {
     bool p2p = f->print.kind == IDIST__SEND;
-    return idist__ring_key(f->ctx, peer, p2p, p2p ? f->tag : f->print.seq);
+    return idist__index_key(f->ctx, peer, p2p, p2p ? f->tag : f->print.seq);
 }
 
-static uint64_t idist__index_id_key(uint64_t id) { return idist__mix(id, 0); }
+static uint64_t idist__index_id_key(uint64_t id) { return idist__hash_mix(id, 0); }
 
 //------------------------------------------------------------------------------
 // [msg:transfer]  the life of a send or receive
-// uses mem world self types op index
+// uses mem kind model core:task core:message types op index
 //------------------------------------------------------------------------------
 
-static idist__verb *idist__transfer_new(idist__ring *ring) {
-    idist__verb *v = ring->idle;
+static idist__transfer *idist__transfer_new(idist__ring *ring) {
+    idist__transfer *v = ring->idle;
 
     if (v) {
         ring->idle = v->next;
         memset(v, 0, sizeof *v);
     } else {
-        v = (idist__verb *)idist__mem_alloc(&ring->w->cfg.mem, sizeof *v);
+        v = (idist__transfer *)idist__mem_alloc(&ring->w->cfg.mem, sizeof *v);
     }
 
     if (v) {
@@ -538,7 +539,7 @@ static idist__verb *idist__transfer_new(idist__ring *ring) {
     return v;
 }
 
-static void idist__transfer_append(idist__verbs *list, idist__verb *v) {
+static void idist__transfer_append(idist__transfer_list *list, idist__transfer *v) {
     v->next = NULL;
     v->at = list->first ? list->end : &list->first;
     v->list = list;
@@ -547,14 +548,14 @@ static void idist__transfer_append(idist__verbs *list, idist__verb *v) {
 }
 
 // The same for one that frames ask for.
-static void idist__transfer_put(idist__ring *ring, idist__verbs *list, idist__verb *v,
+static void idist__transfer_put(idist__ring *ring, idist__transfer_list *list, idist__transfer *v,
                                 uint64_t key) {
     idist__transfer_append(list, v);
     idist__index_insert(&v->hook, ring->verbs, key);
 }
 
 // Takes it out of its list and of the index.
-static void idist__verb_take(idist__verb *v) {
+static void idist__transfer_take(idist__transfer *v) {
     *v->at = v->next;
     if (v->next) v->next->at = v->at;
     else v->list->end = v->at;
@@ -563,18 +564,19 @@ static void idist__verb_take(idist__verb *v) {
 }
 
 // The transfer with this number, among those that wait for CTS, PULLED or DATA.
-static idist__verb *idist__verb_named(idist__ring *ring, const idist__verbs *list, uint64_t id) {
-    idist__hook *hook = ring->verbs[idist__index_id_key(id) % IDIST__BUCKETS].first;
+static idist__transfer *idist__transfer_find(idist__ring *ring, const idist__transfer_list *list,
+                                             uint64_t id) {
+    idist__index_node *hook = ring->verbs[idist__index_id_key(id) % IDIST__BUCKETS].first;
 
     for (; hook; hook = hook->next) {
-        idist__verb *v = idist__index_transfer(hook);
+        idist__transfer *v = idist__index_transfer(hook);
         if (v->list == list && v->id == id) return v;
     }
 
     return NULL;
 }
 
-static void idist__verb_free(idist__ring *ring, idist__verb *v) {
+static void idist__transfer_free(idist__ring *ring, idist__transfer *v) {
     idist__mem_free(&ring->w->cfg.mem, v->owned);
     if (v->task && idist__kind_is_p2p(v->task->call.kind)) idist__op_of(v->task)->verb = NULL;
     v->next = ring->idle;
@@ -582,46 +584,46 @@ static void idist__verb_free(idist__ring *ring, idist__verb *v) {
 }
 
 // A transfer is complete: completes its task, or resumes the algorithm.
-static void idist__verb_done(idist__ring *ring, idist__verb *v) {
+static void idist__transfer_done(idist__ring *ring, idist__transfer *v) {
     idist__task *t = v->task;
     bool send = v->send;
     int slot = v->slot;
     idist__op *o;
 
-    idist__verb_free(ring, v);
+    idist__transfer_free(ring, v);
     if (!t || t->done) return;
-    ring->w->nmoved++;
+    ring->w->moved_count++;
 
     if (t->call.kind == IDIST__SEND) {
-        idist__complete(t, IDIST_OK, "");
+        idist__task_complete(t, IDIST_OK, "");
         return;
     }
 
     o = idist__op_of(t);
     if (send) o->nsends--;
     else o->nrecvs--;
-    if (slot >= 0) o->rx &= ~(1u << slot);
+    if (slot >= 0) o->slots_pending &= ~(1u << slot);
     idist__op_run(t);
 }
 
 // A receive is complete, of recv or of a collective.
-static void idist__verb_received(idist__ring *ring, idist__verb *v, int peer) {
+static void idist__transfer_received(idist__ring *ring, idist__transfer *v, int peer) {
     idist__task *t = v->task;
     int tag = (int)v->frame.tag;
     size_t count = (size_t)v->frame.print.check;
 
     if (!t || t->call.kind != IDIST__RECV) {
-        idist__verb_done(ring, v);
+        idist__transfer_done(ring, v);
         return;
     }
 
-    idist__verb_free(ring, v);
-    idist__recv_done(t, idist__ring_group_of(t->group)->rank_of[peer], tag, count);
+    idist__transfer_free(ring, v);
+    idist__message_received(t, idist__ring_group_of(t->group)->rank_of[peer], tag, count);
 }
 
 //------------------------------------------------------------------------------
 // [msg:failure]  failures that are noticed in the middle of something
-// uses text world types
+// uses text model core:group types
 //
 // Failing a group cancels its tasks and frees their transfers. That must not happen while one of
 // them is in use further up the stack, so the failure is only recorded where it is noticed. The
@@ -634,7 +636,7 @@ static void idist__ring_fail(idist__ring *ring, idist_group *g, idist_status sta
     if (ring->failed || g->status != IDIST_OK) return;
     ring->failed = g;
     ring->failed_status = status;
-    idist__copy_text(ring->failed_cause, sizeof ring->failed_cause, cause);
+    idist__text_copy(ring->failed_cause, sizeof ring->failed_cause, cause);
 }
 
 // Carries out the failure that was recorded, and those that this one brings about.
@@ -648,10 +650,10 @@ static void idist__ring_settle(idist__ring *ring) {
 
 //------------------------------------------------------------------------------
 // [msg:link]  frames out of one link, credits, rendezvous
-// uses mem world self types index transfer failure
+// uses mem model core:world core:message types index transfer failure
 //------------------------------------------------------------------------------
 
-static void idist__link_push(idist__link *l, idist__verb *v) {
+static void idist__link_push(idist__link *l, idist__transfer *v) {
     v->next = NULL;
     v->frame_moved = v->piece_moved = 0;
     *l->out_end = v;
@@ -669,14 +671,14 @@ static void idist__link_write_failed(idist__ring *ring, idist__link *l) {
     l->write_dead = true;
 
     while (l->out) {
-        idist__verb *v = l->out;
+        idist__transfer *v = l->out;
         idist__link_pop(l);
-        idist__verb_free(ring, v);
+        idist__transfer_free(ring, v);
     }
 }
 
 // A frame and its payload have gone out.
-static void idist__link_sent(idist__ring *ring, idist__link *l, idist__verb *v) {
+static void idist__link_sent(idist__ring *ring, idist__link *l, idist__transfer *v) {
     size_t left;
 
     idist__link_pop(l);
@@ -689,7 +691,7 @@ static void idist__link_sent(idist__ring *ring, idist__link *l, idist__verb *v) 
     if (v->frame.type == IDIST__DATA) v->moved += v->piece;
 
     if (v->frame.type != IDIST__DATA || v->moved >= v->nbytes) {
-        idist__verb_done(ring, v);
+        idist__transfer_done(ring, v);
         return;
     }
 
@@ -702,7 +704,7 @@ static void idist__link_sent(idist__ring *ring, idist__link *l, idist__verb *v) 
 // Writes as much as the transport takes.
 static void idist__link_flush(idist__ring *ring, idist__link *l) {
     while (l->out && !l->write_dead) {
-        idist__verb *v = l->out;
+        idist__transfer *v = l->out;
         size_t frame_left = IDIST__FRAME_BYTES - v->frame_moved, of_frame;
         struct iovec parts[2];
         int nparts = 0;
@@ -735,7 +737,7 @@ static void idist__link_flush(idist__ring *ring, idist__link *l) {
 }
 
 // The text of an ABORT goes behind its frame. Without memory for it the frame goes alone.
-static void idist__link_add_text(idist__ring *ring, idist__verb *v, const char *text) {
+static void idist__link_add_text(idist__ring *ring, idist__transfer *v, const char *text) {
     size_t nbytes = strlen(text);
 
     v->owned = (char *)idist__mem_alloc(&ring->w->cfg.mem, nbytes + 1);
@@ -752,7 +754,7 @@ static void idist__link_add_text(idist__ring *ring, idist__verb *v, const char *
 // Queues a control frame, for which no task waits. `text`, if not NULL, follows it.
 static void idist__link_control(idist__ring *ring, idist__link *l, const idist__frame *f,
                                 const char *text) {
-    idist__verb *v;
+    idist__transfer *v;
 
     if (!l->open || l->write_dead) return;
     v = idist__transfer_new(ring);
@@ -801,7 +803,7 @@ static bool idist__link_is_eager(const idist__link *l, size_t nbytes) {
 
 // Reads an announced message in the memory of its sender. False: that is not possible, or the
 // sender may have given up meanwhile and reused the memory.
-static bool idist__link_pull(idist__ring *ring, idist__link *l, int peer, idist__verb *v,
+static bool idist__link_pull(idist__ring *ring, idist__link *l, int peer, idist__transfer *v,
                              const idist__frame *f) {
     idist__frame pulled;
 
@@ -814,14 +816,14 @@ static bool idist__link_pull(idist__ring *ring, idist__link *l, int peer, idist_
     pulled.id = f->id;
     v->frame = *f;
     idist__link_control(ring, l, &pulled, NULL);
-    idist__verb_received(ring, v, peer);
+    idist__transfer_received(ring, v, peer);
 
     return true;
 }
 
 // A message was announced, and there is a receive for it: fetches it.
-static void idist__link_clear_to_send(idist__ring *ring, idist__link *l, int peer, idist__verb *v,
-                                      const idist__frame *f) {
+static void idist__link_clear_to_send(idist__ring *ring, idist__link *l, int peer,
+                                      idist__transfer *v, const idist__frame *f) {
     idist__frame cts;
 
     if (idist__link_pull(ring, l, peer, v, f)) return;
@@ -843,7 +845,7 @@ static void idist__link_clear_to_send(idist__ring *ring, idist__link *l, int pee
 
 //------------------------------------------------------------------------------
 // [msg:message]  messages that nobody has asked for yet
-// uses mem world self types index transfer link
+// uses mem core:world block types index transfer link
 //------------------------------------------------------------------------------
 
 static void idist__message_free(idist__ring *ring, idist__link *l, idist__message *m) {
@@ -857,7 +859,7 @@ static void idist__message_free(idist__ring *ring, idist__link *l, idist__messag
         l->target = NULL;
     }
 
-    if (m->unknown) l->nunknown--;
+    if (m->unknown) l->unknown_count--;
     idist__mem_free(&ring->w->cfg.mem, m);
 }
 
@@ -899,7 +901,7 @@ static idist__message *idist__message_new(idist__ring *ring, idist__link *l, con
     m->peer = (int)(l - ring->links);
 
     m->unknown = !idist__world_find_group(ring->w, f->ctx);
-    if (m->unknown && ++l->nunknown > IDIST__UNKNOWN_MAX) idist__message_drop_unknown(ring, l);
+    if (m->unknown && ++l->unknown_count > IDIST__UNKNOWN_MAX) idist__message_drop_unknown(ring, l);
 
     m->at = l->early_end;
     *l->early_end = m;
@@ -911,15 +913,15 @@ static idist__message *idist__message_new(idist__ring *ring, idist__link *l, con
 
 // Gives a message to a receive. The payload of an eager one may still be arriving.
 static void idist__message_give(idist__ring *ring, idist__link *l, int peer, idist__message *m,
-                                idist__verb *v) {
+                                idist__transfer *v) {
     v->frame = m->frame;
 
     if (m->self_send) {
-        idist__verb *sender = m->self_send;
-        idist__copy(v->data, sender->data, sender->nbytes);
+        idist__transfer *sender = m->self_send;
+        idist__block_copy(v->data, sender->data, sender->nbytes);
         idist__message_free(ring, l, m);
-        idist__verb_done(ring, sender);
-        idist__verb_received(ring, v, peer);
+        idist__transfer_done(ring, sender);
+        idist__transfer_received(ring, v, peer);
     } else if (m->frame.type == IDIST__RTS) {
         idist__frame f = m->frame;
         idist__message_free(ring, l, m);
@@ -928,16 +930,16 @@ static void idist__message_give(idist__ring *ring, idist__link *l, int peer, idi
         m->claim = v;
     } else {
         size_t nbytes = (size_t)m->frame.nbytes;
-        idist__copy(v->data, m->data, nbytes);
+        idist__block_copy(v->data, m->data, nbytes);
         idist__message_free(ring, l, m);
         if (peer != ring->w->group.rank) idist__link_consumed(ring, l, nbytes);
-        idist__verb_received(ring, v, peer);
+        idist__transfer_received(ring, v, peer);
     }
 }
 
 //------------------------------------------------------------------------------
 // [msg:history]  whether two ranks make the same calls
-// uses world types op failure
+// uses model fingerprint explain types op failure
 //
 // Every frame and every slot of a collective carries the fingerprint of its call, which is compared
 // with ours. That alone is not enough: a rank may complete a call in which it only sends, and the
@@ -946,43 +948,43 @@ static void idist__message_give(idist__ring *ring, idist__link *l, int peer, idi
 //------------------------------------------------------------------------------
 
 // Two ranks are in different calls: the group fails on all of them.
-static void idist__ring_mismatch(idist__ring *ring, idist_group *g, int peer,
-                                 const idist__print *theirs, const idist__print *ours,
-                                 const char *field) {
+static void idist__history_mismatch(idist__ring *ring, idist_group *g, int peer,
+                                    const idist__fingerprint *theirs,
+                                    const idist__fingerprint *ours, const char *field) {
     char cause[400];
     int me = ring->w->group.rank;
 
-    if (me < peer) idist__mismatch_text(field, me, ours, peer, theirs, cause, sizeof cause);
-    else idist__mismatch_text(field, peer, theirs, me, ours, cause, sizeof cause);
+    if (me < peer) idist__explain_mismatch(field, me, ours, peer, theirs, cause, sizeof cause);
+    else idist__explain_mismatch(field, peer, theirs, me, ours, cause, sizeof cause);
     idist__ring_fail(ring, g, IDIST_ERR_MISMATCH, cause);
 }
 
 // The digest of the calls before a new one. That of a part also covers the calls before its parent.
-static uint16_t idist__ring_past(const idist__task *t) {
-    return (uint16_t)(idist__ring_group_of(t->group)->digest ^ t->whole_past);
+static uint16_t idist__history_past(const idist__task *t) {
+    return (uint16_t)(idist__ring_group_of(t->group)->digest ^ t->parent_past);
 }
 
 // A call begins: adds it to the history.
-static void idist__ring_note(idist__task *t, idist__op *o, int algorithm) {
+static void idist__history_add(idist__task *t, idist__op *o, int algorithm) {
     idist__ring_group *rg = idist__ring_group_of(t->group);
-    idist__print fingerprint = idist__task_print(t, algorithm);
+    idist__fingerprint fingerprint = idist__fingerprint_of_task(t, algorithm);
     uint32_t index = fingerprint.seq % IDIST__HISTORY;
     uint64_t what; // kind, dtype, op, algorithm and root, with which a fingerprint begins
 
     memcpy(&what, &fingerprint, sizeof what);
     what = (what ^ rg->digest) * 0x9e3779b97f4a7c15u;
 
-    rg->past[index] = o->past = idist__ring_past(t);
+    rg->past[index] = o->past = idist__history_past(t);
     rg->history[index] = fingerprint;
     rg->digest = (uint16_t)(((what ^ what >> 32) + fingerprint.check) * 0xd6e8feb86659fd93u >> 48);
 }
 
 // What this rank called before the call with this fingerprint, on the group that the user knows.
 // NULL: that is forgotten.
-static const idist__print *idist__ring_before(const idist_group *g,
-                                              const idist__print *fingerprint) {
+static const idist__fingerprint *idist__history_before(const idist_group *g,
+                                                       const idist__fingerprint *fingerprint) {
     uint32_t seq = (fingerprint->whole ? fingerprint->whole : fingerprint->seq) - 1;
-    const idist__print *before;
+    const idist__fingerprint *before;
 
     if (fingerprint->whole) g = idist__ring_group_of(g)->whole;
     if (!g) return NULL;
@@ -993,11 +995,11 @@ static const idist__print *idist__ring_before(const idist_group *g,
 // Writes the digest to a frame. id and aux are free in EAGER: there they tell the previous call, if
 // it is still known, for the error text of the receiver.
 static void idist__history_tell_past(const idist__task *t, idist__frame *f) {
-    const idist__print *before;
+    const idist__fingerprint *before;
 
     f->past = idist__op_of(t)->past;
     if (f->type != IDIST__EAGER) return;
-    before = idist__ring_before(t->group, &f->print);
+    before = idist__history_before(t->group, &f->print);
     if (!before) return;
 
     memcpy(&f->id, before, sizeof f->id);
@@ -1006,24 +1008,26 @@ static void idist__history_tell_past(const idist__task *t, idist__frame *f) {
 
 // Two ranks are in the same call, and made different calls before. `theirs` is the peer's previous
 // call, if its kind is not 0.
-static void idist__ring_past_differs(idist__ring *ring, idist_group *g, int peer,
-                                     const idist__print *fingerprint, const idist__print *theirs) {
-    const idist__print *before = idist__ring_before(g, fingerprint);
-    const char *field = before && theirs->kind ? idist__print_difference(theirs, before) : NULL;
+static void idist__history_differs_before(idist__ring *ring, idist_group *g, int peer,
+                                          const idist__fingerprint *fingerprint,
+                                          const idist__fingerprint *theirs) {
+    const idist__fingerprint *before = idist__history_before(g, fingerprint);
+    const char *field =
+        before && theirs->kind ? idist__fingerprint_difference(theirs, before) : NULL;
 
     if (field) {
-        idist__ring_mismatch(ring, g, peer, theirs, before, field);
+        idist__history_mismatch(ring, g, peer, theirs, before, field);
         return;
     }
 
-    idist__ring_mismatch(ring, g, peer, fingerprint, fingerprint, "sequence of calls before it");
+    idist__history_mismatch(ring, g, peer, fingerprint, fingerprint, "sequence of calls before it");
 }
 
 // The same, found out from a frame. See idist__history_tell_past.
 static void idist__history_past_differs(idist__ring *ring, idist_group *g, int peer,
                                         const idist__frame *f) {
-    const idist__print *before = idist__ring_before(g, &f->print);
-    idist__print theirs;
+    const idist__fingerprint *before = idist__history_before(g, &f->print);
+    idist__fingerprint theirs;
 
     memset(&theirs, 0, sizeof theirs);
 
@@ -1033,15 +1037,16 @@ static void idist__history_past_differs(idist__ring *ring, idist_group *g, int p
         theirs.check = f->aux;
     }
 
-    idist__ring_past_differs(ring, g, peer, &f->print, &theirs);
+    idist__history_differs_before(ring, g, peer, &f->print, &theirs);
 }
 
 // Compares a frame of a collective with our call of the same number, running or finished. False: a
 // mismatch. A frame for a call that we have not entered tells nothing yet.
-static bool idist__ring_agree(idist__ring *ring, idist_group *g, int peer, const idist__frame *f) {
+static bool idist__history_agrees(idist__ring *ring, idist_group *g, int peer,
+                                  const idist__frame *f) {
     idist__ring_group *rg = idist__ring_group_of(g);
     idist__seen *seen = &rg->seen[rg->rank_of[peer]];
-    const idist__print *ours = &rg->history[f->print.seq % IDIST__HISTORY];
+    const idist__fingerprint *ours = &rg->history[f->print.seq % IDIST__HISTORY];
     const idist__task *t = ring->w->tasks;
     bool is_message = f->type <= IDIST__RTS;
     const char *field;
@@ -1055,12 +1060,12 @@ static bool idist__ring_agree(idist__ring *ring, idist_group *g, int peer, const
 
     // A message is left over from a finished call that looked the same: the calls were not the same
     // after all.
-    field = idist__print_difference(&f->print, ours);
+    field = idist__fingerprint_difference(&f->print, ours);
     while (t && (t->group != g || t->seq != f->print.seq)) t = t->next;
     if (!field && is_message && !t) field = "sequence";
 
     if (field) {
-        idist__ring_mismatch(ring, g, peer, &f->print, ours, field);
+        idist__history_mismatch(ring, g, peer, &f->print, ours, field);
         return false;
     }
 
@@ -1074,63 +1079,64 @@ static bool idist__ring_agree(idist__ring *ring, idist_group *g, int peer, const
 
 //------------------------------------------------------------------------------
 // [msg:match]  which receive gets which message
-// uses world self types index transfer failure history
+// uses kind model core:world explain core:task core:message types index
+// uses transfer failure history
 //
 // Messages of send / recv match the oldest receive of the group that wants this source and tag.
 // Steps of a collective match the receive of the same call and step.
 //------------------------------------------------------------------------------
 
 // The oldest receive of recv that wants this message, or NULL.
-static idist__verb *idist__match_oldest(idist__ring *ring, idist_group *g, int peer,
-                                        const idist__frame *f) {
+static idist__transfer *idist__match_oldest(idist__ring *ring, idist_group *g, int peer,
+                                            const idist__frame *f) {
     idist__ring_group *rg = idist__ring_group_of(g);
-    idist__verb *wild = rg->wild.first, *exact = NULL;
-    idist__hook *hook = NULL;
+    idist__transfer *wild = rg->wild.first, *exact = NULL;
+    idist__index_node *hook = NULL;
 
     if (rg->recvs.first) hook = ring->verbs[idist__index_frame_key(peer, f) % IDIST__BUCKETS].first;
 
     for (; hook && !exact; hook = hook->next) {
-        idist__verb *v = idist__index_transfer(hook);
-        if (v->list == &rg->recvs && idist__recv_wants(v->task, peer, (int)f->tag)) exact = v;
+        idist__transfer *v = idist__index_transfer(hook);
+        if (v->list == &rg->recvs && idist__message_matches(v->task, peer, (int)f->tag)) exact = v;
     }
 
-    while (wild && !idist__recv_wants(wild->task, peer, (int)f->tag)) wild = wild->next;
+    while (wild && !idist__message_matches(wild->task, peer, (int)f->tag)) wild = wild->next;
 
     return !exact || (wild && wild->stamp < exact->stamp) ? wild : exact;
 }
 
 // Takes the receive that gets this message out of its list. Receives for which the message is too
 // large, or of another dtype, fail; the message stays.
-static idist__verb *idist__match_recv(idist__ring *ring, idist_group *g, int peer,
-                                      const idist__frame *f) {
-    idist__verb *v;
+static idist__transfer *idist__match_recv(idist__ring *ring, idist_group *g, int peer,
+                                          const idist__frame *f) {
+    idist__transfer *v;
 
     while ((v = idist__match_oldest(ring, g, peer, f)) != NULL) {
         idist_status status;
         char text[256];
 
-        idist__verb_take(v);
+        idist__transfer_take(v);
         if (idist__message_fits(&v->task->call, (idist_dtype)f->print.dtype, (size_t)f->print.check,
                                 idist__ring_group_of(g)->rank_of[peer], (int)f->tag, &status, text,
                                 sizeof text))
             return v;
-        idist__complete(v->task, status, text);
-        idist__verb_free(ring, v);
+        idist__task_complete(v->task, status, text);
+        idist__transfer_free(ring, v);
     }
 
     return NULL;
 }
 
 // Takes the receive of a collective that gets this frame out of its list.
-static idist__verb *idist__match_posted(idist__ring *ring, const idist__link *l, int peer,
-                                        const idist__frame *f) {
-    idist__hook *hook = ring->verbs[idist__index_frame_key(peer, f) % IDIST__BUCKETS].first;
+static idist__transfer *idist__match_posted(idist__ring *ring, const idist__link *l, int peer,
+                                            const idist__frame *f) {
+    idist__index_node *hook = ring->verbs[idist__index_frame_key(peer, f) % IDIST__BUCKETS].first;
 
     for (; hook; hook = hook->next) {
-        idist__verb *v = idist__index_transfer(hook);
+        idist__transfer *v = idist__index_transfer(hook);
         if (v->list != &l->posted || v->frame.ctx != f->ctx) continue;
         if (v->frame.print.seq != f->print.seq || v->frame.tag != f->tag) continue;
-        idist__verb_take(v);
+        idist__transfer_take(v);
         return v;
     }
 
@@ -1138,21 +1144,21 @@ static idist__verb *idist__match_posted(idist__ring *ring, const idist__link *l,
 }
 
 // The receive for a frame that begins a message. NULL: none is posted yet, or the group has failed.
-static idist__verb *idist__match_frame(idist__ring *ring, idist__link *l, int peer,
-                                       const idist__frame *f) {
+static idist__transfer *idist__match_frame(idist__ring *ring, idist__link *l, int peer,
+                                           const idist__frame *f) {
     idist_group *g = idist__world_find_group(ring->w, f->ctx);
-    idist__verb *v;
+    idist__transfer *v;
     char cause[400];
 
     if (!g || g->status != IDIST_OK) return NULL;
     if (f->print.kind == IDIST__SEND) return idist__match_recv(ring, g, peer, f);
-    if (!idist__ring_agree(ring, g, peer, f)) return NULL;
+    if (!idist__history_agrees(ring, g, peer, f)) return NULL;
 
     v = idist__match_posted(ring, l, peer, f);
     if (!v || v->nbytes == f->nbytes) return v;
 
-    idist__counts_text(peer, f->nbytes, ring->w->group.rank, v->nbytes, "bytes", v->task, cause,
-                       sizeof cause);
+    idist__explain_counts(peer, f->nbytes, ring->w->group.rank, v->nbytes, "bytes", v->task, cause,
+                          sizeof cause);
     idist__transfer_put(ring, &l->posted, v, idist__index_frame_key(peer, f));
     idist__ring_fail(ring, g, IDIST_ERR_MISMATCH, cause);
 
@@ -1161,15 +1167,15 @@ static idist__verb *idist__match_frame(idist__ring *ring, idist__link *l, int pe
 
 //------------------------------------------------------------------------------
 // [msg:send]  posting sends
-// uses cpu base:type world self types op transfer failure link message history
-// uses match
+// uses cpu base:type kind model fingerprint core:task core:group block
+// uses core:message types op transfer failure link message history match
 //------------------------------------------------------------------------------
 
 static void idist__send_post(idist__task *t, int world_rank, uint32_t tag, const void *data,
-                             size_t nbytes, const idist__print *fingerprint) {
+                             size_t nbytes, const idist__fingerprint *fingerprint) {
     idist__ring *ring = idist__ring_of(t->group->w);
     idist__link *l = &ring->links[world_rank];
-    idist__verb *v = idist__transfer_new(ring);
+    idist__transfer *v = idist__transfer_new(ring);
 
     if (!v) {
         idist__ring_fail(ring, t->group, IDIST_ERR_NO_MEMORY, "out of memory");
@@ -1204,7 +1210,7 @@ static void idist__send_post(idist__task *t, int world_rank, uint32_t tag, const
     if (fingerprint->kind != IDIST__SEND) idist__history_tell_past(t, &v->frame);
 
     if (!l->open || l->write_dead) {
-        idist__verb_free(ring, v); // its task ends when the loss of that rank is carried out
+        idist__transfer_free(ring, v); // its task ends when the loss of that rank is carried out
         return;
     }
 
@@ -1216,21 +1222,21 @@ static void idist__send_post(idist__task *t, int world_rank, uint32_t tag, const
 static void idist__send_step(idist__task *t, int to, uint32_t step, const void *data,
                              size_t nbytes) {
     idist__op *o = idist__op_of(t);
-    idist__print fingerprint = idist__task_print(t, o->algorithm);
+    idist__fingerprint fingerprint = idist__fingerprint_of_task(t, o->algorithm);
 
     o->nsends++;
-    idist__send_post(t, idist__world_rank(t->group, to), step, data, nbytes, &fingerprint);
+    idist__send_post(t, idist__group_world_rank(t->group, to), step, data, nbytes, &fingerprint);
 }
 
 // A message to ourselves waits among the unexpected ones of our own link. A small one is copied; of
 // a large one the receive copies from the sender's buffer.
-static void idist__send_to_self(idist__task *t, const idist__print *fingerprint) {
+static void idist__send_to_self(idist__task *t, const idist__fingerprint *fingerprint) {
     idist__ring *ring = idist__ring_of(t->group->w);
     int me = ring->w->group.rank;
     idist__link *l = &ring->links[me];
     size_t nbytes = t->call.count * idist_dtype_size(t->call.dtype);
     bool eager = nbytes <= IDIST__EAGER_BYTES;
-    idist__verb *sender = eager ? NULL : idist__transfer_new(ring), *v;
+    idist__transfer *sender = eager ? NULL : idist__transfer_new(ring), *v;
     idist__message *m;
     idist__frame f;
 
@@ -1243,15 +1249,15 @@ static void idist__send_to_self(idist__task *t, const idist__print *fingerprint)
     m = idist__message_new(ring, l, &f, eager ? nbytes : 0);
 
     if (!m || (!eager && !sender)) {
-        idist__complete(t, IDIST_ERR_NO_MEMORY, "out of memory");
+        idist__task_complete(t, IDIST_ERR_NO_MEMORY, "out of memory");
         return;
     }
 
     m->moved = nbytes;
 
     if (eager) {
-        idist__copy(m->data, t->call.send, nbytes);
-        idist__complete(t, IDIST_OK, "");
+        idist__block_copy(m->data, t->call.send, nbytes);
+        idist__task_complete(t, IDIST_OK, "");
     } else {
         sender->task = t;
         sender->send = true;
@@ -1264,8 +1270,8 @@ static void idist__send_to_self(idist__task *t, const idist__print *fingerprint)
     if (v) idist__message_give(ring, l, me, m, v);
 }
 
-static idist__print idist__send_fingerprint(const idist_group *g, const idist__call *c) {
-    idist__print fingerprint;
+static idist__fingerprint idist__send_fingerprint(const idist_group *g, const idist__call *c) {
+    idist__fingerprint fingerprint;
 
     memset(&fingerprint, 0, sizeof fingerprint);
     fingerprint.kind = IDIST__SEND;
@@ -1278,14 +1284,14 @@ static idist__print idist__send_fingerprint(const idist_group *g, const idist__c
 
 static void idist__send_start(idist__task *t) {
     const idist__call *c = &t->call;
-    idist__print fingerprint = idist__send_fingerprint(t->group, c);
+    idist__fingerprint fingerprint = idist__send_fingerprint(t->group, c);
 
     if (c->root == t->group->rank) {
         idist__send_to_self(t, &fingerprint);
         return;
     }
 
-    idist__send_post(t, idist__world_rank(t->group, c->root), (uint32_t)c->tag, c->send,
+    idist__send_post(t, idist__group_world_rank(t->group, c->root), (uint32_t)c->tag, c->send,
                      c->count * idist_dtype_size(c->dtype), &fingerprint);
 }
 
@@ -1293,12 +1299,12 @@ static void idist__send_start(idist__task *t) {
 // long enough, or others need the lock; the call has to go on as a task.
 static bool idist__ring_quick_wait(const idist__ring *ring, int turns) {
     const idist__world *w = ring->w;
-    int most = w->spin_ns ? (int)(w->patience_ns / IDIST__TURN_NS) : IDIST__QUICK_YIELDS;
+    int most = w->spin_ns ? (int)(w->spin_budget_ns / IDIST__TURN_NS) : IDIST__QUICK_YIELDS;
 
-    if (ring->failed || __atomic_load_n(&w->nasking, __ATOMIC_RELAXED)) return false;
+    if (ring->failed || __atomic_load_n(&w->lock_waiter_count, __ATOMIC_RELAXED)) return false;
     if (turns >= most) return false;
-    if (w->spin_ns) idist__os_relax();
-    else idist__os_yield();
+    if (w->spin_ns) idist__os_cpu_relax();
+    else idist__os_cpu_yield();
 
     return true;
 }
@@ -1307,7 +1313,7 @@ static bool idist__ring_quick_wait(const idist__ring *ring, int turns) {
 // it. Needs no task, transfer or clock.
 static bool idist__send_quick(idist_group *g, const idist__call *c) {
     idist__ring *ring = idist__ring_of(g->w);
-    idist__link *l = &ring->links[idist__world_rank(g, c->root)];
+    idist__link *l = &ring->links[idist__group_world_rank(g, c->root)];
     idist__frame f;
     struct iovec parts[2];
 
@@ -1338,8 +1344,8 @@ static bool idist__send_quick(idist_group *g, const idist__call *c) {
 
 //------------------------------------------------------------------------------
 // [msg:recv]  posting receives
-// uses base:type world self types op index transfer failure link message match
-// uses send
+// uses base:type kind model fingerprint core:task core:group core:message types
+// uses op index transfer failure link message match send
 //------------------------------------------------------------------------------
 
 // A step of a collective: nbytes come from a rank of the group, into slot 0 .. 31 (-1: only
@@ -1348,14 +1354,14 @@ static void idist__recv_step(idist__task *t, int slot, int from, uint32_t step, 
                              size_t nbytes) {
     idist__op *o = idist__op_of(t);
     idist__ring *ring = idist__ring_of(t->group->w);
-    int peer = idist__world_rank(t->group, from);
+    int peer = idist__group_world_rank(t->group, from);
     idist__link *l = &ring->links[peer];
-    idist__verb *v = idist__transfer_new(ring);
-    idist__hook *hook;
+    idist__transfer *v = idist__transfer_new(ring);
+    idist__index_node *hook;
     uint64_t key;
 
     o->nrecvs++;
-    if (slot >= 0) o->rx |= 1u << slot;
+    if (slot >= 0) o->slots_pending |= 1u << slot;
 
     if (!v) {
         idist__ring_fail(ring, t->group, IDIST_ERR_NO_MEMORY, "out of memory");
@@ -1368,12 +1374,12 @@ static void idist__recv_step(idist__task *t, int slot, int from, uint32_t step, 
     v->nbytes = nbytes;
     v->frame.ctx = t->group->ctx;
     v->frame.tag = step;
-    v->frame.print = idist__task_print(t, o->algorithm);
-    key = idist__ring_key(v->frame.ctx, peer, false, t->seq);
+    v->frame.print = idist__fingerprint_of_task(t, o->algorithm);
+    key = idist__index_key(v->frame.ctx, peer, false, t->seq);
     idist__transfer_put(ring, &l->posted, v, key);
 
     for (hook = ring->messages[key % IDIST__BUCKETS].first; hook; hook = hook->next) {
-        idist__message *m = idist__hook_message(hook);
+        idist__message *m = idist__index_message(hook);
 
         if (m->peer != peer || m->claim || m->frame.ctx != v->frame.ctx) continue;
         if (m->frame.print.kind == IDIST__SEND || m->frame.type > IDIST__RTS) continue;
@@ -1388,7 +1394,7 @@ static void idist__recv_step(idist__task *t, int slot, int from, uint32_t step, 
 // the one wanted, eager, and there completely. Otherwise takes nothing.
 static bool idist__recv_quick(idist_group *g, const idist__call *c) {
     idist__ring *ring = idist__ring_of(g->w);
-    idist__link *l = c->root >= 0 ? &ring->links[idist__world_rank(g, c->root)] : NULL;
+    idist__link *l = c->root >= 0 ? &ring->links[idist__group_world_rank(g, c->root)] : NULL;
     idist__frame f;
     int turns;
 
@@ -1404,11 +1410,11 @@ static bool idist__recv_quick(idist_group *g, const idist__call *c) {
     if (f.nbytes != f.print.check * idist_dtype_size(c->dtype)) return false;
     if (!l->transport->read_all(l->port, &f, sizeof f, c->recv, (size_t)f.nbytes)) return false;
 
-    l->p2p_got++;
+    l->p2p_received++;
     l->peer_waits.type = 0;
     l->their_window -= (size_t)f.nbytes + sizeof f;
     idist__link_consumed(ring, l, (size_t)f.nbytes);
-    idist__recv_tell(c, c->root, (int)f.tag, (size_t)f.print.check);
+    idist__message_describe(c, c->root, (int)f.tag, (size_t)f.print.check);
 
     return true;
 }
@@ -1417,14 +1423,14 @@ static bool idist__recv_quick(idist_group *g, const idist__call *c) {
 static bool idist__recv_takes(const idist__task *t, const idist__message *m, int from) {
     if (m->peer != from || m->claim || m->frame.type > IDIST__RTS) return false;
     if (m->frame.print.kind != IDIST__SEND || m->frame.ctx != t->group->ctx) return false;
-    return idist__recv_wants(t, from, (int)m->frame.tag);
+    return idist__message_matches(t, from, (int)m->frame.tag);
 }
 
 // The first message of a rank that a receive wants: messages of one rank keep their order.
 static idist__message *idist__recv_first(idist__ring *ring, const idist__task *t, int from) {
     idist__message *m = ring->links[from].early;
-    idist__hook *hook;
-    uint64_t key = idist__ring_key(t->group->ctx, from, true, (uint32_t)t->call.tag);
+    idist__index_node *hook;
+    uint64_t key = idist__index_key(t->group->ctx, from, true, (uint32_t)t->call.tag);
 
     if (!m || t->call.tag == IDIST_ANY_TAG) {
         while (m && !idist__recv_takes(t, m, from)) m = m->next;
@@ -1432,13 +1438,13 @@ static idist__message *idist__recv_first(idist__ring *ring, const idist__task *t
     }
 
     hook = ring->messages[key % IDIST__BUCKETS].first;
-    while (hook && !idist__recv_takes(t, idist__hook_message(hook), from)) hook = hook->next;
+    while (hook && !idist__recv_takes(t, idist__index_message(hook), from)) hook = hook->next;
 
-    return hook ? idist__hook_message(hook) : NULL;
+    return hook ? idist__index_message(hook) : NULL;
 }
 
 // Puts a receive of recv into the list for its kind.
-static void idist__recv_post(idist__ring *ring, idist__task *t, idist__verb *v) {
+static void idist__recv_post(idist__ring *ring, idist__task *t, idist__transfer *v) {
     idist__ring_group *rg = idist__ring_group_of(t->group);
     int root = t->call.root;
     uint64_t key;
@@ -1448,7 +1454,7 @@ static void idist__recv_post(idist__ring *ring, idist__task *t, idist__verb *v) 
         return;
     }
 
-    key = idist__ring_key(t->group->ctx, t->group->ranks[root], true, (uint32_t)t->call.tag);
+    key = idist__index_key(t->group->ctx, t->group->ranks[root], true, (uint32_t)t->call.tag);
     idist__transfer_put(ring, &rg->recvs, v, key);
 }
 
@@ -1456,12 +1462,12 @@ static void idist__recv_post(idist__ring *ring, idist__task *t, idist__verb *v) 
 // may come from.
 static void idist__recv_start(idist__task *t) {
     idist__ring *ring = idist__ring_of(t->group->w);
-    idist__verb *v = idist__transfer_new(ring);
+    idist__transfer *v = idist__transfer_new(ring);
     idist__message *m, *earliest = NULL;
     int i;
 
     if (!v) {
-        idist__complete(t, IDIST_ERR_NO_MEMORY, "out of memory");
+        idist__task_complete(t, IDIST_ERR_NO_MEMORY, "out of memory");
         return;
     }
 

@@ -192,7 +192,7 @@ IDIST_API idist_allocator idist_pinned_allocator(void);
 
 //------------------------------------------------------------------------------
 // [nccl:load]  NCCL's functions, found at run time
-// uses os library
+// uses os:env library
 //------------------------------------------------------------------------------
 
 typedef struct idist__nccl_id { // ncclUniqueId
@@ -316,7 +316,7 @@ static void idist__nccl_load(idist__nccl *nccl, char *reason, size_t capacity) {
 
 //------------------------------------------------------------------------------
 // [nccl:job]  NCCL calls that may never return, each in a thread of its own
-// uses os gpu:types device load
+// uses clock os:thread gpu:types device load
 //
 // Creating, aborting and finalizing a communicator may wait for other ranks for ever. A job does it
 // in a thread; whoever started the job waits for it until a deadline, and then leaves it to itself:
@@ -392,7 +392,7 @@ static bool idist__nccl_is_given_up(const idist__nccl_job *job) {
 // gone.
 static bool idist__nccl_must_stop(const idist__nccl_job *job) {
     if (job->kind == IDIST__JOB_INIT) return idist__nccl_is_given_up(job);
-    if (job->kind == IDIST__JOB_ABORT) return idist__os_now_ns() > job->deadline_ns;
+    if (job->kind == IDIST__JOB_ABORT) return idist__os_clock_now_ns() > job->deadline_ns;
     return __atomic_load_n(&job->done, __ATOMIC_ACQUIRE) == IDIST__JOB_LEFT;
 }
 
@@ -514,7 +514,7 @@ static bool idist__nccl_job_done(const idist__nccl_job *job) {
 static bool idist__nccl_job_join(idist__nccl_job *job, int64_t deadline_ns, int *result) {
     pthread_t thread;
 
-    while (!idist__nccl_job_done(job) && idist__os_now_ns() < deadline_ns) {
+    while (!idist__nccl_job_done(job) && idist__os_clock_now_ns() < deadline_ns) {
         struct timespec nap = {0, 100000};
         nanosleep(&nap, NULL);
     }
@@ -540,7 +540,7 @@ static void idist__nccl_run_abort(idist__nccl_job *job) {
     const idist__nccl *nccl = &job->nccl;
     int turns = 0, revoked = IDIST__NCCL_OK, ignored;
 
-    job->deadline_ns = idist__os_deadline(IDIST__NCCL_LEAVE_MS);
+    job->deadline_ns = idist__os_clock_deadline(IDIST__NCCL_LEAVE_MS);
     job->result = IDIST__NCCL_IN_PROGRESS;
     if (nccl->CommRevoke) revoked = idist__nccl_wait_result(job, nccl->CommRevoke(job->comm, 0));
     if (job->init_job && !idist__nccl_job_join(job->init_job, job->deadline_ns, &ignored)) return;
@@ -606,7 +606,7 @@ static bool idist__nccl_job_start(idist__nccl_job *job) {
 
 //------------------------------------------------------------------------------
 // [nccl:issue]  which of NCCL's functions serve a call
-// uses base:type world core:call gpu:types task load
+// uses base:type float kind model core:world extent gpu:types gpu:task load
 //------------------------------------------------------------------------------
 
 static const char *idist__nccl_text(const idist__nccl *nccl, int result, char *text,
@@ -642,12 +642,12 @@ static int idist__nccl_reduce(const idist__nccl *nccl, const idist_group *g, con
     bool premul = idist__gpu_op_is_premul(g, c);
     int op = premul ? IDIST__NCCL_SUM : ops[c->op];
     int result = IDIST__NCCL_OK;
-    double factor = premul ? idist__call_user_op(g, c)->factor : 1;
+    double factor = premul ? idist__world_user_op(g, c)->factor : 1;
     float narrow = (float)factor;
     void *scalar = c->dtype == IDIST_F64 ? (void *)&factor : &narrow;
 
     if (idist__type_is_narrow(c->dtype))
-        idist__type_narrow(&narrow, &narrow, 1, c->dtype); // in place: its first bytes
+        idist__float_narrow(&narrow, &narrow, 1, c->dtype); // in place: its first bytes
     if (premul) result = nccl->RedOpCreatePreMulSum(&op, scalar, type, 1, comm);
     if (result != IDIST__NCCL_OK) return result;
     if (c->kind == IDIST__ALL_REDUCE)
@@ -679,8 +679,8 @@ static int idist__nccl_exchange(const idist__nccl *nccl, const idist_group *g, c
     int i, me = g->rank;
 
     for (i = 0; i < g->size && idist__nccl_is_ok(result); i++) {
-        const char *from = idist__call_part(c, (char *)(uintptr_t)send, me, i, true, &sent);
-        char *to = idist__call_part(c, (char *)c->recv, i, me, false, &got);
+        const char *from = idist__extent_part(c, (char *)(uintptr_t)send, me, i, true, &sent);
+        char *to = idist__extent_part(c, (char *)c->recv, i, me, false, &got);
         if (i == me && sent && from != to &&
             cudaMemcpyAsync(to, from, sent * size, cudaMemcpyDefault, stream) != cudaSuccess)
             result = IDIST__NCCL_CUDA_ERROR;
@@ -715,7 +715,7 @@ static int idist__nccl_all_gatherv(const idist__nccl *nccl, const idist_group *g
     int i;
 
     for (i = 0; i < g->size && idist__nccl_is_ok(result); i++) {
-        char *to = (char *)c->recv + idist__displ(c->recvcounts, c->recvdispls, i) * size;
+        char *to = (char *)c->recv + idist__extent_displ(c->recvcounts, c->recvdispls, i) * size;
         if (c->recvcounts[i])
             result = nccl->Broadcast(i == g->rank ? c->send : to, to, c->recvcounts[i] * size,
                                      IDIST__NCCL_U8, i, comm, stream);
@@ -758,7 +758,7 @@ static int idist__nccl_issue(const idist__gpu *gpu, const idist_group *g, idist_
 
 //------------------------------------------------------------------------------
 // [nccl:abort]  the end of a communicator
-// uses os err base:log world gpu:types device load job issue
+// uses clock fail base:log model gpu:types device load job issue
 //------------------------------------------------------------------------------
 
 // Starts to abort the communicator, which ends the group's work on the device. Without
@@ -796,13 +796,13 @@ static void idist__nccl_abort(idist_group *g) {
 // proceeds by itself, because NCCL also waits for the program's own work on its streams.
 static void idist__nccl_abort_wait(idist_group *g) {
     idist__gpu_group *gg = idist__gpu_group_of(g);
-    int64_t deadline = idist__os_deadline(IDIST__GPU_LET_MS);
+    int64_t deadline = idist__os_clock_deadline(IDIST__GPU_GRACE_MS);
     int turns = 0;
 
     idist__nccl_abort(g);
     if (!gg || !gg->abort_job || gg->waited_for_abort) return;
     gg->waited_for_abort = true;
-    while (!idist__nccl_job_done(gg->abort_job) && idist__os_now_ns() < deadline)
+    while (!idist__nccl_job_done(gg->abort_job) && idist__os_clock_now_ns() < deadline)
         idist__gpu_nap(&turns);
 }
 
@@ -810,11 +810,12 @@ static void idist__nccl_abort_wait(idist_group *g) {
 // has not happened. *left: it proceeds by itself.
 static int idist__nccl_abort_join(idist_group *g, int64_t deadline_ns, bool *left) {
     idist__gpu_group *gg = idist__gpu_group_of(g);
-    int64_t leave_ns = idist__os_deadline(IDIST__NCCL_LEAVE_MS);
+    int64_t leave_ns = idist__os_clock_deadline(IDIST__NCCL_LEAVE_MS);
     int turns = 0, result = IDIST__NCCL_OK;
 
     *left = false;
-    for (idist__nccl_abort(g); gg->comm && idist__os_now_ns() < leave_ns; idist__nccl_abort(g))
+    for (idist__nccl_abort(g); gg->comm && idist__os_clock_now_ns() < leave_ns;
+         idist__nccl_abort(g))
         idist__gpu_nap(&turns);
     if (gg->abort_job) *left = !idist__nccl_job_join(gg->abort_job, deadline_ns, &result);
     if (gg->comm) result = IDIST__NCCL_IN_PROGRESS;
@@ -832,7 +833,7 @@ static void idist__nccl_abort_end(idist_group *g) {
     idist__gpu_group *gg = idist__gpu_group_of(g);
     bool stays = gg->captured && !gpu->nccl->CommRevoke;
     bool left;
-    int64_t deadline = idist__os_deadline(stays ? IDIST__GPU_LET_MS : IDIST__GPU_ABORT_MS);
+    int64_t deadline = idist__os_clock_deadline(stays ? IDIST__GPU_GRACE_MS : IDIST__GPU_ABORT_MS);
     int result = idist__nccl_abort_join(g, deadline, &left);
     char text[256];
 
@@ -862,7 +863,7 @@ static void idist__nccl_report_error(idist_group *g, int result) {
 
     if (result == IDIST__NCCL_REMOTE_ERROR || result == IDIST__NCCL_TIMEOUT) {
         gg->fault = result;
-        gg->fault_deadline_ns = idist__os_deadline(IDIST__GPU_FAULT_MS);
+        gg->fault_deadline_ns = idist__os_clock_deadline(IDIST__GPU_FAULT_MS);
         return;
     }
 
@@ -879,7 +880,7 @@ static void idist__nccl_check_errors(idist_group *g) {
     if (!gg || !gg->comm || g->status != IDIST_OK) return;
 
     if (gg->fault) {
-        if (idist__os_now_ns() < gg->fault_deadline_ns) return;
+        if (idist__os_clock_now_ns() < gg->fault_deadline_ns) return;
         idist__nccl_text(nccl, gg->fault, text, sizeof text);
         idist__gpu_fail_group(
             g, idist__fail(
@@ -897,7 +898,8 @@ static void idist__nccl_check_errors(idist_group *g) {
 
 //------------------------------------------------------------------------------
 // [nccl:launch]  calls that NCCL serves
-// uses mem world core:call gpu:types device task load job issue abort
+// uses mem kind model core:world explain core:task core:group core:wait extent
+// uses core:call gpu:types device gpu:task load job issue abort
 //
 // NCCL gets a call at once, on the caller's stream or on the group's own. At the same time the
 // ranks meet through the host's backend, which finds calls that differ, late ranks and lost ones as
@@ -947,8 +949,8 @@ static bool idist__nccl_save_counts(idist__task *t) {
     }
 
     for (i = 0; i < n; i++) {
-        op->counts[i] = idist__call_count(g, &op->call, i, true);
-        op->counts[2 * n + i] = idist__call_count(g, &op->call, i, false);
+        op->counts[i] = idist__extent_pair_count(g, &op->call, i, true);
+        op->counts[2 * n + i] = idist__extent_pair_count(g, &op->call, i, false);
     }
 
     return true;
@@ -983,16 +985,16 @@ static bool idist__nccl_check_counts(const idist__task *t, char *text, size_t ca
     int i;
 
     if (op->call.kind == IDIST__RECV && op->header[0] != op->call.count * op->size) {
-        idist__counts_text(g->ranks[op->call.root], op->header[0], g->ranks[g->rank],
-                           op->call.count * op->size, "bytes", t, text, capacity);
+        idist__explain_counts(g->ranks[op->call.root], op->header[0], g->ranks[g->rank],
+                              op->call.count * op->size, "bytes", t, text, capacity);
         return false;
     }
 
     for (i = 0; op->counts && i < g->size; i++) {
         const uint64_t *sent = op->counts + g->size, *expected = sent + g->size;
         if (sent[i] == expected[i]) continue;
-        idist__counts_text(g->ranks[i], sent[i], g->ranks[g->rank], expected[i], "elements", t,
-                           text, capacity);
+        idist__explain_counts(g->ranks[i], sent[i], g->ranks[g->rank], expected[i], "elements", t,
+                              text, capacity);
         return false;
     }
 
@@ -1100,7 +1102,7 @@ static void idist__nccl_launch(idist__task *first) {
     idist__task *t, *next;
     idist__gpu_guard guard;
 
-    idist__world_wait(w, idist__nccl_can_launch, first);
+    idist__wait_until(w, idist__nccl_can_launch, first);
 
     for (t = first; t; t = idist__gpu_op_of(t)->next_held) {
         idist__gpu_group_of(t->group)->launching = true;
@@ -1131,19 +1133,21 @@ static void idist__nccl_launch(idist__task *first) {
         if (t->group->status == IDIST_OK && error != cudaSuccess)
             idist__gpu_fail_group(t->group, idist__gpu_fail("handing a call to NCCL", error));
         else if (result != IDIST__NCCL_OK) idist__nccl_report_error(t->group, result);
-        if (op->met && !t->done && idist__nccl_set_complete(t)) idist__complete(t, IDIST_OK, "");
+        if (op->met && !t->done && idist__nccl_set_complete(t))
+            idist__task_complete(t, IDIST_OK, "");
         t->pinned = false;
-        t->group->ndetached--;
+        t->group->detached_count--;
         if (t->freed) idist__task_free(t);
     }
 
-    if (w->nblocked) pthread_cond_broadcast(&w->changed); // whoever waits for `launching`
+    if (w->blocked_count) pthread_cond_broadcast(&w->changed); // whoever waits for `launching`
 }
 
 //------------------------------------------------------------------------------
 // [nccl:setup]  how a group moves device memory
-// uses os err mem base:log world gpu:types device gpu:agree arena ipc:setup
-// uses load job issue abort
+// uses clock os:thread fail mem base:log model core:world core:group
+// uses core:thread gpu:types device gpu:agree arena ipc:setup load job issue
+// uses abort
 //------------------------------------------------------------------------------
 
 // Whether two members share a GPU.
@@ -1197,23 +1201,24 @@ static bool idist__nccl_give_up(idist__nccl_job *job) {
     if (abort) abort->init_job = job;
     if (abort && idist__nccl_job_start(abort)) job = abort;
 
-    return idist__nccl_job_join(job, idist__os_deadline(IDIST__GPU_LET_MS), &ignored);
+    return idist__nccl_job_join(job, idist__os_clock_deadline(IDIST__GPU_GRACE_MS), &ignored);
 }
 
 // Waits for the communicator until the init time-out, while the backend watches the other ranks.
 static bool idist__nccl_init_wait(idist_group *g, idist__nccl_job *job, char *reason,
                                   size_t capacity) {
     idist__world *w = g->w;
-    int64_t deadline =
-        w->cfg.init_timeout_ms < 0 ? IDIST__FOREVER : idist__os_deadline(w->cfg.init_timeout_ms);
+    int64_t deadline = w->cfg.init_timeout_ms < 0
+                           ? IDIST__FOREVER
+                           : idist__os_clock_deadline(w->cfg.init_timeout_ms);
     idist__gpu_group *gg = idist__gpu_group_of(g);
     int phase, result;
     char text[200];
 
     while (!idist__nccl_job_done(job) && g->status == IDIST_OK && !w->thread_stops &&
-           idist__os_now_ns() < deadline) {
+           idist__os_clock_now_ns() < deadline) {
         pthread_mutex_unlock(&w->lock);
-        idist__os_pause_ms(1);
+        idist__os_clock_pause_ms(1);
         idist__world_lock(w);
         if (w->driver == IDIST__DRIVER_NONE) w->backend->progress(w);
     }
@@ -1399,13 +1404,13 @@ static idist_status idist__nccl_agree(idist_group *g, bool has_thread) {
 // Makes NCCL ready for a group, and has the progress thread watch it.
 static idist_status idist__nccl_prepare(idist_group *g) {
     idist__world *w = g->w;
-    bool has_thread = idist__world_need_thread(w) == IDIST_OK;
-    int nthreads = idist__os_nthreads();
+    bool has_thread = idist__thread_need(w) == IDIST_OK;
+    int nthreads = idist__os_thread_count();
     idist_status status = idist__nccl_agree(g, has_thread);
 
     if (status != IDIST_OK) idist__nccl_abort_wait(g);
-    if (w->nforeign < INT32_MAX / 4 && idist__os_nthreads() > nthreads)
-        w->nforeign += idist__os_nthreads() - nthreads; // NCCL's own
+    if (w->foreign_thread_count < INT32_MAX / 4 && idist__os_thread_count() > nthreads)
+        w->foreign_thread_count += idist__os_thread_count() - nthreads; // NCCL's own
     if (status == IDIST_OK) w->watched = true;
     pthread_cond_signal(&w->work); // the progress thread sleeps until it has something to watch
 
@@ -1464,7 +1469,7 @@ static int64_t idist__gpu_prepare_deadline(const idist__world *w) {
     int64_t call_ms = w->cfg.timeout_ms, init_ms = w->cfg.init_timeout_ms;
 
     if (call_ms <= 0 || init_ms <= 0) return IDIST__FOREVER;
-    return idist__os_deadline(2 * call_ms + init_ms);
+    return idist__os_clock_deadline(2 * call_ms + init_ms);
 }
 
 // Sets up what the members of a group have in common. All members call it, in their first call on
@@ -1492,14 +1497,15 @@ static idist_status idist__gpu_prepare(idist_group *g) {
     idist__gpu_of(w)->user_count--;
     gg->preparing = false;
     gg->ready = status == IDIST_OK;
-    if (w->nblocked) pthread_cond_broadcast(&w->changed); // another thread waits for it
+    if (w->blocked_count) pthread_cond_broadcast(&w->changed); // another thread waits for it
 
     return status;
 }
 
 //------------------------------------------------------------------------------
 // [nccl:route]  which calls are for the device
-// uses err world core:call gpu:types device leave ipc:call issue setup
+// uses fail kind model core:wait extent gpu:types device leave ipc:call issue
+// uses setup
 //------------------------------------------------------------------------------
 
 static cudaError_t idist__gpu_is_device_pointer(const void *p, bool *holds) {
@@ -1541,7 +1547,7 @@ static idist_status idist__gpu_check_buffers(const idist_group *g, const idist__
 
 static bool idist__gpu_may_run_ahead(void *arg) {
     const idist_group *g = (const idist_group *)arg;
-    return g->ndetached < IDIST__GPU_AHEAD || g->status != IDIST_OK;
+    return g->detached_count < IDIST__GPU_AHEAD || g->status != IDIST_OK;
 }
 
 static idist__gpu_path idist__gpu_path_of(const idist_group *g, const idist__call *c,
@@ -1656,7 +1662,7 @@ static idist_status idist__gpu_route_call(idist_group *g, const idist__call *c, 
     *detached = nccl && o->stream && !o->request;
     if (!*detached) return IDIST_OK;
     if (!gg->captured) gg->captured = idist__gpu_is_capturing((cudaStream_t)o->stream);
-    if (!idist__me.group_depth) idist__world_wait(g->w, idist__gpu_may_run_ahead, g);
+    if (!idist__me.group_depth) idist__wait_until(g->w, idist__gpu_may_run_ahead, g);
 
     return IDIST_OK;
 }
@@ -1674,8 +1680,9 @@ static idist_status idist__gpu_route(idist_group *g, const idist__call *c, const
 
 //------------------------------------------------------------------------------
 // [nccl:engine]  the device's part of a backend
-// uses os err mem base:log base:type world core:call self gpu:types device
-// uses pinned task stage leave ipc:call job abort launch setup route
+// uses clock fail text mem base:log base:type kind model core:world fingerprint
+// uses core:task core:group core:call core:message gpu:types device pinned
+// uses gpu:task stage leave ipc:call job abort launch setup route
 //
 // A world with a device has a backend that consists of these functions; they pass on to the host's
 // backend what concerns host memory.
@@ -1812,7 +1819,7 @@ static void idist__gpu_start_nccl(idist__task *t) {
 
     if (!idist__nccl_save_counts(t)) return;
     t->pinned = true; // until it is launched
-    t->group->ndetached++;
+    t->group->detached_count++;
     idist__gpu_enqueue(t);
     idist__gpu_run_queue(t->group);
 
@@ -1860,16 +1867,17 @@ static void idist__gpu_start(idist__task *t) {
     }
 
     op->path = idist__gpu_path_of(g, &t->call, t->async ? NULL : t->stream);
-    op->fingerprint = idist__call_print(&t->call, 0);
+    op->fingerprint = idist__fingerprint_of_call(&t->call, 0);
     op->fingerprint.algorithm = IDIST__ON_DEVICE;
 
     if (!t->call.user && idist__kind_reduces(t->call.kind) && (int)t->call.op >= IDIST_OP_USER) {
-        op->user = *idist__call_user_op(g, &t->call);
+        op->user = *idist__world_user_op(g, &t->call);
         op->call.user = &op->user;
     }
 
     if (op->path == IDIST__BY_NCCL) {
-        if (t->call.info) idist__recv_tell(&t->call, t->call.root, t->call.tag, t->call.count);
+        if (t->call.info)
+            idist__message_describe(&t->call, t->call.root, t->call.tag, t->call.count);
         idist__gpu_start_nccl(t);
         return;
     }
@@ -1932,7 +1940,7 @@ static void idist__gpu_complete_calls(idist__world *w) {
 
     for (t = w->tasks; t; t = next) {
         const idist__gpu_op *op = t->on_device ? idist__gpu_op_of(t) : NULL;
-        uint32_t ended = w->nended;
+        uint32_t ended = w->ended_count;
         next = t->next;
 
         if (op && op->waits_for_device && op->state == IDIST__GPU_END) {
@@ -1941,7 +1949,7 @@ static void idist__gpu_complete_calls(idist__world *w) {
             else if (idist__gpu_event_done(t, op->event)) idist__gpu_complete(t);
         }
 
-        if (w->nended != ended) next = w->tasks; // a task is gone, perhaps the next one
+        if (w->ended_count != ended) next = w->tasks; // a task is gone, perhaps the next one
     }
 }
 
@@ -1962,7 +1970,8 @@ static void idist__gpu_progress(idist__world *w) {
         idist__gpu_leave(gpu, guard);
     }
 
-    if (!w->watched || (now = idist__os_now_ns()) < gpu->checked_nccl_ns + IDIST__GPU_LOOK_LONG_NS)
+    if (!w->watched ||
+        (now = idist__os_clock_now_ns()) < gpu->checked_nccl_ns + IDIST__GPU_SLEEP_LONG_NS)
         return;
     gpu->checked_nccl_ns = now;
 
@@ -1974,7 +1983,7 @@ static void idist__gpu_progress(idist__world *w) {
 
 static void idist__gpu_sleep(idist__world *w, int64_t until_ns) {
     idist__gpu *gpu = idist__gpu_of(w);
-    int64_t now = idist__os_now_ns(), soon = now + gpu->sleep_ns;
+    int64_t now = idist__os_clock_now_ns(), soon = now + gpu->sleep_ns;
 
     // Sleeping and waking up takes longer than most small calls take on the device. With fewer
     // cores than ranks another rank needs the core.
@@ -1985,7 +1994,7 @@ static void idist__gpu_sleep(idist__world *w, int64_t until_ns) {
 
     if (gpu->waiting_call_count && soon < until_ns) {
         until_ns = soon;
-        if (gpu->sleep_ns < IDIST__GPU_LOOK_LONG_NS) gpu->sleep_ns += gpu->sleep_ns / 4;
+        if (gpu->sleep_ns < IDIST__GPU_SLEEP_LONG_NS) gpu->sleep_ns += gpu->sleep_ns / 4;
     }
 
     gpu->host_backend->sleep(w, until_ns);
@@ -1996,13 +2005,13 @@ static void idist__gpu_sleep(idist__world *w, int64_t until_ns) {
 static void idist__gpu_end_copies(idist__task *t) {
     idist__gpu *gpu = idist__gpu_of(t->group->w);
     const idist__gpu_group *gg = idist__gpu_group_of(t->group);
-    int64_t deadline = idist__os_deadline(IDIST__GPU_ABORT_MS);
+    int64_t deadline = idist__os_clock_deadline(IDIST__GPU_ABORT_MS);
     int i, turns = 0;
 
     for (i = IDIST__STREAM_OUT; i <= IDIST__STREAM_IN; i++)
         while (!gpu->stuck && cudaStreamQuery(gg->stream[i]) == cudaErrorNotReady) {
             cudaGetLastError();
-            gpu->stuck = idist__os_now_ns() > deadline;
+            gpu->stuck = idist__os_clock_now_ns() > deadline;
             idist__gpu_nap(&turns);
         }
 
@@ -2055,11 +2064,12 @@ static void idist__gpu_announce(idist__task *t) {
 static int idist__gpu_missing(idist__task *t, char *text, size_t capacity) {
     if (!t->away) return idist__gpu_of(t->group->w)->host_backend->missing(t, text, capacity);
     if (idist__gpu_op_of(t)->holding_thread && !idist__gpu_op_of(t)->launched)
-        idist__append(text, capacity, "this rank itself: it has not called idist_group_end");
+        idist__text_append(text, capacity, "this rank itself: it has not called idist_group_end");
     else if (idist__gpu_op_of(t)->path == IDIST__BY_NCCL)
-        idist__append(text, capacity,
-                      "the device: earlier work on a stream, of this rank itself or of another");
-    else idist__append(text, capacity, "this rank itself, whose device has not finished");
+        idist__text_append(
+            text, capacity,
+            "the device: earlier work on a stream, of this rank itself or of another");
+    else idist__text_append(text, capacity, "this rank itself, whose device has not finished");
 
     return 1;
 }
@@ -2124,7 +2134,7 @@ static void idist__gpu_free(idist__world *w) {
     int device = gpu->host_backend ? idist__gpu_set_device(gpu) : -1; // -1: not installed
     bool left = idist__ipc_wait_unused(w);
 
-    if (!idist__nccl_reap(gpu, idist__os_deadline(IDIST__GPU_ABORT_MS)))
+    if (!idist__nccl_reap(gpu, idist__os_clock_deadline(IDIST__GPU_ABORT_MS)))
         idist__log_print(&w->log, IDIST_LOG_WARN,
                          "ncclCommDestroy has not returned: another rank has not called it, or a "
                          "graph still holds calls");
@@ -2132,9 +2142,9 @@ static void idist__gpu_free(idist__world *w) {
     idist__ipc_free_arenas(w);
     if (gpu->barrier_word && !gpu->stuck) cudaFree(gpu->barrier_word);
 
-    for (deadline = idist__os_deadline(IDIST__GPU_ABORT_MS); !idist__pinned_finish(gpu);) {
+    for (deadline = idist__os_clock_deadline(IDIST__GPU_ABORT_MS); !idist__pinned_finish(gpu);) {
         idist__gpu_nap(&turns);
-        if (idist__os_now_ns() < deadline) continue;
+        if (idist__os_clock_now_ns() < deadline) continue;
         idist__log_print(&w->log, IDIST_LOG_ERROR,
                          "cudaHostRegister has not returned: the device is busy");
         pthread_detach(gpu->pinning_job->thread);
@@ -2193,8 +2203,9 @@ void *idist_nccl_comm(idist_group *group) {
 
 //------------------------------------------------------------------------------
 // [nccl:join]  which device and which way, agreed by all ranks
-// uses os err mem base:log sock config world gpu:types device gpu:agree load
-// uses setup route engine
+// uses os:env os:thread fail mem base:log parse launch:env config model
+// uses core:backend core:world gpu:types device gpu:agree load setup route
+// uses engine
 //------------------------------------------------------------------------------
 
 // Whether the user says that NCCL takes several ranks on a GPU: from 2.30.3 on with this variable;
@@ -2331,7 +2342,7 @@ static void idist__gpu_probe(idist__world *w, idist__gpu *gpu, idist__gpu_rank_i
     info->wanted_backend = w->cfg.device_backend;
     info->has_user_comm = w->cfg.nccl_comm != NULL;
     memset(real.host_id, 0, sizeof real.host_id);
-    info->machine_key = idist__host_key(&real);
+    info->machine_key = idist__config_host_key(&real);
     snprintf(info->no_nccl_reason, sizeof info->no_nccl_reason, "not asked for");
     idist__gpu_probe_device(w, gpu, info);
 
@@ -2493,7 +2504,7 @@ static void idist__gpu_install(idist__world *w) {
 
     gpu->host_backend = w->backend;
     gpu->thread = &w->thread;
-    gpu->sleep_ns = IDIST__GPU_LOOK_NS;
+    gpu->sleep_ns = IDIST__GPU_SLEEP_NS;
     gpu->api = *w->backend;
     gpu->api.start = idist__gpu_start;
     gpu->api.progress = idist__gpu_progress;
@@ -2518,7 +2529,7 @@ typedef struct idist__nccl_world {
 
 static idist_status idist__gpu_wrap(idist__world *w) {
     static const char *const names[] = {"none", "nccl", "ipc", "staged"};
-    int n = w->group.size, nthreads = idist__os_nthreads();
+    int n = w->group.size, nthreads = idist__os_thread_count();
     idist__nccl_world *both = (idist__nccl_world *)idist__mem_alloc(&w->cfg.mem, sizeof *both);
     idist__gpu *gpu = both ? &both->gpu : NULL;
     idist__gpu_rank_info mine;
@@ -2535,8 +2546,8 @@ static idist_status idist__gpu_wrap(idist__world *w) {
 
     if (status == IDIST_OK) {
         idist__gpu_probe(w, gpu, &mine);
-        if (w->nforeign < INT32_MAX / 4)
-            w->nforeign += idist__os_nthreads() - nthreads; // CUDA's own
+        if (w->foreign_thread_count < INT32_MAX / 4)
+            w->foreign_thread_count += idist__os_thread_count() - nthreads; // CUDA's own
         status = idist__gpu_exchange(&w->group, &mine, gpu->rank_infos, sizeof mine);
     }
 

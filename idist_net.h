@@ -61,7 +61,7 @@ static bool idist__parse_host_port(const char *text, char *host, size_t capacity
 
 //------------------------------------------------------------------------------
 // [net:address]  addresses as texts
-// uses socket err parse
+// uses socket fail parse
 //
 // Ranks exchange addresses as texts: "unix:NAME" is a local socket, "tcp:HOST:PORT" a TCP port,
 // with brackets around an IPv6 HOST.
@@ -73,14 +73,14 @@ static bool idist__address_host_is_loopback(const char *host) {
            strcmp(host, "::1") == 0;
 }
 
-static idist_status idist__address_local(idist__addr *address, const char *name) {
+static idist_status idist__address_local(idist__os_address *address, const char *name) {
     if (idist__os_socket_local_address(address, name)) return IDIST_OK;
     return idist__fail(IDIST_ERR_ARG, "the socket name \"%s\" is empty or longer than %d bytes",
                        name, IDIST__OS_SOCKET_NAME_MAX);
 }
 
 // Blocks while the name is looked up.
-static idist_status idist__addr_tcp(idist__addr *address, const char *host, int port) {
+static idist_status idist__address_tcp(idist__os_address *address, const char *host, int port) {
     const char *error = idist__os_socket_resolve(address, host, port);
 
     if (!error) return IDIST_OK;
@@ -89,24 +89,25 @@ static idist_status idist__addr_tcp(idist__addr *address, const char *host, int 
 }
 
 // IDIST_ERR_ARG: it is no address; other failures may pass.
-static idist_status idist__addr_parse(idist__addr *address, const char *text) {
+static idist_status idist__address_parse(idist__os_address *address, const char *text) {
     char host[256];
     int port;
 
     memset(address, 0, sizeof *address);
     if (strncmp(text, "unix:", 5) == 0) return idist__address_local(address, text + 5);
     if (strncmp(text, "tcp:", 4) == 0 && idist__parse_host_port(text + 4, host, sizeof host, &port))
-        return idist__addr_tcp(address, host, port);
+        return idist__address_tcp(address, host, port);
     return idist__fail(IDIST_ERR_ARG, "\"%s\" is not an address", text);
 }
 
 //------------------------------------------------------------------------------
 // [net:connection]  listening, and whole transfers with a deadline
-// uses socket err
+// uses socket fail
 //------------------------------------------------------------------------------
 
 // `what` is the address in the words of the caller. Returns the socket in *fd, -1 on failure.
-static idist_status idist__sock_listen(const idist__addr *address, const char *what, int *fd) {
+static idist_status idist__connection_listen(const idist__os_address *address, const char *what,
+                                             int *fd) {
     *fd = idist__os_socket_listen(address);
     if (*fd >= 0) return IDIST_OK;
 
@@ -121,15 +122,15 @@ static idist_status idist__sock_listen(const idist__addr *address, const char *w
 
 // Blocks until the buffer is full. False: errno is ETIMEDOUT when the deadline has passed, 0 at the
 // end of the stream, or the error; how much was read is lost.
-static bool idist__sock_read_all(int fd, void *buf, size_t nbytes, int64_t deadline_ns) {
+static bool idist__connection_read_all(int fd, void *buf, size_t nbytes, int64_t deadline_ns) {
     char *to = (char *)buf;
 
     while (nbytes) {
-        ptrdiff_t n = idist__sock_read(fd, to, nbytes);
+        ptrdiff_t n = idist__os_socket_read(fd, to, nbytes);
 
         if (n < 0) return false;
 
-        if (n == 0 && !idist__sock_wait(fd, POLLIN, deadline_ns)) {
+        if (n == 0 && !idist__os_socket_wait(fd, POLLIN, deadline_ns)) {
             errno = ETIMEDOUT;
             return false;
         }
@@ -142,7 +143,8 @@ static bool idist__sock_read_all(int fd, void *buf, size_t nbytes, int64_t deadl
 }
 
 // Blocks until the socket has taken all bytes. False as above.
-static bool idist__sock_write_all(int fd, const void *buf, size_t nbytes, int64_t deadline_ns) {
+static bool idist__connection_write_all(int fd, const void *buf, size_t nbytes,
+                                        int64_t deadline_ns) {
     const char *from = (const char *)buf;
 
     while (nbytes) {
@@ -151,10 +153,10 @@ static bool idist__sock_write_all(int fd, const void *buf, size_t nbytes, int64_
 
         part.iov_base = (void *)(uintptr_t)from;
         part.iov_len = nbytes;
-        n = idist__sock_write(fd, &part, 1);
+        n = idist__os_socket_write(fd, &part, 1);
         if (n < 0) return false;
 
-        if (n == 0 && !idist__sock_wait(fd, POLLOUT, deadline_ns)) {
+        if (n == 0 && !idist__os_socket_wait(fd, POLLOUT, deadline_ns)) {
             errno = ETIMEDOUT;
             return false;
         }
@@ -168,7 +170,7 @@ static bool idist__sock_write_all(int fd, const void *buf, size_t nbytes, int64_
 
 //------------------------------------------------------------------------------
 // [net:auth]  a mutual handshake on every connection
-// uses os:random socket err hash
+// uses os:random socket fail sha
 //
 //     stage   client                                    server
 //     0       hello C (64 bytes, with a nonce)  ------>
@@ -259,7 +261,7 @@ static void idist__auth_tag(const idist__handshake *h, const char *label,
                             uint8_t tag[IDIST__AUTH_TAG_NBYTES]) {
     const idist__hello *client = h->server ? &h->theirs : &h->mine;
     const idist__hello *server = h->server ? &h->mine : &h->theirs;
-    idist__hmac(h->key, label, client, IDIST__HELLO_BYTES, server, IDIST__HELLO_BYTES, tag);
+    idist__sha_hmac(h->key, label, client, IDIST__HELLO_BYTES, server, IDIST__HELLO_BYTES, tag);
 }
 
 // Compares in constant time, so that timing reveals nothing about the tag.
@@ -316,8 +318,8 @@ static int idist__auth_transfer(idist__handshake *h, bool write, uint8_t *buf, s
 
         part.iov_base = buf + h->done;
         part.iov_len = nbytes - h->done;
-        n = write ? idist__sock_write(h->fd, &part, 1)
-                  : idist__sock_read(h->fd, part.iov_base, part.iov_len);
+        n = write ? idist__os_socket_write(h->fd, &part, 1)
+                  : idist__os_socket_read(h->fd, part.iov_base, part.iov_len);
         if (n < 0) return -1;
         if (n == 0) return 0;
         h->done += (size_t)n;
@@ -412,14 +414,14 @@ static idist_status idist__auth_run(idist__handshake *h) {
         idist_status status = idist__auth_step(h, &done);
 
         if (status != IDIST_OK || done) return status;
-        if (!idist__sock_wait(h->fd, idist__auth_writes(h) ? POLLOUT : POLLIN, h->deadline_ns))
+        if (!idist__os_socket_wait(h->fd, idist__auth_writes(h) ? POLLOUT : POLLIN, h->deadline_ns))
             return idist__fail(IDIST_ERR_TIMEOUT, "the peer did not answer the handshake in time");
     }
 }
 
 //------------------------------------------------------------------------------
 // [net:secret]  the secret that the ranks of a job share
-// uses os:env descriptor os:file err hash
+// uses os:env descriptor os:file fail sha
 //
 // It comes from a field of the desc, a file or an environment variable, and has 16 to 256 bytes.
 //------------------------------------------------------------------------------
@@ -433,7 +435,7 @@ typedef struct idist__secret {
 } idist__secret;
 
 // The key of handshakes; without a secret a constant.
-static void idist__auth_key(const idist__secret *secret, uint8_t key[32]) {
+static void idist__secret_key(const idist__secret *secret, uint8_t key[32]) {
     idist__sha sha;
     idist__sha_begin(&sha);
     idist__sha_add(&sha, "idist v1", 8);
@@ -461,7 +463,7 @@ static idist_status idist__secret_from_file(idist__secret *secret, const char *p
         return idist__fail(IDIST_ERR_ENV, "IDIST_SECRET_FILE=%s cannot be read: %s", path,
                            strerror(errno));
     nbytes = is_private ? idist__os_file_read(file, text, sizeof text) : 0;
-    idist__os_close(&file);
+    idist__os_descriptor_close(&file);
 
     if (!is_private)
         return idist__fail(
@@ -509,7 +511,7 @@ static idist_status idist__secret_find(idist__secret *secret, const void *field,
 
 //------------------------------------------------------------------------------
 // [net:pending]  connections whose handshake is under way
-// uses descriptor auth
+// uses clock descriptor auth
 //
 // There are a fixed number of slots, so that strangers cannot make us allocate. When all are taken,
 // new connections stay in the listener's queue until one may be evicted:
@@ -522,39 +524,39 @@ static idist_status idist__secret_find(idist__secret *secret, const void *field,
 //------------------------------------------------------------------------------
 
 enum {
-    IDIST__PORCH = 256,     // slots
-    IDIST__PORCH_MS = 5000, // a handshake may take so long
+    IDIST__PENDING_SLOTS = 256, // slots
+    IDIST__PENDING_MS = 5000,   // a handshake may take so long
     IDIST__PENDING_SILENT_MS = 50,
     IDIST__PENDING_SLOW_MS = 1000
 };
 
-typedef struct idist__porch {
-    idist__handshake place[IDIST__PORCH]; // fd -1: a free slot
-} idist__porch;
+typedef struct idist__pending {
+    idist__handshake place[IDIST__PENDING_SLOTS]; // fd -1: a free slot
+} idist__pending;
 
-static void idist__porch_init(idist__porch *pending) {
+static void idist__pending_init(idist__pending *pending) {
     int i;
     memset(pending, 0, sizeof *pending);
-    for (i = 0; i < IDIST__PORCH; i++) pending->place[i].fd = -1;
+    for (i = 0; i < IDIST__PENDING_SLOTS; i++) pending->place[i].fd = -1;
 }
 
-static void idist__porch_close(idist__porch *pending) {
+static void idist__pending_close(idist__pending *pending) {
     int i;
-    for (i = 0; i < IDIST__PORCH; i++) idist__os_close(&pending->place[i].fd);
+    for (i = 0; i < IDIST__PENDING_SLOTS; i++) idist__os_descriptor_close(&pending->place[i].fd);
 }
 
 // When a handshake began.
 static int64_t idist__pending_since_ns(const idist__handshake *h) {
-    return h->deadline_ns - IDIST__PORCH_MS * IDIST__MS;
+    return h->deadline_ns - IDIST__PENDING_MS * IDIST__MS;
 }
 
 // The connection to evict first; NULL: none may be evicted now.
-static idist__handshake *idist__pending_find_evictable(idist__porch *pending) {
-    int64_t now = idist__os_now_ns();
+static idist__handshake *idist__pending_find_evictable(idist__pending *pending) {
+    int64_t now = idist__os_clock_now_ns();
     idist__handshake *silent = NULL, *slow = NULL;
     int i;
 
-    for (i = 0; i < IDIST__PORCH; i++) {
+    for (i = 0; i < IDIST__PENDING_SLOTS; i++) {
         idist__handshake *h = &pending->place[i];
         idist__handshake **oldest = h->stage || h->done ? &slow : &silent;
 
@@ -573,35 +575,35 @@ static idist__handshake *idist__pending_find_evictable(idist__porch *pending) {
 
 // A slot for a new connection: a free one, or else that of the connection to evict, which the
 // caller closes once the new one is there. NULL: there is none now.
-static idist__handshake *idist__porch_place(idist__porch *pending) {
+static idist__handshake *idist__pending_slot(idist__pending *pending) {
     int i;
-    for (i = 0; i < IDIST__PORCH; i++)
+    for (i = 0; i < IDIST__PENDING_SLOTS; i++)
         if (pending->place[i].fd < 0) return &pending->place[i];
     return idist__pending_find_evictable(pending);
 }
 
 // Descriptors are short: evicts a connection if one may be. False: none is pending, so it is not
 // strangers who use them up.
-static bool idist__porch_make_way(idist__porch *pending) {
+static bool idist__pending_evict(idist__pending *pending) {
     idist__handshake *evicted = idist__pending_find_evictable(pending);
     int i;
 
     if (evicted) {
-        idist__os_close(&evicted->fd);
+        idist__os_descriptor_close(&evicted->fd);
         return true;
     }
 
-    for (i = 0; i < IDIST__PORCH; i++)
+    for (i = 0; i < IDIST__PENDING_SLOTS; i++)
         if (pending->place[i].fd >= 0) return true;
 
     return false;
 }
 
 // Fills the entries of poll for all pending connections, and returns how many there are.
-static int idist__porch_poll(const idist__porch *pending, struct pollfd *polls) {
+static int idist__pending_fill_polls(const idist__pending *pending, struct pollfd *polls) {
     int i, count = 0;
 
-    for (i = 0; i < IDIST__PORCH; i++) {
+    for (i = 0; i < IDIST__PENDING_SLOTS; i++) {
         if (pending->place[i].fd < 0) continue;
         polls[count].fd = pending->place[i].fd;
         polls[count].events = idist__auth_writes(&pending->place[i]) ? POLLOUT : POLLIN;
@@ -612,11 +614,11 @@ static int idist__porch_poll(const idist__porch *pending, struct pollfd *polls) 
 }
 
 // Marks the connections that poll has reported. Nothing may have been opened or closed since
-// idist__porch_poll.
-static void idist__porch_polled(idist__porch *pending, const struct pollfd *polls) {
+// idist__pending_fill_polls.
+static void idist__pending_take_polls(idist__pending *pending, const struct pollfd *polls) {
     int i, count = 0;
 
-    for (i = 0; i < IDIST__PORCH; i++) {
+    for (i = 0; i < IDIST__PENDING_SLOTS; i++) {
         if (pending->place[i].fd < 0) continue;
         pending->place[i].ready = polls[count].revents != 0;
         count++;

@@ -24,11 +24,17 @@ CONTENTS
       [os:thread]      threads and condition variables
       [os:memory]      pages, memory that processes share, the memory of other processes
       [os:wake]        sleeping until another process changes a word
-      [os:socket]      stream sockets and name lookup
-      [os:file]        files, locks on them, and folders
+      [os:calendar]    the time of day, as a calendar and other hosts have it
+      [os:socket]      stream sockets, multicast datagrams, addresses and name lookup
+      [os:file]        files, and locks on single bytes of them
+      [os:handle]      open files: read, write, size, lock
+      [os:window]      a part of a file as memory
+      [os:folder]      the names in a folder
       [os:process]     child processes and the end of others
-      [os:poll]        waiting for descriptors, and waking who waits
+      [os:poll]        waiting for descriptors, and waking the thread that waits
+      [os:segment]     passing a file in memory to another process of this host
       [os:terminal]    the terminal
+      [os:library]     shared libraries that are loaded at run time
 */
 #ifndef IDIST_OS_H
 #define IDIST_OS_H
@@ -85,7 +91,7 @@ CONTENTS
 static const int64_t IDIST__MS = 1000000; // nanoseconds in a millisecond
 static const int64_t IDIST__FOREVER = INT64_MAX;
 
-static int64_t idist__os_now_ns(void) {
+static int64_t idist__os_clock_now_ns(void) {
     struct timespec ts;
 
     clock_gettime(CLOCK_MONOTONIC, &ts);
@@ -93,17 +99,17 @@ static int64_t idist__os_now_ns(void) {
 }
 
 // The deadline `timeout_ms` from now; negative: never.
-static int64_t idist__os_deadline(int64_t timeout_ms) {
-    return timeout_ms < 0 ? IDIST__FOREVER : idist__os_now_ns() + timeout_ms * IDIST__MS;
+static int64_t idist__os_clock_deadline(int64_t timeout_ms) {
+    return timeout_ms < 0 ? IDIST__FOREVER : idist__os_clock_now_ns() + timeout_ms * IDIST__MS;
 }
 
 // Milliseconds until a deadline, rounded up, as poll(2) wants them: 0 when it has passed, -1 for
 // never. At most 1000 seconds, so callers look again.
-static int idist__os_ms_until(int64_t deadline_ns) {
+static int idist__os_clock_ms_until(int64_t deadline_ns) {
     int64_t left;
 
     if (deadline_ns == IDIST__FOREVER) return -1;
-    left = deadline_ns - idist__os_now_ns();
+    left = deadline_ns - idist__os_clock_now_ns();
     if (left <= 0) return 0;
 
     left = (left + IDIST__MS - 1) / IDIST__MS;
@@ -111,7 +117,7 @@ static int idist__os_ms_until(int64_t deadline_ns) {
 }
 
 // Blocks. A signal may cut it short: callers loop over deadlines.
-static void idist__os_pause_ms(int ms) {
+static void idist__os_clock_pause_ms(int ms) {
     struct timespec ts;
 
     ts.tv_sec = ms / 1000;
@@ -156,7 +162,8 @@ static void idist__os_random(void *buf, size_t nbytes) {
             p += n;
             nbytes -= (size_t)n;
         } else if (errno != EINTR) {
-            int64_t mix = idist__os_now_ns() ^ ((int64_t)getpid() << 32) ^ (int64_t)(uintptr_t)p;
+            int64_t mix =
+                idist__os_clock_now_ns() ^ ((int64_t)getpid() << 32) ^ (int64_t)(uintptr_t)p;
             size_t k = nbytes < sizeof mix ? nbytes : sizeof mix;
             memcpy(p, &mix, k);
             p += k;
@@ -183,7 +190,7 @@ static const char *idist__os_env(const char *name) {
 //------------------------------------------------------------------------------
 
 // Closes a descriptor, if it is open (not negative), and sets it to -1.
-static void idist__os_close(int *fd) {
+static void idist__os_descriptor_close(int *fd) {
     if (*fd >= 0) close(*fd);
     *fd = -1;
 }
@@ -194,17 +201,17 @@ static void idist__os_close(int *fd) {
 //------------------------------------------------------------------------------
 
 enum { IDIST__CPU_WORDS = 128 };
-typedef struct idist__cpus {              // a set of processors
+typedef struct idist__os_cpu_set {        // a set of processors
     unsigned long bits[IDIST__CPU_WORDS]; // 8192 on 64-bit systems
-} idist__cpus;
+} idist__os_cpu_set;
 
 // The processors that the calling thread may run on.
-static void idist__os_cpus(idist__cpus *cpus) {
+static void idist__os_cpu_usable(idist__os_cpu_set *cpus) {
     memset(cpus, 0, sizeof *cpus);
     if (syscall(SYS_sched_getaffinity, 0, sizeof *cpus, cpus) <= 0) cpus->bits[0] = 1;
 }
 
-static int idist__cpus_count(const idist__cpus *cpus) {
+static int idist__os_cpu_set_count(const idist__os_cpu_set *cpus) {
     int i, count = 0;
 
     for (i = 0; i < IDIST__CPU_WORDS; i++) count += __builtin_popcountl(cpus->bits[i]);
@@ -212,20 +219,20 @@ static int idist__cpus_count(const idist__cpus *cpus) {
 }
 
 // How many processors the calling thread may run on.
-static int idist__os_ncores(void) {
-    idist__cpus cpus;
+static int idist__os_cpu_count(void) {
+    idist__os_cpu_set cpus;
 
-    idist__os_cpus(&cpus);
-    return idist__cpus_count(&cpus);
+    idist__os_cpu_usable(&cpus);
+    return idist__os_cpu_set_count(&cpus);
 }
 
 // Moves the calling thread to one of the processors that it may run on (the index-th). If `stay` is
 // set it may run nowhere else from then on. False: the system refused.
-static bool idist__os_bind(int index, bool stay) {
-    idist__cpus all, one;
+static bool idist__os_cpu_bind(int index, bool stay) {
+    idist__os_cpu_set all, one;
     int i, width = 8 * (int)sizeof all.bits[0];
 
-    idist__os_cpus(&all);
+    idist__os_cpu_usable(&all);
     memset(&one, 0, sizeof one);
 
     for (i = 0; i < IDIST__CPU_WORDS * width; i++) {
@@ -242,10 +249,10 @@ static bool idist__os_bind(int index, bool stay) {
 }
 
 // Lets other threads run on this processor.
-IDIST__UNUSED static void idist__os_yield(void) { sched_yield(); }
+IDIST__UNUSED static void idist__os_cpu_yield(void) { sched_yield(); }
 
 // Tells the processor that this is a loop that waits.
-IDIST__UNUSED static void idist__os_relax(void) {
+IDIST__UNUSED static void idist__os_cpu_relax(void) {
 #if defined(__x86_64__) || defined(__i386__)
     __builtin_ia32_pause();
 #elif defined(__aarch64__)
@@ -254,7 +261,7 @@ IDIST__UNUSED static void idist__os_relax(void) {
 }
 
 // Prefetches a cache line for writing, without waiting for it.
-IDIST__UNUSED static void idist__os_claim(const void *p) {
+IDIST__UNUSED static void idist__os_cpu_prefetch_for_write(const void *p) {
 #if defined(__x86_64__)
     // For old targets the builtin would prefetch for reading only.
     __asm__ __volatile__("prefetchw %0" : : "m"(*(const char *)p));
@@ -266,7 +273,7 @@ IDIST__UNUSED static void idist__os_claim(const void *p) {
 // Makes all other processes that have announced themselves execute a full memory fence before it
 // returns (membarrier(2)). `announce` is that announcement, once per process. False: the system has
 // no such call.
-IDIST__UNUSED static bool idist__os_fence_others(bool announce) {
+IDIST__UNUSED static bool idist__os_cpu_fence_others(bool announce) {
 #ifdef SYS_membarrier
     enum { GLOBAL_EXPEDITED = 1 << 1, REGISTER_GLOBAL_EXPEDITED = 1 << 2 };
     int command = announce ? REGISTER_GLOBAL_EXPEDITED : GLOBAL_EXPEDITED;
@@ -297,7 +304,7 @@ static int idist__os_thread(pthread_t *thread, void *(*fn)(void *), void *arg) {
 }
 
 // Threads of this process; a large number if the system does not tell.
-IDIST__UNUSED static int idist__os_nthreads(void) {
+IDIST__UNUSED static int idist__os_thread_count(void) {
     enum { UNKNOWN = 1000, FIELD = 20 }; // of /proc/self/stat
     char text[512], *at;
     ssize_t n;
@@ -318,7 +325,7 @@ IDIST__UNUSED static int idist__os_nthreads(void) {
 }
 
 // A condition variable whose deadlines are those of [os:clock].
-static void idist__os_cond_init(pthread_cond_t *cond) {
+static void idist__os_thread_cond_init(pthread_cond_t *cond) {
     pthread_condattr_t attr;
 
     pthread_condattr_init(&attr);
@@ -328,7 +335,8 @@ static void idist__os_cond_init(pthread_cond_t *cond) {
 }
 
 // Blocks until the condition is signalled or the deadline passes; may return for no reason.
-static void idist__os_cond_wait(pthread_cond_t *cond, pthread_mutex_t *lock, int64_t deadline_ns) {
+static void idist__os_thread_cond_wait(pthread_cond_t *cond, pthread_mutex_t *lock,
+                                       int64_t deadline_ns) {
     struct timespec ts;
 
     if (deadline_ns == IDIST__FOREVER) {
@@ -344,7 +352,7 @@ static void idist__os_cond_wait(pthread_cond_t *cond, pthread_mutex_t *lock, int
 // To be called before something is published through shared memory, and after it was seen. Only for
 // the thread sanitizer: ranks that are threads of one process map the memory at different
 // addresses, so it cannot see that one synchronizes with the other.
-IDIST__UNUSED static void idist__os_handover(void) {
+IDIST__UNUSED static void idist__os_thread_handover(void) {
 #if defined(__SANITIZE_THREAD__)
     static uint32_t word;
     __atomic_fetch_add(&word, 1u, __ATOMIC_ACQ_REL);
@@ -383,7 +391,7 @@ IDIST__UNUSED static void idist__os_memory_discard(void *pages, size_t nbytes) {
 
 // A file in memory, without a name, whose size can never change. -1 and errno on failure. The
 // caller closes it.
-IDIST__UNUSED static int idist__os_memfd(size_t nbytes) {
+IDIST__UNUSED static int idist__os_memory_file(size_t nbytes) {
     enum { CLOEXEC_AND_SEALING = 3, ADD_SEALS = 1033, SEAL_SHRINK_GROW = 7 }; // not in all headers
     struct rlimit limit;
     int err, fd;
@@ -408,7 +416,7 @@ IDIST__UNUSED static int idist__os_memfd(size_t nbytes) {
 
 // Takes memory for a part of such a file now, so that no access to it can fail later. 0, or an
 // errno. May take long for large parts.
-static int idist__os_reserve(int fd, size_t at, size_t nbytes) {
+static int idist__os_memory_reserve(int fd, size_t at, size_t nbytes) {
     int rc;
 
     do rc = posix_fallocate(fd, (off_t)at, (off_t)nbytes);
@@ -419,8 +427,8 @@ static int idist__os_reserve(int fd, size_t at, size_t nbytes) {
 
 // Copies from the memory of another process of this user. 0, or an errno: ESRCH (it has ended),
 // EPERM (not allowed), EFAULT (not mapped there).
-IDIST__UNUSED static int idist__os_read_other(pid_t pid, uint64_t address, void *buf,
-                                              size_t nbytes) {
+IDIST__UNUSED static int idist__os_memory_read_other(pid_t pid, uint64_t address, void *buf,
+                                                     size_t nbytes) {
     char *to = (char *)buf;
 
     while (nbytes) {
@@ -442,8 +450,8 @@ IDIST__UNUSED static int idist__os_read_other(pid_t pid, uint64_t address, void 
 }
 
 // A word that reads 1 in this process and 0 in a child made by fork, so that a check costs no
-// system call. NULL: the kernel cannot do that. Freed by idist__os_fork_guard_free.
-static int *idist__os_fork_guard(void) {
+// system call. NULL: the kernel cannot do that. Freed by idist__os_memory_fork_guard_free.
+static int *idist__os_memory_fork_guard(void) {
     enum { WIPE_ON_FORK = 18 }; // MADV_WIPEONFORK, which older headers lack
     size_t nbytes = idist__os_memory_page_nbytes();
     void *page = mmap(NULL, nbytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
@@ -460,7 +468,7 @@ static int *idist__os_fork_guard(void) {
     return (int *)page;
 }
 
-static void idist__os_fork_guard_free(int *guard) {
+static void idist__os_memory_fork_guard_free(int *guard) {
     if (guard) munmap(guard, idist__os_memory_page_nbytes());
 }
 
@@ -487,12 +495,12 @@ enum { IDIST__OS_FUTEX_WAIT = 0, IDIST__OS_FUTEX_WAKE = 1 };
 
 // Blocks while a word in shared memory has this value, at most until the deadline; may return for
 // no reason.
-IDIST__UNUSED static void idist__os_futex_wait(uint32_t *word, uint32_t value,
-                                               int64_t deadline_ns) {
+IDIST__UNUSED static void idist__os_wake_await_word(uint32_t *word, uint32_t value,
+                                                    int64_t deadline_ns) {
     struct {
         idist__os_futex_part seconds, nanoseconds;
     } timeout;
-    int64_t left = deadline_ns - idist__os_now_ns(), seconds = left / 1000000000;
+    int64_t left = deadline_ns - idist__os_clock_now_ns(), seconds = left / 1000000000;
 
     if (left <= 0) return;
     timeout.seconds = (idist__os_futex_part)(seconds < INT32_MAX ? seconds : INT32_MAX);
@@ -502,7 +510,7 @@ IDIST__UNUSED static void idist__os_futex_wait(uint32_t *word, uint32_t value,
 }
 
 // Wakes all who sleep on the word, in all processes.
-IDIST__UNUSED static void idist__os_futex_wake(uint32_t *word) {
+IDIST__UNUSED static void idist__os_wake_word(uint32_t *word) {
     syscall(IDIST__OS_FUTEX, word, IDIST__OS_FUTEX_WAKE, INT32_MAX, NULL, NULL, 0);
 }
 
@@ -518,7 +526,7 @@ IDIST__UNUSED static void idist__os_wake_peer(int fd) {
 //------------------------------------------------------------------------------
 
 // Nanoseconds since 1970, UTC. Jumps when somebody sets the clock: never wait by it.
-IDIST__UNUSED static int64_t idist__os_clock_ns(void) {
+IDIST__UNUSED static int64_t idist__os_calendar_ns(void) {
     struct timespec ts;
 
     clock_gettime(CLOCK_REALTIME, &ts);
@@ -526,7 +534,7 @@ IDIST__UNUSED static int64_t idist__os_clock_ns(void) {
 }
 
 // Prints such a time in the local time zone as "2026-01-30 19:26:12"; "" if that is impossible.
-IDIST__UNUSED static void idist__os_clock_print(int64_t ns, char *text, size_t capacity) {
+IDIST__UNUSED static void idist__os_calendar_print(int64_t ns, char *text, size_t capacity) {
     time_t seconds = (time_t)(ns / 1000000000);
     struct tm parts;
 
@@ -537,7 +545,7 @@ IDIST__UNUSED static void idist__os_clock_print(int64_t ns, char *text, size_t c
 
 //------------------------------------------------------------------------------
 // [os:socket]  stream sockets, multicast datagrams, addresses and name lookup
-// uses os
+// uses clock descriptor
 //
 // Every socket is non-blocking and closed on exec; a descriptor belongs to the caller. A function
 // blocks only where it takes a deadline, except for the name lookup. Failures leave the reason in
@@ -547,15 +555,15 @@ IDIST__UNUSED static void idist__os_clock_print(int64_t ns, char *text, size_t c
 
 // Where a socket is or connects to. A local address is a name in the abstract namespace, which
 // leaves no file behind and is visible inside one network namespace only, as loopback TCP is.
-typedef struct idist__addr {
+typedef struct idist__os_address {
     struct sockaddr_storage sa;
     socklen_t nbytes;
-} idist__addr;
+} idist__os_address;
 
 enum { IDIST__OS_SOCKET_NAME_MAX = (int)sizeof(((struct sockaddr_un *)0)->sun_path) - 1 };
 
 // False: the name is empty or longer than IDIST__OS_SOCKET_NAME_MAX bytes.
-static bool idist__os_socket_local_address(idist__addr *address, const char *name) {
+static bool idist__os_socket_local_address(idist__os_address *address, const char *name) {
     struct sockaddr_un *local = (struct sockaddr_un *)&address->sa;
     size_t nbytes = strlen(name);
 
@@ -570,7 +578,8 @@ static bool idist__os_socket_local_address(idist__addr *address, const char *nam
 
 // The first TCP address of a host, which is a name or the text of an IP address. May block for as
 // long as the resolver takes. Returns NULL, or why the lookup failed (a static text).
-static const char *idist__os_socket_resolve(idist__addr *address, const char *host, int port) {
+static const char *idist__os_socket_resolve(idist__os_address *address, const char *host,
+                                            int port) {
     struct addrinfo hints, *list = NULL;
     char service[16];
     int error;
@@ -589,16 +598,16 @@ static const char *idist__os_socket_resolve(idist__addr *address, const char *ho
     return NULL;
 }
 
-static bool idist__os_socket_is_local(const idist__addr *address) {
+static bool idist__os_socket_is_local(const idist__os_address *address) {
     return address->sa.ss_family == AF_UNIX;
 }
 
-static bool idist__os_socket_is_ipv4(const idist__addr *address) {
+static bool idist__os_socket_is_ipv4(const idist__os_address *address) {
     return address->sa.ss_family == AF_INET;
 }
 
 // Whether only this host can reach the address.
-static bool idist__addr_is_loopback(const idist__addr *address) {
+static bool idist__os_socket_is_loopback(const idist__os_address *address) {
     if (idist__os_socket_is_local(address)) return true;
 
     if (idist__os_socket_is_ipv4(address)) {
@@ -610,7 +619,8 @@ static bool idist__addr_is_loopback(const idist__addr *address) {
 }
 
 // The text of an IP address, without the port.
-static void idist__addr_host_text(const idist__addr *address, char *buf, size_t capacity) {
+static void idist__os_socket_host_text(const idist__os_address *address, char *buf,
+                                       size_t capacity) {
     const void *ip = idist__os_socket_is_ipv4(address)
                          ? (const void *)&((const struct sockaddr_in *)&address->sa)->sin_addr
                          : (const void *)&((const struct sockaddr_in6 *)&address->sa)->sin6_addr;
@@ -618,7 +628,7 @@ static void idist__addr_host_text(const idist__addr *address, char *buf, size_t 
         snprintf(buf, capacity, "?");
 }
 
-static int idist__addr_port(const idist__addr *address) {
+static int idist__os_socket_port(const idist__os_address *address) {
     if (address->sa.ss_family == AF_INET)
         return ntohs(((const struct sockaddr_in *)&address->sa)->sin_port);
     if (address->sa.ss_family == AF_INET6)
@@ -627,7 +637,7 @@ static int idist__addr_port(const idist__addr *address) {
 }
 
 // The address to which a socket is bound.
-static bool idist__os_socket_own_address(int fd, idist__addr *address) {
+static bool idist__os_socket_own_address(int fd, idist__os_address *address) {
     memset(address, 0, sizeof *address);
     address->nbytes = sizeof address->sa;
     return getsockname(fd, (struct sockaddr *)&address->sa, &address->nbytes) == 0;
@@ -641,7 +651,7 @@ static int idist__os_socket_open(int family) {
 }
 
 // A socket that listens at an address, or -1; errno EADDRINUSE: another socket does.
-static int idist__os_socket_listen(const idist__addr *address) {
+static int idist__os_socket_listen(const idist__os_address *address) {
     int one = 1, error, fd = idist__os_socket_open(address->sa.ss_family);
 
     if (fd < 0) return -1;
@@ -652,7 +662,7 @@ static int idist__os_socket_listen(const idist__addr *address) {
         return fd;
 
     error = errno;
-    idist__os_close(&fd);
+    idist__os_descriptor_close(&fd);
     errno = error;
 
     return -1;
@@ -673,7 +683,7 @@ static bool idist__os_socket_is_same_user(int fd) {
 
 // The next connection, or -1; errno EAGAIN: none is pending. A local connection of another user is
 // closed at once and reported as EAGAIN.
-static int idist__sock_accept(int listener) {
+static int idist__os_socket_accept(int listener) {
     struct sockaddr_storage peer;
     socklen_t nbytes = sizeof peer;
     int one = 1, fd = accept(listener, (struct sockaddr *)&peer, &nbytes);
@@ -692,16 +702,16 @@ static int idist__sock_accept(int listener) {
 
 // Blocks until a socket is ready for `events` of poll, has failed or was closed by the peer. False:
 // the deadline has passed, or poll failed.
-static bool idist__sock_wait(int fd, short events, int64_t deadline_ns) {
+static bool idist__os_socket_wait(int fd, short events, int64_t deadline_ns) {
     for (;;) {
         struct pollfd p;
         int rc;
 
         p.fd = fd;
         p.events = events;
-        rc = poll(&p, 1, idist__os_ms_until(deadline_ns));
+        rc = poll(&p, 1, idist__os_clock_ms_until(deadline_ns));
         if (rc > 0) return true;
-        if (rc == 0 && idist__os_ms_until(deadline_ns) == 0)
+        if (rc == 0 && idist__os_clock_ms_until(deadline_ns) == 0)
             return false; // poll's own limit may be shorter than the deadline
         if (rc < 0 && errno != EINTR) return false;
     }
@@ -710,7 +720,7 @@ static bool idist__sock_wait(int fd, short events, int64_t deadline_ns) {
 // One attempt to connect; blocks until the deadline at the latest. -1: errno says why, and the
 // caller decides whether to try again. ETIMEDOUT: the deadline has passed. EPERM: another user
 // listens at the local address.
-static int idist__sock_connect(const idist__addr *address, int64_t deadline_ns) {
+static int idist__os_socket_connect(const idist__os_address *address, int64_t deadline_ns) {
     int fd = idist__os_socket_open(address->sa.ss_family), error = 0;
     socklen_t nbytes = sizeof error;
 
@@ -718,7 +728,7 @@ static int idist__sock_connect(const idist__addr *address, int64_t deadline_ns) 
     if (connect(fd, (const struct sockaddr *)&address->sa, address->nbytes) != 0) error = errno;
 
     if (error == EINPROGRESS || error == EINTR) {
-        if (!idist__sock_wait(fd, POLLOUT, deadline_ns)) error = ETIMEDOUT;
+        if (!idist__os_socket_wait(fd, POLLOUT, deadline_ns)) error = ETIMEDOUT;
         else if (getsockopt(fd, SOL_SOCKET, SO_ERROR, &error, &nbytes) != 0) error = errno;
     }
 
@@ -733,7 +743,7 @@ static int idist__sock_connect(const idist__addr *address, int64_t deadline_ns) 
 }
 
 // Whether an error of connect means that the network is down rather than the peer.
-static bool idist__sock_cut_off(int error) {
+static bool idist__os_socket_is_unreachable(int error) {
     return error == ENETUNREACH || error == ENETDOWN || error == EHOSTUNREACH || error == EHOSTDOWN;
 }
 
@@ -742,7 +752,7 @@ static bool idist__os_socket_out_of_fds(int error) { return error == EMFILE || e
 
 // Reads what has arrived. > 0: bytes; 0: it would block; -1: the end of the stream (errno 0) or an
 // error.
-static ptrdiff_t idist__sock_read(int fd, void *buf, size_t nbytes) {
+static ptrdiff_t idist__os_socket_read(int fd, void *buf, size_t nbytes) {
     for (;;) {
         ssize_t n = recv(fd, buf, nbytes, 0);
 
@@ -760,7 +770,7 @@ static ptrdiff_t idist__sock_read(int fd, void *buf, size_t nbytes) {
 
 // Writes as much of several pieces as the socket takes now. > 0: bytes; 0: it would block; -1: an
 // error. Never raises SIGPIPE.
-static ptrdiff_t idist__sock_write(int fd, const struct iovec *parts, int nparts) {
+static ptrdiff_t idist__os_socket_write(int fd, const struct iovec *parts, int nparts) {
     struct msghdr message;
 
     memset(&message, 0, sizeof message);
@@ -777,7 +787,7 @@ static ptrdiff_t idist__sock_write(int fd, const struct iovec *parts, int nparts
 }
 
 // Whether the peer has closed the connection and everything it sent has been read.
-IDIST__UNUSED static bool idist__sock_at_end(int fd) {
+IDIST__UNUSED static bool idist__os_socket_at_end(int fd) {
     char byte;
     ssize_t n;
 
@@ -787,7 +797,7 @@ IDIST__UNUSED static bool idist__sock_at_end(int fd) {
 }
 
 // The address of the interface through which datagrams to an IPv4 address leave this host.
-static bool idist__os_socket_route(const idist__addr *to, idist__addr *own) {
+static bool idist__os_socket_route(const idist__os_address *to, idist__os_address *own) {
     int error, fd = socket(AF_INET, SOCK_DGRAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
     bool found;
 
@@ -803,7 +813,7 @@ static bool idist__os_socket_route(const idist__addr *to, idist__addr *own) {
 
 // A datagram socket that sends to an IPv4 multicast group through the interface of `own`, and as a
 // member receives what is sent to the group. -1 on failure.
-static int idist__os_socket_multicast(const idist__addr *group, const idist__addr *own,
+static int idist__os_socket_multicast(const idist__os_address *group, const idist__os_address *own,
                                       bool member) {
     int one = 1, error, fd = socket(AF_INET, SOCK_DGRAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
     struct ip_mreq membership;
@@ -831,14 +841,14 @@ static int idist__os_socket_multicast(const idist__addr *group, const idist__add
 
 // Sends one datagram. It may be lost without notice, so there is no result.
 static void idist__os_socket_send_datagram(int fd, const void *data, size_t nbytes,
-                                           const idist__addr *to) {
+                                           const idist__os_address *to) {
     sendto(fd, data, nbytes, MSG_NOSIGNAL, (const struct sockaddr *)&to->sa, to->nbytes);
 }
 
 // Takes the next datagram: returns its whole size, of which at most `capacity` bytes are in buf, or
 // -1 when none is pending.
 static ptrdiff_t idist__os_socket_receive_datagram(int fd, void *buf, size_t capacity,
-                                                   idist__addr *from) {
+                                                   idist__os_address *from) {
     from->nbytes = sizeof from->sa;
     return recvfrom(fd, buf, capacity, MSG_TRUNC, (struct sockaddr *)&from->sa, &from->nbytes);
 }
@@ -879,7 +889,7 @@ IDIST__UNUSED static void idist__os_socket_reach(char *text, size_t capacity) {
 //
 // Transfers block as long as the file system takes; locks are only tried. Failures leave the reason
 // in errno. Open files are closed on exec and belong to the caller, who closes them with
-// idist__os_close.
+// idist__os_descriptor_close.
 //
 // A lock belongs to the open file, not to the process, so the ranks of one process can exclude each
 // other; it ends when the last descriptor of that open file is closed, at the latest when the
@@ -1113,7 +1123,7 @@ IDIST__UNUSED static int idist__os_handle_sync(idist__os_handle handle) {
 
 //------------------------------------------------------------------------------
 // [os:window]  a part of a file as memory
-// uses os handle
+// uses memory handle
 //------------------------------------------------------------------------------
 
 // Where a window may begin: at, rounded down.
@@ -1136,7 +1146,7 @@ IDIST__UNUSED static int idist__os_window_map(idist__os_handle file, size_t at, 
         limit.rlim_cur < at + nbytes)
         return EFBIG; // to exceed the limit would raise a signal
 
-    error = idist__os_reserve(file, at, nbytes);
+    error = idist__os_memory_reserve(file, at, nbytes);
     if (error) return error;
     memory = mmap(NULL, nbytes, PROT_READ | PROT_WRITE, MAP_SHARED, file, (off_t)at);
     if (memory == MAP_FAILED) return errno;
@@ -1151,7 +1161,7 @@ IDIST__UNUSED static void idist__os_window_unmap(char *window, size_t nbytes) {
 
 //------------------------------------------------------------------------------
 // [os:folder]  the names in a folder
-// uses os handle
+// uses descriptor handle
 //
 // Calls return 0 or an errno, and may block for as long as the disk takes. A name is looked up in
 // the open folder, even if that has been moved. The caller closes what it has opened.
@@ -1209,7 +1219,7 @@ IDIST__UNUSED static int idist__os_folder_begin(idist__os_folder_walk *walk,
     walk->dir = own < 0 ? NULL : fdopendir(own);
     if (walk->dir) return 0;
     error = errno;
-    idist__os_close(&own);
+    idist__os_descriptor_close(&own);
 
     return error;
 }
@@ -1409,7 +1419,7 @@ static const char *idist__os_process_signal_name(int signal_number) {
 //
 // A wake-up is a descriptor that one thread watches in its poll set and any thread may signal:
 // eventfd on Linux, a kqueue with EVFILT_USER on macOS, a UDP socket connected to itself on
-// Windows. It is closed by idist__os_close.
+// Windows. It is closed by idist__os_descriptor_close.
 //------------------------------------------------------------------------------
 
 typedef struct pollfd idist__os_poll_entry;

@@ -85,7 +85,7 @@ IDIST_API const idist_backend_api *idist_ring_backend(void);
 
 //------------------------------------------------------------------------------
 // [ring:close]  leaving the other ranks
-// uses socket poll model msg:types link pool engine:wait join:open
+// uses clock socket poll model msg:types link pool engine:wait join:open
 //
 // In order: after the last barrier every rank says BYE, and waits until all of its frames are
 // written. Where closing a connection with unread bytes in it could destroy what the peer has not
@@ -112,17 +112,18 @@ static void idist__close_linger(idist__ring *ring, int64_t until_ns) {
             if (!l->open || !l->transport->lossy_close) continue;
             shutdown(l->fd, SHUT_WR);
             while (l->transport->read(l->port, dropped, sizeof dropped) > 0) continue;
-            if (idist__sock_at_end(l->fd)) continue;
+            if (idist__os_socket_at_end(l->fd)) continue;
             idist__os_poll_watch(&entries[open_count++], l->fd, IDIST__OS_READABLE);
         }
 
-        if (open_count) idist__os_poll(entries, open_count, idist__os_ms_until(until_ns));
-    } while (open_count && idist__os_ms_until(until_ns) != 0);
+        if (open_count) idist__os_poll(entries, open_count, idist__os_clock_ms_until(until_ns));
+    } while (open_count && idist__os_clock_ms_until(until_ns) != 0);
 }
 
 static void idist__ring_close(idist__world *w, bool clean) {
     idist__ring *ring = idist__ring_of(w);
-    int64_t until_ns = idist__os_deadline(clean ? IDIST__CLOSE_CLEAN_MS : IDIST__CLOSE_FAILED_MS);
+    int64_t until_ns =
+        idist__os_clock_deadline(clean ? IDIST__CLOSE_CLEAN_MS : IDIST__CLOSE_FAILED_MS);
     idist__frame bye;
     int i;
 
@@ -136,7 +137,7 @@ static void idist__ring_close(idist__world *w, bool clean) {
 
     idist__wait_drain(ring, clean, until_ns);
     if (!clean) idist__close_linger(ring, until_ns);
-    idist__share_free(&w->group);
+    idist__pool_leave(&w->group);
     pthread_mutex_unlock(&w->lock);
 
     idist__ring_free(ring);
@@ -167,7 +168,7 @@ static void idist__ring_backend_fill(idist_backend_api *api) {
 
     api->group_open = idist__ring_group_open; // [engine:group]
     api->group_close = idist__ring_group_close;
-    api->group_offer = idist__share_offer_place;
+    api->group_offer = idist__pool_offer_region;
     api->group_meet = idist__ring_group_meet;
 
     api->quick = idist__ring_quick; // [engine:task]

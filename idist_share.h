@@ -55,7 +55,7 @@ CONTENTS
 
 //------------------------------------------------------------------------------
 // [share:region]  the memory that a rank shows the others
-// uses cpu thread os:memory world segment doorbell msg:types
+// uses cpu os:thread os:memory model shm:segment doorbell msg:types
 //
 //   region   slot 0 | slot 1 | ... | slot 7 | progress | buffer 0 | buffer 1 | buffer 2
 //
@@ -74,7 +74,7 @@ CONTENTS
 #define IDIST__INLINE_BYTES ((size_t)32)
 // The last line holds the fingerprint of the previous call if that was made of messages.
 #define IDIST__SLOT_BYTES (2 * IDIST__LINE + IDIST__FLAT_BYTES)
-#define IDIST__CHUNK_MOST ((size_t)384 * 1024)
+#define IDIST__CHUNK_MAX ((size_t)384 * 1024)
 enum { IDIST__BUFFERS = 3 };
 
 enum { IDIST__FLAT = 3, IDIST__CHUNKED = 4 }; // algorithms, after those made of messages
@@ -86,7 +86,7 @@ typedef struct idist__call_slot { // one cache line; IDIST__FLAT_BYTES follow
     uint32_t call_number;         // number of the shared call; written last
     uint16_t past;                // digest of the calls before it
     uint16_t zero;
-    idist__print fingerprint;
+    idist__fingerprint fingerprint;
     union {
         char bytes[IDIST__INLINE_BYTES]; // FLAT: a contribution of at most this size
         struct {                         // CHUNKED
@@ -122,14 +122,14 @@ typedef struct idist__location {
 } idist__location;
 
 typedef struct idist__share { // a group's part, where its members share memory
-    idist__shm *shm;
+    idist__segment *shm;
     char **regions;             // by rank in the group
     uint32_t *entered;          // by rank: the last shared call that it is known to have entered
     const void **operands;      // scratch, one per rank
     idist__location *locations; // CHUNKED: by rank, in the current call
     size_t chunk_nbytes;        // of a buffer
 
-    idist__print fingerprints[IDIST__REGION_SLOTS]; // a copy of what our own slots say
+    idist__fingerprint fingerprints[IDIST__REGION_SLOTS]; // a copy of what our own slots say
     uint16_t pasts[IDIST__REGION_SLOTS];
     uint32_t calls_entered;  // shared calls that we have entered
     uint32_t compared_calls; // up to this call, all ranks' slots are known and compared
@@ -140,7 +140,7 @@ typedef struct idist__share { // a group's part, where its members share memory
     bool entered_early;        // idist__share_quick has entered the call that comes next
 } idist__share;
 
-static size_t idist__place_nbytes(size_t chunk_nbytes) {
+static size_t idist__region_nbytes(size_t chunk_nbytes) {
     size_t nbytes = IDIST__REGION_SLOTS * IDIST__SLOT_BYTES + sizeof(idist__region_progress) +
                     IDIST__BUFFERS * chunk_nbytes;
 
@@ -155,10 +155,10 @@ static idist__call_slot *idist__region_slot(const idist__share *share, int rank,
 
 // The fingerprint of the call that the rank made before this one. Written only if that one was made
 // of messages: compare its sequence number before use.
-static idist__print *idist__region_previous_call(const idist__share *share, int rank,
-                                                 uint32_t call_number) {
+static idist__fingerprint *idist__region_previous_call(const idist__share *share, int rank,
+                                                       uint32_t call_number) {
     char *slot = (char *)idist__region_slot(share, rank, call_number);
-    return (idist__print *)(void *)(slot + IDIST__LINE + IDIST__FLAT_BYTES);
+    return (idist__fingerprint *)(void *)(slot + IDIST__LINE + IDIST__FLAT_BYTES);
 }
 
 static idist__region_progress *idist__region_progress_of(const idist__share *share, int rank) {
@@ -172,7 +172,7 @@ static uint64_t idist__region_reached(const idist__share *share, int rank,
     return __atomic_load_n(&progress->reached[milestone], __ATOMIC_ACQUIRE);
 }
 
-static char *idist__share_buffer(const idist__share *share, int rank, uint64_t chunk) {
+static char *idist__region_buffer(const idist__share *share, int rank, uint64_t chunk) {
     return share->regions[rank] + IDIST__REGION_SLOTS * IDIST__SLOT_BYTES +
            sizeof(idist__region_progress) + (size_t)(chunk % IDIST__BUFFERS) * share->chunk_nbytes;
 }
@@ -183,7 +183,8 @@ static void idist__region_write(char *to, const char *from, size_t nbytes) {
     size_t at, lines = nbytes & ~(IDIST__LINE - 1);
 
     for (at = 0; at < lines; at += IDIST__LINE) {
-        if (at + IDIST__CLAIM_BYTES < lines) idist__os_claim(to + at + IDIST__CLAIM_BYTES);
+        if (at + IDIST__PREFETCH_BYTES < lines)
+            idist__os_cpu_prefetch_for_write(to + at + IDIST__PREFETCH_BYTES);
         memcpy(to + at, from + at, IDIST__LINE);
     }
 
@@ -200,7 +201,7 @@ static void idist__region_wake_members(const idist__share *share, const idist_gr
 
     if (!idist__doorbell_any_asleep(share->shm)) return;
     for (i = 0; i < g->size; i++)
-        if (i != g->rank) idist__shm_wake(share->shm, share->shm->local[g->ranks[i]]);
+        if (i != g->rank) idist__doorbell_wake(share->shm, share->shm->local[g->ranks[i]]);
 }
 
 // Says that this rank has reached a milestone in all chunks before number `chunks`.
@@ -208,15 +209,15 @@ static void idist__region_publish(idist__task *t, idist__milestone milestone, ui
     idist__share *share = idist__region_share(t);
     idist__region_progress *progress = idist__region_progress_of(share, t->group->rank);
 
-    idist__os_handover();
+    idist__os_thread_handover();
     __atomic_store_n(&progress->reached[milestone], chunks, __ATOMIC_RELEASE);
     idist__region_wake_members(share, t->group);
-    t->group->w->nmoved++;
+    t->group->w->moved_count++;
 }
 
 //------------------------------------------------------------------------------
 // [share:flow]  which ranks contribute to a call, which read, and how much
-// uses world core:call op region
+// uses kind model extent msg:op region
 //------------------------------------------------------------------------------
 
 // From this size on (times the square of the number of ranks), it is faster for each rank to reduce
@@ -271,7 +272,7 @@ static const char *idist__flow_send_at(const idist__task *t, int to) {
 
     if (!idist__flow_is_per_rank(t->call.kind)) return o->in;
     if (t->call.sendcounts)
-        return o->in + idist__displ(t->call.sendcounts, t->call.senddispls, to) * o->size;
+        return o->in + idist__extent_displ(t->call.sendcounts, t->call.senddispls, to) * o->size;
     return o->in + (size_t)to * o->nbytes;
 }
 
@@ -291,7 +292,8 @@ static char *idist__flow_recv_at(const idist__task *t, int from) {
 
     if (c->kind == IDIST__BROADCAST || c->kind == IDIST__SCATTER || c->kind == IDIST__SCATTERV)
         return o->out;
-    if (c->recvcounts) return o->out + idist__displ(c->recvcounts, c->recvdispls, from) * o->size;
+    if (c->recvcounts)
+        return o->out + idist__extent_displ(c->recvcounts, c->recvdispls, from) * o->size;
     return o->out + (size_t)from * o->nbytes;
 }
 
@@ -304,8 +306,8 @@ static size_t idist__flow_chunk_count(const idist__op *o, size_t count, size_t a
 
 //------------------------------------------------------------------------------
 // [share:slot]  announcing a call, and comparing it with the calls of the others
-// uses cpu thread mem reduce world segment msg:types op failure history region
-// uses flow
+// uses cpu os:thread mem reduce kind model fingerprint explain shm:segment
+// uses msg:types msg:op msg:failure history region flow
 //
 // A rank enters a call by writing its slot. A rank that enters call k has compared the slots of all
 // ranks up to k - 4 with its own calls, and, of the ranks it reads from, up to k. So a rank that
@@ -337,7 +339,7 @@ static bool idist__slot_has_entered(idist__share *share, int rank, uint32_t call
                            __ATOMIC_ACQUIRE);
     if ((int32_t)(seen - call_number) < 0) return false;
 
-    idist__os_handover();
+    idist__os_thread_handover();
     share->entered[rank] = seen;
     return true;
 }
@@ -352,20 +354,20 @@ static bool idist__slot_is_current(const idist__share *share, int rank, uint32_t
 static void idist__slot_mismatch(idist__task *t, int rank, uint32_t call_number) {
     idist__share *share = idist__region_share(t);
     idist__ring *ring = idist__ring_of(t->group->w);
-    const idist__print *ours = &share->fingerprints[call_number % IDIST__REGION_SLOTS],
-                       *before = idist__ring_before(t->group, ours);
-    idist__print theirs = idist__region_slot(share, rank, call_number)->fingerprint;
+    const idist__fingerprint *ours = &share->fingerprints[call_number % IDIST__REGION_SLOTS],
+                             *before = idist__history_before(t->group, ours);
+    idist__fingerprint theirs = idist__region_slot(share, rank, call_number)->fingerprint;
     int peer = t->group->ranks[rank];
-    const char *field = idist__print_difference(&theirs, ours);
+    const char *field = idist__fingerprint_difference(&theirs, ours);
 
     if (field || memcmp(&theirs, ours, sizeof theirs) != 0) {
-        idist__ring_mismatch(ring, t->group, peer, &theirs, ours, field ? field : "sequence");
+        idist__history_mismatch(ring, t->group, peer, &theirs, ours, field ? field : "sequence");
         return;
     }
 
     theirs = *idist__region_previous_call(share, rank, call_number);
     if (!before || theirs.seq != before->seq) theirs.kind = 0;
-    idist__ring_past_differs(ring, t->group, peer, ours, &theirs);
+    idist__history_differs_before(ring, t->group, peer, ours, &theirs);
 }
 
 // Compares the calls of a rank with ours, from the last comparison up to this call.
@@ -410,8 +412,8 @@ static bool idist__slot_may_enter(idist__task *t) {
 }
 
 // The offset of a buffer in the file, or 0 if it does not lie in a window.
-static uint64_t idist__share_offset(const idist__share *share, const void *p, size_t nbytes) {
-    const idist__shm *m = share->shm;
+static uint64_t idist__slot_window_offset(const idist__share *share, const void *p, size_t nbytes) {
+    const idist__segment *m = share->shm;
     size_t at = (size_t)((const char *)p - m->base),
            end = m->window_at + (size_t)m->n * m->window_nbytes;
 
@@ -421,7 +423,7 @@ static uint64_t idist__share_offset(const idist__share *share, const void *p, si
 
 // The address here of an offset that another rank gave; NULL if it is not within the windows.
 static char *idist__slot_pointer(const idist__share *share, uint64_t at, size_t nbytes) {
-    const idist__shm *m = share->shm;
+    const idist__segment *m = share->shm;
     uint64_t end = m->window_at + (uint64_t)m->n * m->window_nbytes;
 
     if (at < m->window_at || at >= end || nbytes > end - at) return NULL;
@@ -431,7 +433,7 @@ static char *idist__slot_pointer(const idist__share *share, uint64_t at, size_t 
 // Whether contributions are read across memories. The same on all ranks.
 static bool idist__slot_is_remote(const idist__task *t) {
     const idist__op *o = idist__op_of(t);
-    const idist__shm *m = idist__region_share(t)->shm;
+    const idist__segment *m = idist__region_share(t)->shm;
     idist__kind kind = t->call.kind;
 
     if (!m->far || t->group->w->cfg.algorithm == IDIST__ALGO_CHUNKED) return false;
@@ -515,8 +517,8 @@ static bool idist__slot_offer_buffers(idist__task *t, idist__call_slot *slot) {
 
     if (!idist__flow_contributes(o, c->kind, o->r) || scaled || overwrites) return true;
 
-    slot->u.buffers.send_at = idist__share_offset(share, o->in, idist__flow_send_nbytes(t));
-    if (all) slot->u.buffers.recv_at = idist__share_offset(share, o->out, o->nbytes);
+    slot->u.buffers.send_at = idist__slot_window_offset(share, o->in, idist__flow_send_nbytes(t));
+    if (all) slot->u.buffers.recv_at = idist__slot_window_offset(share, o->out, o->nbytes);
     if (o->shared.remote) slot->u.buffers.remote_send = (uint64_t)(uintptr_t)o->in;
     if (o->shared.remote && all) slot->u.buffers.remote_recv = (uint64_t)(uintptr_t)o->out;
     idist__slot_locate(t, o->r, slot);
@@ -569,15 +571,15 @@ static void idist__slot_prefetch_next(const idist__task *t) {
         o->algorithm == IDIST__FLAT ? idist__flow_send_nbytes(t) : 0;
     nbytes = recent[0] > recent[1] ? recent[0] : recent[1];
     if (nbytes <= sizeof(idist__call_slot) - offsetof(idist__call_slot, u)) nbytes = 0;
-    nbytes = idist__flow_min(nbytes, IDIST__CLAIM_BYTES) + IDIST__LINE;
-    for (at = 0; at < nbytes; at += IDIST__LINE) idist__os_claim(next + at);
+    nbytes = idist__flow_min(nbytes, IDIST__PREFETCH_BYTES) + IDIST__LINE;
+    for (at = 0; at < nbytes; at += IDIST__LINE) idist__os_cpu_prefetch_for_write(next + at);
 }
 
 // Writes the call before this one to the slot, for the error text of a rank that made another call
 // before.
-static void idist__slot_tell_previous(const idist__task *t, const idist__print *fingerprint) {
+static void idist__slot_tell_previous(const idist__task *t, const idist__fingerprint *fingerprint) {
     const idist__op *o = idist__op_of(t);
-    const idist__print *before = idist__ring_before(t->group, fingerprint);
+    const idist__fingerprint *before = idist__history_before(t->group, fingerprint);
 
     if (before && (before->algorithm & ~IDIST__ON_DEVICE) < IDIST__FLAT)
         *idist__region_previous_call(idist__region_share(t), o->r, o->shared.call_number) = *before;
@@ -588,7 +590,7 @@ static bool idist__slot_enter(idist__task *t) {
     idist__op *o = idist__op_of(t);
     idist__share *share = idist__region_share(t);
     idist__call_slot *slot;
-    idist__print fingerprint;
+    idist__fingerprint fingerprint;
     uint32_t number = ++share->calls_entered;
 
     o->shared.call_number = number;
@@ -601,7 +603,7 @@ static bool idist__slot_enter(idist__task *t) {
         idist__slot_write_payload(t);
     }
 
-    fingerprint = idist__task_print(t, o->algorithm);
+    fingerprint = idist__fingerprint_of_task(t, o->algorithm);
     idist__slot_tell_previous(t, &fingerprint);
     share->fingerprints[number % IDIST__REGION_SLOTS] = fingerprint;
     share->pasts[number % IDIST__REGION_SLOTS] = o->past;
@@ -610,7 +612,7 @@ static bool idist__slot_enter(idist__task *t) {
     // between two writes.
     slot->fingerprint = fingerprint;
     slot->past = o->past;
-    idist__os_handover();
+    idist__os_thread_handover();
     __atomic_store_n(&slot->call_number, number, __ATOMIC_RELEASE);
     idist__region_wake_members(share, t->group);
 
@@ -645,8 +647,8 @@ static bool idist__slot_agree(idist__task *t, int rank) {
     expected = idist__flow_recv_count(t, rank);
     if (given == expected) return true;
 
-    idist__counts_text(t->group->ranks[rank], given, t->group->ranks[o->r], expected, "elements", t,
-                       cause, sizeof cause);
+    idist__explain_counts(t->group->ranks[rank], given, t->group->ranks[o->r], expected, "elements",
+                          t, cause, sizeof cause);
     idist__ring_fail(idist__ring_of(t->group->w), t->group, IDIST_ERR_MISMATCH, cause);
 
     return false;
@@ -687,7 +689,8 @@ static void idist__slot_leave(idist__task *t) {
 
 //------------------------------------------------------------------------------
 // [share:fetch]  reading contributions and reducing them
-// uses fail reduce world self segment msg:types op failure region flow slot
+// uses fail reduce kind model block shm:segment msg:types msg:op msg:failure
+// uses region flow slot
 //------------------------------------------------------------------------------
 
 // Where block `to` of what a rank contributes can be read, from element `at` on.
@@ -703,7 +706,7 @@ static const char *idist__fetch_source(const idist__task *t, int rank, int to, s
         return share->locations[rank].send + block * o->nbytes + at * o->size;
 
     within = at - o->shared.chunk * o->shared.chunk_count;
-    return idist__share_buffer(share, rank, o->shared.first_chunk + o->shared.chunk) +
+    return idist__region_buffer(share, rank, o->shared.first_chunk + o->shared.chunk) +
            (block * o->shared.chunk_count + within) * o->size;
 }
 
@@ -749,7 +752,8 @@ static bool idist__fetch_remote(idist__task *t, int rank, uint64_t address, char
     const idist__op *o = idist__op_of(t);
     const idist__share *share = idist__region_share(t);
     int world_rank = t->group->ranks[rank];
-    int err = idist__shm_pull(share->shm, share->shm->local[world_rank], address, buf, nbytes);
+    int err =
+        idist__segment_read_remote(share->shm, share->shm->local[world_rank], address, buf, nbytes);
     char cause[300];
 
     if (!err) return true;
@@ -789,13 +793,13 @@ static bool idist__fetch_sum(idist__task *t, char *out, int n, int to, size_t at
     int i;
 
     if (o->shared.remote)
-        most = IDIST__FAR_PIECE / o->size; // NOLINT(clang-analyzer-core.DivideZero)
+        most = IDIST__REMOTE_PIECE / o->size; // NOLINT(clang-analyzer-core.DivideZero)
 
     for (done = 0; done < count; done += k) {
         k = idist__flow_min(count - done, most);
 
         for (i = 0; i < n; i++) {
-            char *piece = share->shm->pieces + (size_t)i * IDIST__FAR_PIECE;
+            char *piece = share->shm->remote_pieces + (size_t)i * IDIST__REMOTE_PIECE;
             uint64_t address = idist__fetch_remote_source(t, i, to, at + done);
 
             if (address && !idist__fetch_remote(t, i, address, piece, k * o->size)) return false;
@@ -838,7 +842,7 @@ static bool idist__fetch_blocks(idist__task *t, size_t at) {
     int i;
 
     for (i = 0; i < o->n; i++) {
-        int from = idist__wrap(o->r + i, o->n); // each rank begins with another one
+        int from = idist__block_wrap(o->r + i, o->n); // each rank begins with another one
         uint64_t address;
         size_t count;
         char *to;
@@ -850,7 +854,8 @@ static bool idist__fetch_blocks(idist__task *t, size_t at) {
         to = idist__flow_recv_at(t, from) + at * o->size;
         address = idist__fetch_remote_source(t, from, o->r, at);
         if (address && !idist__fetch_remote(t, from, address, to, count * o->size)) return false;
-        if (!address) idist__copy(to, idist__fetch_source(t, from, o->r, at), count * o->size);
+        if (!address)
+            idist__block_copy(to, idist__fetch_source(t, from, o->r, at), count * o->size);
     }
 
     return true;
@@ -895,7 +900,7 @@ static bool idist__fetch_was_valid(idist__task *t) {
 
 //------------------------------------------------------------------------------
 // [share:flat]  collectives of small contributions
-// uses world op slot fetch
+// uses model msg:op slot fetch
 //
 // Every rank writes its contribution to its slot (one line, if it has at most 32 bytes), reads the
 // slots of all others, and computes the result by itself. All reduce in the order of the ranks, so
@@ -921,7 +926,7 @@ static void idist__flat_run(idist__task *t) {
 
 //------------------------------------------------------------------------------
 // [share:chunk]  collectives of large contributions, one chunk at a time
-// uses thread world segment op region flow slot fetch
+// uses os:thread kind model block shm:segment msg:op region flow slot fetch
 //
 //   rank 0   expose 0   expose 1   take 0   expose 2   take 1   ...
 //   rank 1   expose 0   expose 1   take 0   expose 2   take 1   ...
@@ -945,7 +950,7 @@ static bool idist__chunk_all_reached(idist__task *t, idist__milestone milestone,
         if (idist__region_reached(share, rank, milestone) < chunks) return false;
     }
 
-    idist__os_handover();
+    idist__os_thread_handover();
     o->shared.next_rank = 0;
 
     return true;
@@ -973,7 +978,7 @@ static size_t idist__chunk_block_at(const idist__op *o, size_t count, int b) {
 static void idist__chunk_copy(idist__task *t, size_t chunk) {
     idist__op *o = idist__op_of(t);
     idist__share *share = idist__region_share(t);
-    char *buffer = idist__share_buffer(share, o->r, o->shared.first_chunk + chunk);
+    char *buffer = idist__region_buffer(share, o->r, o->shared.first_chunk + chunk);
     bool per_rank = idist__flow_is_per_rank(t->call.kind), scaled = idist__flow_is_scaled(o);
     size_t at = chunk * o->shared.chunk_count;
     int to;
@@ -1079,7 +1084,7 @@ static void idist__chunk_run(idist__task *t) {
 
 //------------------------------------------------------------------------------
 // [share:split]  all_reduce and reduce, in which each rank reduces one block
-// uses world self op region flow slot fetch chunk
+// uses kind model block msg:op region flow slot fetch chunk
 //
 // A reduce-scatter and an all-gather in one buffer. Each rank reads 1/n of every contribution and
 // 1/n of the result from every other rank, so all cores and the whole memory bandwidth are used:
@@ -1100,7 +1105,7 @@ static bool idist__split_sum_block(idist__task *t) {
            chunk_count = idist__flow_chunk_count(o, o->count, at),
            begin = idist__chunk_block_at(o, chunk_count, o->r),
            count = idist__chunk_block_at(o, chunk_count, o->r + 1) - begin;
-    char *buffer = idist__share_buffer(share, o->r, o->shared.first_chunk + o->shared.chunk);
+    char *buffer = idist__region_buffer(share, o->r, o->shared.first_chunk + o->shared.chunk);
     char *sum = buffer + begin * o->size, *out = o->out + (at + begin) * o->size;
 
     if (!count) return true;
@@ -1127,11 +1132,12 @@ static void idist__split_take_blocks(idist__task *t) {
     for (i = 0; i < o->n; i++) {
         size_t begin = idist__chunk_block_at(o, count, i),
                end = idist__chunk_block_at(o, count, i + 1);
-        const char *buffer = idist__share_buffer(share, i, o->shared.first_chunk + o->shared.chunk);
+        const char *buffer =
+            idist__region_buffer(share, i, o->shared.first_chunk + o->shared.chunk);
 
         if (i == o->r) continue;
-        idist__copy(o->out + (at + begin) * o->size, buffer + begin * o->size,
-                    (end - begin) * o->size);
+        idist__block_copy(o->out + (at + begin) * o->size, buffer + begin * o->size,
+                          (end - begin) * o->size);
     }
 }
 
@@ -1184,7 +1190,7 @@ static bool idist__split_take_remote(idist__task *t) {
     int i;
 
     for (i = 1; i < o->n; i++) {
-        int from = idist__wrap(o->r + i, o->n);
+        int from = idist__block_wrap(o->r + i, o->n);
         size_t at = idist__chunk_block_at(o, o->count, from) * o->size,
                end = idist__chunk_block_at(o, o->count, from + 1) * o->size;
 
@@ -1267,8 +1273,8 @@ static void idist__split_run(idist__task *t) {
 
 //------------------------------------------------------------------------------
 // [share:share]  choosing, starting, progressing and cancelling shared calls
-// uses clock cpu base:type world segment pipe msg:types op history send region
-// uses flow slot fetch flat chunk split
+// uses clock cpu base:type kind model core:world shm:segment pipe msg:types
+// uses msg:op history send region flow slot fetch flat chunk split
 //------------------------------------------------------------------------------
 
 #define IDIST__WRITERS_MS 100
@@ -1280,7 +1286,7 @@ static int idist__share_choose(const idist_group *g, const idist__call *c) {
     int setting = g->w->cfg.algorithm;
     size_t nbytes;
     bool scaled = (int)c->op >= IDIST_OP_USER && idist__kind_reduces(c->kind) &&
-                  !idist__call_user_op(g, c)->fn;
+                  !idist__world_user_op(g, c)->fn;
 
     if (!share || setting == IDIST__ALGO_LATENCY || setting == IDIST__ALGO_BANDWIDTH) return 0;
     if (scaled && idist__type_is_narrow(c->dtype)) return 0;
@@ -1308,7 +1314,7 @@ static void idist__share_prepare(idist__task *t, int algorithm) {
     o->user = NULL;
 
     if (idist__kind_reduces(c->kind) && (int)c->op >= IDIST_OP_USER) {
-        o->user_op = *idist__call_user_op(t->group, c);
+        o->user_op = *idist__world_user_op(t->group, c);
         o->user = &o->user_op;
     }
 
@@ -1363,7 +1369,7 @@ static bool idist__share_quick(idist_group *g, const idist__call *c) {
     t->call = *c;
     t->seq = g->seq + 1;
     idist__share_prepare(t, IDIST__FLAT);
-    idist__op_of(t)->past = idist__ring_past(t);
+    idist__op_of(t)->past = idist__history_past(t);
     if (!idist__slot_may_enter(t)) return false;
     idist__slot_enter(t);
 
@@ -1375,7 +1381,7 @@ static bool idist__share_quick(idist_group *g, const idist__call *c) {
 
     idist__fetch_chunk(t, 0);
     g->seq++;
-    idist__ring_note(t, idist__op_of(t), IDIST__FLAT);
+    idist__history_add(t, idist__op_of(t), IDIST__FLAT);
 
     return true;
 }
@@ -1425,21 +1431,21 @@ static bool idist__share_may_write(const idist_group *g, const idist__op *o, int
 // done that, has left the call as well, or is dead. We may not know of a death yet, because the
 // failure may come from another rank; and a rank that is stopped would never answer, hence the
 // deadline.
-static void idist__share_let_go(const idist_group *g) {
+static void idist__share_await_writers(const idist_group *g) {
     const idist__ring *ring = idist__ring_of(g->w);
     const idist__share *share = idist__ring_group_of(g)->share;
     const idist__op *o = share && share->first ? idist__op_of(share->first) : NULL;
-    int64_t until_ns = idist__os_deadline(IDIST__WRITERS_MS);
+    int64_t until_ns = idist__os_clock_deadline(IDIST__WRITERS_MS);
     int i;
 
     if (!o || !o->shared.direct) return;
 
     for (i = 0; i < g->size; i++) {
-        const idist__shm_port *port = &ring->shm->ports[ring->shm->local[g->ranks[i]]];
+        const idist__pipe_port *port = &ring->shm->ports[ring->shm->local[g->ranks[i]]];
 
         while (idist__share_may_write(g, o, i) && !idist__pipe_peer_gone(port) &&
-               idist__os_now_ns() < until_ns)
-            idist__os_yield();
+               idist__os_clock_now_ns() < until_ns)
+            idist__os_cpu_yield();
     }
 }
 
@@ -1475,14 +1481,14 @@ static bool idist__share_needs(const idist__task *t, int rank) {
 }
 
 // For error texts: reads in the slots how far the others are.
-static void idist__share_look(const idist__task *t) {
+static void idist__share_update_seen(const idist__task *t) {
     idist__ring_group *rg = idist__ring_group_of(t->group);
     int i, index;
 
     for (i = 0; rg->share && i < t->group->size; i++) {
         for (index = 0; index < IDIST__REGION_SLOTS; index++) {
             idist__call_slot *slot = idist__region_slot(rg->share, i, (uint32_t)index);
-            idist__print fingerprint = slot->fingerprint;
+            idist__fingerprint fingerprint = slot->fingerprint;
 
             if (!__atomic_load_n(&slot->call_number, __ATOMIC_ACQUIRE)) continue;
             if ((int32_t)(fingerprint.seq - rg->seen[i].seq) <= 0) continue;
@@ -1494,32 +1500,32 @@ static void idist__share_look(const idist__task *t) {
 
 //------------------------------------------------------------------------------
 // [share:pool]  lending regions to groups
-// uses mem world segment msg:types op link region
+// uses mem model shm:segment msg:types msg:op link region
 //
 // Every rank has a few regions in its part of the shared file. A new group gets one of each member:
-// the members exchange the numbers of the regions that they offer (idist__share_offer_place), and
-// if everybody has one, the group's collectives run in them (idist__share_meet). Otherwise they are
+// the members exchange the numbers of the regions that they offer (idist__pool_offer_region), and
+// if everybody has one, the group's collectives run in them (idist__pool_meet). Otherwise they are
 // made of messages. A region is free again when all members have freed the group. They count
 // themselves in the region (members_done), or, if they never learnt its number, send LEFT.
 //------------------------------------------------------------------------------
 
 // The first region of a rank has larger buffers than the others.
-static char *idist__pool_region(const idist__shm *m, int rank, int index) {
-    char *first = idist__segment_part(m, rank) + m->places_at;
-    size_t large = idist__place_nbytes(m->chunk_nbytes[0]),
-           small = idist__place_nbytes(m->chunk_nbytes[1]);
+static char *idist__pool_region(const idist__segment *m, int rank, int index) {
+    char *first = idist__segment_part(m, rank) + m->regions_at;
+    size_t large = idist__region_nbytes(m->chunk_nbytes[0]),
+           small = idist__region_nbytes(m->chunk_nbytes[1]);
 
     return index == 0 ? first : first + large + (size_t)(index - 1) * small;
 }
 
-static idist__region_progress *idist__pool_progress(const idist__shm *m, int rank, int index) {
+static idist__region_progress *idist__pool_progress(const idist__segment *m, int rank, int index) {
     size_t at = IDIST__REGION_SLOTS * IDIST__SLOT_BYTES;
     return (idist__region_progress *)(void *)(idist__pool_region(m, rank, index) + at);
 }
 
 // What we offer the other members of a new group: the number of a region, from 1 on; 0 for none.
-static uint64_t idist__share_offer_place(idist_group *g) {
-    idist__shm *m = idist__ring_of(g->w)->shm;
+static uint64_t idist__pool_offer_region(idist_group *g) {
+    idist__segment *m = idist__ring_of(g->w)->shm;
     uint32_t nmembers = 0;
     int i;
 
@@ -1527,7 +1533,7 @@ static uint64_t idist__share_offer_place(idist_group *g) {
     if (nmembers < 2) return 0;
     if (g->status != IDIST_OK) return 0; // a member that knows of the failure may have left
 
-    for (i = 0; i < m->nplaces; i++) {
+    for (i = 0; i < m->region_count; i++) {
         if (m->taken[i]) {
             const idist__region_progress *progress = idist__pool_progress(m, m->me, i);
             uint32_t done = __atomic_load_n(&progress->members_done, __ATOMIC_ACQUIRE);
@@ -1555,11 +1561,11 @@ static void idist__pool_discard(const idist_allocator *mem, idist__share *share)
 }
 
 // A member has freed the group for which we offered a region, without having used it.
-static void idist__share_left(const idist__ring *ring, uint64_t ctx) {
-    idist__shm *m = ring->shm;
+static void idist__pool_member_left(const idist__ring *ring, uint64_t ctx) {
+    idist__segment *m = ring->shm;
     int i;
 
-    for (i = 0; m && i < m->nplaces; i++) {
+    for (i = 0; m && i < m->region_count; i++) {
         if (!m->taken[i] || m->region_groups[i] != ctx) continue;
         __atomic_fetch_add(&idist__pool_progress(m, m->me, i)->members_done, 1u, __ATOMIC_RELEASE);
     }
@@ -1577,14 +1583,14 @@ static void idist__pool_decline(const idist_group *g) {
     frame.ctx = g->ctx;
 
     for (i = 0; i < g->size; i++) {
-        if (i == g->rank) idist__share_left(ring, g->ctx);
+        if (i == g->rank) idist__pool_member_left(ring, g->ctx);
         else if (ring->shm->local[g->ranks[i]] >= 0)
             idist__link_control(ring, &ring->links[g->ranks[i]], &frame, NULL);
     }
 }
 
 // The group is freed: gives the regions of its members back.
-static void idist__share_free(idist_group *g) {
+static void idist__pool_leave(idist_group *g) {
     idist__ring_group *rg = idist__ring_group_of(g);
     idist__share *share = rg->share;
     int i;
@@ -1624,14 +1630,14 @@ static idist__share *idist__pool_new_share(const idist_allocator *mem, size_t si
 
 // All members have told which regions they offer. If one offers none, the group's collectives are
 // made of messages.
-static idist_status idist__share_meet(idist_group *g, const uint64_t *offers) {
-    idist__shm *m = idist__ring_of(g->w)->shm;
+static idist_status idist__pool_meet(idist_group *g, const uint64_t *offers) {
+    idist__segment *m = idist__ring_of(g->w)->shm;
     idist__share *share;
     int i;
 
     for (i = 0; i < g->size; i++) {
         if (!m || m->local[g->ranks[i]] < 0) break;
-        if (!offers[i] || offers[i] > (uint64_t)m->nplaces) break;
+        if (!offers[i] || offers[i] > (uint64_t)m->region_count) break;
     }
 
     if (i < g->size || (size_t)g->size * IDIST__LINE > m->chunk_nbytes[1]) {

@@ -12,14 +12,14 @@ WHAT IT IS
 HOW IT FITS
 
     [join:share] creates and maps the file; from then on the links inside the host use
-    idist__transport_shm. [engine:engine] sleeps on the doorbell.
+    idist__pipe_transport. [engine:engine] sleeps on the doorbell.
 
 A MESSAGE THROUGH A PIPE
 
     idist__pipe_write            copy to the ring buffer, publish the new tail
     idist__doorbell_any_asleep   one load in the common case: nobody sleeps
-    idist__shm_wake              futex, or one byte through a socket
-    idist__shm_read              load the tail, copy out, publish the new head
+    idist__doorbell_wake              futex, or one byte through a socket
+    idist__pipe_read              load the tail, copy out, publish the new head
 
 CONTENTS
 
@@ -54,7 +54,7 @@ typedef struct idist__transport {
 
     // NULL: bytes move through poll_fd, which is readable and writable as the link is. Otherwise
     // bytes move by themselves, and this has to be called when poll_fd is readable.
-    void (*polled)(void *port);
+    void (*note_readable)(void *port);
 
     bool lossy_close; // closing with unread bytes may destroy what the peer has not read yet
 
@@ -77,7 +77,7 @@ typedef struct idist__transport {
 
 //------------------------------------------------------------------------------
 // [shm:segment]  layout of the shared file, and reading the memory of other processes
-// uses cpu os:memory window
+// uses cpu os:memory base:window
 //
 // One file in memory, without a name, mapped by all ranks of the host. Ranks are numbered from 0 in
 // the order of their world ranks.
@@ -90,27 +90,29 @@ typedef struct idist__transport {
 // Memory for the parts is reserved when the file is mapped, so that no access to it can fail later.
 //------------------------------------------------------------------------------
 
-#define IDIST__LINE ((size_t)64)              // of a cache
-#define IDIST__PAGE ((size_t)4096)            // the layout's unit
-#define IDIST__FAR_PIECE ((size_t)128 * 1024) // of a cross-memory read that is reduced at once
-#define IDIST__CLAIM_BYTES ((size_t)1024)     // to prefetch for writing, at most
+#define IDIST__LINE ((size_t)64)                 // of a cache
+#define IDIST__PAGE ((size_t)4096)               // the layout's unit
+#define IDIST__REMOTE_PIECE ((size_t)128 * 1024) // of a cross-memory read that is reduced at once
+#define IDIST__PREFETCH_BYTES ((size_t)1024)     // to prefetch for writing, at most
 
-typedef struct idist__bell {
+typedef struct idist__doorbell {
     uint32_t asleep; // an idist__sleep_place
     char pad[60];
-    int64_t pid;              // of the process whose memory this rank is in, ...
-    uint64_t proof, proof_at; // ... a random number in it, and where: who reads that can read all
+    int64_t pid; // of the process whose memory this rank is in, ...
+    uint64_t proof,
+        proof_address;        // ... a random number in it, and where: who reads that can read all
     idist__counter withdrawn; // sends that ended early: what was read in their buffers is invalid
     char pad2[32];
-} idist__bell;
+} idist__doorbell;
 
-typedef struct idist__shm_head {
-    uint32_t nasleep; // ranks that sleep or are about to; spares the others a look at each doorbell
+typedef struct idist__segment_header {
+    uint32_t sleeper_count; // ranks that sleep or are about to; spares the others a look at each
+                            // doorbell
     char pad[60];
-    uint32_t fenced;  // set once by the lowest rank, for all; see idist__doorbell_any_asleep
-    uint32_t ncores;  // processors that all ranks together may use, ...
-    idist__cpus cpus; // ... and which
-} idist__shm_head;
+    uint32_t fenced;        // set once by the lowest rank, for all; see idist__doorbell_any_asleep
+    uint32_t ncores;        // processors that all ranks together may use, ...
+    idist__os_cpu_set cpus; // ... and which
+} idist__segment_header;
 
 // A ring buffer from one rank to another; the bytes follow. The counters never go back, and each is
 // written by one side only.
@@ -121,63 +123,63 @@ typedef struct idist__pipe {
     char pad2[56];
 } idist__pipe;
 
-typedef struct idist__shm_port { // our end of a link through two pipes
-    struct idist__shm *shm;
+typedef struct idist__pipe_port { // our end of a link through two pipes
+    struct idist__segment *shm;
     idist__pipe *in, *out;
     uint64_t head, tail; // our own counters, kept where the peer cannot change them
     uint64_t out_head;   // how far the peer had read when we last had to look
     int peer;            // its rank on this host
     int fd;              // the socket between the two, whose end tells the end of the peer
     bool look;           // poll has found the socket readable
-} idist__shm_port;
+} idist__pipe_port;
 
-typedef struct idist__shm {
+typedef struct idist__segment {
     idist__window *window; // holds the mapping
     char *base;
-    int n, me;      // ranks on this host, and ours
-    bool crowded;   // there are more ranks than cores
-    bool fenced;    // see idist__doorbell_any_asleep
-    bool far;       // each rank can read the memory of all others
-    uint64_t proof; // the others read it to find that out
-    pid_t *pids;    // by rank on this host
-    char *pieces;   // cross-memory reads to be reduced: IDIST__FAR_PIECE for each rank
-    int *local;     // rank on this host by world rank; -1: on another one
+    int n, me;           // ranks on this host, and ours
+    bool crowded;        // there are more ranks than cores
+    bool fenced;         // see idist__doorbell_any_asleep
+    bool far;            // each rank can read the memory of all others
+    uint64_t proof;      // the others read it to find that out
+    pid_t *pids;         // by rank on this host
+    char *remote_pieces; // cross-memory reads to be reduced: IDIST__REMOTE_PIECE for each rank
+    int *local;          // rank on this host by world rank; -1: on another one
 
-    size_t pipe_nbytes, share_nbytes, window_at, window_nbytes;
+    size_t pipe_nbytes, part_nbytes, window_at, window_nbytes;
     size_t chunk_nbytes[2]; // of a buffer in region 0, and in the others
-    size_t places_at;       // offset of the regions in a part
+    size_t regions_at;      // offset of the regions in a part
 
-    int nplaces;                 // regions of each rank
+    int region_count;            // regions of each rank
     bool taken[64];              // ours: whether a group has it, ...
     uint32_t region_members[64]; // ... how many members of it are on this host, ...
     uint64_t region_groups[64];  // ... and its ctx
 
-    idist__shm_port *ports; // by rank on this host
-} idist__shm;
+    idist__pipe_port *ports; // by rank on this host
+} idist__segment;
 
-static char *idist__segment_part(const idist__shm *m, int rank) {
-    return m->base + IDIST__PAGE + (size_t)rank * m->share_nbytes;
+static char *idist__segment_part(const idist__segment *m, int rank) {
+    return m->base + IDIST__PAGE + (size_t)rank * m->part_nbytes;
 }
 
-static idist__shm_head *idist__shm_head_of(const idist__shm *m) {
-    return (idist__shm_head *)(void *)m->base;
+static idist__segment_header *idist__segment_header_of(const idist__segment *m) {
+    return (idist__segment_header *)(void *)m->base;
 }
 
-static idist__bell *idist__shm_bell(const idist__shm *m, int rank) {
-    return (idist__bell *)(void *)idist__segment_part(m, rank);
+static idist__doorbell *idist__segment_doorbell(const idist__segment *m, int rank) {
+    return (idist__doorbell *)(void *)idist__segment_part(m, rank);
 }
 
-static idist__pipe *idist__shm_pipe(const idist__shm *m, int from, int to) {
+static idist__pipe *idist__segment_pipe(const idist__segment *m, int from, int to) {
     size_t pipe_nbytes = sizeof(idist__pipe) + m->pipe_nbytes;
-    char *first = idist__segment_part(m, to) + sizeof(idist__bell);
+    char *first = idist__segment_part(m, to) + sizeof(idist__doorbell);
 
     return (idist__pipe *)(void *)(first + (size_t)from * pipe_nbytes);
 }
 
 // Copies from the memory of another rank's process. 0, or an errno.
-static int idist__shm_pull(const idist__shm *m, int rank, uint64_t address, void *buf,
-                           size_t nbytes) {
-    return idist__os_read_other(m->pids[rank], address, buf, nbytes);
+static int idist__segment_read_remote(const idist__segment *m, int rank, uint64_t address,
+                                      void *buf, size_t nbytes) {
+    return idist__os_memory_read_other(m->pids[rank], address, buf, nbytes);
 }
 
 //------------------------------------------------------------------------------
@@ -206,50 +208,51 @@ typedef enum idist__sleep_place {
 
 // Wakes a rank if it sleeps or is about to. The caller has called idist__doorbell_any_asleep since
 // it wrote.
-static void idist__shm_wake(const idist__shm *m, int rank) {
-    idist__bell *bell = idist__shm_bell(m, rank);
+static void idist__doorbell_wake(const idist__segment *m, int rank) {
+    idist__doorbell *bell = idist__segment_doorbell(m, rank);
     uint32_t place = __atomic_load_n(&bell->asleep, __ATOMIC_RELAXED);
 
     if (place) place = __atomic_exchange_n(&bell->asleep, IDIST__AWAKE, __ATOMIC_ACQ_REL);
-    if (place == IDIST__ASLEEP_ON_WORD) idist__os_futex_wake(&bell->asleep);
+    if (place == IDIST__ASLEEP_ON_WORD) idist__os_wake_word(&bell->asleep);
     if (place == IDIST__ASLEEP_IN_POLL) idist__os_wake_peer(m->ports[rank].fd);
 }
 
 // Whether any rank sleeps, after something was written.
-static bool idist__doorbell_any_asleep(const idist__shm *m) {
+static bool idist__doorbell_any_asleep(const idist__segment *m) {
     if (m->fenced) __atomic_thread_fence(__ATOMIC_SEQ_CST);
     else __atomic_signal_fence(__ATOMIC_SEQ_CST);
-    return __atomic_load_n(&idist__shm_head_of(m)->nasleep, __ATOMIC_RELAXED) != 0;
+    return __atomic_load_n(&idist__segment_header_of(m)->sleeper_count, __ATOMIC_RELAXED) != 0;
 }
 
 // Says that we are about to sleep. The caller looks for what was written, sleeps if there is
-// nothing, and calls idist__shm_awake.
-static void idist__shm_falls_asleep(const idist__shm *m, uint32_t place) {
-    __atomic_fetch_add(&idist__shm_head_of(m)->nasleep, 1u, __ATOMIC_RELAXED);
-    __atomic_store_n(&idist__shm_bell(m, m->me)->asleep, place, __ATOMIC_RELAXED);
+// nothing, and calls idist__doorbell_disarm.
+static void idist__doorbell_arm(const idist__segment *m, uint32_t place) {
+    __atomic_fetch_add(&idist__segment_header_of(m)->sleeper_count, 1u, __ATOMIC_RELAXED);
+    __atomic_store_n(&idist__segment_doorbell(m, m->me)->asleep, place, __ATOMIC_RELAXED);
     __atomic_thread_fence(__ATOMIC_SEQ_CST);
-    if (!m->fenced) idist__os_fence_others(false);
+    if (!m->fenced) idist__os_cpu_fence_others(false);
 }
 
-// Whether another rank has woken us since idist__shm_falls_asleep.
-static bool idist__shm_was_woken(const idist__shm *m) {
-    return __atomic_load_n(&idist__shm_bell(m, m->me)->asleep, __ATOMIC_RELAXED) == IDIST__AWAKE;
+// Whether another rank has woken us since idist__doorbell_arm.
+static bool idist__doorbell_was_rung(const idist__segment *m) {
+    return __atomic_load_n(&idist__segment_doorbell(m, m->me)->asleep, __ATOMIC_RELAXED) ==
+           IDIST__AWAKE;
 }
 
-static void idist__shm_awake(const idist__shm *m) {
-    __atomic_store_n(&idist__shm_bell(m, m->me)->asleep, IDIST__AWAKE, __ATOMIC_RELAXED);
-    __atomic_fetch_sub(&idist__shm_head_of(m)->nasleep, 1u, __ATOMIC_RELAXED);
+static void idist__doorbell_disarm(const idist__segment *m) {
+    __atomic_store_n(&idist__segment_doorbell(m, m->me)->asleep, IDIST__AWAKE, __ATOMIC_RELAXED);
+    __atomic_fetch_sub(&idist__segment_header_of(m)->sleeper_count, 1u, __ATOMIC_RELAXED);
 }
 
 //------------------------------------------------------------------------------
 // [shm:pipe]  a transport through shared memory
-// uses descriptor cpu thread os:memory sock transport segment doorbell
+// uses descriptor cpu os:thread os:memory socket transport segment doorbell
 //
 // Two ring buffers, one for each direction. The socket that the two ranks had before stays open: it
 // carries the bytes that end a sleep in poll, and its end tells the end of the peer.
 //------------------------------------------------------------------------------
 
-static void idist__pipe_copy_out(const idist__shm_port *p, char *buf, size_t nbytes) {
+static void idist__pipe_copy_out(const idist__pipe_port *p, char *buf, size_t nbytes) {
     const char *data = (const char *)(p->in + 1);
     size_t size = p->shm->pipe_nbytes, at = (size_t)p->head & (size - 1);
     size_t first = size - at < nbytes ? size - at : nbytes;
@@ -258,7 +261,7 @@ static void idist__pipe_copy_out(const idist__shm_port *p, char *buf, size_t nby
     memcpy(buf + first, data, nbytes - first);
 }
 
-static void idist__pipe_copy_in(const idist__shm_port *p, uint64_t tail, const char *buf,
+static void idist__pipe_copy_in(const idist__pipe_port *p, uint64_t tail, const char *buf,
                                 size_t nbytes) {
     char *data = (char *)(p->out + 1);
     size_t size = p->shm->pipe_nbytes, at = (size_t)tail & (size - 1);
@@ -268,26 +271,26 @@ static void idist__pipe_copy_in(const idist__shm_port *p, uint64_t tail, const c
     memcpy(data, buf + first, nbytes - first);
 }
 
-static uint64_t idist__pipe_unread(const idist__shm_port *p) {
+static uint64_t idist__pipe_unread(const idist__pipe_port *p) {
     return __atomic_load_n(&p->in->tail, __ATOMIC_ACQUIRE) - p->head;
 }
 
 // Discards the wake-up bytes in the socket. -1 at its end, which is that of the link after what is
 // left in the pipe.
-static ptrdiff_t idist__pipe_check_peer(idist__shm_port *p) {
+static ptrdiff_t idist__pipe_check_peer(idist__pipe_port *p) {
     char bytes[64];
     ptrdiff_t n;
 
     p->look = false;
-    do n = idist__sock_read(p->fd, bytes, sizeof bytes);
+    do n = idist__os_socket_read(p->fd, bytes, sizeof bytes);
     while (n > 0);
     if (n < 0) p->look = true;
 
     return n;
 }
 
-static ptrdiff_t idist__shm_read(void *port, void *buf, size_t nbytes) {
-    idist__shm_port *p = (idist__shm_port *)port;
+static ptrdiff_t idist__pipe_read(void *port, void *buf, size_t nbytes) {
+    idist__pipe_port *p = (idist__pipe_port *)port;
     uint64_t unread = idist__pipe_unread(p);
 
     if (!unread && p->look && idist__pipe_check_peer(p) < 0) {
@@ -304,7 +307,7 @@ static ptrdiff_t idist__shm_read(void *port, void *buf, size_t nbytes) {
         return -1;
     }
 
-    idist__os_handover();
+    idist__os_thread_handover();
     if (nbytes > unread) nbytes = (size_t)unread;
     idist__pipe_copy_out(p, (char *)buf, nbytes);
     p->head += nbytes;
@@ -312,13 +315,13 @@ static ptrdiff_t idist__shm_read(void *port, void *buf, size_t nbytes) {
 
     // The peer waits for space only when the pipe is full.
     if (unread > p->shm->pipe_nbytes / 2 && idist__doorbell_any_asleep(p->shm))
-        idist__shm_wake(p->shm, p->peer);
+        idist__doorbell_wake(p->shm, p->peer);
 
     return (ptrdiff_t)nbytes;
 }
 
 static ptrdiff_t idist__pipe_write(void *port, const struct iovec *parts, int nparts) {
-    idist__shm_port *p = (idist__shm_port *)port;
+    idist__pipe_port *p = (idist__pipe_port *)port;
     size_t space = p->shm->pipe_nbytes, moved = 0, wanted = 0;
     uint64_t unread;
     int i;
@@ -344,20 +347,20 @@ static ptrdiff_t idist__pipe_write(void *port, const struct iovec *parts, int np
 
     if (!moved) return 0;
     p->tail += moved;
-    idist__os_handover();
+    idist__os_thread_handover();
     __atomic_store_n(&p->out->tail, p->tail, __ATOMIC_RELEASE);
-    if (idist__doorbell_any_asleep(p->shm)) idist__shm_wake(p->shm, p->peer);
+    if (idist__doorbell_any_asleep(p->shm)) idist__doorbell_wake(p->shm, p->peer);
 
     return (ptrdiff_t)moved;
 }
 
 static bool idist__pipe_peek(void *port, void *buf, size_t nbytes) {
-    const idist__shm_port *p = (const idist__shm_port *)port;
+    const idist__pipe_port *p = (const idist__pipe_port *)port;
     size_t size = p->shm->pipe_nbytes;
     uint64_t unread = idist__pipe_unread(p), at;
 
     if (unread < nbytes || unread > size) return false;
-    idist__os_handover();
+    idist__os_thread_handover();
 
     // What follows will be wanted next.
     for (at = nbytes; at < unread && at < 4 * IDIST__LINE; at += IDIST__LINE)
@@ -369,14 +372,14 @@ static bool idist__pipe_peek(void *port, void *buf, size_t nbytes) {
 
 static bool idist__pipe_read_all(void *port, void *header, size_t header_nbytes, void *payload,
                                  size_t nbytes) {
-    if (idist__pipe_unread((const idist__shm_port *)port) < header_nbytes + nbytes) return false;
-    idist__shm_read(port, header, header_nbytes);
-    if (nbytes) idist__shm_read(port, payload, nbytes);
+    if (idist__pipe_unread((const idist__pipe_port *)port) < header_nbytes + nbytes) return false;
+    idist__pipe_read(port, header, header_nbytes);
+    if (nbytes) idist__pipe_read(port, payload, nbytes);
     return true;
 }
 
 // Whether a write of so many bytes would go through as a whole.
-static bool idist__pipe_has_space(idist__shm_port *p, size_t nbytes) {
+static bool idist__pipe_has_space(idist__pipe_port *p, size_t nbytes) {
     size_t size = p->shm->pipe_nbytes;
 
     if (nbytes > size - (size_t)(p->tail - p->out_head))
@@ -386,12 +389,12 @@ static bool idist__pipe_has_space(idist__shm_port *p, size_t nbytes) {
 
 // Prefetches the lines that the next write is likely to fill: the peer has them in its cache since
 // it read them a lap ago.
-static void idist__pipe_prefetch_space(const idist__shm_port *p, size_t nbytes) {
+static void idist__pipe_prefetch_space(const idist__pipe_port *p, size_t nbytes) {
     const char *data = (const char *)(p->out + 1);
     size_t at;
 
-    for (at = 0; at < nbytes && at < IDIST__CLAIM_BYTES; at += IDIST__LINE)
-        idist__os_claim(data + ((p->tail + at) & (p->shm->pipe_nbytes - 1)));
+    for (at = 0; at < nbytes && at < IDIST__PREFETCH_BYTES; at += IDIST__LINE)
+        idist__os_cpu_prefetch_for_write(data + ((p->tail + at) & (p->shm->pipe_nbytes - 1)));
 }
 
 static bool idist__pipe_write_all(void *port, const struct iovec *parts, int nparts) {
@@ -399,33 +402,34 @@ static bool idist__pipe_write_all(void *port, const struct iovec *parts, int npa
     int i;
 
     for (i = 0; i < nparts; i++) nbytes += parts[i].iov_len;
-    if (!idist__pipe_has_space((idist__shm_port *)port, nbytes)) return false;
+    if (!idist__pipe_has_space((idist__pipe_port *)port, nbytes)) return false;
     idist__pipe_write(port, parts, nparts);
-    idist__pipe_prefetch_space((const idist__shm_port *)port, nbytes);
+    idist__pipe_prefetch_space((const idist__pipe_port *)port, nbytes);
 
     return true;
 }
 
 static bool idist__pipe_exposes_memory(void *port, uint8_t *withdrawn) {
-    const idist__shm *m = ((const idist__shm_port *)port)->shm;
+    const idist__segment *m = ((const idist__pipe_port *)port)->shm;
 
-    if (m->far && withdrawn) *withdrawn = (uint8_t)idist__shm_bell(m, m->me)->withdrawn;
+    if (m->far && withdrawn) *withdrawn = (uint8_t)idist__segment_doorbell(m, m->me)->withdrawn;
     return m->far;
 }
 
 static bool idist__pipe_pull(void *port, uint64_t address, uint8_t withdrawn, void *buf,
                              size_t nbytes) {
-    const idist__shm_port *p = (const idist__shm_port *)port;
-    const idist__counter *now = &idist__shm_bell(p->shm, p->peer)->withdrawn;
+    const idist__pipe_port *p = (const idist__pipe_port *)port;
+    const idist__counter *now = &idist__segment_doorbell(p->shm, p->peer)->withdrawn;
 
-    if (!p->shm->far || idist__shm_pull(p->shm, p->peer, address, buf, nbytes) != 0) return false;
+    if (!p->shm->far || idist__segment_read_remote(p->shm, p->peer, address, buf, nbytes) != 0)
+        return false;
     __atomic_thread_fence(__ATOMIC_ACQUIRE);
     return (uint8_t)__atomic_load_n(now, __ATOMIC_ACQUIRE) == withdrawn;
 }
 
 // Whether the peer's process has ended, also while wake-up bytes that nobody has read precede the
 // end of the socket.
-static bool idist__pipe_peer_gone(const idist__shm_port *p) {
+static bool idist__pipe_peer_gone(const idist__pipe_port *p) {
     struct pollfd end;
 
     end.fd = p->fd;
@@ -433,23 +437,25 @@ static bool idist__pipe_peer_gone(const idist__shm_port *p) {
     return p->fd < 0 || (poll(&end, 1, 0) > 0 && (end.revents & (POLLHUP | POLLERR)));
 }
 
-static int idist__pipe_fd(void *port) { return ((idist__shm_port *)port)->fd; }
+static int idist__pipe_fd(void *port) { return ((idist__pipe_port *)port)->fd; }
 
-static void idist__pipe_note_readable(void *port) { ((idist__shm_port *)port)->look = true; }
+static void idist__pipe_note_readable(void *port) { ((idist__pipe_port *)port)->look = true; }
 
-static void idist__pipe_close(void *port) { idist__os_close(&((idist__shm_port *)port)->fd); }
+static void idist__pipe_close(void *port) {
+    idist__os_descriptor_close(&((idist__pipe_port *)port)->fd);
+}
 
-static const idist__transport idist__transport_shm = {"shm",
-                                                      idist__shm_read,
-                                                      idist__pipe_write,
-                                                      idist__pipe_fd,
-                                                      idist__pipe_close,
-                                                      idist__pipe_note_readable,
-                                                      false,
-                                                      idist__pipe_peek,
-                                                      idist__pipe_read_all,
-                                                      idist__pipe_write_all,
-                                                      idist__pipe_exposes_memory,
-                                                      idist__pipe_pull};
+static const idist__transport idist__pipe_transport = {"shm",
+                                                       idist__pipe_read,
+                                                       idist__pipe_write,
+                                                       idist__pipe_fd,
+                                                       idist__pipe_close,
+                                                       idist__pipe_note_readable,
+                                                       false,
+                                                       idist__pipe_peek,
+                                                       idist__pipe_read_all,
+                                                       idist__pipe_write_all,
+                                                       idist__pipe_exposes_memory,
+                                                       idist__pipe_pull};
 
 #endif // IDIST_SHM_H

@@ -20,7 +20,7 @@ CONTENTS
 
 //------------------------------------------------------------------------------
 // [spawn:worker]  what a worker shares with its parent, and what it runs
-// uses descriptor process err base:log secret launch:env model core:world
+// uses descriptor process fail text base:log secret launch:env model core:world
 // uses calls:world
 //
 //     parent                                        worker i
@@ -118,7 +118,7 @@ static int idist__worker_work(idist_workers *spawn, int i, idist__worker_result 
     idist__me.text[0] = 0; // the text of a failure is to be fn's own
     code = spawn->fn(i, spawn->arg);
     result->code = code & 255 ? code & 255 : code != 0;
-    idist__copy_text(result->text, sizeof result->text, code ? idist__me.text : "");
+    idist__text_copy(result->text, sizeof result->text, code ? idist__me.text : "");
 
     w = idist__world_default(); // fn may have finalized by itself
     if (w) status = idist__world_close(w, code != 0);
@@ -134,14 +134,14 @@ static void idist__worker_run(idist_workers *spawn, int i) {
     int code;
 
     idist__is_worker = true;
-    if (i != 0) idist__os_close(&cfg->listener);
+    if (i != 0) idist__os_descriptor_close(&cfg->listener);
     cfg->rank = spawn->first_rank + i;
     cfg->local_rank = i;
     cfg->lost = &result->secondary;
 
     code = idist__worker_work(spawn, i, result);
     if (code && !result->text[0])
-        idist__copy_text(result->text, sizeof result->text, idist__me.text);
+        idist__text_copy(result->text, sizeof result->text, idist__me.text);
     __atomic_store_n(&result->finished, 1, __ATOMIC_RELEASE);
 
     // Executed again, the program has threads of its own; flushing all streams would wait for one
@@ -154,7 +154,7 @@ static void idist__worker_run(idist_workers *spawn, int i) {
 
 //------------------------------------------------------------------------------
 // [spawn:rerun]  workers that execute the program again
-// uses os:env descriptor process err mem buffer worker
+// uses os:env descriptor process fail mem buffer worker
 //
 // start_method "exec": a program with threads, or with a device in use, cannot go on in a forked
 // child. Such a worker executes the program again, with the same arguments and one more variable,
@@ -205,7 +205,7 @@ static idist_status idist__rerun_make(idist__rerun *r, const idist_allocator *me
             "which cannot be read: %s. Mount /proc, or use start_method \"fork\" or a launcher",
             strerror(errno));
     idist__rerun_read_args(r, mem, fd);
-    idist__os_close(&fd);
+    idist__os_descriptor_close(&fd);
 
     for (i = 0; r->args && i < r->args_nbytes; i++) argc += !r->args[i];
     while (variables && variables[envc]) envc++;
@@ -281,7 +281,7 @@ static idist_status idist__rerun_worker(idist_workers *spawn, int i, int fd) {
 
 //------------------------------------------------------------------------------
 // [spawn:watch]  the parent's watch over its workers
-// uses descriptor process base:log worker
+// uses clock descriptor process base:log worker
 //
 //     idist__watch_turn
 //       idist__watch_reap     who has ended?
@@ -318,7 +318,7 @@ static bool idist__watch_reap(idist_workers *spawn) {
 
         worker->ended = any = true;
         spawn->running--;
-        idist__os_close(&worker->watch_fd);
+        idist__os_descriptor_close(&worker->watch_fd);
     }
 
     return any;
@@ -338,8 +338,8 @@ static void idist__watch_judge(idist_workers *spawn) {
     }
 
     if (spawn->first_failed >= 0 || secondary < 0) return;
-    if (spawn->decide_ns == IDIST__FOREVER) spawn->decide_ns = idist__os_deadline(500);
-    if (!spawn->running || idist__os_ms_until(spawn->decide_ns) == 0)
+    if (spawn->decide_ns == IDIST__FOREVER) spawn->decide_ns = idist__os_clock_deadline(500);
+    if (!spawn->running || idist__os_clock_ms_until(spawn->decide_ns) == 0)
         spawn->first_failed = secondary;
 }
 
@@ -357,7 +357,8 @@ static void idist__watch_signal(idist_workers *spawn, int signal_number) {
 static void idist__watch_expect(idist_workers *spawn) {
     int i;
 
-    if (spawn->arrive_ns == IDIST__FOREVER || idist__os_ms_until(spawn->arrive_ns) != 0) return;
+    if (spawn->arrive_ns == IDIST__FOREVER || idist__os_clock_ms_until(spawn->arrive_ns) != 0)
+        return;
     spawn->arrive_ns = IDIST__FOREVER;
 
     for (i = 0; i < spawn->n; i++) {
@@ -375,16 +376,16 @@ static void idist__watch_end(idist_workers *spawn) {
     if (spawn->stage == IDIST__WORKER_RUNNING) {
         if (spawn->first_failed < 0 || spawn->keep_going) return;
         spawn->stage = IDIST__WORKER_GRACE;
-        spawn->signal_ns = idist__os_deadline(spawn->grace_ms);
+        spawn->signal_ns = idist__os_clock_deadline(spawn->grace_ms);
         return;
     }
 
-    if (idist__os_ms_until(spawn->signal_ns) != 0) return;
+    if (idist__os_clock_ms_until(spawn->signal_ns) != 0) return;
     idist__log_print(&spawn->log, IDIST_LOG_INFO, "spawn: %d workers still run: %s", spawn->running,
                      term ? "SIGTERM" : "SIGKILL");
     idist__watch_signal(spawn, term ? SIGTERM : SIGKILL);
     if (term) idist__watch_signal(spawn, SIGCONT); // a stopped one must get it
-    spawn->signal_ns = idist__os_deadline(term ? 400 : 1000);
+    spawn->signal_ns = idist__os_clock_deadline(term ? 400 : 1000);
     spawn->stage = IDIST__WORKER_SIGNALLED;
 }
 
@@ -407,7 +408,7 @@ static int64_t idist__watch_next(const idist_workers *spawn, int64_t deadline_ns
 }
 
 static void idist__watch_sleep(idist_workers *spawn, int64_t until_ns) {
-    int i, n = 0, ms = idist__os_ms_until(until_ns);
+    int i, n = 0, ms = idist__os_clock_ms_until(until_ns);
     bool blind = false;
 
     for (i = 0; i < spawn->n; i++) {
@@ -422,9 +423,9 @@ static void idist__watch_sleep(idist_workers *spawn, int64_t until_ns) {
 
 //------------------------------------------------------------------------------
 // [spawn:start]  start workers
-// uses os:random descriptor cpu os:memory socket process err mem base:log
-// uses address connection config model core:backend core:world calls:world
-// uses worker rerun watch
+// uses clock os:random descriptor cpu os:memory socket process fail mem
+// uses base:log address connection config model core:backend core:world
+// uses calls:world worker rerun watch
 //
 //     idist_spawn_start_with
 //       idist__start_check      arguments
@@ -437,7 +438,7 @@ static void idist__watch_sleep(idist_workers *spawn, int64_t until_ns) {
 // Where the workers meet: a local socket without a file, which listens before the first of them
 // runs. Their secret is in their memory.
 static idist_status idist__start_meeting_point(idist_workers *spawn) {
-    idist__addr addr;
+    idist__os_address addr;
     uint64_t id[2];
     idist_status status;
 
@@ -449,9 +450,9 @@ static idist_status idist__start_meeting_point(idist_workers *spawn) {
     idist__os_random(id, sizeof id);
     snprintf(spawn->cfg.where, sizeof spawn->cfg.where, "unix:idist-%016llx%016llx",
              (unsigned long long)id[0], (unsigned long long)id[1]);
-    status = idist__addr_parse(&addr, spawn->cfg.where);
+    status = idist__address_parse(&addr, spawn->cfg.where);
     if (status == IDIST_OK)
-        status = idist__sock_listen(&addr, spawn->cfg.where, &spawn->cfg.listener);
+        status = idist__connection_listen(&addr, spawn->cfg.where, &spawn->cfg.listener);
     if (status != IDIST_OK) return status;
     if (!idist__os_process_move_fd(&spawn->cfg.listener))
         return idist__fail_errno("spawn: fcntl", errno);
@@ -463,7 +464,7 @@ static idist_status idist__start_meeting_point(idist_workers *spawn) {
 // workers the mapping itself.
 static idist_status idist__start_share(idist_workers *spawn, bool by_exec) {
     if (by_exec) {
-        spawn->shared_fd = idist__os_memfd(spawn->shared_nbytes);
+        spawn->shared_fd = idist__os_memory_file(spawn->shared_nbytes);
         if (spawn->shared_fd < 0) return idist__fail_errno("memfd_create", errno);
         if (!idist__os_process_move_fd(&spawn->shared_fd))
             return idist__fail_errno("spawn: fcntl", errno);
@@ -543,9 +544,9 @@ static idist_status idist__start_all(idist_workers *spawn, bool by_exec) {
         status = idist__start_fork(spawn, by_exec ? &rerun : NULL, i);
     idist__rerun_free(&rerun, &spawn->cfg.mem);
     if (by_exec && spawn->cfg.init_timeout_ms > 0)
-        spawn->arrive_ns = idist__os_deadline(spawn->cfg.init_timeout_ms);
-    idist__os_close(&spawn->cfg.listener);
-    idist__os_close(&spawn->shared_fd);
+        spawn->arrive_ns = idist__os_clock_deadline(spawn->cfg.init_timeout_ms);
+    idist__os_descriptor_close(&spawn->cfg.listener);
+    idist__os_descriptor_close(&spawn->shared_fd);
 
     for (i = 0; spawn->running && i < spawn->n; i++)
         if (spawn->workers[i].process > 0)
@@ -553,7 +554,7 @@ static idist_status idist__start_all(idist_workers *spawn, bool by_exec) {
     if (status == IDIST_OK) return IDIST_OK;
 
     if (spawn->running) idist__watch_signal(spawn, SIGKILL);
-    for (; spawn->running; idist__os_pause_ms(1)) idist__watch_reap(spawn);
+    for (; spawn->running; idist__os_clock_pause_ms(1)) idist__watch_reap(spawn);
 
     return status;
 }
@@ -561,8 +562,8 @@ static idist_status idist__start_all(idist_workers *spawn, bool by_exec) {
 static void idist__start_free(idist_workers *spawn) {
     idist_allocator mem = spawn->cfg.mem;
 
-    idist__os_close(&spawn->cfg.listener);
-    idist__os_close(&spawn->shared_fd);
+    idist__os_descriptor_close(&spawn->cfg.listener);
+    idist__os_descriptor_close(&spawn->shared_fd);
     idist__os_process_unshare(spawn->shared, spawn->shared_nbytes);
     idist__mem_free(&mem, spawn->workers);
     idist__mem_free(&mem, spawn->slots);
@@ -608,7 +609,7 @@ static idist_status idist__start_check(const idist_desc *d, int nproc_per_node, 
                            "of cores, got %d",
                            nproc_per_node);
 
-    status = idist__launch_choice(d->start_method, "IDIST_START_METHOD", "fork, exec", &method);
+    status = idist__config_choice(d->start_method, "IDIST_START_METHOD", "fork, exec", &method);
     *by_exec = method == 1;
 
     return status;
@@ -621,7 +622,7 @@ static idist_status idist__start_check_worker(bool by_exec) {
 }
 
 static void idist__start_fill(idist_workers *spawn, const idist_desc *d, int nproc_per_node) {
-    spawn->n = nproc_per_node ? nproc_per_node : idist__os_ncores();
+    spawn->n = nproc_per_node ? nproc_per_node : idist__os_cpu_count();
     spawn->first_failed = -1;
     spawn->shared_fd = -1;
     spawn->decide_ns = IDIST__FOREVER;
@@ -685,7 +686,7 @@ idist_status idist_spawn_start_with(idist_worker_fn fn, void *arg, int nproc_per
 
 //------------------------------------------------------------------------------
 // [spawn:report]  wait for workers, and report
-// uses process err worker watch start
+// uses clock process fail text worker watch start
 //------------------------------------------------------------------------------
 
 // How a worker failed, in words.
@@ -716,7 +717,7 @@ static void idist__report_text(const idist_workers *spawn, int i, const idist_re
                  "from its function, not exit",
                  r->rank);
     else snprintf(text, cap, "rank %d ended with code %d", r->rank, r->exit_code);
-    if (result->text[0] && !r->signal) idist__append(text, cap, ": %s", result->text);
+    if (result->text[0] && !r->signal) idist__text_append(text, cap, ": %s", result->text);
 }
 
 static idist_status idist__report_make(idist_workers *spawn) {
@@ -749,7 +750,7 @@ idist_status idist_spawn_poll(idist_workers *workers, bool *done) {
 }
 
 idist_status idist_spawn_wait(idist_workers *workers, int timeout_ms) {
-    int64_t deadline_ns = timeout_ms < 0 ? IDIST__FOREVER : idist__os_deadline(timeout_ms);
+    int64_t deadline_ns = timeout_ms < 0 ? IDIST__FOREVER : idist__os_clock_deadline(timeout_ms);
     idist_status status;
 
     if (!workers) return IDIST_OK;
@@ -757,7 +758,7 @@ idist_status idist_spawn_wait(idist_workers *workers, int timeout_ms) {
     for (;;) {
         idist__watch_turn(workers);
         if (!workers->running) break;
-        if (idist__os_ms_until(deadline_ns) == 0)
+        if (idist__os_clock_ms_until(deadline_ns) == 0)
             return idist__fail(IDIST_ERR_TIMEOUT, "spawn_wait: %d workers still run after %d ms",
                                workers->running, timeout_ms);
         idist__watch_sleep(workers, idist__watch_next(workers, deadline_ns));
@@ -786,7 +787,8 @@ idist_status idist_spawn_with(idist_worker_fn fn, void *arg, int nproc_per_node,
 
 //------------------------------------------------------------------------------
 // [spawn:parallel]  Ignite's Parallel
-// uses os:env err base:log core:world calls:backend calls:world get report
+// uses os:env fail text base:log core:world calls:backend calls:world get
+// uses report
 //
 // With nproc_per_node it spawns; without, it joins the world that a launcher made and runs fn in
 // this process. Checks, their order and the log lines are those of Ignite.
@@ -864,7 +866,7 @@ static idist_status idist__parallel_join(const idist_desc *d, idist_worker_fn fn
     if (status != IDIST_OK) return status;
 
     logs = idist_get_rank() == 0;
-    idist__copy_text(backend, sizeof backend, idist_backend());
+    idist__text_copy(backend, sizeof backend, idist_backend());
     if (logs)
         idist__log_print(log, IDIST_LOG_INFO, "Initialized processing group with backend: '%s'",
                          backend);

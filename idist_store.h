@@ -72,7 +72,7 @@ static void idist__buffer_consume(idist__buffer *buffer, size_t nbytes) {
 
 //------------------------------------------------------------------------------
 // [store:table]  requests, and the table that carries them out
-// uses err mem hash parse
+// uses fail mem hash parse
 //
 // Each public function fills one request and passes it to the store's `run`. What a request does to
 // the table is written once, in idist__table_apply, and serves all kinds of stores:
@@ -85,17 +85,17 @@ static void idist__buffer_consume(idist__buffer *buffer, size_t nbytes) {
 
 // The operations, with the numbers of torch's TCPStore, which travel over the wire.
 enum {
-    IDIST__REQ_VALIDATE = 0,
-    IDIST__REQ_SET = 1,
-    IDIST__REQ_COMPARE_SET = 2,
-    IDIST__REQ_GET = 3,
-    IDIST__REQ_ADD = 4,
-    IDIST__REQ_CHECK = 5,
-    IDIST__REQ_WAIT = 6,
-    IDIST__REQ_NUM_KEYS = 7,
-    IDIST__REQ_DELETE = 8,
-    IDIST__REQ_CANCEL_WAIT = 12,
-    IDIST__REQ_WILL = 100 // ours, not torch's: set this key when my connection ends
+    IDIST__STORE_VALIDATE = 0,
+    IDIST__STORE_SET = 1,
+    IDIST__STORE_COMPARE_SET = 2,
+    IDIST__STORE_GET = 3,
+    IDIST__STORE_ADD = 4,
+    IDIST__STORE_CHECK = 5,
+    IDIST__STORE_WAIT = 6,
+    IDIST__STORE_NUM_KEYS = 7,
+    IDIST__STORE_DELETE = 8,
+    IDIST__STORE_CANCEL_WAIT = 12,
+    IDIST__STORE_SET_WILL = 100 // ours, not torch's: set this key when my connection ends
 };
 
 #define IDIST__KEY_MAX 1024u
@@ -114,8 +114,8 @@ typedef struct idist__blob {
     size_t nbytes;
 } idist__blob;
 
-typedef struct idist__req {
-    int op;                  // IDIST__REQ_*
+typedef struct idist__store_request {
+    int op;                  // IDIST__REQ_SET and the others
     idist__blob key;         // of operations on one key
     idist__blob a;           // SET, WILL: the value; COMPARE_SET: the expected value
     idist__blob b;           // COMPARE_SET: the desired value
@@ -127,7 +127,7 @@ typedef struct idist__req {
     size_t nbytes;       // the size of the value, also when it does not fit
     bool flag;           // CHECK: all keys exist; DELETE: the key existed
     int64_t deadline_ns; // of GET and WAIT
-} idist__req;
+} idist__store_request;
 
 typedef struct idist__entry {
     struct idist__entry *next;
@@ -145,8 +145,9 @@ typedef struct idist__table {
 
 // What idist_store points to; each kind has its own functions and its own data behind `impl`.
 struct idist_store {
-    idist_status (*run)(idist_store *store, idist__req *req); // blocks until the request's deadline
-    void (*close)(idist_store *store);                        // frees impl
+    idist_status (*run)(idist_store *store,
+                        idist__store_request *req); // blocks until the request's deadline
+    void (*close)(idist_store *store);              // frees impl
     idist_allocator mem;
     int timeout_ms; // of calls that give none
     int port;       // of the server's socket; 0: none
@@ -220,7 +221,8 @@ static void idist__table_clear(idist__table *table) {
 }
 
 // The first key of a CHECK or WAIT that does not exist; NULL: all do.
-static const idist__blob *idist__table_missing(idist__table *table, const idist__req *request) {
+static const idist__blob *idist__table_missing(idist__table *table,
+                                               const idist__store_request *request) {
     size_t i;
     for (i = 0; i < request->nkeys; i++)
         if (!*idist__table_find(table, request->keys[i])) return &request->keys[i];
@@ -231,7 +233,7 @@ static idist_status idist__table_not_a_number(void) {
     return idist__fail(IDIST_ERR_ARG, "store: add: the value of the key is not a whole number");
 }
 
-static idist_status idist__table_add(idist__table *table, idist__req *request) {
+static idist_status idist__table_add(idist__table *table, idist__store_request *request) {
     idist__entry *entry = *idist__table_find(table, request->key);
     char text[32];
     int64_t old = 0;
@@ -261,7 +263,8 @@ static idist_status idist__table_truncated(size_t nbytes, size_t capacity) {
 }
 
 // Copies a value into the caller's buffer.
-static idist_status idist__table_copy_out(idist__req *request, const void *value, size_t nbytes) {
+static idist_status idist__table_copy_out(idist__store_request *request, const void *value,
+                                          size_t nbytes) {
     request->nbytes = nbytes;
     if (nbytes > request->capacity) return idist__table_truncated(nbytes, request->capacity);
     if (nbytes) memcpy(request->value, value, nbytes);
@@ -269,7 +272,7 @@ static idist_status idist__table_copy_out(idist__req *request, const void *value
 }
 
 // A missing key counts as an empty value. The caller gets the value that the key has afterwards.
-static idist_status idist__table_compare_set(idist__table *table, idist__req *request,
+static idist_status idist__table_compare_set(idist__table *table, idist__store_request *request,
                                              bool *changed) {
     idist__entry *entry = *idist__table_find(table, request->key);
     const char *value = entry ? entry->value : NULL;
@@ -288,30 +291,30 @@ static idist_status idist__table_compare_set(idist__table *table, idist__req *re
 
 // Carries out a request. *wait: it must be tried again after the table has changed. *changed: the
 // entry of request->key is now another one, or gone.
-static idist_status idist__table_apply(idist__table *table, idist__req *request, bool *wait,
-                                       bool *changed) {
+static idist_status idist__table_apply(idist__table *table, idist__store_request *request,
+                                       bool *wait, bool *changed) {
     idist__entry *entry;
     idist_status status;
 
     *wait = *changed = false;
 
     switch (request->op) {
-    case IDIST__REQ_SET:
+    case IDIST__STORE_SET:
         *changed = true;
         return idist__table_put(table, request->key, request->a.data, request->a.nbytes);
-    case IDIST__REQ_COMPARE_SET: return idist__table_compare_set(table, request, changed);
-    case IDIST__REQ_GET:
+    case IDIST__STORE_COMPARE_SET: return idist__table_compare_set(table, request, changed);
+    case IDIST__STORE_GET:
         entry = *idist__table_find(table, request->key);
         *wait = !entry;
         return entry ? idist__table_copy_out(request, entry->value, entry->value_nbytes) : IDIST_OK;
-    case IDIST__REQ_ADD:
+    case IDIST__STORE_ADD:
         status = idist__table_add(table, request);
         *changed = status == IDIST_OK;
         return status;
-    case IDIST__REQ_CHECK: request->flag = !idist__table_missing(table, request); return IDIST_OK;
-    case IDIST__REQ_WAIT: *wait = idist__table_missing(table, request) != NULL; return IDIST_OK;
-    case IDIST__REQ_NUM_KEYS: request->number = (int64_t)table->key_count; return IDIST_OK;
-    case IDIST__REQ_DELETE:
+    case IDIST__STORE_CHECK: request->flag = !idist__table_missing(table, request); return IDIST_OK;
+    case IDIST__STORE_WAIT: *wait = idist__table_missing(table, request) != NULL; return IDIST_OK;
+    case IDIST__STORE_NUM_KEYS: request->number = (int64_t)table->key_count; return IDIST_OK;
+    case IDIST__STORE_DELETE:
         *changed = request->flag = idist__table_remove(table, request->key);
         return IDIST_OK;
     default: return idist__fail(IDIST_ERR_ARG, "store: unknown request %d", request->op);
@@ -320,7 +323,8 @@ static idist_status idist__table_apply(idist__table *table, idist__req *request,
 
 // The deadline of a GET or WAIT has passed. The text names the first missing key; without a table
 // (it is the server's) the first key.
-static idist_status idist__table_timed_out(const idist__req *request, idist__table *table) {
+static idist_status idist__table_timed_out(const idist__store_request *request,
+                                           idist__table *table) {
     const idist__blob *missing = table ? idist__table_missing(table, request) : NULL;
 
     if (!missing) missing = request->nkeys ? &request->keys[0] : &request->key;
@@ -330,7 +334,7 @@ static idist_status idist__table_timed_out(const idist__req *request, idist__tab
 
 //------------------------------------------------------------------------------
 // [store:memory]  a store inside one process
-// uses os:thread mem table
+// uses clock os:thread mem table
 //
 // A table, a mutex and a condition that waiting requests sleep on. Nobody owns it more than the
 // others, so there is neither a server nor a client.
@@ -342,7 +346,7 @@ typedef struct idist__memory_store {
     idist__table table;
 } idist__memory_store;
 
-static idist_status idist__memory_run(idist_store *store, idist__req *request) {
+static idist_status idist__memory_run(idist_store *store, idist__store_request *request) {
     idist__memory_store *m = (idist__memory_store *)store->impl;
     bool wait, changed;
     idist_status status;
@@ -354,12 +358,12 @@ static idist_status idist__memory_run(idist_store *store, idist__req *request) {
         if (changed) pthread_cond_broadcast(&m->changed);
         if (!wait) break;
 
-        if (idist__os_ms_until(request->deadline_ns) == 0) {
+        if (idist__os_clock_ms_until(request->deadline_ns) == 0) {
             status = idist__table_timed_out(request, &m->table);
             break;
         }
 
-        idist__os_cond_wait(&m->changed, &m->lock, request->deadline_ns);
+        idist__os_thread_cond_wait(&m->changed, &m->lock, request->deadline_ns);
     }
 
     pthread_mutex_unlock(&m->lock);
@@ -381,7 +385,7 @@ static idist_status idist__memory_open(idist_store *store) {
     if (!m) return IDIST_ERR_NO_MEMORY;
     m->table.mem = store->mem;
     pthread_mutex_init(&m->lock, NULL);
-    idist__os_cond_init(&m->changed);
+    idist__os_thread_cond_init(&m->changed);
     store->impl = m;
     store->run = idist__memory_run;
     store->close = idist__memory_close;
@@ -391,7 +395,7 @@ static idist_status idist__memory_open(idist_store *store) {
 
 //------------------------------------------------------------------------------
 // [store:file]  a store in a file that all ranks open
-// uses descriptor os:file err mem table
+// uses clock descriptor os:file fail mem table
 //
 // The file is a log of changes, which every process replays into a table of its own:
 //
@@ -443,12 +447,12 @@ typedef struct idist__file_store {
 // Locks the records. Holders keep that lock for microseconds, unless they are stopped.
 static idist_status idist__file_lock_records(const idist__file_store *f, int64_t deadline_ns) {
     while (!idist__os_file_try_lock(f->file, IDIST__FILE_RECORDS_BYTE)) {
-        if (errno != EAGAIN || idist__os_ms_until(deadline_ns) == 0)
+        if (errno != EAGAIN || idist__os_clock_ms_until(deadline_ns) == 0)
             return idist__fail(IDIST_ERR_TIMEOUT,
                                "store: %s stays locked: a process that uses it is stopped, or the "
                                "file system does not support locks",
                                f->path);
-        idist__os_pause_ms(1);
+        idist__os_clock_pause_ms(1);
     }
 
     return IDIST_OK;
@@ -571,7 +575,8 @@ static idist_status idist__file_revoke_will(idist__file_store *f) {
 
 // Replaces our will; an empty key only takes it back. The offset of its record, which no other will
 // can have, names the byte to lock.
-static idist_status idist__file_set_will(idist__file_store *f, const idist__req *request) {
+static idist_status idist__file_set_will(idist__file_store *f,
+                                         const idist__store_request *request) {
     char buf[IDIST__FILE_WILL_KEY_NBYTES];
     uint32_t key_nbytes = (uint32_t)request->key.nbytes;
     size_t nbytes = sizeof key_nbytes + request->key.nbytes + request->a.nbytes;
@@ -634,7 +639,7 @@ static bool idist__file_will_is_due(const idist__file_store *f, const idist__ent
 
 // Carries out the wills of processes that have ended. The records are locked.
 static idist_status idist__file_execute_wills(idist__file_store *f) {
-    int64_t now = idist__os_now_ns();
+    int64_t now = idist__os_clock_now_ns();
     idist_status status = IDIST_OK;
     size_t i;
 
@@ -655,19 +660,20 @@ static idist_status idist__file_execute_wills(idist__file_store *f) {
 }
 
 // Carries out a request. The records are locked.
-static idist_status idist__file_apply(idist__file_store *f, idist__req *request, bool *wait,
-                                      bool *changed) {
+static idist_status idist__file_apply(idist__file_store *f, idist__store_request *request,
+                                      bool *wait, bool *changed) {
     idist_status status = idist__file_replay(f);
 
     if (status == IDIST_OK) status = idist__file_execute_wills(f);
     if (status != IDIST_OK) return status;
-    if (request->op == IDIST__REQ_WILL) return idist__file_set_will(f, request);
+    if (request->op == IDIST__STORE_SET_WILL) return idist__file_set_will(f, request);
     status = idist__table_apply(&f->table, request, wait, changed);
     return *changed ? idist__file_append(f, request->key) : status;
 }
 
 // Tries a request once. *wait: try it again later.
-static idist_status idist__file_try(idist__file_store *f, idist__req *request, bool *wait) {
+static idist_status idist__file_try(idist__file_store *f, idist__store_request *request,
+                                    bool *wait) {
     bool changed = false, needs_server;
     idist_status status = idist__file_lock_records(f, request->deadline_ns);
 
@@ -678,17 +684,17 @@ static idist_status idist__file_try(idist__file_store *f, idist__req *request, b
     idist__file_unlock_records(f);
     if (status != IDIST_OK) return status;
 
-    needs_server = *wait || changed || request->op == IDIST__REQ_CHECK;
+    needs_server = *wait || changed || request->op == IDIST__STORE_CHECK;
     if (needs_server && !f->server && !idist__file_has_server(f))
         return idist__fail(IDIST_ERR_PEER_LOST, "store: the process that owns %s has ended",
                            f->path);
-    if (*wait && idist__os_ms_until(request->deadline_ns) == 0)
+    if (*wait && idist__os_clock_ms_until(request->deadline_ns) == 0)
         return idist__table_timed_out(request, &f->table);
 
     return IDIST_OK;
 }
 
-static idist_status idist__file_store_run(idist_store *store, idist__req *request) {
+static idist_status idist__file_run(idist_store *store, idist__store_request *request) {
     idist__file_store *f = (idist__file_store *)store->impl;
     int pause_ms = 1;
 
@@ -701,7 +707,7 @@ static idist_status idist__file_store_run(idist_store *store, idist__req *reques
         pthread_mutex_unlock(&f->lock);
         if (status != IDIST_OK || !wait) return status;
 
-        idist__os_pause_ms(pause_ms);
+        idist__os_clock_pause_ms(pause_ms);
         if (pause_ms < IDIST__FILE_WAIT_MS) pause_ms *= 2;
     }
 }
@@ -712,7 +718,7 @@ static void idist__file_close(idist_store *store) {
 
     if (f->server && f->file >= 0 && idist__os_file_is_at(f->file, f->path))
         idist__os_file_remove(f->path);
-    idist__os_close(&f->file);
+    idist__os_descriptor_close(&f->file);
     idist__file_forget(f);
     pthread_mutex_destroy(&f->lock);
     idist__mem_free(&store->mem, f->path);
@@ -740,7 +746,8 @@ static idist_status idist__file_create(idist__file_store *f, int64_t deadline_ns
         if (f->file < 0) return idist__file_fail_open(f);
         status = idist__file_lock_records(f, deadline_ns);
         if (status == IDIST_OK && idist__os_file_is_at(f->file, f->path)) return IDIST_OK;
-        idist__os_close(&f->file); // also on failure: closing the store must not remove the file
+        idist__os_descriptor_close(
+            &f->file); // also on failure: closing the store must not remove the file
         if (status != IDIST_OK) return status;
     }
 }
@@ -765,7 +772,8 @@ static idist_status idist__file_serve(idist__file_store *f, int64_t deadline_ns)
         status = idist__fail_errno("writing the store file", errno);
 
     idist__file_unlock_records(f);
-    if (status != IDIST_OK) idist__os_close(&f->file); // before anybody takes us for the server
+    if (status != IDIST_OK)
+        idist__os_descriptor_close(&f->file); // before anybody takes us for the server
 
     return status;
 }
@@ -788,12 +796,12 @@ static idist_status idist__file_join(idist__file_store *f, int64_t deadline_ns) 
         if (f->file < 0 && errno != ENOENT) return idist__file_fail_open(f);
         if (f->file >= 0 && idist__file_is_served(f, deadline_ns)) return IDIST_OK;
 
-        idist__os_close(&f->file);
-        if (idist__os_ms_until(deadline_ns) == 0)
+        idist__os_descriptor_close(&f->file);
+        if (idist__os_clock_ms_until(deadline_ns) == 0)
             return idist__fail(IDIST_ERR_TIMEOUT,
                                "store: no running process owns %s: rank 0 has not started",
                                f->path);
-        idist__os_pause_ms(IDIST__FILE_OPEN_MS);
+        idist__os_clock_pause_ms(IDIST__FILE_OPEN_MS);
     }
 }
 
@@ -808,7 +816,7 @@ static idist_status idist__file_open(idist_store *store, const char *path, bool 
     f->server = server;
     pthread_mutex_init(&f->lock, NULL);
     store->impl = f;
-    store->run = idist__file_store_run;
+    store->run = idist__file_run;
     store->close = idist__file_close;
 
     f->path = (char *)idist__mem_alloc(&store->mem, strlen(path) + 1);
@@ -822,9 +830,9 @@ static idist_status idist__file_open(idist_store *store, const char *path, bool 
 // [store:wire]  the protocol between client and server: that of torch's TCPStore
 // uses table
 //
-// A request is one byte, the operation (IDIST__REQ_*), and its fields. Numbers are in the client's
-// byte order, strings are a u64 length and their bytes, and every key begins with '/'. A connection
-// begins with VALIDATE and a magic number. A client sends WAIT before each GET.
+// A request is one byte, the operation (IDIST__REQ_SET and the others), and its fields. Numbers are
+// in the client's byte order, strings are a u64 length and their bytes, and every key begins with
+// '/'. A connection begins with VALIDATE and a magic number. A client sends WAIT before each GET.
 //
 //     operation            fields                     answer
 //     VALIDATE             u32 magic                  -
@@ -888,22 +896,22 @@ static idist__blob idist__wire_read_blob(idist__wire_reader *reader, uint64_t li
 // number, l list of keys. NULL: there is no such operation.
 static const char *idist__wire_fields(int op) {
     switch (op) {
-    case IDIST__REQ_VALIDATE: return "m";
-    case IDIST__REQ_SET:
-    case IDIST__REQ_WILL: return "kv";
-    case IDIST__REQ_COMPARE_SET: return "khh";
-    case IDIST__REQ_GET:
-    case IDIST__REQ_DELETE: return "k";
-    case IDIST__REQ_ADD: return "kn";
-    case IDIST__REQ_CHECK:
-    case IDIST__REQ_WAIT: return "l";
-    case IDIST__REQ_NUM_KEYS:
-    case IDIST__REQ_CANCEL_WAIT: return "";
+    case IDIST__STORE_VALIDATE: return "m";
+    case IDIST__STORE_SET:
+    case IDIST__STORE_SET_WILL: return "kv";
+    case IDIST__STORE_COMPARE_SET: return "khh";
+    case IDIST__STORE_GET:
+    case IDIST__STORE_DELETE: return "k";
+    case IDIST__STORE_ADD: return "kn";
+    case IDIST__STORE_CHECK:
+    case IDIST__STORE_WAIT: return "l";
+    case IDIST__STORE_NUM_KEYS:
+    case IDIST__STORE_CANCEL_WAIT: return "";
     default: return NULL;
     }
 }
 
-static void idist__wire_read_keys(idist__wire_reader *reader, idist__req *request,
+static void idist__wire_read_keys(idist__wire_reader *reader, idist__store_request *request,
                                   idist__blob *keys, size_t keys_capacity) {
     uint64_t i, count;
 
@@ -917,8 +925,8 @@ static void idist__wire_read_keys(idist__wire_reader *reader, idist__req *reques
 
 // Reads one request from the front of a buffer. > 0: its size; 0: more bytes are needed; -1: it is
 // invalid. The request points into the buffer and into `keys`.
-static ptrdiff_t idist__store_parse(const char *buf, size_t nbytes, idist__req *request,
-                                    idist__blob *keys, size_t keys_capacity) {
+static ptrdiff_t idist__wire_parse(const char *buf, size_t nbytes, idist__store_request *request,
+                                   idist__blob *keys, size_t keys_capacity) {
     const char *field;
     idist__wire_reader reader;
     idist__blob *value = &request->a; // the second value goes into request->b
@@ -958,7 +966,7 @@ static ptrdiff_t idist__store_parse(const char *buf, size_t nbytes, idist__req *
 
 //------------------------------------------------------------------------------
 // [store:multicast]  how clients find the server when nobody knows its address
-// uses os:env socket err hash address
+// uses clock os:env socket fail sha address
 //
 // "cast:GROUP:PORT/JOB": a client asks an IPv4 multicast group where the server of its job is, and
 // the server answers that client alone. Both are datagrams of 18 bytes:
@@ -973,14 +981,14 @@ enum { IDIST__MULTICAST_TAG_NBYTES = 16, IDIST__MULTICAST_NBYTES = 18, IDIST__MU
 
 typedef struct idist__multicast {
     int fd; // -1: the store does not use multicast
-    idist__addr group;
+    idist__os_address group;
     uint8_t tag[32];
     char ip[64]; // ours, on the interface through which packets to the group leave
 } idist__multicast;
 
 // The address of our interface: IDIST_ADDR, or else what the routing table says.
 static idist_status idist__multicast_own_address(const idist__multicast *m, const char *group,
-                                                 idist__addr *own) {
+                                                 idist__os_address *own) {
     const char *host = idist__os_env("IDIST_ADDR");
     idist_status status = IDIST_OK;
 
@@ -992,7 +1000,7 @@ static idist_status idist__multicast_own_address(const idist__multicast *m, cons
                            group, strerror(errno));
     }
 
-    status = idist__addr_tcp(own, host, 0);
+    status = idist__address_tcp(own, host, 0);
     if (status == IDIST_OK && !idist__os_socket_is_ipv4(own))
         return idist__fail(IDIST_ERR_ENV, "store: IDIST_ADDR=%s: multicast needs an IPv4 address",
                            host);
@@ -1005,17 +1013,17 @@ static idist_status idist__multicast_open(idist__multicast *m, const char *text,
                                           const uint8_t key[32]) {
     const char *job = strchr(text, '/');
     char group[300];
-    idist__addr own;
+    idist__os_address own;
     idist_status status;
 
     snprintf(group, sizeof group, "tcp:%.*s", (int)(job - text), text);
-    idist__hmac(key, "multicast", job, strlen(job), NULL, 0, m->tag);
-    status = idist__addr_parse(&m->group, group);
+    idist__sha_hmac(key, "multicast", job, strlen(job), NULL, 0, m->tag);
+    status = idist__address_parse(&m->group, group);
     if (status != IDIST_OK) return status;
     status = idist__multicast_own_address(m, group + 4, &own);
     if (status != IDIST_OK) return status;
 
-    idist__addr_host_text(&own, m->ip, sizeof m->ip);
+    idist__os_socket_host_text(&own, m->ip, sizeof m->ip);
     m->fd = idist__os_socket_multicast(&m->group, &own, server);
     if (m->fd < 0)
         return idist__fail(IDIST_ERR_SYSTEM,
@@ -1029,7 +1037,7 @@ static idist_status idist__multicast_open(idist__multicast *m, const char *text,
 // The server answers all pending questions.
 static void idist__multicast_answer(const idist__multicast *m, int port) {
     uint8_t message[IDIST__MULTICAST_NBYTES];
-    idist__addr from;
+    idist__os_address from;
     ptrdiff_t nbytes;
 
     for (;;) {
@@ -1050,25 +1058,25 @@ static idist_status idist__multicast_ask(const idist__multicast *m, char *addres
                                          size_t capacity, int64_t deadline_ns) {
     uint8_t message[IDIST__MULTICAST_NBYTES];
     char ip[64];
-    idist__addr from;
+    idist__os_address from;
 
     for (;;) {
         memset(message, 0, sizeof message);
         memcpy(message, m->tag, IDIST__MULTICAST_TAG_NBYTES);
         idist__os_socket_send_datagram(m->fd, message, sizeof message, &m->group);
-        idist__sock_wait(m->fd, POLLIN, idist__os_deadline(IDIST__MULTICAST_MS));
+        idist__os_socket_wait(m->fd, POLLIN, idist__os_clock_deadline(IDIST__MULTICAST_MS));
 
         while (idist__os_socket_receive_datagram(m->fd, message, sizeof message, &from) ==
                IDIST__MULTICAST_NBYTES) {
             if (memcmp(message, m->tag, IDIST__MULTICAST_TAG_NBYTES) != 0 ||
                 (!message[16] && !message[17]))
                 continue;
-            idist__addr_host_text(&from, ip, sizeof ip);
+            idist__os_socket_host_text(&from, ip, sizeof ip);
             snprintf(address_text, capacity, "tcp:%s:%d", ip, message[16] << 8 | message[17]);
             return IDIST_OK;
         }
 
-        if (idist__os_ms_until(deadline_ns) == 0)
+        if (idist__os_clock_ms_until(deadline_ns) == 0)
             return idist__fail(
                 IDIST_ERR_TIMEOUT,
                 "store: nobody in the multicast group has answered: rank 0 has not started, its "
@@ -1079,8 +1087,8 @@ static idist_status idist__multicast_ask(const idist__multicast *m, char *addres
 
 //------------------------------------------------------------------------------
 // [store:server]  the server: one thread, one table, many connections
-// uses descriptor os:thread socket err mem auth pending buffer table wire
-// uses multicast
+// uses clock descriptor os:thread socket fail mem auth pending buffer table
+// uses wire multicast
 //
 // The thread polls its listener, the pending connections, whose handshakes are under way, and its
 // clients. The bytes of one client pass through here:
@@ -1108,7 +1116,7 @@ typedef struct idist__server_client {
     bool waiting; // the first request in `in` waits for keys
     idist__buffer in;
     idist__buffer out;
-    char *will; // key and value, one after the other; see IDIST__REQ_WILL
+    char *will; // key and value, one after the other; see IDIST__STORE_SET_WILL
     size_t will_key_nbytes;
     size_t will_nbytes;
 } idist__server_client;
@@ -1126,13 +1134,13 @@ typedef struct idist__server {
     idist__blob *keys; // scratch of the parser
     char *value;       // scratch of the replies
     struct pollfd *polls;
-    idist__porch pending;
+    idist__pending pending;
     idist__server_client *clients[IDIST__SERVER_CLIENTS];
     int client_count;
-    bool will_executed; // and so the table has changed
-    int nrefused;       // failed handshakes; rank 0 reports them when it times out
-    int other_order;    // a machine of another byte order has tried to connect
-    int no_fds;         // a connection was not accepted for lack of descriptors
+    bool will_executed;   // and so the table has changed
+    int refused_count;    // failed handshakes; rank 0 reports them when it times out
+    int other_byte_order; // a machine of another byte order has tried to connect
+    int out_of_fds;       // a connection was not accepted for lack of descriptors
 } idist__server;
 
 // A client has gone without taking its will back. A value that the key has already stays.
@@ -1151,7 +1159,7 @@ static void idist__server_execute_will(idist__server *server, const idist__serve
 static void idist__server_drop(idist__server *server, int index) {
     idist__server_client *client = server->clients[index];
 
-    idist__os_close(&client->fd);
+    idist__os_descriptor_close(&client->fd);
     if (client->will_key_nbytes) idist__server_execute_will(server, client);
     idist__mem_free(&server->mem, client->will);
     idist__mem_free(&server->mem, client->in.data);
@@ -1166,7 +1174,7 @@ static bool idist__server_reply(idist__server *server, idist__server_client *cli
 }
 
 static bool idist__server_reply_value(idist__server *server, idist__server_client *client,
-                                      const idist__req *request) {
+                                      const idist__store_request *request) {
     uint64_t nbytes = request->nbytes;
     return idist__server_reply(server, client, &nbytes, sizeof nbytes) &&
            idist__server_reply(server, client, request->value, request->nbytes);
@@ -1185,23 +1193,23 @@ static bool idist__server_reply_flag(idist__server *server, idist__server_client
 }
 
 static bool idist__server_reply_to(idist__server *server, idist__server_client *client,
-                                   const idist__req *request) {
+                                   const idist__store_request *request) {
     switch (request->op) {
-    case IDIST__REQ_GET:
-    case IDIST__REQ_COMPARE_SET: return idist__server_reply_value(server, client, request);
-    case IDIST__REQ_ADD:
-    case IDIST__REQ_NUM_KEYS: return idist__server_reply_number(server, client, request->number);
-    case IDIST__REQ_DELETE:
+    case IDIST__STORE_GET:
+    case IDIST__STORE_COMPARE_SET: return idist__server_reply_value(server, client, request);
+    case IDIST__STORE_ADD:
+    case IDIST__STORE_NUM_KEYS: return idist__server_reply_number(server, client, request->number);
+    case IDIST__STORE_DELETE:
         return idist__server_reply_number(server, client, request->flag ? 1 : 0);
-    case IDIST__REQ_CHECK: return idist__server_reply_flag(server, client, request->flag);
-    case IDIST__REQ_WAIT: return idist__server_reply_flag(server, client, true);
+    case IDIST__STORE_CHECK: return idist__server_reply_flag(server, client, request->flag);
+    case IDIST__STORE_WAIT: return idist__server_reply_flag(server, client, true);
     default: return true;
     }
 }
 
 // Replaces a client's will; an empty key only takes it back. False: out of memory.
 static bool idist__server_set_will(idist__server *server, idist__server_client *client,
-                                   const idist__req *request) {
+                                   const idist__store_request *request) {
     idist__mem_free(&server->mem, client->will);
     client->will = NULL;
     client->will_key_nbytes = client->will_nbytes = 0;
@@ -1221,33 +1229,34 @@ static bool idist__server_set_will(idist__server *server, idist__server_client *
 // Carries out one request of a client. *wait: it must be tried again after the table has changed.
 // False: drop the client.
 static bool idist__server_request(idist__server *server, idist__server_client *client,
-                                  idist__req *request, bool *wait, bool *changed) {
+                                  idist__store_request *request, bool *wait, bool *changed) {
     bool changed_here = false;
 
     *wait = false;
 
-    if (request->op == IDIST__REQ_VALIDATE) {
+    if (request->op == IDIST__STORE_VALIDATE) {
         client->valid = request->number == (int64_t)IDIST__STORE_MAGIC;
         return client->valid;
     }
 
     if (!client->valid) return false;
-    if (request->op == IDIST__REQ_CANCEL_WAIT)
+    if (request->op == IDIST__STORE_CANCEL_WAIT)
         return true; // it crossed our answer, and nothing waits any more
-    if (request->op == IDIST__REQ_WILL) return idist__server_set_will(server, client, request);
+    if (request->op == IDIST__STORE_SET_WILL)
+        return idist__server_set_will(server, client, request);
 
     request->value = server->value;
     request->capacity = IDIST__VALUE_MAX;
 
     if (idist__table_apply(&server->table, request, wait, &changed_here) != IDIST_OK) {
-        if (request->op != IDIST__REQ_ADD) return false;
+        if (request->op != IDIST__STORE_ADD) return false;
         request->number = IDIST__NOT_A_NUMBER;
     }
 
     if (changed_here) *changed = true;
 
     // The key was deleted between the client's WAIT and its GET: the answer makes it wait again.
-    if (*wait && request->op == IDIST__REQ_GET) {
+    if (*wait && request->op == IDIST__STORE_GET) {
         *wait = false;
         return idist__server_reply_number(server, client, (int64_t)IDIST__NO_VALUE);
     }
@@ -1266,16 +1275,16 @@ static bool idist__server_serve(idist__server *server, idist__server_client *cli
     while (!client->waiting) {
         const char *next = client->in.data + used;
         size_t remaining = client->in.nbytes - used;
-        idist__req request;
+        idist__store_request request;
         bool wait;
         ptrdiff_t nbytes =
-            idist__store_parse(next, remaining, &request, server->keys, IDIST__KEYS_MAX);
+            idist__wire_parse(next, remaining, &request, server->keys, IDIST__KEYS_MAX);
 
         if (nbytes == 0 && remaining < IDIST__STORE_REQUEST_MAX) break;
         if (nbytes <= 0 || !idist__server_request(server, client, &request, &wait, changed))
             return false;
 
-        if (wait && remaining > (size_t)nbytes && next[nbytes] == IDIST__REQ_CANCEL_WAIT) {
+        if (wait && remaining > (size_t)nbytes && next[nbytes] == IDIST__STORE_CANCEL_WAIT) {
             nbytes++;
             if (!idist__server_reply_flag(server, client, false)) return false;
         } else if (wait) {
@@ -1304,7 +1313,8 @@ static bool idist__server_read(idist__server *server, idist__server_client *clie
         if (!idist__buffer_reserve(&server->mem, &in->data, &in->capacity, in->nbytes,
                                    in->nbytes + 4096))
             return false;
-        nbytes = idist__sock_read(client->fd, in->data + in->nbytes, in->capacity - in->nbytes);
+        nbytes =
+            idist__os_socket_read(client->fd, in->data + in->nbytes, in->capacity - in->nbytes);
         if (nbytes <= 0) return nbytes == 0;
         in->nbytes += (size_t)nbytes;
     }
@@ -1320,7 +1330,7 @@ static bool idist__server_write(idist__server_client *client) {
 
         part.iov_base = client->out.data + sent;
         part.iov_len = client->out.nbytes - sent;
-        nbytes = idist__sock_write(client->fd, &part, 1);
+        nbytes = idist__os_socket_write(client->fd, &part, 1);
         if (nbytes < 0) return false;
         if (nbytes == 0) break;
         sent += (size_t)nbytes;
@@ -1335,19 +1345,19 @@ static bool idist__server_write(idist__server_client *client) {
 static void idist__server_accept(idist__server *server) {
     idist__handshake *handshake;
 
-    while ((handshake = idist__porch_place(&server->pending)) != NULL) {
-        int fd = idist__sock_accept(server->listener);
+    while ((handshake = idist__pending_slot(&server->pending)) != NULL) {
+        int fd = idist__os_socket_accept(server->listener);
 
         if (fd < 0 && idist__os_socket_out_of_fds(errno)) {
-            if (!idist__porch_make_way(&server->pending))
-                __atomic_store_n(&server->no_fds, 1, __ATOMIC_RELAXED);
-            idist__os_pause_ms(1); // no busy loop while descriptors are short
+            if (!idist__pending_evict(&server->pending))
+                __atomic_store_n(&server->out_of_fds, 1, __ATOMIC_RELAXED);
+            idist__os_clock_pause_ms(1); // no busy loop while descriptors are short
         }
 
         if (fd < 0) return;
-        idist__os_close(&handshake->fd);
+        idist__os_descriptor_close(&handshake->fd);
         idist__auth_begin(handshake, fd, true, server->key, IDIST__ROLE_STORE, 0, 0, 0,
-                          idist__os_deadline(IDIST__PORCH_MS));
+                          idist__os_clock_deadline(IDIST__PENDING_MS));
         handshake->ready = true;
     }
 }
@@ -1360,7 +1370,7 @@ static void idist__server_admit(idist__server *server, idist__handshake *handsha
         client = (idist__server_client *)idist__mem_alloc(&server->mem, sizeof *client);
 
     if (!client) {
-        idist__os_close(&handshake->fd);
+        idist__os_descriptor_close(&handshake->fd);
         return;
     }
 
@@ -1373,20 +1383,20 @@ static void idist__server_admit(idist__server *server, idist__handshake *handsha
 static void idist__server_handshakes(idist__server *server) {
     int i;
 
-    for (i = 0; i < IDIST__PORCH; i++) {
+    for (i = 0; i < IDIST__PENDING_SLOTS; i++) {
         idist__handshake *handshake = &server->pending.place[i];
         bool done = false;
 
-        if (handshake->fd >= 0 && idist__os_now_ns() >= handshake->deadline_ns)
-            idist__os_close(&handshake->fd);
+        if (handshake->fd >= 0 && idist__os_clock_now_ns() >= handshake->deadline_ns)
+            idist__os_descriptor_close(&handshake->fd);
         if (handshake->fd < 0 || !handshake->ready) continue;
         handshake->ready = false;
 
         if (idist__auth_step(handshake, &done) != IDIST_OK) {
             if (idist__auth_other_order(handshake))
-                __atomic_store_n(&server->other_order, 1, __ATOMIC_RELAXED);
-            idist__os_close(&handshake->fd);
-            __atomic_add_fetch(&server->nrefused, 1, __ATOMIC_RELAXED);
+                __atomic_store_n(&server->other_byte_order, 1, __ATOMIC_RELAXED);
+            idist__os_descriptor_close(&handshake->fd);
+            __atomic_add_fetch(&server->refused_count, 1, __ATOMIC_RELAXED);
         }
 
         if (handshake->fd >= 0 && done) idist__server_admit(server, handshake);
@@ -1432,14 +1442,14 @@ static bool idist__server_poll(idist__server *server, bool may_accept) {
         clients[i].events = (short)(POLLIN | (server->clients[i]->out.nbytes ? POLLOUT : 0));
     }
 
-    pending_count = idist__porch_poll(&server->pending, clients + server->client_count);
+    pending_count = idist__pending_fill_polls(&server->pending, clients + server->client_count);
     if (pending_count) timeout_ms = may_accept ? 100 : 10; // handshakes have deadlines
     if (poll(polls, (nfds_t)(IDIST__SERVER_POLL_CLIENTS + server->client_count + pending_count),
              timeout_ms) < 0 &&
         errno != EINTR)
         return false;
     if (polls[IDIST__SERVER_POLL_WAKE].revents) return false;
-    idist__porch_polled(&server->pending, clients + server->client_count);
+    idist__pending_take_polls(&server->pending, clients + server->client_count);
 
     return true;
 }
@@ -1449,7 +1459,7 @@ static void *idist__server_main(void *arg) {
     struct pollfd *polls = server->polls;
 
     for (;;) {
-        bool changed = false, may_accept = idist__porch_place(&server->pending) != NULL;
+        bool changed = false, may_accept = idist__pending_slot(&server->pending) != NULL;
         int i;
 
         if (!idist__server_poll(server, may_accept)) return NULL;
@@ -1478,10 +1488,10 @@ static void idist__server_stop(idist__server *server) {
     }
 
     while (server->client_count) idist__server_drop(server, 0);
-    idist__porch_close(&server->pending);
-    idist__os_close(&server->wake);
-    idist__os_close(&server->listener);
-    idist__os_close(&server->multicast.fd);
+    idist__pending_close(&server->pending);
+    idist__os_descriptor_close(&server->wake);
+    idist__os_descriptor_close(&server->listener);
+    idist__os_descriptor_close(&server->multicast.fd);
     idist__table_clear(&server->table);
     idist__mem_free(&server->mem, server->keys);
     idist__mem_free(&server->mem, server->value);
@@ -1491,8 +1501,8 @@ static void idist__server_stop(idist__server *server) {
 
 // The memory that the thread uses, so that no client can make it run out of that.
 static idist_status idist__server_prepare(idist__server *server) {
-    size_t poll_count =
-        (size_t)IDIST__SERVER_POLL_CLIENTS + (size_t)IDIST__SERVER_CLIENTS + (size_t)IDIST__PORCH;
+    size_t poll_count = (size_t)IDIST__SERVER_POLL_CLIENTS + (size_t)IDIST__SERVER_CLIENTS +
+                        (size_t)IDIST__PENDING_SLOTS;
 
     server->polls =
         (struct pollfd *)idist__mem_raw(&server->mem, sizeof *server->polls * poll_count);
@@ -1516,8 +1526,8 @@ static idist_status idist__server_start(const idist_allocator *mem, int listener
     *out = NULL;
 
     if (!server) {
-        idist__os_close(&listener);
-        idist__os_close(&multicast->fd);
+        idist__os_descriptor_close(&listener);
+        idist__os_descriptor_close(&multicast->fd);
         return IDIST_ERR_NO_MEMORY;
     }
 
@@ -1529,7 +1539,7 @@ static idist_status idist__server_start(const idist_allocator *mem, int listener
     server->multicast = *multicast;
     multicast->fd = -1;
     server->wake = -1;
-    idist__porch_init(&server->pending);
+    idist__pending_init(&server->pending);
 
     status = idist__server_prepare(server);
     if (status == IDIST_OK && idist__os_thread(&server->thread, idist__server_main, server) != 0)
@@ -1548,13 +1558,13 @@ static idist_status idist__server_start(const idist_allocator *mem, int listener
 
 //------------------------------------------------------------------------------
 // [store:client]  a store behind a socket
-// uses descriptor socket err mem address connection auth pending buffer table
-// uses wire multicast server
+// uses clock descriptor socket fail text mem address connection auth pending
+// uses buffer table wire multicast server
 //
 // Every process has one connection, which its threads share; the process that owns the table
 // connects to its own server. A call goes through
 //
-//     idist__tcp_store_run -> exchange (encode, send, receive the answer)
+//     idist__client_run -> exchange (encode, send, receive the answer)
 //
 // A thread that waits for keys would keep the connection from the others, so it waits in slices:
 // when others want the connection, it cancels its WAIT on the server and asks again later.
@@ -1562,12 +1572,12 @@ static idist_status idist__server_start(const idist_allocator *mem, int listener
 
 enum {
     IDIST__CLIENT_ANSWER_MS = 30000, // for the answer to a request that does not wait for keys
-    IDIST__SLICE_MS = 50,            // for which a waiting thread keeps the connection
+    IDIST__CLIENT_SLICE_MS = 50,     // for which a waiting thread keeps the connection
     IDIST__CLIENT_PROBE_MS = 5000,   // after which it asks anew: does the server still answer?
     IDIST__CLIENT_RETRY_MS = 10000   // for which it tries again after the server closed on it
 };
 
-typedef struct idist__tcp_store {
+typedef struct idist__client_store {
     pthread_mutex_t lock;
     int threads_waiting; // for the lock
     int fd;
@@ -1576,10 +1586,10 @@ typedef struct idist__tcp_store {
     size_t nout;
     size_t out_capacity;
     idist_status broken; // why the connection is unusable; IDIST_OK: it is not
-} idist__tcp_store;
+} idist__client_store;
 
 static bool idist__client_put(idist_store *store, const void *data, size_t nbytes) {
-    idist__tcp_store *client = (idist__tcp_store *)store->impl;
+    idist__client_store *client = (idist__client_store *)store->impl;
 
     if (!idist__buffer_reserve(&store->mem, &client->out, &client->out_capacity, client->nout,
                                client->nout + nbytes))
@@ -1596,7 +1606,7 @@ static bool idist__client_put_blob(idist_store *store, idist__blob blob, const c
            idist__client_put(store, blob.data, blob.nbytes);
 }
 
-static bool idist__client_put_keys(idist_store *store, const idist__req *request) {
+static bool idist__client_put_keys(idist_store *store, const idist__store_request *request) {
     uint64_t count = request->nkeys;
     bool ok = idist__client_put(store, &count, sizeof count);
     size_t i;
@@ -1607,13 +1617,13 @@ static bool idist__client_put_keys(idist_store *store, const idist__req *request
 }
 
 // Encodes one request for the wire. False: out of memory.
-static bool idist__tcp_encode(idist_store *store, const idist__req *request) {
-    idist__tcp_store *client = (idist__tcp_store *)store->impl;
+static bool idist__client_encode(idist_store *store, const idist__store_request *request) {
+    idist__client_store *client = (idist__client_store *)store->impl;
     const char *field = idist__wire_fields(request->op);
     const idist__blob *value = &request->a;
     uint8_t op = (uint8_t)request->op;
     uint32_t magic = IDIST__STORE_MAGIC;
-    bool ok, takes_will_back = request->op == IDIST__REQ_WILL && !request->key.nbytes;
+    bool ok, takes_will_back = request->op == IDIST__STORE_SET_WILL && !request->key.nbytes;
 
     client->nout = 0;
     ok = idist__client_put(store, &op, 1);
@@ -1639,7 +1649,7 @@ static bool idist__tcp_encode(idist_store *store, const idist__req *request) {
 }
 
 // Marks the connection as unusable: nobody can tell how much of an answer is still to come.
-static idist_status idist__client_break(idist__tcp_store *client) {
+static idist_status idist__client_break(idist__client_store *client) {
     int error = errno;
 
     if (error == ETIMEDOUT)
@@ -1652,14 +1662,15 @@ static idist_status idist__client_break(idist__tcp_store *client) {
     return client->broken;
 }
 
-static bool idist__client_receive(idist__tcp_store *client, void *data, size_t nbytes,
+static bool idist__client_receive(idist__client_store *client, void *data, size_t nbytes,
                                   int64_t deadline_ns) {
-    return idist__sock_read_all(client->fd, data, nbytes, deadline_ns);
+    return idist__connection_read_all(client->fd, data, nbytes, deadline_ns);
 }
 
 // The answer to GET and COMPARE_SET goes into the caller's buffer, or is discarded when it does not
 // fit. request->flag: the key has been deleted since the WAIT.
-static idist_status idist__client_receive_value(idist__tcp_store *client, idist__req *request,
+static idist_status idist__client_receive_value(idist__client_store *client,
+                                                idist__store_request *request,
                                                 int64_t deadline_ns) {
     uint64_t nbytes, remaining;
 
@@ -1694,11 +1705,11 @@ static idist_status idist__client_receive_value(idist__tcp_store *client, idist_
 }
 
 // Takes the WAIT back. Its answer may be under way, so exactly one byte comes in any case.
-static idist_status idist__client_cancel_wait(idist__tcp_store *client, uint8_t *answer) {
-    int64_t deadline_ns = idist__os_deadline(IDIST__CLIENT_ANSWER_MS);
-    uint8_t cancel = IDIST__REQ_CANCEL_WAIT;
+static idist_status idist__client_cancel_wait(idist__client_store *client, uint8_t *answer) {
+    int64_t deadline_ns = idist__os_clock_deadline(IDIST__CLIENT_ANSWER_MS);
+    uint8_t cancel = IDIST__STORE_CANCEL_WAIT;
 
-    if (!idist__sock_write_all(client->fd, &cancel, 1, deadline_ns) ||
+    if (!idist__connection_write_all(client->fd, &cancel, 1, deadline_ns) ||
         !idist__client_receive(client, answer, 1, deadline_ns))
         return idist__client_break(client);
     return IDIST_OK;
@@ -1706,9 +1717,9 @@ static idist_status idist__client_cancel_wait(idist__tcp_store *client, uint8_t 
 
 // Waits for keys until the deadline, or at the end of a slice until another thread wants the
 // connection. request->flag: the keys exist.
-static idist_status idist__client_wait(idist__tcp_store *client, idist__req *request) {
-    int64_t slice_ns = idist__os_deadline(IDIST__SLICE_MS);
-    int64_t probe_ns = idist__os_deadline(IDIST__CLIENT_PROBE_MS);
+static idist_status idist__client_wait(idist__client_store *client, idist__store_request *request) {
+    int64_t slice_ns = idist__os_clock_deadline(IDIST__CLIENT_SLICE_MS);
+    int64_t probe_ns = idist__os_clock_deadline(IDIST__CLIENT_PROBE_MS);
     uint8_t answer = 0;
     bool answered;
 
@@ -1716,9 +1727,9 @@ static idist_status idist__client_wait(idist__tcp_store *client, idist__req *req
         if (slice_ns > request->deadline_ns) slice_ns = request->deadline_ns;
         answered = idist__client_receive(client, &answer, 1, slice_ns);
         if (answered || errno != ETIMEDOUT || slice_ns == request->deadline_ns) break;
-        slice_ns = idist__os_deadline(IDIST__SLICE_MS);
+        slice_ns = idist__os_clock_deadline(IDIST__CLIENT_SLICE_MS);
         if (__atomic_load_n(&client->threads_waiting, __ATOMIC_RELAXED) ||
-            idist__os_ms_until(probe_ns) == 0)
+            idist__os_clock_ms_until(probe_ns) == 0)
             break;
     }
 
@@ -1736,75 +1747,76 @@ static idist_status idist__client_wait(idist__tcp_store *client, idist__req *req
 }
 
 // One request and its answer. A WAIT may end without the keys (request->flag false).
-static idist_status idist__client_exchange(idist_store *store, idist__req *request) {
-    idist__tcp_store *client = (idist__tcp_store *)store->impl;
-    int64_t deadline_ns = idist__os_deadline(IDIST__CLIENT_ANSWER_MS);
+static idist_status idist__client_exchange(idist_store *store, idist__store_request *request) {
+    idist__client_store *client = (idist__client_store *)store->impl;
+    int64_t deadline_ns = idist__os_clock_deadline(IDIST__CLIENT_ANSWER_MS);
     uint8_t byte;
 
     if (client->broken != IDIST_OK)
         return idist__fail(client->broken, "store: the connection to the server broke earlier");
-    if (!idist__tcp_encode(store, request)) return IDIST_ERR_NO_MEMORY;
-    if (!idist__sock_write_all(client->fd, client->out, client->nout, deadline_ns))
+    if (!idist__client_encode(store, request)) return IDIST_ERR_NO_MEMORY;
+    if (!idist__connection_write_all(client->fd, client->out, client->nout, deadline_ns))
         return idist__client_break(client);
 
     switch (request->op) {
-    case IDIST__REQ_GET:
-    case IDIST__REQ_COMPARE_SET: return idist__client_receive_value(client, request, deadline_ns);
-    case IDIST__REQ_ADD:
-    case IDIST__REQ_NUM_KEYS:
-    case IDIST__REQ_DELETE:
+    case IDIST__STORE_GET:
+    case IDIST__STORE_COMPARE_SET: return idist__client_receive_value(client, request, deadline_ns);
+    case IDIST__STORE_ADD:
+    case IDIST__STORE_NUM_KEYS:
+    case IDIST__STORE_DELETE:
         if (!idist__client_receive(client, &request->number, sizeof request->number, deadline_ns))
             return idist__client_break(client);
         request->flag = request->number > 0;
-        if (request->op == IDIST__REQ_ADD && request->number == IDIST__NOT_A_NUMBER)
+        if (request->op == IDIST__STORE_ADD && request->number == IDIST__NOT_A_NUMBER)
             return idist__table_not_a_number();
         return IDIST_OK;
-    case IDIST__REQ_CHECK:
+    case IDIST__STORE_CHECK:
         if (!idist__client_receive(client, &byte, 1, deadline_ns))
             return idist__client_break(client);
         request->flag = byte == 0;
         return IDIST_OK;
-    case IDIST__REQ_WAIT: return idist__client_wait(client, request);
+    case IDIST__STORE_WAIT: return idist__client_wait(client, request);
     default: return IDIST_OK;
     }
 }
 
 // SET has no answer. A CHECK behind it has one: after that, every other client sees the value.
-static idist_status idist__client_confirm(idist_store *store, const idist__req *request) {
-    idist__req check = *request;
-    check.op = IDIST__REQ_CHECK;
+static idist_status idist__client_confirm(idist_store *store, const idist__store_request *request) {
+    idist__store_request check = *request;
+    check.op = IDIST__STORE_CHECK;
     check.keys = &request->key;
     check.nkeys = 1;
     return idist__client_exchange(store, &check);
 }
 
 // Tries a request once, with the connection locked. *wait: try it again, its keys do not exist yet.
-static idist_status idist__client_try(idist_store *store, idist__req *request, bool *wait) {
+static idist_status idist__client_try(idist_store *store, idist__store_request *request,
+                                      bool *wait) {
     idist_status status = IDIST_OK;
 
     *wait = false;
 
-    if (request->op == IDIST__REQ_WAIT || request->op == IDIST__REQ_GET) {
-        idist__req waiting = *request;
+    if (request->op == IDIST__STORE_WAIT || request->op == IDIST__STORE_GET) {
+        idist__store_request waiting = *request;
 
-        waiting.op = IDIST__REQ_WAIT;
+        waiting.op = IDIST__STORE_WAIT;
         waiting.keys = request->nkeys ? request->keys : &request->key;
         waiting.nkeys = request->nkeys ? request->nkeys : 1;
         status = idist__client_exchange(store, &waiting);
         *wait = status == IDIST_OK && !waiting.flag;
-        if (status != IDIST_OK || *wait || request->op == IDIST__REQ_WAIT) return status;
+        if (status != IDIST_OK || *wait || request->op == IDIST__STORE_WAIT) return status;
     }
 
     status = idist__client_exchange(store, request);
-    if (status == IDIST_OK && request->op == IDIST__REQ_SET)
+    if (status == IDIST_OK && request->op == IDIST__STORE_SET)
         status = idist__client_confirm(store, request);
-    if (status == IDIST_OK && request->op == IDIST__REQ_GET) *wait = request->flag;
+    if (status == IDIST_OK && request->op == IDIST__STORE_GET) *wait = request->flag;
 
     return status;
 }
 
-static idist_status idist__tcp_store_run(idist_store *store, idist__req *request) {
-    idist__tcp_store *client = (idist__tcp_store *)store->impl;
+static idist_status idist__client_run(idist_store *store, idist__store_request *request) {
+    idist__client_store *client = (idist__client_store *)store->impl;
 
     for (;;) {
         idist_status status;
@@ -1817,17 +1829,17 @@ static idist_status idist__tcp_store_run(idist_store *store, idist__req *request
         pthread_mutex_unlock(&client->lock);
         if (status != IDIST_OK || !wait) return status;
 
-        if (idist__os_ms_until(request->deadline_ns) == 0)
+        if (idist__os_clock_ms_until(request->deadline_ns) == 0)
             return idist__table_timed_out(request, NULL);
         if (__atomic_load_n(&client->threads_waiting, __ATOMIC_RELAXED))
-            idist__os_pause_ms(1); // a mutex alone is not fair
+            idist__os_clock_pause_ms(1); // a mutex alone is not fair
     }
 }
 
 static void idist__client_close(idist_store *store) {
-    idist__tcp_store *client = (idist__tcp_store *)store->impl;
+    idist__client_store *client = (idist__client_store *)store->impl;
 
-    idist__os_close(&client->fd);
+    idist__os_descriptor_close(&client->fd);
     if (client->server) idist__server_stop(client->server);
     idist__mem_free(&store->mem, client->out);
     pthread_mutex_destroy(&client->lock);
@@ -1836,7 +1848,7 @@ static void idist__client_close(idist_store *store) {
 
 // Nobody answers at an address. The client tries again until its deadline; then it says this.
 static idist_status idist__client_unreached(const char *address_text, bool local, int error) {
-    if (idist__sock_cut_off(error))
+    if (idist__os_socket_is_unreachable(error))
         return idist__fail(IDIST_ERR_TIMEOUT,
                            "%s cannot be reached from here (%s): the network interface is down, or "
                            "there is no route",
@@ -1857,9 +1869,9 @@ static idist_status idist__client_unreached(const char *address_text, bool local
 
 // The handshake of a new connection. *retry: the server closed it, because it had no room or has
 // just ended. *give_up_ns: when to stop trying after that; 0: not closed yet.
-static idist_status idist__client_handshake(idist__tcp_store *client, const uint8_t key[32],
+static idist_status idist__client_handshake(idist__client_store *client, const uint8_t key[32],
                                             int64_t deadline_ns, int64_t *give_up_ns, bool *retry) {
-    int64_t own_deadline_ns = idist__os_deadline(IDIST__PORCH_MS);
+    int64_t own_deadline_ns = idist__os_clock_deadline(IDIST__PENDING_MS);
     idist__handshake handshake;
     idist_status status;
 
@@ -1868,28 +1880,28 @@ static idist_status idist__client_handshake(idist__tcp_store *client, const uint
     idist__auth_begin(&handshake, client->fd, false, key, IDIST__ROLE_STORE, 0, 0, 0, deadline_ns);
     status = idist__auth_run(&handshake);
     if (status != IDIST_OK && client->server &&
-        __atomic_load_n(&client->server->no_fds, __ATOMIC_RELAXED))
+        __atomic_load_n(&client->server->out_of_fds, __ATOMIC_RELAXED))
         return idist__fail(IDIST_ERR_NO_FDS, "store: out of file descriptors: raise ulimit -n");
     if (!handshake.broke) return status;
 
-    idist__os_close(&client->fd);
-    if (!*give_up_ns) *give_up_ns = idist__os_deadline(IDIST__CLIENT_RETRY_MS);
-    *retry = idist__os_ms_until(*give_up_ns) != 0;
+    idist__os_descriptor_close(&client->fd);
+    if (!*give_up_ns) *give_up_ns = idist__os_clock_deadline(IDIST__CLIENT_RETRY_MS);
+    *retry = idist__os_clock_ms_until(*give_up_ns) != 0;
 
     return status;
 }
 
 // One attempt to connect. *retry: the failure is one that may pass.
-static idist_status idist__client_attempt(idist__tcp_store *client, const char *address_text,
+static idist_status idist__client_attempt(idist__client_store *client, const char *address_text,
                                           const uint8_t key[32], int64_t deadline_ns,
                                           int64_t *give_up_ns, bool *retry) {
-    idist__addr address;
-    idist_status status = idist__addr_parse(&address, address_text);
+    idist__os_address address;
+    idist_status status = idist__address_parse(&address, address_text);
     bool local = status == IDIST_OK && idist__os_socket_is_local(&address);
     int error;
 
     *retry = false;
-    if (status == IDIST_OK && !local && idist__addr_port(&address) == 0)
+    if (status == IDIST_OK && !local && idist__os_socket_port(&address) == 0)
         status = idist__fail(IDIST_ERR_ARG, "store: a client needs the port of the server, not 0");
 
     if (status != IDIST_OK) {
@@ -1897,7 +1909,7 @@ static idist_status idist__client_attempt(idist__tcp_store *client, const char *
         return status;
     }
 
-    client->fd = idist__sock_connect(&address, deadline_ns);
+    client->fd = idist__os_socket_connect(&address, deadline_ns);
     if (client->fd >= 0)
         return key ? idist__client_handshake(client, key, deadline_ns, give_up_ns, retry)
                    : IDIST_OK;
@@ -1917,7 +1929,7 @@ static idist_status idist__client_attempt(idist__tcp_store *client, const char *
 }
 
 // Tries until the server is there. The first refusals are normal: it may start later than we do.
-static idist_status idist__client_connect(idist__tcp_store *client, const char *address_text,
+static idist_status idist__client_connect(idist__client_store *client, const char *address_text,
                                           const uint8_t key[32], int64_t deadline_ns) {
     int64_t give_up_ns = 0;
     int pause_ms = 1;
@@ -1928,30 +1940,31 @@ static idist_status idist__client_connect(idist__tcp_store *client, const char *
             idist__client_attempt(client, address_text, key, deadline_ns, &give_up_ns, &retry);
 
         if (!retry) return status;
-        if (idist__os_ms_until(deadline_ns) == 0)
+        if (idist__os_clock_ms_until(deadline_ns) == 0)
             return idist__fail(IDIST_ERR_TIMEOUT, "store: %s", idist__me.text);
-        idist__os_pause_ms(pause_ms);
+        idist__os_clock_pause_ms(pause_ms);
         if (pause_ms < 50) pause_ms *= 2;
     }
 }
 
 // Asks the multicast group for the server, and asks again when the answer was of no use: anybody
 // may answer, and a server may have ended since.
-static idist_status idist__client_find(idist__tcp_store *client, const idist__multicast *multicast,
-                                       const uint8_t key[32], int64_t deadline_ns) {
+static idist_status idist__client_find(idist__client_store *client,
+                                       const idist__multicast *multicast, const uint8_t key[32],
+                                       int64_t deadline_ns) {
     char address_text[320];
     idist_status status;
 
     do {
-        int64_t soon_ns = idist__os_deadline(1000);
+        int64_t soon_ns = idist__os_clock_deadline(1000);
 
         status = idist__multicast_ask(multicast, address_text, sizeof address_text, deadline_ns);
         if (status != IDIST_OK) return status;
         status = idist__client_connect(client, address_text, key,
                                        soon_ns < deadline_ns ? soon_ns : deadline_ns);
-        if (status != IDIST_OK) idist__os_close(&client->fd);
+        if (status != IDIST_OK) idist__os_descriptor_close(&client->fd);
     } while (status != IDIST_OK && status != IDIST_ERR_NO_FDS &&
-             idist__os_ms_until(deadline_ns) != 0);
+             idist__os_clock_ms_until(deadline_ns) != 0);
 
     return status;
 }
@@ -1965,21 +1978,21 @@ typedef struct idist__client_serving {
 } idist__client_serving;
 
 static idist_status idist__client_listen(const idist__client_serving *serving, int *listener) {
-    idist__addr address;
+    idist__os_address address;
     idist_status status;
 
     *listener = serving->listener;
     if (*listener >= 0) return IDIST_OK;
-    status = idist__addr_parse(&address, serving->address_text);
+    status = idist__address_parse(&address, serving->address_text);
     if (status != IDIST_OK) return status;
-    if (!serving->may_be_public && !idist__addr_is_loopback(&address))
+    if (!serving->may_be_public && !idist__os_socket_is_loopback(&address))
         return idist__fail(
             IDIST_ERR_NO_SECRET,
             "listening at %s, beyond this host, needs a shared secret: set IDIST_SECRET or "
             "IDIST_SECRET_FILE on all ranks, or IDIST_INSECURE=1 to trust the network",
             serving->address_text);
 
-    return idist__sock_listen(&address, serving->address_text, listener);
+    return idist__connection_listen(&address, serving->address_text, listener);
 }
 
 // Starts the server, and writes the address of its socket into own_text. The server owns the
@@ -1987,18 +2000,18 @@ static idist_status idist__client_listen(const idist__client_serving *serving, i
 static idist_status idist__client_serve(idist_store *store, const idist__client_serving *serving,
                                         idist__multicast *multicast, char *own_text,
                                         size_t capacity) {
-    idist__tcp_store *client = (idist__tcp_store *)store->impl;
-    idist__addr address;
+    idist__client_store *client = (idist__client_store *)store->impl;
+    idist__os_address address;
     char ip[64];
     int listener;
     idist_status status = idist__client_listen(serving, &listener);
 
     if (status != IDIST_OK) return status;
-    idist__copy_text(own_text, capacity, serving->address_text);
+    idist__text_copy(own_text, capacity, serving->address_text);
 
     if (idist__os_socket_own_address(listener, &address) && !idist__os_socket_is_local(&address)) {
-        store->port = idist__addr_port(&address);
-        idist__addr_host_text(&address, ip, sizeof ip);
+        store->port = idist__os_socket_port(&address);
+        idist__os_socket_host_text(&address, ip, sizeof ip);
         snprintf(own_text, capacity, "tcp:[%s]:%d", ip, store->port);
     }
 
@@ -2008,13 +2021,13 @@ static idist_status idist__client_serve(idist_store *store, const idist__client_
 
 // Tells the server which protocol follows.
 static idist_status idist__client_validate(idist_store *store, int64_t deadline_ns) {
-    idist__tcp_store *client = (idist__tcp_store *)store->impl;
-    idist__req request;
+    idist__client_store *client = (idist__client_store *)store->impl;
+    idist__store_request request;
 
     memset(&request, 0, sizeof request);
-    request.op = IDIST__REQ_VALIDATE;
-    if (!idist__tcp_encode(store, &request)) return IDIST_ERR_NO_MEMORY;
-    return idist__sock_write_all(client->fd, client->out, client->nout, deadline_ns)
+    request.op = IDIST__STORE_VALIDATE;
+    if (!idist__client_encode(store, &request)) return IDIST_ERR_NO_MEMORY;
+    return idist__connection_write_all(client->fd, client->out, client->nout, deadline_ns)
                ? IDIST_OK
                : idist__client_break(client);
 }
@@ -2022,7 +2035,7 @@ static idist_status idist__client_validate(idist_store *store, int64_t deadline_
 // Starts the server where this process has it, and connects to it.
 static idist_status idist__client_begin(idist_store *store, idist__client_serving *serving,
                                         bool server, int64_t deadline_ns) {
-    idist__tcp_store *client = (idist__tcp_store *)store->impl;
+    idist__client_store *client = (idist__client_store *)store->impl;
     bool by_multicast = strncmp(serving->address_text, "cast:", 5) == 0;
     char at[320], own_text[320];
     idist__multicast multicast;
@@ -2030,7 +2043,7 @@ static idist_status idist__client_begin(idist_store *store, idist__client_servin
 
     memset(&multicast, 0, sizeof multicast);
     multicast.fd = -1;
-    idist__copy_text(at, sizeof at, serving->address_text);
+    idist__text_copy(at, sizeof at, serving->address_text);
 
     if (by_multicast) {
         status = idist__multicast_open(&multicast, serving->address_text + 5, server, serving->key);
@@ -2038,7 +2051,7 @@ static idist_status idist__client_begin(idist_store *store, idist__client_servin
     }
 
     serving->address_text = at;
-    idist__copy_text(own_text, sizeof own_text, at);
+    idist__text_copy(own_text, sizeof own_text, at);
     if (status == IDIST_OK && server)
         status = idist__client_serve(store, serving, &multicast, own_text, sizeof own_text);
 
@@ -2046,7 +2059,7 @@ static idist_status idist__client_begin(idist_store *store, idist__client_servin
         status = idist__client_find(client, &multicast, serving->key, deadline_ns);
     else if (status == IDIST_OK)
         status = idist__client_connect(client, own_text, serving->key, deadline_ns);
-    idist__os_close(&multicast.fd); // -1 where the server has taken it
+    idist__os_descriptor_close(&multicast.fd); // -1 where the server has taken it
 
     return status == IDIST_OK ? idist__client_validate(store, deadline_ns) : status;
 }
@@ -2056,17 +2069,18 @@ static idist_status idist__client_begin(idist_store *store, idist__client_servin
 // the caller closes the store.
 static idist_status idist__client_open(idist_store *store, idist__client_serving *serving,
                                        bool server, int64_t deadline_ns) {
-    idist__tcp_store *client = (idist__tcp_store *)idist__mem_alloc(&store->mem, sizeof *client);
+    idist__client_store *client =
+        (idist__client_store *)idist__mem_alloc(&store->mem, sizeof *client);
 
     if (!client) {
-        idist__os_close(&serving->listener);
+        idist__os_descriptor_close(&serving->listener);
         return IDIST_ERR_NO_MEMORY;
     }
 
     client->fd = -1;
     pthread_mutex_init(&client->lock, NULL);
     store->impl = client;
-    store->run = idist__tcp_store_run;
+    store->run = idist__client_run;
     store->close = idist__client_close;
 
     return idist__client_begin(store, serving, server, deadline_ns);
@@ -2074,7 +2088,7 @@ static idist_status idist__client_open(idist_store *store, idist__client_serving
 
 //------------------------------------------------------------------------------
 // [store:prefix]  a view of another store, with a prefix before each key
-// uses err mem table
+// uses fail mem table
 //------------------------------------------------------------------------------
 
 typedef struct idist__prefix_store {
@@ -2083,7 +2097,7 @@ typedef struct idist__prefix_store {
 } idist__prefix_store;
 
 // The keys of a request with the prefix before each, in one block that the caller frees.
-static idist_status idist__prefix_keys(idist_store *store, const idist__req *request,
+static idist_status idist__prefix_keys(idist_store *store, const idist__store_request *request,
                                        idist__blob **result) {
     idist__prefix_store *view = (idist__prefix_store *)store->impl;
     const idist__blob *from = request->nkeys ? request->keys : &request->key;
@@ -2117,9 +2131,9 @@ static idist_status idist__prefix_keys(idist_store *store, const idist__req *req
     return IDIST_OK;
 }
 
-static idist_status idist__prefix_run(idist_store *store, idist__req *request) {
+static idist_status idist__prefix_run(idist_store *store, idist__store_request *request) {
     idist__prefix_store *view = (idist__prefix_store *)store->impl;
-    idist__req inner = *request;
+    idist__store_request inner = *request;
     idist__blob *keys = NULL;
     idist_status status = idist__prefix_keys(store, request, &keys);
 
@@ -2139,7 +2153,7 @@ static void idist__prefix_close(idist_store *store) { idist__mem_free(&store->me
 
 //------------------------------------------------------------------------------
 // [store:store]  the public functions
-// uses descriptor err mem secret table memory file client prefix
+// uses clock descriptor fail text mem secret table memory file client prefix
 //------------------------------------------------------------------------------
 
 static idist_store *idist__store_new(const idist_allocator *mem, int timeout_ms) {
@@ -2200,18 +2214,18 @@ static idist_status idist__store_open(const char *where, const idist_store_desc 
     if (status == IDIST_OK && !store) status = IDIST_ERR_NO_MEMORY;
 
     if (status != IDIST_OK) {
-        idist__os_close(&listener);
+        idist__os_descriptor_close(&listener);
         idist_store_close(&store);
         return status;
     }
 
-    idist__auth_key(&secret, key);
+    idist__secret_key(&secret, key);
     memset(&serving, 0, sizeof serving);
     serving.listener = listener;
     serving.key = key;
     serving.may_be_public = secret.nbytes || secret.insecure;
     status = idist__store_open_kind(store, where, desc->server, &serving,
-                                    idist__os_deadline(store->timeout_ms));
+                                    idist__os_clock_deadline(store->timeout_ms));
 
     if (status != IDIST_OK) idist_store_close(&store);
     else *out = store;
@@ -2231,7 +2245,7 @@ idist_status idist_store_open(const char *url, const idist_store_desc *desc, idi
     if (strlen(url) >= sizeof where)
         return idist__fail(IDIST_ERR_ARG, "store_open: the url is too long");
 
-    if (strcmp(url, "mem://") == 0) idist__copy_text(where, sizeof where, "mem:");
+    if (strcmp(url, "mem://") == 0) idist__text_copy(where, sizeof where, "mem:");
     else if (strncmp(url, "file://", 7) == 0 && url[7] == '/')
         snprintf(where, sizeof where, "file:%s", url + 7);
     else if (strncmp(url, "tcp://", 6) == 0) snprintf(where, sizeof where, "tcp:%s", url + 6);
@@ -2264,7 +2278,7 @@ idist_status idist_store_prefix(idist_store *parent, const char *prefix, idist_s
     }
 
     view->parent = parent;
-    idist__copy_text(view->prefix, sizeof view->prefix, prefix);
+    idist__text_copy(view->prefix, sizeof view->prefix, prefix);
     (*store)->impl = view;
     (*store)->run = idist__prefix_run;
     (*store)->close = idist__prefix_close;
@@ -2281,17 +2295,17 @@ static idist_status idist__store_check_key(const char *key) {
 }
 
 // Fills a request of an operation without a key.
-static idist_status idist__store_begin(idist_store *store, idist__req *request, int op,
+static idist_status idist__store_begin(idist_store *store, idist__store_request *request, int op,
                                        int timeout_ms) {
     memset(request, 0, sizeof *request);
     if (!store) return idist__fail(IDIST_ERR_ARG, "store: the store is NULL");
     request->op = op;
-    request->deadline_ns = idist__os_deadline(timeout_ms ? timeout_ms : store->timeout_ms);
+    request->deadline_ns = idist__os_clock_deadline(timeout_ms ? timeout_ms : store->timeout_ms);
     return IDIST_OK;
 }
 
-static idist_status idist__store_begin_key(idist_store *store, idist__req *request, int op,
-                                           const char *key, int timeout_ms) {
+static idist_status idist__store_begin_key(idist_store *store, idist__store_request *request,
+                                           int op, const char *key, int timeout_ms) {
     idist_status status = idist__store_begin(store, request, op, timeout_ms);
 
     if (status == IDIST_OK) status = idist__store_check_key(key);
@@ -2312,8 +2326,8 @@ static idist_status idist__store_value(idist__blob *blob, const void *value, siz
 
 idist_status idist_store_set(idist_store *store, const char *key, const void *value,
                              size_t nbytes) {
-    idist__req request;
-    idist_status status = idist__store_begin_key(store, &request, IDIST__REQ_SET, key, 0);
+    idist__store_request request;
+    idist_status status = idist__store_begin_key(store, &request, IDIST__STORE_SET, key, 0);
 
     if (status == IDIST_OK)
         status = idist__store_value(&request.a, value, nbytes, IDIST__VALUE_MAX);
@@ -2321,8 +2335,9 @@ idist_status idist_store_set(idist_store *store, const char *key, const void *va
 }
 
 // Runs a request that returns a value. `name` is the public function.
-static idist_status idist__store_fetch(const char *name, idist_store *store, idist__req *request,
-                                       void *value, size_t capacity, size_t *nbytes) {
+static idist_status idist__store_fetch(const char *name, idist_store *store,
+                                       idist__store_request *request, void *value, size_t capacity,
+                                       size_t *nbytes) {
     idist_status status;
 
     if (capacity && !value) return idist__fail(IDIST_ERR_ARG, "%s: value is NULL", name);
@@ -2335,16 +2350,17 @@ static idist_status idist__store_fetch(const char *name, idist_store *store, idi
 
 idist_status idist_store_get(idist_store *store, const char *key, void *value, size_t capacity,
                              size_t *nbytes, int timeout_ms) {
-    idist__req request;
-    idist_status status = idist__store_begin_key(store, &request, IDIST__REQ_GET, key, timeout_ms);
+    idist__store_request request;
+    idist_status status =
+        idist__store_begin_key(store, &request, IDIST__STORE_GET, key, timeout_ms);
 
     if (status != IDIST_OK) return status;
     return idist__store_fetch("store_get", store, &request, value, capacity, nbytes);
 }
 
 idist_status idist_store_add(idist_store *store, const char *key, int64_t delta, int64_t *result) {
-    idist__req request;
-    idist_status status = idist__store_begin_key(store, &request, IDIST__REQ_ADD, key, 0);
+    idist__store_request request;
+    idist_status status = idist__store_begin_key(store, &request, IDIST__STORE_ADD, key, 0);
 
     if (status != IDIST_OK) return status;
     request.number = delta;
@@ -2356,8 +2372,8 @@ idist_status idist_store_add(idist_store *store, const char *key, int64_t delta,
 idist_status idist_store_compare_set(idist_store *store, const char *key, const void *expected,
                                      size_t nexpected, const void *desired, size_t ndesired,
                                      void *value, size_t capacity, size_t *nbytes) {
-    idist__req request;
-    idist_status status = idist__store_begin_key(store, &request, IDIST__REQ_COMPARE_SET, key, 0);
+    idist__store_request request;
+    idist_status status = idist__store_begin_key(store, &request, IDIST__STORE_COMPARE_SET, key, 0);
 
     if (status == IDIST_OK)
         status = idist__store_value(&request.a, expected, nexpected, IDIST__VALUE_MAX / 2);
@@ -2390,7 +2406,7 @@ static idist_status idist__store_check_keys(const char *const *keys, size_t coun
 // WAIT and CHECK. *flag, unless it is NULL: all keys exist.
 static idist_status idist__store_run_keys(idist_store *store, int op, const char *const *keys,
                                           size_t count, int timeout_ms, bool *flag) {
-    idist__req request;
+    idist__store_request request;
     idist_status status = idist__store_begin(store, &request, op, timeout_ms);
     idist__blob *blobs;
     size_t i;
@@ -2418,17 +2434,17 @@ static idist_status idist__store_run_keys(idist_store *store, int op, const char
 
 idist_status idist_store_wait(idist_store *store, const char *const *keys, size_t n,
                               int timeout_ms) {
-    return idist__store_run_keys(store, IDIST__REQ_WAIT, keys, n, timeout_ms, NULL);
+    return idist__store_run_keys(store, IDIST__STORE_WAIT, keys, n, timeout_ms, NULL);
 }
 
 idist_status idist_store_check(idist_store *store, const char *const *keys, size_t n, bool *ready) {
     if (!ready) return idist__fail(IDIST_ERR_ARG, "store_check: ready is NULL");
-    return idist__store_run_keys(store, IDIST__REQ_CHECK, keys, n, 0, ready);
+    return idist__store_run_keys(store, IDIST__STORE_CHECK, keys, n, 0, ready);
 }
 
 idist_status idist_store_delete(idist_store *store, const char *key, bool *deleted) {
-    idist__req request;
-    idist_status status = idist__store_begin_key(store, &request, IDIST__REQ_DELETE, key, 0);
+    idist__store_request request;
+    idist_status status = idist__store_begin_key(store, &request, IDIST__STORE_DELETE, key, 0);
 
     if (status == IDIST_OK) status = store->run(store, &request);
     if (status == IDIST_OK && deleted) *deleted = request.flag;
@@ -2436,8 +2452,8 @@ idist_status idist_store_delete(idist_store *store, const char *key, bool *delet
 }
 
 idist_status idist_store_num_keys(idist_store *store, size_t *n) {
-    idist__req request;
-    idist_status status = idist__store_begin(store, &request, IDIST__REQ_NUM_KEYS, 0);
+    idist__store_request request;
+    idist_status status = idist__store_begin(store, &request, IDIST__STORE_NUM_KEYS, 0);
 
     if (status != IDIST_OK) return status;
     if (!n) return idist__fail(IDIST_ERR_ARG, "store_num_keys: n is NULL");

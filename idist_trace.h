@@ -134,7 +134,7 @@ IDIST_API idist_backend_list idist_trace_backends(idist_backend_list backends);
 
 //------------------------------------------------------------------------------
 // [trace:file]  a JSON array that is valid at any moment
-// uses os:env clock handle window err base:log model
+// uses clock os:env calendar handle os:window text base:log model
 //
 // The array is closed behind every event. A new event is first written behind that end, from
 // end + 2 on, together with an end of its own. Then two bytes are replaced, a newline and a bracket
@@ -150,14 +150,14 @@ IDIST_API idist_backend_list idist_trace_backends(idist_backend_list backends);
 //------------------------------------------------------------------------------
 
 // In bytes.
-#define IDIST__TRACE_WINDOW ((size_t)64 * 1024)
-#define IDIST__TRACE_EVENT 2048
-#define IDIST__TRACE_NAME 160
-#define IDIST__TRACE_KIND 64
-#define IDIST__TRACE_ARGS 1000
+#define IDIST__TRACE_WINDOW_NBYTES ((size_t)64 * 1024)
+#define IDIST__TRACE_EVENT_NBYTES 2048
+#define IDIST__TRACE_NAME_NBYTES 160
+#define IDIST__TRACE_KIND_NBYTES 64
+#define IDIST__TRACE_ARGS_NBYTES 1000
 
 // Nanoseconds. Sums and differences of such times do not overflow.
-#define IDIST__TRACE_FAR (INT64_MAX / 4)
+#define IDIST__TRACE_TIME_LIMIT_NS (INT64_MAX / 4)
 
 static pthread_mutex_t idist__trace_lock = PTHREAD_MUTEX_INITIALIZER;
 
@@ -175,7 +175,7 @@ static struct idist__trace_state {
 static bool idist__trace_is_on(void) { return __atomic_load_n(&idist__trace.on, __ATOMIC_ACQUIRE); }
 
 static void idist__trace_unmap(void) {
-    idist__os_window_unmap(idist__trace.window, IDIST__TRACE_WINDOW);
+    idist__os_window_unmap(idist__trace.window, IDIST__TRACE_WINDOW_NBYTES);
     idist__trace.window = NULL;
 }
 
@@ -186,12 +186,12 @@ static int idist__trace_map(void) {
 
     idist__trace_unmap();
     idist__trace.window_begin = idist__os_window_begin(idist__trace.end);
-    error = idist__os_window_map(idist__trace.file, idist__trace.window_begin, IDIST__TRACE_WINDOW,
-                                 &idist__trace.window);
+    error = idist__os_window_map(idist__trace.file, idist__trace.window_begin,
+                                 IDIST__TRACE_WINDOW_NBYTES, &idist__trace.window);
     if (error) return error;
 
     used = idist__trace.end - idist__trace.window_begin;
-    memset(idist__trace.window + used, ' ', IDIST__TRACE_WINDOW - used);
+    memset(idist__trace.window + used, ' ', IDIST__TRACE_WINDOW_NBYTES - used);
 
     return 0;
 }
@@ -207,7 +207,7 @@ static void idist__trace_give_up(const idist__log *log, const char *path, int er
 // Makes room for nbytes behind the last event. False: the timeline was given up.
 static bool idist__trace_reserve(size_t nbytes) {
     idist__log log;
-    size_t window_end = idist__trace.window_begin + IDIST__TRACE_WINDOW;
+    size_t window_end = idist__trace.window_begin + IDIST__TRACE_WINDOW_NBYTES;
     int error;
 
     if (idist__trace.window && idist__trace.end + nbytes <= window_end) return true;
@@ -228,7 +228,7 @@ static void idist__trace_put(const char *event) {
     if (!idist__trace_reserve(sizeof comma + nbytes + sizeof end)) return;
 
     at = idist__trace.window + (idist__trace.end - idist__trace.window_begin);
-    idist__copy_text(at + 2, nbytes + 1, event);
+    idist__text_copy(at + 2, nbytes + 1, event);
     memcpy(at + 2 + nbytes, end, sizeof end);
     __atomic_signal_fence(__ATOMIC_SEQ_CST);              // the event before the comma
     memcpy(at, idist__trace.end == 1 ? first : comma, 2); // 1: behind the opening bracket
@@ -253,9 +253,9 @@ static void idist__trace_path(char *path, size_t capacity, const char *name, int
     size_t stem = has_suffix ? length - 5 : length;
 
     snprintf(path, capacity, "%.*s", (int)stem, name);
-    if (world_size > 1) idist__append(path, capacity, ".%d", rank);
-    if (process) idist__append(path, capacity, ".%d", process);
-    idist__append(path, capacity, "%s", name + stem);
+    if (world_size > 1) idist__text_append(path, capacity, ".%d", rank);
+    if (process) idist__text_append(path, capacity, ".%d", process);
+    idist__text_append(path, capacity, "%s", name + stem);
 }
 
 // Creates the file, or empties it. 0 or an errno; EWOULDBLOCK: another process is writing it.
@@ -302,19 +302,19 @@ static void idist__trace_open(const idist__world *w) {
         return;
     }
 
-    idist__trace.wall_ns = idist__os_clock_ns() - idist__os_now_ns();
+    idist__trace.wall_ns = idist__os_calendar_ns() - idist__os_clock_now_ns();
     __atomic_store_n(&idist__trace.on, true, __ATOMIC_RELEASE);
 }
 
 //------------------------------------------------------------------------------
 // [trace:event]  an event as JSON
-// uses err file
+// uses text file
 //
 //     {"ph":"B","pid":3,"tid":0,"ts":1769801172180123.456,"cat":"call","name":"barrier"}
 //
 // ph is the phase: B begins, E ends, X is both (with a duration), M is metadata. In the terms of
 // the format a rank is a process (pid), and a track a thread of it (tid). An event is composed in a
-// buffer of IDIST__TRACE_EVENT bytes and then put into the file.
+// buffer of IDIST__TRACE_EVENT_NBYTES bytes and then put into the file.
 //------------------------------------------------------------------------------
 
 // Copies text; if it does not fit, as many whole characters as do.
@@ -354,26 +354,27 @@ static void idist__trace_quote(char *out, size_t capacity, const char *text) {
 static void idist__trace_head(char *event, const char *phase, int pid, int tid, int64_t time_ns) {
     int64_t ns = time_ns > -idist__trace.wall_ns ? time_ns + idist__trace.wall_ns : 0;
 
-    snprintf(event, IDIST__TRACE_EVENT, "{\"ph\":\"%s\",\"pid\":%d,\"tid\":%d,\"ts\":%lld.%03d",
-             phase, pid, tid, (long long)(ns / 1000), (int)(ns % 1000));
+    snprintf(event, IDIST__TRACE_EVENT_NBYTES,
+             "{\"ph\":\"%s\",\"pid\":%d,\"tid\":%d,\"ts\":%lld.%03d", phase, pid, tid,
+             (long long)(ns / 1000), (int)(ns % 1000));
 }
 
 // Completes an event. args: NULL, "" or a JSON object.
 static void idist__trace_tail(char *event, const char *category, const char *name,
                               const char *args) {
-    char quoted_name[IDIST__TRACE_NAME], quoted_category[IDIST__TRACE_NAME];
+    char quoted_name[IDIST__TRACE_NAME_NBYTES], quoted_category[IDIST__TRACE_NAME_NBYTES];
 
     idist__trace_quote(quoted_name, sizeof quoted_name, name ? name : "");
     idist__trace_quote(quoted_category, sizeof quoted_category, category);
-    idist__append(event, IDIST__TRACE_EVENT, ",\"cat\":\"%s\",\"name\":\"%s\"", quoted_category,
-                  quoted_name);
-    if (args && args[0]) idist__append(event, IDIST__TRACE_EVENT, ",\"args\":%s", args);
-    idist__append(event, IDIST__TRACE_EVENT, "}");
+    idist__text_append(event, IDIST__TRACE_EVENT_NBYTES, ",\"cat\":\"%s\",\"name\":\"%s\"",
+                       quoted_category, quoted_name);
+    if (args && args[0]) idist__text_append(event, IDIST__TRACE_EVENT_NBYTES, ",\"args\":%s", args);
+    idist__text_append(event, IDIST__TRACE_EVENT_NBYTES, "}");
 }
 
 // Records the name that viewers show for a rank ("process_name") or a track ("thread_name").
 static void idist__trace_label(int pid, int tid, const char *key, const char *text) {
-    char event[IDIST__TRACE_EVENT], name[IDIST__TRACE_NAME];
+    char event[IDIST__TRACE_EVENT_NBYTES], name[IDIST__TRACE_NAME_NBYTES];
 
     idist__trace_quote(name, sizeof name, text);
     snprintf(event, sizeof event,
@@ -384,21 +385,21 @@ static void idist__trace_label(int pid, int tid, const char *key, const char *te
 
 //------------------------------------------------------------------------------
 // [trace:track]  the rank and the thread that an event belongs to
-// uses handle err mem model file event
+// uses clock handle text mem model file event
 //
 // Track 0 of a rank is the thread that joined the world; other threads get the next ones as they
-// come. From IDIST__LANES on there are the lanes, tracks for what is in flight. Everything here is
-// called with the lock held, unless a comment says otherwise.
+// come. From IDIST__TRACE_FIRST_LANE on there are the lanes, tracks for what is in flight.
+// Everything here is called with the lock held, unless a comment says otherwise.
 //------------------------------------------------------------------------------
 
-#define IDIST__LANES 1000
+#define IDIST__TRACE_FIRST_LANE 1000
 
 // A track for what goes on beside the threads, one thing at a time.
 typedef struct idist__lane {
     struct idist__lane *next;
     int pid, tid;
-    char kind[IDIST__TRACE_KIND]; // "request", or a category
-    int64_t until_ns;             // occupied until then
+    char kind[IDIST__TRACE_KIND_NBYTES]; // "request", or a category
+    int64_t until_ns;                    // occupied until then
 } idist__lane;
 
 // A process whose threads are ranks has several of these.
@@ -465,8 +466,8 @@ static idist__lane *idist__trace_lane(idist__trace_rank *rank, const char *kind,
     created = (idist__lane *)calloc(1, sizeof *created);
     if (!created) return NULL;
     created->pid = rank->pid;
-    created->tid = IDIST__LANES + rank->lane_count++;
-    idist__copy_text(created->kind, sizeof created->kind, kind);
+    created->tid = IDIST__TRACE_FIRST_LANE + rank->lane_count++;
+    idist__text_copy(created->kind, sizeof created->kind, kind);
     *at = created;
     snprintf(text, sizeof text, number > 1 ? "%s %d" : "%s", created->kind, number);
     idist__trace_label(created->pid, created->tid, "thread_name", text);
@@ -494,8 +495,8 @@ static void idist__trace_forked(void) {
 
 // Records that something begins on the track of this thread. Takes the lock.
 static void idist__trace_enter(const char *category, const char *name, const char *args) {
-    char event[IDIST__TRACE_EVENT];
-    int64_t now_ns = idist__os_now_ns();
+    char event[IDIST__TRACE_EVENT_NBYTES];
+    int64_t now_ns = idist__os_clock_now_ns();
     const idist__trace_rank *rank;
 
     pthread_mutex_lock(&idist__trace_lock);
@@ -516,19 +517,19 @@ static void idist__trace_enter(const char *category, const char *name, const cha
 static void idist__trace_leave(const idist__lane *lane, const char *status) {
     struct idist__trace_thread *me = &idist__trace_me;
     int pid = lane ? lane->pid : me->rank->pid, tid = lane ? lane->tid : me->tid;
-    char event[IDIST__TRACE_EVENT];
+    char event[IDIST__TRACE_EVENT_NBYTES];
 
-    idist__trace_head(event, "E", pid, tid, idist__os_now_ns());
-    if (status[0]) idist__append(event, sizeof event, ",\"args\":{\"status\":\"%s\"}", status);
-    idist__append(event, sizeof event, "}");
+    idist__trace_head(event, "E", pid, tid, idist__os_clock_now_ns());
+    if (status[0]) idist__text_append(event, sizeof event, ",\"args\":{\"status\":\"%s\"}", status);
+    idist__text_append(event, sizeof event, "}");
     if (!lane) me->depth--;
     idist__trace_put(event);
 }
 
 //------------------------------------------------------------------------------
 // [trace:call]  what the library adds to the timeline
-// uses os:env err base:type kind model tracer extent check core:call file event
-// uses track
+// uses clock os:env fail text base:type kind model tracer extent check
+// uses core:call file event track
 //
 // The functions of idist__tracer, which [core:call] calls. A blocking call is a begin and an end on
 // the track of its thread. A request goes to a lane: idist__trace_call starts it, and
@@ -539,26 +540,26 @@ static void idist__trace_leave(const idist__lane *lane, const char *status) {
 // have been checked.
 static void idist__trace_args(char *out, const idist_group *g, const idist__call *c, uint32_t seq,
                               bool valid) {
-    const size_t capacity = IDIST__TRACE_ARGS;
+    const size_t capacity = IDIST__TRACE_ARGS_NBYTES;
     bool has_data = c->kind != IDIST__BARRIER, p2p = idist__kind_is_p2p(c->kind);
     idist__extent extent;
 
-    idist__append(out, capacity, "{");
+    idist__text_append(out, capacity, "{");
     if (has_data)
-        idist__append(out, capacity, "\"dtype\":\"%s\",\"count\":%zu,", idist_dtype_name(c->dtype),
-                      c->count);
+        idist__text_append(out, capacity, "\"dtype\":\"%s\",\"count\":%zu,",
+                           idist_dtype_name(c->dtype), c->count);
 
     if (has_data && valid && idist__extent_of(g, c, &extent) == IDIST_OK) {
         size_t larger = extent.send > extent.recv ? extent.send : extent.recv;
-        idist__append(out, capacity, "\"bytes\":%zu,", larger * idist_dtype_size(c->dtype));
+        idist__text_append(out, capacity, "\"bytes\":%zu,", larger * idist_dtype_size(c->dtype));
     }
 
     if (idist__kind_reduces(c->kind))
-        idist__append(out, capacity, "\"op\":\"%s\",", idist_op_name(c->op));
-    if (p2p) idist__append(out, capacity, "\"peer\":%d,\"tag\":%d,", c->root, c->tag);
-    else if (c->root >= 0) idist__append(out, capacity, "\"root\":%d,", c->root);
-    if (seq && !p2p) idist__append(out, capacity, "\"seq\":%u,", (unsigned)seq);
-    idist__append(out, capacity, "\"ranks\":%d}", g->size);
+        idist__text_append(out, capacity, "\"op\":\"%s\",", idist_op_name(c->op));
+    if (p2p) idist__text_append(out, capacity, "\"peer\":%d,\"tag\":%d,", c->root, c->tag);
+    else if (c->root >= 0) idist__text_append(out, capacity, "\"root\":%d,", c->root);
+    if (seq && !p2p) idist__text_append(out, capacity, "\"seq\":%u,", (unsigned)seq);
+    idist__text_append(out, capacity, "\"ranks\":%d}", g->size);
 }
 
 static void idist__trace_joined(const idist__world *w) {
@@ -571,14 +572,14 @@ static void idist__trace_joined(const idist__world *w) {
 // A wait begins, for one call or for several; in the latter case g and c are NULL.
 static void idist__trace_wait(const char *category, const char *name, const idist_group *g,
                               const idist__call *c) {
-    char args[IDIST__TRACE_ARGS] = "", of_call[IDIST__TRACE_ARGS] = "";
+    char args[IDIST__TRACE_ARGS_NBYTES] = "", of_call[IDIST__TRACE_ARGS_NBYTES] = "";
 
     if (!idist__trace_is_on()) return;
 
     if (c) {
         idist__trace_args(of_call, g, c, 0, true);
-        idist__append(args, sizeof args, "{\"call\":\"%s\",%s", idist__kind_names[c->label],
-                      of_call + 1);
+        idist__text_append(args, sizeof args, "{\"call\":\"%s\",%s", idist__kind_names[c->label],
+                           of_call + 1);
     }
 
     idist__trace_enter(category, name, args);
@@ -597,13 +598,13 @@ static void idist__trace_done(const idist__task *t) {
 
     pthread_mutex_lock(&idist__trace_lock);
     idist__trace_leave(lane, idist_status_name(t->status));
-    lane->until_ns = idist__os_now_ns();
+    lane->until_ns = idist__os_clock_now_ns();
     pthread_mutex_unlock(&idist__trace_lock);
 }
 
 // Puts a task that is in flight, or already complete, into a lane.
 static void idist__trace_start(idist__task *t) {
-    char event[IDIST__TRACE_EVENT], args[IDIST__TRACE_ARGS] = "";
+    char event[IDIST__TRACE_EVENT_NBYTES], args[IDIST__TRACE_ARGS_NBYTES] = "";
     idist__trace_rank *rank;
     idist__lane *lane = NULL;
 
@@ -626,8 +627,8 @@ static void idist__trace_start(idist__task *t) {
 
 static idist_status idist__trace_blocking_call(idist_group *g, const idist__call *c,
                                                const idist_opts *o) {
-    char args[IDIST__TRACE_ARGS] = "";
-    bool valid = idist__call_check(g, c) == IDIST_OK;
+    char args[IDIST__TRACE_ARGS_NBYTES] = "";
+    bool valid = idist__check_call(g, c) == IDIST_OK;
     idist_status status;
 
     idist__trace_args(args, g, c, g->seq + 1, valid);
@@ -674,7 +675,7 @@ idist_backend_list idist_trace_backends(idist_backend_list backends) {
 
 //------------------------------------------------------------------------------
 // [trace:mark]  what the program adds to the timeline
-// uses err file event track
+// uses text file event track
 //------------------------------------------------------------------------------
 
 bool idist_trace_on(void) { return idist__trace_is_on(); }
@@ -691,8 +692,8 @@ void idist_trace_end(void) {
 }
 
 static int64_t idist__trace_clamp(int64_t ns) {
-    if (ns > IDIST__TRACE_FAR) return IDIST__TRACE_FAR;
-    if (ns < -IDIST__TRACE_FAR) return -IDIST__TRACE_FAR;
+    if (ns > IDIST__TRACE_TIME_LIMIT_NS) return IDIST__TRACE_TIME_LIMIT_NS;
+    if (ns < -IDIST__TRACE_TIME_LIMIT_NS) return -IDIST__TRACE_TIME_LIMIT_NS;
     return ns;
 }
 
@@ -703,7 +704,7 @@ static void idist__trace_one_line(char *out, size_t capacity, const char *args) 
 
     out[0] = 0;
     if (!args || strlen(args) >= capacity) return;
-    idist__copy_text(out, capacity, args);
+    idist__text_copy(out, capacity, args);
     for (i = 0; out[i]; i++)
         if (out[i] == '\n' || out[i] == '\r') out[i] = ' ';
 }
@@ -716,7 +717,8 @@ static bool idist__trace_is_of_thread(const char *category) {
 
 void idist_trace_span(const char *name, const char *category, int64_t start_ns, int64_t end_ns,
                       const char *args) {
-    char event[IDIST__TRACE_EVENT], line[IDIST__TRACE_ARGS], kind[IDIST__TRACE_KIND];
+    char event[IDIST__TRACE_EVENT_NBYTES], line[IDIST__TRACE_ARGS_NBYTES],
+        kind[IDIST__TRACE_KIND_NBYTES];
     idist__trace_rank *rank;
     idist__lane *lane = NULL;
     int64_t duration_ns;
@@ -736,8 +738,8 @@ void idist_trace_span(const char *name, const char *category, int64_t start_ns, 
 
     if (rank && (of_thread || lane)) {
         idist__trace_head(event, "X", rank->pid, lane ? lane->tid : idist__trace_me.tid, start_ns);
-        idist__append(event, sizeof event, ",\"dur\":%lld.%03d", (long long)(duration_ns / 1000),
-                      (int)(duration_ns % 1000));
+        idist__text_append(event, sizeof event, ",\"dur\":%lld.%03d",
+                           (long long)(duration_ns / 1000), (int)(duration_ns % 1000));
         idist__trace_tail(event, kind, name, line);
         idist__trace_put(event);
         if (lane) lane->until_ns = start_ns + duration_ns;

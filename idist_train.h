@@ -713,7 +713,7 @@ static void idist__random_shuffle(size_t *indices, size_t count, uint64_t seed) 
 
 //------------------------------------------------------------------------------
 // [train:agree]  the same status on all ranks
-// uses err model core:group check core:call get collective
+// uses fail text model core:group check core:call get collective
 //
 // A function that makes several collective calls must fail on all ranks or on none. Its path:
 //
@@ -761,7 +761,7 @@ static idist_status idist__agree(idist_status mine, const idist_opts *opts) {
 
     memset(&failure, 0, sizeof failure);
     failure.status = mine;
-    if (mine != IDIST_OK) idist__copy_text(failure.text, sizeof failure.text, idist__me.text);
+    if (mine != IDIST_OK) idist__text_copy(failure.text, sizeof failure.text, idist__me.text);
 
     status = idist_all_reduce(&first_failed, &first_failed, 1, IDIST_I32, IDIST_MIN, opts);
     if (status != IDIST_OK || first_failed == INT32_MAX) return status;
@@ -799,7 +799,7 @@ static idist_status idist__agree_no_memory(const char *name, idist_group *group)
 
 //------------------------------------------------------------------------------
 // [train:sampler]  which sample goes to which rank
-// uses err get collective random agree
+// uses fail get collective random agree
 //
 // Each rank computes the order of the whole epoch, and keeps every n-th index of the part that is
 // left, starting with its rank. Three ranks, 10 samples, without drop_last:
@@ -1124,7 +1124,7 @@ idist_status idist_partition(size_t length, const double *fractions, int n, int 
 
 //------------------------------------------------------------------------------
 // [train:loader]  batches, fetched ahead by worker threads
-// uses os:thread err mem sampler
+// uses clock os:thread fail mem sampler
 //
 // Batches are in a ring of slots, one more than are fetched ahead: the one that the program is
 // using. A worker takes the next batch that no worker has taken, so batches are started in order,
@@ -1279,10 +1279,10 @@ static int idist__loader_timeout(const idist_loader *loader) {
 
 // Waits until no fetch is running; false when the timeout passes before. The lock is held.
 static bool idist__loader_settle(idist_loader *loader) {
-    int64_t deadline_ns = idist__os_deadline(idist__loader_timeout(loader));
+    int64_t deadline_ns = idist__os_clock_deadline(idist__loader_timeout(loader));
 
-    while (loader->busy_count && idist__os_ms_until(deadline_ns) != 0)
-        idist__os_cond_wait(&loader->done, &loader->lock, deadline_ns);
+    while (loader->busy_count && idist__os_clock_ms_until(deadline_ns) != 0)
+        idist__os_thread_cond_wait(&loader->done, &loader->lock, deadline_ns);
 
     return loader->busy_count == 0;
 }
@@ -1434,7 +1434,7 @@ idist_status idist_loader_create(const idist_loader_desc *desc, idist_loader **l
     l->process = getpid();
     pthread_mutex_init(&l->lock, NULL);
     pthread_cond_init(&l->work, NULL);
-    idist__os_cond_init(&l->done);
+    idist__os_thread_cond_init(&l->done);
 
     status = idist__loader_alloc(l);
     if (status == IDIST_OK) status = idist__loader_restart(l);
@@ -1484,9 +1484,9 @@ static bool idist__loader_take(idist_loader *loader, idist__loader_slot *slot) {
     }
 
     pthread_mutex_lock(&loader->lock);
-    deadline_ns = idist__os_deadline(idist__loader_timeout(loader));
-    while (!slot->ready && idist__os_ms_until(deadline_ns) != 0)
-        idist__os_cond_wait(&loader->done, &loader->lock, deadline_ns);
+    deadline_ns = idist__os_clock_deadline(idist__loader_timeout(loader));
+    while (!slot->ready && idist__os_clock_ms_until(deadline_ns) != 0)
+        idist__os_thread_cond_wait(&loader->done, &loader->lock, deadline_ns);
     ready = slot->ready;
 
     if (ready) {
@@ -1549,7 +1549,7 @@ idist_status idist_loader_next(idist_loader *loader, idist_batch *batch) {
 
 //------------------------------------------------------------------------------
 // [train:auto]  sizes, seeds and loaders derived from the world
-// uses err base:log model core:world get pinned sampler loader
+// uses fail base:log model core:world get pinned sampler loader
 //
 // Ignite's auto_* functions: the program states what all ranks do together, and each rank derives
 // its own part.
@@ -1640,7 +1640,7 @@ idist_status idist_auto_loader(const idist_loader_desc *desc, const idist_sample
 
 //------------------------------------------------------------------------------
 // [train:batch_norm]  batch statistics over all ranks
-// uses err get collective agree
+// uses fail get collective agree
 //
 // One all_gather of a row per rank, count | means | variances, after which every rank merges the
 // rows in rank order.
@@ -1745,7 +1745,7 @@ idist_status idist_sync_batch_norm_backward(float *sum_dy, float *sum_dy_xmu, in
 
 //------------------------------------------------------------------------------
 // [train:norm]  the norm of gradients, and clipping by it
-// uses err base:type reduce collective agree
+// uses fail base:type float reduce collective agree
 //------------------------------------------------------------------------------
 
 // The square root by Newton's method, starting from half the exponent: sqrt would need -lm. The
@@ -1780,7 +1780,7 @@ static void idist__norm_read(const idist_tensor *tensor, size_t first, size_t co
     }
 
     if (tensor->dtype == IDIST_F32) memcpy(wide, from, count * sizeof *wide);
-    else idist__type_widen(wide, from, count, tensor->dtype);
+    else idist__float_widen(wide, from, count, tensor->dtype);
     for (i = 0; i < count; i++) x[i] = (double)wide[i];
 }
 
@@ -1858,7 +1858,7 @@ idist_status idist_clip_grad_norm(const idist_tensor *grads, int n, double max_n
 
 //------------------------------------------------------------------------------
 // [train:metric]  numbers over all ranks
-// uses err base:type collective agree
+// uses fail float collective agree
 //------------------------------------------------------------------------------
 
 // The ratio of two numbers of a metric, each summed over all ranks; 0 / 0 is NaN.
@@ -1875,7 +1875,7 @@ static idist_status idist__metric_ratio(const char *name, const void *metric, do
     sums[1] = denominator;
     status = idist_all_reduce(sums, sums, 2, IDIST_F64, IDIST_SUM, &o);
     if (status == IDIST_OK && value)
-        *value = sums[1] != 0 ? sums[0] / sums[1] : (double)idist__bits_to_float(0x7fc00000u);
+        *value = sums[1] != 0 ? sums[0] / sums[1] : (double)idist__float_from_bits(0x7fc00000u);
 
     return status;
 }
@@ -1995,7 +1995,7 @@ idist_status idist_confusion_compute(const idist_confusion *m, uint64_t *cells,
 
 //------------------------------------------------------------------------------
 // [train:epoch_metric]  metrics that rank 0 computes from the rows of all ranks
-// uses err get collective agree
+// uses fail get collective agree
 //
 //     gather       rank 0 learns how many rows of which size each rank has, and allocates
 //     agree        rank 0 has the memory, and rows have the same size on all ranks
@@ -2120,23 +2120,23 @@ idist_status idist_epoch_metric(const void *rows, size_t n, size_t row_nbytes,
 // word, never have the same checksum.
 //------------------------------------------------------------------------------
 
-typedef struct idist__sum {
+typedef struct idist__checksum {
     uint64_t lane[4];
-} idist__sum;
+} idist__checksum;
 
-#define IDIST__SUM_BLOCK sizeof(idist__sum)
-#define IDIST__SUM_ODD 0x9fb21c651e98df25u
+#define IDIST__CHECKSUM_BLOCK sizeof(idist__checksum)
+#define IDIST__CHECKSUM_ODD 0x9fb21c651e98df25u
 
-static idist__sum idist__sum_begin(void) {
-    idist__sum sum;
+static idist__checksum idist__checksum_begin(void) {
+    idist__checksum sum;
     int i;
 
-    for (i = 0; i < 4; i++) sum.lane[i] = IDIST__SUM_ODD * (uint64_t)(i + 1);
+    for (i = 0; i < 4; i++) sum.lane[i] = IDIST__CHECKSUM_ODD * (uint64_t)(i + 1);
     return sum;
 }
 
 // A last block that is not full counts as if it were filled up with zeros.
-static void idist__sum_add(idist__sum *sum, const void *data, size_t nbytes) {
+static void idist__checksum_add(idist__checksum *sum, const void *data, size_t nbytes) {
     const char *from = (const char *)data;
 
     while (nbytes) {
@@ -2148,7 +2148,7 @@ static void idist__sum_add(idist__sum *sum, const void *data, size_t nbytes) {
         else memcpy(word, from, n);
 
         for (i = 0; i < 4; i++) {
-            uint64_t x = (sum->lane[i] ^ word[i]) * IDIST__SUM_ODD;
+            uint64_t x = (sum->lane[i] ^ word[i]) * IDIST__CHECKSUM_ODD;
             sum->lane[i] = x << 29 | x >> 35;
         }
 
@@ -2157,12 +2157,12 @@ static void idist__sum_add(idist__sum *sum, const void *data, size_t nbytes) {
     }
 }
 
-static uint64_t idist__sum_end(const idist__sum *sum) {
+static uint64_t idist__checksum_end(const idist__checksum *sum) {
     uint64_t hash = 0;
     int i;
 
     for (i = 0; i < 4; i++) {
-        hash = (hash ^ sum->lane[i]) * IDIST__SUM_ODD;
+        hash = (hash ^ sum->lane[i]) * IDIST__CHECKSUM_ODD;
         hash ^= hash >> 32;
     }
 
@@ -2171,7 +2171,7 @@ static uint64_t idist__sum_end(const idist__sum *sum) {
 
 //------------------------------------------------------------------------------
 // [train:checkpoint]  the format of a checkpoint file
-// uses handle err base:type checksum
+// uses handle fail base:type checksum
 //
 // Numbers have 64 bits, in the byte order of the machine. Each part except the last is padded with
 // zeros to a multiple of 32 bytes:
@@ -2194,15 +2194,15 @@ static const char idist__checkpoint_magic[8] = {'i', 'd', 'i', 's', 't', 'c', 'k
 
 // The words of a header.
 enum {
-    IDIST__HEAD_MAGIC,
-    IDIST__HEAD_VERSION,
-    IDIST__HEAD_TENSORS, // how many
-    IDIST__HEAD_STEP,
-    IDIST__HEAD_SCORE, // the bits of a double
-    IDIST__HEAD_INFO,  // bytes
-    IDIST__HEAD_FILE,  // bytes
-    IDIST__HEAD_SUM,
-    IDIST__HEAD_WORDS
+    IDIST__HEADER_MAGIC,
+    IDIST__HEADER_VERSION,
+    IDIST__HEADER_TENSORS, // how many
+    IDIST__HEADER_STEP,
+    IDIST__HEADER_SCORE, // the bits of a double
+    IDIST__HEADER_INFO,  // bytes
+    IDIST__HEADER_FILE,  // bytes
+    IDIST__HEADER_CHECKSUM,
+    IDIST__HEADER_WORDS
 };
 
 // The words of a table, per tensor.
@@ -2213,18 +2213,18 @@ enum { IDIST__PART_HEADER, IDIST__PART_TABLE, IDIST__PART_INFO, IDIST__PART_TENS
 
 // A checkpoint in memory.
 typedef struct idist__checkpoint {
-    uint64_t header[IDIST__HEAD_WORDS];
+    uint64_t header[IDIST__HEADER_WORDS];
     uint64_t *table;
     const void *info;
     const idist_tensor *tensors;
     int part_count; // without the checksum at the end
 } idist__checkpoint;
 
-static uint64_t idist__checkpoint_head_sum(const uint64_t *header) {
-    idist__sum sum = idist__sum_begin();
+static uint64_t idist__checkpoint_header_checksum(const uint64_t *header) {
+    idist__checksum sum = idist__checksum_begin();
 
-    idist__sum_add(&sum, header, IDIST__HEAD_SUM * sizeof *header);
-    return idist__sum_end(&sum);
+    idist__checksum_add(&sum, header, IDIST__HEADER_CHECKSUM * sizeof *header);
+    return idist__checksum_end(&sum);
 }
 
 static size_t idist__checkpoint_table_nbytes(uint64_t tensors) {
@@ -2238,9 +2238,9 @@ static const void *idist__checkpoint_part(const idist__checkpoint *c, int part, 
     switch (part) {
     case IDIST__PART_HEADER: *nbytes = sizeof c->header; return c->header;
     case IDIST__PART_TABLE:
-        *nbytes = idist__checkpoint_table_nbytes(c->header[IDIST__HEAD_TENSORS]);
+        *nbytes = idist__checkpoint_table_nbytes(c->header[IDIST__HEADER_TENSORS]);
         return c->table;
-    case IDIST__PART_INFO: *nbytes = (size_t)c->header[IDIST__HEAD_INFO]; return c->info;
+    case IDIST__PART_INFO: *nbytes = (size_t)c->header[IDIST__HEADER_INFO]; return c->info;
     default: break;
     }
 
@@ -2252,22 +2252,22 @@ static const void *idist__checkpoint_part(const idist__checkpoint *c, int part, 
 
 // A part's size including its padding.
 static size_t idist__checkpoint_padded(size_t nbytes) {
-    return (nbytes + IDIST__SUM_BLOCK - 1) / IDIST__SUM_BLOCK * IDIST__SUM_BLOCK;
+    return (nbytes + IDIST__CHECKSUM_BLOCK - 1) / IDIST__CHECKSUM_BLOCK * IDIST__CHECKSUM_BLOCK;
 }
 
 // The checksum at the end of the file, computed from the parts in memory.
 static uint64_t idist__checkpoint_sum(const idist__checkpoint *c) {
-    idist__sum sum = idist__sum_begin();
+    idist__checksum sum = idist__checksum_begin();
     int part;
 
     for (part = 0; part < c->part_count; part++) {
         size_t nbytes;
         const void *data = idist__checkpoint_part(c, part, &nbytes);
 
-        idist__sum_add(&sum, data, nbytes);
+        idist__checksum_add(&sum, data, nbytes);
     }
 
-    return idist__sum_end(&sum);
+    return idist__checksum_end(&sum);
 }
 
 static idist_status idist__checkpoint_check_tensor(const char *name, int i,
@@ -2325,11 +2325,12 @@ static idist_status idist__checkpoint_init(const char *name, idist__checkpoint *
     c->info = info;
     c->tensors = tensors;
     c->part_count = IDIST__PART_TENSORS + n;
-    memcpy(&c->header[IDIST__HEAD_MAGIC], idist__checkpoint_magic, sizeof idist__checkpoint_magic);
-    c->header[IDIST__HEAD_VERSION] = IDIST__CHECKPOINT_VERSION;
-    c->header[IDIST__HEAD_TENSORS] = (uint64_t)n;
-    c->header[IDIST__HEAD_INFO] = info_nbytes;
-    c->header[IDIST__HEAD_FILE] = total;
+    memcpy(&c->header[IDIST__HEADER_MAGIC], idist__checkpoint_magic,
+           sizeof idist__checkpoint_magic);
+    c->header[IDIST__HEADER_VERSION] = IDIST__CHECKPOINT_VERSION;
+    c->header[IDIST__HEADER_TENSORS] = (uint64_t)n;
+    c->header[IDIST__HEADER_INFO] = info_nbytes;
+    c->header[IDIST__HEADER_FILE] = total;
 
     return IDIST_OK;
 }
@@ -2350,12 +2351,12 @@ static const char *idist__checkpoint_read_header(idist__os_handle file, uint64_t
     uint64_t nbytes;
     bool regular;
 
-    memset(header, 0, IDIST__HEAD_WORDS * sizeof *header);
+    memset(header, 0, IDIST__HEADER_WORDS * sizeof *header);
     *error = idist__os_handle_size(file, &nbytes, &regular);
     if (*error) return "cannot be read";
     if (!regular) return "is not a regular file";
 
-    *error = idist__os_handle_read(file, 0, header, IDIST__HEAD_WORDS * sizeof *header);
+    *error = idist__os_handle_read(file, 0, header, IDIST__HEADER_WORDS * sizeof *header);
     if (*error && *error != IDIST__OS_FILE_ENDS) return "cannot be read";
 
     if (*error || memcmp(header, idist__checkpoint_magic, sizeof idist__checkpoint_magic) != 0) {
@@ -2363,11 +2364,11 @@ static const char *idist__checkpoint_read_header(idist__os_handle file, uint64_t
         return "is not a checkpoint";
     }
 
-    if (header[IDIST__HEAD_VERSION] != IDIST__CHECKPOINT_VERSION)
+    if (header[IDIST__HEADER_VERSION] != IDIST__CHECKPOINT_VERSION)
         return "has another version, or was written by a machine with another byte order";
-    if (header[IDIST__HEAD_SUM] != idist__checkpoint_head_sum(header))
+    if (header[IDIST__HEADER_CHECKSUM] != idist__checkpoint_header_checksum(header))
         return "is damaged: the checksum of its header is wrong";
-    if (header[IDIST__HEAD_FILE] != nbytes)
+    if (header[IDIST__HEADER_FILE] != nbytes)
         return "is truncated or damaged: its header gives another size";
 
     return NULL;
@@ -2375,7 +2376,7 @@ static const char *idist__checkpoint_read_header(idist__os_handle file, uint64_t
 
 //------------------------------------------------------------------------------
 // [train:load]  reads a checkpoint on rank 0 and copies it to all ranks
-// uses descriptor handle os:folder err base:type get collective agree checksum
+// uses descriptor handle os:folder fail base:type get collective agree checksum
 // uses checkpoint
 //
 //     idist__load_open      rank 0: opens the file, compares header and table with the tensors, and
@@ -2418,27 +2419,27 @@ static idist_status idist__load_match_entry(const idist__checkpoint *c, int i,
 // Whether a file has the tensors of this call. Takes over its header, with step and score.
 static idist_status idist__load_match(idist__checkpoint *c, idist__os_handle file,
                                       const char *path) {
-    uint64_t header[IDIST__HEAD_WORDS];
+    uint64_t header[IDIST__HEADER_WORDS];
     int error, i, n = c->part_count - IDIST__PART_TENSORS;
     const char *wrong = idist__checkpoint_read_header(file, header, &error);
 
     if (error) return idist__load_fail(path, error);
     if (wrong) return idist__fail(IDIST_ERR_ARG, "checkpoint_load: %s %s", path, wrong);
-    if (header[IDIST__HEAD_TENSORS] != (uint64_t)n)
+    if (header[IDIST__HEADER_TENSORS] != (uint64_t)n)
         return idist__fail(IDIST_ERR_ARG, "checkpoint_load: %s has %llu tensors, expected %d", path,
-                           (unsigned long long)header[IDIST__HEAD_TENSORS], n);
-    if (header[IDIST__HEAD_INFO] != c->header[IDIST__HEAD_INFO])
+                           (unsigned long long)header[IDIST__HEADER_TENSORS], n);
+    if (header[IDIST__HEADER_INFO] != c->header[IDIST__HEADER_INFO])
         return idist__fail(IDIST_ERR_ARG,
                            "checkpoint_load: %s has %llu bytes of info, expected %llu", path,
-                           (unsigned long long)header[IDIST__HEAD_INFO],
-                           (unsigned long long)c->header[IDIST__HEAD_INFO]);
+                           (unsigned long long)header[IDIST__HEADER_INFO],
+                           (unsigned long long)c->header[IDIST__HEADER_INFO]);
 
     for (i = 0; i < n; i++) {
         idist_status status = idist__load_match_entry(c, i, file, path);
         if (status != IDIST_OK) return status;
     }
 
-    if (header[IDIST__HEAD_FILE] != c->header[IDIST__HEAD_FILE])
+    if (header[IDIST__HEADER_FILE] != c->header[IDIST__HEADER_FILE])
         return idist__fail(IDIST_ERR_ARG,
                            "checkpoint_load: the size of %s does not match its tensors", path);
     memcpy(c->header, header, sizeof header);
@@ -2450,7 +2451,7 @@ static idist_status idist__load_match(idist__checkpoint *c, idist__os_handle fil
 // one over the memory of a rank would be wrong.
 static idist_status idist__load_check_padding(const idist__checkpoint *c, idist__os_handle file,
                                               const char *path) {
-    char padding[IDIST__SUM_BLOCK];
+    char padding[IDIST__CHECKSUM_BLOCK];
     uint64_t at = 0;
     int part, error;
 
@@ -2476,8 +2477,8 @@ static idist_status idist__load_check_padding(const idist__checkpoint *c, idist_
 static idist_status idist__load_verify(const idist__checkpoint *c, idist__os_handle file,
                                        const char *path, uint64_t *sum) {
     char *piece = (char *)malloc(IDIST__CHECKPOINT_PIECE);
-    uint64_t at = 0, end = c->header[IDIST__HEAD_FILE] - sizeof *sum;
-    idist__sum computed = idist__sum_begin();
+    uint64_t at = 0, end = c->header[IDIST__HEADER_FILE] - sizeof *sum;
+    idist__checksum computed = idist__checksum_begin();
     int error = 0;
 
     if (!piece)
@@ -2488,14 +2489,14 @@ static idist_status idist__load_verify(const idist__checkpoint *c, idist__os_han
         size_t n = rest < IDIST__CHECKPOINT_PIECE ? (size_t)rest : IDIST__CHECKPOINT_PIECE;
 
         error = idist__os_handle_read(file, at, piece, n);
-        if (!error) idist__sum_add(&computed, piece, n);
+        if (!error) idist__checksum_add(&computed, piece, n);
         at += n;
     }
 
     free(piece);
     if (!error) error = idist__os_handle_read(file, end, sum, sizeof *sum);
     if (error) return idist__load_fail(path, error);
-    if (*sum != idist__sum_end(&computed))
+    if (*sum != idist__checksum_end(&computed))
         return idist__fail(IDIST_ERR_ARG, "checkpoint_load: %s is damaged: its checksum is wrong",
                            path);
 
@@ -2525,22 +2526,22 @@ static idist_status idist__load_open(idist__checkpoint *c, const char *path, idi
 // different counts would break the group.
 static idist_status idist__load_compare(idist__checkpoint *c, uint64_t *sum,
                                         const idist_opts *opts) {
-    enum { IDIST__ROOT_SUM = IDIST__HEAD_WORDS, IDIST__ROOT_TABLE_SUM, IDIST__ROOT_WORDS };
+    enum { IDIST__ROOT_SUM = IDIST__HEADER_WORDS, IDIST__ROOT_TABLE_SUM, IDIST__ROOT_WORDS };
     uint64_t root[IDIST__ROOT_WORDS], own_table_sum;
-    idist__sum table_sum = idist__sum_begin();
+    idist__checksum table_sum = idist__checksum_begin();
     idist_status status;
 
-    idist__sum_add(&table_sum, c->table,
-                   idist__checkpoint_table_nbytes(c->header[IDIST__HEAD_TENSORS]));
-    own_table_sum = idist__sum_end(&table_sum);
+    idist__checksum_add(&table_sum, c->table,
+                        idist__checkpoint_table_nbytes(c->header[IDIST__HEADER_TENSORS]));
+    own_table_sum = idist__checksum_end(&table_sum);
     memcpy(root, c->header, sizeof c->header);
     root[IDIST__ROOT_SUM] = *sum;
     root[IDIST__ROOT_TABLE_SUM] = own_table_sum;
     status = idist_broadcast(root, IDIST__ROOT_WORDS, IDIST_U64, 0, opts);
     if (status != IDIST_OK) return status;
 
-    if (root[IDIST__HEAD_TENSORS] != c->header[IDIST__HEAD_TENSORS] ||
-        root[IDIST__HEAD_INFO] != c->header[IDIST__HEAD_INFO] ||
+    if (root[IDIST__HEADER_TENSORS] != c->header[IDIST__HEADER_TENSORS] ||
+        root[IDIST__HEADER_INFO] != c->header[IDIST__HEADER_INFO] ||
         root[IDIST__ROOT_TABLE_SUM] != own_table_sum)
         status = idist__fail(IDIST_ERR_ARG,
                              "checkpoint_load: tensors or info are others than on rank 0");
@@ -2597,7 +2598,7 @@ idist_status idist_checkpoint_load(const char *path, const idist_tensor *tensors
 
     if (status == IDIST_OK) status = idist__load_compare(&c, &sum, &o);
     if (status == IDIST_OK) status = idist__load_copy(&c, info, file, path, sum, &o);
-    idist__os_close(&file);
+    idist__os_descriptor_close(&file);
     free(c.table);
 
     return status;
@@ -2605,7 +2606,7 @@ idist_status idist_checkpoint_load(const char *path, const idist_tensor *tensors
 
 //------------------------------------------------------------------------------
 // [train:folder]  the checkpoints in a folder, and the best of them
-// uses descriptor handle os:folder err get collective agree checkpoint
+// uses descriptor handle os:folder fail text get collective agree checkpoint
 //------------------------------------------------------------------------------
 
 // A checkpoint, as its header describes it.
@@ -2656,19 +2657,19 @@ static bool idist__folder_is_better(const idist__folder_entry *a, const idist__f
 // Reads the header of a file. False: not a checkpoint, or damaged.
 static bool idist__folder_read_entry(idist__os_handle folder, const char *name,
                                      idist__folder_entry *entry) {
-    uint64_t header[IDIST__HEAD_WORDS];
+    uint64_t header[IDIST__HEADER_WORDS];
     idist__os_handle file;
     const char *wrong;
     int error = idist__os_folder_read_file(folder, name, &file);
 
     if (error) return false;
     wrong = idist__checkpoint_read_header(file, header, &error);
-    idist__os_close(&file);
+    idist__os_descriptor_close(&file);
     if (wrong) return false;
 
-    entry->step = header[IDIST__HEAD_STEP];
-    memcpy(&entry->score, &header[IDIST__HEAD_SCORE], sizeof entry->score);
-    idist__copy_text(entry->name, sizeof entry->name, name);
+    entry->step = header[IDIST__HEADER_STEP];
+    memcpy(&entry->score, &header[IDIST__HEADER_SCORE], sizeof entry->score);
+    idist__text_copy(entry->name, sizeof entry->name, name);
 
     return entry->score == entry->score; // not NaN
 }
@@ -2798,7 +2799,7 @@ static idist_status idist__folder_find(const idist_checkpoint_desc *desc, bool l
     }
 
     free(list.entries);
-    idist__os_close(&folder);
+    idist__os_descriptor_close(&folder);
 
     return status;
 }
@@ -2829,7 +2830,7 @@ idist_status idist_checkpoint_find(const idist_checkpoint_desc *desc, bool lates
 
 //------------------------------------------------------------------------------
 // [train:save]  writes a checkpoint atomically and removes the worst
-// uses descriptor handle os:folder err base:log model core:world get agree
+// uses descriptor handle os:folder fail base:log model core:world get agree
 // uses checksum checkpoint folder
 //
 // All of it happens on rank 0, while the others wait for its status: list the folder and remove
@@ -2838,7 +2839,7 @@ idist_status idist_checkpoint_find(const idist_checkpoint_desc *desc, bool lates
 //------------------------------------------------------------------------------
 
 static int idist__save_write_parts(const idist__checkpoint *c, idist__os_handle file) {
-    static const char zeros[IDIST__SUM_BLOCK] = {0};
+    static const char zeros[IDIST__CHECKSUM_BLOCK] = {0};
     uint64_t sum = idist__checkpoint_sum(c);
     int part, error = 0;
 
@@ -2979,13 +2980,13 @@ static idist_status idist__save_on_root(const idist_checkpoint_desc *desc, uint6
         entry.score = score;
         snprintf(entry.name, sizeof entry.name, "%s_%llu_score=%.6g.idist", prefix,
                  (unsigned long long)step, score);
-        c->header[IDIST__HEAD_STEP] = step;
-        memcpy(&c->header[IDIST__HEAD_SCORE], &score, sizeof score);
-        c->header[IDIST__HEAD_SUM] = idist__checkpoint_head_sum(c->header);
+        c->header[IDIST__HEADER_STEP] = step;
+        memcpy(&c->header[IDIST__HEADER_SCORE], &score, sizeof score);
+        c->header[IDIST__HEADER_CHECKSUM] = idist__checkpoint_header_checksum(c->header);
         status = idist__save_to_folder(desc, folder, prefix, c, &entry, log);
     }
 
-    idist__os_close(&folder);
+    idist__os_descriptor_close(&folder);
 
     return status;
 }
@@ -3011,7 +3012,7 @@ idist_status idist_checkpoint_save(const idist_checkpoint_desc *desc, uint64_t s
 
 //------------------------------------------------------------------------------
 // [train:shape]  shapes and options that must be equal on all ranks
-// uses err base:type collective agree
+// uses fail base:type collective agree
 //------------------------------------------------------------------------------
 
 // In place of a dtype when an option is compared; its value is then in count.
@@ -3128,7 +3129,7 @@ static idist_status idist__shape_agree(const char *name, const idist__shape *sha
 
 //------------------------------------------------------------------------------
 // [train:tensor]  arrays copied from one rank to all
-// uses err base:type get collective several agree shape
+// uses fail base:type get collective several agree shape
 //------------------------------------------------------------------------------
 
 // Local. data_too: every tensor with elements must have its memory.
@@ -3258,7 +3259,7 @@ idist_status idist_broadcast_optimizer_state(const idist_tensor *state, int n, v
 
 //------------------------------------------------------------------------------
 // [train:memory]  the same operations on host and device memory
-// uses err reduce calls:memory own
+// uses fail reduce calls:memory own
 //
 // On the device they are enqueued on opts.stream, by [ipc:own] of idist_ipc.h.
 //------------------------------------------------------------------------------
@@ -3319,7 +3320,7 @@ static void idist__memory_free(const idist__memory *memory, void *data) {
 
 //------------------------------------------------------------------------------
 // [train:compress]  the state of a bucket that is sent with fewer bits
-// uses err memory
+// uses fail memory
 //
 // A compression is a communication hook like one of the program's. Its arg is the idist__reduction
 // of the ddp, and the state of a bucket an idist__compress_state.
@@ -3335,19 +3336,19 @@ typedef struct idist__reduction {
 } idist__reduction;
 
 // Gradients that share a scale when they are sent as bytes.
-enum { IDIST__CHUNK = 1024 };
-enum { IDIST__CHUNK_NBYTES = sizeof(float) + IDIST__CHUNK }; // the scale, then the bytes
+enum { IDIST__INT8_CHUNK = 1024 };
+enum { IDIST__INT8_CHUNK_NBYTES = sizeof(float) + IDIST__INT8_CHUNK }; // the scale, then the bytes
 
 // The members other than `send` are used for bytes only.
 typedef struct idist__compress_state {
     void *send, *recv;
     void *error;       // floats: what the first rounding took from each gradient of the bucket
     void *block_error; // floats: what the second rounding took, in the block of this rank
-    size_t block;      // gradients in a block, a multiple of IDIST__CHUNK
+    size_t block;      // gradients in a block, a multiple of IDIST__INT8_CHUNK
 } idist__compress_state;
 
 static size_t idist__compress_block_nbytes(const idist__compress_state *state) {
-    return state->block / IDIST__CHUNK * IDIST__CHUNK_NBYTES;
+    return state->block / IDIST__INT8_CHUNK * IDIST__INT8_CHUNK_NBYTES;
 }
 
 // free_fn of the hooks.
@@ -3366,7 +3367,7 @@ static void idist__compress_free(void *data, void *arg) {
 static idist_status idist__compress_alloc(const idist__reduction *reduction, idist_bucket *b) {
     idist__compress_state *state = (idist__compress_state *)calloc(1, sizeof *state);
     const idist__memory *memory = &reduction->memory;
-    size_t ranks = (size_t)reduction->group_size, nbytes, granule = ranks * IDIST__CHUNK;
+    size_t ranks = (size_t)reduction->group_size, nbytes, granule = ranks * IDIST__INT8_CHUNK;
     idist_status status = IDIST_OK;
 
     if (!state)
@@ -3378,7 +3379,7 @@ static idist_status idist__compress_alloc(const idist__reduction *reduction, idi
         return idist__memory_alloc(memory, &state->send, nbytes);
     }
 
-    state->block = (b->count + granule - 1) / granule * IDIST__CHUNK;
+    state->block = (b->count + granule - 1) / granule * IDIST__INT8_CHUNK;
     nbytes = ranks * idist__compress_block_nbytes(state);
     status = idist__memory_alloc(memory, &state->error, ranks * state->block * sizeof(float));
     if (status == IDIST_OK)
@@ -3391,7 +3392,7 @@ static idist_status idist__compress_alloc(const idist__reduction *reduction, idi
 
 //------------------------------------------------------------------------------
 // [train:half]  buckets sent as 16-bit floats
-// uses base:type collective memory compress
+// uses float collective memory compress
 //
 // The bucket is rounded to 16 bits, reduced (in float, rounded once more) and widened.
 //------------------------------------------------------------------------------
@@ -3404,14 +3405,14 @@ static void idist__half_pack(const idist_bucket *b, char *to, idist_dtype wire) 
     size_t first, i, count;
 
     if (b->dtype == IDIST_F32) {
-        idist__type_narrow(to, (const float *)b->data, b->count, wire);
+        idist__float_narrow(to, (const float *)b->data, b->count, wire);
         return;
     }
 
     for (first = 0; first < b->count; first += count) {
         count = b->count - first < IDIST__HALF_PIECE ? b->count - first : (size_t)IDIST__HALF_PIECE;
         for (i = 0; i < count; i++) piece[i] = (float)from[first + i];
-        idist__type_narrow(to + 2 * first, piece, count, wire);
+        idist__float_narrow(to + 2 * first, piece, count, wire);
     }
 }
 
@@ -3421,13 +3422,13 @@ static void idist__half_unpack(const idist_bucket *b, const char *from, idist_dt
     size_t first, i, count;
 
     if (b->dtype == IDIST_F32) {
-        idist__type_widen((float *)b->data, from, b->count, wire);
+        idist__float_widen((float *)b->data, from, b->count, wire);
         return;
     }
 
     for (first = 0; first < b->count; first += count) {
         count = b->count - first < IDIST__HALF_PIECE ? b->count - first : (size_t)IDIST__HALF_PIECE;
-        idist__type_widen(piece, from + 2 * first, count, wire);
+        idist__float_widen(piece, from + 2 * first, count, wire);
         for (i = 0; i < count; i++) to[first + i] = piece[i];
     }
 }
@@ -3468,15 +3469,15 @@ static idist_status idist__half_finish(idist_bucket *b, void *arg) {
 
 // Rounds x to bytes and leaves in x what that took. A chunk with a value that is not finite becomes
 // all NaN.
-static void idist__byte_pack(float *x, size_t count, char *to) {
+static void idist__int8_pack(float *x, size_t count, char *to) {
     size_t first, i;
 
-    for (first = 0; first < count; first += IDIST__CHUNK, to += IDIST__CHUNK_NBYTES) {
+    for (first = 0; first < count; first += IDIST__INT8_CHUNK, to += IDIST__INT8_CHUNK_NBYTES) {
         signed char *bytes = (signed char *)to + sizeof(float);
         float *chunk = x + first;
         float largest = 0, not_finite = 0, scale, inverse;
 
-        for (i = 0; i < IDIST__CHUNK; i++) {
+        for (i = 0; i < IDIST__INT8_CHUNK; i++) {
             float size = chunk[i] < 0 ? -chunk[i] : chunk[i];
 
             largest = size > largest ? size : largest;
@@ -3487,7 +3488,7 @@ static void idist__byte_pack(float *x, size_t count, char *to) {
         inverse = scale > 0 ? 1 / scale : 0;
         if (!(inverse <= 3.4e38f)) inverse = 0; // gradients so small that they do not matter
 
-        for (i = 0; i < IDIST__CHUNK; i++) {
+        for (i = 0; i < IDIST__INT8_CHUNK; i++) {
             float v = chunk[i] * inverse;
             int byte = not_finite == 0 ? (int)(v < 0 ? v - 0.5f : v + 0.5f) : 0;
 
@@ -3499,7 +3500,7 @@ static void idist__byte_pack(float *x, size_t count, char *to) {
     }
 }
 
-static float idist__byte_scale(const char *chunk) {
+static float idist__int8_scale(const char *chunk) {
     float scale;
 
     memcpy(&scale, chunk, sizeof scale);
@@ -3516,7 +3517,7 @@ static idist_status idist__int8_start(idist_bucket *b, void *arg) {
         for (i = 0; i < b->count; i++) error[i] += ((const float *)b->data)[i];
     else
         for (i = 0; i < b->count; i++) error[i] += (float)((const double *)b->data)[i];
-    idist__byte_pack(error, (size_t)reduction->group_size * state->block, (char *)state->send);
+    idist__int8_pack(error, (size_t)reduction->group_size * state->block, (char *)state->send);
 
     return idist_all_to_all(state->send, state->recv, idist__compress_block_nbytes(state), IDIST_U8,
                             &b->opts);
@@ -3526,11 +3527,11 @@ static idist_status idist__int8_start(idist_bucket *b, void *arg) {
 static const char *idist__int8_add(float *sum, size_t block, const char *from, float factor) {
     size_t first, i;
 
-    for (first = 0; first < block; first += IDIST__CHUNK, from += IDIST__CHUNK_NBYTES) {
+    for (first = 0; first < block; first += IDIST__INT8_CHUNK, from += IDIST__INT8_CHUNK_NBYTES) {
         const signed char *bytes = (const signed char *)from + sizeof(float);
-        float scale = idist__byte_scale(from) * factor;
+        float scale = idist__int8_scale(from) * factor;
 
-        for (i = 0; i < IDIST__CHUNK; i++) sum[first + i] += (float)bytes[i] * scale;
+        for (i = 0; i < IDIST__INT8_CHUNK; i++) sum[first + i] += (float)bytes[i] * scale;
     }
 
     return from;
@@ -3539,12 +3540,13 @@ static const char *idist__int8_add(float *sum, size_t block, const char *from, f
 static void idist__int8_unpack(const idist_bucket *b, const char *from) {
     size_t first, i;
 
-    for (first = 0; first < b->count; first += IDIST__CHUNK, from += IDIST__CHUNK_NBYTES) {
+    for (first = 0; first < b->count;
+         first += IDIST__INT8_CHUNK, from += IDIST__INT8_CHUNK_NBYTES) {
         const signed char *bytes = (const signed char *)from + sizeof(float);
-        float scale = idist__byte_scale(from);
+        float scale = idist__int8_scale(from);
         size_t count = b->count - first;
 
-        if (count > IDIST__CHUNK) count = IDIST__CHUNK;
+        if (count > IDIST__INT8_CHUNK) count = IDIST__INT8_CHUNK;
         if (b->dtype == IDIST_F32)
             for (i = 0; i < count; i++) ((float *)b->data)[first + i] = (float)bytes[i] * scale;
         else
@@ -3562,7 +3564,7 @@ static idist_status idist__int8_finish(idist_bucket *b, void *arg) {
 
     for (rank = 0; rank < reduction->group_size; rank++)
         from = idist__int8_add(sum, state->block, from, (float)b->scale);
-    idist__byte_pack(sum, state->block, (char *)state->send);
+    idist__int8_pack(sum, state->block, (char *)state->send);
     status = idist_all_gather(state->send, state->recv, idist__compress_block_nbytes(state),
                               IDIST_U8, &b->opts);
     if (status == IDIST_OK) idist__int8_unpack(b, (const char *)state->recv);
@@ -3662,7 +3664,7 @@ static idist_status idist__on_device_int8_finish(idist_bucket *b, void *arg) {
 
 //------------------------------------------------------------------------------
 // [train:ddp]  gradients averaged while the backward pass is still running
-// uses err base:type agree compress
+// uses fail text base:type agree compress
 //
 // The backward pass computes gradients from the last parameter to the first. Buckets are formed in
 // that order, and a bucket whose gradients are all ready is launched while the gradients of earlier
@@ -3783,7 +3785,7 @@ static idist_status idist__ddp_fail(idist_ddp *d, idist_status status) {
     if (d->status != IDIST_OK) return idist__fail(d->status, "%s", d->error);
 
     d->status = idist__agree_break("ddp", d->desc.group, status);
-    idist__copy_text(d->error, sizeof d->error, idist_last_error());
+    idist__text_copy(d->error, sizeof d->error, idist_last_error());
 
     return status;
 }
@@ -3815,8 +3817,8 @@ static void idist__ddp_set_scale(idist_ddp *d) {
 // Assigns gradients to buckets, from the last to the first: bucket_of[i] is that of gradient i.
 // Each dtype has one open bucket, which is closed by the gradient that reaches the limit. Buckets
 // are numbered in the order in which they are opened. Returns how many there are.
-static int idist__ddp_assign(const idist_tensor *grads, int n, size_t first_limit, size_t limit,
-                             int *bucket_of) {
+static int idist__ddp_bucket_assign(const idist_tensor *grads, int n, size_t first_limit,
+                                    size_t limit, int *bucket_of) {
     size_t nbytes[IDIST_DTYPE_COUNT], limits[IDIST_DTYPE_COUNT];
     int open[IDIST_DTYPE_COUNT], i, count = 0;
 
@@ -3911,8 +3913,8 @@ static idist_status idist__ddp_bucket_create(idist_ddp *d) {
 
     if (!bucket_of) return idist__ddp_no_memory();
     d->bucket_count =
-        idist__ddp_assign(d->grads, d->desc.n, limit ? limit : IDIST__DDP_FIRST_NBYTES,
-                          limit ? limit : IDIST__DDP_BUCKET_NBYTES, bucket_of);
+        idist__ddp_bucket_assign(d->grads, d->desc.n, limit ? limit : IDIST__DDP_FIRST_NBYTES,
+                                 limit ? limit : IDIST__DDP_BUCKET_NBYTES, bucket_of);
     d->buckets = (idist__ddp_bucket *)calloc((size_t)d->bucket_count + 1, sizeof *d->buckets);
 
     for (i = 0; i < d->desc.n && d->buckets; i++) {
@@ -4038,7 +4040,7 @@ static idist_status idist__ddp_hold_end(idist_ddp *d, const idist__ddp_bucket *b
 
 //------------------------------------------------------------------------------
 // [train:ddp_launch]  from a ready gradient to a launched bucket
-// uses err get collective request mark tensor memory ddp ddp_hold
+// uses clock fail get collective request mark tensor memory ddp ddp_hold
 //------------------------------------------------------------------------------
 
 // Collective: which ranks have data, and what follows from that.
@@ -4141,7 +4143,7 @@ static idist_status idist__ddp_launch_bucket(idist_ddp *d, idist__ddp_bucket *bu
     exposed->scale = d->scale;
     exposed->opts = d->reduction.memory.opts;
     if (!blocking) exposed->opts.request = &bucket->request;
-    bucket->launched_ns = idist_trace_on() ? idist__os_now_ns() : 0;
+    bucket->launched_ns = idist_trace_on() ? idist__os_clock_now_ns() : 0;
     d->launched_count++;
 
     if (holds) status = idist__ddp_hold_begin(d, bucket, IDIST__DDP_START);
@@ -4189,7 +4191,7 @@ static idist_status idist__ddp_launch_gather(idist_ddp *d, int i) {
 
 //------------------------------------------------------------------------------
 // [train:ddp_finish]  the end of an iteration
-// uses collective mark memory ddp ddp_hold ddp_launch
+// uses clock collective mark memory ddp ddp_hold ddp_launch
 //
 // What idist_ddp_wait does: gradients that are not ready become zeros or count as ready; the
 // remaining buckets are launched; each result is finished and copied back.
@@ -4278,7 +4280,7 @@ static void idist__ddp_finish_trace(const idist__ddp_bucket *bucket) {
     snprintf(name, sizeof name, "bucket %d", bucket->exposed.index);
     snprintf(args, sizeof args, "{\"gradients\":%d,\"bytes\":%zu}", bucket->gradient_count,
              idist__ddp_bucket_nbytes(bucket));
-    idist_trace_span(name, "bucket", bucket->launched_ns, idist__os_now_ns(), args);
+    idist_trace_span(name, "bucket", bucket->launched_ns, idist__os_clock_now_ns(), args);
 }
 
 // Waits for the launched buckets and finishes them. After a failure it only waits.
@@ -4360,7 +4362,7 @@ static idist_status idist__ddp_finish(idist_ddp *d) {
 
 //------------------------------------------------------------------------------
 // [train:ddp_step]  the public functions of an iteration
-// uses err tracer ddp ddp_launch ddp_finish
+// uses fail tracer ddp ddp_launch ddp_finish
 //------------------------------------------------------------------------------
 
 // Whether an iteration has begun that idist_ddp_wait must end. A forward pass alone, for
@@ -4420,9 +4422,9 @@ idist_status idist_ddp_wait(idist_ddp *d) {
     if (status != IDIST_OK && (!d->begun || idist__me.group_depth)) return status;
 
     // An iteration that has failed is ended as well.
-    idist__trace_begin("wait", "ddp_wait", NULL, NULL);
+    idist__tracer_begin("wait", "ddp_wait", NULL, NULL);
 
-    return idist__trace_end(idist__ddp_finish(d));
+    return idist__tracer_end(idist__ddp_finish(d));
 }
 
 idist_status idist_ddp_no_sync(idist_ddp *d, bool on) {
@@ -4455,7 +4457,7 @@ idist_status idist_auto_optim(idist_ddp *d, idist_task_fn step, void *arg) {
 
 //------------------------------------------------------------------------------
 // [train:ddp_join]  ranks that have run out of data
-// uses err agree tensor memory ddp ddp_launch ddp_finish
+// uses fail agree tensor memory ddp ddp_launch ddp_finish
 //------------------------------------------------------------------------------
 
 // Takes part in an iteration of the others, with zeros.
@@ -4524,7 +4526,7 @@ idist_status idist_ddp_join(idist_ddp *d, int *last) {
 
 //------------------------------------------------------------------------------
 // [train:ddp_create]  from a desc to a ddp, and its end
-// uses err base:type get collective request own agree shape tensor memory
+// uses fail base:type get collective request own agree shape tensor memory
 // uses compress half int8 on_device ddp ddp_bucket
 //
 //     idist__ddp_create_copy         the lists of the caller
@@ -4881,7 +4883,7 @@ int idist_ddp_active(const idist_ddp *d) { return d ? d->active_count : 0; }
 
 //------------------------------------------------------------------------------
 // [train:log]  what a training run prints, on rank 0 only
-// uses clock err base:log model core:world get
+// uses calendar fail text base:log model core:world get
 //------------------------------------------------------------------------------
 
 // Removes a progress bar, so that a line can take its place. The lock is held.
@@ -4910,8 +4912,8 @@ void idist_train_log(const char *name, const char *format, ...) {
 
     if (idist_get_rank() != 0 || idist__me.callbacks) return; // a logger must not log
 
-    now_ns = idist__os_clock_ns();
-    idist__os_clock_print(now_ns, when, sizeof when);
+    now_ns = idist__os_calendar_ns();
+    idist__os_calendar_print(now_ns, when, sizeof when);
     snprintf(line, sizeof line, "%s,%03d %s INFO: ", when, (int)(now_ns / 1000000 % 1000),
              name ? name : "training");
     va_start(args, format);
@@ -4932,7 +4934,7 @@ void idist_train_log_config(const char *name) {
     idist_train_log(name, "- device: %s", idist_device());
     idist_train_log(name, "- world size: %d", idist_get_world_size());
     idist_train_log(name, "Distributed setting:");
-    idist__copy_text(text, sizeof text, idist_show_config());
+    idist__text_copy(text, sizeof text, idist_show_config());
 
     for (line = text; *line; line = end) {
         end = line + strcspn(line, "\n");
@@ -4953,7 +4955,7 @@ void idist_train_log_metrics(const char *name, int epoch, double seconds, const 
 
 //------------------------------------------------------------------------------
 // [train:progress]  a progress bar on a terminal
-// uses terminal err base:log get log
+// uses clock terminal text base:log get log
 //------------------------------------------------------------------------------
 
 #define IDIST__BAR_NS (100 * IDIST__MS) // between two updates of a progress bar
@@ -4997,7 +4999,7 @@ static void idist__progress_print_remaining(char *text, size_t capacity, int64_t
     double remaining_ns;
 
     if (!done) {
-        idist__copy_text(text, capacity, "?");
+        idist__text_copy(text, capacity, "?");
         return;
     }
 
@@ -5008,7 +5010,7 @@ static void idist__progress_print_remaining(char *text, size_t capacity, int64_t
 void idist_progress_update(idist_progress *bar, uint64_t done, const char *text) {
     static const char cells[] = "##########          ";
     char elapsed[32], remaining[32], before[400], picture[16], after[600];
-    int64_t now_ns = idist__os_now_ns();
+    int64_t now_ns = idist__os_clock_now_ns();
     double fraction;
     bool last;
 

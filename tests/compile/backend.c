@@ -116,8 +116,8 @@ static void table_progress(idist__world *w) {
 
     failed = table.failed;
     pthread_mutex_unlock(&table.lock);
-    if (failed) idist__complete(oldest, IDIST_ERR_ABORTED, "another rank gave up");
-    else if (all) idist__complete(oldest, IDIST_OK, "");
+    if (failed) idist__task_complete(oldest, IDIST_ERR_ABORTED, "another rank gave up");
+    else if (all) idist__task_complete(oldest, IDIST_OK, "");
 }
 
 static void table_start(idist__task *t) {
@@ -126,7 +126,9 @@ static void table_start(idist__task *t) {
                (c->dtype == IDIST_F32 || c->dtype == IDIST_I32);
 
     if (c->kind == IDIST__BARRIER || sum) table_progress(t->group->w);
-    else idist__complete(t, IDIST_ERR_UNSUPPORTED, "the table has small sums and barriers only");
+    else
+        idist__task_complete(t, IDIST_ERR_UNSUPPORTED,
+                             "the table has small sums and barriers only");
 }
 
 // A nap instead: who waits looks again, so that it may end early, and nobody needs to be woken.
@@ -171,7 +173,7 @@ static int table_missing(idist__task *t, char *text, size_t cap) {
     pthread_mutex_lock(&table.lock);
     for (int r = 0; r < t->group->size; r++)
         if (table.n_given[r] < mine->call)
-            idist__append(text, cap, "%srank %d", n++ ? ", " : "", r);
+            idist__text_append(text, cap, "%srank %d", n++ ? ", " : "", r);
     pthread_mutex_unlock(&table.lock);
     return n;
 }

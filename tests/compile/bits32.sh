@@ -64,10 +64,10 @@ int main(int argc, char **argv) {
     CHECK(argc == 2);
 
     // A sleeper sleeps until its time, neither less nor for ever.
-    before = idist__os_now_ns();
-    while (idist__os_now_ns() - before < 100 * IDIST__MS) {
+    before = idist__os_clock_now_ns();
+    while (idist__os_clock_now_ns() - before < 100 * IDIST__MS) {
         distinct++;
-        idist__os_futex_wait(&word, 1, before + 100 * IDIST__MS);
+        idist__os_wake_await_word(&word, 1, before + 100 * IDIST__MS);
     }
     CHECK(distinct < 20);
 

@@ -33,7 +33,7 @@ static void conversions(idist_dtype dtype, idist__isa isa) {
         if (idist_dtype_size(dtype) == 1) ((uint8_t *)codes)[i] = (uint8_t)i;
         else codes[i] = (uint16_t)i;
     }
-    idist__type_widen(wide, codes, N, dtype);
+    idist__float_widen(wide, codes, N, dtype);
     eat(wide, sizeof wide);
     tell("widen", idist_dtype_name(dtype), isa);
 
@@ -43,7 +43,7 @@ static void conversions(idist_dtype dtype, idist__isa isa) {
         for (i = 0; i < N; i++) bits[i] = i << 16 | low[step];
         memcpy(wide, bits, sizeof wide);
         memset(codes, 0, sizeof codes);
-        idist__type_narrow(codes, wide, N, dtype);
+        idist__float_narrow(codes, wide, N, dtype);
         eat(codes, N * idist_dtype_size(dtype));
     }
     tell("narrow", idist_dtype_name(dtype), isa);
@@ -102,28 +102,28 @@ static void reductions(idist_dtype dtype, idist_op op, idist__isa isa) {
 
 // Gradients with a NaN or an infinity: chunks of bytes become NaN as a whole, a norm is refused.
 static void training(uint32_t bad) {
-    static float x[IDIST__CHUNK];
-    char bytes[IDIST__CHUNK_NBYTES];
+    static float x[IDIST__INT8_CHUNK];
+    char bytes[IDIST__INT8_CHUNK_NBYTES];
     uint32_t i, error;
     idist_tensor tensor;
     idist_status status;
     double norm = 0;
 
-    for (i = 0; i < IDIST__CHUNK; i++) x[i] = (float)(i % 7) - 3.0f;
+    for (i = 0; i < IDIST__INT8_CHUNK; i++) x[i] = (float)(i % 7) - 3.0f;
     memcpy(&x[17], &bad, sizeof bad);
     memset(&tensor, 0, sizeof tensor);
     tensor.data = x;
-    tensor.count = IDIST__CHUNK;
+    tensor.count = IDIST__INT8_CHUNK;
     tensor.dtype = IDIST_F32;
     status = idist_clip_grad_norm(&tensor, 1, 1.0, false, &norm, NULL);
     eat(&norm, sizeof norm);
     printf("clip_grad_norm %s ", status == IDIST_OK ? "scales" : "refuses");
     tell("", "", IDIST__BASE);
 
-    idist__byte_pack(x, IDIST__CHUNK, bytes);
+    idist__int8_pack(x, IDIST__INT8_CHUNK, bytes);
     memcpy(&error, bytes, sizeof error);
     printf("scale %08x ", (error & 0x7fffffffu) > 0x7f800000u ? 0x7fc00000u : error);
-    eat(bytes + sizeof(float), IDIST__CHUNK);
+    eat(bytes + sizeof(float), IDIST__INT8_CHUNK);
     eat(x, sizeof x);
     tell("", "", IDIST__BASE);
 }
@@ -132,7 +132,7 @@ int main(void) {
     static const idist_dtype narrow[] = {IDIST_F16, IDIST_BF16, IDIST_F8E4M3, IDIST_F8E5M2};
     static const idist_dtype reduced[] = {IDIST_F16, IDIST_BF16, IDIST_F32, IDIST_F64};
     static const idist_op ops[] = {IDIST_SUM, IDIST_PROD, IDIST_MIN, IDIST_MAX, IDIST_AVG};
-    int isa, best = (int)idist__type_best_isa();
+    int isa, best = (int)idist__isa_best();
     size_t i, j;
 
     digest = UINT64_C(0xcbf29ce484222325);

@@ -50,11 +50,11 @@ static void blocks(idist_group *world, int rank, int n, void *arg) {
 // shared
 //------------------------------------------------------------------------------
 
-static idist__shm *shm_of(idist_group *world) { return idist__ring_of(world->w)->shm; }
+static idist__segment *shm_of(idist_group *world) { return idist__ring_of(world->w)->shm; }
 
 // Where p is in the file; 0: not there.
 static uint64_t place_of(idist_group *world, const void *p) {
-    return idist__share_offset(idist__ring_group_of(world)->share, p, 1);
+    return idist__slot_window_offset(idist__ring_group_of(world)->share, p, 1);
 }
 
 // The others see what one writes, and it sees what they write.
@@ -86,7 +86,7 @@ static void seen_by_all(idist_group *world, int rank, int n, void *arg) {
 static unsigned char *buffers_of(idist_group *world, size_t *nbytes) {
     const idist__share *s = idist__ring_group_of(world)->share;
     *nbytes = IDIST__BUFFERS * s->chunk_nbytes;
-    return (unsigned char *)idist__share_buffer(s, idist_group_rank(world), 0);
+    return (unsigned char *)idist__region_buffer(s, idist_group_rank(world), 0);
 }
 
 enum { KINDS = 8, BLOCK = 30000 };

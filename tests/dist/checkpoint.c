@@ -236,7 +236,7 @@ static void leaves_others_alone(void) {
     char file[1000];
     size_t n = get_file(in_folder("checkpoint_5_score=1.idist"), file, sizeof file);
     put_file(in_folder("checkpoint_5.idist"), file, n);
-    file[8 * IDIST__HEAD_SCORE + 6] ^= 1;
+    file[8 * IDIST__HEADER_SCORE + 6] ^= 1;
     put_file(in_folder("checkpoint_8_score=9.idist"), file,
              n); // a score that is not the one of its checksum
     tap_is(idist_checkpoint_save(&d, 6, 2, &small, 1, NULL, 0, NULL), IDIST_OK, "a better one");
@@ -361,15 +361,16 @@ static void lies(void) {
     for (int word = 0; word < 10; word++) {
         for (size_t i = 0; i < sizeof values / sizeof values[0]; i++) {
             uint64_t bad[100];
-            if (word == IDIST__HEAD_STEP || word == IDIST__HEAD_SCORE || word == IDIST__HEAD_SUM)
+            if (word == IDIST__HEADER_STEP || word == IDIST__HEADER_SCORE ||
+                word == IDIST__HEADER_CHECKSUM)
                 continue;
             memcpy(bad, file, n);
             if (bad[word] == values[i]) continue;
             bad[word] = values[i];
-            bad[IDIST__HEAD_SUM] = idist__checkpoint_head_sum(bad);
-            idist__sum sum = idist__sum_begin();
-            idist__sum_add(&sum, bad, n - 8);
-            bad[n / 8 - 1] = idist__sum_end(&sum);
+            bad[IDIST__HEADER_CHECKSUM] = idist__checkpoint_header_checksum(bad);
+            idist__checksum sum = idist__checksum_begin();
+            idist__checksum_add(&sum, bad, n - 8);
+            bad[n / 8 - 1] = idist__checksum_end(&sum);
             put_file(in_folder("bad"), bad, n);
             n_taken +=
                 idist_checkpoint_load(in_folder("bad"), &small, 1, info, 5, NULL) != IDIST_ERR_ARG;
@@ -378,9 +379,9 @@ static void lies(void) {
     tap_is(n_taken, 0, "other numbers in the head or the table: refused");
     weights[0] = 7;
     file[n / 8 - 2] = 1;
-    idist__sum sum = idist__sum_begin();
-    idist__sum_add(&sum, file, n - 8);
-    file[n / 8 - 1] = idist__sum_end(&sum);
+    idist__checksum sum = idist__checksum_begin();
+    idist__checksum_add(&sum, file, n - 8);
+    file[n / 8 - 1] = idist__checksum_end(&sum);
     put_file(in_folder("bad"), file, n);
     tap_is(idist_checkpoint_load(in_folder("bad"), &small, 1, info, 5, NULL), IDIST_ERR_ARG,
            "something between the parts");
@@ -431,7 +432,7 @@ static void other_tensors(idist_group *world, int rank, int n, void *arg) {
     rank_is(rank, idist_checkpoint_save(&d, 1, 1, t, 2, NULL, 0, &o), IDIST_ERR_ARG);
     d.prefix = NULL;
     rank_is(rank,
-            idist_checkpoint_save(&d, 1, (double)idist__bits_to_float(0x7fc00000u), t, 2, NULL, 0,
+            idist_checkpoint_save(&d, 1, (double)idist__float_from_bits(0x7fc00000u), t, 2, NULL, 0,
                                   &o),
             IDIST_ERR_ARG);
     rank_ok(rank, idist_all_reduce(&one, &sum, 1, IDIST_I32, IDIST_SUM, &o));

@@ -26,8 +26,8 @@ static double value_of(const idist_tensor *t, size_t i) {
     if (t->dtype == IDIST_F64) return ((const double *)t->data)[i];
     if (t->dtype == IDIST_F32) return (double)((const float *)t->data)[i];
     if (t->dtype == IDIST_I32) return ((const int32_t *)t->data)[i];
-    return (double)(t->dtype == IDIST_F16 ? idist__half_to_float(((const uint16_t *)t->data)[i])
-                                          : idist__bf16_to_float(((const uint16_t *)t->data)[i]));
+    return (double)(t->dtype == IDIST_F16 ? idist__float_from_half(((const uint16_t *)t->data)[i])
+                                          : idist__float_from_bf16(((const uint16_t *)t->data)[i]));
 }
 
 static void set_value(const idist_tensor *t, size_t i, double x) {
@@ -35,7 +35,7 @@ static void set_value(const idist_tensor *t, size_t i, double x) {
     if (t->dtype == IDIST_F64) ((double *)t->data)[i] = x;
     else if (t->dtype == IDIST_F32) ((float *)t->data)[i] = f;
     else if (t->dtype == IDIST_I32) ((int32_t *)t->data)[i] = (int32_t)x;
-    else idist__type_narrow((uint16_t *)t->data + i, &f, 1, t->dtype);
+    else idist__float_narrow((uint16_t *)t->data + i, &f, 1, t->dtype);
 }
 
 static void model_init(model *m, idist_group *world, int rank, int layout, bool mixed) {
@@ -152,17 +152,17 @@ static void assignment(void) {
     memset(grads, 0, sizeof grads);
     for (int i = 0; i < 6; i++) grads[i].count = nbytes[i];
     for (int i = 0; i < 6; i++) grads[i].dtype = IDIST_U8;
-    n = idist__ddp_assign(grads, 6, mib, mib, bucket);
+    n = idist__ddp_bucket_assign(grads, 6, mib, mib, bucket);
     tap_ok(n == 4 && memcmp(bucket, want, sizeof want) == 0,
            "the buckets of PyTorch, from the other end");
-    n = idist__ddp_assign(grads, 6, SIZE_MAX, SIZE_MAX, bucket);
+    n = idist__ddp_bucket_assign(grads, 6, SIZE_MAX, SIZE_MAX, bucket);
     tap_ok(n == 1 && bucket[0] == 0 && bucket[5] == 0, "one bucket without a limit");
-    n = idist__ddp_assign(grads, 6, mib, 25 * mib, bucket);
+    n = idist__ddp_bucket_assign(grads, 6, mib, 25 * mib, bucket);
     tap_ok(n == 2 && bucket[5] == 0 && bucket[4] == 1 && bucket[0] == 1,
            "the first limit, then the other one");
     grads[4].dtype = grads[1].dtype = IDIST_F64;
     grads[4].count = grads[1].count = mib / 8;
-    n = idist__ddp_assign(grads, 6, mib, mib, bucket);
+    n = idist__ddp_bucket_assign(grads, 6, mib, mib, bucket);
     tap_ok(n == 5 && bucket[5] == 0 && bucket[4] == 1 && bucket[3] == 2 && bucket[2] == 3 &&
                bucket[1] == 4 && bucket[0] == 3,
            "a bucket has one dtype, and its number is that of its first gradient");
@@ -330,13 +330,13 @@ static void halves(idist_group *world, int rank, int n, void *arg) {
                 uint16_t half;
                 for (int r = 0; r < n; r++) {
                     x = (float)(grad_of(r, 0, p, i) * 1.2345678);
-                    idist__type_narrow(&half, &x, 1, dtype);
-                    idist__type_widen(&x, &half, 1, dtype);
+                    idist__float_narrow(&half, &x, 1, dtype);
+                    idist__float_widen(&x, &half, 1, dtype);
                     sum += x;
                 }
                 sum /= (float)n;
-                idist__type_narrow(&half, &sum, 1, dtype);
-                idist__type_widen(&x, &half, 1, dtype);
+                idist__float_narrow(&half, &sum, 1, dtype);
+                idist__float_widen(&x, &half, 1, dtype);
                 right = right && value_of(&m.grads[p], i) == (double)x;
             }
         rank_check(right, "rank %d: %s of %s", rank, idist_dtype_name(dtype), wide ? "F64" : "F32");

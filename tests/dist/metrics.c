@@ -204,9 +204,9 @@ static void norms(idist_group *world, int rank, int n, void *arg) {
     memcpy(odd, bytes + 1, sizeof odd);
     rank_check(near(x[1], 2, 1e-6) && (double)odd[1] > 0.49999 && (double)odd[1] < 0.50001,
                "rank %d: %g %g", rank, x[1], (double)odd[1]);
-    rank_check(idist__half_to_float(half[1]) == 3 && idist__bf16_to_float(bf16[0]) == -3,
+    rank_check(idist__float_from_half(half[1]) == 3 && idist__float_from_bf16(bf16[0]) == -3,
                "rank %d: 16 bits", rank);
-    rank_check(idist__f8e4m3_to_float(e4m3[1]) == -3 && idist__f8e5m2_to_float(e5m2[0]) == 3,
+    rank_check(idist__float_from_f8e4m3(e4m3[1]) == -3 && idist__float_from_f8e5m2(e5m2[0]) == 3,
                "rank %d: 8 bits", rank);
     // One rank has a gradient that is not finite: an error on all.
     for (int k = 0; k < 400; k++) infinite *= rank == n - 1 ? 10.0f : 1.0f;
@@ -253,7 +253,7 @@ static void metrics(idist_group *world, int rank, int n, void *arg) {
     static const int out[2] = {2, 3};
     rank_is(rank, idist_accuracy_update(&accuracy, scores[0], out, 2, 3), IDIST_ERR_ARG);
     rank_check(accuracy.total == 4, "rank %d: what is refused is not counted", rank);
-    float not_a_number[2] = {idist__bits_to_float(0x7fc00000u), 1};
+    float not_a_number[2] = {idist__float_from_bits(0x7fc00000u), 1};
     static const int ones[2] = {1, 1};
     rank_ok(rank, idist_accuracy_update(&accuracy, not_a_number, ones, 1, 2));
     static const int zero[1] = {0};

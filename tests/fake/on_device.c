@@ -68,7 +68,7 @@ static bool begin(moved *m, const idist_opts *opts) {
     if (!g || g->freed || !g->w->device || (opts && (opts->request || opts->stream)) ||
         idist__me.group_depth)
         return false;
-    if (idist__call_check(g, &m->c) != IDIST_OK || idist__extent_of(g, &m->c, &e) != IDIST_OK)
+    if (idist__check_call(g, &m->c) != IDIST_OK || idist__extent_of(g, &m->c, &e) != IDIST_OK)
         return false;
     if (!e.send && !e.recv) { // says where the others have their elements
         char *to;

@@ -193,7 +193,7 @@ static void odd_status(idist_group *world, int rank, int n, void *arg) {
             idist__frame f;
             memset(&f, 0, sizeof f);
             f.type = IDIST__ABORT;
-            f.ctx = idist__group_ctx(world, world->nchildren + 1, 1);
+            f.ctx = idist__group_ctx(world, world->child_count + 1, 1);
             f.aux = (uint64_t)odd[i];
             pthread_mutex_lock(&w->lock);
             idist__link_control(idist__ring_of(w), &idist__ring_of(w)->links[0], &f, "made up");

@@ -52,7 +52,7 @@ static ssize_t counted_recv(int fd, void *buf, size_t nbytes, int flags) {
 }
 static ssize_t counted_sendmsg(int fd, const struct msghdr *m, int flags) {
     bool will = m->msg_iov[0].iov_len > 200 &&
-                *(const char *)m->msg_iov[0].iov_base == 100; // IDIST__REQ_WILL
+                *(const char *)m->msg_iov[0].iov_base == 100; // IDIST__STORE_SET_WILL
     count_call();
     ssize_t n = sendmsg(fd, m, flags);
     if (is_victim && will) dying->known = 1;

@@ -38,11 +38,11 @@ typedef struct plan {
 static plan *running;
 
 static ptrdiff_t read_stream_later(void *port, void *buf, size_t nbytes) {
-    return running->answered ? idist__stream_read(port, buf, nbytes) : 0;
+    return running->answered ? idist__transport_read(port, buf, nbytes) : 0;
 }
 
 static ptrdiff_t read_pipe_later(void *port, void *buf, size_t nbytes) {
-    return running->answered ? idist__shm_read(port, buf, nbytes) : 0;
+    return running->answered ? idist__pipe_read(port, buf, nbytes) : 0;
 }
 
 static bool is_deaf(const plan *p, int rank, int to) {
@@ -54,7 +54,7 @@ static bool is_deaf(const plan *p, int rank, int to) {
 
 // Nothing is read from that link until the witness has its answer.
 static void hold_back(idist__link *link, idist__transport *held) {
-    bool is_pipe = link->transport->read == idist__shm_read;
+    bool is_pipe = link->transport->read == idist__pipe_read;
     *held = *link->transport;
     held->read = is_pipe ? read_pipe_later : read_stream_later;
     link->transport = held;

@@ -13,12 +13,12 @@ static uint64_t file[512];
 static unsigned char bytes[2][64];
 
 static void mend(int how, size_t nbytes) {
-    idist__sum sum = idist__sum_begin();
+    idist__checksum sum = idist__checksum_begin();
     if (nbytes < 72) return;
-    if (how & 4) file[IDIST__HEAD_FILE] = nbytes;
-    if (how & 1) file[IDIST__HEAD_SUM] = idist__checkpoint_head_sum(file);
-    idist__sum_add(&sum, file, nbytes - 8);
-    uint64_t last = idist__sum_end(&sum);
+    if (how & 4) file[IDIST__HEADER_FILE] = nbytes;
+    if (how & 1) file[IDIST__HEADER_CHECKSUM] = idist__checkpoint_header_checksum(file);
+    idist__checksum_add(&sum, file, nbytes - 8);
+    uint64_t last = idist__checksum_end(&sum);
     if (how & 2) memcpy((char *)file + nbytes - 8, &last, 8);
 }
 

@@ -17,9 +17,9 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t nbytes) {
     memset(&table, 0, sizeof table);
     while (nbytes) {
         static char value[4096];
-        idist__req r;
+        idist__store_request r;
         bool wait, changed;
-        ptrdiff_t n = idist__store_parse(text, nbytes, &r, keys, 256);
+        ptrdiff_t n = idist__wire_parse(text, nbytes, &r, keys, 256);
         if (n <= 0) break;
         if ((size_t)n > nbytes) abort();
         inside(text, nbytes, r.key);

@@ -41,7 +41,7 @@ static bool is_nan(idist_dtype d, const unsigned char *at) {
     float f32;
     if (d == IDIST_F64) return memcpy(&f64, at, 8), f64 != f64;
     if (d == IDIST_F32) return memcpy(&f32, at, 4), f32 != f32;
-    idist__type_widen(&f32, at, 1, d);
+    idist__float_widen(&f32, at, 1, d);
     return f32 != f32;
 }
 
@@ -58,7 +58,7 @@ static void fill(unsigned char *at, idist_dtype d) {
     if (which == 2) memcpy(at, &bits, size);
     else if (d == IDIST_F64) memcpy(at, &x, size);
     else if (d == IDIST_F32) memcpy(at, &f, size);
-    else idist__type_narrow(at, &f, 1, d);
+    else idist__float_narrow(at, &f, 1, d);
 }
 
 static void reference(void *out, const void *const *in, int n, size_t count, idist_dtype d, int op,
@@ -72,14 +72,14 @@ static void reference(void *out, const void *const *in, int n, size_t count, idi
     }
     for (int k = 0; k < n; k++) {
         from[k] = half ? (void *)wide[k] : (void *)scaled[k];
-        if (half) idist__type_widen(wide[k], in[k], count, d);
+        if (half) idist__float_widen(wide[k], in[k], count, d);
         else memcpy(scaled[k], in[k], count * idist_dtype_size(d));
         idist__reduce_scale(half ? (void *)wide[k] : (void *)scaled[k], count, half ? IDIST_F32 : d,
                             factor);
     }
     idist__reduce_many(half ? (void *)sum : out, from, n, count, half ? IDIST_F32 : d, IDIST_SUM,
                        0);
-    if (half) idist__type_narrow(out, sum, count, d);
+    if (half) idist__float_narrow(out, sum, count, d);
 }
 
 static void launch(idist_dtype d, const idist_reduce_args *a, idist_reduce_size nthreads) {
@@ -172,21 +172,22 @@ static bool narrowed(float x) {
 // around the middle of two.
 static bool conversions(void) {
     for (uint32_t h = 0; h < 65536; h++) {
-        float f = idist__half_to_float((uint16_t)h), g = idist_reduce_from_half(h);
-        float middle = (float)(((double)f + (double)idist__half_to_float((uint16_t)(h + 1))) / 2);
+        float f = idist__float_from_half((uint16_t)h), g = idist_reduce_from_half(h);
+        float middle = (float)(((double)f + (double)idist__float_from_half((uint16_t)(h + 1))) / 2);
         if (f != f ? g == g : idist__float_to_bits(f) != idist__float_to_bits(g)) return false;
         for (uint32_t low = 0; low < 65536; low += low < 4 || (low & 0x7fff) > 0x7ff0 ? 1 : 0xffb)
-            if (!narrowed(idist__bits_to_float(h << 16 | low))) return false;
+            if (!narrowed(idist__float_from_bits(h << 16 | low))) return false;
         for (uint32_t by = 0; by < 3; by++)
-            if (!narrowed(idist__bits_to_float(idist__float_to_bits(middle) + by - 1)))
+            if (!narrowed(idist__float_from_bits(idist__float_to_bits(middle) + by - 1)))
                 return false;
     }
-    return narrowed(idist__bits_to_float(0x7fffffff)) && narrowed(idist__bits_to_float(0xffffffff));
+    return narrowed(idist__float_from_bits(0x7fffffff)) &&
+           narrowed(idist__float_from_bits(0xffffffff));
 }
 
 // ---- gradients with fewer bits ----
 
-enum { PACKED = 5 * IDIST__CHUNK, N_THREADS = 96 };
+enum { PACKED = 5 * IDIST__INT8_CHUNK, N_THREADS = 96 };
 
 static float random_float(void) {
     float x;
@@ -202,9 +203,10 @@ static bool same_floats(const float *a, const float *b, size_t count) {
 
 // The scale of a chunk may be a NaN of another kind.
 static bool same_packed(const char *a, const char *b, size_t chunks) {
-    for (size_t k = 0; k < chunks; k++, a += IDIST__CHUNK_NBYTES, b += IDIST__CHUNK_NBYTES) {
-        float x = idist__byte_scale(a), y = idist__byte_scale(b);
-        if (!same_floats(&x, &y, 1) || memcmp(a + sizeof x, b + sizeof x, IDIST__CHUNK) != 0)
+    for (size_t k = 0; k < chunks;
+         k++, a += IDIST__INT8_CHUNK_NBYTES, b += IDIST__INT8_CHUNK_NBYTES) {
+        float x = idist__int8_scale(a), y = idist__int8_scale(b);
+        if (!same_floats(&x, &y, 1) || memcmp(a + sizeof x, b + sizeof x, IDIST__INT8_CHUNK) != 0)
             return false;
     }
     return true;
@@ -222,7 +224,7 @@ static void halves(int op, idist_dtype wire) {
     bool good = true;
     for (int round = 0; round < 20 && good; round++) {
         for (int i = 0; i < PACKED; i++) x[i] = random_float();
-        idist__type_narrow((char *)packed[1], x, PACKED - 3, wire);
+        idist__float_narrow((char *)packed[1], x, PACKED - 3, wire);
         run_pack(idist_pack_halves, &a);
         for (int i = 0; i < PACKED - 3; i++)
             good = good && (x[i] != x[i] || packed[0][i] == packed[1][i]) &&
@@ -230,7 +232,7 @@ static void halves(int op, idist_dtype wire) {
         idist_pack_args b = {packed[1], NULL, back[0], PACKED - 3,
                              0,         0,    0,       op + IDIST_UNPACK_F16 - IDIST_PACK_F16};
         run_pack(idist_pack_halves, &b);
-        idist__type_widen(back[1], packed[1], PACKED - 3, wire);
+        idist__float_widen(back[1], packed[1], PACKED - 3, wire);
         good = good && same_floats(back[0], back[1], PACKED);
     }
     tap_ok(good, "packed to %s and back", idist_dtype_name(wire));
@@ -239,7 +241,7 @@ static void halves(int op, idist_dtype wire) {
 // n ranks' blocks of two chunks each, of which the last lacks some gradients; then one of them adds
 // up its block.
 static void bytes(int n, float factor) {
-    enum { BLOCK = 2 * IDIST__CHUNK, NBYTES = 2 * IDIST__CHUNK_NBYTES };
+    enum { BLOCK = 2 * IDIST__INT8_CHUNK, NBYTES = 2 * IDIST__INT8_CHUNK_NBYTES };
     static float x[2][8 * BLOCK], error[2][8 * BLOCK], own[2][BLOCK], out[2][BLOCK];
     static char packed[2][8 * NBYTES] __attribute__((aligned(4))),
         sum[2][NBYTES] __attribute__((aligned(4)));
@@ -253,29 +255,31 @@ static void bytes(int n, float factor) {
             x[0][i] =
                 tame ? (float)(int32_t)tap_rand(&state) * (float)(1 + i % 97) : random_float();
         for (size_t i = 0; i < count; i++) error[1][i] += x[0][i];
-        idist__byte_pack(error[1], padded, packed[1]);
+        idist__int8_pack(error[1], padded, packed[1]);
         idist_pack_args give = {x[0], error[0], packed[0], count, padded, 0, 0, IDIST_PACK_GIVE};
         run_pack(idist_pack_bytes, &give);
-        good = good && same_packed(packed[0], packed[1], padded / IDIST__CHUNK) &&
+        good = good && same_packed(packed[0], packed[1], padded / IDIST__INT8_CHUNK) &&
                same_floats(error[0], error[1], padded);
 
         for (int r = 0; r < n; r++)
             for (size_t at = 0; at < BLOCK; at++) {
-                const char *from =
-                    packed[1] + (size_t)r * NBYTES + at / IDIST__CHUNK * IDIST__CHUNK_NBYTES;
-                float scale = idist__byte_scale(from) * factor;
+                const char *from = packed[1] + (size_t)r * NBYTES +
+                                   at / IDIST__INT8_CHUNK * IDIST__INT8_CHUNK_NBYTES;
+                float scale = idist__int8_scale(from) * factor;
                 own[1][at] +=
-                    (float)((const signed char *)from)[sizeof scale + at % IDIST__CHUNK] * scale;
+                    (float)((const signed char *)from)[sizeof scale + at % IDIST__INT8_CHUNK] *
+                    scale;
             }
-        idist__byte_pack(own[1], BLOCK, sum[1]);
+        idist__int8_pack(own[1], BLOCK, sum[1]);
         idist_pack_args add = {packed[0], own[0], sum[0], 0, BLOCK, factor, n, IDIST_PACK_ADD};
         run_pack(idist_pack_bytes, &add);
         good = good && same_packed(sum[0], sum[1], 2) && same_floats(own[0], own[1], BLOCK);
 
         for (size_t at = 0; at < BLOCK - 5; at++) {
-            const char *from = sum[1] + at / IDIST__CHUNK * IDIST__CHUNK_NBYTES;
-            out[1][at] = (float)((const signed char *)from)[sizeof(float) + at % IDIST__CHUNK] *
-                         idist__byte_scale(from);
+            const char *from = sum[1] + at / IDIST__INT8_CHUNK * IDIST__INT8_CHUNK_NBYTES;
+            out[1][at] =
+                (float)((const signed char *)from)[sizeof(float) + at % IDIST__INT8_CHUNK] *
+                idist__int8_scale(from);
         }
         idist_pack_args take = {sum[0], NULL, out[0], BLOCK - 5, 0, 0, 0, 0};
         run_pack(idist_unpack_bytes, &take);

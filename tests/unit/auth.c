@@ -41,18 +41,18 @@ static void vectors(void) {
     tap_ok(hex_is(out, "cdc76e5c9914fb9281a1c7e284d73e67f1809a48a497200e046d39ccc7112cd0"),
            "a million times a");
     memset(key, 0x0b, 20);
-    idist__hmac(key, "", "Hi There", 8, NULL, 0, out);
+    idist__sha_hmac(key, "", "Hi There", 8, NULL, 0, out);
     tap_ok(hex_is(out, "b0344c61d8db38535ca8afceaf0bf12b881dc200c9833da726e9376c2e32cff7"),
            "HMAC, case 1");
     memset(key, 0, sizeof key);
     memcpy(key, "Jefe", 4);
-    idist__hmac(key, "what do ya ", "want for ", 9, "nothing?", 8, out);
+    idist__sha_hmac(key, "what do ya ", "want for ", 9, "nothing?", 8, out);
     tap_ok(hex_is(out, "5bdcc146bf60754e6a042426089575c75a003f089d2739839dec58b964ec3843"),
            "HMAC, case 2, in pieces");
     memset(key, 0, sizeof key);
     memset(key, 0xaa, 20);
     memset(data, 0xdd, sizeof data);
-    idist__hmac(key, "", data, sizeof data, NULL, 0, out);
+    idist__sha_hmac(key, "", data, sizeof data, NULL, 0, out);
     tap_ok(hex_is(out, "773ea91e36800e46854db8ebd09181a72959098b3ef8c122d9635514ced565fe"),
            "HMAC, case 3");
 }
@@ -69,7 +69,7 @@ static void set_nonblocking(int fd) { fcntl(fd, F_SETFL, O_NONBLOCK); }
 
 static size_t pass_on(int from, int to, size_t seen, long flip, size_t cut) {
     unsigned char buf[256];
-    ptrdiff_t n = idist__sock_read(from, buf, sizeof buf);
+    ptrdiff_t n = idist__os_socket_read(from, buf, sizeof buf);
     if (n <= 0) return 0;
     for (ptrdiff_t i = 0; i < n; i++)
         if (flip >= 0 && (size_t)flip / 8 == seen + (size_t)i)
@@ -111,70 +111,70 @@ static talk handshake(const uint8_t client_key[32], const uint8_t server_key[32]
 static void key_of(const char *text, uint8_t key[32]) {
     idist__secret secret;
     if (idist__secret_find(&secret, text, strlen(text)) != IDIST_OK) tap_bail("secret");
-    idist__auth_key(&secret, key);
+    idist__secret_key(&secret, key);
 }
 
-static int64_t in_ms(int64_t ms) { return idist__os_now_ns() + ms * 1000000; }
+static int64_t in_ms(int64_t ms) { return idist__os_clock_now_ns() + ms * 1000000; }
 
 // The porch gives places to newcomers: free ones, then those of strangers whose time is over, then
 // of whoever has said nothing for 50 ms, then of whoever has been there for a second, but no other.
 static void porch(void) {
-    idist__porch p;
-    idist__porch_init(&p);
-    tap_ok(idist__porch_place(&p) == &p.place[0], "a free place");
-    tap_ok(!idist__porch_make_way(&p), "an empty porch has nobody to send away");
-    for (int i = 0; i < IDIST__PORCH; i++) {
+    idist__pending p;
+    idist__pending_init(&p);
+    tap_ok(idist__pending_slot(&p) == &p.place[0], "a free place");
+    tap_ok(!idist__pending_evict(&p), "an empty porch has nobody to send away");
+    for (int i = 0; i < IDIST__PENDING_SLOTS; i++) {
         p.place[i].fd = dup(STDOUT_FILENO);
         p.place[i].stage = 1;
-        p.place[i].deadline_ns = in_ms(IDIST__PORCH_MS);
+        p.place[i].deadline_ns = in_ms(IDIST__PENDING_MS);
     }
-    tap_ok(idist__porch_place(&p) == NULL, "a porch full of newcomers has no room");
+    tap_ok(idist__pending_slot(&p) == NULL, "a porch full of newcomers has no room");
     p.place[3].stage = 0;
-    tap_ok(idist__porch_place(&p) == NULL, "one of them may still say something");
-    tap_ok(idist__porch_make_way(&p) && p.place[3].fd >= 0, "also where descriptors are short");
-    p.place[7].deadline_ns = in_ms(IDIST__PORCH_MS - 2000);
-    p.place[9].deadline_ns = in_ms(IDIST__PORCH_MS - 1500);
-    tap_ok(idist__porch_place(&p) == &p.place[7],
+    tap_ok(idist__pending_slot(&p) == NULL, "one of them may still say something");
+    tap_ok(idist__pending_evict(&p) && p.place[3].fd >= 0, "also where descriptors are short");
+    p.place[7].deadline_ns = in_ms(IDIST__PENDING_MS - 2000);
+    p.place[9].deadline_ns = in_ms(IDIST__PENDING_MS - 1500);
+    tap_ok(idist__pending_slot(&p) == &p.place[7],
            "the oldest has to go after a second when all places are taken");
-    p.place[3].deadline_ns = in_ms(IDIST__PORCH_MS - 60);
-    tap_ok(idist__porch_place(&p) == &p.place[3],
+    p.place[3].deadline_ns = in_ms(IDIST__PENDING_MS - 60);
+    tap_ok(idist__pending_slot(&p) == &p.place[3],
            "before him whoever has said nothing for a while");
     p.place[3].done = 1;
-    tap_ok(idist__porch_place(&p) == &p.place[7], "one byte is something");
+    tap_ok(idist__pending_slot(&p) == &p.place[7], "one byte is something");
     p.place[5].deadline_ns = in_ms(-1);
-    tap_ok(idist__porch_place(&p) == &p.place[5], "whose time is over has to go");
+    tap_ok(idist__pending_slot(&p) == &p.place[5], "whose time is over has to go");
     int fd = p.place[5].fd;
-    tap_ok(idist__porch_make_way(&p) && fcntl(fd, F_GETFD) < 0 && p.place[5].fd == -1,
+    tap_ok(idist__pending_evict(&p) && fcntl(fd, F_GETFD) < 0 && p.place[5].fd == -1,
            "his connection is closed");
     tap_ok(p.place[9].fd >= 0, "the others stay");
-    idist__porch_close(&p);
+    idist__pending_close(&p);
 }
 
 // Abstract sockets have no permissions: the other end has to belong to the same user.
 static void other_users(void) {
     char name[64];
-    idist__addr a;
+    idist__os_address a;
     int listener = -1, wait_status = 0, fd = -1;
     if (geteuid() != 0) {
         tap_skip("local sockets of other users", "needs root, to be somebody else");
         return;
     }
     snprintf(name, sizeof name, "unix:idist-auth-test-%d", (int)getpid());
-    if (idist__addr_parse(&a, name) != IDIST_OK ||
-        idist__sock_listen(&a, name, &listener) != IDIST_OK)
+    if (idist__address_parse(&a, name) != IDIST_OK ||
+        idist__connection_listen(&a, name, &listener) != IDIST_OK)
         tap_bail("listen");
     for (int same = 0; same < 2; same++) {
         pid_t pid = fork();
         if (pid == 0) {
             if (!same && setuid(65534) != 0) _exit(3);
-            int peer = idist__sock_connect(&a, in_ms(5000));
+            int peer = idist__os_socket_connect(&a, in_ms(5000));
             if (peer < 0) _exit(errno == EPERM ? 1 : 2);
             _exit(0);
         }
         waitpid(pid, &wait_status, 0);
         tap_is(WEXITSTATUS(wait_status), same ? 0 : 1, "a listener of %s",
                same ? "the same user" : "another user");
-        fd = idist__sock_accept(listener);
+        fd = idist__os_socket_accept(listener);
         tap_ok((fd >= 0) == (same == 1), "a connection of %s",
                same ? "the same user" : "another user");
     }

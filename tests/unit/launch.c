@@ -65,7 +65,7 @@ static bool collect(void *arg, const char *host) {
 
 static void one_list(const hosts_case *c) {
     char all[2048] = "";
-    bool good = idist__hosts_each(c->list, collect, all);
+    bool good = idist__slurm_each_host(c->list, collect, all);
     if (!c->expected) tap_ok(!good, "\"%s\" is no host list", c->list);
     else if (!tap_ok(good && strcmp(all, c->expected) == 0, "\"%s\"", c->list))
         tap_diag("got %d \"%s\"", good, all);
@@ -81,8 +81,9 @@ static void lists_that_are_long(void) {
     int n = 0;
     memset(list, 'x', sizeof list);
     list[sizeof list - 1] = 0;
-    tap_ok(!idist__hosts_each(list, collect, list), "a name that is too long");
-    tap_ok(!idist__hosts_each("a[1-60000]", second, &n) && n == 2, "who has enough hosts says so");
+    tap_ok(!idist__slurm_each_host(list, collect, list), "a name that is too long");
+    tap_ok(!idist__slurm_each_host("a[1-60000]", second, &n) && n == 2,
+           "who has enough hosts says so");
 }
 
 static void tasks_per_node(void) {

@@ -659,7 +659,8 @@ static void *set_soon(void *arg) {
     return NULL;
 }
 
-// A get that waits is woken by the set, not by the client's asking again every IDIST__SLICE_MS.
+// A get that waits is woken by the set, not by the client's asking again every
+// IDIST__CLIENT_SLICE_MS.
 static void test_waiters_are_woken(void) {
     enum { N = 12 };
     int n_woken = 0;
@@ -671,7 +672,7 @@ static void test_waiters_are_woken(void) {
         int64_t start_ms = tap_now_ms();
         TAP_REQUIRE(pthread_create(&thread, NULL, set_soon, k.handles[0]) == 0);
         bool there = holds(k.handles[1], "wake", "v", 1);
-        if (there && tap_now_ms() - start_ms < IDIST__SLICE_MS - 10) n_woken++;
+        if (there && tap_now_ms() - start_ms < IDIST__CLIENT_SLICE_MS - 10) n_woken++;
         TAP_REQUIRE(pthread_join(thread, NULL) == 0);
         idist_store_delete(k.handles[0], "wake", NULL);
     }
@@ -681,17 +682,17 @@ static void test_waiters_are_woken(void) {
 
 // The bytes of a get, without the wait that precedes it.
 static bool raw_get(idist_store *store, const char *key, int times) {
-    idist__tcp_store *t = (idist__tcp_store *)store->impl;
+    idist__client_store *t = (idist__client_store *)store->impl;
     char bytes[1024];
     size_t n = 0;
-    idist__req r;
+    idist__store_request r;
     memset(&r, 0, sizeof r);
-    r.op = IDIST__REQ_GET;
+    r.op = IDIST__STORE_GET;
     r.key.data = key;
     r.key.nbytes = strlen(key);
-    TAP_REQUIRE(idist__tcp_encode(store, &r) && t->nout * (size_t)times <= sizeof bytes);
+    TAP_REQUIRE(idist__client_encode(store, &r) && t->nout * (size_t)times <= sizeof bytes);
     for (int i = 0; i < times; i++, n += t->nout) memcpy(bytes + n, t->out, t->nout);
-    return idist__sock_write_all(t->fd, bytes, n, idist__os_deadline(PROMPT_MS));
+    return idist__connection_write_all(t->fd, bytes, n, idist__os_clock_deadline(PROMPT_MS));
 }
 
 static void test_odd_clients(void) {
@@ -702,15 +703,17 @@ static void test_odd_clients(void) {
     tap_running("odd clients");
     TAP_REQUIRE(value);
     if (!fixture_open(&k, TCP)) return;
-    int fds[3] = {-1, ((idist__tcp_store *)k.handles[1]->impl)->fd,
-                  ((idist__tcp_store *)k.handles[2]->impl)->fd};
+    int fds[3] = {-1, ((idist__client_store *)k.handles[1]->impl)->fd,
+                  ((idist__client_store *)k.handles[2]->impl)->fd};
     tap_ok(raw_get(k.handles[1], "gone", 1) &&
-               idist__sock_read_all(fds[1], &answer, 8, idist__os_deadline(PROMPT_MS)) &&
+               idist__connection_read_all(fds[1], &answer, 8,
+                                          idist__os_clock_deadline(PROMPT_MS)) &&
                answer == IDIST__NO_VALUE,
            "tcp: a key that went between wait and get is answered, not waited for");
     tap_is(idist_store_set(k.handles[1], "large", value, limit), IDIST_OK, "tcp: set 8 MiB");
     tap_ok(raw_get(k.handles[2], "large", 9) &&
-               !idist__sock_read_all(fds[2], &answer, 8, idist__os_deadline(PROMPT_MS)) &&
+               !idist__connection_read_all(fds[2], &answer, 8,
+                                           idist__os_clock_deadline(PROMPT_MS)) &&
                errno != ETIMEDOUT,
            "tcp: who asks for 72 MiB before reading any is dropped");
     tap_is(idist_store_delete(k.handles[1], "large", NULL), IDIST_OK, "tcp: the others are served");
@@ -724,23 +727,23 @@ static void test_lengths(void) {
         uint8_t op;
         uint64_t key, value;
         bool good;
-    } cases[] = {{IDIST__REQ_SET, 1025, 8u << 20, true},
-                 {IDIST__REQ_SET, 1026, 1, false},
-                 {IDIST__REQ_SET, 1, (8u << 20) + 1, false},
-                 {IDIST__REQ_GET, 1026, 0, false},
-                 {IDIST__REQ_COMPARE_SET, 1, 4u << 20, true},
-                 {IDIST__REQ_COMPARE_SET, 1, (4u << 20) + 1, false},
-                 {IDIST__REQ_ADD, UINT64_MAX, 0, false}};
+    } cases[] = {{IDIST__STORE_SET, 1025, 8u << 20, true},
+                 {IDIST__STORE_SET, 1026, 1, false},
+                 {IDIST__STORE_SET, 1, (8u << 20) + 1, false},
+                 {IDIST__STORE_GET, 1026, 0, false},
+                 {IDIST__STORE_COMPARE_SET, 1, 4u << 20, true},
+                 {IDIST__STORE_COMPARE_SET, 1, (4u << 20) + 1, false},
+                 {IDIST__STORE_ADD, UINT64_MAX, 0, false}};
     char bytes[2048];
     idist__blob keys[1];
-    idist__req r;
+    idist__store_request r;
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         size_t nkey = cases[i].key < 2000 ? (size_t)cases[i].key : 2000;
         memset(bytes, 'k', sizeof bytes);
         bytes[0] = (char)cases[i].op;
         memcpy(bytes + 1, &cases[i].key, 8);
         memcpy(bytes + 9 + nkey, &cases[i].value, 8);
-        ptrdiff_t n = idist__store_parse(bytes, 9 + nkey + 8, &r, keys, 1);
+        ptrdiff_t n = idist__wire_parse(bytes, 9 + nkey + 8, &r, keys, 1);
         tap_is(n, cases[i].good ? 0 : -1, "a request with a key of %llu bytes and a value of %llu",
                (unsigned long long)cases[i].key, (unsigned long long)cases[i].value);
     }

@@ -198,7 +198,7 @@ static int calls(void) {
 static int spans(void) {
     char long_args[1200];
     if (!begin_alone() || !idist_trace_on()) return 1;
-    int64_t t = idist__os_now_ns();
+    int64_t t = idist__os_clock_now_ns();
     idist_trace_span("first", "bucket", t, t + 3000, "{\"bytes\":\n12}");
     idist_trace_span("beside it", "bucket", t + 1000, t + 2500, NULL);
     idist_trace_span("after it", "bucket", t + 3000, t + 4000, NULL);
