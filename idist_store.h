@@ -115,7 +115,7 @@ typedef struct idist__blob {
 } idist__blob;
 
 typedef struct idist__store_request {
-    int op;                  // IDIST__REQ_SET and the others
+    int op;                  // see IDIST__STORE_SET
     idist__blob key;         // of operations on one key
     idist__blob a;           // SET, WILL: the value; COMPARE_SET: the expected value
     idist__blob b;           // COMPARE_SET: the desired value
@@ -830,7 +830,7 @@ static idist_status idist__file_open(idist_store *store, const char *path, bool 
 // [store:wire]  the protocol between client and server: that of torch's TCPStore
 // uses table
 //
-// A request is one byte, the operation (IDIST__REQ_SET and the others), and its fields. Numbers are
+// A request is one byte, the operation (see IDIST__STORE_SET), and its fields. Numbers are
 // in the client's byte order, strings are a u64 length and their bytes, and every key begins with
 // '/'. A connection begins with VALIDATE and a magic number. A client sends WAIT before each GET.
 //
