@@ -97,7 +97,7 @@ typedef struct trainer {
     step own[MAX_SIMULATORS * LIMIT], all[MAX_SIMULATORS * LIMIT];
     float advantage[MAX_SIMULATORS * LIMIT]; // how much better than usual it went from this step on
     size_t total;                            // steps in `all`
-    double w[WEIGHTS], momentum[WEIGHTS], remote_pieces[PIECES][WEIGHTS];
+    double w[WEIGHTS], momentum[WEIGHTS], pieces[PIECES][WEIGHTS];
     double steps, simulate_s, wait_s;
 } trainer;
 
@@ -261,18 +261,18 @@ static void compare_episodes(trainer *t) {
 static int learn(trainer *t) {
     size_t counts[MAX_RANKS];
     int begin = border(t, PIECES, t->rank), end = border(t, PIECES, t->rank + 1);
-    memset(t->remote_pieces, 0, sizeof t->remote_pieces);
+    memset(t->pieces, 0, sizeof t->pieces);
     for (size_t p = (size_t)begin; p < (size_t)end; p++)
         for (size_t k = t->total * p / PIECES; k < t->total * (p + 1) / PIECES; k++)
-            add_gradient(t->w, &t->all[k], t->advantage[k], t->remote_pieces[p]);
+            add_gradient(t->w, &t->all[k], t->advantage[k], t->pieces[p]);
     double start_s = now_s();
     for (int r = 0; r < t->ranks; r++)
         counts[r] = (size_t)(border(t, PIECES, r + 1) - border(t, PIECES, r)) * WEIGHTS;
-    CHECK(idist_gatherv(t->remote_pieces + begin, counts[t->rank], t->remote_pieces, counts, NULL, IDIST_F64, 0,
+    CHECK(idist_gatherv(t->pieces + begin, counts[t->rank], t->pieces, counts, NULL, IDIST_F64, 0,
                         NULL));
     for (int i = 0; i < WEIGHTS && t->rank == 0; i++) {
         double sum = 0;
-        for (int p = 0; p < PIECES; p++) sum += t->remote_pieces[p][i];
+        for (int p = 0; p < PIECES; p++) sum += t->pieces[p][i];
         t->momentum[i] = 0.8 * t->momentum[i] + sum / (double)t->total;
         t->w[i] += t->momentum[i];
     }

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# gpu_faults.sh - idist_nccl.h without a GPU: an NCCL that does not come back, or fails, on the stand-ins for CUDA and NCCL
-# (tests/fake), plain and under the sanitizers.
+# faults.sh - idist_nccl.h without a GPU: an NCCL that does not return, or fails, on the stand-ins
+# for CUDA and NCCL (tests/fake), plain and under the sanitizers.
 # shellcheck source=tests/lib/tap.sh
-. "$(dirname "$0")/lib/tap.sh"
+. "$(dirname "$0")/../lib/tap.sh"
 
 cuda=${CUDA_HOME:-}
 [ -n "$cuda" ] || ! nvcc=$(command -v nvcc) || cuda=$(dirname "$(dirname "$(readlink -f "$nvcc")")")
