@@ -456,8 +456,8 @@ struct idist__world {
     bool thread_running, thread_stops;
     int foreign_thread_count; // threads of other libraries, which never call; INT32_MAX / 4 or
                               // more: only one thread may call at all
-    bool single_threaded; // the backend allows one thread only: requests move on inside calls
-    int making_count;     // groups being made
+    bool single_threaded;     // the backend allows one thread only: requests move on inside calls
+    int making_count;         // groups being made
     bool leaves;  // the world ends after a failure: the other ranks have not reached its end
     bool watched; // the device may wait for other ranks while no caller does: the progress
                   // thread looks after the connections
@@ -1466,7 +1466,7 @@ static idist_status idist__thread_need(idist__world *w) {
 // uses -
 //------------------------------------------------------------------------------
 
-static int idist__block_wrap(int rank, int n) { return ((rank % n) + n) % n; }
+IDIST__UNUSED static int idist__block_wrap(int rank, int n) { return ((rank % n) + n) % n; }
 
 // The first element of block b, when `count` elements are cut into n nearly equal blocks. The first
 // blocks are larger by one.
@@ -1475,7 +1475,7 @@ static size_t idist__block_at(size_t count, int n, int b) {
     return (size_t)b * quotient + ((size_t)b < rest ? (size_t)b : rest);
 }
 
-static size_t idist__block_count(size_t count, int n, int b) {
+IDIST__UNUSED static size_t idist__block_count(size_t count, int n, int b) {
     return idist__block_at(count, n, b + 1) - idist__block_at(count, n, b);
 }
 

@@ -1593,17 +1593,17 @@ IDIST__UNUSED static size_t idist__os_terminal_columns(void) {
 // Loads a library, from where the loader looks if `path` is a plain name. path NULL: the program
 // and the libraries it is linked with. Returns NULL if it cannot be loaded;
 // idist__os_library_error says why.
-static inline void *idist__os_library_open(const char *path) {
+IDIST__UNUSED static inline void *idist__os_library_open(const char *path) {
     return dlopen(path, RTLD_NOW | RTLD_LOCAL);
 }
 
 // A library that is loaded already; otherwise NULL.
-static inline void *idist__os_library_loaded(const char *path) {
+IDIST__UNUSED static inline void *idist__os_library_loaded(const char *path) {
     return dlopen(path, RTLD_NOW | RTLD_NOLOAD);
 }
 
 // Loads the first file that a pattern of the shell (with *) matches and that can be loaded.
-static inline void *idist__os_library_match(const char *pattern) {
+IDIST__UNUSED static inline void *idist__os_library_match(const char *pattern) {
     void *library = NULL;
     glob_t found;
     size_t i;
@@ -1617,12 +1617,12 @@ static inline void *idist__os_library_match(const char *pattern) {
 }
 
 // The address of a function or variable; NULL: the library does not have it.
-static inline void *idist__os_library_find(void *library, const char *name) {
+IDIST__UNUSED static inline void *idist__os_library_find(void *library, const char *name) {
     return dlsym(library, name);
 }
 
 // Why the last of these functions failed, in this thread. The text is valid until the next call.
-static inline const char *idist__os_library_error(void) {
+IDIST__UNUSED static inline const char *idist__os_library_error(void) {
     const char *text = dlerror();
     return text ? text : "no reason given";
 }

@@ -2792,10 +2792,9 @@ static idist_status idist__folder_find(const idist_checkpoint_desc *desc, bool l
             status =
                 idist__fail(IDIST_ERR_NOT_FOUND, "checkpoint_find: there is no %s_*.idist in %s",
                             prefix, desc->folder);
-        else if (strlen(desc->folder) + strlen(picked->name) + 2 > capacity)
+        else if ((size_t)snprintf(path, capacity, "%s/%s", desc->folder, picked->name) >= capacity)
             status = idist__fail(IDIST_ERR_TRUNCATED,
                                  "checkpoint_find: the path is longer than %zu bytes", capacity);
-        else snprintf(path, capacity, "%s/%s", desc->folder, picked->name);
     }
 
     free(list.entries);

@@ -3,10 +3,9 @@
 // build:  cc -DIDIST_IMPLEMENTATION examples/01_hello.c -o 01_hello
 // run:    ./01_hello              no launcher: a world of 1
 //         ./01_hello 3            starts 3 ranks itself (idist_spawn)
-//         for r in 0 1; do        or joins ranks started by hand; any free MASTER_PORT
-//           RANK=$r WORLD_SIZE=2 LOCAL_RANK=$r MASTER_ADDR=127.0.0.1 MASTER_PORT=29501 \
-//             ./01_hello &
-//         done; wait
+//         or by hand, with any free MASTER_PORT:
+//         (export WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 MASTER_PORT=29501
+//          for r in 0 1; do RANK=$r LOCAL_RANK=$r ./01_hello & done; wait)
 //
 // expected output of ./01_hello 3, on a machine called box:
 //    hello from rank 0 of 3: local rank 0 of 3, node 0 of 1, host box, backend ring, launcher spawn

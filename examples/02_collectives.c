@@ -2,10 +2,9 @@
 //
 // build:  cc -DIDIST_IMPLEMENTATION examples/02_collectives.c -o 02_collectives
 // run:    ./02_collectives          starts 3 ranks itself
-//         for r in 0 1 2; do        or joins ranks started by hand; any free MASTER_PORT
-//           RANK=$r WORLD_SIZE=3 LOCAL_RANK=$r MASTER_ADDR=127.0.0.1 MASTER_PORT=29502 \
-//             ./02_collectives &
-//         done; wait
+//         or by hand, with any free MASTER_PORT:
+//         (export WORLD_SIZE=3 MASTER_ADDR=127.0.0.1 MASTER_PORT=29502
+//          for r in 0 1 2; do RANK=$r LOCAL_RANK=$r ./02_collectives & done; wait)
 //
 // expected output:
 //    rank 0: all_reduce SUM of [1, 2] -> [9, 12]

@@ -3,10 +3,9 @@
 // build:  cc -DIDIST_IMPLEMENTATION examples/03_send_recv.c -o 03_send_recv
 // run:    ./03_send_recv            starts 3 ranks itself
 //         ./03_send_recv 5          starts 5; any number from 2 on
-//         for r in 0 1; do        or joins ranks started by hand; any free MASTER_PORT
-//           RANK=$r WORLD_SIZE=2 LOCAL_RANK=$r MASTER_ADDR=127.0.0.1 MASTER_PORT=29503 \
-//             ./03_send_recv &
-//         done; wait
+//         or by hand, with any free MASTER_PORT:
+//         (export WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 MASTER_PORT=29503
+//          for r in 0 1; do RANK=$r LOCAL_RANK=$r ./03_send_recv & done; wait)
 //
 // expected output:
 //    blocking: the token came back as 0 1 2

@@ -3,10 +3,9 @@
 // build:  cc -DIDIST_IMPLEMENTATION examples/04_ring_allreduce.c -o 04_ring_allreduce
 // run:    ./04_ring_allreduce       starts 3 ranks itself
 //         ./04_ring_allreduce 4     starts 4
-//         for r in 0 1; do        or joins ranks started by hand; any free MASTER_PORT
-//           RANK=$r WORLD_SIZE=2 LOCAL_RANK=$r MASTER_ADDR=127.0.0.1 MASTER_PORT=29504 \
-//             ./04_ring_allreduce &
-//         done; wait
+//         or by hand, with any free MASTER_PORT:
+//         (export WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 MASTER_PORT=29504
+//          for r in 0 1; do RANK=$r LOCAL_RANK=$r ./04_ring_allreduce & done; wait)
 //
 // expected output:
 //    3 ranks,       0 numbers: same as idist_all_reduce

@@ -3,10 +3,9 @@
 // build:  cc -O2 -DIDIST_IMPLEMENTATION examples/05_train_digits.c -o 05_train_digits
 // run:    ./05_train_digits                 one rank per core, at least 2, by idist_spawn
 //         ./05_train_digits --ranks 1            alone
-//         for r in 0 1; do        or joins ranks started by hand; any free MASTER_PORT
-//           RANK=$r LOCAL_RANK=$r WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 MASTER_PORT=29512 \
-//             ./05_train_digits &
-//         done; wait
+//         or by hand, with any free MASTER_PORT:
+//         (export WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 MASTER_PORT=29512
+//          for r in 0 1; do RANK=$r LOCAL_RANK=$r ./05_train_digits & done; wait)
 //         idistrun -n 2 --max-restarts 3 ./05_train_digits --checkpoint digits.ckpt
 //                                           continues from the checkpoint when a rank has died
 //

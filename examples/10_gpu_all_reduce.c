@@ -5,10 +5,9 @@
 //             -Wl,-rpath,$CUDA_HOME/lib64 -lcudart -o 10_gpu_all_reduce
 // run:    ./10_gpu_all_reduce              starts 2 ranks itself
 //         ./10_gpu_all_reduce 8 256        8 ranks, 256 MiB
-//         for r in 0 1; do        or joins ranks started by hand; any free MASTER_PORT
-//           RANK=$r WORLD_SIZE=2 LOCAL_RANK=$r MASTER_ADDR=127.0.0.1 MASTER_PORT=29510 \
-//             ./10_gpu_all_reduce &
-//         done; wait
+//         or by hand, with any free MASTER_PORT:
+//         (export WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 MASTER_PORT=29510
+//          for r in 0 1; do RANK=$r LOCAL_RANK=$r ./10_gpu_all_reduce & done; wait)
 //
 // expected output, with a GPU for each rank; dots depend on the machine:
 //    world of 2, device cuda:0, device backend nccl, 16 MiB

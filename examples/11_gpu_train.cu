@@ -3,10 +3,9 @@
 // build:  nvcc -O2 -DIDIST_IMPLEMENTATION examples/11_gpu_train.cu -o 11_gpu_train
 // run:    ./11_gpu_train          starts 2 ranks itself
 //         ./11_gpu_train 4        starts 4; the number divides 64, the size of a batch
-//         for r in 0 1; do        or joins ranks started by hand; any free MASTER_PORT
-//           RANK=$r WORLD_SIZE=2 LOCAL_RANK=$r MASTER_ADDR=127.0.0.1 MASTER_PORT=29511 \
-//             ./11_gpu_train &
-//         done; wait
+//         or by hand, with any free MASTER_PORT:
+//         (export WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 MASTER_PORT=29511
+//          for r in 0 1; do RANK=$r LOCAL_RANK=$r ./11_gpu_train & done; wait)
 //
 // expected output; dots depend on the machine:
 //    world of 2, device cuda:0, device backend nccl: 1438 images to train, ... 4810 parameters

@@ -3,10 +3,9 @@
 // build:  nvcc -O2 -DIDIST_IMPLEMENTATION examples/12_zero.cu -o 12_zero
 // run:    ./12_zero               starts 2 ranks itself
 //         ./12_zero 4             starts 4
-//         for r in 0 1; do        or joins ranks started by hand; any free MASTER_PORT
-//           RANK=$r WORLD_SIZE=2 LOCAL_RANK=$r MASTER_ADDR=127.0.0.1 MASTER_PORT=29512 \
-//             ./12_zero &
-//         done; wait
+//         or by hand, with any free MASTER_PORT:
+//         (export WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 MASTER_PORT=29512
+//          for r in 0 1; do RANK=$r LOCAL_RANK=$r ./12_zero & done; wait)
 //
 // expected output; dots depend on the machine:
 //    world of 2, device cuda:0, device backend nccl: 10001 parameters, padded to 10002

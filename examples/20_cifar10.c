@@ -6,10 +6,9 @@
 //         torchrun --no_python --nproc_per_node 2 ./20_cifar10 --side 16    under a launcher
 //         mpirun -n 2 ./20_cifar10 --side 16
 //         srun -n 2 ./20_cifar10 --side 16
-//         for r in 0 1; do
-//           RANK=$r WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 MASTER_PORT=29520 \
-//             ./20_cifar10 &
-//       done; wait
+//         or by hand, with any free MASTER_PORT:
+//         (export WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 MASTER_PORT=29520
+//          for r in 0 1; do RANK=$r LOCAL_RANK=$r ./20_cifar10 & done; wait)
 //         ./20_cifar10 --side 16 --nproc-per-node 2 --resume-from latest    continues
 // Without --resume-from the folder of the checkpoints, --output-path, has none of another training.
 //

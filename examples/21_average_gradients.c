@@ -3,10 +3,9 @@
 // build:  cc -O2 -DIDIST_IMPLEMENTATION examples/21_average_gradients.c -o 21_average_gradients
 // run:    ./21_average_gradients          starts 2 ranks itself
 //         ./21_average_gradients 4        starts 4; any number from 1 to 64
-//         for r in 0 1; do        or joins ranks started by hand; any free MASTER_PORT
-//           RANK=$r WORLD_SIZE=2 LOCAL_RANK=$r MASTER_ADDR=127.0.0.1 MASTER_PORT=29521 \
-//             ./21_average_gradients &
-//         done; wait
+//         or by hand, with any free MASTER_PORT:
+//         (export WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 MASTER_PORT=29521
+//          for r in 0 1; do RANK=$r LOCAL_RANK=$r ./21_average_gradients & done; wait)
 //
 // expected output:
 //    1257 images to train, 359 to validate, 179 to test; each of 2 ranks has 628, in batches of 64

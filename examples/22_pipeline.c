@@ -3,10 +3,9 @@
 // build:  cc -O2 -DIDIST_IMPLEMENTATION examples/22_pipeline.c -o 22_pipeline
 // run:    ./22_pipeline           starts 3 ranks itself
 //         ./22_pipeline 4         starts 4; any number from 1 to the 4 layers
-//         for r in 0 1; do        or joins ranks started by hand; any free MASTER_PORT
-//           RANK=$r WORLD_SIZE=2 LOCAL_RANK=$r MASTER_ADDR=127.0.0.1 MASTER_PORT=29522 \
-//             ./22_pipeline &
-//         done; wait
+//         or by hand, with any free MASTER_PORT:
+//         (export WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 MASTER_PORT=29522
+//          for r in 0 1; do RANK=$r LOCAL_RANK=$r ./22_pipeline & done; wait)
 //
 // expected output:
 //    rank 0, layers 0 to 0: F0 F1 F2 B0 F3 B1 F4 B2 F5 B3 F6 B4 F7 B5 B6 B7

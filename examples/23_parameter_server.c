@@ -4,10 +4,9 @@
 // run:    ./23_parameter_server          starts 4 ranks itself: the server and 3 workers
 //         ./23_parameter_server 2        one worker; any number of ranks from 2 to 16
 //         ./23_parameter_server 4 50000  50000 updates instead of 2000
-//         for r in 0 1 2; do        or joins ranks started by hand; any free MASTER_PORT
-//           RANK=$r WORLD_SIZE=3 LOCAL_RANK=$r MASTER_ADDR=127.0.0.1 MASTER_PORT=29523 \
-//             ./23_parameter_server &
-//         done; wait
+//         or by hand, with any free MASTER_PORT:
+//         (export WORLD_SIZE=3 MASTER_ADDR=127.0.0.1 MASTER_PORT=29523
+//          for r in 0 1 2; do RANK=$r LOCAL_RANK=$r ./23_parameter_server & done; wait)
 //
 // expected output; dots depend on the machine, and differ from run to run:
 //    server on rank 0, 3 workers: 1257 images to train, 539 to test

@@ -4,10 +4,9 @@
 // run:    ./24_simulators                        starts 3 ranks itself
 //         ./24_simulators --ranks 1              alone; the checksum is the same
 //         ./24_simulators --slow 1               rank 1 has a slow simulator: see who waits
-//         for r in 0 1; do        or joins ranks started by hand; any free MASTER_PORT
-//           RANK=$r LOCAL_RANK=$r WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 MASTER_PORT=29524 \
-//             ./24_simulators &
-//         done; wait
+//         or by hand, with any free MASTER_PORT:
+//         (export WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 MASTER_PORT=29524
+//          for r in 0 1; do RANK=$r LOCAL_RANK=$r ./24_simulators & done; wait)
 //         torchrun --no_python --nproc_per_node 2 ./24_simulators
 //         mpirun -n 2 ./24_simulators
 //

@@ -3,10 +3,9 @@
 // build:  c++ -std=c++17 -O2 -DIDIST_IMPLEMENTATION examples/25_mixed.cpp -o 25_mixed
 // run:    ./25_mixed              starts 2 ranks itself
 //         ./25_mixed 4            starts 4; any number from 1 to 64
-//         for r in 0 1; do        or joins ranks started by hand; any free MASTER_PORT
-//           RANK=$r WORLD_SIZE=2 LOCAL_RANK=$r MASTER_ADDR=127.0.0.1 MASTER_PORT=29525 \
-//             ./25_mixed &
-//         done; wait
+//         or by hand, with any free MASTER_PORT:
+//         (export WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 MASTER_PORT=29525
+//          for r in 0 1; do RANK=$r LOCAL_RANK=$r ./25_mixed & done; wait)
 //
 // expected output:
 //    1437 images to train, 359 to test, on 2 ranks

@@ -32,7 +32,8 @@ tar -C "$WORK" -xzf "$first"
 SINGLE=$WORK/$(basename "${first%.tar.gz}")
 ok $? "the archive unpacks"
 (cd "$SINGLE" && ls) >"$WORK/files"
-printf '%s\n' LICENSE idist.h idist_ipc.h idist_mpi.h idist_nccl.h idist_trace.h idist_train.h |
+printf "%s\n" LICENSE idist.h idist_gpu.h idist_ipc.h idist_mpi.h idist_nccl.h idist_trace.h \
+    idist_train.h |
     diff - "$WORK/files" >"$WORK/log"
 ok $? "it has the headers and the licence, and nothing else" || diag <"$WORK/log"
 grep -hoE '^#include "idist[a-z_]*\.h"' "$SINGLE"/*.h | tr -d '"' | awk '{ print $2 }' | sort -u |
