@@ -131,7 +131,7 @@ if [ -x fake_10 ]; then
     FAKE_CUDA_DEVICES=2 ok_run 0 "10_gpu_all_reduce: a device each" 60 ./fake_10 2 1
     grep -q '^ranks share a GPU' log
     ok $((!$?)) "10_gpu_all_reduce: does not say so" || diag <log
-    FAKE_CUDA_FAIL=cudaMalloc:2:2 ok_run 1 "10_gpu_all_reduce: no memory on the device" 60 ./fake_10
+    FAKE_CUDA_FAIL=cudaMalloc:4:2 ok_run 1 "10_gpu_all_reduce: no memory on the device" 60 ./fake_10
     grep -q 'cudaMalloc.* failed: out of memory' log
     ok $? "10_gpu_all_reduce: says what failed" || diag <log
 fi
