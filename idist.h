@@ -1,4 +1,4 @@
-/* idist.h - v0.1.0 - embeddable distributed computing - MIT licence - github.com/idist/idist
+/* idist.h - v0.2.0 - embeddable distributed computing - MIT licence - github.com/idist/idist
 
 DO THIS
 
@@ -75,7 +75,8 @@ CONTENTS
     Include these yourself, in addition, to use what they add:
 
       idist_mpi.h      the MPI backend
-      idist_nccl.h     device memory through NCCL; includes idist_ipc.h
+      idist_nccl.h     device memory through NCCL, CUDA IPC or pinned memory; includes idist_gpu.h
+                       and idist_ipc.h
       idist_train.h    data-parallel training: samplers, loaders, gradient averaging, metrics
       idist_trace.h    a timeline of every call, for Perfetto
 
@@ -301,8 +302,8 @@ SECURITY
 WRITING A BACKEND
 
     Fill an idist_backend_api (its contract is in idist_core.h) and export a function that returns
-    it. The backend receives each call as one struct and ends it with idist__task_complete. Your
-header redefines one of the IDIST__ENTRY_ macros, as idist_ring.h does.
+    it. The backend receives each call as one struct and ends it with idist__task_complete. Pass it
+    to idist_open_with in a list, see idist_backend_list_of. tests/compile/backend.c is one.
 
 LIMITS
 
@@ -326,9 +327,9 @@ HISTORY
 #define IDIST_H
 
 #define IDIST_VERSION_MAJOR 0
-#define IDIST_VERSION_MINOR 1
+#define IDIST_VERSION_MINOR 2
 #define IDIST_VERSION_PATCH 0
-#define IDIST_VERSION "0.1.0"
+#define IDIST_VERSION "0.2.0"
 
 #include <stdbool.h>
 #include <stddef.h>

@@ -1,4 +1,4 @@
-/* idist_algo.h - v0.1.0 - algorithms of the collectives - MIT licence
+/* idist_algo.h - v0.2.0 - algorithms of the collectives - MIT licence
 
     How a collective becomes messages between ranks. Each section holds one family of algorithms and
     can be read by itself; start here to learn how collectives work. No algorithm sees a socket: it

@@ -1,4 +1,4 @@
-/* idist_base.h - v0.1.0 - errors, memory, log, dtypes, reductions, hashes - MIT licence
+/* idist_base.h - v0.2.0 - errors, memory, log, dtypes, reductions, hashes - MIT licence
 
     Part of the implementation of idist; idist.h includes it where IDIST_IMPLEMENTATION is defined.
 

@@ -1,4 +1,4 @@
-/* idist_begin.h - v0.1.0 - what precedes the implementation of idist in each header - MIT licence
+/* idist_begin.h - v0.2.0 - what precedes the implementation of idist in each header - MIT licence
 
     Macros and compiler settings for the implementation. Included once per header that holds a part
     of it, each time with idist_end.h after it, which undoes everything: no macro and no setting

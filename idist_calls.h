@@ -1,4 +1,4 @@
-/* idist_calls.h - v0.1.0 - the public functions, except those that spawn - MIT licence
+/* idist_calls.h - v0.2.0 - the public functions, except those that spawn - MIT licence
 
     Part of the implementation of idist; idist.h includes it where IDIST_IMPLEMENTATION is defined.
 
@@ -337,8 +337,8 @@ static void idist__world_settle_in(idist__world *w) {
                      "could not bind to a processor: %s", strerror(errno));
 }
 
-// From here on nobody finds the default world. Waits for idist_abort, which may be running in any
-// thread.
+// Clears the default world, so that no new call can enter it. Waits for idist_abort, which may be
+// running in any thread.
 static void idist__world_retire(idist__world *w) {
     pthread_mutex_lock(&idist__default_lock);
     if (w == idist__world_default())

@@ -1,4 +1,4 @@
-/* idist_core.h - v0.1.0 - worlds, groups, tasks and the path of a call - MIT licence
+/* idist_core.h - v0.2.0 - worlds, groups, tasks and the path of a call - MIT licence
 
     Part of the implementation of idist; idist.h includes it where IDIST_IMPLEMENTATION is defined.
 

@@ -1,6 +1,6 @@
-/* idist_end.h - v0.1.0 - undoes what idist_begin.h and the rooms of idist have set - MIT licence
+/* idist_end.h - v0.2.0 - undoes what idist_begin.h and the rooms of idist have set - MIT licence
 
-    Every macro of the implementation is listed here, in alphabetical order.
+    Every macro of the implementation is listed here.
 */
 
 #undef IDIST__ANNOUNCE_NS

@@ -1,4 +1,4 @@
-/* idist_engine.h - v0.1.0 - progress of the ring backend - MIT licence
+/* idist_engine.h - v0.2.0 - progress of the ring backend - MIT licence
 
     What makes the calls of the ring backend move. Calls start and are cancelled; frames arrive
     from other ranks and complete sends and receives; a rank with nothing to do sleeps; a call that
@@ -656,7 +656,7 @@ static bool idist__wait_is_busy(const idist__ring *ring, bool clean) {
 static void idist__wait_drain(idist__ring *ring, bool clean, int64_t until_ns) {
     while (idist__wait_is_busy(ring, clean) && idist__os_clock_ms_until(until_ns) != 0) {
         int64_t soon_ns =
-            idist__os_clock_now_ns() + IDIST__MS; // nobody rings when a pipe has room again
+            idist__os_clock_now_ns() + IDIST__MS; // no wake-up is sent when a pipe has space again
         idist__ring_poll(ring, soon_ns < until_ns && ring->shm ? soon_ns : until_ns, true);
         idist__ring_move(ring);
     }

@@ -1,5 +1,4 @@
-/* idist_gpu.h - v0.1.0 - device memory: what NCCL, CUDA IPC and staging have in common - MIT
-licence
+/* idist_gpu.h - v0.2.0 - what NCCL, CUDA IPC and staging have in common - MIT licence
 
     The lower half of idist_nccl.h, which includes it; there is nothing in it to call. It holds the
     data structures of device memory, the current device of a thread, pinned memory, the parts in

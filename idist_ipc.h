@@ -1,4 +1,4 @@
-/* idist_ipc.h - v0.1.0 - ranks that share a GPU read each other's memory (CUDA IPC) - MIT licence
+/* idist_ipc.h - v0.2.0 - ranks that share a GPU read each other's memory (CUDA IPC) - MIT licence
 
     idist_nccl.h includes this file; there is nothing in it to call. idist uses CUDA IPC by itself
     where NCCL does not go: for ranks of one host that share a GPU. It takes CUDA 12.8 or later;
@@ -45,8 +45,6 @@ CONTENTS
 //
 // The strings below, joined, are the PTX that the driver compiles for its GPU. Their source is
 // tests/gpu/reduce.cu and tests/gpu/pack.cu.
-// [train:compress] does, with its bits. They wait for nothing and nobody. The parts below, joined,
-// are the PTX, which the driver compiles for its GPU; the source is tests/gpu/pack.cu.
 //------------------------------------------------------------------------------
 
 #define IDIST__PTX_OPERANDS 16

@@ -1,4 +1,4 @@
-/* idist_join.h - v0.1.0 - how ranks meet and connect to each other - MIT licence
+/* idist_join.h - v0.2.0 - how ranks meet and connect to each other - MIT licence
 
     What idist_initialize does in the ring backend: the ranks meet in a key-value store, learn where
     each of them listens, connect every pair, and agree on shared memory inside each host. From then

@@ -1,4 +1,4 @@
-/* idist_launch.h - v0.1.0 - configuration, environment and launchers - MIT licence
+/* idist_launch.h - v0.2.0 - configuration, environment and launchers - MIT licence
 
     Part of the implementation of idist; idist.h includes it where IDIST_IMPLEMENTATION is defined.
 
@@ -762,7 +762,7 @@ static idist_status idist__detect_tf(idist__config *config, const idist__launche
     return idist__fail(IDIST_ERR_ENV, "IDIST_LAUNCHER=tf_config, but TF_CONFIG is not set");
 }
 
-// PMIx tells the size only to who speaks PMIx.
+// Only a PMIx client can learn the size.
 static idist_status idist__detect_pmix(idist__config *config, const idist__launcher *row,
                                        bool asked, bool *found) {
     (void)config;

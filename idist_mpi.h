@@ -1,4 +1,4 @@
-/* idist_mpi.h - v0.1.0 - the MPI backend of idist: the same program on a cluster - MIT licence
+/* idist_mpi.h - v0.2.0 - the MPI backend of idist: the same program on a cluster - MIT licence
 
 DO THIS
 

@@ -1,4 +1,4 @@
-/* idist_msg.h - v0.1.0 - messages between ranks - MIT licence
+/* idist_msg.h - v0.2.0 - messages between ranks - MIT licence
 
     Part of the implementation of idist; idist.h includes it where IDIST_IMPLEMENTATION is defined.
 
@@ -14,7 +14,7 @@ WHAT IT IS
 
 HOW IT FITS
 
-    The algorithms and calls above post transfers. [engine:engine] reads the links and tells this
+    The algorithms and calls above post transfers. [engine:progress] reads the links and tells this
     file of the frames that arrive. No section asks which transport a link has: a transport says
     what it can do (idist__transport in idist_shm.h).
 
@@ -22,8 +22,8 @@ A SMALL MESSAGE (eager)
 
     sender     idist__send_post -> idist__link_push -> idist__link_flush -> transport->write
     receiver   idist__progress_read (engine) -> idist__match_frame -> payload goes to the buffer of
-the receive, or into a message if none is posted -> idist__transfer_received sender     gets CREDIT
-back when half of its window has been consumed
+               the receive, or into a message if none is posted -> idist__transfer_received
+    sender     gets CREDIT back when half of its window has been consumed
 
 A LARGE MESSAGE (rendezvous)
 
@@ -34,9 +34,10 @@ A LARGE MESSAGE (rendezvous)
 
 CONTENTS
 
-      [msg:types]      frames, transfers, messages, links, and the backend's parts of world and
-group [msg:transport]  bytes over stream sockets [msg:op]         a collective under way, and the
-macros that let an algorithm wait [msg:index]      finding transfers and messages by what frames say
+      [msg:types]      frames, transfers, messages, links, the backend's part of world and group
+      [msg:transport]  bytes over stream sockets
+      [msg:op]         a collective under way, and the macros that let an algorithm wait
+      [msg:index]      finding transfers and messages by what frames say
       [msg:transfer]   the life of a send or receive
       [msg:failure]    failures that are noticed in the middle of something
       [msg:link]       frames out of one link, credits, rendezvous
@@ -50,7 +51,7 @@ macros that let an algorithm wait [msg:index]      finding transfers and message
 #define IDIST_MSG_H
 
 //------------------------------------------------------------------------------
-// [msg:types]  frames, transfers, messages, links, and the backend's parts of world and group
+// [msg:types]  frames, transfers, messages, links, the backend's part of world and group
 // uses clock model shm:transport
 //------------------------------------------------------------------------------
 
@@ -177,7 +178,7 @@ typedef struct idist__link { // the connection to one rank
     void *port; // the transport's: &fd for sockets, an idist__pipe_port for shared memory
     bool open;
     bool bye;   // the peer has finalized: the end of the stream is no loss
-    bool ended; // the stream is at its end; [engine:engine] decides what that means
+    bool ended; // the stream is at its end; [engine:progress] decides what that means
     int ended_errno;
     bool write_dead; // writing has failed; reading will tell why
 
@@ -213,7 +214,7 @@ typedef struct idist__link { // the connection to one rank
 typedef struct idist__ring { // the backend's part of a world
     idist__world *w;
     idist__link *links;   // by world rank; our own one holds messages to ourselves
-    struct pollfd *polls; // scratch of [engine:engine]
+    struct pollfd *polls; // scratch of [engine:wait]
     int *poll_ranks;
     int wake;                   // descriptor that ends a sleep
     struct idist__segment *shm; // memory that the ranks of this host share, or NULL

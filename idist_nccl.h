@@ -1,4 +1,4 @@
-/* idist_nccl.h - v0.1.0 - device pointers for idist: the same calls take CUDA memory - MIT licence
+/* idist_nccl.h - v0.2.0 - device pointers for idist: the same calls take CUDA memory - MIT licence
 
 DO THIS
 

@@ -1,9 +1,9 @@
-/* idist_net.h - v0.1.0 - connections and the handshake on each - MIT licence
+/* idist_net.h - v0.2.0 - connections and the handshake on each - MIT licence
 
     Part of the implementation of idist; idist.h includes it where IDIST_IMPLEMENTATION is defined.
 
     Two programs that want to exchange bytes meet here: addresses as text, sockets with deadlines
-and error texts, and the mutual handshake that every connection begins with. The store's server
+    and error texts, and the mutual handshake that every connection begins with. The store's server
     (idist_store.h) and the links between ranks (idist_join.h) both accept strangers, so both use
     the bounded set of pending connections at the end of this file.
 

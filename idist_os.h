@@ -1,13 +1,14 @@
-/* idist_os.h - v0.1.0 - what idist needs of the operating system - MIT licence
+/* idist_os.h - v0.2.0 - what idist needs of the operating system - MIT licence
 
     Part of the implementation of idist; idist.h includes it where IDIST_IMPLEMENTATION is defined.
 
 WHAT IT IS
 
-    All system calls and system headers, behind functions named idist__os_*. A port to another
-    operating system replaces the bodies in this file. Each function says whether it may block, what
-    it returns, and who owns what. Where a system lacks a service (reading the memory of another
-    process, fencing the others), its function may fail always: the callers have another way.
+    System calls and system headers, behind functions named idist__os_*. A port to another operating
+    system replaces the bodies in this file (threads and locks are still used as pthreads directly).
+    Each function says whether it may block, what it returns, and who owns what. Where a system
+    lacks a service (reading the memory of another process, fencing the others), its function may
+    fail always: the callers have another way.
 
 HOW IT FITS
 

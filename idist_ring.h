@@ -1,4 +1,4 @@
-/* idist_ring.h - v0.1.0 - the ring backend of idist: ranks on one host or many - MIT licence
+/* idist_ring.h - v0.2.0 - the ring backend of idist: ranks on one host or many - MIT licence
 
 DO THIS
 

@@ -1,4 +1,4 @@
-/* idist_share.h - v0.1.0 - collectives of ranks that share memory - MIT licence
+/* idist_share.h - v0.2.0 - collectives of ranks that share memory - MIT licence
 
     Part of the implementation of idist; idist.h includes it where IDIST_IMPLEMENTATION is defined.
 
@@ -11,7 +11,7 @@ WHAT IT IS
 
 HOW IT FITS
 
-    [engine:engine] asks idist__share_choose how a call runs. IDIST__FLAT and IDIST__CHUNKED are
+    [engine:task] asks idist__share_choose how a call runs. IDIST__FLAT and IDIST__CHUNKED are
     served here; everything else is an algorithm over messages (idist_algo.h).
 
 A SMALL ALL_REDUCE (up to 4 KiB, FLAT)
@@ -64,8 +64,9 @@ CONTENTS
 // chunks over all calls of the group:
 //
 //   EXPOSED   our part of the chunk is in our buffer
-//   REDUCED   our block of the chunk is reduced over all ranks and in our buffer (all_reduce,
-//   reduce) FREED     we have read what we need of the chunk
+//   REDUCED   our block of the chunk is reduced over all ranks and in our buffer; only in
+//             all_reduce and reduce
+//   FREED     we have read what we need of the chunk
 //------------------------------------------------------------------------------
 
 #define IDIST__REGION_SLOTS 8

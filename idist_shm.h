@@ -1,4 +1,4 @@
-/* idist_shm.h - v0.1.0 - memory that ranks of a host share - MIT licence
+/* idist_shm.h - v0.2.0 - memory that ranks of a host share - MIT licence
 
     Part of the implementation of idist; idist.h includes it where IDIST_IMPLEMENTATION is defined.
 
@@ -12,7 +12,7 @@ WHAT IT IS
 HOW IT FITS
 
     [join:share] creates and maps the file; from then on the links inside the host use
-    idist__pipe_transport. [engine:engine] sleeps on the doorbell.
+    idist__pipe_transport. [engine:wait] sleeps on the doorbell.
 
 A MESSAGE THROUGH A PIPE
 

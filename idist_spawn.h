@@ -1,4 +1,4 @@
-/* idist_spawn.h - v0.1.0 - worker processes - MIT licence
+/* idist_spawn.h - v0.2.0 - worker processes - MIT licence
 
     Part of the implementation of idist; idist.h includes it where IDIST_IMPLEMENTATION is defined.
 

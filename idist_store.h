@@ -1,4 +1,4 @@
-/* idist_store.h - v0.1.0 - the key-value store of rendezvous - MIT licence
+/* idist_store.h - v0.2.0 - the key-value store of rendezvous - MIT licence
 
     Part of the implementation of idist; idist.h includes it where IDIST_IMPLEMENTATION is defined.
 

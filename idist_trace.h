@@ -1,4 +1,4 @@
-/* idist_trace.h - v0.1.0 - a timeline of a run, with a track per rank, for Perfetto - MIT licence
+/* idist_trace.h - v0.2.0 - a timeline of a run, with a track per rank, for Perfetto - MIT licence
 
 DO THIS
 

@@ -1,4 +1,4 @@
-/* idist_train.h - v0.1.0 - samplers, loaders, DDP and checkpoints for idist - MIT licence
+/* idist_train.h - v0.2.0 - samplers, loaders, DDP and checkpoints for idist - MIT licence
 
 DO THIS
 

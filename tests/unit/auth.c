@@ -1,4 +1,4 @@
-// [impl:sha] and [impl:auth]: published vectors, a handshake whose every bit is changed on the way,
+// [base:hash] and [net:auth]: published vectors, a handshake whose every bit is changed on the way,
 // and who may wait, and for how long, until his is through.
 #define IDIST_IMPLEMENTATION
 #include "idist.h"
