@@ -34,7 +34,7 @@ TEST_PROGRAMS := $(TEST_SRC:%.c=$(BUILD)/%)
 # leaves no core to a neighbour.
 ALONE_SRC := tests/dist/many.c tests/unit/store.c \
     $(addprefix tests/fault/,kill.c late.c leftovers.c mismatch.c shm.c spawn.c)
-ALONE_SCRIPTS := $(wildcard tests/mpi/*.sh) tests/launch/mpi.sh
+ALONE_SCRIPTS := $(wildcard tests/mpi/*.sh) tests/launch/mpi.sh tests/launch/torchrun.sh
 # Those that wait longest start first, so that no long one is left over at the end.
 LONG_SRC := $(addprefix tests/fault/,init_kill.c stop.c waits.c no_memory.c reach.c)
 EXAMPLES := $(patsubst examples/%.c,build/%,\
