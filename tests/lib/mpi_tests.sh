@@ -200,8 +200,8 @@ for example in 01_hello 02_collectives 03_send_recv 04_ring_allreduce 06_adopt_m
     timeout -k 5 60 "${MPI_RUN[@]}" "$OUT/$example" >"$WORK/out" 2>"$WORK/err" </dev/null
     rc=$?
     awk '/^\/\/ expected output/ { inside = 1; next }
-         inside && !/^\/\/         / { exit }
-         inside { print substr($0, 12) }' \
+         inside && !/^\/\/    / { exit }
+         inside { print substr($0, 7) }' \
         examples/$example.c | sed "s/host box/host $(hostname)/" |
         sed "s/backend ring, launcher spawn/backend mpi, launcher mpirun/" | sort >"$WORK/expected"
     sed "s/launcher [a-z0-9]*/launcher mpirun/" "$WORK/out" | sort |
