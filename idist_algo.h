@@ -41,7 +41,7 @@ COSTS
       v-forms          -                                    direct; all_gatherv as a ring
 
     For reduce_scatter, scatter and all_to_all B is one block of n; elsewhere it is the whole
-    buffer. Which column a call uses is a table in [algo:choose].
+    buffer. Which column a call uses is a table: see idist__choose_table.
 
 REPRODUCIBILITY
 
@@ -1008,7 +1008,7 @@ static void idist__bruck_all_to_all(idist__task *t) {
 // Floats of 16 and 8 bits are widened to F32 for a reduction, so that they are rounded only once.
 //------------------------------------------------------------------------------
 
-typedef struct idist__choice {
+typedef struct idist__choice { // NOLINT(clang-analyzer-optin.performance.Padding)
     idist__kind kind;
     void (*latency)(idist__task *t);   // the algorithm itself; NULL: always use the other one
     size_t latency_kib;                // up to this contribution of one rank it is faster
@@ -1541,7 +1541,7 @@ static void idist__host_step_begin(idist__task *t, const idist__host_step *step)
     bool scales = o->user && !o->user->fn;
     idist__task *child;
 
-    if (group->status != IDIST_OK) {
+    if (group->status != IDIST_OK) { // NOLINT(clang-analyzer-core.NullDereference)
         idist__ring_fail(idist__ring_of(t->group->w), t->group, group->status, group->cause);
         return;
     }

@@ -1810,7 +1810,7 @@ idist_status idist_one_rank_only(idist_task_fn fn, void *arg, int rank, bool bar
         status = idist__one_check_rank(IDIST__ONE_RANK_ONLY, rank, idist_group_size(group));
     if (status == IDIST_OK) status = idist__call_enter("one_rank_only", group, &g);
     if (status != IDIST_OK) return status;
-    pthread_mutex_unlock(&g->w->lock);
+    pthread_mutex_unlock(&g->w->lock); // NOLINT(clang-analyzer-core.NullDereference)
 
     if (mine) result = fn(arg);
     if (barrier) return idist__one_share_result(IDIST__ONE_RANK_ONLY, rank, mine, result, opts);

@@ -604,6 +604,7 @@ static bool idist__os_socket_is_local(const idist__os_address *address) {
 }
 
 static bool idist__os_socket_is_ipv4(const idist__os_address *address) {
+    // NOLINTNEXTLINE(clang-analyzer-core.UndefinedBinaryOperatorResult)
     return address->sa.ss_family == AF_INET;
 }
 

@@ -1430,6 +1430,7 @@ static void idist__server_serve_waiting(idist__server *server, bool changed) {
 // Waits until something is to be done. Returns false when the thread has to end.
 static bool idist__server_poll(idist__server *server, bool may_accept) {
     struct pollfd *polls = server->polls, *clients = polls + IDIST__SERVER_POLL_CLIENTS;
+    nfds_t poll_count;
     int i, pending_count, timeout_ms = -1;
 
     polls[IDIST__SERVER_POLL_WAKE].fd = server->wake;
@@ -1444,10 +1445,10 @@ static bool idist__server_poll(idist__server *server, bool may_accept) {
 
     pending_count = idist__pending_fill_polls(&server->pending, clients + server->client_count);
     if (pending_count) timeout_ms = may_accept ? 100 : 10; // handshakes have deadlines
-    if (poll(polls, (nfds_t)(IDIST__SERVER_POLL_CLIENTS + server->client_count + pending_count),
-             timeout_ms) < 0 &&
-        errno != EINTR)
-        return false;
+    poll_count = (nfds_t)IDIST__SERVER_POLL_CLIENTS;
+    poll_count += (nfds_t)server->client_count;
+    poll_count += (nfds_t)pending_count;
+    if (poll(polls, poll_count, timeout_ms) < 0 && errno != EINTR) return false;
     if (polls[IDIST__SERVER_POLL_WAKE].revents) return false;
     idist__pending_take_polls(&server->pending, clients + server->client_count);
 
@@ -2060,6 +2061,7 @@ static idist_status idist__client_begin(idist_store *store, idist__client_servin
     else if (status == IDIST_OK)
         status = idist__client_connect(client, own_text, serving->key, deadline_ns);
     idist__os_descriptor_close(&multicast.fd); // -1 where the server has taken it
+    serving->address_text = NULL;
 
     return status == IDIST_OK ? idist__client_validate(store, deadline_ns) : status;
 }
@@ -2138,7 +2140,8 @@ static idist_status idist__prefix_run(idist_store *store, idist__store_request *
     idist_status status = idist__prefix_keys(store, request, &keys);
 
     if (status != IDIST_OK) return status;
-    inner.key = keys[0]; // NUM_KEYS ignores it
+    // NUM_KEYS ignores the key.
+    inner.key = keys[0]; // NOLINT(clang-analyzer-core.NullDereference)
     inner.keys = request->nkeys ? keys : NULL;
     status = view->parent->run(view->parent, &inner);
     request->number = inner.number;
@@ -2181,6 +2184,7 @@ idist_status idist_store_close(idist_store **store) {
 // Opens the kind of store that `where` begins with.
 static idist_status idist__store_open_kind(idist_store *store, const char *where, bool server,
                                            idist__client_serving *serving, int64_t deadline_ns) {
+    idist_status status;
     char address_text[4096];
 
     if (strncmp(where, "file:", 5) == 0)
@@ -2195,8 +2199,10 @@ static idist_status idist__store_open_kind(idist_store *store, const char *where
     serving->address_text = address_text;
     serving->listener = -1;
     serving->key = NULL;
+    status = idist__client_open(store, serving, false, deadline_ns);
+    serving->address_text = NULL;
 
-    return idist__client_open(store, serving, false, deadline_ns);
+    return status;
 }
 
 // Opens a store of any kind: "mem:", "file:PATH", "unix:NAME", "tcp:HOST:PORT",
@@ -2364,7 +2370,7 @@ idist_status idist_store_add(idist_store *store, const char *key, int64_t delta,
 
     if (status != IDIST_OK) return status;
     request.number = delta;
-    status = store->run(store, &request);
+    status = store->run(store, &request); // NOLINT(clang-analyzer-core.NullDereference)
     if (status == IDIST_OK && result) *result = request.number;
     return status;
 }

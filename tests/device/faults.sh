@@ -19,7 +19,8 @@ build_ahead sanitizer-address -fsanitize=address,undefined -O0
 build_ahead sanitizer-thread -fsanitize=thread -Wno-tsan -O0
 build_ahead plain
 
-export ASAN_OPTIONS=detect_leaks=1:exitcode=99 TSAN_OPTIONS=die_after_fork=0:exitcode=99:atexit_sleep_ms=0
+export ASAN_OPTIONS=detect_leaks=1:exitcode=99
+export TSAN_OPTIONS=die_after_fork=0:exitcode=99:atexit_sleep_ms=0
 for sanitizer in address,undefined thread; do
     parts sanitizer-${sanitizer%%,*} "-fsanitize=$sanitizer"
     program tests/fake/test_nccl_faults.c "-fsanitize=$sanitizer" -Wno-tsan -O0

@@ -20,12 +20,12 @@ MAX_COLUMNS=100
 # have more in tables. Take off what holds 100.
 WIDE_COLUMNS=125
 WIDE_FILES="
-.clang-tidy ARCHITECTURE.md README.md 
+.clang-tidy ARCHITECTURE.md README.md
 examples/data/README.md tests/README.md tests/bench/bench_peers.sh tests/bench/bench_train.sh
 tests/bench/idist_perf.sh tests/compile/big_endian.sh tests/compile/cuda.sh
 tests/compile/optimizer.sh tests/compile/unity.sh tests/device/examples.sh
 tests/device/programs.sh tests/docs/examples.sh tests/docs/readme.sh tests/gpu/RESULTS.md
-tests/gpu/bench_gpu.sh tests/gpu/make_ptx.sh tests/gpu/test_gpu.sh 
+tests/gpu/bench_gpu.sh tests/gpu/make_ptx.sh tests/gpu/test_gpu.sh
 tests/launch/idistrun.sh tests/launch/ssh.sh tests/launch/trace.sh tests/lib/gpu.sh
 tests/lib/mpi_tests.sh tests/lib/on_fake.sh tests/lib/slurm.sh tests/train/cifar10.sh
 tests/train/simulators.sh
