@@ -16,8 +16,7 @@ shopt -s lastpipe # so that report, at the end of a pipe, can count
 cd "$(dirname "$0")/../.." || exit 1
 
 MAX_COLUMNS=100
-# Files that are not there yet have 125, and are not compared with .clang-format; the README may
-# have more in tables. Take off what holds 100.
+# These may have 125, and are not compared with .clang-format. Take off what holds 100.
 WIDE_COLUMNS=125
 WIDE_FILES="
 .clang-tidy ARCHITECTURE.md README.md
@@ -34,7 +33,8 @@ tests/train/simulators.sh
 # Rules of house.py (see its head). All hold for every header.
 HOUSE_RULES=prefix,uses,banner,floors,decl,columns,length,nesting,branches,blank,statements,chain
 HOUSE_RULES=$HOUSE_RULES,comment,parse
-# Headers without a CONTENTS: what other headers include more than once; and those not yet in order.
+# Headers without such a CONTENTS: what others include more than once, and the API, which also lists
+# the files.
 CONTENTS_OPEN="idist_begin.h idist_end.h idist.h"
 
 TMP=$(mktemp -d) || exit 1
@@ -174,8 +174,7 @@ check_text() {
     done
 }
 
-
-# Findings of house.py, "FILE:LINE: RULE: what", without those that are known to be open.
+# Findings of house.py, "FILE:LINE: RULE: what".
 check_house() {
     tests/lint/house.py check --only $HOUSE_RULES 2>&1
 }
