@@ -12,7 +12,7 @@ gpu_header nccl.h >/dev/null || gpu_skip "no nccl.h, which the stand-in for NCCL
 cuda=$(dirname "$cuda")
 # shellcheck source=tests/lib/on_fake.sh
 . tests/lib/on_fake.sh
-export IDIST_LOG=error IDIST_TEST_QUICK=1
+export IDIST_LOG=error IDIST_TEST_QUICK=1 IDIST_TEST_SLOW=2
 [ "${IDIST_TEST_FULL:-0}" = 1 ] || export IDIST_TEST_THIN=3
 build_ahead plain
 parts plain "plain"
