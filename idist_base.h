@@ -163,7 +163,7 @@ IDIST__UNUSED static void idist__mem_free_list(const idist_allocator *mem, void 
 
 //------------------------------------------------------------------------------
 // [base:window]  memory that all ranks of the host have mapped, for idist_alloc
-// uses descriptor os:memory
+// uses descriptor mutex os:memory process
 //
 // A window is this rank's part of a file that all ranks of the host have mapped; what lies in it
 // can be read by the others without a copy. idist_alloc takes pages from it, the first gap that is
@@ -178,16 +178,16 @@ typedef struct idist__block {
 
 typedef struct idist__window {
     struct idist__window *next;
-    int fd;    // the file; -1: the memory is somebody else's
-    pid_t pid; // a child made by fork must not discard pages that its parent uses
-    char *map; // the whole file
+    int fd;                    // the file; -1: the memory is somebody else's
+    idist__os_process process; // a child made by fork must not discard pages that its parent uses
+    char *map;                 // the whole file
     size_t map_nbytes;
     size_t at, nbytes; // our part
     idist__block *blocks;
     bool closed; // the world is gone; unmapped with the last block
 } idist__window;
 
-static pthread_mutex_t idist__windows_lock = PTHREAD_MUTEX_INITIALIZER;
+static idist__os_mutex idist__windows_lock = IDIST__OS_MUTEX_INIT;
 static idist__window *idist__windows;
 
 // Under the lock.
@@ -202,10 +202,10 @@ static void idist__window_unmap(idist__window *window) {
 }
 
 static idist__window *idist__window_list(idist__window *window) {
-    pthread_mutex_lock(&idist__windows_lock);
+    idist__os_mutex_lock(&idist__windows_lock);
     window->next = idist__windows;
     idist__windows = window;
-    pthread_mutex_unlock(&idist__windows_lock);
+    idist__os_mutex_unlock(&idist__windows_lock);
     return window;
 }
 
@@ -223,7 +223,7 @@ IDIST__UNUSED static idist__window *idist__window_open(int fd, size_t map_nbytes
     }
 
     window->fd = fd;
-    window->pid = getpid();
+    window->process = idist__os_process_id();
     window->map = (char *)map;
     window->map_nbytes = map_nbytes;
     window->at = at;
@@ -244,10 +244,10 @@ IDIST__UNUSED static idist__window *idist__window_adopt(char *memory, size_t nby
 }
 
 IDIST__UNUSED static void idist__window_close(idist__window *window) {
-    pthread_mutex_lock(&idist__windows_lock);
+    idist__os_mutex_lock(&idist__windows_lock);
     window->closed = true;
     if (!window->blocks) idist__window_unmap(window);
-    pthread_mutex_unlock(&idist__windows_lock);
+    idist__os_mutex_unlock(&idist__windows_lock);
 }
 
 // Zeroed pages. NULL: no gap is large enough, or out of memory.
@@ -261,7 +261,7 @@ IDIST__UNUSED static void *idist__window_alloc(idist__window *window, size_t nby
     }
 
     nbytes = (nbytes + page - 1) / page * page + (nbytes ? 0 : page);
-    pthread_mutex_lock(&idist__windows_lock);
+    idist__os_mutex_lock(&idist__windows_lock);
     for (link = &window->blocks; *link && (*link)->at - at < nbytes; link = &(*link)->next)
         at = (*link)->at + (*link)->nbytes;
 
@@ -277,7 +277,7 @@ IDIST__UNUSED static void *idist__window_alloc(idist__window *window, size_t nby
         if (window->fd < 0) memset(window->map + at, 0, nbytes);
     }
 
-    pthread_mutex_unlock(&idist__windows_lock);
+    idist__os_mutex_unlock(&idist__windows_lock);
 
     return block ? window->map + window->at + at : NULL;
 }
@@ -299,7 +299,7 @@ static bool idist__window_free(void *p) {
     idist__window *window;
     idist__block **link, *block = NULL;
 
-    pthread_mutex_lock(&idist__windows_lock);
+    idist__os_mutex_lock(&idist__windows_lock);
     window = idist__window_find(p);
 
     if (window) {
@@ -311,11 +311,12 @@ static bool idist__window_free(void *p) {
     }
 
     if (block) {
-        if (window->fd >= 0 && window->pid == getpid()) idist__os_memory_discard(p, block->nbytes);
+        if (window->fd >= 0 && window->process == idist__os_process_id())
+            idist__os_memory_discard(p, block->nbytes);
         if (window->closed && !window->blocks) idist__window_unmap(window);
     }
 
-    pthread_mutex_unlock(&idist__windows_lock);
+    idist__os_mutex_unlock(&idist__windows_lock);
     free(block);
 
     return window != NULL;
@@ -323,7 +324,7 @@ static bool idist__window_free(void *p) {
 
 //------------------------------------------------------------------------------
 // [base:log]  one line at a time, to the caller's logger or to stderr
-// uses os:env fail
+// uses os:env mutex fail
 //------------------------------------------------------------------------------
 
 typedef struct idist__log {
@@ -332,7 +333,7 @@ typedef struct idist__log {
     char who[96]; // whose lines these are: "rank 3/8 host"
 } idist__log;
 
-static pthread_mutex_t idist__log_lock = PTHREAD_MUTEX_INITIALIZER;
+static idist__os_mutex idist__log_lock = IDIST__OS_MUTEX_INIT;
 // Printed before the next line, to erase the progress bar that it would be glued to. Under the
 // lock.
 static const char *idist__log_before = "";
@@ -370,7 +371,7 @@ static void idist__log_print(const idist__log *log, idist_log_level level, const
     va_end(args);
     snprintf(line, sizeof line, "idist %s%s%s: %s", log->who, log->who[0] ? " " : "", names[level],
              text);
-    pthread_mutex_lock(&idist__log_lock);
+    idist__os_mutex_lock(&idist__log_lock);
     idist__me.callbacks++;
 
     if (log->logger.log_fn) log->logger.log_fn(level, line, log->logger.user);
@@ -380,7 +381,7 @@ static void idist__log_print(const idist__log *log, idist_log_level level, const
     }
 
     idist__me.callbacks--;
-    pthread_mutex_unlock(&idist__log_lock);
+    idist__os_mutex_unlock(&idist__log_lock);
 }
 
 //------------------------------------------------------------------------------

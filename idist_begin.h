@@ -44,6 +44,12 @@
 #define IDIST__INLINE static inline __attribute__((always_inline))
 #define IDIST__TLS static __thread
 
+// The one macro of [os:mutex] that headers with an implementation of their own use, as idist_end.h
+// has put it aside.
+#ifdef IDIST_OS_H
+#pragma pop_macro("IDIST__OS_MUTEX_INIT")
+#endif
+
 #define IDIST__COUNT_OF(a) (sizeof(a) / sizeof((a)[0]))
 
 // A program may be built with -ffast-math or -Ofast. But a NaN that one rank contributes must reach

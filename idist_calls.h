@@ -198,9 +198,9 @@ static void idist__backend_find_device(idist__world *w, const idist_backend_list
 
 //------------------------------------------------------------------------------
 // [calls:world]  open and close a world
-// uses cpu os:thread os:memory fail text mem base:log launch:env config kind
-// uses model core:world tracer core:task ended core:group core:wait core:call
-// uses backend
+// uses cpu os:thread mutex cond os:memory socket fail text mem base:log
+// uses launch:env config kind model core:world tracer core:task ended
+// uses core:group core:wait core:call backend
 //
 //     idist__world_open
 //       idist__world_new           allocate; choose a backend
@@ -213,10 +213,10 @@ static void idist__backend_find_device(idist__world *w, const idist_backend_list
 // idist__world_close undoes it in the opposite order, after a last barrier.
 //------------------------------------------------------------------------------
 
-static pthread_mutex_t idist__life_lock = PTHREAD_MUTEX_INITIALIZER; // initialize and finalize
+static idist__os_mutex idist__life_lock = IDIST__OS_MUTEX_INIT; // initialize and finalize
 
 // The default world stays while it is held.
-static pthread_mutex_t idist__default_lock = PTHREAD_MUTEX_INITIALIZER;
+static idist__os_mutex idist__default_lock = IDIST__OS_MUTEX_INIT;
 
 // Local and node ranks follow from the table of hosts, so that uneven and cyclic placements come
 // out right.
@@ -267,9 +267,9 @@ static void idist__world_free(idist__world *w) {
     idist__mem_free(&mem, w->group.impl);
     idist__mem_free(&mem, w->nodes);
     idist__os_memory_fork_guard_free(w->fork_guard);
-    pthread_cond_destroy(&w->changed);
-    pthread_cond_destroy(&w->work);
-    pthread_mutex_destroy(&w->lock);
+    idist__os_cond_destroy(&w->changed);
+    idist__os_cond_destroy(&w->work);
+    idist__os_mutex_destroy(&w->lock);
     memset(w, 0, sizeof *w); // with the secret
     idist__ended_keep(&idist__ended_worlds, &w->group);
 }
@@ -304,10 +304,10 @@ static idist_status idist__world_new(const idist__config *cfg, idist_backend_lis
     *out = w;
     if (!w) return IDIST_ERR_NO_MEMORY;
     w->cfg = *cfg;
-    pthread_mutex_init(&w->lock, NULL);
-    idist__os_thread_cond_init(&w->changed);
-    idist__os_thread_cond_init(&w->work);
-    if (gethostname(w->hostname, sizeof w->hostname - 1) != 0)
+    idist__os_mutex_init(&w->lock);
+    idist__os_cond_init(&w->changed);
+    idist__os_cond_init(&w->work);
+    if (!idist__os_socket_host_name(w->hostname, sizeof w->hostname))
         idist__text_copy(w->hostname, sizeof w->hostname, "localhost");
 
     status = idist__log_init(&w->log, &cfg->logger);
@@ -340,10 +340,10 @@ static void idist__world_settle_in(idist__world *w) {
 // Clears the default world, so that no new call can enter it. Waits for idist_abort, which may be
 // running in any thread.
 static void idist__world_retire(idist__world *w) {
-    pthread_mutex_lock(&idist__default_lock);
+    idist__os_mutex_lock(&idist__default_lock);
     if (w == idist__world_default())
         __atomic_store_n(&idist__default_world, (idist__world *)NULL, __ATOMIC_RELEASE);
-    pthread_mutex_unlock(&idist__default_lock);
+    idist__os_mutex_unlock(&idist__default_lock);
 }
 
 static bool idist__world_has_requests(idist__world *w) {
@@ -396,7 +396,7 @@ static idist_status idist__world_close(idist__world *w, bool force) {
     idist__world_lock(w);
 
     if (!force && idist__world_has_requests(w)) {
-        pthread_mutex_unlock(&w->lock);
+        idist__os_mutex_unlock(&w->lock);
         return idist__fail(IDIST_ERR_STATE,
                            "finalize: requests are still open; wait for them first");
     }
@@ -406,17 +406,17 @@ static idist_status idist__world_close(idist__world *w, bool force) {
     if (!force) status = idist__world_last_barrier(w);
 
     w->thread_stops = true;
-    pthread_cond_broadcast(&w->work);
+    idist__os_cond_broadcast(&w->work);
     w->backend->wake(w);
-    pthread_mutex_unlock(&w->lock);
+    idist__os_mutex_unlock(&w->lock);
     idist__world_retire(w);
-    if (w->thread_running) pthread_join(w->thread, NULL);
+    if (w->thread_running) idist__os_thread_join(w->thread);
 
     idist__world_lock(w);
     idist__world_cancel_tasks(w);
     w->leaves = status != IDIST_OK || force;
     idist__world_spread_failure(w);
-    pthread_mutex_unlock(&w->lock);
+    idist__os_mutex_unlock(&w->lock);
 
     while (w->group.next) idist__group_free(w->group.next);
     w->backend->group_close(&w->group);
@@ -519,13 +519,13 @@ idist_status idist_initialize_with(const idist_desc *desc, idist_backend_list ba
     idist_group *world = NULL;
     idist_status status;
 
-    pthread_mutex_lock(&idist__life_lock);
+    idist__os_mutex_lock(&idist__life_lock);
     if (idist__world_default())
         status =
             idist__fail(IDIST_ERR_STATE, "initialize: the world exists already; finalize it first");
     else status = idist_open_with(desc, &world, backends);
     if (world) __atomic_store_n(&idist__default_world, world->w, __ATOMIC_RELEASE);
-    pthread_mutex_unlock(&idist__life_lock);
+    idist__os_mutex_unlock(&idist__life_lock);
 
     return status;
 }
@@ -534,12 +534,12 @@ idist_status idist_finalize(void) {
     idist_status status;
     idist__world *w;
 
-    pthread_mutex_lock(&idist__life_lock);
+    idist__os_mutex_lock(&idist__life_lock);
     w = idist__world_default();
     status = w ? idist__world_close(w, false)
                : idist__fail(IDIST_ERR_STATE,
                              "finalize: there is no world; call idist_initialize first");
-    pthread_mutex_unlock(&idist__life_lock);
+    idist__os_mutex_unlock(&idist__life_lock);
 
     return status;
 }
@@ -549,24 +549,24 @@ idist_status idist_abort(idist_group *group) {
     char cause[200];
     idist_status status;
 
-    pthread_mutex_lock(&idist__default_lock);
+    idist__os_mutex_lock(&idist__default_lock);
     status = idist__call_enter("abort", group, &g);
 
     if (g) {
         snprintf(cause, sizeof cause, "rank %d on %s called idist_abort", g->w->group.rank,
                  g->w->hostname);
         idist__group_fail(g, IDIST_ERR_ABORTED, cause);
-        pthread_mutex_unlock(&g->w->lock);
+        idist__os_mutex_unlock(&g->w->lock);
     }
 
-    pthread_mutex_unlock(&idist__default_lock);
+    idist__os_mutex_unlock(&idist__default_lock);
 
     return status;
 }
 
 //------------------------------------------------------------------------------
 // [calls:get]  the getters
-// uses fail text launch:env detect model core:world backend
+// uses socket fail text launch:env detect model core:world backend
 //
 // Without a world they answer as in a world of 1; none of them fails.
 //------------------------------------------------------------------------------
@@ -648,7 +648,7 @@ const char *idist_hostname(void) {
     idist__world *w = idist__world_default();
 
     if (w) return w->hostname;
-    if (gethostname(idist__me.hostname, sizeof idist__me.hostname - 1) != 0)
+    if (!idist__os_socket_host_name(idist__me.hostname, sizeof idist__me.hostname))
         idist__text_copy(idist__me.hostname, sizeof idist__me.hostname, "localhost");
     return idist__me.hostname;
 }
@@ -934,7 +934,7 @@ idist_status idist_recv(void *buf, size_t count, idist_dtype dtype, int src, int
 
 //------------------------------------------------------------------------------
 // [calls:request]  requests: wait and test
-// uses fail model core:world tracer timer core:wait
+// uses mutex fail model core:world tracer timer core:wait
 //
 // A request is a pointer to its task (request->impl), NULL once it was waited for.
 //------------------------------------------------------------------------------
@@ -987,7 +987,7 @@ idist_status idist_wait(idist_request *request) {
     idist__wait_task(t);
     request->impl = NULL;
     status = idist__tracer_end(idist__wait_result(t));
-    pthread_mutex_unlock(&w->lock);
+    idist__os_mutex_unlock(&w->lock);
 
     return status;
 }
@@ -1005,7 +1005,7 @@ idist_status idist_wait_stream(idist_request *request, void *stream) {
     request->impl = NULL;
     status = t->done ? idist__wait_result(t) : w->device_api->follow(t, stream);
     idist__tracer_end(status);
-    pthread_mutex_unlock(&w->lock);
+    idist__os_mutex_unlock(&w->lock);
 
     return status;
 }
@@ -1033,7 +1033,7 @@ idist_status idist_test(idist_request *request, bool *done) {
         status = idist__wait_result(t);
     }
 
-    pthread_mutex_unlock(&w->lock);
+    idist__os_mutex_unlock(&w->lock);
 
     return status;
 }
@@ -1105,15 +1105,15 @@ idist_status idist_wait_any(idist_request *requests, size_t n, size_t *index) {
     *index = list.found;
     status = idist__tracer_end(idist__wait_result((idist__task *)requests[list.found].impl));
     requests[list.found].impl = NULL;
-    pthread_mutex_unlock(&w->lock);
+    idist__os_mutex_unlock(&w->lock);
 
     return status;
 }
 
 //------------------------------------------------------------------------------
 // [calls:several]  calls that progress together: sendrecv, group_begin and group_end
-// uses fail base:type kind model core:world tracer core:wait check core:call
-// uses p2p
+// uses mutex fail base:type kind model core:world tracer core:wait check
+// uses core:call p2p
 //
 // Between group_begin and group_end a blocking call starts its task and returns; the tasks gather
 // in idist__me.group_tasks (idist__call_locked), and group_end waits for them. sendrecv does the
@@ -1192,7 +1192,7 @@ idist_status idist_sendrecv(const void *send, size_t sendcount, int dst, int sen
     idist__tracer_begin("call", "sendrecv", g, status == IDIST_OK ? &pair.send : NULL);
     quick = status == IDIST_OK && host && idist__call_quick(g, &pair.send, &o);
     status = idist__several_run(g, &pair, &o, quick, status);
-    pthread_mutex_unlock(&g->w->lock);
+    idist__os_mutex_unlock(&g->w->lock);
 
     return idist__tracer_end(status);
 }
@@ -1216,7 +1216,7 @@ idist_status idist_group_end(void) {
         idist__world *w = self->held_world;
         idist__world_lock(w);
         w->device_api->launch(w);
-        pthread_mutex_unlock(&w->lock);
+        idist__os_mutex_unlock(&w->lock);
     }
 
     first = self->group_status;
@@ -1231,7 +1231,7 @@ idist_status idist_group_end(void) {
         idist__world_lock(w);
         idist__wait_task(t);
         status = idist__wait_result(t);
-        pthread_mutex_unlock(&w->lock);
+        idist__os_mutex_unlock(&w->lock);
         if (status == IDIST_OK || first != IDIST_OK) continue;
         first = status;
         memcpy(text, self->text, sizeof text);
@@ -1244,8 +1244,8 @@ idist_status idist_group_end(void) {
 
 //------------------------------------------------------------------------------
 // [calls:group]  groups
-// uses fail mem hash kind model core:world core:group core:wait check core:call
-// uses world collective
+// uses mutex fail mem hash kind model core:world core:group core:wait check
+// uses core:call world collective
 //
 // new_group and split make a group in these steps, the same on every rank of the parent:
 //
@@ -1287,7 +1287,7 @@ static idist_status idist__group_reserve(const char *name, idist__world *w, int 
 
     *g = busy ? NULL : idist__group_new(w, n);
     if (*g) w->making_count++;
-    pthread_mutex_unlock(&w->lock);
+    idist__os_mutex_unlock(&w->lock);
     if (busy)
         return idist__fail(IDIST_ERR_STATE,
                            "%s: another thread makes a group; backend %s makes one at a time", name,
@@ -1337,7 +1337,7 @@ static idist_status idist__group_exchange(idist_group *g, idist__kind label) {
     o.group = g;
     idist__world_lock(w);
     offers[g->size] = w->backend->group_offer(g);
-    pthread_mutex_unlock(&w->lock);
+    idist__os_mutex_unlock(&w->lock);
 
     status = idist__collective_run(IDIST__ALL_GATHER, label, &offers[g->size], offers, 1, IDIST_U64,
                                    IDIST_SUM, -1, &o);
@@ -1346,7 +1346,7 @@ static idist_status idist__group_exchange(idist_group *g, idist__kind label) {
         idist__world_lock(w);
         status = w->backend->group_meet(g, offers);
         if (status != IDIST_OK) idist__group_fail(g, status, "a rank is out of memory");
-        pthread_mutex_unlock(&w->lock);
+        idist__os_mutex_unlock(&w->lock);
     }
 
     idist__mem_free(&w->cfg.mem, offers);
@@ -1370,7 +1370,7 @@ static idist_status idist__group_meet(idist_group **group, idist__kind label) {
     if (g->parent->status != IDIST_OK) {
         idist__world_lock(w);
         idist__group_fail(g, g->parent->status, g->parent->cause);
-        pthread_mutex_unlock(&w->lock);
+        idist__os_mutex_unlock(&w->lock);
     }
 
     status = idist__group_exchange(g, label);
@@ -1379,7 +1379,7 @@ static idist_status idist__group_meet(idist_group **group, idist__kind label) {
 
     idist__world_lock(w);
     idist__group_free(g);
-    pthread_mutex_unlock(&w->lock);
+    idist__os_mutex_unlock(&w->lock);
     *group = NULL;
 
     return status;
@@ -1401,11 +1401,11 @@ static idist_status idist__group_finish(idist_group *parent, idist_group *g, idi
         idist__group_free(g);
     }
 
-    pthread_mutex_unlock(&w->lock);
+    idist__os_mutex_unlock(&w->lock);
     if (status == IDIST_OK) status = idist__group_meet(out, label);
     idist__world_lock(w);
     w->making_count--;
-    pthread_mutex_unlock(&w->lock);
+    idist__os_mutex_unlock(&w->lock);
 
     return status;
 }
@@ -1442,7 +1442,7 @@ idist_status idist_new_group(const int *ranks, int n, idist_group **group) {
     if (status != IDIST_OK) return status;
 
     if (!ranks || n < 1 || n > world->size) {
-        pthread_mutex_unlock(&world->w->lock);
+        idist__os_mutex_unlock(&world->w->lock);
         return idist__fail(IDIST_ERR_ARG, "new_group: needs 1 to %d ranks, got %d", world->size,
                            ranks ? n : 0);
     }
@@ -1530,7 +1530,7 @@ static idist_status idist__group_release(idist_group *g) {
         idist__world_wake_driver(w);
     }
 
-    pthread_mutex_unlock(&w->lock);
+    idist__os_mutex_unlock(&w->lock);
 
     return status;
 }
@@ -1598,7 +1598,7 @@ idist_status idist_shrink(idist_group *group, idist_group **survivors) {
         idist__group_free(made);
     }
 
-    pthread_mutex_unlock(&w->lock);
+    idist__os_mutex_unlock(&w->lock);
     idist__mem_free(&w->cfg.mem, ranks);
 
     return status;
@@ -1617,14 +1617,14 @@ idist_status idist_agree(idist_group *group, int *flag) {
         status = idist__fail(IDIST_ERR_STATE, "agree: this rank is not a member of the group");
     else if (g->size > 1 && !g->w->backend->agree) status = idist__group_needs_ulfm("agree");
     else if (g->size > 1) status = g->w->backend->agree(g, flag);
-    pthread_mutex_unlock(&g->w->lock);
+    idist__os_mutex_unlock(&g->w->lock);
 
     return status;
 }
 
 //------------------------------------------------------------------------------
 // [calls:op]  ops of the program's own
-// uses fail model core:call
+// uses mutex fail model core:call
 //------------------------------------------------------------------------------
 
 static idist_status idist__op_add(const char *name, const idist__user_op *user, idist_group *group,
@@ -1649,7 +1649,7 @@ static idist_status idist__op_add(const char *name, const idist__user_op *user, 
         *op = (idist_op)(IDIST_OP_USER + (int)i);
     }
 
-    pthread_mutex_unlock(&g->w->lock);
+    idist__os_mutex_unlock(&g->w->lock);
 
     return status;
 }
@@ -1684,14 +1684,14 @@ idist_status idist_op_free(idist_op op, idist_group *group) {
     if ((int)op < IDIST_OP_USER || (int)op > IDIST_OP_LAST || !g->w->ops[op - IDIST_OP_USER].used)
         status = idist__fail(IDIST_ERR_ARG, "op_free: invalid user op %d in this world", (int)op);
     else g->w->ops[op - IDIST_OP_USER].used = false;
-    pthread_mutex_unlock(&g->w->lock);
+    idist__os_mutex_unlock(&g->w->lock);
 
     return status;
 }
 
 //------------------------------------------------------------------------------
 // [calls:memory]  memory for buffers
-// uses fail base:window model core:world
+// uses os:memory fail base:window model core:world
 //------------------------------------------------------------------------------
 
 void *idist_alloc(size_t nbytes, const idist_opts *opts) {
@@ -1707,7 +1707,9 @@ void *idist_alloc(size_t nbytes, const idist_opts *opts) {
     if (w && !idist__world_forked(w) && w->backend->alloc) p = w->backend->alloc(w, nbytes);
     if (p) return p;
 
-    if (nbytes > SIZE_MAX / 2 || posix_memalign(&p, 64, padded) != 0) {
+    if (nbytes <= SIZE_MAX / 2) p = idist__os_memory_aligned(64, padded);
+
+    if (!p) {
         idist__fail(IDIST_ERR_NO_MEMORY, "alloc: no memory for %zu bytes", nbytes);
         return NULL;
     }
@@ -1718,12 +1720,12 @@ void *idist_alloc(size_t nbytes, const idist_opts *opts) {
 }
 
 void idist_free(void *ptr) {
-    if (ptr && !idist__window_free(ptr)) free(ptr);
+    if (ptr && !idist__window_free(ptr)) idist__os_memory_free_aligned(ptr);
 }
 
 //------------------------------------------------------------------------------
 // [calls:one]  one rank first, one rank only
-// uses fail kind model check core:call get collective group
+// uses mutex fail kind model check core:call get collective group
 //------------------------------------------------------------------------------
 
 // A broadcast takes the function's result to everybody, so that a failure ends the wait of the
@@ -1779,7 +1781,7 @@ idist_status idist_one_rank_first(idist_task_fn fn, void *arg, int rank, bool lo
     if (status != IDIST_OK) return status;
     if (g->status != IDIST_OK)
         status = idist__fail(g->status, "one_rank_first: the group failed earlier: %s", g->cause);
-    pthread_mutex_unlock(&g->w->lock);
+    idist__os_mutex_unlock(&g->w->lock);
 
     if (status == IDIST_OK && local) status = idist__one_make_host_group(g);
     if (status != IDIST_OK) return status;
@@ -1810,7 +1812,7 @@ idist_status idist_one_rank_only(idist_task_fn fn, void *arg, int rank, bool bar
         status = idist__one_check_rank(IDIST__ONE_RANK_ONLY, rank, idist_group_size(group));
     if (status == IDIST_OK) status = idist__call_enter("one_rank_only", group, &g);
     if (status != IDIST_OK) return status;
-    pthread_mutex_unlock(&g->w->lock); // NOLINT(clang-analyzer-core.NullDereference)
+    idist__os_mutex_unlock(&g->w->lock); // NOLINT(clang-analyzer-core.NullDereference)
 
     if (mine) result = fn(arg);
     if (barrier) return idist__one_share_result(IDIST__ONE_RANK_ONLY, rank, mine, result, opts);

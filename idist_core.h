@@ -122,7 +122,7 @@ static bool idist__kind_has_root(idist__kind kind) {
 
 //------------------------------------------------------------------------------
 // [core:model]  calls, tasks, groups and worlds as data; the contracts with backends
-// uses base:log launch:env kind
+// uses os:thread mutex cond base:log launch:env kind
 //
 //     idist__world --- nodes[rank]                      who the ranks are and where they run
 //        |   |
@@ -436,9 +436,9 @@ struct idist__world {
     int *fork_guard;           // reads 0 in a child made by fork; NULL: the kernel has no such page
     idist__user_op ops[IDIST_OP_LAST - IDIST_OP_USER + 1];
 
-    pthread_mutex_t lock;
-    pthread_cond_t changed;  // a task ended, or nobody drives any more: for callers
-    pthread_cond_t work;     // there is a request and no caller: for the progress thread
+    idist__os_mutex lock;
+    idist__os_cond changed;  // a task ended, or nobody drives any more: for callers
+    idist__os_cond work;     // there is a request and no caller: for the progress thread
     idist__task *tasks;      // running, newest first
     idist__task *idle_tasks; // to be used again
     idist__task *all_tasks;  // ever allocated; freed with the world
@@ -461,15 +461,15 @@ struct idist__world {
     bool leaves;  // the world ends after a failure: the other ranks have not reached its end
     bool watched; // the device may wait for other ranks while no caller does: the progress
                   // thread looks after the connections
-    pthread_t thread;
+    idist__os_thread thread;
 };
 
 //------------------------------------------------------------------------------
 // [core:backend]  how a backend fills its table
-// uses model
+// uses mutex model
 //------------------------------------------------------------------------------
 
-static pthread_mutex_t idist__backend_lock = PTHREAD_MUTEX_INITIALIZER;
+static idist__os_mutex idist__backend_lock = IDIST__OS_MUTEX_INIT;
 
 // Returns *api, filled at the first call. `fill` sets the fields by name, which C99 and C++11 have
 // no common initializer for; those that it does not set are zero. abi is stored last: it tells
@@ -478,7 +478,7 @@ static const idist_backend_api *idist__backend_fill(idist_backend_api *api,
                                                     void (*fill)(idist_backend_api *api)) {
     if (__atomic_load_n(&api->abi, __ATOMIC_ACQUIRE) == IDIST__BACKEND_ABI) return api;
 
-    pthread_mutex_lock(&idist__backend_lock);
+    idist__os_mutex_lock(&idist__backend_lock);
 
     if (api->abi != IDIST__BACKEND_ABI) {
         api->size = sizeof *api;
@@ -486,14 +486,14 @@ static const idist_backend_api *idist__backend_fill(idist_backend_api *api,
         __atomic_store_n(&api->abi, (uint32_t)IDIST__BACKEND_ABI, __ATOMIC_RELEASE);
     }
 
-    pthread_mutex_unlock(&idist__backend_lock);
+    idist__os_mutex_unlock(&idist__backend_lock);
 
     return api;
 }
 
 //------------------------------------------------------------------------------
 // [core:world]  the world, its lock, and who may enter it
-// uses os:thread process fail model
+// uses os:thread mutex fail model
 //
 // One mutex per world guards everything in it. A caller that waits drives the backend itself; when
 // several wait, one drives (w->driver) and the others sleep on w->changed until it completes their
@@ -527,9 +527,9 @@ static idist__world *idist__world_default(void) {
 // A thread that polls holds the lock most of the time. Counting those who wait for it tells that
 // thread when to let go.
 static void idist__world_lock(idist__world *w) {
-    if (pthread_mutex_trylock(&w->lock) == 0) return;
+    if (idist__os_mutex_try_lock(&w->lock)) return;
     __atomic_fetch_add(&w->lock_waiter_count, 1u, __ATOMIC_RELAXED);
-    pthread_mutex_lock(&w->lock);
+    idist__os_mutex_lock(&w->lock);
     __atomic_fetch_sub(&w->lock_waiter_count, 1u, __ATOMIC_RELAXED);
 }
 
@@ -541,15 +541,15 @@ static void idist__world_give_way(idist__world *w) {
     uint32_t asking = __atomic_load_n(&w->lock_waiter_count, __ATOMIC_RELAXED);
     int turns;
 
-    pthread_mutex_unlock(&w->lock);
-    idist__os_process_yield();
+    idist__os_mutex_unlock(&w->lock);
+    idist__os_thread_yield();
 
     for (turns = 0; asking && turns < IDIST__YIELDS; turns++) {
         if (__atomic_load_n(&w->lock_waiter_count, __ATOMIC_RELAXED) < asking) break;
-        idist__os_process_yield();
+        idist__os_thread_yield();
     }
 
-    pthread_mutex_lock(&w->lock);
+    idist__os_mutex_lock(&w->lock);
 }
 
 // For a thread that has moved the backend or ended tasks while another one drives. It may have
@@ -784,7 +784,7 @@ IDIST__UNUSED static int idist__explain_missing_peer(const idist__task *t, char 
 
 //------------------------------------------------------------------------------
 // [core:task]  tasks: allocate, start, complete, free
-// uses clock text mem kind model world tracer explain
+// uses clock cond text mem kind model world tracer explain
 //
 // A task is in w->tasks from idist__task_start until idist__task_complete. Its memory is used again
 // (w->idle_tasks) and goes with the world.
@@ -818,7 +818,7 @@ static void idist__task_complete(idist__task *t, idist_status status, const char
 
     if (t->async) w->async_count--;
     if (t->lane) idist__tracer_now()->done(t);
-    if (w->blocked_count) pthread_cond_broadcast(&w->changed);
+    if (w->blocked_count) idist__os_cond_broadcast(&w->changed);
 }
 
 // A pinned task is freed by the thread that pinned it.
@@ -922,12 +922,12 @@ static void idist__task_start(idist__task *t) {
     idist__world_wake_driver(w); // also when t is done: start may have read from the connections
     if (w->driver == IDIST__DRIVER_NONE && !t->done && t->async && w->thread_running &&
         !w->blocked_count)
-        pthread_cond_signal(&w->work);
+        idist__os_cond_signal(&w->work);
 }
 
 //------------------------------------------------------------------------------
 // [core:ended]  handles that outlive what they stood for
-// uses mem model
+// uses mutex mem model
 //
 // A program may keep the handle of a group, or of a world, beyond the end of the world, and call
 // with it. That is an IDIST_ERR_STATE like any other, so the struct must still be there to say so.
@@ -942,7 +942,7 @@ typedef struct idist__ended {
 
 enum { IDIST__ENDED_GROUPS = 256, IDIST__ENDED_WORLDS = 16 };
 
-static pthread_mutex_t idist__ended_lock = PTHREAD_MUTEX_INITIALIZER;
+static idist__os_mutex idist__ended_lock = IDIST__OS_MUTEX_INIT;
 static idist__ended idist__ended_groups, idist__ended_worlds; // a world begins with its group
 
 static void idist__ended_keep(idist__ended *list, idist_group *g) {
@@ -951,19 +951,19 @@ static void idist__ended_keep(idist__ended *list, idist_group *g) {
     g->freed = true;
     g->next = NULL;
 
-    pthread_mutex_lock(&idist__ended_lock);
+    idist__os_mutex_lock(&idist__ended_lock);
     if (list->last) list->last->next = g;
     else list->first = g;
     list->last = g;
     list->n++;
-    pthread_mutex_unlock(&idist__ended_lock);
+    idist__os_mutex_unlock(&idist__ended_lock);
 }
 
 // Zeroed memory for a handle: the oldest of the list once it holds `limit` of them, else new.
 static idist_group *idist__ended_reuse(idist__ended *list, int limit, size_t nbytes) {
     idist_group *g = NULL;
 
-    pthread_mutex_lock(&idist__ended_lock);
+    idist__os_mutex_lock(&idist__ended_lock);
 
     if (list->n >= limit) {
         g = list->first;
@@ -972,7 +972,7 @@ static idist_group *idist__ended_reuse(idist__ended *list, int limit, size_t nby
         list->n--;
     }
 
-    pthread_mutex_unlock(&idist__ended_lock);
+    idist__os_mutex_unlock(&idist__ended_lock);
 
     if (!g) return (idist_group *)idist__mem_alloc(NULL, nbytes);
     memset(g, 0, nbytes);
@@ -982,7 +982,7 @@ static idist_group *idist__ended_reuse(idist__ended *list, int limit, size_t nby
 
 //------------------------------------------------------------------------------
 // [core:group]  groups: make, free, fail
-// uses clock fail text mem base:log model world task ended
+// uses clock cond fail text mem base:log model world task ended
 //------------------------------------------------------------------------------
 
 IDIST__UNUSED static int idist__group_world_rank(const idist_group *g, int rank) {
@@ -1104,7 +1104,7 @@ static void idist__group_flush(idist_group *g) {
     w->driver = IDIST__DRIVER_CALLER;
     w->backend->flush(w, idist__os_clock_deadline(IDIST__FLUSH_MS));
     w->driver = IDIST__DRIVER_NONE;
-    if (w->blocked_count) pthread_cond_broadcast(&w->changed);
+    if (w->blocked_count) idist__os_cond_broadcast(&w->changed);
 }
 
 //------------------------------------------------------------------------------
@@ -1264,7 +1264,7 @@ static int64_t idist__timer_run(idist__world *w) {
 
 //------------------------------------------------------------------------------
 // [core:wait]  waiting for a task: poll, drive or follow
-// uses clock cpu os:thread fail model world task group timer
+// uses clock cpu cond fail model world task group timer
 //
 // A caller first polls the backend for a short while. Then, if nobody drives, it drives: it runs
 // the timers and sleeps in the backend. Otherwise it follows: it sleeps on w->changed, until the
@@ -1299,7 +1299,7 @@ static void idist__wait_turn(idist__world *w, idist__driver driver) {
     w->backend->sleep(w, until);
     w->driver = IDIST__DRIVER_NONE;
     w->backend->progress(w);
-    if (w->blocked_count > own) pthread_cond_broadcast(&w->changed);
+    if (w->blocked_count > own) idist__os_cond_broadcast(&w->changed);
 }
 
 // Whether to poll once more, after a short break, or to sleep.
@@ -1368,14 +1368,14 @@ static void idist__wait_until(idist__world *w, bool (*ready)(void *arg), void *a
             waiter.slept = true;
         } else {
             if (w->driver == IDIST__DRIVER_THREAD) w->backend->wake(w); // it stops driving for us
-            idist__os_thread_cond_wait(&w->changed, &w->lock, IDIST__FOREVER);
+            idist__os_cond_wait(&w->changed, &w->lock, IDIST__FOREVER);
         }
     }
 
     idist__wait_learn(&waiter, w);
     w->blocked_count--;
-    if (w->blocked_count) pthread_cond_broadcast(&w->changed);
-    else if (w->async_count && w->thread_running) pthread_cond_signal(&w->work);
+    if (w->blocked_count) idist__os_cond_broadcast(&w->changed);
+    else if (w->async_count && w->thread_running) idist__os_cond_signal(&w->work);
 }
 
 static bool idist__wait_task_ready(void *arg) { return ((const idist__task *)arg)->done; }
@@ -1406,7 +1406,7 @@ static idist_status idist__wait_result(idist__task *t) {
 
 //------------------------------------------------------------------------------
 // [core:thread]  the progress thread
-// uses clock os:thread fail model timer wait
+// uses clock os:thread mutex cond fail model timer wait
 //
 // Drives the backend while there are requests and no caller is blocked; as soon as one blocks, it
 // stops driving. It exists from the first request on.
@@ -1421,14 +1421,14 @@ static void idist__thread_look(idist__world *w) {
     w->backend->sleep(w, idist__os_clock_now_ns());
     w->driver = IDIST__DRIVER_NONE;
     w->backend->progress(w);
-    if (w->blocked_count) pthread_cond_broadcast(&w->changed); // callers that came meanwhile
+    if (w->blocked_count) idist__os_cond_broadcast(&w->changed); // callers that came meanwhile
     idist__timer_run(w);
 }
 
 static void *idist__thread_main(void *arg) {
     idist__world *w = (idist__world *)arg;
 
-    pthread_mutex_lock(&w->lock);
+    idist__os_mutex_lock(&w->lock);
 
     while (!w->thread_stops) {
         bool idle = !w->blocked_count && w->driver == IDIST__DRIVER_NONE;
@@ -1438,21 +1438,21 @@ static void *idist__thread_main(void *arg) {
             continue;
         }
 
-        idist__os_thread_cond_wait(&w->work, &w->lock,
-                                   w->watched ? idist__os_clock_now_ns() + IDIST__WATCH_NS
-                                              : IDIST__FOREVER);
+        idist__os_cond_wait(&w->work, &w->lock,
+                            w->watched ? idist__os_clock_now_ns() + IDIST__WATCH_NS
+                                       : IDIST__FOREVER);
         idle = !w->blocked_count && w->driver == IDIST__DRIVER_NONE;
         if (w->watched && !w->async_count && idle && !w->thread_stops) idist__thread_look(w);
     }
 
-    pthread_mutex_unlock(&w->lock);
+    idist__os_mutex_unlock(&w->lock);
 
     return NULL;
 }
 
 static idist_status idist__thread_need(idist__world *w) {
     if (w->thread_running || w->single_threaded) return IDIST_OK;
-    if (idist__os_thread(&w->thread, idist__thread_main, w) != 0)
+    if (idist__os_thread_start(&w->thread, idist__thread_main, w) != 0)
         return idist__fail(IDIST_ERR_SYSTEM,
                            "could not start the thread that moves requests on; is a limit on "
                            "processes (ulimit -u) reached?");
@@ -1794,7 +1794,7 @@ static idist_status idist__check_call(const idist_group *g, const idist__call *c
 
 //------------------------------------------------------------------------------
 // [core:call]  the path of every communication call
-// uses fail kind model world tracer task group wait thread check
+// uses mutex fail kind model world tracer task group wait thread check
 //
 //     public function         fills an idist__call
 //     idist__call_run         finds the group, locks its world, records the first error of a
@@ -1939,7 +1939,7 @@ static idist_status idist__call_run(idist__call *c, const idist_opts *opts) {
 
     if (g) {
         status = idist__call_traced(g, c, &o);
-        pthread_mutex_unlock(&g->w->lock);
+        idist__os_mutex_unlock(&g->w->lock);
     }
 
     if (status != IDIST_OK && idist__me.group_depth && idist__me.group_status == IDIST_OK) {
@@ -2001,8 +2001,8 @@ static void idist__message_received(idist__task *t, int source, int tag, size_t 
 
 //------------------------------------------------------------------------------
 // [core:self]  the backend of a world of 1
-// uses descriptor socket fail text mem base:type reduce launch:env kind model
-// uses backend world task block extent message
+// uses descriptor mutex poll fail text mem base:type reduce launch:env kind
+// uses model backend world task block extent message
 //
 // Other backends use idist__self_collective for their groups of 1, too.
 //------------------------------------------------------------------------------
@@ -2151,34 +2151,29 @@ static bool idist__self_cancel(idist__task *t) {
 
 // Nothing comes from outside a world of 1, so only wake or the deadline end the sleep.
 static void idist__self_sleep(idist__world *w, int64_t until_ns) {
-    int fd = *(int *)w->impl;
-    uint64_t wakes;
+    int wake = *(int *)w->impl;
     bool woken;
 
-    pthread_mutex_unlock(&w->lock);
-    woken = idist__os_socket_wait(fd, POLLIN, until_ns);
-    pthread_mutex_lock(&w->lock);
-    if (woken)
-        while (read(fd, &wakes, sizeof wakes) < 0 && errno == EINTR) continue;
+    idist__os_mutex_unlock(&w->lock);
+    woken = idist__os_poll_wait(wake, IDIST__OS_READABLE, until_ns);
+    idist__os_mutex_lock(&w->lock);
+    if (woken) idist__os_poll_wakeup_clear(wake);
 }
 
-static void idist__self_wake(idist__world *w) {
-    uint64_t one = 1;
-    while (write(*(int *)w->impl, &one, sizeof one) < 0 && errno == EINTR) continue;
-}
+static void idist__self_wake(idist__world *w) { idist__os_poll_wakeup_signal(*(int *)w->impl); }
 
 static idist_status idist__self_open(idist__world *w) {
-    int *fd = (int *)idist__mem_alloc(&w->cfg.mem, sizeof *fd);
+    int *wake = (int *)idist__mem_alloc(&w->cfg.mem, sizeof *wake);
 
-    if (!fd) return IDIST_ERR_NO_MEMORY;
-    *fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+    if (!wake) return IDIST_ERR_NO_MEMORY;
+    *wake = idist__os_poll_wakeup_new();
 
-    if (*fd < 0) {
-        idist__mem_free(&w->cfg.mem, fd);
+    if (*wake < 0) {
+        idist__mem_free(&w->cfg.mem, wake);
         return idist__fail_errno("eventfd", errno);
     }
 
-    w->impl = fd;
+    w->impl = wake;
     idist__text_copy(w->nodes[0].hostname, sizeof w->nodes[0].hostname, w->hostname);
 
     return IDIST_OK;

@@ -73,6 +73,8 @@
 #undef IDIST__NORM_PIECE
 #undef IDIST__NOTE_BYTES
 #undef IDIST__NO_ALIAS
+#pragma push_macro("IDIST__OS_MUTEX_INIT")
+#undef IDIST__OS_MUTEX_INIT
 #undef IDIST__OWN
 #undef IDIST__PAGE
 #undef IDIST__PIECE_BYTES

@@ -366,8 +366,8 @@ static void idist__frame_end(idist__ring *ring, idist__link *l, int peer) {
 
 //------------------------------------------------------------------------------
 // [engine:progress]  reads links, writes what is queued, finds links that ended
-// uses clock poll model core:group msg:types msg:failure link share:share host
-// uses frame
+// uses clock mutex poll model core:group msg:types msg:failure link share:share
+// uses host frame
 //
 // A link has a stage, memory for bytes that were read ahead: many small frames arrive by one read.
 // The rest of a large payload bypasses the stage: it is read straight to where it belongs.
@@ -521,12 +521,13 @@ static void idist__ring_poll(idist__ring *ring, int64_t until_ns, bool sleep) {
         ranks[count++] = i;
     }
 
-    if (sleep) pthread_mutex_unlock(&w->lock);
+    if (sleep) idist__os_mutex_unlock(&w->lock);
     ready = idist__os_poll(polls, count, sleep ? idist__os_clock_ms_until(until_ns) : 0);
-    if (sleep) pthread_mutex_lock(&w->lock);
+    if (sleep) idist__os_mutex_lock(&w->lock);
 
     if (ready <= 0) return;
-    if (sleep && polls[0].revents) idist__os_poll_wakeup_clear(ring->wake); // it is for the sleeper
+    if (sleep && idist__os_poll_ready(&polls[0]))
+        idist__os_poll_wakeup_clear(ring->wake); // it is for the sleeper
 
     for (i = 1; i < count; i++) {
         idist__link *l = &ring->links[ranks[i]];
@@ -562,7 +563,7 @@ static void idist__ring_progress(idist__world *w) {
 
 //------------------------------------------------------------------------------
 // [engine:wait]  sleeping, waking, and waiting until everything is written
-// uses clock wake poll model shm:segment doorbell msg:types msg:failure
+// uses clock mutex wake poll model shm:segment doorbell msg:types msg:failure
 // uses progress
 //
 // A rank sleeps in one of three ways:
@@ -588,10 +589,10 @@ static void idist__wait_on_doorbell(idist__ring *ring, int64_t now_ns, int64_t u
     const idist__segment *m = ring->shm;
     int64_t look_ns = now_ns + IDIST__LOOK_NS + ring->extra_sleep_ns;
 
-    pthread_mutex_unlock(&w->lock);
+    idist__os_mutex_unlock(&w->lock);
     idist__os_wake_await_word(&idist__segment_doorbell(m, m->me)->asleep, IDIST__ASLEEP_ON_WORD,
                               look_ns < until_ns ? look_ns : until_ns);
-    pthread_mutex_lock(&w->lock);
+    idist__os_mutex_lock(&w->lock);
 
     if (idist__os_clock_now_ns() < look_ns) ring->extra_sleep_ns = 0;
     else if (ring->extra_sleep_ns < 2 * IDIST__LOOK_NS) ring->extra_sleep_ns += IDIST__MS;

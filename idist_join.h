@@ -513,12 +513,6 @@ static idist_status idist__table_listen_local(idist__join *j, idist__record *me)
     return idist__connection_listen(&address, me->local, &j->listeners[0]);
 }
 
-static bool idist__table_own_address(int fd, idist__os_address *address) {
-    memset(address, 0, sizeof *address);
-    address->nbytes = sizeof address->sa;
-    return getsockname(fd, (struct sockaddr *)&address->sa, &address->nbytes) == 0;
-}
-
 // The address at which other hosts reach this one: IDIST_ADDR, or the local end of our connection
 // to the store.
 static idist_status idist__table_own_ip(idist__join *j, bool one_host, char *ip, size_t capacity) {
@@ -531,8 +525,9 @@ static idist_status idist__table_own_ip(idist__join *j, bool one_host, char *ip,
     } else if (one_host) {
         idist__text_copy(ip, capacity, "127.0.0.1");
     } else if (store_is_socket &&
-               idist__table_own_address(((idist__client_store *)j->store->impl)->fd, &address) &&
-               address.sa.ss_family != AF_UNIX) {
+               idist__os_socket_own_address(((idist__client_store *)j->store->impl)->fd,
+                                            &address) &&
+               !idist__os_socket_is_local(&address)) {
         idist__os_socket_host_text(&address, ip, capacity);
     } else {
         return idist__fail(IDIST_ERR_ENV, "initialize: no address known at which other hosts reach "
@@ -560,7 +555,7 @@ static idist_status idist__table_listen_tcp(idist__join *j, bool one_host) {
 
     status = idist__connection_listen(&address, ip, &j->listeners[1]);
     if (status != IDIST_OK) return status;
-    if (!idist__table_own_address(j->listeners[1], &address))
+    if (!idist__os_socket_own_address(j->listeners[1], &address))
         return idist__fail_errno("getsockname", errno);
     snprintf(j->tcp_address, sizeof j->tcp_address, "tcp:[%s]:%d", ip,
              idist__os_socket_port(&address));
@@ -633,8 +628,8 @@ static idist_status idist__table_make(idist__join *j, idist__record *records) {
 
 //------------------------------------------------------------------------------
 // [join:links]  a connection between each pair of ranks
-// uses clock descriptor socket poll fail text mem base:log address auth pending
-// uses msg:types msg:transport state failure store table
+// uses clock descriptor poll socket fail text mem base:log address auth pending
+// uses msg:types msg:transport state failure store
 //
 // Each rank connects to all lower ones and accepts the higher ones: a local socket inside a host,
 // TCP between hosts. Both ends prove that they know the key of the job, and exchange their ranks.
@@ -743,7 +738,7 @@ static idist_status idist__links_accept(idist__join *j, int listener) {
 static void idist__links_add(idist__join *j, int rank, int fd) {
     idist__link *l = &j->ring->links[rank];
     idist__os_address address;
-    bool local = idist__table_own_address(fd, &address) && address.sa.ss_family == AF_UNIX;
+    bool local = idist__os_socket_own_address(fd, &address) && idist__os_socket_is_local(&address);
 
     l->transport = local ? &idist__transport_unix : &idist__transport_tcp;
     l->fd = fd;
@@ -819,9 +814,9 @@ static int idist__links_poll_set(const idist__join *j, bool accepts,
 
     for (i = 0; i < j->w->group.rank; i++) {
         const idist__handshake *handshake = &j->outgoing[i];
-        int events = idist__auth_writes(handshake) ? IDIST__OS_WRITABLE : IDIST__OS_READABLE;
 
-        if (handshake->fd >= 0) idist__os_poll_watch(&entries[count++], handshake->fd, events);
+        if (handshake->fd >= 0)
+            idist__os_poll_watch(&entries[count++], handshake->fd, idist__auth_awaits(handshake));
     }
 
     return count + idist__pending_fill_polls(j->incoming, entries + count);
@@ -834,7 +829,7 @@ static void idist__links_polled(idist__join *j, bool accepts, const idist__os_po
     for (i = 0; i < 2; i++)
         if (j->listeners[i] >= 0 && accepts) count++;
     for (i = 0; i < j->w->group.rank; i++)
-        if (j->outgoing[i].fd >= 0) j->outgoing[i].ready = entries[count++].revents != 0;
+        if (j->outgoing[i].fd >= 0) j->outgoing[i].ready = idist__os_poll_ready(&entries[count++]);
     idist__pending_take_polls(j->incoming, entries + count);
 }
 
@@ -906,9 +901,9 @@ static idist_status idist__links_connect_all(idist__join *j) {
 
 //------------------------------------------------------------------------------
 // [join:share]  memory shared inside a host
-// uses clock os:random descriptor cpu os:memory socket poll os:segment fail mem
-// uses base:window base:log connection shm:segment pipe msg:types region state
-// uses failure
+// uses clock os:random descriptor cpu os:memory poll process os:segment fail
+// uses mem base:window base:log connection shm:segment pipe msg:types region
+// uses state failure
 //
 // Once the ranks of a host are connected, the lowest one makes the file ([shm:segment]) and sends
 // its descriptor to the others. Each rank maps the file, reserves its own part, and votes on
@@ -1018,7 +1013,7 @@ static int idist__join_share_map(idist__segment *m, int fd) {
 
     idist__os_random(&m->proof, sizeof m->proof);
     bell = idist__segment_doorbell(m, m->me);
-    bell->pid = getpid();
+    bell->pid = idist__os_process_id();
     bell->proof = m->proof;
     bell->proof_address = (uint64_t)(uintptr_t)&m->proof;
 
@@ -1034,8 +1029,8 @@ static bool idist__join_share_reads_all(idist__segment *m) {
         uint64_t proof = 0;
         uint64_t proof_address = bell->proof_address;
 
-        m->pids[i] = (pid_t)bell->pid;
-        if (m->pids[i] <= 0) return false;
+        m->processes[i] = (idist__os_process)bell->pid;
+        if (m->processes[i] <= 0) return false;
         if (idist__segment_read_remote(m, i, proof_address, &proof, sizeof proof) != 0)
             return false;
         if (proof != bell->proof) return false;
@@ -1052,7 +1047,7 @@ static bool idist__join_share_send(int sock, const void *buf, size_t nbytes, int
     ptrdiff_t sent = idist__os_segment_send(sock, buf, nbytes, fd);
 
     while (sent < 0 && errno == EAGAIN) {
-        if (!idist__os_socket_wait(sock, IDIST__OS_WRITABLE, deadline_ns)) return false;
+        if (!idist__os_poll_wait(sock, IDIST__OS_WRITABLE, deadline_ns)) return false;
         sent = idist__os_segment_send(sock, buf, nbytes, fd);
     }
 
@@ -1066,7 +1061,7 @@ static bool idist__join_share_receive(int sock, void *buf, size_t nbytes, int *f
 
     *fd = -1;
     errno = ETIMEDOUT;
-    if (!idist__os_socket_wait(sock, IDIST__OS_READABLE, deadline_ns)) return false;
+    if (!idist__os_poll_wait(sock, IDIST__OS_READABLE, deadline_ns)) return false;
     received = idist__os_segment_receive(sock, buf, nbytes, fd);
     if (received == 0) errno = 0;
     if (received <= 0) return false;
@@ -1094,8 +1089,8 @@ static idist_status idist__join_share_await(idist__join *j, int rank) {
     for (;;) {
         int64_t ask_ns = idist__os_clock_deadline(idist__state_ask_ms(j));
 
-        if (idist__os_socket_wait(j->ring->links[rank].fd, IDIST__OS_READABLE,
-                                  ask_ns < j->deadline_ns ? ask_ns : j->deadline_ns))
+        if (idist__os_poll_wait(j->ring->links[rank].fd, IDIST__OS_READABLE,
+                                ask_ns < j->deadline_ns ? ask_ns : j->deadline_ns))
             return IDIST_OK;
         status = idist__failure_check(j);
         if (status != IDIST_OK) return status;
@@ -1214,7 +1209,7 @@ static void idist__join_share_free(const idist_allocator *mem, idist__segment *m
     if (!m) return;
     if (m->window) idist__window_close(m->window);
     idist__mem_free(mem, m->local);
-    idist__mem_free(mem, m->pids);
+    idist__mem_free(mem, m->processes);
     idist__mem_free(mem, m->remote_pieces);
     idist__mem_free(mem, m->ports);
     idist__mem_free(mem, m);
@@ -1227,9 +1222,9 @@ static idist__segment *idist__join_share_new(const idist_allocator *mem, size_t 
     if (!m) return NULL;
     m->local = (int *)idist__mem_alloc(mem, sizeof *m->local * 2 * world_size);
     m->ports = (idist__pipe_port *)idist__mem_alloc(mem, sizeof *m->ports * world_size);
-    m->pids = (pid_t *)idist__mem_alloc(mem, sizeof *m->pids * world_size);
+    m->processes = (idist__os_process *)idist__mem_alloc(mem, sizeof *m->processes * world_size);
     m->remote_pieces = (char *)idist__mem_raw(mem, IDIST__REMOTE_PIECE * world_size);
-    if (m->local && m->ports && m->pids && m->remote_pieces) return m;
+    if (m->local && m->ports && m->processes && m->remote_pieces) return m;
 
     idist__join_share_free(mem, m);
 

@@ -305,8 +305,8 @@ static idist_status idist__slurm_check_env(idist__config *config, bool *valid) {
 
 //------------------------------------------------------------------------------
 // [launch:pmi]  PMI-1, the text protocol of MPICH's launchers
-// uses clock os:random os:env descriptor socket fail text address connection
-// uses env
+// uses clock os:random os:env descriptor mutex poll socket fail text address
+// uses connection env
 //
 // Lines of "cmd=NAME key=value ..." over a socket that the launcher (hydra) hands down as PMI_FD,
 // or to which we connect (mpiexec -pmi-port: PMI_PORT). We need three things of it: who we are, a
@@ -333,18 +333,19 @@ typedef struct idist__pmi {
 
 // What PMI told this process. It is asked once: after `finalize` the launcher no longer listens.
 static struct {
-    pthread_mutex_t lock;
+    idist__os_mutex lock;
     int fd;          // of PMI_PORT; -1: none
     int size, rank;  // size 0: not asked yet
     char where[320]; // rank 0 listens; "": not asked yet
-} idist__pmi_known = {PTHREAD_MUTEX_INITIALIZER, -1, 0, 0, ""};
+} idist__pmi_known = {IDIST__OS_MUTEX_INIT, -1, 0, 0, ""};
 
 // Reads one line, byte by byte, since what follows belongs to the next. The launcher's socket is a
 // blocking one, so each read waits for a byte first.
 static bool idist__pmi_read_line(idist__pmi *p) {
     size_t nbytes = 0;
 
-    while (nbytes + 1 < sizeof p->line && idist__os_socket_wait(p->fd, POLLIN, p->deadline_ns) &&
+    while (nbytes + 1 < sizeof p->line &&
+           idist__os_poll_wait(p->fd, IDIST__OS_READABLE, p->deadline_ns) &&
            idist__connection_read_all(p->fd, p->line + nbytes, 1, p->deadline_ns) &&
            p->line[nbytes] != '\n')
         nbytes++;
@@ -404,7 +405,7 @@ static idist_status idist__pmi_introduce(idist__config *config, const char *port
     int timeout_ms = config->init_timeout_ms > 0 ? config->init_timeout_ms : 5000;
     bool ok = true;
 
-    pthread_mutex_lock(&idist__pmi_known.lock);
+    idist__os_mutex_lock(&idist__pmi_known.lock);
     if (!idist__pmi_known.size)
         ok = idist__pmi_connect(port, id, idist__os_clock_deadline(timeout_ms));
     config->launcher_kind = IDIST__LAUNCHER_HYDRA;
@@ -413,7 +414,7 @@ static idist_status idist__pmi_introduce(idist__config *config, const char *port
     config->size_var = "PMI_PORT";
     config->world_size = idist__pmi_known.size;
     config->rank = idist__pmi_known.rank;
-    pthread_mutex_unlock(&idist__pmi_known.lock);
+    idist__os_mutex_unlock(&idist__pmi_known.lock);
 
     idist__env_index("MPI_LOCALRANKID", &config->local_rank);
     idist__env_count("MPI_LOCALNRANKS", &config->local_size);
@@ -503,7 +504,7 @@ IDIST__UNUSED static idist_status idist__pmi_share_address(idist__config *config
 
     memset(&p, 0, sizeof p);
     p.deadline_ns = idist__os_clock_deadline(config->init_timeout_ms);
-    pthread_mutex_lock(&idist__pmi_known.lock);
+    idist__os_mutex_lock(&idist__pmi_known.lock);
     p.fd = idist__pmi_known.fd;
 
     if (!idist__pmi_known.where[0]) {
@@ -515,7 +516,7 @@ IDIST__UNUSED static idist_status idist__pmi_share_address(idist__config *config
     }
 
     idist__text_copy(config->where, sizeof config->where, idist__pmi_known.where);
-    pthread_mutex_unlock(&idist__pmi_known.lock);
+    idist__os_mutex_unlock(&idist__pmi_known.lock);
     if (status != IDIST_OK || config->where[0]) return status;
 
     if (ok)
@@ -841,7 +842,7 @@ static idist_status idist__launch_detect(idist__config *config) {
 
 //------------------------------------------------------------------------------
 // [launch:where]  where the ranks meet
-// uses os:env socket fail text hash parse address env slurm pmi
+// uses os:env socket process fail text hash parse address env slurm pmi
 //
 // The result is the text in config->where that idist__store_open takes. Ranks of one host meet at a
 // local socket, whose name is derived from what they have in common; others at a TCP port of rank
@@ -906,7 +907,7 @@ static void idist__where_job(idist__config *config) {
     if (config->launcher_kind == IDIST__LAUNCHER_SLURM)
         step = idist__os_env(idist__slurm_step_var());
     if (job) snprintf(text, sizeof text, "%s %.300s %s", config->launcher, job, step);
-    else snprintf(text, sizeof text, "%s %ld", config->launcher, (long)getppid());
+    else snprintf(text, sizeof text, "%s %ld", config->launcher, (long)idist__os_process_parent());
     name = idist__hash(text, strlen(text));
 
     if (config->transport == IDIST__TRANSPORT_TCP)

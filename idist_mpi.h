@@ -137,7 +137,7 @@ IDIST_API const idist_backend_api *idist_mpi_backend(void);
 
 //------------------------------------------------------------------------------
 // [mpi:types]  worlds, groups, tasks, and what ranks send each other
-// uses base:window model
+// uses os:thread base:window model
 //
 // A world has two communicators of its own: one for everything between two
 // ranks, one for the collectives of its world group. Every other group has one
@@ -338,7 +338,7 @@ typedef struct idist__mpi {
     bool abandoned;      // MPI may use memory of ours for ever
     bool called;         // by a thread, last_caller
     bool multithreaded;  // by several threads
-    pthread_t last_caller;
+    idist__os_thread last_caller;
     uint32_t wake_count; // a futex: sleepers wait for it to change
     int64_t poll_ns;     // the latest pause between polls; 0: start over
 
@@ -376,7 +376,7 @@ static idist__mpi_op *idist__mpi_op_of(const idist__task *t) { return (idist__mp
 
 //------------------------------------------------------------------------------
 // [mpi:error]  MPI's errors, lost ranks, and waiting with a deadline
-// uses clock fail model core:group types
+// uses clock os:thread fail model core:group types
 //------------------------------------------------------------------------------
 
 static idist_status idist__mpi_fail(const char *what, int error) {
@@ -462,7 +462,7 @@ static idist_status idist__mpi_await(MPI_Request *request, int timeout_ms, const
             return idist__fail(IDIST_ERR_TIMEOUT,
                                "%s: not all ranks of the communicator came within %d ms", what,
                                timeout_ms);
-        sched_yield();
+        idist__os_thread_yield();
     }
 }
 
@@ -2065,8 +2065,8 @@ static int idist__mpi_missing(idist__task *t, char *text, size_t capacity) {
 
 //------------------------------------------------------------------------------
 // [mpi:engine]  progress, sleep, cancellation, failure
-// uses clock wake kind model core:world core:task core:group self types native
-// uses exchange control coll p2p wait
+// uses clock os:thread mutex wake kind model core:world core:task core:group
+// uses self types native exchange control coll p2p wait
 //
 // What the core calls while a world is open. MPI offers no way to sleep until
 // something happens, so a rank that has nothing to do sleeps beside MPI, for
@@ -2145,9 +2145,9 @@ static void idist__mpi_progress(idist__world *w) {
 
 // Remembers which threads call.
 static void idist__mpi_count_threads(idist__mpi *m) {
-    pthread_t self = pthread_self();
+    idist__os_thread self = idist__os_thread_self();
 
-    if (m->called && !pthread_equal(m->last_caller, self)) m->multithreaded = true;
+    if (m->called && !idist__os_thread_equal(m->last_caller, self)) m->multithreaded = true;
     m->last_caller = self;
     m->called = true;
 }
@@ -2210,9 +2210,9 @@ static void idist__mpi_sleep(idist__world *w, int64_t until_ns) {
 
     // As inside a blocking call of MPI: only our polling moves the data.
     if (in_flight && w->driver == IDIST__DRIVER_CALLER) {
-        pthread_mutex_unlock(&w->lock);
-        sched_yield();
-        pthread_mutex_lock(&w->lock);
+        idist__os_mutex_unlock(&w->lock);
+        idist__os_thread_yield();
+        idist__os_mutex_lock(&w->lock);
         return;
     }
 
@@ -2220,9 +2220,9 @@ static void idist__mpi_sleep(idist__world *w, int64_t until_ns) {
         idist__mpi_next_pause(m->poll_ns, in_flight || m->outgoing ? IDIST__POLL_TRANSFER_NS
                                                                    : IDIST__POLL_MAX_NS);
     wake_ns = idist__os_clock_now_ns() + m->poll_ns;
-    pthread_mutex_unlock(&w->lock);
+    idist__os_mutex_unlock(&w->lock);
     idist__os_wake_await_word(&m->wake_count, wake_count, wake_ns < until_ns ? wake_ns : until_ns);
-    pthread_mutex_lock(&w->lock);
+    idist__os_mutex_lock(&w->lock);
 }
 
 static void idist__mpi_wake(idist__world *w) {
@@ -2309,21 +2309,21 @@ static void idist__mpi_tell(idist_group *g) {
 static void idist__mpi_flush(idist__world *w, int64_t until_ns) {
     while (idist__mpi_of(w)->outgoing && idist__os_clock_now_ns() < until_ns) {
         idist__mpi_progress(w);
-        pthread_mutex_unlock(&w->lock);
-        sched_yield();
-        pthread_mutex_lock(&w->lock);
+        idist__os_mutex_unlock(&w->lock);
+        idist__os_thread_yield();
+        idist__os_mutex_lock(&w->lock);
     }
 }
 
 //------------------------------------------------------------------------------
 // [mpi:life]  whether MPI started us, and who initialises it
-// uses os:env os:thread fail launch:env error
+// uses os:env os:thread mutex fail launch:env error
 //
 // MPI is initialised and finalized at most once in a process, so this state
 // belongs to the process and not to a world.
 //------------------------------------------------------------------------------
 
-static pthread_mutex_t idist__mpi_lock = PTHREAD_MUTEX_INITIALIZER;
+static idist__os_mutex idist__mpi_lock = IDIST__OS_MUTEX_INIT;
 static int idist__mpi_world_count;     // open worlds
 static bool idist__mpi_initialised;    // by us
 static int idist__mpi_thread_count;    // threads that MPI_Init_thread started
@@ -2424,8 +2424,8 @@ static idist_status idist__mpi_claim(idist__config *c, const char **why) {
 
 //------------------------------------------------------------------------------
 // [mpi:open]  opening and closing a world
-// uses clock os:env cpu fail text mem base:window base:log launch:env config
-// uses model core:group types error type control engine life
+// uses clock os:env cpu mutex fail text mem base:window base:log launch:env
+// uses config model core:group types error type control engine life
 //
 // Opening duplicates the communicator twice, exchanges what the ranks know of
 // each other, and finds out which of them share a host. Only the first step has
@@ -2603,9 +2603,9 @@ static idist_status idist__mpi_open(idist__world *w) {
         return status;
     }
 
-    pthread_mutex_lock(&idist__mpi_lock);
+    idist__os_mutex_lock(&idist__mpi_lock);
     idist__mpi_world_count++;
-    pthread_mutex_unlock(&idist__mpi_lock);
+    idist__os_mutex_unlock(&idist__mpi_lock);
 
     return IDIST_OK;
 }
@@ -2622,7 +2622,7 @@ static bool idist__mpi_all_close(idist__mpi *m) {
 
 // One world less; after the last one MPI is finalized, if idist initialised it and can.
 static void idist__mpi_release(idist__world *w, bool all_closed) {
-    pthread_mutex_lock(&idist__mpi_lock);
+    idist__os_mutex_lock(&idist__mpi_lock);
 
     if (!all_closed && idist__mpi_initialised && !idist__mpi_never_finalize) {
         idist__mpi_never_finalize = true;
@@ -2634,7 +2634,7 @@ static void idist__mpi_release(idist__world *w, bool all_closed) {
     idist__mpi_world_count--;
     if (idist__mpi_world_count == 0 && idist__mpi_initialised && !idist__mpi_never_finalize)
         MPI_Finalize();
-    pthread_mutex_unlock(&idist__mpi_lock);
+    idist__os_mutex_unlock(&idist__mpi_lock);
 }
 
 static void idist__mpi_close(idist__world *w, bool clean) {
@@ -2644,7 +2644,7 @@ static void idist__mpi_close(idist__world *w, bool clean) {
     int i;
 
     memcpy(text, idist__me.text, sizeof text); // closing must not change the last error
-    pthread_mutex_lock(&w->lock);
+    idist__os_mutex_lock(&w->lock);
     w->group.rank = -1; // messages that still arrive find no group
     idist__mpi_flush(w, idist__os_clock_deadline(IDIST__FLUSH_MS));
     if (clean) idist__control_drain(m);
@@ -2664,7 +2664,7 @@ static void idist__mpi_close(idist__world *w, bool clean) {
     }
 
     for (i = 0; i < 4; i++) MPI_Op_free(&m->ops[i]);
-    pthread_mutex_unlock(&w->lock);
+    idist__os_mutex_unlock(&w->lock);
     idist__mpi_release(w, all_closed);
     idist__mpi_free(m);
     memcpy(idist__me.text, text, sizeof text);

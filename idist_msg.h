@@ -213,8 +213,8 @@ typedef struct idist__link { // the connection to one rank
 
 typedef struct idist__ring { // the backend's part of a world
     idist__world *w;
-    idist__link *links;   // by world rank; our own one holds messages to ourselves
-    struct pollfd *polls; // scratch of [engine:wait]
+    idist__link *links;          // by world rank; our own one holds messages to ourselves
+    idist__os_poll_entry *polls; // scratch of [engine:wait]
     int *poll_ranks;
     int wake;                   // descriptor that ends a sleep
     struct idist__segment *shm; // memory that the ranks of this host share, or NULL
@@ -277,7 +277,7 @@ static ptrdiff_t idist__transport_read(void *port, void *buf, size_t nbytes) {
     return idist__os_socket_read(*(int *)port, buf, nbytes);
 }
 
-static ptrdiff_t idist__transport_write(void *port, const struct iovec *parts, int nparts) {
+static ptrdiff_t idist__transport_write(void *port, const idist__os_part *parts, int nparts) {
     return idist__os_socket_write(*(int *)port, parts, nparts);
 }
 
@@ -651,7 +651,7 @@ static void idist__ring_settle(idist__ring *ring) {
 
 //------------------------------------------------------------------------------
 // [msg:link]  frames out of one link, credits, rendezvous
-// uses mem model core:world core:message types index transfer failure
+// uses socket mem model core:world core:message types index transfer failure
 //------------------------------------------------------------------------------
 
 static void idist__link_push(idist__link *l, idist__transfer *v) {
@@ -707,18 +707,18 @@ static void idist__link_flush(idist__ring *ring, idist__link *l) {
     while (l->out && !l->write_dead) {
         idist__transfer *v = l->out;
         size_t frame_left = IDIST__FRAME_BYTES - v->frame_moved, of_frame;
-        struct iovec parts[2];
+        idist__os_part parts[2];
         int nparts = 0;
         ptrdiff_t n;
 
         if (frame_left) {
-            parts[nparts].iov_base = (char *)&v->frame + v->frame_moved;
-            parts[nparts++].iov_len = frame_left;
+            parts[nparts].data = (char *)&v->frame + v->frame_moved;
+            parts[nparts++].nbytes = frame_left;
         }
 
         if (v->piece_moved < v->piece) {
-            parts[nparts].iov_base = v->data + v->moved + v->piece_moved;
-            parts[nparts++].iov_len = v->piece - v->piece_moved;
+            parts[nparts].data = v->data + v->moved + v->piece_moved;
+            parts[nparts++].nbytes = v->piece - v->piece_moved;
         }
 
         n = l->transport->write(l->port, parts, nparts);
@@ -1168,8 +1168,9 @@ static idist__transfer *idist__match_frame(idist__ring *ring, idist__link *l, in
 
 //------------------------------------------------------------------------------
 // [msg:send]  posting sends
-// uses cpu base:type kind model fingerprint core:task core:group block
-// uses core:message types op transfer failure link message history match
+// uses cpu os:thread socket base:type kind model fingerprint core:task
+// uses core:group block core:message types op transfer failure link message
+// uses history match
 //------------------------------------------------------------------------------
 
 static void idist__send_post(idist__task *t, int world_rank, uint32_t tag, const void *data,
@@ -1305,7 +1306,7 @@ static bool idist__ring_quick_wait(const idist__ring *ring, int turns) {
     if (ring->failed || __atomic_load_n(&w->lock_waiter_count, __ATOMIC_RELAXED)) return false;
     if (turns >= most) return false;
     if (w->spin_ns) idist__os_cpu_relax();
-    else idist__os_cpu_yield();
+    else idist__os_thread_yield();
 
     return true;
 }
@@ -1316,7 +1317,7 @@ static bool idist__send_quick(idist_group *g, const idist__call *c) {
     idist__ring *ring = idist__ring_of(g->w);
     idist__link *l = &ring->links[idist__group_world_rank(g, c->root)];
     idist__frame f;
-    struct iovec parts[2];
+    idist__os_part parts[2];
 
     if (!l->open || !l->transport->write_all || l->out || l->write_dead) return false;
     if (ring->failed || c->count > IDIST__EAGER_EXPOSED_BYTES) return false;
@@ -1331,10 +1332,10 @@ static bool idist__send_quick(idist_group *g, const idist__call *c) {
     if (!idist__link_is_eager(l, (size_t)f.nbytes)) return false;
     if (l->window < f.nbytes + sizeof f) return false;
 
-    parts[0].iov_base = &f;
-    parts[0].iov_len = sizeof f;
-    parts[1].iov_base = (char *)(uintptr_t)c->send;
-    parts[1].iov_len = (size_t)f.nbytes;
+    parts[0].data = &f;
+    parts[0].nbytes = sizeof f;
+    parts[1].data = c->send;
+    parts[1].nbytes = (size_t)f.nbytes;
     if (!l->transport->write_all(l->port, parts, f.nbytes ? 2 : 1)) return false;
 
     l->window -= (size_t)f.nbytes + sizeof f;

@@ -102,7 +102,7 @@ static idist_status idist__address_parse(idist__os_address *address, const char 
 
 //------------------------------------------------------------------------------
 // [net:connection]  listening, and whole transfers with a deadline
-// uses socket fail
+// uses poll socket fail
 //------------------------------------------------------------------------------
 
 // `what` is the address in the words of the caller. Returns the socket in *fd, -1 on failure.
@@ -130,7 +130,7 @@ static bool idist__connection_read_all(int fd, void *buf, size_t nbytes, int64_t
 
         if (n < 0) return false;
 
-        if (n == 0 && !idist__os_socket_wait(fd, POLLIN, deadline_ns)) {
+        if (n == 0 && !idist__os_poll_wait(fd, IDIST__OS_READABLE, deadline_ns)) {
             errno = ETIMEDOUT;
             return false;
         }
@@ -148,15 +148,15 @@ static bool idist__connection_write_all(int fd, const void *buf, size_t nbytes,
     const char *from = (const char *)buf;
 
     while (nbytes) {
-        struct iovec part;
+        idist__os_part part;
         ptrdiff_t n;
 
-        part.iov_base = (void *)(uintptr_t)from;
-        part.iov_len = nbytes;
+        part.data = from;
+        part.nbytes = nbytes;
         n = idist__os_socket_write(fd, &part, 1);
         if (n < 0) return false;
 
-        if (n == 0 && !idist__os_socket_wait(fd, POLLOUT, deadline_ns)) {
+        if (n == 0 && !idist__os_poll_wait(fd, IDIST__OS_WRITABLE, deadline_ns)) {
             errno = ETIMEDOUT;
             return false;
         }
@@ -170,7 +170,7 @@ static bool idist__connection_write_all(int fd, const void *buf, size_t nbytes,
 
 //------------------------------------------------------------------------------
 // [net:auth]  a mutual handshake on every connection
-// uses os:random socket fail sha
+// uses os:random poll socket fail sha
 //
 //     stage   client                                    server
 //     0       hello C (64 bytes, with a nonce)  ------>
@@ -310,16 +310,21 @@ static bool idist__auth_writes(const idist__handshake *h) {
     return (h->stage % 2 == 1) == h->server;
 }
 
+// What the current stage waits for.
+static int idist__auth_awaits(const idist__handshake *h) {
+    return idist__auth_writes(h) ? IDIST__OS_WRITABLE : IDIST__OS_READABLE;
+}
+
 // Moves the message of a stage as far as the socket allows. 1: complete, 0: would block, -1: error.
 static int idist__auth_transfer(idist__handshake *h, bool write, uint8_t *buf, size_t nbytes) {
     while (h->done < nbytes) {
-        struct iovec part;
+        idist__os_part part;
         ptrdiff_t n;
 
-        part.iov_base = buf + h->done;
-        part.iov_len = nbytes - h->done;
+        part.data = buf + h->done;
+        part.nbytes = nbytes - h->done;
         n = write ? idist__os_socket_write(h->fd, &part, 1)
-                  : idist__os_socket_read(h->fd, part.iov_base, part.iov_len);
+                  : idist__os_socket_read(h->fd, buf + h->done, nbytes - h->done);
         if (n < 0) return -1;
         if (n == 0) return 0;
         h->done += (size_t)n;
@@ -414,14 +419,14 @@ static idist_status idist__auth_run(idist__handshake *h) {
         idist_status status = idist__auth_step(h, &done);
 
         if (status != IDIST_OK || done) return status;
-        if (!idist__os_socket_wait(h->fd, idist__auth_writes(h) ? POLLOUT : POLLIN, h->deadline_ns))
+        if (!idist__os_poll_wait(h->fd, idist__auth_awaits(h), h->deadline_ns))
             return idist__fail(IDIST_ERR_TIMEOUT, "the peer did not answer the handshake in time");
     }
 }
 
 //------------------------------------------------------------------------------
 // [net:secret]  the secret that the ranks of a job share
-// uses os:env descriptor os:file fail sha
+// uses os:env os:file fail sha
 //
 // It comes from a field of the desc, a file or an environment variable, and has 16 to 256 bytes.
 //------------------------------------------------------------------------------
@@ -463,7 +468,7 @@ static idist_status idist__secret_from_file(idist__secret *secret, const char *p
         return idist__fail(IDIST_ERR_ENV, "IDIST_SECRET_FILE=%s cannot be read: %s", path,
                            strerror(errno));
     nbytes = is_private ? idist__os_file_read(file, text, sizeof text) : 0;
-    idist__os_descriptor_close(&file);
+    idist__os_file_close(&file);
 
     if (!is_private)
         return idist__fail(
@@ -511,7 +516,7 @@ static idist_status idist__secret_find(idist__secret *secret, const void *field,
 
 //------------------------------------------------------------------------------
 // [net:pending]  connections whose handshake is under way
-// uses clock descriptor auth
+// uses clock descriptor poll auth
 //
 // There are a fixed number of slots, so that strangers cannot make us allocate. When all are taken,
 // new connections stay in the listener's queue until one may be evicted:
@@ -600,14 +605,12 @@ static bool idist__pending_evict(idist__pending *pending) {
 }
 
 // Fills the entries of poll for all pending connections, and returns how many there are.
-static int idist__pending_fill_polls(const idist__pending *pending, struct pollfd *polls) {
+static int idist__pending_fill_polls(const idist__pending *pending, idist__os_poll_entry *polls) {
     int i, count = 0;
 
     for (i = 0; i < IDIST__PENDING_SLOTS; i++) {
-        if (pending->place[i].fd < 0) continue;
-        polls[count].fd = pending->place[i].fd;
-        polls[count].events = idist__auth_writes(&pending->place[i]) ? POLLOUT : POLLIN;
-        count++;
+        const idist__handshake *h = &pending->place[i];
+        if (h->fd >= 0) idist__os_poll_watch(&polls[count++], h->fd, idist__auth_awaits(h));
     }
 
     return count;
@@ -615,12 +618,12 @@ static int idist__pending_fill_polls(const idist__pending *pending, struct pollf
 
 // Marks the connections that poll has reported. Nothing may have been opened or closed since
 // idist__pending_fill_polls.
-static void idist__pending_take_polls(idist__pending *pending, const struct pollfd *polls) {
+static void idist__pending_take_polls(idist__pending *pending, const idist__os_poll_entry *polls) {
     int i, count = 0;
 
     for (i = 0; i < IDIST__PENDING_SLOTS; i++) {
         if (pending->place[i].fd < 0) continue;
-        pending->place[i].ready = polls[count].revents != 0;
+        pending->place[i].ready = idist__os_poll_ready(&polls[count]);
         count++;
     }
 }

@@ -4,11 +4,15 @@
 
 WHAT IT IS
 
-    System calls and system headers, behind functions named idist__os_*. A port to another operating
-    system replaces the bodies in this file (threads and locks are still used as pthreads directly).
-    Each function says whether it may block, what it returns, and who owns what. Where a system
-    lacks a service (reading the memory of another process, fencing the others), its function may
-    fail always: the callers have another way.
+    System calls and system headers, behind types, constants and functions named idist__os_*. The
+    other files include no system header and call nothing else of the system; lint checks that. A
+    port to another operating system replaces the types and bodies in this file. Each function says
+    whether it may block, what it returns, and who owns what. Where a system lacks a service
+    (reading the memory of another process, fencing the others), its function may fail always: the
+    callers have another way.
+
+    Errors are numbers of errno.h, as C compilers for all systems have them; a port translates those
+    of its system (ETIMEDOUT, EAGAIN, EADDRINUSE, ...). A descriptor is an int, and -1 is none.
 
 HOW IT FITS
 
@@ -22,17 +26,18 @@ CONTENTS
       [os:env]         environment variables
       [os:descriptor]  closing descriptors
       [os:cpu]         processors, and hints to them
-      [os:thread]      threads and condition variables
-      [os:memory]      pages, memory that processes share, the memory of other processes
+      [os:thread]      threads
+      [os:mutex]       locks among the threads of a process
+      [os:cond]        condition variables
+      [os:memory]      pages, aligned memory, memory that processes share
       [os:wake]        sleeping until another process changes a word
       [os:calendar]    the time of day, as a calendar and other hosts have it
+      [os:poll]        waiting for descriptors, and waking the thread that waits
       [os:socket]      stream sockets, multicast datagrams, addresses and name lookup
       [os:file]        files, and locks on single bytes of them
-      [os:handle]      open files: read, write, size, lock
       [os:window]      a part of a file as memory
       [os:folder]      the names in a folder
-      [os:process]     child processes and the end of others
-      [os:poll]        waiting for descriptors, and waking the thread that waits
+      [os:process]     this process, its children, the memory of others
       [os:segment]     passing a file in memory to another process of this host
       [os:terminal]    the terminal
       [os:library]     shared libraries that are loaded at run time
@@ -92,6 +97,7 @@ CONTENTS
 static const int64_t IDIST__MS = 1000000; // nanoseconds in a millisecond
 static const int64_t IDIST__FOREVER = INT64_MAX;
 
+// Now. Never goes back; only differences between times of one host have a meaning.
 static int64_t idist__os_clock_now_ns(void) {
     struct timespec ts;
 
@@ -117,14 +123,18 @@ static int idist__os_clock_ms_until(int64_t deadline_ns) {
     return left > 1000000 ? 1000000 : (int)left;
 }
 
-// Blocks. A signal may cut it short: callers loop over deadlines.
-static void idist__os_clock_pause_ms(int ms) {
+// Blocks, for longer where the system's timer is coarse. A signal may cut it short: callers loop
+// over deadlines.
+static void idist__os_clock_pause_ns(int64_t ns) {
     struct timespec ts;
 
-    ts.tv_sec = ms / 1000;
-    ts.tv_nsec = (long)(ms % 1000) * 1000000;
+    ts.tv_sec = (time_t)(ns / 1000000000);
+    ts.tv_nsec = (long)(ns % 1000000000);
     nanosleep(&ts, NULL);
 }
+
+// The same in milliseconds.
+static void idist__os_clock_pause_ms(int ms) { idist__os_clock_pause_ns(ms * IDIST__MS); }
 
 //------------------------------------------------------------------------------
 // [os:random]  random bytes
@@ -212,6 +222,7 @@ static void idist__os_cpu_usable(idist__os_cpu_set *cpus) {
     if (syscall(SYS_sched_getaffinity, 0, sizeof *cpus, cpus) <= 0) cpus->bits[0] = 1;
 }
 
+// How many processors are in the set.
 static int idist__os_cpu_set_count(const idist__os_cpu_set *cpus) {
     int i, count = 0;
 
@@ -249,9 +260,6 @@ static bool idist__os_cpu_bind(int index, bool stay) {
     return false;
 }
 
-// Lets other threads run on this processor.
-IDIST__UNUSED static void idist__os_cpu_yield(void) { sched_yield(); }
-
 // Tells the processor that this is a loop that waits.
 IDIST__UNUSED static void idist__os_cpu_relax(void) {
 #if defined(__x86_64__) || defined(__i386__)
@@ -286,13 +294,15 @@ IDIST__UNUSED static bool idist__os_cpu_fence_others(bool announce) {
 }
 
 //------------------------------------------------------------------------------
-// [os:thread]  threads and condition variables
-// uses clock
+// [os:thread]  threads
+// uses -
 //------------------------------------------------------------------------------
 
-// Starts a thread that takes no signals, because they belong to the program's own threads. 0, or an
-// errno. The caller joins or detaches it.
-static int idist__os_thread(pthread_t *thread, void *(*fn)(void *), void *arg) {
+typedef pthread_t idist__os_thread; // a thread of this process
+
+// Starts a thread that takes no signals, because they belong to the program's own threads. What fn
+// returns is dropped. 0, or an errno. The caller joins or detaches the thread, once.
+static int idist__os_thread_start(idist__os_thread *thread, void *(*fn)(void *), void *arg) {
     sigset_t all, before;
     int rc;
 
@@ -303,6 +313,27 @@ static int idist__os_thread(pthread_t *thread, void *(*fn)(void *), void *arg) {
 
     return rc;
 }
+
+// Blocks until the thread has ended.
+IDIST__UNUSED static inline void idist__os_thread_join(idist__os_thread thread) {
+    pthread_join(thread, NULL);
+}
+
+// Nobody will join the thread: the system frees it when it ends. Does not block.
+IDIST__UNUSED static inline void idist__os_thread_detach(idist__os_thread thread) {
+    pthread_detach(thread);
+}
+
+// The calling thread, for comparisons only: it must not be joined through this.
+IDIST__UNUSED static inline idist__os_thread idist__os_thread_self(void) { return pthread_self(); }
+
+// Whether both are the same thread, which has not been joined yet.
+IDIST__UNUSED static inline bool idist__os_thread_equal(idist__os_thread a, idist__os_thread b) {
+    return pthread_equal(a, b) != 0;
+}
+
+// Offers the processor to other threads and processes that are ready to run. Does not block.
+IDIST__UNUSED static inline void idist__os_thread_yield(void) { sched_yield(); }
 
 // Threads of this process; a large number if the system does not tell.
 IDIST__UNUSED static int idist__os_thread_count(void) {
@@ -325,31 +356,6 @@ IDIST__UNUSED static int idist__os_thread_count(void) {
     return at ? atoi(at) : UNKNOWN;
 }
 
-// A condition variable whose deadlines are those of [os:clock].
-static void idist__os_thread_cond_init(pthread_cond_t *cond) {
-    pthread_condattr_t attr;
-
-    pthread_condattr_init(&attr);
-    pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);
-    pthread_cond_init(cond, &attr);
-    pthread_condattr_destroy(&attr);
-}
-
-// Blocks until the condition is signalled or the deadline passes; may return for no reason.
-static void idist__os_thread_cond_wait(pthread_cond_t *cond, pthread_mutex_t *lock,
-                                       int64_t deadline_ns) {
-    struct timespec ts;
-
-    if (deadline_ns == IDIST__FOREVER) {
-        pthread_cond_wait(cond, lock);
-        return;
-    }
-
-    ts.tv_sec = (time_t)(deadline_ns / 1000000000);
-    ts.tv_nsec = (long)(deadline_ns % 1000000000);
-    pthread_cond_timedwait(cond, lock, &ts);
-}
-
 // To be called before something is published through shared memory, and after it was seen. Only for
 // the thread sanitizer: ranks that are threads of one process map the memory at different
 // addresses, so it cannot see that one synchronizes with the other.
@@ -361,7 +367,81 @@ IDIST__UNUSED static void idist__os_thread_handover(void) {
 }
 
 //------------------------------------------------------------------------------
-// [os:memory]  pages, memory that processes share, the memory of other processes
+// [os:mutex]  locks among the threads of a process
+// uses -
+//
+// A mutex is not recursive, belongs to the thread that has locked it, and stays where it is in
+// memory. Only lock blocks. None of the functions fails when it is used like that.
+//
+// One in static memory may begin as IDIST__OS_MUTEX_INIT, in any header: idist_end.h takes the
+// macro away, and idist_begin.h brings it back.
+//------------------------------------------------------------------------------
+
+typedef pthread_mutex_t idist__os_mutex;
+
+#define IDIST__OS_MUTEX_INIT PTHREAD_MUTEX_INITIALIZER
+
+// Makes an unlocked mutex. Also of one that a child made by fork has inherited, whatever state it
+// was in.
+static inline void idist__os_mutex_init(idist__os_mutex *mutex) { pthread_mutex_init(mutex, NULL); }
+
+// Of an unlocked mutex that nobody will use again.
+static inline void idist__os_mutex_destroy(idist__os_mutex *mutex) { pthread_mutex_destroy(mutex); }
+
+// Blocks until this thread has the mutex.
+static inline void idist__os_mutex_lock(idist__os_mutex *mutex) { pthread_mutex_lock(mutex); }
+
+// False: somebody has locked it.
+static inline bool idist__os_mutex_try_lock(idist__os_mutex *mutex) {
+    return pthread_mutex_trylock(mutex) == 0;
+}
+
+// Of a mutex that this thread has locked. Does not block.
+static inline void idist__os_mutex_unlock(idist__os_mutex *mutex) { pthread_mutex_unlock(mutex); }
+
+//------------------------------------------------------------------------------
+// [os:cond]  condition variables
+// uses clock mutex
+//------------------------------------------------------------------------------
+
+typedef pthread_cond_t idist__os_cond; // stays where it is in memory
+
+// Makes a condition variable, which the caller destroys. Its deadlines are those of [os:clock].
+static void idist__os_cond_init(idist__os_cond *cond) {
+    pthread_condattr_t attr;
+
+    pthread_condattr_init(&attr);
+    pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);
+    pthread_cond_init(cond, &attr);
+    pthread_condattr_destroy(&attr);
+}
+
+// Nobody waits for it any more.
+static inline void idist__os_cond_destroy(idist__os_cond *cond) { pthread_cond_destroy(cond); }
+
+// Wakes one of the threads that wait, if any. Does not block.
+static inline void idist__os_cond_signal(idist__os_cond *cond) { pthread_cond_signal(cond); }
+
+// Wakes all of them.
+static inline void idist__os_cond_broadcast(idist__os_cond *cond) { pthread_cond_broadcast(cond); }
+
+// Unlocks the mutex, blocks until the condition is signalled or the deadline passes, and locks the
+// mutex again; may return for no reason.
+static void idist__os_cond_wait(idist__os_cond *cond, idist__os_mutex *mutex, int64_t deadline_ns) {
+    struct timespec ts;
+
+    if (deadline_ns == IDIST__FOREVER) {
+        pthread_cond_wait(cond, mutex);
+        return;
+    }
+
+    ts.tv_sec = (time_t)(deadline_ns / 1000000000);
+    ts.tv_nsec = (long)(deadline_ns % 1000000000);
+    pthread_cond_timedwait(cond, mutex, &ts);
+}
+
+//------------------------------------------------------------------------------
+// [os:memory]  pages, aligned memory, memory that processes share
 // uses -
 //------------------------------------------------------------------------------
 
@@ -369,7 +449,18 @@ IDIST__UNUSED static void idist__os_thread_handover(void) {
 // that it could lie in two cache lines.
 typedef uint64_t idist__counter __attribute__((aligned(8)));
 
+// The size of a page: a mapping begins and ends at multiples of it.
 static size_t idist__os_memory_page_nbytes(void) { return (size_t)sysconf(_SC_PAGESIZE); }
+
+// Memory at a multiple of `alignment`, a power of two from 64 to 4096, with anything in it. NULL:
+// no memory. The caller frees it with idist__os_memory_free_aligned, and with nothing else.
+IDIST__UNUSED static void *idist__os_memory_aligned(size_t alignment, size_t nbytes) {
+    void *p = NULL;
+    return posix_memalign(&p, alignment, nbytes) == 0 ? p : NULL;
+}
+
+// NULL is no error.
+IDIST__UNUSED static void idist__os_memory_free_aligned(void *p) { free(p); }
 
 // Maps all of a file, shared with the other processes that map it, without reserving memory. Core
 // dumps leave it out. NULL and errno on failure. The caller unmaps it; `fd` stays the caller's.
@@ -381,6 +472,7 @@ IDIST__UNUSED static void *idist__os_memory_map(int fd, size_t nbytes) {
     return map;
 }
 
+// Takes such a mapping back, whole.
 IDIST__UNUSED static void idist__os_memory_unmap(void *map, size_t nbytes) { munmap(map, nbytes); }
 
 // Gives whole pages of a mapped file back to the system, for all processes: they read as zeros from
@@ -426,30 +518,6 @@ static int idist__os_memory_reserve(int fd, size_t at, size_t nbytes) {
     return rc;
 }
 
-// Copies from the memory of another process of this user. 0, or an errno: ESRCH (it has ended),
-// EPERM (not allowed), EFAULT (not mapped there).
-IDIST__UNUSED static int idist__os_memory_read_other(pid_t pid, uint64_t address, void *buf,
-                                                     size_t nbytes) {
-    char *to = (char *)buf;
-
-    while (nbytes) {
-        struct iovec here, there;
-        long n;
-
-        here.iov_base = to;
-        there.iov_base = (void *)(uintptr_t)address;
-        here.iov_len = there.iov_len = nbytes;
-        n = syscall(SYS_process_vm_readv, (long)pid, &here, 1L, &there, 1L, 0L);
-        if (n < 0 && errno == EINTR) continue;
-        if (n <= 0) return n < 0 ? errno : EFAULT;
-        to += n;
-        address += (uint64_t)n;
-        nbytes -= (size_t)n;
-    }
-
-    return 0;
-}
-
 // A word that reads 1 in this process and 0 in a child made by fork, so that a check costs no
 // system call. NULL: the kernel cannot do that. Freed by idist__os_memory_fork_guard_free.
 static int *idist__os_memory_fork_guard(void) {
@@ -469,6 +537,7 @@ static int *idist__os_memory_fork_guard(void) {
     return (int *)page;
 }
 
+// NULL is no error.
 static void idist__os_memory_fork_guard_free(int *guard) {
     if (guard) munmap(guard, idist__os_memory_page_nbytes());
 }
@@ -545,8 +614,96 @@ IDIST__UNUSED static void idist__os_calendar_print(int64_t ns, char *text, size_
 }
 
 //------------------------------------------------------------------------------
+// [os:poll]  waiting for descriptors, and waking the thread that waits
+// uses clock
+//
+// A poll set is an array of entries, one per descriptor. Where there is no poll(2), WSAPoll takes
+// the same entries. Other files use an entry through these functions only.
+//
+// A wake-up is a descriptor that one thread watches in its poll set and any thread may signal:
+// eventfd on Linux, a kqueue with EVFILT_USER on macOS, a UDP socket connected to itself on
+// Windows. It is closed by idist__os_descriptor_close.
+//------------------------------------------------------------------------------
+
+typedef struct pollfd idist__os_poll_entry;
+
+enum { IDIST__OS_READABLE = POLLIN, IDIST__OS_WRITABLE = POLLOUT };
+
+// Fills an entry: which events of the descriptor to wait for. The end of a stream and errors are
+// always reported. An entry without a descriptor (-1) never becomes ready.
+IDIST__UNUSED static void idist__os_poll_watch(idist__os_poll_entry *entry, int fd, int events) {
+    entry->fd = fd;
+    entry->events = (short)events;
+    entry->revents = 0;
+}
+
+// Blocks until an entry is ready, for at most timeout_ms: 0 does not block, -1 waits forever.
+// Returns the number of entries that are ready, 0 after the time-out, or -1 and errno; EINTR means
+// that a signal arrived.
+IDIST__UNUSED static int idist__os_poll(idist__os_poll_entry *entries, int count, int timeout_ms) {
+    return poll(entries, (nfds_t)count, timeout_ms);
+}
+
+// Whether the last idist__os_poll found anything about the descriptor, if only an error.
+IDIST__UNUSED static bool idist__os_poll_ready(const idist__os_poll_entry *entry) {
+    return entry->revents != 0;
+}
+
+// Whether it found that the descriptor takes bytes.
+IDIST__UNUSED static bool idist__os_poll_writable(const idist__os_poll_entry *entry) {
+    return (entry->revents & POLLOUT) != 0;
+}
+
+// Whether it found bytes, the end of the stream, or an error.
+IDIST__UNUSED static bool idist__os_poll_readable(const idist__os_poll_entry *entry) {
+    return (entry->revents & ~POLLOUT) != 0;
+}
+
+// Blocks until one descriptor is ready for `events`, has failed or was closed by the peer. False:
+// the deadline has passed, or poll failed.
+static bool idist__os_poll_wait(int fd, int events, int64_t deadline_ns) {
+    for (;;) {
+        idist__os_poll_entry entry;
+        int rc;
+
+        idist__os_poll_watch(&entry, fd, events);
+        rc = idist__os_poll(&entry, 1, idist__os_clock_ms_until(deadline_ns));
+        if (rc > 0) return true;
+        if (rc == 0 && idist__os_clock_ms_until(deadline_ns) == 0)
+            return false; // poll's own limit may be shorter than the deadline
+        if (rc < 0 && errno != EINTR) return false;
+    }
+}
+
+// Whether the other end of a stream is closed, even when unread bytes precede the end. Does not
+// block.
+IDIST__UNUSED static bool idist__os_poll_hung_up(int fd) {
+    idist__os_poll_entry entry;
+
+    idist__os_poll_watch(&entry, fd, 0);
+    return idist__os_poll(&entry, 1, 0) > 0 && (entry.revents & (POLLHUP | POLLERR));
+}
+
+// A new wake-up, or -1 and errno.
+IDIST__UNUSED static int idist__os_poll_wakeup_new(void) {
+    return eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+}
+
+// Makes the wake-up readable. Does not block; any thread may call it.
+IDIST__UNUSED static void idist__os_poll_wakeup_signal(int wakeup) {
+    uint64_t one = 1;
+    while (write(wakeup, &one, sizeof one) < 0 && errno == EINTR) continue;
+}
+
+// Makes it unreadable again. Does not block.
+IDIST__UNUSED static void idist__os_poll_wakeup_clear(int wakeup) {
+    uint64_t count;
+    while (read(wakeup, &count, sizeof count) < 0 && errno == EINTR) continue;
+}
+
+//------------------------------------------------------------------------------
 // [os:socket]  stream sockets, multicast datagrams, addresses and name lookup
-// uses clock descriptor
+// uses descriptor poll
 //
 // Every socket is non-blocking and closed on exec; a descriptor belongs to the caller. A function
 // blocks only where it takes a deadline, except for the name lookup. Failures leave the reason in
@@ -599,10 +756,12 @@ static const char *idist__os_socket_resolve(idist__os_address *address, const ch
     return NULL;
 }
 
+// Whether the address is that of a local socket.
 static bool idist__os_socket_is_local(const idist__os_address *address) {
     return address->sa.ss_family == AF_UNIX;
 }
 
+// Whether it is an IPv4 address.
 static bool idist__os_socket_is_ipv4(const idist__os_address *address) {
     // NOLINTNEXTLINE(clang-analyzer-core.UndefinedBinaryOperatorResult)
     return address->sa.ss_family == AF_INET;
@@ -630,6 +789,7 @@ static void idist__os_socket_host_text(const idist__os_address *address, char *b
         snprintf(buf, capacity, "?");
 }
 
+// The port of a TCP address; 0: it has none.
 static int idist__os_socket_port(const idist__os_address *address) {
     if (address->sa.ss_family == AF_INET)
         return ntohs(((const struct sockaddr_in *)&address->sa)->sin_port);
@@ -702,23 +862,6 @@ static int idist__os_socket_accept(int listener) {
     return -1;
 }
 
-// Blocks until a socket is ready for `events` of poll, has failed or was closed by the peer. False:
-// the deadline has passed, or poll failed.
-static bool idist__os_socket_wait(int fd, short events, int64_t deadline_ns) {
-    for (;;) {
-        struct pollfd p;
-        int rc;
-
-        p.fd = fd;
-        p.events = events;
-        rc = poll(&p, 1, idist__os_clock_ms_until(deadline_ns));
-        if (rc > 0) return true;
-        if (rc == 0 && idist__os_clock_ms_until(deadline_ns) == 0)
-            return false; // poll's own limit may be shorter than the deadline
-        if (rc < 0 && errno != EINTR) return false;
-    }
-}
-
 // One attempt to connect; blocks until the deadline at the latest. -1: errno says why, and the
 // caller decides whether to try again. ETIMEDOUT: the deadline has passed. EPERM: another user
 // listens at the local address.
@@ -730,7 +873,7 @@ static int idist__os_socket_connect(const idist__os_address *address, int64_t de
     if (connect(fd, (const struct sockaddr *)&address->sa, address->nbytes) != 0) error = errno;
 
     if (error == EINPROGRESS || error == EINTR) {
-        if (!idist__os_socket_wait(fd, POLLOUT, deadline_ns)) error = ETIMEDOUT;
+        if (!idist__os_poll_wait(fd, IDIST__OS_WRITABLE, deadline_ns)) error = ETIMEDOUT;
         else if (getsockopt(fd, SOL_SOCKET, SO_ERROR, &error, &nbytes) != 0) error = errno;
     }
 
@@ -770,14 +913,29 @@ static ptrdiff_t idist__os_socket_read(int fd, void *buf, size_t nbytes) {
     }
 }
 
+// A piece of memory that is sent from.
+typedef struct idist__os_part {
+    const void *data;
+    size_t nbytes;
+} idist__os_part;
+
 // Writes as much of several pieces as the socket takes now. > 0: bytes; 0: it would block; -1: an
 // error. Never raises SIGPIPE.
-static ptrdiff_t idist__os_socket_write(int fd, const struct iovec *parts, int nparts) {
+static ptrdiff_t idist__os_socket_write(int fd, const idist__os_part *parts, int nparts) {
+    enum { AT_ONCE = 4 }; // the caller comes again with what is left
+    struct iovec pieces[AT_ONCE];
     struct msghdr message;
+    int i;
 
+    if (nparts > AT_ONCE) nparts = AT_ONCE;
     memset(&message, 0, sizeof message);
-    message.msg_iov = (struct iovec *)(uintptr_t)parts;
+    message.msg_iov = pieces;
     message.msg_iovlen = (size_t)nparts;
+
+    for (i = 0; i < nparts; i++) {
+        pieces[i].iov_base = (void *)(uintptr_t)parts[i].data;
+        pieces[i].iov_len = parts[i].nbytes;
+    }
 
     for (;;) {
         ssize_t n = sendmsg(fd, &message, MSG_NOSIGNAL);
@@ -787,6 +945,10 @@ static ptrdiff_t idist__os_socket_write(int fd, const struct iovec *parts, int n
         return errno == EAGAIN || errno == EWOULDBLOCK || errno == ENOBUFS ? 0 : -1;
     }
 }
+
+// Tells the peer that nothing more will be sent: it reads the end of the stream after what was sent
+// before. This side may still read. Does not block.
+IDIST__UNUSED static void idist__os_socket_end_stream(int fd) { shutdown(fd, SHUT_WR); }
 
 // Whether the peer has closed the connection and everything it sent has been read.
 IDIST__UNUSED static bool idist__os_socket_at_end(int fd) {
@@ -891,7 +1053,7 @@ IDIST__UNUSED static void idist__os_socket_reach(char *text, size_t capacity) {
 //
 // Transfers block as long as the file system takes; locks are only tried. Failures leave the reason
 // in errno. Open files are closed on exec and belong to the caller, who closes them with
-// idist__os_descriptor_close.
+// idist__os_file_close.
 //
 // A lock belongs to the open file, not to the process, so the ranks of one process can exclude each
 // other; it ends when the last descriptor of that open file is closed, at the latest when the
@@ -899,12 +1061,15 @@ IDIST__UNUSED static void idist__os_socket_reach(char *text, size_t capacity) {
 // LockFileEx.
 //------------------------------------------------------------------------------
 
-typedef int idist__os_file; // an open file; -1: none
+typedef int idist__os_file; // an open file
+
+enum { IDIST__OS_NO_FILE = -1 };
 
 typedef enum idist__os_file_mode {
     IDIST__OS_FILE_READ,   // an existing file
     IDIST__OS_FILE_UPDATE, // an existing file, to read and write; no symbolic link
-    IDIST__OS_FILE_CREATE  // the same; a missing file is made, for this user only
+    IDIST__OS_FILE_CREATE, // the same; a missing file is made, for this user only
+    IDIST__OS_FILE_OUTPUT  // to read and write, perhaps through a link; made as other programs do
 } idist__os_file_mode;
 
 typedef enum idist__os_file_lock {
@@ -913,10 +1078,19 @@ typedef enum idist__os_file_lock {
     IDIST__OS_FILE_LOCKED // by another open file
 } idist__os_file_lock;
 
+// IDIST__OS_NO_FILE on failure. Blocks where the path is a pipe, until it has a writer.
 static idist__os_file idist__os_file_open(const char *path, idist__os_file_mode mode) {
-    int flags = mode == IDIST__OS_FILE_READ ? O_RDONLY : O_RDWR | O_NOFOLLOW;
-    if (mode == IDIST__OS_FILE_CREATE) flags |= O_CREAT;
-    return open(path, flags | O_CLOEXEC, 0600);
+    static const int flags[] = {O_RDONLY, O_RDWR | O_NOFOLLOW, O_RDWR | O_NOFOLLOW | O_CREAT,
+                                O_RDWR | O_CREAT};
+    return open(path, flags[mode] | O_CLOEXEC, mode == IDIST__OS_FILE_OUTPUT ? 0666 : 0600);
+}
+
+// Closes a file, if it is open, and sets it to IDIST__OS_NO_FILE. False: an earlier write failed.
+static bool idist__os_file_close(idist__os_file *file) {
+    bool good = *file < 0 || close(*file) == 0;
+
+    *file = IDIST__OS_NO_FILE;
+    return good;
 }
 
 // Reads from the start of a file or from where the last call ended. Returns bytes, 0 at the end of
@@ -928,40 +1102,71 @@ static ptrdiff_t idist__os_file_read(idist__os_file file, void *buf, size_t capa
     return n;
 }
 
-// All bytes or none: false also where the file ends before.
+static const size_t IDIST__OS_FILE_AT_ONCE = (size_t)1 << 30; // bytes, per system call
+
+// All bytes or none. False: errno is 0 where the file ends before.
 static bool idist__os_file_read_at(idist__os_file file, void *buf, size_t nbytes, uint64_t at) {
     char *to = (char *)buf;
-    size_t done = 0;
 
-    while (done < nbytes) {
-        ssize_t n = pread(file, to + done, nbytes - done, (off_t)(at + done));
-        if (n <= 0 && !(n < 0 && errno == EINTR)) return false;
-        if (n > 0) done += (size_t)n;
+    while (nbytes) {
+        size_t wanted = nbytes < IDIST__OS_FILE_AT_ONCE ? nbytes : IDIST__OS_FILE_AT_ONCE;
+        ssize_t n = pread(file, to, wanted, (off_t)at);
+
+        if (n < 0 && errno == EINTR) continue;
+        if (n == 0) errno = 0;
+        if (n <= 0) return false;
+
+        to += n;
+        at += (uint64_t)n;
+        nbytes -= (size_t)n;
     }
 
     return true;
 }
 
+// After a failure some of the bytes may be written.
 static bool idist__os_file_write_at(idist__os_file file, const void *buf, size_t nbytes,
                                     uint64_t at) {
     const char *from = (const char *)buf;
-    size_t done = 0;
 
-    while (done < nbytes) {
-        ssize_t n = pwrite(file, from + done, nbytes - done, (off_t)(at + done));
-        if (n <= 0 && !(n < 0 && errno == EINTR)) return false;
-        if (n > 0) done += (size_t)n;
+    while (nbytes) {
+        size_t wanted = nbytes < IDIST__OS_FILE_AT_ONCE ? nbytes : IDIST__OS_FILE_AT_ONCE;
+        ssize_t n = pwrite(file, from, wanted, (off_t)at);
+
+        if (n < 0 && errno == EINTR) continue;
+        if (n == 0) errno = ENOSPC;
+        if (n <= 0) return false;
+
+        from += n;
+        at += (uint64_t)n;
+        nbytes -= (size_t)n;
     }
 
     return true;
 }
 
-static bool idist__os_file_truncate(idist__os_file file) { return ftruncate(file, 0) == 0; }
+// Returns when the bytes of a file are on the disk.
+IDIST__UNUSED static bool idist__os_file_sync(idist__os_file file) {
+    return fsync(file) == 0 || errno == EINVAL; // there is nothing to sync on this file system
+}
 
-// The size of a regular file; -1 for anything else.
+// Cuts a file off, or prolongs it with zeros.
+static bool idist__os_file_resize(idist__os_file file, uint64_t nbytes) {
+    return ftruncate(file, (off_t)nbytes) == 0;
+}
+
+// The size of a regular file; -1 for a folder, a pipe or a device (errno 0), and on failure.
 static int64_t idist__os_file_size(idist__os_file file) {
     struct stat about;
-    return fstat(file, &about) == 0 && S_ISREG(about.st_mode) ? (int64_t)about.st_size : -1;
+
+    if (fstat(file, &about) != 0) return -1;
+    errno = 0;
+    return S_ISREG(about.st_mode) ? (int64_t)about.st_size : -1;
+}
+
+// Whether an error of a write means that there is no space left, for anybody or for this user.
+IDIST__UNUSED static bool idist__os_file_no_space(int error) {
+    return error == ENOSPC || error == EDQUOT;
 }
 
 // Whether the file is ours and nobody else may read or write it.
@@ -977,11 +1182,13 @@ static bool idist__os_file_is_at(idist__os_file file, const char *path) {
            open_file.st_dev == at_path.st_dev && open_file.st_ino == at_path.st_ino;
 }
 
+// Removes the name; those who have the file open keep it. Fails silently.
 static void idist__os_file_remove(const char *path) { unlink(path); }
 
 // The fcntl command of a lock; headers hide its name in strict modes.
 enum { IDIST__OS_FILE_GETLK = 36 /* F_OFD_GETLK */, IDIST__OS_FILE_SETLK = 37 /* F_OFD_SETLK */ };
 
+// Asks for a lock on one byte, or about it: 0, or -1 and errno.
 static int idist__os_file_fcntl(idist__os_file file, int command, uint64_t byte,
                                 struct flock *lock_at) {
     lock_at->l_whence = SEEK_SET;
@@ -1004,6 +1211,7 @@ static bool idist__os_file_try_lock(idist__os_file file, uint64_t byte) {
     return rc == 0;
 }
 
+// Gives the byte back.
 static void idist__os_file_unlock(idist__os_file file, uint64_t byte) {
     struct flock lock_at;
 
@@ -1025,119 +1233,20 @@ static idist__os_file_lock idist__os_file_locked(idist__os_file file, uint64_t b
 }
 
 //------------------------------------------------------------------------------
-// [os:handle]  open files: read, write, size, lock
-// uses -
-//
-// Calls return 0 or an errno. They may block for as long as the disk takes, unless a comment says
-// otherwise. The caller owns a handle and closes it exactly once.
-//------------------------------------------------------------------------------
-
-#include <sys/file.h>
-
-typedef int idist__os_handle; // an open file or folder
-
-enum { IDIST__OS_NO_HANDLE = -1 };
-enum { IDIST__OS_FILE_ENDS = -1 }; // returned instead of an errno, none of which is negative
-
-static const size_t IDIST__OS_IO_NBYTES = (size_t)1 << 30; // at most, per system call
-
-// Opens a file for reading and writing, and creates it if it does not exist.
-IDIST__UNUSED static int idist__os_handle_open(const char *path, idist__os_handle *handle) {
-    *handle = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0666);
-    return *handle < 0 ? errno : 0;
-}
-
-// An error here may be that of an earlier write.
-IDIST__UNUSED static int idist__os_handle_close(idist__os_handle handle) {
-    return close(handle) != 0 ? errno : 0;
-}
-
-// Locks the file against other processes until the handle is closed or the process ends. Does not
-// wait: EWOULDBLOCK if another process has it. File systems without locks give other errors.
-IDIST__UNUSED static int idist__os_handle_lock(idist__os_handle handle) {
-    return flock(handle, LOCK_EX | LOCK_NB) != 0 ? errno : 0;
-}
-
-IDIST__UNUSED static int idist__os_handle_resize(idist__os_handle handle, uint64_t nbytes) {
-    return ftruncate(handle, (off_t)nbytes) != 0 ? errno : 0;
-}
-
-// *regular: a file with bytes in it, not a folder, a pipe or a device.
-IDIST__UNUSED static int idist__os_handle_size(idist__os_handle handle, uint64_t *nbytes,
-                                               bool *regular) {
-    struct stat st;
-
-    *nbytes = 0;
-    *regular = false;
-    if (fstat(handle, &st) != 0) return errno;
-    *nbytes = (uint64_t)st.st_size;
-    *regular = S_ISREG(st.st_mode);
-
-    return 0;
-}
-
-// Reads all nbytes from position `at`. IDIST__OS_FILE_ENDS: the file ends before that.
-IDIST__UNUSED static int idist__os_handle_read(idist__os_handle handle, uint64_t at, void *data,
-                                               size_t nbytes) {
-    char *to = (char *)data;
-
-    while (nbytes) {
-        size_t limit = nbytes < IDIST__OS_IO_NBYTES ? nbytes : IDIST__OS_IO_NBYTES;
-        ssize_t n = pread(handle, to, limit, (off_t)at);
-
-        if (n < 0 && errno == EINTR) continue;
-        if (n < 0) return errno;
-        if (n == 0) return IDIST__OS_FILE_ENDS;
-
-        to += n;
-        at += (uint64_t)n;
-        nbytes -= (size_t)n;
-    }
-
-    return 0;
-}
-
-// Writes all nbytes at the current position. After an error some of them may be written.
-IDIST__UNUSED static int idist__os_handle_write(idist__os_handle handle, const void *data,
-                                                size_t nbytes) {
-    const char *from = (const char *)data;
-
-    while (nbytes) {
-        size_t limit = nbytes < IDIST__OS_IO_NBYTES ? nbytes : IDIST__OS_IO_NBYTES;
-        ssize_t n = write(handle, from, limit);
-
-        if (n < 0 && errno == EINTR) continue;
-        if (n < 0) return errno;
-        if (n == 0) return ENOSPC;
-
-        from += n;
-        nbytes -= (size_t)n;
-    }
-
-    return 0;
-}
-
-// Returns when the bytes of a file, or the names in a folder, are on the disk.
-IDIST__UNUSED static int idist__os_handle_sync(idist__os_handle handle) {
-    if (fsync(handle) == 0) return 0;
-    return errno == EINVAL ? 0 : errno; // EINVAL: there is nothing to sync on this file system
-}
-
-//------------------------------------------------------------------------------
 // [os:window]  a part of a file as memory
-// uses memory handle
+// uses memory file
 //------------------------------------------------------------------------------
 
 // Where a window may begin: at, rounded down.
 IDIST__UNUSED static size_t idist__os_window_begin(size_t at) {
-    size_t page = (size_t)sysconf(_SC_PAGESIZE);
+    size_t page = idist__os_memory_page_nbytes();
     return at / page * page;
 }
 
 // Maps nbytes of a file from a position that idist__os_window_begin gave, and makes the file that
 // long, with space on the disk, so that no access to the window can fail. What is written to the
 // window is in the file even if the process is killed. 0 or an errno. The caller unmaps it.
-IDIST__UNUSED static int idist__os_window_map(idist__os_handle file, size_t at, size_t nbytes,
+IDIST__UNUSED static int idist__os_window_map(idist__os_file file, size_t at, size_t nbytes,
                                               char **window) {
     struct rlimit limit;
     void *memory;
@@ -1157,13 +1266,14 @@ IDIST__UNUSED static int idist__os_window_map(idist__os_handle file, size_t at, 
     return 0;
 }
 
+// NULL is no error.
 IDIST__UNUSED static void idist__os_window_unmap(char *window, size_t nbytes) {
     if (window) munmap(window, nbytes);
 }
 
 //------------------------------------------------------------------------------
 // [os:folder]  the names in a folder
-// uses descriptor handle
+// uses file
 //
 // Calls return 0 or an errno, and may block for as long as the disk takes. A name is looked up in
 // the open folder, even if that has been moved. The caller closes what it has opened.
@@ -1171,39 +1281,57 @@ IDIST__UNUSED static void idist__os_window_unmap(char *window, size_t nbytes) {
 
 #include <dirent.h>
 
-enum { IDIST__OS_HERE = AT_FDCWD }; // the current folder, where paths begin; needs no closing
+typedef int idist__os_folder; // an open folder
+
+enum {
+    IDIST__OS_NO_FOLDER = -1,
+    IDIST__OS_HERE = AT_FDCWD // the current folder, where paths begin; needs no closing
+};
 
 // Creates a folder. It is no error if there is one already.
 IDIST__UNUSED static int idist__os_folder_make(const char *path) {
     return mkdir(path, 0777) != 0 && errno != EEXIST ? errno : 0;
 }
 
-IDIST__UNUSED static int idist__os_folder_open(const char *path, idist__os_handle *folder) {
+// Opens an existing folder. *folder is IDIST__OS_NO_FOLDER on failure.
+IDIST__UNUSED static int idist__os_folder_open(const char *path, idist__os_folder *folder) {
     *folder = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     return *folder < 0 ? errno : 0;
 }
 
+// Closes a folder, if it is open, and sets it to IDIST__OS_NO_FOLDER.
+IDIST__UNUSED static void idist__os_folder_close(idist__os_folder *folder) {
+    if (*folder >= 0) close(*folder);
+    *folder = IDIST__OS_NO_FOLDER;
+}
+
+// Returns when the names in a folder are on the disk.
+IDIST__UNUSED static int idist__os_folder_sync(idist__os_folder folder) {
+    return idist__os_file_sync(folder) ? 0 : errno;
+}
+
 // Opens a file for reading. If it is a pipe, does not wait for its writer.
-IDIST__UNUSED static int idist__os_folder_read_file(idist__os_handle folder, const char *name,
-                                                    idist__os_handle *file) {
+IDIST__UNUSED static int idist__os_folder_read_file(idist__os_folder folder, const char *name,
+                                                    idist__os_file *file) {
     *file = openat(folder, name, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
     return *file < 0 ? errno : 0;
 }
 
 // Creates a file for writing. EEXIST: the name is taken.
-IDIST__UNUSED static int idist__os_folder_new_file(idist__os_handle folder, const char *name,
-                                                   idist__os_handle *file) {
+IDIST__UNUSED static int idist__os_folder_new_file(idist__os_folder folder, const char *name,
+                                                   idist__os_file *file) {
     *file = openat(folder, name, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
     return *file < 0 ? errno : 0;
 }
 
 // Renames a file within the folder, atomically. It replaces a file that has the new name.
-IDIST__UNUSED static int idist__os_folder_rename(idist__os_handle folder, const char *from,
+IDIST__UNUSED static int idist__os_folder_rename(idist__os_folder folder, const char *from,
                                                  const char *to) {
     return renameat(folder, from, folder, to) != 0 ? errno : 0;
 }
 
-IDIST__UNUSED static int idist__os_folder_remove(idist__os_handle folder, const char *name) {
+// Removes a file. ENOENT: there is none of this name.
+IDIST__UNUSED static int idist__os_folder_remove(idist__os_folder folder, const char *name) {
     return unlinkat(folder, name, 0) != 0 ? errno : 0;
 }
 
@@ -1212,16 +1340,17 @@ typedef struct idist__os_folder_walk {
     DIR *dir;
 } idist__os_folder_walk;
 
+// Begins a walk at the first name. Names that come or go meanwhile may be missed or seen.
 IDIST__UNUSED static int idist__os_folder_begin(idist__os_folder_walk *walk,
-                                                idist__os_handle folder) {
+                                                idist__os_folder folder) {
     // A handle of its own: two that are duplicates would share the position in the folder.
-    idist__os_handle own = openat(folder, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    idist__os_folder own = openat(folder, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     int error;
 
     walk->dir = own < 0 ? NULL : fdopendir(own);
     if (walk->dir) return 0;
     error = errno;
-    idist__os_descriptor_close(&own);
+    idist__os_folder_close(&own);
 
     return error;
 }
@@ -1239,21 +1368,30 @@ IDIST__UNUSED static const char *idist__os_folder_next(const idist__os_folder_wa
     return entry ? entry->d_name : NULL;
 }
 
+// Ends a walk and frees what it has used.
 IDIST__UNUSED static void idist__os_folder_end(const idist__os_folder_walk *walk) {
     closedir(walk->dir);
 }
 
 //------------------------------------------------------------------------------
-// [os:process]  child processes and the end of others
+// [os:process]  this process, its children, the memory of others
 // uses -
-//------------------------------------------------------------------------------
-
+//
 // Child processes are created by fork. They are watched through a descriptor that becomes readable
 // when they end, where the kernel has such (pidfd, Linux 5.3); elsewhere by looking often. A port
-// may implement the group with CreateProcess and a job object, or with kqueue and a pipe.
+// may implement the group with CreateProcess and a job object, or with kqueue and a pipe; without
+// fork, idist__os_process_fork fails always, and workers are started by a launcher.
+//------------------------------------------------------------------------------
 
-typedef pid_t idist__os_process;              // 0: none
+typedef pid_t idist__os_process;              // the id of a process; 0: none
 typedef struct pollfd idist__os_process_slot; // one process in idist__os_process_sleep
+
+// Signals that idist sends itself. A system without signals ends the process on the first two.
+enum {
+    IDIST__OS_PROCESS_TERMINATE = SIGTERM, // it may clean up
+    IDIST__OS_PROCESS_KILL = SIGKILL,
+    IDIST__OS_PROCESS_CONTINUE = SIGCONT // if it is stopped
+};
 
 // How a process ended.
 typedef struct idist__os_process_end {
@@ -1267,10 +1405,15 @@ typedef enum idist__os_process_state {
     IDIST__OS_PROCESS_UNKNOWN // not our child any more: the program has reaped it
 } idist__os_process_state;
 
-// Offers the processor to other threads and processes that are ready to run. Does not block.
-static void idist__os_process_yield(void) { sched_yield(); }
-
+// This process. Asks the system each time, so it is right in a child made by fork.
 static idist__os_process idist__os_process_id(void) { return getpid(); }
+
+// Tells apart, on one host, processes that may have the same id because they are in different
+// containers. 0: the system does not say.
+IDIST__UNUSED static uint64_t idist__os_process_space(void) {
+    struct stat about;
+    return stat("/proc/self/ns/pid", &about) == 0 ? (uint64_t)about.st_ino : 0;
+}
 
 // Ends this process at once: no handlers, no buffers written.
 static void idist__os_process_exit(int code) { _exit(code); }
@@ -1283,6 +1426,7 @@ static void idist__os_process_die_with(idist__os_process parent) {
     if (getppid() != parent) _exit(1);
 }
 
+// The process that made this one, or that has adopted it.
 static idist__os_process idist__os_process_parent(void) { return getppid(); }
 
 // Makes a child that dies with the calling thread. Returns its id; 0 in the child; -1 and errno. In
@@ -1291,6 +1435,12 @@ static idist__os_process idist__os_process_fork(void) {
     pid_t parent = getpid(), pid = fork();
     if (pid == 0) idist__os_process_die_with(parent);
     return pid;
+}
+
+// From here on, every child that this process makes by fork, however it does, calls the function
+// first. Cannot be taken back. False: no memory. A system without fork has nothing to do.
+IDIST__UNUSED static inline bool idist__os_process_on_fork(void (*in_child)(void)) {
+    return pthread_atfork(NULL, NULL, in_child) == 0;
 }
 
 // Replaces this process by a program; returns errno if that fails. Safe after fork. The second try
@@ -1352,6 +1502,7 @@ static void *idist__os_process_share(int fd, size_t nbytes) {
     return p == MAP_FAILED ? NULL : p;
 }
 
+// Takes such memory back from this process only. NULL is no error.
 static void idist__os_process_unshare(void *p, size_t nbytes) {
     if (p) munmap(p, nbytes);
 }
@@ -1363,6 +1514,7 @@ static bool idist__os_process_file_begins(int fd, const char *bytes, size_t nbyt
            memcmp(head, bytes, nbytes) == 0;
 }
 
+// Whether a descriptor is a file of exactly this size.
 static bool idist__os_process_file_has(int fd, size_t nbytes) {
     struct stat st;
     return fstat(fd, &st) == 0 && (size_t)st.st_size == nbytes;
@@ -1373,8 +1525,8 @@ static int idist__os_process_watch(idist__os_process child) {
     return (int)syscall(434 /* pidfd_open */, child, 0);
 }
 
-// Sends a signal to a child that was not reaped by us. The descriptor, where there is one, cannot
-// hit another process that got the same id.
+// Sends a signal to a child that was not reaped by us. Through the descriptor, where there is one,
+// no other process is hit that got the same id.
 static void idist__os_process_signal(idist__os_process child, int fd, int signal_number) {
     if (syscall(424 /* pidfd_send_signal */, fd, signal_number, NULL, 0) != 0 && errno != ESRCH)
         kill(child, signal_number);
@@ -1397,6 +1549,7 @@ static idist__os_process_state idist__os_process_reap(idist__os_process child,
     return IDIST__OS_PROCESS_ENDED;
 }
 
+// Fills a slot with what idist__os_process_watch has returned.
 static void idist__os_process_slot_set(idist__os_process_slot *slot, int fd) {
     slot->fd = fd;
     slot->events = POLLIN;
@@ -1408,75 +1561,33 @@ static void idist__os_process_sleep(idist__os_process_slot *slots, int n, int ms
     poll(slots, (nfds_t)n, ms);
 }
 
+// Copies from the memory of another process of this user. 0, or an errno: ESRCH (it has ended),
+// EPERM (not allowed), EFAULT (not mapped there), ENOSYS (the system cannot do it).
+IDIST__UNUSED static int idist__os_process_read_memory(idist__os_process process, uint64_t address,
+                                                       void *buf, size_t nbytes) {
+    char *to = (char *)buf;
+
+    while (nbytes) {
+        struct iovec here, there;
+        long n;
+
+        here.iov_base = to;
+        there.iov_base = (void *)(uintptr_t)address;
+        here.iov_len = there.iov_len = nbytes;
+        n = syscall(SYS_process_vm_readv, (long)process, &here, 1L, &there, 1L, 0L);
+        if (n < 0 && errno == EINTR) continue;
+        if (n <= 0) return n < 0 ? errno : EFAULT;
+        to += n;
+        address += (uint64_t)n;
+        nbytes -= (size_t)n;
+    }
+
+    return 0;
+}
+
+// Valid until the next call.
 static const char *idist__os_process_signal_name(int signal_number) {
     return strsignal(signal_number);
-}
-
-//------------------------------------------------------------------------------
-// [os:poll]  waiting for descriptors, and waking the thread that waits
-// uses -
-//
-// A poll set is an array of entries, one per descriptor. Where there is no poll(2), WSAPoll takes
-// the same entries.
-//
-// A wake-up is a descriptor that one thread watches in its poll set and any thread may signal:
-// eventfd on Linux, a kqueue with EVFILT_USER on macOS, a UDP socket connected to itself on
-// Windows. It is closed by idist__os_descriptor_close.
-//------------------------------------------------------------------------------
-
-typedef struct pollfd idist__os_poll_entry;
-
-enum { IDIST__OS_READABLE = POLLIN, IDIST__OS_WRITABLE = POLLOUT };
-
-// Fills an entry: which events of the descriptor to wait for. The end of a stream and errors are
-// always reported.
-IDIST__UNUSED static void idist__os_poll_watch(idist__os_poll_entry *entry, int fd, int events) {
-    entry->fd = fd;
-    entry->events = (short)events;
-    entry->revents = 0;
-}
-
-// Blocks until an entry is ready, for at most timeout_ms: 0 does not block, -1 waits forever.
-// Returns the number of entries that are ready, 0 after the time-out, or -1 and errno; EINTR means
-// that a signal arrived.
-IDIST__UNUSED static int idist__os_poll(idist__os_poll_entry *entries, int count, int timeout_ms) {
-    return poll(entries, (nfds_t)count, timeout_ms);
-}
-
-// What the last idist__os_poll found. Readable: also at the end of the stream, or after an error.
-IDIST__UNUSED static bool idist__os_poll_writable(const idist__os_poll_entry *entry) {
-    return (entry->revents & POLLOUT) != 0;
-}
-
-IDIST__UNUSED static bool idist__os_poll_readable(const idist__os_poll_entry *entry) {
-    return (entry->revents & ~POLLOUT) != 0;
-}
-
-// Whether the other end of a stream is closed, even when unread bytes precede the end. Does not
-// block.
-IDIST__UNUSED static bool idist__os_poll_hung_up(int fd) {
-    struct pollfd entry;
-
-    entry.fd = fd;
-    entry.events = 0;
-    return poll(&entry, 1, 0) > 0 && (entry.revents & (POLLHUP | POLLERR));
-}
-
-// A new wake-up, or -1 and errno.
-IDIST__UNUSED static int idist__os_poll_wakeup_new(void) {
-    return eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
-}
-
-// Makes the wake-up readable. Does not block; any thread may call it.
-IDIST__UNUSED static void idist__os_poll_wakeup_signal(int wakeup) {
-    uint64_t one = 1;
-    while (write(wakeup, &one, sizeof one) < 0 && errno == EINTR) continue;
-}
-
-// Makes it unreadable again. Does not block.
-IDIST__UNUSED static void idist__os_poll_wakeup_clear(int wakeup) {
-    uint64_t count;
-    while (read(wakeup, &count, sizeof count) < 0 && errno == EINTR) continue;
 }
 
 //------------------------------------------------------------------------------
@@ -1569,6 +1680,7 @@ IDIST__UNUSED static uint64_t idist__os_segment_ram(void) {
 
 #include <sys/ioctl.h>
 
+// Whether stderr is a terminal.
 IDIST__UNUSED static bool idist__os_terminal_has_stderr(void) { return isatty(STDERR_FILENO) != 0; }
 
 // Columns of the terminal that stderr is connected to; 0 when it is no terminal or does not say.

@@ -85,7 +85,7 @@ IDIST_API const idist_backend_api *idist_ring_backend(void);
 
 //------------------------------------------------------------------------------
 // [ring:close]  leaving the other ranks
-// uses clock socket poll model msg:types link pool engine:wait join:open
+// uses clock mutex poll socket model msg:types link pool engine:wait join:open
 //
 // In order: after the last barrier every rank says BYE, and waits until all of its frames are
 // written. Where closing a connection with unread bytes in it could destroy what the peer has not
@@ -110,7 +110,7 @@ static void idist__close_linger(idist__ring *ring, int64_t until_ns) {
             const idist__link *l = &ring->links[i];
 
             if (!l->open || !l->transport->lossy_close) continue;
-            shutdown(l->fd, SHUT_WR);
+            idist__os_socket_end_stream(l->fd);
             while (l->transport->read(l->port, dropped, sizeof dropped) > 0) continue;
             if (idist__os_socket_at_end(l->fd)) continue;
             idist__os_poll_watch(&entries[open_count++], l->fd, IDIST__OS_READABLE);
@@ -130,7 +130,7 @@ static void idist__ring_close(idist__world *w, bool clean) {
     memset(&bye, 0, sizeof bye);
     bye.type = IDIST__BYE;
 
-    pthread_mutex_lock(&w->lock);
+    idist__os_mutex_lock(&w->lock);
     w->group.rank = -1; // frames that still arrive concern nobody
     for (i = 0; i < w->group.size && clean; i++)
         idist__link_control(ring, &ring->links[i], &bye, NULL);
@@ -138,15 +138,15 @@ static void idist__ring_close(idist__world *w, bool clean) {
     idist__wait_drain(ring, clean, until_ns);
     if (!clean) idist__close_linger(ring, until_ns);
     idist__pool_leave(&w->group);
-    pthread_mutex_unlock(&w->lock);
+    idist__os_mutex_unlock(&w->lock);
 
     idist__ring_free(ring);
 }
 
 //------------------------------------------------------------------------------
 // [ring:backend]  the table of the backend's functions
-// uses launch:env model msg:types msg:op pool engine:progress engine:wait
-// uses engine:task cancel missing engine:group join:open close
+// uses launch:env model core:backend msg:types msg:op pool engine:progress
+// uses engine:wait engine:task cancel missing engine:group join:open close
 //------------------------------------------------------------------------------
 
 static idist_status idist__ring_backend_claim(idist__config *config, const char **why) {
@@ -156,8 +156,6 @@ static idist_status idist__ring_backend_claim(idist__config *config, const char 
 
 // Functions that this backend does not have stay NULL.
 static void idist__ring_backend_fill(idist_backend_api *api) {
-    api->abi = IDIST__BACKEND_ABI;
-    api->size = sizeof *api;
     api->name = "ring";
     api->task_nbytes = sizeof(idist__op);
     api->group_nbytes = sizeof(idist__ring_group);
@@ -188,13 +186,7 @@ static void idist__ring_backend_fill(idist_backend_api *api) {
 
 const idist_backend_api *idist_ring_backend(void) {
     static idist_backend_api api;
-    static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-
-    pthread_mutex_lock(&lock); // C99 and C++11 share no initializer by field name
-    if (!api.abi) idist__ring_backend_fill(&api);
-    pthread_mutex_unlock(&lock);
-
-    return &api;
+    return idist__backend_fill(&api, idist__ring_backend_fill);
 }
 
 #include "idist_end.h"

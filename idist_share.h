@@ -1274,8 +1274,8 @@ static void idist__split_run(idist__task *t) {
 
 //------------------------------------------------------------------------------
 // [share:share]  choosing, starting, progressing and cancelling shared calls
-// uses clock cpu base:type kind model core:world shm:segment pipe msg:types
-// uses msg:op history send region flow slot fetch flat chunk split
+// uses clock os:thread base:type kind model core:world shm:segment pipe
+// uses msg:types msg:op history send region flow slot fetch flat chunk split
 //------------------------------------------------------------------------------
 
 #define IDIST__WRITERS_MS 100
@@ -1446,7 +1446,7 @@ static void idist__share_await_writers(const idist_group *g) {
 
         while (idist__share_may_write(g, o, i) && !idist__pipe_peer_gone(port) &&
                idist__os_clock_now_ns() < until_ns)
-            idist__os_cpu_yield();
+            idist__os_thread_yield();
     }
 }
 

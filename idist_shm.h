@@ -33,7 +33,7 @@ CONTENTS
 
 //------------------------------------------------------------------------------
 // [shm:transport]  what a link needs of whatever moves its bytes
-// uses -
+// uses socket
 //------------------------------------------------------------------------------
 
 // A transport moves the bytes of one link. No function blocks. `port` is the transport's own end of
@@ -47,7 +47,7 @@ typedef struct idist__transport {
     // > 0: bytes moved, perhaps fewer than asked for. 0: nothing can move now. -1: the stream has
     // ended (errno 0) or is broken (errno).
     ptrdiff_t (*read)(void *port, void *buf, size_t nbytes);
-    ptrdiff_t (*write)(void *port, const struct iovec *parts, int nparts);
+    ptrdiff_t (*write)(void *port, const idist__os_part *parts, int nparts);
 
     int (*poll_fd)(void *port); // the descriptor to poll; negative: none
     void (*close)(void *port);
@@ -64,7 +64,7 @@ typedef struct idist__transport {
     // All or nothing. False: nothing was consumed (written), because not all has arrived (there is
     // no space for all). read_all fills `header` first, then `payload`.
     bool (*read_all)(void *port, void *header, size_t header_nbytes, void *payload, size_t nbytes);
-    bool (*write_all)(void *port, const struct iovec *parts, int nparts);
+    bool (*write_all)(void *port, const idist__os_part *parts, int nparts);
 
     // Whether the peer may read messages in the memory of this process. Then `withdrawn`, if not
     // NULL, gets the count of sends that ended early so far, modulo 256, for `pull` there.
@@ -77,7 +77,7 @@ typedef struct idist__transport {
 
 //------------------------------------------------------------------------------
 // [shm:segment]  layout of the shared file, and reading the memory of other processes
-// uses cpu os:memory base:window
+// uses cpu os:memory process base:window
 //
 // One file in memory, without a name, mapped by all ranks of the host. Ranks are numbered from 0 in
 // the order of their world ranks.
@@ -136,12 +136,12 @@ typedef struct idist__pipe_port { // our end of a link through two pipes
 typedef struct idist__segment {
     idist__window *window; // holds the mapping
     char *base;
-    int n, me;           // ranks on this host, and ours
-    bool crowded;        // there are more ranks than cores
-    bool fenced;         // see idist__doorbell_any_asleep
-    bool far;            // each rank can read the memory of all others
-    uint64_t proof;      // the others read it to find that out
-    pid_t *pids;         // by rank on this host
+    int n, me;                    // ranks on this host, and ours
+    bool crowded;                 // there are more ranks than cores
+    bool fenced;                  // see idist__doorbell_any_asleep
+    bool far;                     // each rank can read the memory of all others
+    uint64_t proof;               // the others read it to find that out
+    idist__os_process *processes; // by rank on this host
     char *remote_pieces; // cross-memory reads to be reduced: IDIST__REMOTE_PIECE for each rank
     int *local;          // rank on this host by world rank; -1: on another one
 
@@ -179,7 +179,7 @@ static idist__pipe *idist__segment_pipe(const idist__segment *m, int from, int t
 // Copies from the memory of another rank's process. 0, or an errno.
 static int idist__segment_read_remote(const idist__segment *m, int rank, uint64_t address,
                                       void *buf, size_t nbytes) {
-    return idist__os_memory_read_other(m->pids[rank], address, buf, nbytes);
+    return idist__os_process_read_memory(m->processes[rank], address, buf, nbytes);
 }
 
 //------------------------------------------------------------------------------
@@ -246,7 +246,8 @@ static void idist__doorbell_disarm(const idist__segment *m) {
 
 //------------------------------------------------------------------------------
 // [shm:pipe]  a transport through shared memory
-// uses descriptor cpu os:thread os:memory socket transport segment doorbell
+// uses descriptor cpu os:thread os:memory poll socket transport segment
+// uses doorbell
 //
 // Two ring buffers, one for each direction. The socket that the two ranks had before stays open: it
 // carries the bytes that end a sleep in poll, and its end tells the end of the peer.
@@ -320,13 +321,13 @@ static ptrdiff_t idist__pipe_read(void *port, void *buf, size_t nbytes) {
     return (ptrdiff_t)nbytes;
 }
 
-static ptrdiff_t idist__pipe_write(void *port, const struct iovec *parts, int nparts) {
+static ptrdiff_t idist__pipe_write(void *port, const idist__os_part *parts, int nparts) {
     idist__pipe_port *p = (idist__pipe_port *)port;
     size_t space = p->shm->pipe_nbytes, moved = 0, wanted = 0;
     uint64_t unread;
     int i;
 
-    for (i = 0; i < nparts; i++) wanted += parts[i].iov_len;
+    for (i = 0; i < nparts; i++) wanted += parts[i].nbytes;
     if (wanted > space - (size_t)(p->tail - p->out_head))
         p->out_head = __atomic_load_n(&p->out->head, __ATOMIC_ACQUIRE);
 
@@ -339,8 +340,8 @@ static ptrdiff_t idist__pipe_write(void *port, const struct iovec *parts, int np
     space -= (size_t)unread;
 
     for (i = 0; i < nparts && space; i++) {
-        size_t k = parts[i].iov_len < space ? parts[i].iov_len : space;
-        idist__pipe_copy_in(p, p->tail + moved, (const char *)parts[i].iov_base, k);
+        size_t k = parts[i].nbytes < space ? parts[i].nbytes : space;
+        idist__pipe_copy_in(p, p->tail + moved, (const char *)parts[i].data, k);
         moved += k;
         space -= k;
     }
@@ -397,11 +398,11 @@ static void idist__pipe_prefetch_space(const idist__pipe_port *p, size_t nbytes)
         idist__os_cpu_prefetch_for_write(data + ((p->tail + at) & (p->shm->pipe_nbytes - 1)));
 }
 
-static bool idist__pipe_write_all(void *port, const struct iovec *parts, int nparts) {
+static bool idist__pipe_write_all(void *port, const idist__os_part *parts, int nparts) {
     size_t nbytes = 0;
     int i;
 
-    for (i = 0; i < nparts; i++) nbytes += parts[i].iov_len;
+    for (i = 0; i < nparts; i++) nbytes += parts[i].nbytes;
     if (!idist__pipe_has_space((idist__pipe_port *)port, nbytes)) return false;
     idist__pipe_write(port, parts, nparts);
     idist__pipe_prefetch_space((const idist__pipe_port *)port, nbytes);
@@ -430,11 +431,7 @@ static bool idist__pipe_pull(void *port, uint64_t address, uint8_t withdrawn, vo
 // Whether the peer's process has ended, also while wake-up bytes that nobody has read precede the
 // end of the socket.
 static bool idist__pipe_peer_gone(const idist__pipe_port *p) {
-    struct pollfd end;
-
-    end.fd = p->fd;
-    end.events = 0;
-    return p->fd < 0 || (poll(&end, 1, 0) > 0 && (end.revents & (POLLHUP | POLLERR)));
+    return p->fd < 0 || idist__os_poll_hung_up(p->fd);
 }
 
 static int idist__pipe_fd(void *port) { return ((idist__pipe_port *)port)->fd; }

@@ -366,7 +366,7 @@ static void idist__watch_expect(idist_workers *spawn) {
             __atomic_load_n(&spawn->shared->results[i].arrived, __ATOMIC_ACQUIRE))
             continue;
         spawn->workers[i].late = true;
-        idist__watch_signal_one(&spawn->workers[i], SIGKILL);
+        idist__watch_signal_one(&spawn->workers[i], IDIST__OS_PROCESS_KILL);
     }
 }
 
@@ -383,8 +383,8 @@ static void idist__watch_end(idist_workers *spawn) {
     if (idist__os_clock_ms_until(spawn->signal_ns) != 0) return;
     idist__log_print(&spawn->log, IDIST_LOG_INFO, "spawn: %d workers still run: %s", spawn->running,
                      term ? "SIGTERM" : "SIGKILL");
-    idist__watch_signal(spawn, term ? SIGTERM : SIGKILL);
-    if (term) idist__watch_signal(spawn, SIGCONT); // a stopped one must get it
+    idist__watch_signal(spawn, term ? IDIST__OS_PROCESS_TERMINATE : IDIST__OS_PROCESS_KILL);
+    if (term) idist__watch_signal(spawn, IDIST__OS_PROCESS_CONTINUE); // a stopped one must get it
     spawn->signal_ns = idist__os_clock_deadline(term ? 400 : 1000);
     spawn->stage = IDIST__WORKER_SIGNALLED;
 }
@@ -423,7 +423,7 @@ static void idist__watch_sleep(idist_workers *spawn, int64_t until_ns) {
 
 //------------------------------------------------------------------------------
 // [spawn:start]  start workers
-// uses clock os:random descriptor cpu os:memory socket process fail mem
+// uses clock os:random descriptor cpu mutex os:memory socket process fail mem
 // uses base:log address connection config model core:backend core:world
 // uses calls:world worker rerun watch
 //
@@ -516,10 +516,10 @@ static idist_status idist__start_fork(idist_workers *spawn, idist__rerun *rerun,
         if (rerun) idist__rerun_execute(spawn, rerun, i);
 
         // Another thread may have held the locks during the fork.
-        pthread_mutex_init(&idist__log_lock, NULL);
-        pthread_mutex_init(&idist__life_lock, NULL);
-        pthread_mutex_init(&idist__default_lock, NULL);
-        pthread_mutex_init(&idist__backend_lock, NULL);
+        idist__os_mutex_init(&idist__log_lock);
+        idist__os_mutex_init(&idist__life_lock);
+        idist__os_mutex_init(&idist__default_lock);
+        idist__os_mutex_init(&idist__backend_lock);
         memset(&idist__me, 0, sizeof idist__me);
         __atomic_store_n(&idist__default_world, (idist__world *)NULL, __ATOMIC_RELEASE);
         idist__worker_run(spawn, i);
@@ -553,7 +553,7 @@ static idist_status idist__start_all(idist_workers *spawn, bool by_exec) {
             spawn->workers[i].watch_fd = idist__os_process_watch(spawn->workers[i].process);
     if (status == IDIST_OK) return IDIST_OK;
 
-    if (spawn->running) idist__watch_signal(spawn, SIGKILL);
+    if (spawn->running) idist__watch_signal(spawn, IDIST__OS_PROCESS_KILL);
     for (; spawn->running; idist__os_clock_pause_ms(1)) idist__watch_reap(spawn);
 
     return status;

@@ -334,15 +334,15 @@ static idist_status idist__table_timed_out(const idist__store_request *request,
 
 //------------------------------------------------------------------------------
 // [store:memory]  a store inside one process
-// uses clock os:thread mem table
+// uses clock mutex cond mem table
 //
 // A table, a mutex and a condition that waiting requests sleep on. Nobody owns it more than the
 // others, so there is neither a server nor a client.
 //------------------------------------------------------------------------------
 
 typedef struct idist__memory_store {
-    pthread_mutex_t lock;
-    pthread_cond_t changed;
+    idist__os_mutex lock;
+    idist__os_cond changed;
     idist__table table;
 } idist__memory_store;
 
@@ -351,11 +351,11 @@ static idist_status idist__memory_run(idist_store *store, idist__store_request *
     bool wait, changed;
     idist_status status;
 
-    pthread_mutex_lock(&m->lock);
+    idist__os_mutex_lock(&m->lock);
 
     for (;;) {
         status = idist__table_apply(&m->table, request, &wait, &changed);
-        if (changed) pthread_cond_broadcast(&m->changed);
+        if (changed) idist__os_cond_broadcast(&m->changed);
         if (!wait) break;
 
         if (idist__os_clock_ms_until(request->deadline_ns) == 0) {
@@ -363,10 +363,10 @@ static idist_status idist__memory_run(idist_store *store, idist__store_request *
             break;
         }
 
-        idist__os_thread_cond_wait(&m->changed, &m->lock, request->deadline_ns);
+        idist__os_cond_wait(&m->changed, &m->lock, request->deadline_ns);
     }
 
-    pthread_mutex_unlock(&m->lock);
+    idist__os_mutex_unlock(&m->lock);
 
     return status;
 }
@@ -374,8 +374,8 @@ static idist_status idist__memory_run(idist_store *store, idist__store_request *
 static void idist__memory_close(idist_store *store) {
     idist__memory_store *m = (idist__memory_store *)store->impl;
     idist__table_clear(&m->table);
-    pthread_cond_destroy(&m->changed);
-    pthread_mutex_destroy(&m->lock);
+    idist__os_cond_destroy(&m->changed);
+    idist__os_mutex_destroy(&m->lock);
     idist__mem_free(&store->mem, m);
 }
 
@@ -384,8 +384,8 @@ static idist_status idist__memory_open(idist_store *store) {
 
     if (!m) return IDIST_ERR_NO_MEMORY;
     m->table.mem = store->mem;
-    pthread_mutex_init(&m->lock, NULL);
-    idist__os_thread_cond_init(&m->changed);
+    idist__os_mutex_init(&m->lock);
+    idist__os_cond_init(&m->changed);
     store->impl = m;
     store->run = idist__memory_run;
     store->close = idist__memory_close;
@@ -395,7 +395,7 @@ static idist_status idist__memory_open(idist_store *store) {
 
 //------------------------------------------------------------------------------
 // [store:file]  a store in a file that all ranks open
-// uses clock descriptor os:file fail mem table
+// uses clock mutex os:file fail mem table
 //
 // The file is a log of changes, which every process replays into a table of its own:
 //
@@ -433,7 +433,7 @@ static const uint32_t IDIST__FILE_DELETED = 0xffffffffu;
 static const char idist__file_magic[9] = "IDSTORE1";
 
 typedef struct idist__file_store {
-    pthread_mutex_t lock;
+    idist__os_mutex lock;
     idist__os_file file;
     bool server;
     char *path;
@@ -702,9 +702,9 @@ static idist_status idist__file_run(idist_store *store, idist__store_request *re
         bool wait = false;
         idist_status status;
 
-        pthread_mutex_lock(&f->lock);
+        idist__os_mutex_lock(&f->lock);
         status = idist__file_try(f, request, &wait);
-        pthread_mutex_unlock(&f->lock);
+        idist__os_mutex_unlock(&f->lock);
         if (status != IDIST_OK || !wait) return status;
 
         idist__os_clock_pause_ms(pause_ms);
@@ -718,9 +718,9 @@ static void idist__file_close(idist_store *store) {
 
     if (f->server && f->file >= 0 && idist__os_file_is_at(f->file, f->path))
         idist__os_file_remove(f->path);
-    idist__os_descriptor_close(&f->file);
+    idist__os_file_close(&f->file);
     idist__file_forget(f);
-    pthread_mutex_destroy(&f->lock);
+    idist__os_mutex_destroy(&f->lock);
     idist__mem_free(&store->mem, f->path);
     idist__mem_free(&store->mem, f);
 }
@@ -746,8 +746,7 @@ static idist_status idist__file_create(idist__file_store *f, int64_t deadline_ns
         if (f->file < 0) return idist__file_fail_open(f);
         status = idist__file_lock_records(f, deadline_ns);
         if (status == IDIST_OK && idist__os_file_is_at(f->file, f->path)) return IDIST_OK;
-        idist__os_descriptor_close(
-            &f->file); // also on failure: closing the store must not remove the file
+        idist__os_file_close(&f->file); // also on failure: closing the store must not remove it
         if (status != IDIST_OK) return status;
     }
 }
@@ -765,7 +764,7 @@ static idist_status idist__file_serve(idist__file_store *f, int64_t deadline_ns)
         status =
             idist__fail(IDIST_ERR_ARG,
                         "store: %s exists and is not a store file; it was left unchanged", f->path);
-    else if (!idist__os_file_truncate(f->file) ||
+    else if (!idist__os_file_resize(f->file, 0) ||
              !idist__os_file_write_at(f->file, idist__file_magic, 8, 0) ||
              !idist__os_file_write_at(f->file, &committed, sizeof committed,
                                       IDIST__FILE_COMMITTED_AT))
@@ -773,7 +772,7 @@ static idist_status idist__file_serve(idist__file_store *f, int64_t deadline_ns)
 
     idist__file_unlock_records(f);
     if (status != IDIST_OK)
-        idist__os_descriptor_close(&f->file); // before anybody takes us for the server
+        idist__os_file_close(&f->file); // before anybody takes us for the server
 
     return status;
 }
@@ -796,7 +795,7 @@ static idist_status idist__file_join(idist__file_store *f, int64_t deadline_ns) 
         if (f->file < 0 && errno != ENOENT) return idist__file_fail_open(f);
         if (f->file >= 0 && idist__file_is_served(f, deadline_ns)) return IDIST_OK;
 
-        idist__os_descriptor_close(&f->file);
+        idist__os_file_close(&f->file);
         if (idist__os_clock_ms_until(deadline_ns) == 0)
             return idist__fail(IDIST_ERR_TIMEOUT,
                                "store: no running process owns %s: rank 0 has not started",
@@ -814,7 +813,7 @@ static idist_status idist__file_open(idist_store *store, const char *path, bool 
     f->file = -1;
     f->table.mem = f->wills.mem = store->mem;
     f->server = server;
-    pthread_mutex_init(&f->lock, NULL);
+    idist__os_mutex_init(&f->lock);
     store->impl = f;
     store->run = idist__file_run;
     store->close = idist__file_close;
@@ -966,7 +965,7 @@ static ptrdiff_t idist__wire_parse(const char *buf, size_t nbytes, idist__store_
 
 //------------------------------------------------------------------------------
 // [store:multicast]  how clients find the server when nobody knows its address
-// uses clock os:env socket fail sha address
+// uses clock os:env poll socket fail sha address
 //
 // "cast:GROUP:PORT/JOB": a client asks an IPv4 multicast group where the server of its job is, and
 // the server answers that client alone. Both are datagrams of 18 bytes:
@@ -1064,7 +1063,8 @@ static idist_status idist__multicast_ask(const idist__multicast *m, char *addres
         memset(message, 0, sizeof message);
         memcpy(message, m->tag, IDIST__MULTICAST_TAG_NBYTES);
         idist__os_socket_send_datagram(m->fd, message, sizeof message, &m->group);
-        idist__os_socket_wait(m->fd, POLLIN, idist__os_clock_deadline(IDIST__MULTICAST_MS));
+        idist__os_poll_wait(m->fd, IDIST__OS_READABLE,
+                            idist__os_clock_deadline(IDIST__MULTICAST_MS));
 
         while (idist__os_socket_receive_datagram(m->fd, message, sizeof message, &from) ==
                IDIST__MULTICAST_NBYTES) {
@@ -1087,8 +1087,8 @@ static idist_status idist__multicast_ask(const idist__multicast *m, char *addres
 
 //------------------------------------------------------------------------------
 // [store:server]  the server: one thread, one table, many connections
-// uses clock descriptor os:thread socket fail mem auth pending buffer table
-// uses wire multicast
+// uses clock descriptor os:thread poll socket fail mem auth pending buffer
+// uses table wire multicast
 //
 // The thread polls its listener, the pending connections, whose handshakes are under way, and its
 // clients. The bytes of one client pass through here:
@@ -1125,15 +1125,15 @@ typedef struct idist__server {
     idist_allocator mem;
     uint8_t key[32];
     int listener;
-    int wake; // an eventfd; written to end the thread
+    int wake; // a wake-up; signalled to end the thread
     int port;
     idist__multicast multicast;
-    pthread_t thread;
+    idist__os_thread thread;
     bool running;
     idist__table table;
     idist__blob *keys; // scratch of the parser
     char *value;       // scratch of the replies
-    struct pollfd *polls;
+    idist__os_poll_entry *polls;
     idist__pending pending;
     idist__server_client *clients[IDIST__SERVER_CLIENTS];
     int client_count;
@@ -1325,11 +1325,11 @@ static bool idist__server_write(idist__server_client *client) {
     size_t sent = 0;
 
     while (sent < client->out.nbytes) {
-        struct iovec part;
+        idist__os_part part;
         ptrdiff_t nbytes;
 
-        part.iov_base = client->out.data + sent;
-        part.iov_len = client->out.nbytes - sent;
+        part.data = client->out.data + sent;
+        part.nbytes = client->out.nbytes - sent;
         nbytes = idist__os_socket_write(client->fd, &part, 1);
         if (nbytes < 0) return false;
         if (nbytes == 0) break;
@@ -1429,27 +1429,26 @@ static void idist__server_serve_waiting(idist__server *server, bool changed) {
 
 // Waits until something is to be done. Returns false when the thread has to end.
 static bool idist__server_poll(idist__server *server, bool may_accept) {
-    struct pollfd *polls = server->polls, *clients = polls + IDIST__SERVER_POLL_CLIENTS;
-    nfds_t poll_count;
-    int i, pending_count, timeout_ms = -1;
+    idist__os_poll_entry *polls = server->polls, *clients = polls + IDIST__SERVER_POLL_CLIENTS;
+    int i, pending_count, poll_count, timeout_ms = -1;
 
-    polls[IDIST__SERVER_POLL_WAKE].fd = server->wake;
-    polls[IDIST__SERVER_POLL_LISTENER].fd = may_accept ? server->listener : -1;
-    polls[IDIST__SERVER_POLL_MULTICAST].fd = server->multicast.fd;
-    for (i = 0; i < IDIST__SERVER_POLL_CLIENTS; i++) polls[i].events = POLLIN;
+    idist__os_poll_watch(&polls[IDIST__SERVER_POLL_WAKE], server->wake, IDIST__OS_READABLE);
+    idist__os_poll_watch(&polls[IDIST__SERVER_POLL_LISTENER], may_accept ? server->listener : -1,
+                         IDIST__OS_READABLE);
+    idist__os_poll_watch(&polls[IDIST__SERVER_POLL_MULTICAST], server->multicast.fd,
+                         IDIST__OS_READABLE);
 
     for (i = 0; i < server->client_count; i++) {
-        clients[i].fd = server->clients[i]->fd;
-        clients[i].events = (short)(POLLIN | (server->clients[i]->out.nbytes ? POLLOUT : 0));
+        bool writes = server->clients[i]->out.nbytes != 0;
+        idist__os_poll_watch(&clients[i], server->clients[i]->fd,
+                             IDIST__OS_READABLE | (writes ? IDIST__OS_WRITABLE : 0));
     }
 
     pending_count = idist__pending_fill_polls(&server->pending, clients + server->client_count);
     if (pending_count) timeout_ms = may_accept ? 100 : 10; // handshakes have deadlines
-    poll_count = (nfds_t)IDIST__SERVER_POLL_CLIENTS;
-    poll_count += (nfds_t)server->client_count;
-    poll_count += (nfds_t)pending_count;
-    if (poll(polls, poll_count, timeout_ms) < 0 && errno != EINTR) return false;
-    if (polls[IDIST__SERVER_POLL_WAKE].revents) return false;
+    poll_count = (int)IDIST__SERVER_POLL_CLIENTS + server->client_count + pending_count;
+    if (idist__os_poll(polls, poll_count, timeout_ms) < 0 && errno != EINTR) return false;
+    if (idist__os_poll_ready(&polls[IDIST__SERVER_POLL_WAKE])) return false;
     idist__pending_take_polls(&server->pending, clients + server->client_count);
 
     return true;
@@ -1457,7 +1456,7 @@ static bool idist__server_poll(idist__server *server, bool may_accept) {
 
 static void *idist__server_main(void *arg) {
     idist__server *server = (idist__server *)arg;
-    struct pollfd *polls = server->polls;
+    const idist__os_poll_entry *polls = server->polls;
 
     for (;;) {
         bool changed = false, may_accept = idist__pending_slot(&server->pending) != NULL;
@@ -1467,25 +1466,24 @@ static void *idist__server_main(void *arg) {
 
         // Downwards: a dropped client is replaced by the last one, which has been served.
         for (i = server->client_count - 1; i >= 0; i--)
-            if (polls[IDIST__SERVER_POLL_CLIENTS + i].revents &&
+            if (idist__os_poll_ready(&polls[IDIST__SERVER_POLL_CLIENTS + i]) &&
                 !idist__server_client_ready(server, server->clients[i], &changed))
                 idist__server_drop(server, i);
         idist__server_serve_waiting(server, changed);
 
-        if (polls[IDIST__SERVER_POLL_MULTICAST].revents)
+        if (idist__os_poll_ready(&polls[IDIST__SERVER_POLL_MULTICAST]))
             idist__multicast_answer(&server->multicast, server->port);
-        if (may_accept && polls[IDIST__SERVER_POLL_LISTENER].revents) idist__server_accept(server);
+        if (may_accept && idist__os_poll_ready(&polls[IDIST__SERVER_POLL_LISTENER]))
+            idist__server_accept(server);
         idist__server_handshakes(server);
     }
 }
 
 // Ends the thread and frees everything. Clients that are connected see the end of their stream.
 static void idist__server_stop(idist__server *server) {
-    uint64_t one = 1;
-
     if (server->running) {
-        while (write(server->wake, &one, sizeof one) < 0 && errno == EINTR) continue;
-        pthread_join(server->thread, NULL);
+        idist__os_poll_wakeup_signal(server->wake);
+        idist__os_thread_join(server->thread);
     }
 
     while (server->client_count) idist__server_drop(server, 0);
@@ -1506,13 +1504,13 @@ static idist_status idist__server_prepare(idist__server *server) {
                         (size_t)IDIST__PENDING_SLOTS;
 
     server->polls =
-        (struct pollfd *)idist__mem_raw(&server->mem, sizeof *server->polls * poll_count);
+        (idist__os_poll_entry *)idist__mem_raw(&server->mem, sizeof *server->polls * poll_count);
     server->keys =
         (idist__blob *)idist__mem_raw(&server->mem, sizeof *server->keys * IDIST__KEYS_MAX);
     server->value = (char *)idist__mem_raw(&server->mem, IDIST__VALUE_MAX);
     if (!server->polls || !server->keys || !server->value) return IDIST_ERR_NO_MEMORY;
 
-    server->wake = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+    server->wake = idist__os_poll_wakeup_new();
     return server->wake < 0 ? idist__fail_errno("eventfd", errno) : IDIST_OK;
 }
 
@@ -1543,7 +1541,8 @@ static idist_status idist__server_start(const idist_allocator *mem, int listener
     idist__pending_init(&server->pending);
 
     status = idist__server_prepare(server);
-    if (status == IDIST_OK && idist__os_thread(&server->thread, idist__server_main, server) != 0)
+    if (status == IDIST_OK &&
+        idist__os_thread_start(&server->thread, idist__server_main, server) != 0)
         status = idist__fail(IDIST_ERR_SYSTEM, "store: no thread for the server");
 
     if (status != IDIST_OK) {
@@ -1559,8 +1558,8 @@ static idist_status idist__server_start(const idist_allocator *mem, int listener
 
 //------------------------------------------------------------------------------
 // [store:client]  a store behind a socket
-// uses clock descriptor socket fail text mem address connection auth pending
-// uses buffer table wire multicast server
+// uses clock descriptor mutex socket fail text mem address connection auth
+// uses pending buffer table wire multicast server
 //
 // Every process has one connection, which its threads share; the process that owns the table
 // connects to its own server. A call goes through
@@ -1579,7 +1578,7 @@ enum {
 };
 
 typedef struct idist__client_store {
-    pthread_mutex_t lock;
+    idist__os_mutex lock;
     int threads_waiting; // for the lock
     int fd;
     idist__server *server; // in the process that owns the table
@@ -1824,10 +1823,10 @@ static idist_status idist__client_run(idist_store *store, idist__store_request *
         bool wait;
 
         __atomic_add_fetch(&client->threads_waiting, 1, __ATOMIC_RELAXED);
-        pthread_mutex_lock(&client->lock);
+        idist__os_mutex_lock(&client->lock);
         __atomic_sub_fetch(&client->threads_waiting, 1, __ATOMIC_RELAXED);
         status = idist__client_try(store, request, &wait);
-        pthread_mutex_unlock(&client->lock);
+        idist__os_mutex_unlock(&client->lock);
         if (status != IDIST_OK || !wait) return status;
 
         if (idist__os_clock_ms_until(request->deadline_ns) == 0)
@@ -1843,7 +1842,7 @@ static void idist__client_close(idist_store *store) {
     idist__os_descriptor_close(&client->fd);
     if (client->server) idist__server_stop(client->server);
     idist__mem_free(&store->mem, client->out);
-    pthread_mutex_destroy(&client->lock);
+    idist__os_mutex_destroy(&client->lock);
     idist__mem_free(&store->mem, client);
 }
 
@@ -2080,7 +2079,7 @@ static idist_status idist__client_open(idist_store *store, idist__client_serving
     }
 
     client->fd = -1;
-    pthread_mutex_init(&client->lock, NULL);
+    idist__os_mutex_init(&client->lock);
     store->impl = client;
     store->run = idist__client_run;
     store->close = idist__client_close;

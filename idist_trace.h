@@ -134,7 +134,8 @@ IDIST_API idist_backend_list idist_trace_backends(idist_backend_list backends);
 
 //------------------------------------------------------------------------------
 // [trace:file]  a JSON array that is valid at any moment
-// uses clock os:env calendar handle os:window text base:log model
+// uses clock os:env mutex calendar os:file os:window process text base:log
+// uses model
 //
 // The array is closed behind every event. A new event is first written behind that end, from
 // end + 2 on, together with an end of its own. Then two bytes are replaced, a newline and a bracket
@@ -159,12 +160,12 @@ IDIST_API idist_backend_list idist_trace_backends(idist_backend_list backends);
 // Nanoseconds. Sums and differences of such times do not overflow.
 #define IDIST__TRACE_TIME_LIMIT_NS (INT64_MAX / 4)
 
-static pthread_mutex_t idist__trace_lock = PTHREAD_MUTEX_INITIALIZER;
+static idist__os_mutex idist__trace_lock = IDIST__OS_MUTEX_INIT;
 
 static struct idist__trace_state {
     bool on;     // atomic; what follows is under the lock
     bool failed; // nothing more is written
-    idist__os_handle file;
+    idist__os_file file;
     char *window;        // NULL: none is mapped
     size_t window_begin; // position in the file
     size_t end;          // of the last event, in the file
@@ -237,12 +238,12 @@ static void idist__trace_put(const char *event) {
 
 // Cuts off the spaces at the end of the file. The next event, if any, maps the file again.
 static void idist__trace_trim(void) {
-    pthread_mutex_lock(&idist__trace_lock);
+    idist__os_mutex_lock(&idist__trace_lock);
     idist__trace_unmap();
     if (idist__trace_is_on() &&
-        idist__os_handle_resize(idist__trace.file, (uint64_t)idist__trace.end + 3) != 0)
+        !idist__os_file_resize(idist__trace.file, (uint64_t)idist__trace.end + 3))
         idist__trace.failed = true;
-    pthread_mutex_unlock(&idist__trace_lock);
+    idist__os_mutex_unlock(&idist__trace_lock);
 }
 
 // out.json becomes out.3.json in a world of several ranks, and out.3.4711.json with a process id.
@@ -258,20 +259,22 @@ static void idist__trace_path(char *path, size_t capacity, const char *name, int
     idist__text_append(path, capacity, "%s", name + stem);
 }
 
-// Creates the file, or empties it. 0 or an errno; EWOULDBLOCK: another process is writing it.
+// Creates the file, or empties it. 0 or an errno; EAGAIN: another process is writing it.
 static int idist__trace_create(const char *path) {
     static const char empty[4] = {'[', '\n', ']', '\n'};
-    int error = idist__os_handle_open(path, &idist__trace.file);
+    int error;
 
-    if (error) return error;
-    error = idist__os_handle_lock(idist__trace.file);
-    if (error != EWOULDBLOCK) // the file system may have no locks
-        error = idist__os_handle_resize(idist__trace.file, 0);
+    idist__trace.file = idist__os_file_open(path, IDIST__OS_FILE_OUTPUT);
+    if (idist__trace.file < 0) return errno;
+
+    error = idist__os_file_try_lock(idist__trace.file, 0) ? 0 : errno;
+    if (error != EAGAIN) // the file system may have no locks
+        error = idist__os_file_resize(idist__trace.file, 0) ? 0 : errno;
     idist__trace.end = 0;
     if (!error) error = idist__trace_map();
 
     if (error) {
-        idist__os_handle_close(idist__trace.file);
+        idist__os_file_close(&idist__trace.file);
         return error;
     }
 
@@ -292,8 +295,8 @@ static void idist__trace_open(const idist__world *w) {
     idist__trace_path(path, sizeof path, name, rank, world_size, 0);
     error = idist__trace_create(path);
 
-    if (error == EWOULDBLOCK) {
-        idist__trace_path(path, sizeof path, name, rank, world_size, (int)getpid());
+    if (error == EAGAIN) {
+        idist__trace_path(path, sizeof path, name, rank, world_size, (int)idist__os_process_id());
         error = idist__trace_create(path);
     }
 
@@ -385,7 +388,7 @@ static void idist__trace_label(int pid, int tid, const char *key, const char *te
 
 //------------------------------------------------------------------------------
 // [trace:track]  the rank and the thread that an event belongs to
-// uses clock handle text mem model file event
+// uses clock mutex os:file text mem model file event
 //
 // Track 0 of a rank is the thread that joined the world; other threads get the next ones as they
 // come. From IDIST__TRACE_FIRST_LANE on there are the lanes, tracks for what is in flight.
@@ -487,10 +490,10 @@ static void idist__trace_forked(void) {
     }
 
     idist__trace_unmap();
-    if (idist__trace.on) idist__os_handle_close(idist__trace.file);
+    if (idist__trace.on) idist__os_file_close(&idist__trace.file);
     memset(&idist__trace, 0, sizeof idist__trace);
     memset(&idist__trace_me, 0, sizeof idist__trace_me);
-    pthread_mutex_init(&idist__trace_lock, NULL);
+    idist__os_mutex_init(&idist__trace_lock);
 }
 
 // Records that something begins on the track of this thread. Takes the lock.
@@ -499,7 +502,7 @@ static void idist__trace_enter(const char *category, const char *name, const cha
     int64_t now_ns = idist__os_clock_now_ns();
     const idist__trace_rank *rank;
 
-    pthread_mutex_lock(&idist__trace_lock);
+    idist__os_mutex_lock(&idist__trace_lock);
     rank = idist__trace_this_rank(NULL);
 
     if (rank) {
@@ -509,7 +512,7 @@ static void idist__trace_enter(const char *category, const char *name, const cha
         idist__trace_me.depth++;
     }
 
-    pthread_mutex_unlock(&idist__trace_lock);
+    idist__os_mutex_unlock(&idist__trace_lock);
 }
 
 // Records the end of what this thread entered last or, if lane is not NULL, of what occupies the
@@ -528,8 +531,8 @@ static void idist__trace_leave(const idist__lane *lane, const char *status) {
 
 //------------------------------------------------------------------------------
 // [trace:call]  what the library adds to the timeline
-// uses clock os:env fail text base:type kind model tracer extent check
-// uses core:call file event track
+// uses clock os:env mutex process fail text base:type kind model tracer extent
+// uses check core:call file event track
 //
 // The functions of idist__tracer, which [core:call] calls. A blocking call is a begin and an end on
 // the track of its thread. A request goes to a lane: idist__trace_call starts it, and
@@ -563,10 +566,10 @@ static void idist__trace_args(char *out, const idist_group *g, const idist__call
 }
 
 static void idist__trace_joined(const idist__world *w) {
-    pthread_mutex_lock(&idist__trace_lock);
+    idist__os_mutex_lock(&idist__trace_lock);
     idist__trace_open(w);
     if (idist__trace_is_on()) idist__trace_this_rank(w);
-    pthread_mutex_unlock(&idist__trace_lock);
+    idist__os_mutex_unlock(&idist__trace_lock);
 }
 
 // A wait begins, for one call or for several; in the latter case g and c are NULL.
@@ -587,19 +590,19 @@ static void idist__trace_wait(const char *category, const char *name, const idis
 
 static void idist__trace_waited(idist_status status) {
     if (!idist__trace_me.depth) return;
-    pthread_mutex_lock(&idist__trace_lock);
+    idist__os_mutex_lock(&idist__trace_lock);
     idist__trace_leave(NULL, idist_status_name(status));
-    pthread_mutex_unlock(&idist__trace_lock);
+    idist__os_mutex_unlock(&idist__trace_lock);
 }
 
 // A task that is in a lane is complete.
 static void idist__trace_done(const idist__task *t) {
     idist__lane *lane = (idist__lane *)t->lane;
 
-    pthread_mutex_lock(&idist__trace_lock);
+    idist__os_mutex_lock(&idist__trace_lock);
     idist__trace_leave(lane, idist_status_name(t->status));
     lane->until_ns = idist__os_clock_now_ns();
-    pthread_mutex_unlock(&idist__trace_lock);
+    idist__os_mutex_unlock(&idist__trace_lock);
 }
 
 // Puts a task that is in flight, or already complete, into a lane.
@@ -609,7 +612,7 @@ static void idist__trace_start(idist__task *t) {
     idist__lane *lane = NULL;
 
     idist__trace_args(args, t->group, &t->call, t->seq, true);
-    pthread_mutex_lock(&idist__trace_lock);
+    idist__os_mutex_lock(&idist__trace_lock);
     rank = idist__trace_this_rank(NULL);
     if (rank) lane = idist__trace_lane(rank, "request", t->started_ns);
 
@@ -621,7 +624,7 @@ static void idist__trace_start(idist__task *t) {
     }
 
     t->lane = lane;
-    pthread_mutex_unlock(&idist__trace_lock);
+    idist__os_mutex_unlock(&idist__trace_lock);
     if (lane && t->done) idist__trace_done(t);
 }
 
@@ -665,17 +668,17 @@ idist_backend_list idist_trace_backends(idist_backend_list backends) {
                                          idist__trace_waited, idist__trace_done};
 
     if (!idist__os_env("IDIST_TRACE")) return backends;
-    pthread_mutex_lock(&idist__trace_lock);
-    if (!idist__tracer_now() && pthread_atfork(NULL, NULL, idist__trace_forked) == 0)
+    idist__os_mutex_lock(&idist__trace_lock);
+    if (!idist__tracer_now() && idist__os_process_on_fork(idist__trace_forked))
         __atomic_store_n(&idist__tracer_set, &tracer, __ATOMIC_RELEASE);
-    pthread_mutex_unlock(&idist__trace_lock);
+    idist__os_mutex_unlock(&idist__trace_lock);
 
     return backends;
 }
 
 //------------------------------------------------------------------------------
 // [trace:mark]  what the program adds to the timeline
-// uses text file event track
+// uses mutex text file event track
 //------------------------------------------------------------------------------
 
 bool idist_trace_on(void) { return idist__trace_is_on(); }
@@ -686,9 +689,9 @@ void idist_trace_begin(const char *name) {
 
 void idist_trace_end(void) {
     if (!idist__trace_is_on() || !idist__trace_me.depth) return;
-    pthread_mutex_lock(&idist__trace_lock);
+    idist__os_mutex_lock(&idist__trace_lock);
     idist__trace_leave(NULL, "");
-    pthread_mutex_unlock(&idist__trace_lock);
+    idist__os_mutex_unlock(&idist__trace_lock);
 }
 
 static int64_t idist__trace_clamp(int64_t ns) {
@@ -732,7 +735,7 @@ void idist_trace_span(const char *name, const char *category, int64_t start_ns, 
     end_ns = idist__trace_clamp(end_ns);
     duration_ns = end_ns > start_ns ? end_ns - start_ns : 0;
 
-    pthread_mutex_lock(&idist__trace_lock);
+    idist__os_mutex_lock(&idist__trace_lock);
     rank = idist__trace_this_rank(NULL);
     if (rank && !of_thread) lane = idist__trace_lane(rank, kind, start_ns);
 
@@ -745,7 +748,7 @@ void idist_trace_span(const char *name, const char *category, int64_t start_ns, 
         if (lane) lane->until_ns = start_ns + duration_ns;
     }
 
-    pthread_mutex_unlock(&idist__trace_lock);
+    idist__os_mutex_unlock(&idist__trace_lock);
 }
 
 #include "idist_end.h"

@@ -713,7 +713,7 @@ static void idist__random_shuffle(size_t *indices, size_t count, uint64_t seed) 
 
 //------------------------------------------------------------------------------
 // [train:agree]  the same status on all ranks
-// uses fail text model core:group check core:call get collective
+// uses mutex fail text model core:group check core:call get collective
 //
 // A function that makes several collective calls must fail on all ranks or on none. Its path:
 //
@@ -747,7 +747,7 @@ static idist_status idist__agree_enter(const char *name, const idist_opts *opts,
         status = idist__fail(IDIST_ERR_STATE, "%s: this rank is not a member of the group", name);
     else if (group->status != IDIST_OK)
         status = idist__fail(group->status, "%s: the group failed earlier: %s", name, group->cause);
-    pthread_mutex_unlock(&group->w->lock);
+    idist__os_mutex_unlock(&group->w->lock);
 
     return status;
 }
@@ -788,7 +788,7 @@ static idist_status idist__agree_break(const char *name, idist_group *group, idi
     failed_before = g->status != IDIST_OK; // then all ranks know already
     idist__group_fail(g, status, text);
     idist__group_flush(g);
-    pthread_mutex_unlock(&g->w->lock);
+    idist__os_mutex_unlock(&g->w->lock);
 
     return failed_before ? status : idist__fail(status, "%s", text);
 }
@@ -1124,7 +1124,7 @@ idist_status idist_partition(size_t length, const double *fractions, int n, int 
 
 //------------------------------------------------------------------------------
 // [train:loader]  batches, fetched ahead by worker threads
-// uses clock os:thread fail mem sampler
+// uses clock os:thread mutex cond process fail mem sampler
 //
 // Batches are in a ring of slots, one more than are fetched ahead: the one that the program is
 // using. A worker takes the next batch that no worker has taken, so batches are started in order,
@@ -1150,8 +1150,8 @@ typedef struct idist__loader_slot {
 struct idist_loader {
     idist_loader_desc desc;
     idist_sampler *own_sampler; // of idist_auto_loader, or NULL
-    pid_t process;              // the workers are threads of this process, not of its children
-    pthread_t *threads;
+    idist__os_process process;  // the workers are threads of this process, not of its children
+    idist__os_thread *threads;
     int thread_count, slot_count;
     idist__loader_slot *slots;
 
@@ -1165,9 +1165,9 @@ struct idist_loader {
     uint64_t deal_count;     // when the indices were copied
     bool ended;              // the last call returned the end of the epoch
 
-    pthread_mutex_t lock; // of what follows, and of the slots
-    pthread_cond_t work;  // there may be a batch to take, or the loader stops
-    pthread_cond_t done;  // a batch is fetched
+    idist__os_mutex lock; // of what follows, and of the slots
+    idist__os_cond work;  // there may be a batch to take, or the loader stops
+    idist__os_cond done;  // a batch is fetched
     size_t batch_count;   // in all
     size_t taken_count;   // by workers
     size_t given_count;   // to the program
@@ -1212,10 +1212,10 @@ static int idist__loader_fetch(const idist_loader *loader, size_t batch) {
 static void idist__loader_destroy(idist_loader *loader) {
     int i;
 
-    if (loader->process == getpid()) {
-        pthread_cond_destroy(&loader->work);
-        pthread_cond_destroy(&loader->done);
-        pthread_mutex_destroy(&loader->lock);
+    if (loader->process == idist__os_process_id()) {
+        idist__os_cond_destroy(&loader->work);
+        idist__os_cond_destroy(&loader->done);
+        idist__os_mutex_destroy(&loader->lock);
     }
 
     for (i = 0; loader->slots && i < loader->slot_count; i++)
@@ -1240,7 +1240,7 @@ static void *idist__loader_work(void *arg) {
     idist_loader *loader = (idist_loader *)arg;
     bool must_free;
 
-    pthread_mutex_lock(&loader->lock);
+    idist__os_mutex_lock(&loader->lock);
 
     while (!loader->stops) {
         size_t batch = loader->taken_count;
@@ -1248,26 +1248,26 @@ static void *idist__loader_work(void *arg) {
         int result;
 
         if (!idist__loader_has_work(loader)) {
-            pthread_cond_wait(&loader->work, &loader->lock);
+            idist__os_cond_wait(&loader->work, &loader->lock, IDIST__FOREVER);
             continue;
         }
 
         loader->taken_count++;
         loader->busy_count++;
-        pthread_mutex_unlock(&loader->lock);
+        idist__os_mutex_unlock(&loader->lock);
         result = idist__loader_fetch(loader, batch);
-        pthread_mutex_lock(&loader->lock);
+        idist__os_mutex_lock(&loader->lock);
 
         slot = idist__loader_slot_of(loader, batch);
         slot->ready = true;
         slot->result = result;
         loader->busy_count--;
-        pthread_cond_signal(&loader->done);
+        idist__os_cond_signal(&loader->done);
     }
 
     loader->stopping_count--;
     must_free = loader->stopping_count == 0 && loader->orphaned;
-    pthread_mutex_unlock(&loader->lock);
+    idist__os_mutex_unlock(&loader->lock);
     if (must_free) idist__loader_destroy(loader);
 
     return NULL;
@@ -1282,7 +1282,7 @@ static bool idist__loader_settle(idist_loader *loader) {
     int64_t deadline_ns = idist__os_clock_deadline(idist__loader_timeout(loader));
 
     while (loader->busy_count && idist__os_clock_ms_until(deadline_ns) != 0)
-        idist__os_thread_cond_wait(&loader->done, &loader->lock, deadline_ns);
+        idist__os_cond_wait(&loader->done, &loader->lock, deadline_ns);
 
     return loader->busy_count == 0;
 }
@@ -1297,12 +1297,12 @@ static idist_status idist__loader_restart(idist_loader *loader) {
     if (!indices)
         return idist__fail(IDIST_ERR_NO_MEMORY, "loader: no memory for %zu indices", count);
     memcpy(indices, sampler->indices + sampler->position, count * sizeof *indices);
-    pthread_mutex_lock(&loader->lock);
+    idist__os_mutex_lock(&loader->lock);
     loader->paused = true;
 
     if (!idist__loader_settle(loader)) { // stays paused, and the next call tries again
         busy_count = loader->busy_count;
-        pthread_mutex_unlock(&loader->lock);
+        idist__os_mutex_unlock(&loader->lock);
         free(indices);
         return idist__fail(IDIST_ERR_TIMEOUT,
                            "loader: %d earlier fetches are still running after %d ms", busy_count,
@@ -1322,30 +1322,30 @@ static idist_status idist__loader_restart(idist_loader *loader) {
     loader->given_count = 0;
     for (i = 0; i < loader->slot_count; i++) loader->slots[i].ready = false;
     loader->paused = false;
-    pthread_cond_broadcast(&loader->work);
-    pthread_mutex_unlock(&loader->lock);
+    idist__os_cond_broadcast(&loader->work);
+    idist__os_mutex_unlock(&loader->lock);
 
     return IDIST_OK;
 }
 
 // Ends the workers. False: some are still in fetch, and the last of them frees the loader.
 static bool idist__loader_stop(idist_loader *loader) {
-    pthread_t *threads = loader->threads;
+    idist__os_thread *threads = loader->threads;
     int i, thread_count = loader->thread_count;
     bool orphaned;
 
-    pthread_mutex_lock(&loader->lock);
+    idist__os_mutex_lock(&loader->lock);
     loader->stops = true;
     loader->stopping_count = thread_count;
-    pthread_cond_broadcast(&loader->work);
+    idist__os_cond_broadcast(&loader->work);
     orphaned = !idist__loader_settle(loader);
     loader->orphaned = orphaned;
     if (orphaned) loader->threads = NULL; // the workers may free the loader from here on
-    pthread_mutex_unlock(&loader->lock);
+    idist__os_mutex_unlock(&loader->lock);
 
     for (i = 0; i < thread_count; i++) {
-        if (orphaned) pthread_detach(threads[i]);
-        else pthread_join(threads[i], NULL);
+        if (orphaned) idist__os_thread_detach(threads[i]);
+        else idist__os_thread_join(threads[i]);
     }
 
     if (orphaned) free(threads);
@@ -1361,7 +1361,7 @@ void idist_loader_free(idist_loader **loader) {
     *loader = NULL;
 
     // In a forked child there is nothing to stop, and another thread may have held the lock.
-    if (l->process == getpid()) stopped = idist__loader_stop(l);
+    if (l->process == idist__os_process_id()) stopped = idist__loader_stop(l);
     if (stopped) idist__loader_destroy(l);
 }
 
@@ -1389,7 +1389,8 @@ static idist_status idist__loader_alloc(idist_loader *loader) {
 
     loader->slot_count = 1 + desc->num_workers * (desc->prefetch ? desc->prefetch : 2);
     loader->slots = (idist__loader_slot *)calloc((size_t)loader->slot_count, sizeof *loader->slots);
-    loader->threads = (pthread_t *)calloc((size_t)desc->num_workers + 1, sizeof *loader->threads);
+    loader->threads =
+        (idist__os_thread *)calloc((size_t)desc->num_workers + 1, sizeof *loader->threads);
     if (!loader->slots || !loader->threads)
         return idist__fail(IDIST_ERR_NO_MEMORY, "loader_create: no memory for %d slots",
                            loader->slot_count);
@@ -1409,8 +1410,8 @@ static idist_status idist__loader_alloc(idist_loader *loader) {
 
 static idist_status idist__loader_start_workers(idist_loader *loader) {
     while (loader->thread_count < loader->desc.num_workers) {
-        pthread_t *thread = &loader->threads[loader->thread_count];
-        int error = idist__os_thread(thread, idist__loader_work, loader);
+        idist__os_thread *thread = &loader->threads[loader->thread_count];
+        int error = idist__os_thread_start(thread, idist__loader_work, loader);
 
         if (error) return idist__fail_errno("loader_create: cannot start a worker thread", error);
         loader->thread_count++;
@@ -1431,10 +1432,10 @@ idist_status idist_loader_create(const idist_loader_desc *desc, idist_loader **l
     if (!l) return idist__fail(IDIST_ERR_NO_MEMORY, "loader_create: no memory");
 
     l->desc = *desc;
-    l->process = getpid();
-    pthread_mutex_init(&l->lock, NULL);
-    pthread_cond_init(&l->work, NULL);
-    idist__os_thread_cond_init(&l->done);
+    l->process = idist__os_process_id();
+    idist__os_mutex_init(&l->lock);
+    idist__os_cond_init(&l->work);
+    idist__os_cond_init(&l->done);
 
     status = idist__loader_alloc(l);
     if (status == IDIST_OK) status = idist__loader_restart(l);
@@ -1447,7 +1448,7 @@ idist_status idist_loader_create(const idist_loader_desc *desc, idist_loader **l
 
 static idist_status idist__loader_enter(const char *name, const idist_loader *loader) {
     if (!loader) return idist__fail(IDIST_ERR_ARG, "%s: loader is NULL", name);
-    if (loader->thread_count && loader->process != getpid())
+    if (loader->thread_count && loader->process != idist__os_process_id())
         return idist__fail(
             IDIST_ERR_STATE,
             "%s: this process was forked and has no workers; create a loader of its own", name);
@@ -1483,19 +1484,19 @@ static bool idist__loader_take(idist_loader *loader, idist__loader_slot *slot) {
         return true;
     }
 
-    pthread_mutex_lock(&loader->lock);
+    idist__os_mutex_lock(&loader->lock);
     deadline_ns = idist__os_clock_deadline(idist__loader_timeout(loader));
     while (!slot->ready && idist__os_clock_ms_until(deadline_ns) != 0)
-        idist__os_thread_cond_wait(&loader->done, &loader->lock, deadline_ns);
+        idist__os_cond_wait(&loader->done, &loader->lock, deadline_ns);
     ready = slot->ready;
 
     if (ready) {
         slot->ready = false;
         loader->given_count++;
-        pthread_cond_signal(&loader->work); // the slot of the batch before this one is free
+        idist__os_cond_signal(&loader->work); // the slot of the batch before this one is free
     }
 
-    pthread_mutex_unlock(&loader->lock);
+    idist__os_mutex_unlock(&loader->lock);
 
     return ready;
 }
@@ -2171,7 +2172,7 @@ static uint64_t idist__checksum_end(const idist__checksum *sum) {
 
 //------------------------------------------------------------------------------
 // [train:checkpoint]  the format of a checkpoint file
-// uses handle fail base:type checksum
+// uses os:file fail base:type checksum
 //
 // Numbers have 64 bits, in the byte order of the machine. Each part except the last is padded with
 // zeros to a multiple of 32 bytes:
@@ -2341,23 +2342,30 @@ static idist_status idist__checkpoint_fail(const char *name, const char *folder,
     char what[700];
 
     snprintf(what, sizeof what, "%s: %.400s%s%.250s", name, folder, file[0] ? "/" : "", file);
-    return idist__fail_errno(what, error == EDQUOT ? ENOSPC : error);
+    return idist__fail_errno(what, idist__os_file_no_space(error) ? ENOSPC : error);
+}
+
+enum { IDIST__CHECKPOINT_ENDS = -1 }; // in the place of an errno, none of which is negative
+
+// Reads nbytes from position `at`. 0, an errno, or IDIST__CHECKPOINT_ENDS: the file ends before.
+static int idist__checkpoint_read(idist__os_file file, uint64_t at, void *data, size_t nbytes) {
+    if (idist__os_file_read_at(file, data, nbytes, at)) return 0;
+    return errno ? errno : IDIST__CHECKPOINT_ENDS;
 }
 
 // Reads the header of a file that may be anything. Returns NULL, or what is wrong with it; *error
 // is 0 or an errno.
-static const char *idist__checkpoint_read_header(idist__os_handle file, uint64_t *header,
+static const char *idist__checkpoint_read_header(idist__os_file file, uint64_t *header,
                                                  int *error) {
-    uint64_t nbytes;
-    bool regular;
+    int64_t nbytes = idist__os_file_size(file);
 
     memset(header, 0, IDIST__HEADER_WORDS * sizeof *header);
-    *error = idist__os_handle_size(file, &nbytes, &regular);
+    *error = nbytes < 0 ? errno : 0;
     if (*error) return "cannot be read";
-    if (!regular) return "is not a regular file";
+    if (nbytes < 0) return "is not a regular file";
 
-    *error = idist__os_handle_read(file, 0, header, IDIST__HEADER_WORDS * sizeof *header);
-    if (*error && *error != IDIST__OS_FILE_ENDS) return "cannot be read";
+    *error = idist__checkpoint_read(file, 0, header, IDIST__HEADER_WORDS * sizeof *header);
+    if (*error && *error != IDIST__CHECKPOINT_ENDS) return "cannot be read";
 
     if (*error || memcmp(header, idist__checkpoint_magic, sizeof idist__checkpoint_magic) != 0) {
         *error = 0;
@@ -2368,7 +2376,7 @@ static const char *idist__checkpoint_read_header(idist__os_handle file, uint64_t
         return "has another version, or was written by a machine with another byte order";
     if (header[IDIST__HEADER_CHECKSUM] != idist__checkpoint_header_checksum(header))
         return "is damaged: the checksum of its header is wrong";
-    if (header[IDIST__HEADER_FILE] != nbytes)
+    if (header[IDIST__HEADER_FILE] != (uint64_t)nbytes)
         return "is truncated or damaged: its header gives another size";
 
     return NULL;
@@ -2376,7 +2384,7 @@ static const char *idist__checkpoint_read_header(idist__os_handle file, uint64_t
 
 //------------------------------------------------------------------------------
 // [train:load]  reads a checkpoint on rank 0 and copies it to all ranks
-// uses descriptor handle os:folder fail base:type get collective agree checksum
+// uses os:file os:folder fail base:type get collective agree checksum
 // uses checkpoint
 //
 //     idist__load_open      rank 0: opens the file, compares header and table with the tensors, and
@@ -2387,19 +2395,19 @@ static const char *idist__checkpoint_read_header(idist__os_handle file, uint64_t
 //------------------------------------------------------------------------------
 
 static idist_status idist__load_fail(const char *path, int error) {
-    if (error == IDIST__OS_FILE_ENDS) error = EIO; // it was longer when it was opened
+    if (error == IDIST__CHECKPOINT_ENDS) error = EIO; // it was longer when it was opened
     return idist__checkpoint_fail("checkpoint_load", path, "", error);
 }
 
 // Whether entry i of a file's table describes tensor i.
-static idist_status idist__load_match_entry(const idist__checkpoint *c, int i,
-                                            idist__os_handle file, const char *path) {
+static idist_status idist__load_match_entry(const idist__checkpoint *c, int i, idist__os_file file,
+                                            const char *path) {
     const idist_tensor *tensor = &c->tensors[i];
     uint64_t entry[IDIST__TABLE_WORDS], dtype;
     uint64_t at = sizeof c->header + (uint64_t)i * sizeof entry;
-    int error = idist__os_handle_read(file, at, entry, sizeof entry);
+    int error = idist__checkpoint_read(file, at, entry, sizeof entry);
 
-    if (error == IDIST__OS_FILE_ENDS)
+    if (error == IDIST__CHECKPOINT_ENDS)
         return idist__fail(IDIST_ERR_ARG, "checkpoint_load: %s ends within its table", path);
     if (error) return idist__load_fail(path, error);
     if (entry[IDIST__TABLE_COUNT] == tensor->count &&
@@ -2417,8 +2425,7 @@ static idist_status idist__load_match_entry(const idist__checkpoint *c, int i,
 }
 
 // Whether a file has the tensors of this call. Takes over its header, with step and score.
-static idist_status idist__load_match(idist__checkpoint *c, idist__os_handle file,
-                                      const char *path) {
+static idist_status idist__load_match(idist__checkpoint *c, idist__os_file file, const char *path) {
     uint64_t header[IDIST__HEADER_WORDS];
     int error, i, n = c->part_count - IDIST__PART_TENSORS;
     const char *wrong = idist__checkpoint_read_header(file, header, &error);
@@ -2449,7 +2456,7 @@ static idist_status idist__load_match(idist__checkpoint *c, idist__os_handle fil
 
 // Whether the padding is zero. If it were not, the checksum over the file could be right, but the
 // one over the memory of a rank would be wrong.
-static idist_status idist__load_check_padding(const idist__checkpoint *c, idist__os_handle file,
+static idist_status idist__load_check_padding(const idist__checkpoint *c, idist__os_file file,
                                               const char *path) {
     char padding[IDIST__CHECKSUM_BLOCK];
     uint64_t at = 0;
@@ -2460,7 +2467,7 @@ static idist_status idist__load_check_padding(const idist__checkpoint *c, idist_
 
         idist__checkpoint_part(c, part, &nbytes);
         padded = idist__checkpoint_padded(nbytes);
-        error = idist__os_handle_read(file, at + nbytes, padding, padded - nbytes);
+        error = idist__checkpoint_read(file, at + nbytes, padding, padded - nbytes);
         if (error) return idist__load_fail(path, error);
 
         for (i = 0; i < padded - nbytes; i++)
@@ -2474,7 +2481,7 @@ static idist_status idist__load_check_padding(const idist__checkpoint *c, idist_
 }
 
 // Reads the whole file: the checksum over it must be its last word, *sum.
-static idist_status idist__load_verify(const idist__checkpoint *c, idist__os_handle file,
+static idist_status idist__load_verify(const idist__checkpoint *c, idist__os_file file,
                                        const char *path, uint64_t *sum) {
     char *piece = (char *)malloc(IDIST__CHECKPOINT_PIECE);
     uint64_t at = 0, end = c->header[IDIST__HEADER_FILE] - sizeof *sum;
@@ -2488,13 +2495,13 @@ static idist_status idist__load_verify(const idist__checkpoint *c, idist__os_han
         uint64_t rest = end - at;
         size_t n = rest < IDIST__CHECKPOINT_PIECE ? (size_t)rest : IDIST__CHECKPOINT_PIECE;
 
-        error = idist__os_handle_read(file, at, piece, n);
+        error = idist__checkpoint_read(file, at, piece, n);
         if (!error) idist__checksum_add(&computed, piece, n);
         at += n;
     }
 
     free(piece);
-    if (!error) error = idist__os_handle_read(file, end, sum, sizeof *sum);
+    if (!error) error = idist__checkpoint_read(file, end, sum, sizeof *sum);
     if (error) return idist__load_fail(path, error);
     if (*sum != idist__checksum_end(&computed))
         return idist__fail(IDIST_ERR_ARG, "checkpoint_load: %s is damaged: its checksum is wrong",
@@ -2504,12 +2511,12 @@ static idist_status idist__load_verify(const idist__checkpoint *c, idist__os_han
 }
 
 // Rank 0: opens the file and checks all of it. The caller closes *file, also after a failure.
-static idist_status idist__load_open(idist__checkpoint *c, const char *path, idist__os_handle *file,
+static idist_status idist__load_open(idist__checkpoint *c, const char *path, idist__os_file *file,
                                      uint64_t *sum) {
     int error;
     idist_status status;
 
-    *file = IDIST__OS_NO_HANDLE;
+    *file = IDIST__OS_NO_FILE;
     if (!path) return idist__fail(IDIST_ERR_ARG, "checkpoint_load: path is NULL");
     error = idist__os_folder_read_file(IDIST__OS_HERE, path, file);
     if (error == ENOENT)
@@ -2553,7 +2560,7 @@ static idist_status idist__load_compare(idist__checkpoint *c, uint64_t *sum,
 
 // Reads part by part on rank 0 and broadcasts each to all ranks. If rank 0 cannot read, it goes on
 // broadcasting, so that the others do not hang.
-static idist_status idist__load_copy(idist__checkpoint *c, void *info, idist__os_handle file,
+static idist_status idist__load_copy(idist__checkpoint *c, void *info, idist__os_file file,
                                      const char *path, uint64_t sum, const idist_opts *opts) {
     uint64_t at = idist__checkpoint_padded(sizeof c->header);
     size_t nbytes;
@@ -2567,8 +2574,8 @@ static idist_status idist__load_copy(idist__checkpoint *c, void *info, idist__os
         void *data = part == IDIST__PART_INFO ? info : c->tensors[part - IDIST__PART_TENSORS].data;
 
         idist__checkpoint_part(c, part, &nbytes);
-        if (file != IDIST__OS_NO_HANDLE && !error)
-            error = idist__os_handle_read(file, at, data, nbytes);
+        if (file != IDIST__OS_NO_FILE && !error)
+            error = idist__checkpoint_read(file, at, data, nbytes);
         at += idist__checkpoint_padded(nbytes);
         if (nbytes) status = idist_broadcast(data, nbytes, IDIST_U8, 0, opts);
         if (status != IDIST_OK) return status;
@@ -2587,7 +2594,7 @@ idist_status idist_checkpoint_load(const char *path, const idist_tensor *tensors
     idist__checkpoint c;
     idist_opts o;
     uint64_t sum = 0;
-    idist__os_handle file = IDIST__OS_NO_HANDLE;
+    idist__os_file file = IDIST__OS_NO_FILE;
     idist_status status = idist__agree_enter("checkpoint_load", opts, &o);
 
     if (status != IDIST_OK) return status;
@@ -2598,7 +2605,7 @@ idist_status idist_checkpoint_load(const char *path, const idist_tensor *tensors
 
     if (status == IDIST_OK) status = idist__load_compare(&c, &sum, &o);
     if (status == IDIST_OK) status = idist__load_copy(&c, info, file, path, sum, &o);
-    idist__os_descriptor_close(&file);
+    idist__os_file_close(&file);
     free(c.table);
 
     return status;
@@ -2606,7 +2613,7 @@ idist_status idist_checkpoint_load(const char *path, const idist_tensor *tensors
 
 //------------------------------------------------------------------------------
 // [train:folder]  the checkpoints in a folder, and the best of them
-// uses descriptor handle os:folder fail text get collective agree checkpoint
+// uses os:file os:folder fail text get collective agree checkpoint
 //------------------------------------------------------------------------------
 
 // A checkpoint, as its header describes it.
@@ -2655,16 +2662,16 @@ static bool idist__folder_is_better(const idist__folder_entry *a, const idist__f
 }
 
 // Reads the header of a file. False: not a checkpoint, or damaged.
-static bool idist__folder_read_entry(idist__os_handle folder, const char *name,
+static bool idist__folder_read_entry(idist__os_folder folder, const char *name,
                                      idist__folder_entry *entry) {
     uint64_t header[IDIST__HEADER_WORDS];
-    idist__os_handle file;
+    idist__os_file file;
     const char *wrong;
     int error = idist__os_folder_read_file(folder, name, &file);
 
     if (error) return false;
     wrong = idist__checkpoint_read_header(file, header, &error);
-    idist__os_descriptor_close(&file);
+    idist__os_file_close(&file);
     if (wrong) return false;
 
     entry->step = header[IDIST__HEADER_STEP];
@@ -2675,7 +2682,7 @@ static bool idist__folder_read_entry(idist__os_handle folder, const char *name,
 }
 
 // Adds a file if it is a checkpoint. False: no memory.
-static bool idist__folder_add(idist__folder_list *list, idist__os_handle folder, const char *name) {
+static bool idist__folder_add(idist__folder_list *list, idist__os_folder folder, const char *name) {
     if (list->count == list->capacity) {
         size_t nbytes = sizeof *list->entries * ((size_t)list->capacity + 64);
         void *entries = realloc(list->entries, nbytes);
@@ -2693,7 +2700,7 @@ static bool idist__folder_add(idist__folder_list *list, idist__os_handle folder,
 // Lists the checkpoints of an open folder. tidy: also removes what crashes have left behind. A
 // failure must not be mistaken for an empty folder, in which any score is the best.
 static idist_status idist__folder_list_all(const char *path, const char *prefix,
-                                           idist__os_handle folder, bool tidy,
+                                           idist__os_folder folder, bool tidy,
                                            idist__folder_list *list) {
     idist__os_folder_walk walk;
     const char *name;
@@ -2737,10 +2744,10 @@ static int idist__folder_count_better(const idist__folder_list *list,
 
 // Opens the folder of a desc. The caller closes *folder, also after a failure.
 static idist_status idist__folder_open(const char *name, const idist_checkpoint_desc *desc,
-                                       bool create, const char **prefix, idist__os_handle *folder) {
+                                       bool create, const char **prefix, idist__os_folder *folder) {
     int error = 0;
 
-    *folder = IDIST__OS_NO_HANDLE;
+    *folder = IDIST__OS_NO_FOLDER;
     if (!desc || !desc->folder || !desc->folder[0])
         return idist__fail(IDIST_ERR_ARG, "%s: desc or its folder is NULL or empty", name);
     *prefix = desc->prefix ? desc->prefix : "checkpoint";
@@ -2780,7 +2787,7 @@ static idist_status idist__folder_find(const idist_checkpoint_desc *desc, bool l
     idist__folder_list list = {NULL, 0, 0};
     const idist__folder_entry *picked;
     const char *prefix = NULL;
-    idist__os_handle folder;
+    idist__os_folder folder;
     idist_status status = idist__folder_open("checkpoint_find", desc, false, &prefix, &folder);
 
     if (status == IDIST_OK)
@@ -2798,7 +2805,7 @@ static idist_status idist__folder_find(const idist_checkpoint_desc *desc, bool l
     }
 
     free(list.entries);
-    idist__os_descriptor_close(&folder);
+    idist__os_folder_close(&folder);
 
     return status;
 }
@@ -2829,44 +2836,46 @@ idist_status idist_checkpoint_find(const idist_checkpoint_desc *desc, bool lates
 
 //------------------------------------------------------------------------------
 // [train:save]  writes a checkpoint atomically and removes the worst
-// uses descriptor handle os:folder fail base:log model core:world get agree
-// uses checksum checkpoint folder
+// uses os:file os:folder fail base:log model core:world get agree checksum
+// uses checkpoint folder
 //
 // All of it happens on rank 0, while the others wait for its status: list the folder and remove
 // what crashes have left; decide whether the file is wanted; write a temporary file, sync it,
 // rename it and sync the folder; list the folder again and remove all but the best.
 //------------------------------------------------------------------------------
 
-static int idist__save_write_parts(const idist__checkpoint *c, idist__os_handle file) {
+// 0 or an errno.
+static int idist__save_write_parts(const idist__checkpoint *c, idist__os_file file) {
     static const char zeros[IDIST__CHECKSUM_BLOCK] = {0};
-    uint64_t sum = idist__checkpoint_sum(c);
-    int part, error = 0;
+    uint64_t at = 0, sum = idist__checkpoint_sum(c);
+    int part;
 
-    for (part = 0; part < c->part_count && !error; part++) {
-        size_t nbytes;
+    for (part = 0; part < c->part_count; part++) {
+        size_t nbytes, padded;
         const void *data = idist__checkpoint_part(c, part, &nbytes);
 
-        error = idist__os_handle_write(file, data, nbytes);
-        if (error) break;
-        error = idist__os_handle_write(file, zeros, idist__checkpoint_padded(nbytes) - nbytes);
+        padded = idist__checkpoint_padded(nbytes);
+        if (!idist__os_file_write_at(file, data, nbytes, at) ||
+            !idist__os_file_write_at(file, zeros, padded - nbytes, at + nbytes))
+            return errno;
+        at += padded;
     }
 
-    return error ? error : idist__os_handle_write(file, &sum, sizeof sum);
+    return idist__os_file_write_at(file, &sum, sizeof sum, at) ? 0 : errno;
 }
 
 // Writes a file. Its name appears only when all bytes are on the disk. 0 or an errno.
-static int idist__save_write(const idist__checkpoint *c, idist__os_handle folder,
+static int idist__save_write(const idist__checkpoint *c, idist__os_folder folder,
                              const char *temporary, const char *name) {
-    idist__os_handle file;
-    int error = idist__os_folder_new_file(folder, temporary, &file), close_error;
+    idist__os_file file;
+    int error = idist__os_folder_new_file(folder, temporary, &file);
 
     if (error) return error;
     error = idist__save_write_parts(c, file);
-    if (!error) error = idist__os_handle_sync(file);
-    close_error = idist__os_handle_close(file);
-    if (!error) error = close_error;
+    if (!error && !idist__os_file_sync(file)) error = errno;
+    if (!idist__os_file_close(&file) && !error) error = errno;
     if (!error) error = idist__os_folder_rename(folder, temporary, name);
-    if (!error) return idist__os_handle_sync(folder);
+    if (!error) return idist__os_folder_sync(folder);
 
     idist__os_folder_remove(folder, temporary);
 
@@ -2916,7 +2925,7 @@ static void idist__save_log_better(const idist_checkpoint_desc *desc,
 
 // Removes all but the `keep` best files.
 static idist_status idist__save_remove_worst(const idist_checkpoint_desc *desc, const char *prefix,
-                                             idist__os_handle folder) {
+                                             idist__os_folder folder) {
     idist__folder_list list;
     int i, error;
     idist_status status = idist__folder_list_all(desc->folder, prefix, folder, false, &list);
@@ -2939,7 +2948,7 @@ static idist_status idist__save_remove_worst(const idist_checkpoint_desc *desc, 
 
 // Saves to an open folder.
 static idist_status idist__save_to_folder(const idist_checkpoint_desc *desc,
-                                          idist__os_handle folder, const char *prefix,
+                                          idist__os_folder folder, const char *prefix,
                                           const idist__checkpoint *c,
                                           const idist__folder_entry *entry, const idist__log *log) {
     idist__folder_list list;
@@ -2968,7 +2977,7 @@ static idist_status idist__save_on_root(const idist_checkpoint_desc *desc, uint6
                                         double score, idist__checkpoint *c, const idist__log *log) {
     idist__folder_entry entry;
     const char *prefix = NULL;
-    idist__os_handle folder;
+    idist__os_folder folder;
     idist_status status;
 
     if (score != score) return idist__fail(IDIST_ERR_ARG, "checkpoint_save: the score is NaN");
@@ -2985,7 +2994,7 @@ static idist_status idist__save_on_root(const idist_checkpoint_desc *desc, uint6
         status = idist__save_to_folder(desc, folder, prefix, c, &entry, log);
     }
 
-    idist__os_descriptor_close(&folder);
+    idist__os_folder_close(&folder);
 
     return status;
 }
@@ -4882,7 +4891,7 @@ int idist_ddp_active(const idist_ddp *d) { return d ? d->active_count : 0; }
 
 //------------------------------------------------------------------------------
 // [train:log]  what a training run prints, on rank 0 only
-// uses calendar fail text base:log model core:world get
+// uses mutex calendar fail text base:log model core:world get
 //------------------------------------------------------------------------------
 
 // Removes a progress bar, so that a line can take its place. The lock is held.
@@ -4895,13 +4904,13 @@ static void idist__log_line(const char *line) {
     const idist__world *world = idist__world_default();
     const idist_logger *logger = world ? &world->log.logger : NULL;
 
-    pthread_mutex_lock(&idist__log_lock);
+    idist__os_mutex_lock(&idist__log_lock);
     idist__me.callbacks++;
     idist__log_clear_bar();
     if (logger && logger->log_fn) logger->log_fn(IDIST_LOG_INFO, line, logger->user);
     else fprintf(stderr, "%s\n", line);
     idist__me.callbacks--;
-    pthread_mutex_unlock(&idist__log_lock);
+    idist__os_mutex_unlock(&idist__log_lock);
 }
 
 void idist_train_log(const char *name, const char *format, ...) {
@@ -4954,7 +4963,7 @@ void idist_train_log_metrics(const char *name, int epoch, double seconds, const 
 
 //------------------------------------------------------------------------------
 // [train:progress]  a progress bar on a terminal
-// uses clock terminal text base:log get log
+// uses clock mutex terminal text base:log get log
 //------------------------------------------------------------------------------
 
 #define IDIST__BAR_NS (100 * IDIST__MS) // between two updates of a progress bar
@@ -5025,7 +5034,7 @@ void idist_progress_update(idist_progress *bar, uint64_t done, const char *text)
     idist__progress_print_remaining(remaining, sizeof remaining, now_ns - bar->started_ns, done,
                                     bar->total);
 
-    pthread_mutex_lock(&idist__log_lock);
+    idist__os_mutex_lock(&idist__log_lock);
     idist__log_clear_bar();
     snprintf(before, sizeof before, "%s: [%llu/%llu] %3d%%", bar->title ? bar->title : "",
              (unsigned long long)done, (unsigned long long)bar->total,
@@ -5036,7 +5045,7 @@ void idist_progress_update(idist_progress *bar, uint64_t done, const char *text)
     idist__progress_draw(before, picture, after, last ? "\n" : "");
     fflush(stderr);
     if (!last) idist__log_before = "\r\033[K"; // clears the line
-    pthread_mutex_unlock(&idist__log_lock);
+    idist__os_mutex_unlock(&idist__log_lock);
 
     if (last) bar->started_ns = bar->shown_ns = 0; // the struct can be used for another bar
 }

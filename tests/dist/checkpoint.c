@@ -5,7 +5,7 @@
 // The calls that change the disk, and the reads, pass through here, so that a test can see their
 // order and break one of them.
 #define pread step_pread
-#define write step_write
+#define pwrite step_pwrite
 #define fsync step_fsync
 #define renameat step_renameat
 #define unlinkat step_unlinkat
@@ -42,10 +42,10 @@ ssize_t step_pread(int fd, void *data, size_t nbytes, off_t at) {
     return n;
 }
 
-ssize_t step_write(int fd, const void *data, size_t nbytes) {
+ssize_t step_pwrite(int fd, const void *data, size_t nbytes, off_t at) {
     if (step('w')) return -1;
     if (steps.armed && nbytes > 1000) nbytes = 1000; // a crash can come in the middle
-    return syscall(SYS_write, fd, data, nbytes);
+    return syscall(SYS_pwrite64, fd, data, nbytes, at);
 }
 
 int step_fsync(int fd) { return step('f') ? -1 : (int)syscall(SYS_fsync, fd); }

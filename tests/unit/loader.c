@@ -354,7 +354,7 @@ static void forked(void) {
     hold(src, true);
     TAP_REQUIRE(idist_loader_create(&d, &l) == IDIST_OK);
     await_fetched(src, 2);
-    pthread_mutex_lock(&l->lock); // as a worker may at any time
+    idist__os_mutex_lock(&l->lock); // as a worker may at any time
     pid_t pid = fork();
     TAP_REQUIRE(pid >= 0);
     if (pid == 0) {
@@ -372,7 +372,7 @@ static void forked(void) {
         idist_loader_free(&own);
         _exit(wrong + (l != NULL));
     }
-    pthread_mutex_unlock(&l->lock);
+    idist__os_mutex_unlock(&l->lock);
     tap_register_child(pid);
     TAP_REQUIRE(waitpid(pid, &status, 0) == pid);
     tap_forget_child(pid);
