@@ -27,6 +27,7 @@ Rules of check:
     statements  several statements on one line: a; b; or a, b; (not case X: a; break;)
     chain       if ((s = f()) != IDIST_OK) return s;
     comment     a comment that names an identifier of idist which does not exist
+    system      an include, a name or a path of the operating system outside idist_os.h
     parse       a function that this script does not understand
 
 rename reads lines "old new" and replaces whole identifiers in code and in comments. It refuses when
@@ -76,8 +77,56 @@ DECL_LINES = 6      # a function of so many lines, without blank ones, spaces it
 RETURN_LINES = 8    # and one before its last return
 BLOCK_LINES = 3     # a block of so many lines stands between blank lines
 
+# The one header that may know the operating system, and what the others may still include: the C
+# standard library, and by header what is no part of a system.
+SYSTEM_FILE = 'idist_os.h'
+C_HEADERS = set('''assert ctype errno float inttypes limits locale math stdarg stdatomic stdbool
+    stddef stdint stdio stdlib string'''.split())
+OTHER_HEADERS = {
+    'idist_base.h': ['cpuid.h'],                # of the compiler: what the processor can do
+    'idist_mpi.h': ['mpi.h', 'mpi-ext.h'],      # of MPI
+    'idist_nccl.h': ['cuda_runtime_api.h'],     # of CUDA
+}
+
+# Functions of the system, where they are called: transport->read is none.
+SYSTEM_CALLS = set('''abort accept accept4 access alarm bind chdir chmod clock clock_gettime close
+    closedir connect creat ctime daemon dirfd dlclose dlerror dlopen dlsym dup dup2 dup3 eventfd
+    execl execle execlp execv execve execvp fchmod fcntl fdatasync fdopen fdopendir fileno flock fork
+    freeaddrinfo fstat fstatat fsync ftruncate futex getaddrinfo getcwd getegid getenv geteuid getgid
+    gethostbyname gethostname getifaddrs getline getnameinfo getpagesize getpeername getpgid getpid
+    getppid getpwuid getrandom getrlimit getrusage getsockname getsockopt gettid gettimeofday getuid
+    glob globfree gmtime htonl htons if_nametoindex inet_ntop inet_pton ioctl isatty kill kqueue
+    kevent link listen localtime localtime_r lseek lstat madvise memalign memfd_create mkdir mkdtemp
+    mkstemp mlock mmap mprotect mremap msync munmap nanosleep ntohl ntohs open openat opendir pipe
+    pipe2 poll posix_fallocate posix_memalign ppoll prctl pread preadv process_vm_readv pselect
+    putenv pwrite pwritev raise read readdir readlink readv realpath recv recvfrom recvmsg rename
+    renameat rmdir sched_getaffinity sched_setaffinity sched_yield select sem_open sem_post sem_wait
+    send sendfile sendmsg sendto setenv setpgid setrlimit setsid setsockopt shm_open shm_unlink
+    shutdown sigaction sigaddset sigemptyset sigfillset signal sleep socket socketpair stat strsignal
+    symlink sysconf syscall system time truncate umask uname unlink unlinkat unsetenv usleep vfork
+    wait wait4 waitid waitpid write writev _exit'''.split())
+SYSTEM_STRUCTS = set('''addrinfo cmsghdr dirent epoll_event flock ifaddrs in6_addr in_addr iovec
+    ip_mreq itimerspec kevent linger msghdr passwd pollfd rlimit rusage sigaction sockaddr
+    sockaddr_in sockaddr_in6 sockaddr_storage sockaddr_un stat sysinfo timespec timeval tm ucred
+    utsname winsize'''.split())
+# Other names, wherever they stand.
+SYSTEM_NAMES = re.compile(r'''
+    pthread_\w+ | PTHREAD_\w+ | sem_t | sched_param | cpu_set_t
+  | (pid|uid|gid|mode|off|ssize|nfds|socklen|clockid|dev|ino|sigset|sa_family|in_addr|time|glob)_t
+  | epoll_\w+ | timerfd_\w+ | inotify_\w+ | posix_spawn\w* | environ | DIR
+  | iov_(base|len) | revents | tv_(sec|usec|nsec) | sun_path | s[sa]_family | st_(ino|dev|size|mode)
+  | POLL(IN|OUT|ERR|HUP|NVAL|PRI|RDHUP) | SIG[A-Z]{2,6}[0-9]? | SIG_(DFL|IGN|ERR|SETMASK) | EDQUOT
+  | (AF|PF|SOCK|SOL|SO|SHUT|MSG|IPPROTO|TCP|INADDR|AI|EFD|FD|RLIMIT|RTLD|SYS|LOCK|PR|PROT|MAP|MADV
+      |CLOCK|TIMER|FUTEX|SEEK|STDIN|STDOUT|STDERR|_SC)_[A-Z0-9_]+
+  | O_(RDONLY|WRONLY|RDWR|[A-Z]+) | F_[A-Z_]+ | S_I[A-Z]+ | AT_[A-Z_]+
+  | __(linux|unix|APPLE|FreeBSD|NetBSD|OpenBSD|ANDROID|MINGW32|MINGW64|CYGWIN|GLIBC)(__)? | _WIN(32|64)
+  | HANDLE | DWORD | SOCKET | WSA[A-Z]\w+ | GetCurrentProcessId | VirtualAlloc
+  | CreateProcess[AW]? | CreateThread | CreateFileMapping[AW]? | CloseHandle
+''', re.X)
+SYSTEM_PATH = re.compile(r'"/(proc|dev|sys|run|tmp|etc)/')
+
 RULES = ['prefix', 'uses', 'banner', 'floors', 'decl', 'columns', 'length', 'nesting', 'branches',
-         'blank', 'statements', 'chain', 'comment', 'parse']
+         'blank', 'statements', 'chain', 'comment', 'system', 'parse']
 
 DASHES = '//' + '-' * 78
 TAG = re.compile(r'// \[([a-z_]+):([a-z0-9_]+)\](.*)')
@@ -846,6 +895,44 @@ def rule_comment(house, known):
                 if (rest[:1] in ('*', '<') or name.endswith('_')) and known.begins(name):
                     continue
                 yield source, source.line(at + match.start()), 'no such thing as %s' % name
+
+
+def all_tokens(source):
+    """The tokens of the code, those of directives in place of the directives."""
+    for kind, word, at in source.code:
+        if kind == 'pp':
+            yield from ((k, w, at + a) for k, w, a in lex_directive((kind, word, at))[0])
+        else:
+            yield kind, word, at
+
+
+def system_uses(source):
+    """What a header knows of the operating system: (line, what)."""
+    tokens = [('punct', '', 0)] + list(all_tokens(source)) + [('punct', '', 0)]
+    for (_, before, _), (kind, word, at), (_, after, _) in zip(tokens, tokens[1:], tokens[2:]):
+        line = source.line(at)
+        if kind == 'string' and SYSTEM_PATH.match(word):
+            yield line, word
+        if kind != 'name':
+            continue
+        if SYSTEM_NAMES.fullmatch(word) or (before == 'struct' and word in SYSTEM_STRUCTS):
+            yield line, word
+        elif word in SYSTEM_CALLS and after == '(' and before not in ('.', '->', '*'):
+            yield line, word + '()'
+    for i, line in enumerate(source.lines):
+        match = re.match(r'\s*#\s*include\s*<([^>]+)>', line)
+        if match:
+            name, allowed = match.group(1), OTHER_HEADERS.get(source.name, [])
+            if name not in allowed and not (name.endswith('.h') and name[:-2] in C_HEADERS):
+                yield i + 1, '<%s>' % name
+
+
+def rule_system(house, known):
+    for source in house.sources:
+        if source.name == SYSTEM_FILE:
+            continue
+        for line, what in system_uses(source):
+            yield source, line, '%s belongs in %s' % (what, SYSTEM_FILE)
 
 
 def rule_parse(house, known):

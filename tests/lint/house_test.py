@@ -115,6 +115,28 @@ def test_rules():
     check('comment', findings('comment', make(text), known), ['no such thing as idist__gone'])
 
 
+def test_system():
+    def found(text, name='idist_core.h'):
+        return findings('system', make(('core:a', '-', text), name=name))
+
+    check('a lock of the system', found('static pthread_mutex_t idist__a;\n'), ['pthread_mutex_t belongs in idist_os.h'])
+    check('a struct of the system', one('system', 'struct pollfd p;', 'struct idist__stat s;'), 1)
+    check('a constant of the system', one('system', 'idist__wait(x, POLLIN | IDIST__OS_WRITABLE);'), 1)
+    check('a member of the system', one('system', 'x->iov_base = 0;'), 1)
+    check('calls of the system', one('system', 'write(x, "a", 1);', 'if (fork() == 0) f(getpid());'), 3)
+    check('members with such names', one('system', 'if (t->write(x) || t.poll(x)) read = write ? open : close;'), 0)
+    check('pointers with such names', found('struct idist__a {\n    int (*read)(int fd);\n};\n'), [])
+    check('a path of the system', one('system', 'f("/proc/self/exe");', 'f("see /proc/self/exe");'), 1)
+    check('includes', found('#include <stdint.h>\n#include "idist.h"\n#include <sys/mman.h>\n#  include <poll.h>\n'),
+          ['<sys/mman.h> belongs in idist_os.h', '<poll.h> belongs in idist_os.h'])
+    check('macros', found('#define IDIST__A(x) \\\n    sched_yield()\n#ifdef __linux__\n#endif\n'),
+          ['sched_yield() belongs in idist_os.h', '__linux__ belongs in idist_os.h'])
+    check('comments may', found('// fork(), pthread_mutex_t and POLLIN\n'), [])
+    check('C is no system', one('system', 'memcpy(a, b, strlen(b));', 'if (errno == EINTR) free(a);'), 0)
+    check('in idist_os.h', found('#include <poll.h>\n', name='idist_os.h'), [])
+    check('a header of its own', (found('#include <mpi.h>\n', name='idist_mpi.h'), len(found('#include <mpi.h>\n'))), ([], 1))
+
+
 def test_space():
     before = body('int a = x;', 'first(a);', 'if (a) {', '    b();', '}', 'else {', '    c();', '    d();', '}',
                   '// about e', 'e();', 'a = f();', 'if (a) {', '    g();', '    h();', '}', 'return;')
@@ -161,7 +183,7 @@ def test_rename():
             check('rename, %s' % name, refused, not good)
 
 
-for test in (test_reader, test_graph, test_rules, test_space, test_split, test_rename):
+for test in (test_reader, test_graph, test_rules, test_system, test_space, test_split, test_rename):
     test()
 print('1..%d' % n_run)
 sys.exit(n_failed > 0)
