@@ -913,29 +913,26 @@ static ptrdiff_t idist__os_socket_read(int fd, void *buf, size_t nbytes) {
     }
 }
 
-// A piece of memory that is sent from.
+// A piece of memory that is sent from. Laid out as struct iovec, so that a send copies no list.
 typedef struct idist__os_part {
     const void *data;
     size_t nbytes;
 } idist__os_part;
 
+typedef char idist__os_part_is_iovec[sizeof(idist__os_part) == sizeof(struct iovec) &&
+                                             offsetof(idist__os_part, nbytes) ==
+                                                 offsetof(struct iovec, iov_len)
+                                         ? 1
+                                         : -1];
+
 // Writes as much of several pieces as the socket takes now. > 0: bytes; 0: it would block; -1: an
 // error. Never raises SIGPIPE.
 static ptrdiff_t idist__os_socket_write(int fd, const idist__os_part *parts, int nparts) {
-    enum { AT_ONCE = 4 }; // the caller comes again with what is left
-    struct iovec pieces[AT_ONCE];
     struct msghdr message;
-    int i;
 
-    if (nparts > AT_ONCE) nparts = AT_ONCE;
     memset(&message, 0, sizeof message);
-    message.msg_iov = pieces;
+    message.msg_iov = (struct iovec *)(uintptr_t)parts;
     message.msg_iovlen = (size_t)nparts;
-
-    for (i = 0; i < nparts; i++) {
-        pieces[i].iov_base = (void *)(uintptr_t)parts[i].data;
-        pieces[i].iov_len = parts[i].nbytes;
-    }
 
     for (;;) {
         ssize_t n = sendmsg(fd, &message, MSG_NOSIGNAL);
