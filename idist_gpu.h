@@ -24,7 +24,7 @@ CONTENTS
 
 //------------------------------------------------------------------------------
 // [gpu:types]  worlds, groups and calls, as device memory sees them
-// uses model
+// uses os:thread model
 //
 // Each of the core's structures has a `device` member that points to one of these:
 //
@@ -126,7 +126,7 @@ typedef struct idist__gpu {
     struct idist__nccl *nccl;
     bool nccl_reduces_f8;
     int device;
-    const pthread_t *thread; // the world's progress thread
+    const idist__os_thread *thread; // the world's progress thread
     int (*context_state)(int device, unsigned *flags,
                          int *active); // cuDevicePrimaryCtxGetState; NULL: not found
     idist__gpu_rank_info *rank_infos;  // of all ranks
@@ -232,20 +232,13 @@ static idist__gpu_op *idist__gpu_op_of(const idist__task *t) { return (idist__gp
 
 //------------------------------------------------------------------------------
 // [gpu:device]  CUDA errors, and whose device is the current one
-// uses library fail model core:group types
+// uses clock os:thread library fail model core:group types
 //------------------------------------------------------------------------------
 
 // Waits a little, longer from turn to turn: yields at first, later sleeps up to 1 ms.
 static void idist__gpu_nap(int *turns) {
-    struct timespec nap = {0, 50000};
-
-    if (++*turns <= 50) {
-        sched_yield();
-        return;
-    }
-
-    if (*turns > 100) nap.tv_nsec = 1000000;
-    nanosleep(&nap, NULL);
+    if (++*turns <= 50) idist__os_thread_yield();
+    else idist__os_clock_pause_ns(*turns <= 100 ? 50000 : 1000000);
 }
 
 static idist_status idist__gpu_fail(const char *what, cudaError_t error) {
@@ -302,7 +295,7 @@ static int idist__gpu_set_device(const idist__gpu *gpu) {
 // A thread that had not chosen a device keeps ours, and so does our own thread.
 static void idist__gpu_restore_device(const idist__gpu *gpu, int device) {
     if (device == gpu->device || idist__gpu_lacks_context(gpu, device)) return;
-    if (gpu->thread && pthread_equal(*gpu->thread, pthread_self())) return;
+    if (gpu->thread && idist__os_thread_equal(*gpu->thread, idist__os_thread_self())) return;
     cudaSetDevice(device);
 }
 
@@ -352,7 +345,7 @@ static void idist__gpu_home_leave(const idist__gpu_home *home) {
 
 //------------------------------------------------------------------------------
 // [gpu:pinned]  host memory that devices copy from
-// uses os:thread mem model calls:memory types device
+// uses os:thread os:memory mem model calls:memory types device
 //------------------------------------------------------------------------------
 
 // Pinning memory may wait for all work of the device: for an NCCL kernel, say, that waits for a
@@ -361,7 +354,7 @@ typedef struct idist__pinning {
     idist__pinned *memory;
     int device;
     int done; // atomic: IDIST__JOB_RUNS or IDIST__JOB_DONE
-    pthread_t thread;
+    idist__os_thread thread;
 } idist__pinning;
 
 // Memory that cannot be pinned serves all the same, only slower.
@@ -385,7 +378,7 @@ static idist__pinned *idist__pinned_make(const idist__world *w, size_t nbytes) {
     if (!p) return NULL;
     for (p->nbytes = 65536; p->nbytes < nbytes && p->nbytes < SIZE_MAX / 2;) p->nbytes *= 2;
     p->data = under->alloc ? under->alloc((idist__world *)(uintptr_t)w, p->nbytes) : NULL;
-    if (!p->data && posix_memalign(&p->data, 4096, p->nbytes) != 0) p->data = NULL;
+    if (!p->data) p->data = idist__os_memory_aligned(4096, p->nbytes);
     if (p->data) return p;
 
     idist__mem_free(&w->cfg.mem, p);
@@ -399,7 +392,7 @@ static bool idist__pinned_finish(idist__gpu *gpu) {
 
     if (!job) return true;
     if (!__atomic_load_n(&job->done, __ATOMIC_ACQUIRE)) return false;
-    pthread_join(job->thread, NULL);
+    idist__os_thread_join(job->thread);
     job->memory->next = gpu->free_pinned;
     gpu->free_pinned = job->memory;
     gpu->pinning_job = NULL;
@@ -433,7 +426,7 @@ static idist__pinned *idist__pinned_take(const idist__world *w, size_t nbytes, b
         job->device = gpu->device;
     }
 
-    if (!job || idist__os_thread(&job->thread, idist__pinned_work, job) != 0) {
+    if (!job || idist__os_thread_start(&job->thread, idist__pinned_work, job) != 0) {
         free(job);
         return p;
     }
@@ -658,7 +651,7 @@ static bool idist__gpu_op_is_premul(const idist_group *g, const idist__call *c) 
 
 //------------------------------------------------------------------------------
 // [gpu:agree]  what the members of a group tell each other
-// uses clock fail text mem kind model core:world core:call
+// uses clock mutex fail text mem kind model core:world core:call
 //------------------------------------------------------------------------------
 
 // Waits until `ready` or the deadline, while the backend watches the other ranks. The lock is held,
@@ -667,7 +660,7 @@ static bool idist__gpu_wait_until(idist__world *w, bool (*ready)(const void *arg
                                   int64_t deadline_ns) {
     while (!ready(arg)) {
         if (idist__os_clock_now_ns() > deadline_ns) return false;
-        pthread_mutex_unlock(&w->lock);
+        idist__os_mutex_unlock(&w->lock);
         idist__os_clock_pause_ms(1);
         idist__world_lock(w);
         if (w->driver == IDIST__DRIVER_NONE && !w->thread_stops) w->backend->progress(w);

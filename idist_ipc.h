@@ -452,7 +452,7 @@ static const char *const idist__ptx[] IDIST__UNUSED = {
 
 //------------------------------------------------------------------------------
 // [ipc:kernel]  loading the kernels, and launching them
-// uses clock base:type model core:world gpu:types gpu:agree ptx
+// uses clock mutex base:type model core:world gpu:types gpu:agree ptx
 //------------------------------------------------------------------------------
 
 #if IDIST__IPC_KERNELS
@@ -612,7 +612,7 @@ static cudaError_t idist__ipc_need_kernels(idist__world *w) {
     if (idist__ipc_is_loaded(gpu)) return cudaSuccess;
 
     gpu->loading = true;
-    pthread_mutex_unlock(&w->lock);
+    idist__os_mutex_unlock(&w->lock);
     error = idist__ipc_load_kernels(gpu);
     idist__world_lock(w);
     gpu->loading = false;
@@ -622,7 +622,7 @@ static cudaError_t idist__ipc_need_kernels(idist__world *w) {
 
 //------------------------------------------------------------------------------
 // [ipc:arena]  device memory that other ranks map
-// uses mem hash model core:world gpu:types
+// uses mutex process mem hash model core:world gpu:types
 //
 // Each rank of a group has an arena: IDIST__IPC_SLOTS chunks of device memory, which the other
 // members map once. Each of these calls of CUDA may wait for all work of the device, so they are
@@ -642,9 +642,7 @@ typedef struct idist__ipc_rank_info {
 // Equal for ranks of the same process only. Processes in different containers may have the same
 // number.
 static uint64_t idist__ipc_process(void) {
-    struct stat st;
-    return idist__hash_mix((uint64_t)getpid(),
-                           stat("/proc/self/ns/pid", &st) == 0 ? (uint64_t)st.st_ino : 0);
+    return idist__hash_mix((uint64_t)idist__os_process_id(), idist__os_process_space());
 }
 
 // Takes an arena of our own for the group: one of a closed group, or a new one.
@@ -658,7 +656,7 @@ static cudaError_t idist__ipc_take_arena(idist_group *g, idist__ipc_rank_info *i
     } else {
         a = (idist__ipc_arena *)idist__mem_alloc(&g->w->cfg.mem, sizeof *a);
         if (!a) return cudaErrorMemoryAllocation;
-        pthread_mutex_unlock(&g->w->lock);
+        idist__os_mutex_unlock(&g->w->lock);
         error = cudaMalloc((void **)&a->data, IDIST__IPC_SLOTS * IDIST__IPC_CHUNK);
         idist__world_lock(g->w);
         if (error == cudaSuccess) a->serial = ++gpu->arena_count;
@@ -694,7 +692,7 @@ static cudaError_t idist__ipc_map_arena(idist__world *w, int rank, const idist__
 
     a = (idist__ipc_arena *)idist__mem_alloc(&w->cfg.mem, sizeof *a);
     if (!a) return cudaErrorMemoryAllocation;
-    pthread_mutex_unlock(&w->lock);
+    idist__os_mutex_unlock(&w->lock);
     error = cudaIpcOpenMemHandle((void **)&a->data, info->handle, cudaIpcMemLazyEnablePeerAccess);
     idist__world_lock(w);
 
@@ -724,7 +722,7 @@ static cudaError_t idist__ipc_map_arenas(idist_group *g, const idist__ipc_rank_i
         if (infos[i].process != infos[g->rank].process) {
             error = idist__ipc_map_arena(g->w, g->ranks[i], &infos[i], &gg->arena[i]);
         } else if (infos[i].device != infos[g->rank].device) {
-            pthread_mutex_unlock(&g->w->lock);
+            idist__os_mutex_unlock(&g->w->lock);
             error = cudaDeviceEnablePeerAccess(infos[i].device, 0);
             idist__world_lock(g->w);
         }
@@ -756,8 +754,8 @@ static void idist__ipc_abandon_arena(idist_group *g) {
 
 //------------------------------------------------------------------------------
 // [ipc:leave]  the end of a world: giving the memory back
-// uses clock os:thread mem base:log model core:world gpu:types device gpu:agree
-// uses kernel
+// uses clock os:thread mutex mem base:log model core:world gpu:types device
+// uses gpu:agree kernel
 //
 //     idist_finalize      idist__ipc_unmap_arenas  this rank maps nothing any more; then the ranks
 //     meet groups are closed   idist__ipc_wait_unused   other threads leave world is freed
@@ -784,7 +782,7 @@ static bool idist__ipc_wait_unused(idist__world *w) {
 
     idist__ipc_set_leave_deadline(gpu);
 
-    while (pthread_mutex_trylock(&w->lock) != 0) {
+    while (!idist__os_mutex_try_lock(&w->lock)) {
         if (idist__os_clock_now_ns() > gpu->leave_deadline_ns) {
             gpu->stuck = true;
             return false;
@@ -795,7 +793,7 @@ static bool idist__ipc_wait_unused(idist__world *w) {
 
     left = idist__gpu_wait_until(w, idist__ipc_is_unused, w, gpu->leave_deadline_ns);
     if (!left) gpu->stuck = true;
-    pthread_mutex_unlock(&w->lock);
+    idist__os_mutex_unlock(&w->lock);
 
     return left;
 }
@@ -829,13 +827,13 @@ static void *idist__ipc_cleanup_run(void *arg) {
 static bool idist__ipc_cleanup_start(const idist__gpu *what) {
     idist__ipc_cleanup *job = (idist__ipc_cleanup *)calloc(1, sizeof *job);
     int64_t deadline = idist__os_clock_deadline(IDIST__GPU_ABORT_MS);
-    pthread_t thread;
+    idist__os_thread thread;
     int turns = 0;
 
     if (!job) return false;
     job->gpu = *what;
 
-    if (idist__os_thread(&thread, idist__ipc_cleanup_run, job) != 0) {
+    if (idist__os_thread_start(&thread, idist__ipc_cleanup_run, job) != 0) {
         free(job);
         return false;
     }
@@ -844,11 +842,11 @@ static bool idist__ipc_cleanup_start(const idist__gpu *what) {
         idist__gpu_nap(&turns);
 
     if (__atomic_exchange_n(&job->done, IDIST__JOB_LEFT, __ATOMIC_ACQ_REL) != IDIST__JOB_DONE) {
-        pthread_detach(thread); // it frees the job
+        idist__os_thread_detach(thread); // it frees the job
         return false;
     }
 
-    pthread_join(thread, NULL);
+    idist__os_thread_join(thread);
     free(job);
 
     return true;
@@ -901,7 +899,7 @@ static void idist__ipc_unmap_arenas(idist__world *w) {
     what.imports = gpu->imports;
     gpu->imports = NULL;
 
-    pthread_mutex_unlock(&w->lock);
+    idist__os_mutex_unlock(&w->lock);
     closed = idist__ipc_cleanup_start(&what);
     idist__world_lock(w);
     if (closed) idist__ipc_free_list(w, what.imports);
@@ -1074,8 +1072,8 @@ static bool idist__ipc_probe_free(idist__ipc_probe *probe) {
 
 //------------------------------------------------------------------------------
 // [ipc:setup]  what the members of a group set up in its first call
-// uses fail text mem base:log model core:world gpu:types gpu:agree kernel arena
-// uses probe
+// uses mutex fail text mem base:log model core:world gpu:types gpu:agree kernel
+// uses arena probe
 //
 //     own     load the kernels; take an arena, and write a pattern into it
 //     others  exchange the handles; map the arenas of the others, and read the patterns
@@ -1111,7 +1109,7 @@ static void idist__ipc_setup_own(idist_group *g, idist__ipc_setup *setup) {
     setup->mine.process = idist__ipc_process();
     setup->error = gpu->stuck || gpu->closed ? cudaErrorNotReady : idist__ipc_need_kernels(w);
     if (setup->error == cudaSuccess) setup->error = idist__ipc_take_arena(g, &setup->mine);
-    pthread_mutex_unlock(&w->lock);
+    idist__os_mutex_unlock(&w->lock);
     if (setup->error == cudaSuccess && g->size > 1)
         setup->error = idist__ipc_probe_write(g, &setup->probe);
     idist__world_lock(w);
@@ -1137,7 +1135,7 @@ static idist_status idist__ipc_setup_others(idist_group *g, idist__ipc_setup *se
     for (i = 0; i < g->size && all_have_arenas; i++) all_have_arenas = !setup->infos[i].failed;
     if (!all_have_arenas || setup->error != cudaSuccess) return status;
 
-    pthread_mutex_unlock(&w->lock);
+    idist__os_mutex_unlock(&w->lock);
     setup->error = idist__ipc_probe_read(g, &setup->probe);
     idist__world_lock(w);
 
@@ -1188,7 +1186,7 @@ static idist_status idist__ipc_prepare(idist_group *g) {
     status = idist__ipc_goes_on(g, status);
     if (status == IDIST_OK) status = idist__ipc_setup_others(g, &setup);
 
-    pthread_mutex_unlock(&w->lock);
+    idist__os_mutex_unlock(&w->lock);
     setup.stuck = !idist__ipc_probe_free(&setup.probe);
     idist__world_lock(w);
 
@@ -1489,7 +1487,7 @@ static bool idist__ipc_step(idist__task *t) {
 
 //------------------------------------------------------------------------------
 // [ipc:own]  device memory of this rank alone, for idist_train.h
-// uses fail model core:world core:call gpu:types device ptx kernel
+// uses mutex fail model core:world core:call gpu:types device ptx kernel
 //
 // Everything is enqueued on a stream of the program's.
 //------------------------------------------------------------------------------
@@ -1527,7 +1525,7 @@ static idist_status idist__own_begin(idist__own *own, const char *name, const id
         if (kernels) own->error = idist__ipc_need_kernels(g->w);
     }
 
-    pthread_mutex_unlock(&own->w->lock);
+    idist__os_mutex_unlock(&own->w->lock);
 
     return status;
 }
@@ -1536,7 +1534,7 @@ static idist_status idist__own_end(const idist__own *own, const char *name) {
     idist__gpu_leave(own->gpu, own->guard);
     idist__world_lock(own->w);
     own->gpu->user_count--;
-    pthread_mutex_unlock(&own->w->lock);
+    idist__os_mutex_unlock(&own->w->lock);
     return own->error == cudaSuccess ? IDIST_OK : idist__gpu_fail(name, own->error);
 }
 

@@ -363,7 +363,7 @@ typedef struct idist__nccl_job {
     int result;
     int done; // atomic: IDIST__JOB_*
     void *comm;
-    pthread_t thread;
+    idist__os_thread thread;
     struct idist__nccl_job *next; // in gpu->ending_jobs
     // JOB_INIT:
     int phase; // atomic: idist__nccl_phase
@@ -512,22 +512,20 @@ static bool idist__nccl_job_done(const idist__nccl_job *job) {
 // Waits for a job until the deadline and frees it. False: it has not ended, is left to itself, and
 // *result is IN_PROGRESS.
 static bool idist__nccl_job_join(idist__nccl_job *job, int64_t deadline_ns, int *result) {
-    pthread_t thread;
+    idist__os_thread thread;
 
-    while (!idist__nccl_job_done(job) && idist__os_clock_now_ns() < deadline_ns) {
-        struct timespec nap = {0, 100000};
-        nanosleep(&nap, NULL);
-    }
+    while (!idist__nccl_job_done(job) && idist__os_clock_now_ns() < deadline_ns)
+        idist__os_clock_pause_ns(100000);
 
     thread = job->thread;
     *result = IDIST__NCCL_IN_PROGRESS;
 
     if (__atomic_exchange_n(&job->done, IDIST__JOB_LEFT, __ATOMIC_ACQ_REL) != IDIST__JOB_DONE) {
-        pthread_detach(thread); // the job frees itself
+        idist__os_thread_detach(thread); // the job frees itself
         return false;
     }
 
-    pthread_join(thread, NULL);
+    idist__os_thread_join(thread);
     *result = job->result;
     free(job);
 
@@ -598,7 +596,7 @@ static idist__nccl_job *idist__nccl_job_new(const idist__nccl *nccl, idist__nccl
 
 // Frees the job if it cannot start a thread.
 static bool idist__nccl_job_start(idist__nccl_job *job) {
-    if (job && idist__os_thread(&job->thread, idist__nccl_job_run, job) == 0) return true;
+    if (job && idist__os_thread_start(&job->thread, idist__nccl_job_run, job) == 0) return true;
     if (job) idist__nccl_free_buffer(job);
     free(job);
     return false;
@@ -898,8 +896,9 @@ static void idist__nccl_check_errors(idist_group *g) {
 
 //------------------------------------------------------------------------------
 // [nccl:launch]  calls that NCCL serves
-// uses mem kind model core:world explain core:task core:group core:wait extent
-// uses core:call gpu:types device gpu:task load job issue abort
+// uses mutex cond mem kind model core:world explain core:task core:group
+// uses core:wait extent core:call gpu:types device gpu:task load job issue
+// uses abort
 //
 // NCCL gets a call at once, on the caller's stream or on the group's own. At the same time the
 // ranks meet through the host's backend, which finds calls that differ, late ranks and lost ones as
@@ -1044,7 +1043,7 @@ static int idist__nccl_wait_begun(const idist__task *first) {
         if (!comm) result = IDIST__NCCL_INTERNAL_ERROR; // it was aborted
         else if (nccl->CommGetAsyncError(comm, &result) != IDIST__NCCL_OK)
             result = IDIST__NCCL_INTERNAL_ERROR;
-        pthread_mutex_unlock(&w->lock);
+        idist__os_mutex_unlock(&w->lock);
 
         if (result == IDIST__NCCL_IN_PROGRESS) idist__gpu_nap(&turns);
         else if (result == IDIST__NCCL_OK) t = idist__gpu_op_of(t)->next_held;
@@ -1112,13 +1111,13 @@ static void idist__nccl_launch(idist__task *first) {
 
     idist__nccl_set_inside(first, 1);
     gpu->user_count++; // the end of the world waits for us
-    pthread_mutex_unlock(&w->lock);
+    idist__os_mutex_unlock(&w->lock);
     if (alone) device = idist__gpu_set_device(gpu);
     else guard = idist__gpu_enter(gpu);
     result = idist__nccl_hand_over(first, &error);
     if (alone) idist__gpu_restore_device(gpu, device);
     else idist__gpu_leave(gpu, guard);
-    pthread_mutex_lock(&w->lock);
+    idist__os_mutex_lock(&w->lock);
     gpu->user_count--;
 
     for (t = first; t; t = next) {
@@ -1140,12 +1139,12 @@ static void idist__nccl_launch(idist__task *first) {
         if (t->freed) idist__task_free(t);
     }
 
-    if (w->blocked_count) pthread_cond_broadcast(&w->changed); // whoever waits for `launching`
+    if (w->blocked_count) idist__os_cond_broadcast(&w->changed); // whoever waits for `launching`
 }
 
 //------------------------------------------------------------------------------
 // [nccl:setup]  how a group moves device memory
-// uses clock os:thread fail mem base:log model core:world core:group
+// uses clock os:thread mutex cond fail mem base:log model core:world core:group
 // uses core:thread gpu:types device gpu:agree arena ipc:setup load job issue
 // uses abort
 //------------------------------------------------------------------------------
@@ -1217,7 +1216,7 @@ static bool idist__nccl_init_wait(idist_group *g, idist__nccl_job *job, char *re
 
     while (!idist__nccl_job_done(job) && g->status == IDIST_OK && !w->thread_stops &&
            idist__os_clock_now_ns() < deadline) {
-        pthread_mutex_unlock(&w->lock);
+        idist__os_mutex_unlock(&w->lock);
         idist__os_clock_pause_ms(1);
         idist__world_lock(w);
         if (w->driver == IDIST__DRIVER_NONE) w->backend->progress(w);
@@ -1299,7 +1298,7 @@ static void idist__nccl_alloc_barrier_word(idist__world *w) {
 
     if (!gpu->nccl->version) return;
     gpu->user_count++;
-    pthread_mutex_unlock(&w->lock);
+    idist__os_mutex_unlock(&w->lock);
     if (cudaMalloc(&word, sizeof *gpu->barrier_word) != cudaSuccess) cudaGetLastError();
     idist__world_lock(w);
     gpu->user_count--;
@@ -1314,7 +1313,7 @@ static cudaError_t idist__nccl_alloc_buffer(idist_group *g, idist__nccl_job *job
     cudaError_t error = cudaSuccess;
 
     if (g->size == 1) return cudaSuccess;
-    pthread_mutex_unlock(&g->w->lock);
+    idist__os_mutex_unlock(&g->w->lock);
     error = cudaStreamCreateWithFlags(&job->stream, cudaStreamNonBlocking);
     if (error == cudaSuccess) error = cudaMallocAsync((void **)&job->buffer, nbytes, job->stream);
     idist__world_lock(g->w);
@@ -1412,7 +1411,7 @@ static idist_status idist__nccl_prepare(idist_group *g) {
     if (w->foreign_thread_count < INT32_MAX / 4 && idist__os_thread_count() > nthreads)
         w->foreign_thread_count += idist__os_thread_count() - nthreads; // NCCL's own
     if (status == IDIST_OK) w->watched = true;
-    pthread_cond_signal(&w->work); // the progress thread sleeps until it has something to watch
+    idist__os_cond_signal(&w->work); // the progress thread sleeps until it has something to watch
 
     return status;
 }
@@ -1497,7 +1496,7 @@ static idist_status idist__gpu_prepare(idist_group *g) {
     idist__gpu_of(w)->user_count--;
     gg->preparing = false;
     gg->ready = status == IDIST_OK;
-    if (w->blocked_count) pthread_cond_broadcast(&w->changed); // another thread waits for it
+    if (w->blocked_count) idist__os_cond_broadcast(&w->changed); // another thread waits for it
 
     return status;
 }
@@ -1680,9 +1679,10 @@ static idist_status idist__gpu_route(idist_group *g, const idist__call *c, const
 
 //------------------------------------------------------------------------------
 // [nccl:engine]  the device's part of a backend
-// uses clock fail text mem base:log base:type kind model core:world fingerprint
-// uses core:task core:group core:call core:message gpu:types device pinned
-// uses gpu:task stage leave ipc:call job abort launch setup route
+// uses clock os:thread mutex fail text mem base:log base:type kind model
+// uses core:world fingerprint core:task core:group core:call core:message
+// uses gpu:types device pinned gpu:task stage leave ipc:call job abort launch
+// uses setup route
 //
 // A world with a device has a backend that consists of these functions; they pass on to the host's
 // backend what concerns host memory.
@@ -2147,7 +2147,7 @@ static void idist__gpu_free(idist__world *w) {
         if (idist__os_clock_now_ns() < deadline) continue;
         idist__log_print(&w->log, IDIST_LOG_ERROR,
                          "cudaHostRegister has not returned: the device is busy");
-        pthread_detach(gpu->pinning_job->thread);
+        idist__os_thread_detach(gpu->pinning_job->thread);
         break;
     }
 
@@ -2196,14 +2196,14 @@ void *idist_nccl_comm(idist_group *group) {
     else if (g->status != IDIST_OK)
         idist__fail(g->status, "nccl_comm: the group failed earlier: %s", g->cause);
     else comm = idist__nccl_comm_of(g);
-    pthread_mutex_unlock(&g->w->lock);
+    idist__os_mutex_unlock(&g->w->lock);
 
     return comm;
 }
 
 //------------------------------------------------------------------------------
 // [nccl:join]  which device and which way, agreed by all ranks
-// uses os:env os:thread fail mem base:log parse launch:env config model
+// uses os:env os:thread mutex fail mem base:log parse launch:env config model
 // uses core:backend core:world gpu:types device gpu:agree load setup route
 // uses engine
 //------------------------------------------------------------------------------
@@ -2567,7 +2567,7 @@ static idist_status idist__gpu_wrap(idist__world *w) {
         status = IDIST_OK;
     if (!all && !w->no_device[0])
         snprintf(w->no_device, sizeof w->no_device, "the world failed before it had one");
-    pthread_mutex_unlock(&w->lock);
+    idist__os_mutex_unlock(&w->lock);
     if (status == IDIST_OK && all)
         idist__log_print(&w->log, IDIST_LOG_INFO, "device %s, device backend %s", w->device_name,
                          w->device_backend);
