@@ -139,6 +139,8 @@ static void idist__os_clock_pause_ms(int ms) { idist__os_clock_pause_ns(ms * IDI
 //------------------------------------------------------------------------------
 // [os:random]  random bytes
 // uses clock
+//
+// Elsewhere: arc4random_buf on macOS, BCryptGenRandom on Windows.
 //------------------------------------------------------------------------------
 
 // Some random bytes: how many, or -1 and errno. The system call goes by number, because glibc
@@ -209,6 +211,10 @@ static void idist__os_descriptor_close(int *fd) {
 //------------------------------------------------------------------------------
 // [os:cpu]  processors, and hints to them
 // uses -
+//
+// Windows has all of it (SetThreadAffinityMask, FlushProcessWriteBuffers). macOS binds no thread
+// and fences no other process: there the set has as many processors as the machine, and the two
+// functions that ask for more return false.
 //------------------------------------------------------------------------------
 
 enum { IDIST__CPU_WORDS = 128 };
@@ -296,6 +302,9 @@ IDIST__UNUSED static bool idist__os_cpu_fence_others(bool announce) {
 //------------------------------------------------------------------------------
 // [os:thread]  threads
 // uses -
+//
+// Elsewhere: pthreads on macOS; on Windows _beginthreadex, a handle with the id of the thread, and
+// SwitchToThread.
 //------------------------------------------------------------------------------
 
 typedef pthread_t idist__os_thread; // a thread of this process
@@ -375,6 +384,8 @@ IDIST__UNUSED static void idist__os_thread_handover(void) {
 //
 // One in static memory may begin as IDIST__OS_MUTEX_INIT, in any header: idist_end.h takes the
 // macro away, and idist_begin.h brings it back.
+//
+// Elsewhere: pthreads on macOS; SRWLOCK and CONDITION_VARIABLE on Windows.
 //------------------------------------------------------------------------------
 
 typedef pthread_mutex_t idist__os_mutex;
@@ -402,6 +413,9 @@ static inline void idist__os_mutex_unlock(idist__os_mutex *mutex) { pthread_mute
 //------------------------------------------------------------------------------
 // [os:cond]  condition variables
 // uses clock mutex
+//
+// macOS cannot choose the clock of a condition variable: there a wait takes the time that is left
+// (pthread_cond_timedwait_relative_np), as SleepConditionVariableSRW does on Windows.
 //------------------------------------------------------------------------------
 
 typedef pthread_cond_t idist__os_cond; // stays where it is in memory
@@ -443,6 +457,10 @@ static void idist__os_cond_wait(idist__os_cond *cond, idist__os_mutex *mutex, in
 //------------------------------------------------------------------------------
 // [os:memory]  pages, aligned memory, memory that processes share
 // uses -
+//
+// Elsewhere: a file without a name is shm_open and shm_unlink on macOS, and on Windows
+// CreateFileMapping, whose handle stands for the descriptor. Discarding pages may do nothing, and
+// the guard against fork may be NULL.
 //------------------------------------------------------------------------------
 
 // A number in shared memory that is read and written atomically. i386 would align it to 4 bytes, so
@@ -545,6 +563,9 @@ static void idist__os_memory_fork_guard_free(int *guard) {
 //------------------------------------------------------------------------------
 // [os:wake]  sleeping until another process changes a word
 // uses clock
+//
+// Elsewhere: os_sync_wait_on_address on macOS. Windows has the like within one process only. A port
+// may sleep for a moment instead of waiting for the word, because the callers look again.
 //------------------------------------------------------------------------------
 
 // The futex system call takes a time of its own, which is not always struct timespec: two longs on
@@ -707,8 +728,8 @@ IDIST__UNUSED static void idist__os_poll_wakeup_clear(int wakeup) {
 //
 // Every socket is non-blocking and closed on exec; a descriptor belongs to the caller. A function
 // blocks only where it takes a deadline, except for the name lookup. Failures leave the reason in
-// errno. A port to another system implements this section: on macOS a local name becomes a path in
-// a private folder, on Windows the type of a socket is not int.
+// errno. Elsewhere: on macOS a local name becomes a path in a private folder, on Windows too; there
+// a SOCKET is cast to int, as its values allow.
 //------------------------------------------------------------------------------
 
 // Where a socket is or connects to. A local address is a name in the abstract namespace, which
@@ -1380,7 +1401,7 @@ IDIST__UNUSED static void idist__os_folder_end(const idist__os_folder_walk *walk
 // fork, idist__os_process_fork fails always, and workers are started by a launcher.
 //------------------------------------------------------------------------------
 
-typedef pid_t idist__os_process;              // the id of a process; 0: none
+typedef pid_t idist__os_process;              // the id of a process, a signed integer; 0: none
 typedef struct pollfd idist__os_process_slot; // one process in idist__os_process_sleep
 
 // Signals that idist sends itself. A system without signals ends the process on the first two.
