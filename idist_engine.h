@@ -49,7 +49,7 @@ PATH OF A MESSAGE
 // and the deadline of the call decides.
 //------------------------------------------------------------------------------
 
-static bool idist__ring_has_verb(const idist__transfer_list *list, const idist__task *t) {
+static bool idist__ring_has_transfer(const idist__transfer_list *list, const idist__task *t) {
     const idist__transfer *v;
 
     for (v = list->first; v; v = v->next)
@@ -61,7 +61,7 @@ static bool idist__ring_has_verb(const idist__transfer_list *list, const idist__
 // Whether a receive has found no message yet.
 static bool idist__ring_is_unmatched(const idist__task *t) {
     const idist__ring_group *rg = idist__ring_group_of(t->group);
-    const idist__transfer *v = idist__op_of(t)->verb;
+    const idist__transfer *v = idist__op_of(t)->transfer;
     return v && (v->list == &rg->recvs || v->list == &rg->wild);
 }
 
@@ -84,7 +84,7 @@ static bool idist__deadlock_needs(const idist__link *l, const idist__task *t, in
     if (t->call.kind != IDIST__SEND && o->algorithm >= IDIST__FLAT)
         return idist__share_needs(t, group_rank);
 
-    return idist__ring_has_verb(&l->posted, t) || idist__ring_has_verb(&l->waiting, t);
+    return idist__ring_has_transfer(&l->posted, t) || idist__ring_has_transfer(&l->waiting, t);
 }
 
 // Whether what the peer waits for may still come from us.
@@ -839,14 +839,15 @@ static void idist__ring_announce(idist__task *t) {
 // group fails too; the return values say which it is.
 //------------------------------------------------------------------------------
 
-// Makes worthless what peers on this host read at the address of an announced message from now on.
+// Invalidates the addresses that this rank has announced in RTS frames: what peers on this host
+// read there from now on, they discard.
 static void idist__cancel_withdraw(const idist__ring *ring) {
     if (!ring->shm) return;
     __atomic_fetch_add(&idist__segment_doorbell(ring->shm, ring->shm->me)->withdrawn, 1u,
                        __ATOMIC_SEQ_CST);
 }
 
-// Takes the verbs of a task out of a list. Returns whether there were any.
+// Removes the transfers of a task from a list. Returns whether there were any.
 static bool idist__cancel_list(idist__ring *ring, const idist__transfer_list *list,
                                const idist__task *t) {
     idist__transfer *v, *next;
@@ -961,7 +962,7 @@ static bool idist__cancel_links(idist__ring *ring, const idist__task *t) {
 
         known |= idist__cancel_early(ring, l, t);
         known |= idist__cancel_queue(ring, l, t);
-        if (ring->shm && idist__ring_has_verb(&l->waiting, t)) idist__cancel_withdraw(ring);
+        if (ring->shm && idist__ring_has_transfer(&l->waiting, t)) idist__cancel_withdraw(ring);
         known |= idist__cancel_list(ring, &l->waiting, t);
         known |= idist__cancel_list(ring, &l->receiving, t);
         idist__cancel_list(ring, &l->posted, t);
@@ -970,10 +971,10 @@ static bool idist__cancel_links(idist__ring *ring, const idist__task *t) {
     return known;
 }
 
-// The short way for a send that waits for CTS or a receive without a message: it has one verb, and
-// thousands may be cancelled at once. False: it is not of this kind.
+// The fast path for a send that waits for CTS or a receive without a message: it has one transfer,
+// and thousands may be cancelled at once. False: it is not of this kind.
 static bool idist__cancel_waiting(idist__ring *ring, const idist__task *t) {
-    idist__transfer *v = idist__kind_is_p2p(t->call.kind) ? idist__op_of(t)->verb : NULL;
+    idist__transfer *v = idist__kind_is_p2p(t->call.kind) ? idist__op_of(t)->transfer : NULL;
 
     if (!v || !v->list) return false;
     if (t->call.kind == IDIST__RECV && !idist__ring_is_unmatched(t)) return false;
@@ -1068,7 +1069,7 @@ static int idist__missing_sender(const idist__task *t, char *text, size_t capaci
         const idist__link *l = &ring->links[g->ranks[i]];
         bool is_sender = l->in_transfer && l->in_transfer->task == t;
 
-        if (!is_sender && !idist__ring_has_verb(&l->receiving, t)) continue;
+        if (!is_sender && !idist__ring_has_transfer(&l->receiving, t)) continue;
         idist__text_append(text, capacity, "rank %d on %s, whose message has begun to arrive",
                            g->ranks[i], g->w->nodes[g->ranks[i]].hostname);
         return 1;

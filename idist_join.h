@@ -90,7 +90,8 @@ static idist_status idist__state_set(idist__join *j, const char *what, int rank,
     return idist_store_set(j->store, name, value, nbytes);
 }
 
-// Whether the store is that of a torch agent, which outlives the workers and does not know wills.
+// Whether the store is that of a torch agent, which outlives the workers and does not support last
+// wills.
 static bool idist__state_is_torch(const idist__join *j) {
     return strncmp(j->w->cfg.where, "torch:", 6) == 0;
 }

@@ -139,7 +139,7 @@ typedef struct idist__transfer {
     struct idist__transfer *next;
     struct idist__transfer **at;       // what points to it
     struct idist__transfer_list *list; // the list that holds it, if that is an idist__transfer_list
-    idist__index_node hook;            // in ring->verbs, if frames ask for it
+    idist__index_node hook;            // in ring->transfers, if frames look it up
     idist__task *task;         // NULL for control frames and for the rest of a cancelled message
     int slot;                  // of a receive in a collective; -1: none
     bool send;                 // false: a receive
@@ -233,7 +233,7 @@ typedef struct idist__ring { // the backend's part of a world
     idist_status failed_status;
     char failed_cause[400];
 
-    idist__index_bucket verbs[IDIST__BUCKETS], messages[IDIST__BUCKETS]; // see [msg:index]
+    idist__index_bucket transfers[IDIST__BUCKETS], messages[IDIST__BUCKETS]; // see [msg:index]
 } idist__ring;
 
 typedef struct idist__seen {  // what is known of a member's progress in a group
@@ -356,7 +356,7 @@ struct idist__op {
     uint16_t past;                  // digest of the calls before
     uint32_t slots_pending;         // bit k: the receive in slot k is not complete
     int nsends, nrecvs;             // not complete
-    idist__transfer *verb;          // of a send or receive of the program; NULL when it has ended
+    idist__transfer *transfer;      // of a send or receive of the program; NULL when it has ended
 
     // What the collective works on. Sends and receives of the program end here: the rest of the
     // struct is not cleared for them.
@@ -552,7 +552,7 @@ static void idist__transfer_append(idist__transfer_list *list, idist__transfer *
 static void idist__transfer_put(idist__ring *ring, idist__transfer_list *list, idist__transfer *v,
                                 uint64_t key) {
     idist__transfer_append(list, v);
-    idist__index_insert(&v->hook, ring->verbs, key);
+    idist__index_insert(&v->hook, ring->transfers, key);
 }
 
 // Takes it out of its list and of the index.
@@ -567,7 +567,7 @@ static void idist__transfer_take(idist__transfer *v) {
 // The transfer with this number, among those that wait for CTS, PULLED or DATA.
 static idist__transfer *idist__transfer_find(idist__ring *ring, const idist__transfer_list *list,
                                              uint64_t id) {
-    idist__index_node *hook = ring->verbs[idist__index_id_key(id) % IDIST__BUCKETS].first;
+    idist__index_node *hook = ring->transfers[idist__index_id_key(id) % IDIST__BUCKETS].first;
 
     for (; hook; hook = hook->next) {
         idist__transfer *v = idist__index_transfer(hook);
@@ -579,7 +579,7 @@ static idist__transfer *idist__transfer_find(idist__ring *ring, const idist__tra
 
 static void idist__transfer_free(idist__ring *ring, idist__transfer *v) {
     idist__mem_free(&ring->w->cfg.mem, v->owned);
-    if (v->task && idist__kind_is_p2p(v->task->call.kind)) idist__op_of(v->task)->verb = NULL;
+    if (v->task && idist__kind_is_p2p(v->task->call.kind)) idist__op_of(v->task)->transfer = NULL;
     v->next = ring->idle;
     ring->idle = v;
 }
@@ -775,7 +775,8 @@ static void idist__link_control(idist__ring *ring, idist__link *l, const idist__
     idist__link_flush(ring, l);
 }
 
-// Eager bytes have left our memory. The sender is told when half of its window has come together.
+// Eager bytes have been consumed. The sender gets them back as credit once they amount to half of
+// its window.
 static void idist__link_consumed(idist__ring *ring, idist__link *l, size_t nbytes) {
     idist__frame f;
 
@@ -889,7 +890,8 @@ static bool idist__ring_has_closed(const idist__ring *ring, uint64_t ctx) {
     return false;
 }
 
-// A message that begins with this frame, with room for `payload` bytes. NULL: out of memory.
+// Allocates a message that begins with this frame, with a buffer of `payload` bytes. NULL: out of
+// memory.
 static idist__message *idist__message_new(idist__ring *ring, idist__link *l, const idist__frame *f,
                                           size_t payload) {
     idist__message *m = (idist__message *)idist__mem_raw(&ring->w->cfg.mem, sizeof *m + payload);
@@ -1094,7 +1096,8 @@ static idist__transfer *idist__match_oldest(idist__ring *ring, idist_group *g, i
     idist__transfer *wild = rg->wild.first, *exact = NULL;
     idist__index_node *hook = NULL;
 
-    if (rg->recvs.first) hook = ring->verbs[idist__index_frame_key(peer, f) % IDIST__BUCKETS].first;
+    if (rg->recvs.first)
+        hook = ring->transfers[idist__index_frame_key(peer, f) % IDIST__BUCKETS].first;
 
     for (; hook && !exact; hook = hook->next) {
         idist__transfer *v = idist__index_transfer(hook);
@@ -1131,7 +1134,8 @@ static idist__transfer *idist__match_recv(idist__ring *ring, idist_group *g, int
 // Takes the receive of a collective that gets this frame out of its list.
 static idist__transfer *idist__match_posted(idist__ring *ring, const idist__link *l, int peer,
                                             const idist__frame *f) {
-    idist__index_node *hook = ring->verbs[idist__index_frame_key(peer, f) % IDIST__BUCKETS].first;
+    idist__index_node *hook =
+        ring->transfers[idist__index_frame_key(peer, f) % IDIST__BUCKETS].first;
 
     for (; hook; hook = hook->next) {
         idist__transfer *v = idist__index_transfer(hook);
@@ -1195,7 +1199,7 @@ static void idist__send_post(idist__task *t, int world_rank, uint32_t tag, const
 
     if (fingerprint->kind == IDIST__SEND) {
         l->p2p_sent++;
-        idist__op_of(t)->verb = v;
+        idist__op_of(t)->transfer = v;
     }
 
     if (idist__link_is_eager(l, nbytes) && l->window >= nbytes + IDIST__FRAME_BYTES) {
@@ -1476,7 +1480,7 @@ static void idist__recv_start(idist__task *t) {
     v->task = t;
     v->data = (char *)t->call.recv;
     v->nbytes = t->call.count * idist_dtype_size(t->call.dtype);
-    idist__op_of(t)->verb = v;
+    idist__op_of(t)->transfer = v;
     idist__recv_post(ring, t, v);
 
     for (i = 0; i < t->group->size; i++) {

@@ -91,9 +91,9 @@ IDIST_API const idist_backend_api *idist_ring_backend(void);
 // written. Where closing a connection with unread bytes in it could destroy what the peer has not
 // read yet (TCP), it waits for the peer's BYE too.
 //
-// After a failure: a rank only lets its last words (ABORT) go out. Then it says that nothing more
-// comes, and drops what still arrives until the peers end as well, or for a moment; closing at once
-// could take those words with it.
+// After a failure: a rank writes the ABORT frames that are queued and shuts down its side of each
+// connection. Then it discards what still arrives until the peers have closed theirs, or for up to
+// IDIST__CLOSE_FAILED_MS. Closing at once could destroy an ABORT that a peer has not read yet.
 //------------------------------------------------------------------------------
 
 enum { IDIST__CLOSE_CLEAN_MS = 5000, IDIST__CLOSE_FAILED_MS = 200 };

@@ -1154,7 +1154,7 @@ static bool idist__split_is_direct(const idist__task *t) {
 }
 
 // Reduces our block of all contributions into the results of all ranks. Checks before each piece
-// that nobody has left, because a rank that has left wants nothing written any more.
+// that all ranks are still in the call, because a rank that has left it may reuse its buffer.
 static bool idist__split_sum_direct(idist__task *t) {
     idist__op *o = idist__op_of(t);
     idist__share *share = idist__region_share(t);
