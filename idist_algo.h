@@ -93,44 +93,53 @@ enum {
 //------------------------------------------------------------------------------
 
 static char *idist__stream_slot(const idist__op *o, size_t index) {
-    return o->slots + (index % IDIST__SLOTS) * o->chunk * o->size;
+    const idist__stream_op *stream = &o->u.stream;
+    return stream->slots + (index % IDIST__SLOTS) * stream->chunk_count * o->size;
 }
 
 static void idist__stream_run(idist__task *t) {
     idist__op *o = idist__op_of(t);
+    idist__stream_op *stream = &o->u.stream;
 
     for (;;) {
-        while (o->posted < o->nrecv && o->posted < o->taken + IDIST__SLOTS) {
-            size_t index = o->posted++;
-            idist__item item = o->recv_at(t, index);
+        while (stream->posted < stream->recv_total &&
+               stream->posted < stream->taken + IDIST__SLOTS) {
+            size_t index = stream->posted++;
+            idist__item item = stream->recv_at(t, index);
             char *data = item.data;
 
-            if (!data && o->slots) data = idist__stream_slot(o, index);
+            if (!data && stream->slots) data = idist__stream_slot(o, index);
             idist__recv_step(t, (int)(index % IDIST__SLOTS), item.peer, (uint32_t)index, data,
                              item.nbytes);
         }
 
-        while (o->sent < o->nsend && (o->sent < o->head || o->sent - o->head < o->taken) &&
-               o->nsends < IDIST__SLOTS) {
-            size_t index = o->sent++;
-            idist__item item = o->send_at(t, index);
+        while (stream->sent < stream->send_total &&
+               (stream->sent < stream->head || stream->sent - stream->head < stream->taken) &&
+               o->sends_pending < IDIST__SLOTS) {
+            size_t index = stream->sent++;
+            idist__item item = stream->send_at(t, index);
             idist__send_step(t, item.peer, (uint32_t)index, item.data, item.nbytes);
         }
 
-        if (o->taken == o->posted || (o->slots_pending & (1u << (o->taken % IDIST__SLOTS)))) break;
-        if (o->take) o->take(t, o->taken);
-        o->taken++;
+        if (stream->taken == stream->posted ||
+            (o->slots_pending & (1u << (stream->taken % IDIST__SLOTS))))
+            break;
+        if (stream->take) stream->take(t, stream->taken);
+        stream->taken++;
     }
 
-    if (o->taken == o->nrecv && o->sent == o->nsend && !o->nsends) idist__op_done(t);
+    if (stream->taken == stream->recv_total && stream->sent == stream->send_total &&
+        !o->sends_pending)
+        idist__op_done(t);
 }
 
 // Chunk `index` of a block of `count` elements. Chunks beyond the end of the block are empty.
 static idist__item idist__stream_chunk(const idist__op *o, char *block, size_t count, size_t index,
                                        int peer) {
+    const idist__stream_op *stream = &o->u.stream;
     idist__item item;
-    size_t first = index * o->chunk < count ? index * o->chunk : count;
-    size_t chunk_count = count - first < o->chunk ? count - first : o->chunk;
+    size_t first = index * stream->chunk_count < count ? index * stream->chunk_count : count;
+    size_t chunk_count = count - first < stream->chunk_count ? count - first : stream->chunk_count;
 
     item.peer = peer;
     item.data = block ? block + first * o->size : NULL;
@@ -141,21 +150,27 @@ static idist__item idist__stream_chunk(const idist__op *o, char *block, size_t c
 
 // Cuts blocks of at most `count` elements into chunks.
 static void idist__stream_cut(idist__op *o, size_t count) {
-    o->chunk = IDIST__CHUNK_BYTES / (o->size ? o->size : 1); // an element has 1 to 8 bytes
-    o->chunks = count ? (count - 1) / o->chunk + 1 : 1; // NOLINT(clang-analyzer-core.DivideZero)
-    if (o->chunks == 1) o->chunk = count ? count : 1;
+    idist__stream_op *stream = &o->u.stream;
+    size_t chunk_count = IDIST__CHUNK_BYTES / (o->size ? o->size : 1); // it has 1 to 8 bytes
+
+    stream->chunk_count = chunk_count;
+    stream->block_chunks = 1;
+    if (count) stream->block_chunks = (count - 1) / chunk_count + 1;
+    if (stream->block_chunks == 1) stream->chunk_count = count ? count : 1;
 }
 
 static void idist__stream_begin(idist__op *o, size_t recv_count, size_t send_count, size_t head,
                                 idist__item (*recv_at)(idist__task *, size_t),
                                 idist__item (*send_at)(idist__task *, size_t),
                                 void (*take)(idist__task *, size_t)) {
-    o->nrecv = recv_count;
-    o->nsend = send_count;
-    o->head = head;
-    o->recv_at = recv_at;
-    o->send_at = send_at;
-    o->take = take;
+    idist__stream_op *stream = &o->u.stream;
+
+    stream->recv_total = recv_count;
+    stream->send_total = send_count;
+    stream->head = head;
+    stream->recv_at = recv_at;
+    stream->send_at = send_at;
+    stream->take = take;
     o->run = idist__stream_run;
 }
 
@@ -199,17 +214,17 @@ static void idist__stream_begin(idist__op *o, size_t recv_count, size_t send_cou
 
 // The block that item `index` belongs to, `back` ranks further left.
 static int idist__ring_block(const idist__op *o, size_t index, int back) {
-    return idist__block_wrap(o->r - (int)(index / o->chunks) - back, o->n);
+    return idist__block_wrap(o->rank - (int)(index / o->u.stream.block_chunks) - back, o->n);
 }
 
-static int idist__ring_left(const idist__op *o) { return idist__block_wrap(o->r - 1, o->n); }
+static int idist__ring_left(const idist__op *o) { return idist__block_wrap(o->rank - 1, o->n); }
 
-static int idist__ring_right(const idist__op *o) { return idist__block_wrap(o->r + 1, o->n); }
+static int idist__ring_right(const idist__op *o) { return idist__block_wrap(o->rank + 1, o->n); }
 
 // ---- all_reduce ----
 
 static bool idist__ring_in_first_lap(const idist__op *o, size_t index) {
-    return index < (size_t)(o->n - 1) * o->chunks;
+    return index < (size_t)(o->n - 1) * o->u.stream.block_chunks;
 }
 
 // The chunk of item `index` in a block of a buffer; no address when there is no buffer.
@@ -219,7 +234,7 @@ static idist__item idist__ring_all_reduce_item(const idist__op *o, const char *b
     char *data = buffer ? (char *)(uintptr_t)buffer + at : NULL;
 
     return idist__stream_chunk(o, data, idist__block_count(o->count, o->n, block),
-                               index % o->chunks, peer);
+                               index % o->u.stream.block_chunks, peer);
 }
 
 static idist__item idist__ring_all_reduce_recv(idist__task *t, size_t index) {
@@ -231,7 +246,7 @@ static idist__item idist__ring_all_reduce_recv(idist__task *t, size_t index) {
 
 static idist__item idist__ring_all_reduce_send(idist__task *t, size_t index) {
     const idist__op *o = idist__op_of(t);
-    const char *from = index < o->chunks ? o->in : o->out;
+    const char *from = index < o->u.stream.block_chunks ? o->in : o->out;
     return idist__ring_all_reduce_item(o, from, index, idist__ring_block(o, index, 0),
                                        idist__ring_right(o));
 }
@@ -250,34 +265,39 @@ static void idist__ring_all_reduce_take(idist__task *t, size_t index) {
 
 static void idist__ring_all_reduce(idist__task *t) {
     idist__op *o = idist__op_of(t);
+    idist__stream_op *stream = &o->u.stream;
     size_t steps = 2 * (size_t)(o->n - 1);
 
     idist__stream_cut(o, idist__block_count(o->count, o->n, 0));
-    idist__stream_begin(o, steps * o->chunks, steps * o->chunks, o->chunks,
-                        idist__ring_all_reduce_recv, idist__ring_all_reduce_send,
-                        idist__ring_all_reduce_take);
+    idist__stream_begin(o, steps * stream->block_chunks, steps * stream->block_chunks,
+                        stream->block_chunks, idist__ring_all_reduce_recv,
+                        idist__ring_all_reduce_send, idist__ring_all_reduce_take);
 }
 
 // ---- reduce_scatter ----
 
 static idist__item idist__ring_reduce_scatter_recv(idist__task *t, size_t index) {
     const idist__op *o = idist__op_of(t);
-    return idist__stream_chunk(o, NULL, o->count, index % o->chunks, idist__ring_left(o));
+    return idist__stream_chunk(o, NULL, o->count, index % o->u.stream.block_chunks,
+                               idist__ring_left(o));
 }
 
 static idist__item idist__ring_reduce_scatter_send(idist__task *t, size_t index) {
     const idist__op *o = idist__op_of(t);
-    const char *from = index < o->chunks ? o->in : o->work;
+    const idist__stream_op *stream = &o->u.stream;
+    const char *from = index < stream->block_chunks ? o->in : o->work;
     size_t at = (size_t)idist__ring_block(o, index, 1) * o->nbytes;
-    return idist__stream_chunk(o, (char *)(uintptr_t)from + at, o->count, index % o->chunks,
-                               idist__ring_right(o));
+
+    return idist__stream_chunk(o, (char *)(uintptr_t)from + at, o->count,
+                               index % stream->block_chunks, idist__ring_right(o));
 }
 
 static void idist__ring_reduce_scatter_take(idist__task *t, size_t index) {
     const idist__op *o = idist__op_of(t);
-    size_t chunk = index % o->chunks;
+    const idist__stream_op *stream = &o->u.stream;
+    size_t chunk = index % stream->block_chunks;
     size_t at = (size_t)idist__ring_block(o, index, 2) * o->nbytes;
-    bool last_step = index >= (size_t)(o->n - 2) * o->chunks;
+    bool last_step = index >= (size_t)(o->n - 2) * stream->block_chunks;
     idist__item own, sum;
 
     own = idist__stream_chunk(o, (char *)(uintptr_t)o->in + at, o->count, chunk, 0);
@@ -288,11 +308,12 @@ static void idist__ring_reduce_scatter_take(idist__task *t, size_t index) {
 
 static void idist__ring_reduce_scatter(idist__task *t) {
     idist__op *o = idist__op_of(t);
+    idist__stream_op *stream = &o->u.stream;
     size_t items;
 
     idist__stream_cut(o, o->count);
-    items = (size_t)(o->n - 1) * o->chunks;
-    idist__stream_begin(o, items, items, o->chunks, idist__ring_reduce_scatter_recv,
+    items = (size_t)(o->n - 1) * stream->block_chunks;
+    idist__stream_begin(o, items, items, stream->block_chunks, idist__ring_reduce_scatter_recv,
                         idist__ring_reduce_scatter_send, idist__ring_reduce_scatter_take);
 }
 
@@ -309,7 +330,7 @@ static idist__item idist__ring_all_gather_item(const idist__task *t, size_t inde
     const idist__op *o = idist__op_of(t);
     size_t count = t->call.recvcounts ? t->call.recvcounts[block] : o->count;
     char *data = o->out + idist__ring_all_gather_at(t, block) * o->size;
-    return idist__stream_chunk(o, data, count, index % o->chunks, peer);
+    return idist__stream_chunk(o, data, count, index % o->u.stream.block_chunks, peer);
 }
 
 static idist__item idist__ring_all_gather_recv(idist__task *t, size_t index) {
@@ -326,6 +347,7 @@ static idist__item idist__ring_all_gather_send(idist__task *t, size_t index) {
 
 static void idist__ring_all_gather(idist__task *t) {
     idist__op *o = idist__op_of(t);
+    idist__stream_op *stream = &o->u.stream;
     const size_t *counts = t->call.recvcounts;
     size_t largest = o->count;
     size_t items;
@@ -334,10 +356,10 @@ static void idist__ring_all_gather(idist__task *t) {
     for (i = 0; counts && i < o->n; i++)
         if (counts[i] > largest) largest = counts[i];
 
-    idist__block_copy(o->out + idist__ring_all_gather_at(t, o->r) * o->size, o->in, o->nbytes);
+    idist__block_copy(o->out + idist__ring_all_gather_at(t, o->rank) * o->size, o->in, o->nbytes);
     idist__stream_cut(o, largest);
-    items = (size_t)(o->n - 1) * o->chunks;
-    idist__stream_begin(o, items, items, o->chunks, idist__ring_all_gather_recv,
+    items = (size_t)(o->n - 1) * stream->block_chunks;
+    idist__stream_begin(o, items, items, stream->block_chunks, idist__ring_all_gather_recv,
                         idist__ring_all_gather_send, NULL);
 }
 
@@ -363,46 +385,54 @@ static void idist__ring_all_gather(idist__task *t) {
 // A binomial tree sends B bytes log n times in sequence; it is faster while B is small.
 //------------------------------------------------------------------------------
 
+static int idist__chain_relative_rank(const idist__op *o) { // v
+    return idist__block_wrap(o->rank - o->root, o->n);
+}
+
 // ---- broadcast ----
 
 static idist__item idist__chain_broadcast_recv(idist__task *t, size_t index) {
     const idist__op *o = idist__op_of(t);
-    return idist__stream_chunk(o, o->out, o->count, index, idist__block_wrap(o->r - 1, o->n));
+    return idist__stream_chunk(o, o->out, o->count, index, idist__block_wrap(o->rank - 1, o->n));
 }
 
 static idist__item idist__chain_broadcast_send(idist__task *t, size_t index) {
     const idist__op *o = idist__op_of(t);
-    return idist__stream_chunk(o, o->out, o->count, index, idist__block_wrap(o->r + 1, o->n));
+    return idist__stream_chunk(o, o->out, o->count, index, idist__block_wrap(o->rank + 1, o->n));
 }
 
 static void idist__chain_broadcast(idist__task *t) {
     idist__op *o = idist__op_of(t);
-    bool first = o->v == 0;
-    bool last = o->v == o->n - 1;
+    idist__stream_op *stream = &o->u.stream;
+    int v = idist__chain_relative_rank(o);
+    bool first = v == 0;
+    bool last = v == o->n - 1;
 
     idist__stream_cut(o, o->count);
-    idist__stream_begin(o, first ? 0 : o->chunks, last ? 0 : o->chunks, first ? o->chunks : 0,
-                        idist__chain_broadcast_recv, idist__chain_broadcast_send, NULL);
+    idist__stream_begin(o, first ? 0 : stream->block_chunks, last ? 0 : stream->block_chunks,
+                        first ? stream->block_chunks : 0, idist__chain_broadcast_recv,
+                        idist__chain_broadcast_send, NULL);
 }
 
 // ---- reduce ----
 
 static idist__item idist__chain_reduce_recv(idist__task *t, size_t index) {
     const idist__op *o = idist__op_of(t);
-    return idist__stream_chunk(o, NULL, o->count, index, idist__block_wrap(o->r + 1, o->n));
+    return idist__stream_chunk(o, NULL, o->count, index, idist__block_wrap(o->rank + 1, o->n));
 }
 
 static idist__item idist__chain_reduce_send(idist__task *t, size_t index) {
     const idist__op *o = idist__op_of(t);
-    const char *from = o->v == o->n - 1 ? o->in : o->work;
+    const char *from = idist__chain_relative_rank(o) == o->n - 1 ? o->in : o->work;
     return idist__stream_chunk(o, (char *)(uintptr_t)from, o->count, index,
-                               idist__block_wrap(o->r - 1, o->n));
+                               idist__block_wrap(o->rank - 1, o->n));
 }
 
 static void idist__chain_reduce_take(idist__task *t, size_t index) {
     const idist__op *o = idist__op_of(t);
     idist__item own = idist__stream_chunk(o, (char *)(uintptr_t)o->in, o->count, index, 0);
-    idist__item sum = idist__stream_chunk(o, o->v ? o->work : o->out, o->count, index, 0);
+    char *to = o->rank == o->root ? o->out : o->work;
+    idist__item sum = idist__stream_chunk(o, to, o->count, index, 0);
 
     idist__op_reduce(o, sum.data, own.data, idist__stream_slot(o, index), own.nbytes / o->size,
                      t->call.dtype);
@@ -410,13 +440,15 @@ static void idist__chain_reduce_take(idist__task *t, size_t index) {
 
 static void idist__chain_reduce(idist__task *t) {
     idist__op *o = idist__op_of(t);
-    bool first = o->v == o->n - 1;
-    bool last = o->v == 0;
+    idist__stream_op *stream = &o->u.stream;
+    int v = idist__chain_relative_rank(o);
+    bool first = v == o->n - 1;
+    bool last = v == 0;
 
     idist__stream_cut(o, o->count);
-    idist__stream_begin(o, first ? 0 : o->chunks, last ? 0 : o->chunks, first ? o->chunks : 0,
-                        idist__chain_reduce_recv, idist__chain_reduce_send,
-                        idist__chain_reduce_take);
+    idist__stream_begin(o, first ? 0 : stream->block_chunks, last ? 0 : stream->block_chunks,
+                        first ? stream->block_chunks : 0, idist__chain_reduce_recv,
+                        idist__chain_reduce_send, idist__chain_reduce_take);
 }
 
 // ---- scan, exscan ----
@@ -426,15 +458,15 @@ static void idist__chain_reduce(idist__task *t) {
 
 static idist__item idist__chain_scan_recv(idist__task *t, size_t index) {
     const idist__op *o = idist__op_of(t);
-    return idist__stream_chunk(o, NULL, o->count, index, o->r - 1);
+    return idist__stream_chunk(o, NULL, o->count, index, o->rank - 1);
 }
 
 static idist__item idist__chain_scan_send(idist__task *t, size_t index) {
     const idist__op *o = idist__op_of(t);
     const char *from = t->call.kind == IDIST__SCAN ? o->out : o->work;
 
-    if (o->r == 0) from = o->in;
-    return idist__stream_chunk(o, (char *)(uintptr_t)from, o->count, index, o->r + 1);
+    if (o->rank == 0) from = o->in;
+    return idist__stream_chunk(o, (char *)(uintptr_t)from, o->count, index, o->rank + 1);
 }
 
 static void idist__chain_scan_take(idist__task *t, size_t index) {
@@ -449,7 +481,7 @@ static void idist__chain_scan_take(idist__task *t, size_t index) {
         return;
     }
 
-    if (o->r < o->n - 1) {
+    if (o->rank < o->n - 1) {
         idist__item sum = idist__stream_chunk(o, o->work, o->count, index, 0);
         idist__op_reduce(o, sum.data, received, own.data, count, t->call.dtype);
     }
@@ -459,18 +491,20 @@ static void idist__chain_scan_take(idist__task *t, size_t index) {
 
 static void idist__chain_scan(idist__task *t) {
     idist__op *o = idist__op_of(t);
-    bool first = o->r == 0;
-    bool last = o->r == o->n - 1;
+    idist__stream_op *stream = &o->u.stream;
+    bool first = o->rank == 0;
+    bool last = o->rank == o->n - 1;
 
     if (first && t->call.kind == IDIST__SCAN) idist__block_copy(o->out, o->in, o->nbytes);
     idist__stream_cut(o, o->count);
-    idist__stream_begin(o, first ? 0 : o->chunks, last ? 0 : o->chunks, first ? o->chunks : 0,
-                        idist__chain_scan_recv, idist__chain_scan_send, idist__chain_scan_take);
+    idist__stream_begin(o, first ? 0 : stream->block_chunks, last ? 0 : stream->block_chunks,
+                        first ? stream->block_chunks : 0, idist__chain_scan_recv,
+                        idist__chain_scan_send, idist__chain_scan_take);
 }
 
 //------------------------------------------------------------------------------
 // [algo:direct]  one message per pair of ranks: gather, scatter, all_to_all, v-forms
-// uses kind model block extent msg:op send recv stream
+// uses kind model block extent msg:op send recv
 //
 // Every pair of ranks that has something to exchange does so in one message. In step s a rank sends
 // to rank + 1 + s and receives from rank - 1 - s, so that no rank is everybody's first target:
@@ -517,8 +551,8 @@ static idist__item idist__direct_item(const idist__task *t, int peer, bool recei
 // The peer at this distance; for a rank other than the root of a gather or scatter, the root.
 static int idist__direct_peer(const idist__task *t, int distance) {
     const idist__op *o = idist__op_of(t);
-    if (idist__kind_has_root(t->call.kind) && o->r != o->root) return o->root;
-    return idist__block_wrap(o->r + distance, o->n);
+    if (idist__kind_has_root(t->call.kind) && o->rank != o->root) return o->root;
+    return idist__block_wrap(o->rank + distance, o->n);
 }
 
 static idist__item idist__direct_recv(idist__task *t, size_t index) {
@@ -532,31 +566,35 @@ static idist__item idist__direct_send(idist__task *t, size_t index) {
 // Like idist__stream_run, but no send waits for a receive.
 static void idist__direct_run(idist__task *t) {
     idist__op *o = idist__op_of(t);
+    idist__direct_op *state = &o->u.direct;
 
     for (;;) {
-        while (o->posted < o->nrecv && o->nrecvs < IDIST__SLOTS) {
-            idist__item item = o->recv_at(t, o->posted++);
-            idist__recv_step(t, -1, item.peer, (uint32_t)idist__block_wrap(o->r - item.peer, o->n),
-                             item.data, item.nbytes);
+        while (state->posted < state->recv_total && o->recvs_pending < IDIST__SLOTS) {
+            idist__item item = idist__direct_recv(t, state->posted++);
+            idist__recv_step(t, -1, item.peer,
+                             (uint32_t)idist__block_wrap(o->rank - item.peer, o->n), item.data,
+                             item.nbytes);
         }
 
-        if (o->sent == o->nsend || o->nsends >= IDIST__SLOTS) break;
+        if (state->sent == state->send_total || o->sends_pending >= IDIST__SLOTS) break;
 
         {
-            idist__item item = o->send_at(t, o->sent++);
-            idist__send_step(t, item.peer, (uint32_t)idist__block_wrap(item.peer - o->r, o->n),
+            idist__item item = idist__direct_send(t, state->sent++);
+            idist__send_step(t, item.peer, (uint32_t)idist__block_wrap(item.peer - o->rank, o->n),
                              item.data, item.nbytes);
         }
     }
 
-    if (o->posted == o->nrecv && !o->nrecvs && o->sent == o->nsend && !o->nsends) idist__op_done(t);
+    if (state->posted == state->recv_total && !o->recvs_pending &&
+        state->sent == state->send_total && !o->sends_pending)
+        idist__op_done(t);
 }
 
 static void idist__direct_begin(idist__task *t) {
     idist__op *o = idist__op_of(t);
     idist__kind kind = t->call.kind;
     bool scatters = kind == IDIST__SCATTER || kind == IDIST__SCATTERV;
-    bool is_root = o->r == o->root;
+    bool is_root = o->rank == o->root;
     size_t recv_count = (size_t)(o->n - 1);
     size_t send_count = (size_t)(o->n - 1);
 
@@ -568,12 +606,13 @@ static void idist__direct_begin(idist__task *t) {
     }
 
     if (!idist__kind_has_root(kind) || is_root) { // our own part
-        idist__item from = idist__direct_item(t, o->r, false);
-        idist__item to = idist__direct_item(t, o->r, true);
+        idist__item from = idist__direct_item(t, o->rank, false);
+        idist__item to = idist__direct_item(t, o->rank, true);
         idist__block_copy(to.data, from.data, to.nbytes);
     }
 
-    idist__stream_begin(o, recv_count, send_count, 0, idist__direct_recv, idist__direct_send, NULL);
+    o->u.direct.recv_total = recv_count;
+    o->u.direct.send_total = send_count;
     o->run = idist__direct_run;
 }
 
@@ -603,30 +642,33 @@ static void idist__direct_all_to_all(idist__task *t) {
 //   latency               log n, for any n
 //
 // From here on algorithms are written as straight code between CO_BEGIN and CO_END; see [msg:op].
-// State that must survive an AWAIT lives in idist__op. o->mask is 2^k.
+// State that must survive an AWAIT lives in idist__op; for a barrier that is 2^k.
 //------------------------------------------------------------------------------
 
 static void idist__dissemination_barrier(idist__task *t) {
     idist__op *o = idist__op_of(t);
+    idist__dissemination_op *state = &o->u.dissemination;
     int n = o->n;
-    int rank = o->r;
+    int rank = o->rank;
 
     IDIST__CO_BEGIN(o)
 
-    for (o->mask = 1; o->mask < n; o->mask *= 2) {
-        idist__recv_step(t, 0, idist__block_wrap(rank - o->mask, n), (uint32_t)o->mask, NULL, 0);
-        idist__send_step(t, idist__block_wrap(rank + o->mask, n), (uint32_t)o->mask, NULL, 0);
+    for (state->distance = 1; state->distance < n; state->distance *= 2) {
+        idist__recv_step(t, 0, idist__block_wrap(rank - state->distance, n),
+                         (uint32_t)state->distance, NULL, 0);
+        idist__send_step(t, idist__block_wrap(rank + state->distance, n), (uint32_t)state->distance,
+                         NULL, 0);
         IDIST__CO_AWAIT(o, !o->slots_pending);
     }
 
-    IDIST__CO_AWAIT(o, !o->nsends);
+    IDIST__CO_AWAIT(o, !o->sends_pending);
     idist__op_done(t);
     IDIST__CO_END(o)
 }
 
 //------------------------------------------------------------------------------
 // [algo:tree]  broadcast, reduce, gather and scatter of small messages
-// uses model block msg:op send recv
+// uses kind model block msg:op send recv
 //
 // A binomial tree over v, the rank counted from the root. The parent of v is v without its lowest
 // set bit; its children are v plus each power of two below that bit:
@@ -647,68 +689,92 @@ static void idist__dissemination_barrier(idist__task *t) {
 // the same trees in the other direction.
 //------------------------------------------------------------------------------
 
+// Our v. A reduction with an operation that does not commute uses a tree on rank 0, so that it
+// keeps the order of the ranks.
+static int idist__tree_relative_rank(const idist__task *t) {
+    const idist__op *o = idist__op_of(t);
+    bool commutes = !o->user || o->user->commutative;
+    bool from_root = t->call.kind != IDIST__REDUCE || commutes;
+
+    return from_root ? idist__block_wrap(o->rank - o->root, o->n) : o->rank;
+}
+
+// The distance from v to its parent: its lowest set bit. Of the root: a power of two that is not
+// below n.
+static int idist__tree_distance(int v, int n) {
+    int distance;
+    for (distance = 1; distance < n && !(v & distance); distance *= 2) continue;
+    return distance;
+}
+
 // The number of ranks in the subtree of v, v included.
 static int idist__tree_size(int v, int n) {
-    int mask;
-    for (mask = 1; mask < n && !(v & mask); mask *= 2) continue;
-    return v + mask < n ? mask : n - v;
+    int distance = idist__tree_distance(v, n);
+    return v + distance < n ? distance : n - v;
 }
 
 static void idist__tree_broadcast(idist__task *t) {
     idist__op *o = idist__op_of(t);
+    idist__tree_op *state = &o->u.tree;
     int n = o->n;
-    int v = o->v;
+    int v = idist__tree_relative_rank(t);
 
     IDIST__CO_BEGIN(o)
-    for (o->mask = 1; o->mask < n && !(v & o->mask); o->mask *= 2) continue;
+    state->distance = idist__tree_distance(v, n);
 
     if (v) {
-        idist__recv_step(t, 0, idist__block_wrap(v - o->mask + o->root, n), 0, o->out, o->nbytes);
+        idist__recv_step(t, 0, idist__block_wrap(v - state->distance + o->root, n), 0, o->out,
+                         o->nbytes);
         IDIST__CO_AWAIT(o, !o->slots_pending);
     }
 
-    for (o->mask /= 2; o->mask; o->mask /= 2)
-        if (v + o->mask < n)
-            idist__send_step(t, idist__block_wrap(v + o->mask + o->root, n), 0, o->out, o->nbytes);
+    for (state->distance /= 2; state->distance; state->distance /= 2)
+        if (v + state->distance < n)
+            idist__send_step(t, idist__block_wrap(v + state->distance + o->root, n), 0, o->out,
+                             o->nbytes);
 
-    IDIST__CO_AWAIT(o, !o->nsends);
+    IDIST__CO_AWAIT(o, !o->sends_pending);
     idist__op_done(t);
     IDIST__CO_END(o)
 }
 
-// Our sum covers the ranks v .. v + mask - 1; what arrives covers the next `mask` ranks, so the
-// order of the ranks is kept. If the operation does not commute, the tree stands on rank 0 (v is
-// the rank), and rank 0 passes the result on to the root.
+// Our sum covers the ranks v .. v + distance - 1; what arrives covers the next `distance` ranks, so
+// the order of the ranks is kept. If the operation does not commute, v is the rank, and rank 0
+// passes the result on to the root.
 //
 // Scratch: the sum, then one message.
 static void idist__tree_reduce(idist__task *t) {
     idist__op *o = idist__op_of(t);
+    idist__tree_op *state = &o->u.tree;
     int n = o->n;
-    int v = o->v;
-    int base = idist__block_wrap(o->r - v, n); // the rank with v = 0
+    int v = idist__tree_relative_rank(t);
+    int base = idist__block_wrap(o->rank - v, n); // the rank with v = 0
     char *received = o->work + o->nbytes;
 
     IDIST__CO_BEGIN(o)
     idist__block_copy(o->work, o->in, o->nbytes);
 
-    for (o->mask = 1; o->mask < n && !(v & o->mask); o->mask *= 2) {
-        if (v + o->mask >= n) continue;
-        idist__recv_step(t, 0, idist__block_wrap(v + o->mask + base, n), 0, received, o->nbytes);
+    for (state->distance = 1; state->distance < n && !(v & state->distance); state->distance *= 2) {
+        if (v + state->distance >= n) continue;
+        idist__recv_step(t, 0, idist__block_wrap(v + state->distance + base, n), 0, received,
+                         o->nbytes);
         IDIST__CO_AWAIT(o, !o->slots_pending);
         idist__op_reduce(o, o->work, o->work, received, o->count, t->call.dtype);
     }
 
-    if (v) idist__send_step(t, idist__block_wrap(v - o->mask + base, n), 0, o->work, o->nbytes);
-    else if (o->r != o->root) idist__send_step(t, o->root, 1, o->work, o->nbytes);
+    if (v)
+        idist__send_step(t, idist__block_wrap(v - state->distance + base, n), 0, o->work,
+                         o->nbytes);
+    else if (o->rank != o->root) idist__send_step(t, o->root, 1, o->work, o->nbytes);
 
-    if (o->r == o->root && v) {
+    if (o->rank == o->root && v) {
         idist__recv_step(t, 0, base, 1, o->out, o->nbytes);
         IDIST__CO_AWAIT(o, !o->slots_pending);
-    } else if (o->r == o->root) {
+    } else if (o->rank == o->root) {
         idist__block_copy(o->out, o->work, o->nbytes);
     }
 
-    IDIST__CO_AWAIT(o, !o->nsends);
+    IDIST__CO_AWAIT(o, !o->sends_pending);
     idist__op_done(t);
     IDIST__CO_END(o)
 }
@@ -716,30 +782,31 @@ static void idist__tree_reduce(idist__task *t) {
 // Scratch: the blocks of v, v + 1, ... in this order. The root puts them where they belong.
 static void idist__tree_gather(idist__task *t) {
     idist__op *o = idist__op_of(t);
+    idist__tree_op *state = &o->u.tree;
     int n = o->n;
-    int v = o->v;
+    int v = idist__tree_relative_rank(t);
     int i;
 
     IDIST__CO_BEGIN(o)
     idist__block_copy(o->work, o->in, o->nbytes);
 
-    for (o->mask = 1; o->mask < n && !(v & o->mask); o->mask *= 2)
-        if (v + o->mask < n)
-            idist__recv_step(t, -1, idist__block_wrap(v + o->mask + o->root, n), 0,
-                             o->work + (size_t)o->mask * o->nbytes,
-                             (size_t)idist__tree_size(v + o->mask, n) * o->nbytes);
+    for (state->distance = 1; state->distance < n && !(v & state->distance); state->distance *= 2)
+        if (v + state->distance < n)
+            idist__recv_step(t, -1, idist__block_wrap(v + state->distance + o->root, n), 0,
+                             o->work + (size_t)state->distance * o->nbytes,
+                             (size_t)idist__tree_size(v + state->distance, n) * o->nbytes);
 
-    IDIST__CO_AWAIT(o, !o->nrecvs);
+    IDIST__CO_AWAIT(o, !o->recvs_pending);
 
     if (v)
-        idist__send_step(t, idist__block_wrap(v - o->mask + o->root, n), 0, o->work,
+        idist__send_step(t, idist__block_wrap(v - state->distance + o->root, n), 0, o->work,
                          (size_t)idist__tree_size(v, n) * o->nbytes);
     else
         for (i = 0; i < n; i++)
             idist__block_copy(o->out + (size_t)idist__block_wrap(i + o->root, n) * o->nbytes,
                               o->work + (size_t)i * o->nbytes, o->nbytes);
 
-    IDIST__CO_AWAIT(o, !o->nsends);
+    IDIST__CO_AWAIT(o, !o->sends_pending);
     idist__op_done(t);
     IDIST__CO_END(o)
 }
@@ -747,15 +814,16 @@ static void idist__tree_gather(idist__task *t) {
 // Scratch: as for gather.
 static void idist__tree_scatter(idist__task *t) {
     idist__op *o = idist__op_of(t);
+    idist__tree_op *state = &o->u.tree;
     int n = o->n;
-    int v = o->v;
+    int v = idist__tree_relative_rank(t);
     int i;
 
     IDIST__CO_BEGIN(o)
-    for (o->mask = 1; o->mask < n && !(v & o->mask); o->mask *= 2) continue;
+    state->distance = idist__tree_distance(v, n);
 
     if (v) {
-        idist__recv_step(t, 0, idist__block_wrap(v - o->mask + o->root, n), 0, o->work,
+        idist__recv_step(t, 0, idist__block_wrap(v - state->distance + o->root, n), 0, o->work,
                          (size_t)idist__tree_size(v, n) * o->nbytes);
         IDIST__CO_AWAIT(o, !o->slots_pending);
     } else {
@@ -765,13 +833,13 @@ static void idist__tree_scatter(idist__task *t) {
                               o->nbytes);
     }
 
-    for (o->mask /= 2; o->mask; o->mask /= 2)
-        if (v + o->mask < n)
-            idist__send_step(t, idist__block_wrap(v + o->mask + o->root, n), 0,
-                             o->work + (size_t)o->mask * o->nbytes,
-                             (size_t)idist__tree_size(v + o->mask, n) * o->nbytes);
+    for (state->distance /= 2; state->distance; state->distance /= 2)
+        if (v + state->distance < n)
+            idist__send_step(t, idist__block_wrap(v + state->distance + o->root, n), 0,
+                             o->work + (size_t)state->distance * o->nbytes,
+                             (size_t)idist__tree_size(v + state->distance, n) * o->nbytes);
 
-    IDIST__CO_AWAIT(o, !o->nsends);
+    IDIST__CO_AWAIT(o, !o->sends_pending);
     idist__block_copy(o->out, o->work, o->nbytes);
     idist__op_done(t);
     IDIST__CO_END(o)
@@ -808,12 +876,20 @@ static void idist__tree_scatter(idist__task *t) {
 
 enum { IDIST__DOUBLING_RESULT = 1 << 30 }; // tag of a finished result
 
+// p, computed once for a call.
+static int idist__doubling_active_ranks(idist__doubling_op *state, int n) {
+    if (!state->active_ranks) state->active_ranks = 1;
+    while (state->active_ranks * 2 <= n) state->active_ranks *= 2;
+    return state->active_ranks;
+}
+
 // all_reduce and reduce_scatter. The sum is built in the result of all_reduce, in scratch for
 // reduce_scatter; one received message follows in scratch.
 static void idist__doubling_reduce(idist__task *t) {
     idist__op *o = idist__op_of(t);
-    int rank = o->r;
-    int excess = o->n - o->p2;
+    idist__doubling_op *state = &o->u.doubling;
+    int rank = o->rank;
+    int excess = o->n - idist__doubling_active_ranks(state, o->n);
     int partner;
     bool is_paired = rank < 2 * excess;
     bool sits_out = is_paired && rank % 2;
@@ -835,24 +911,25 @@ static void idist__doubling_reduce(idist__task *t) {
         idist__op_reduce(o, sum, sum, received, count, t->call.dtype);
     }
 
-    for (o->mask = 1; o->mask < o->p2 && !sits_out; o->mask *= 2) {
-        partner = number ^ o->mask;
+    for (state->distance = 1; state->distance < state->active_ranks && !sits_out;
+         state->distance *= 2) {
+        partner = number ^ state->distance;
         partner = partner < excess ? 2 * partner : partner + excess;
-        idist__recv_step(t, 0, partner, (uint32_t)o->mask, received, nbytes);
-        idist__send_step(t, partner, (uint32_t)o->mask, sum, nbytes);
-        IDIST__CO_AWAIT(o, !o->slots_pending && !o->nsends);
-        if (number & o->mask) idist__op_reduce(o, sum, received, sum, count, t->call.dtype);
+        idist__recv_step(t, 0, partner, (uint32_t)state->distance, received, nbytes);
+        idist__send_step(t, partner, (uint32_t)state->distance, sum, nbytes);
+        IDIST__CO_AWAIT(o, !o->slots_pending && !o->sends_pending);
+        if (number & state->distance) idist__op_reduce(o, sum, received, sum, count, t->call.dtype);
         else idist__op_reduce(o, sum, sum, received, count, t->call.dtype);
     }
 
     if (sits_out) {
-        IDIST__CO_AWAIT(o, !o->nsends);
+        IDIST__CO_AWAIT(o, !o->sends_pending);
         idist__recv_step(t, 0, rank - 1, IDIST__DOUBLING_RESULT, sum, nbytes);
     } else if (is_paired) {
         idist__send_step(t, rank + 1, IDIST__DOUBLING_RESULT, sum, nbytes);
     }
 
-    IDIST__CO_AWAIT(o, !o->slots_pending && !o->nsends);
+    IDIST__CO_AWAIT(o, !o->slots_pending && !o->sends_pending);
     if (scatter) idist__block_copy(o->out, sum + (size_t)rank * o->nbytes, o->nbytes);
     idist__op_done(t);
     IDIST__CO_END(o)
@@ -861,21 +938,24 @@ static void idist__doubling_reduce(idist__task *t) {
 // Scratch: the sum, then one message.
 static void idist__doubling_scan(idist__task *t) {
     idist__op *o = idist__op_of(t);
+    idist__doubling_op *state = &o->u.doubling;
     int n = o->n;
-    int rank = o->r;
+    int rank = o->rank;
     char *sum = o->work;
     char *received = o->work + o->nbytes;
 
     IDIST__CO_BEGIN(o)
     idist__block_copy(sum, o->in, o->nbytes);
 
-    for (o->mask = 1; o->mask < n; o->mask *= 2) {
-        if (rank >= o->mask)
-            idist__recv_step(t, 0, rank - o->mask, (uint32_t)o->mask, received, o->nbytes);
-        if (rank + o->mask < n)
-            idist__send_step(t, rank + o->mask, (uint32_t)o->mask, sum, o->nbytes);
-        IDIST__CO_AWAIT(o, !o->slots_pending && !o->nsends);
-        if (rank >= o->mask) idist__op_reduce(o, sum, received, sum, o->count, t->call.dtype);
+    for (state->distance = 1; state->distance < n; state->distance *= 2) {
+        if (rank >= state->distance)
+            idist__recv_step(t, 0, rank - state->distance, (uint32_t)state->distance, received,
+                             o->nbytes);
+        if (rank + state->distance < n)
+            idist__send_step(t, rank + state->distance, (uint32_t)state->distance, sum, o->nbytes);
+        IDIST__CO_AWAIT(o, !o->slots_pending && !o->sends_pending);
+        if (rank >= state->distance)
+            idist__op_reduce(o, sum, received, sum, o->count, t->call.dtype);
     }
 
     if (t->call.kind == IDIST__SCAN) {
@@ -885,7 +965,7 @@ static void idist__doubling_scan(idist__task *t) {
         if (rank + 1 < n) idist__send_step(t, rank + 1, IDIST__DOUBLING_RESULT, sum, o->nbytes);
     }
 
-    IDIST__CO_AWAIT(o, !o->slots_pending && !o->nsends);
+    IDIST__CO_AWAIT(o, !o->slots_pending && !o->sends_pending);
     idist__op_done(t);
     IDIST__CO_END(o)
 }
@@ -918,20 +998,22 @@ static void idist__doubling_scan(idist__task *t) {
 
 static void idist__bruck_all_gather(idist__task *t) {
     idist__op *o = idist__op_of(t);
+    idist__bruck_op *state = &o->u.bruck;
     int n = o->n;
-    int rank = o->r;
+    int rank = o->rank;
     int blocks;
 
     IDIST__CO_BEGIN(o)
     idist__block_copy(o->work, o->in, o->nbytes);
 
-    for (o->mask = 1; o->mask < n; o->mask *= 2) {
-        blocks = o->mask < n - o->mask ? o->mask : n - o->mask;
-        idist__recv_step(t, 0, idist__block_wrap(rank + o->mask, n), (uint32_t)o->mask,
-                         o->work + (size_t)o->mask * o->nbytes, (size_t)blocks * o->nbytes);
-        idist__send_step(t, idist__block_wrap(rank - o->mask, n), (uint32_t)o->mask, o->work,
+    for (state->distance = 1; state->distance < n; state->distance *= 2) {
+        blocks = state->distance < n - state->distance ? state->distance : n - state->distance;
+        idist__recv_step(t, 0, idist__block_wrap(rank + state->distance, n),
+                         (uint32_t)state->distance, o->work + (size_t)state->distance * o->nbytes,
                          (size_t)blocks * o->nbytes);
-        IDIST__CO_AWAIT(o, !o->slots_pending && !o->nsends);
+        idist__send_step(t, idist__block_wrap(rank - state->distance, n), (uint32_t)state->distance,
+                         o->work, (size_t)blocks * o->nbytes);
+        IDIST__CO_AWAIT(o, !o->slots_pending && !o->sends_pending);
     }
 
     idist__block_copy(o->out + (size_t)rank * o->nbytes, o->work, (size_t)(n - rank) * o->nbytes);
@@ -940,8 +1022,9 @@ static void idist__bruck_all_gather(idist__task *t) {
     IDIST__CO_END(o)
 }
 
-// Copies the blocks that travel in this round into `packed`, or back. Returns how many there are.
-static size_t idist__bruck_pack(const idist__op *o, char *packed, bool unpack) {
+// Copies the blocks that travel over this distance into `packed`, or back. Returns how many there
+// are.
+static size_t idist__bruck_pack(const idist__op *o, int distance, char *packed, bool unpack) {
     size_t blocks = 0;
     int i;
 
@@ -949,7 +1032,7 @@ static size_t idist__bruck_pack(const idist__op *o, char *packed, bool unpack) {
         char *block = o->work + (size_t)i * o->nbytes;
         char *in_pack = packed + blocks * o->nbytes;
 
-        if (!(i & o->mask)) continue;
+        if (!(i & distance)) continue;
         if (unpack) idist__block_copy(block, in_pack, o->nbytes);
         else idist__block_copy(in_pack, block, o->nbytes);
         blocks++;
@@ -961,8 +1044,9 @@ static size_t idist__bruck_pack(const idist__op *o, char *packed, bool unpack) {
 // Scratch: n blocks, the blocks to send, the blocks received.
 static void idist__bruck_all_to_all(idist__task *t) {
     idist__op *o = idist__op_of(t);
+    idist__bruck_op *state = &o->u.bruck;
     int n = o->n;
-    int rank = o->r;
+    int rank = o->rank;
     int i;
     char *packed = o->work + (size_t)n * o->nbytes;
     char *received = packed + (size_t)n * o->nbytes;
@@ -973,14 +1057,14 @@ static void idist__bruck_all_to_all(idist__task *t) {
         idist__block_copy(o->work + (size_t)i * o->nbytes,
                           o->in + (size_t)idist__block_wrap(rank + i, n) * o->nbytes, o->nbytes);
 
-    for (o->mask = 1; o->mask < n; o->mask *= 2) {
-        o->k = idist__bruck_pack(o, packed, false);
-        idist__recv_step(t, 0, idist__block_wrap(rank - o->mask, n), (uint32_t)o->mask, received,
-                         o->k * o->nbytes);
-        idist__send_step(t, idist__block_wrap(rank + o->mask, n), (uint32_t)o->mask, packed,
-                         o->k * o->nbytes);
-        IDIST__CO_AWAIT(o, !o->slots_pending && !o->nsends);
-        idist__bruck_pack(o, received, true);
+    for (state->distance = 1; state->distance < n; state->distance *= 2) {
+        state->packed_blocks = idist__bruck_pack(o, state->distance, packed, false);
+        idist__recv_step(t, 0, idist__block_wrap(rank - state->distance, n),
+                         (uint32_t)state->distance, received, state->packed_blocks * o->nbytes);
+        idist__send_step(t, idist__block_wrap(rank + state->distance, n), (uint32_t)state->distance,
+                         packed, state->packed_blocks * o->nbytes);
+        IDIST__CO_AWAIT(o, !o->slots_pending && !o->sends_pending);
+        idist__bruck_pack(o, state->distance, received, true);
     }
 
     // Block i has come from the rank i before us.
@@ -994,8 +1078,8 @@ static void idist__bruck_all_to_all(idist__task *t) {
 
 //------------------------------------------------------------------------------
 // [algo:choose]  which algorithm a call uses, and its scratch memory
-// uses mem base:type float reduce kind model core:world block msg:op ring chain
-// uses direct dissemination tree doubling bruck
+// uses mem base:type float reduce kind model block msg:op ring chain direct
+// uses dissemination tree doubling bruck
 //
 // Path of a collective made of messages, called by [engine:task]:
 //
@@ -1080,25 +1164,13 @@ static void idist__choose_operands(idist__task *t) {
     idist__op *o = idist__op_of(t);
     const idist__call *c = &t->call;
 
-    o->n = t->group->size;
-    o->r = t->group->rank;
-    o->root = c->root;
+    idist__op_prepare(t);
 
-    if ((int)c->op >= IDIST_OP_USER) {
-        o->user_op = *idist__world_user_op(t->group, c);
-        o->user = &o->user_op;
+    if (idist__choose_widens(t)) {
+        o->size = sizeof(float);
+        o->nbytes = o->count * o->size;
     }
 
-    o->size = idist__choose_widens(t) ? sizeof(float) : idist_dtype_size(c->dtype);
-    o->count = c->count;
-    o->nbytes = o->count * o->size;
-    o->in = idist__op_buffer(c->send);
-    o->out = idist__op_buffer(c->recv);
-
-    for (o->p2 = 1; o->p2 * 2 <= o->n; o->p2 *= 2) continue;
-
-    o->v = idist__kind_has_root(c->kind) ? idist__block_wrap(o->r - o->root, o->n) : o->r;
-    if (c->kind == IDIST__REDUCE && o->user && !o->user->commutative) o->v = o->r;
     if (idist__kind_reduces(c->kind) && !(o->user && o->user->fn))
         o->reduce = idist__reduce_table[(unsigned)c->dtype]
                                        [o->user ? (unsigned)IDIST_SUM : (unsigned)c->op];
@@ -1130,7 +1202,8 @@ static size_t idist__choose_latency_nbytes(const idist__task *t) {
     case IDIST__REDUCE_SCATTER: return 2 * n * o->nbytes;
     case IDIST__ALL_GATHER: return n * o->nbytes;
     case IDIST__GATHER:
-    case IDIST__SCATTER: return (size_t)idist__tree_size(o->v, o->n) * o->nbytes;
+    case IDIST__SCATTER:
+        return (size_t)idist__tree_size(idist__tree_relative_rank(t), o->n) * o->nbytes;
     case IDIST__ALL_TO_ALL: return 3 * n * o->nbytes;
     default: return 0;
     }
@@ -1141,7 +1214,7 @@ static size_t idist__choose_bandwidth_nbytes(const idist__task *t) {
     size_t n = (size_t)o->n;
 
     switch (t->call.kind) {
-    case IDIST__REDUCE: return o->v ? o->nbytes : 0;
+    case IDIST__REDUCE: return o->rank != o->root ? o->nbytes : 0;
     case IDIST__EXSCAN: return o->nbytes;
     case IDIST__REDUCE_SCATTER: return n * o->nbytes;
     case IDIST__ALL_TO_ALL: return t->call.send == t->call.recv ? n * o->nbytes : 0;
@@ -1177,7 +1250,7 @@ static bool idist__choose_allocate(idist__task *t) {
     }
 
     o->work = o->memory ? o->memory + input + result : idist__op_buffer(NULL);
-    if (slots) o->slots = o->work + work;
+    if (slots) o->u.stream.slots = o->work + work;
     if (widens && o->memory) o->out = o->memory + input;
 
     return true;
@@ -1206,8 +1279,8 @@ static void idist__choose_finish(idist__task *t) {
     idist__op *o = idist__op_of(t);
     const idist__call *c = &t->call;
     bool widens = idist__choose_widens(t);
-    bool has_result =
-        (c->kind != IDIST__REDUCE || o->r == o->root) && (c->kind != IDIST__EXSCAN || o->r != 0);
+    bool has_result = (c->kind != IDIST__REDUCE || o->rank == o->root) &&
+                      (c->kind != IDIST__EXSCAN || o->rank != 0);
 
     if (!has_result) return;
     if (!o->user)
@@ -1322,7 +1395,7 @@ static bool idist__host_serves(const idist_group *g, const idist__call *c) {
 
 static idist__host_step *idist__host_add(idist__op *o, idist_group *group, idist__kind kind,
                                          const void *send, void *recv, size_t count, int root) {
-    idist__host_step *step = (idist__host_step *)(void *)o->memory + o->k++;
+    idist__host_step *step = &o->u.host.steps[o->u.host.step_count++];
 
     step->group = group;
     step->kind = kind;
@@ -1374,7 +1447,7 @@ static void idist__host_plan_all_reduce(idist__task *t) {
 static void idist__host_plan_reduce(idist__task *t, const idist__host_plan *plan) {
     idist__op *o = idist__op_of(t);
     const idist__ring_group *rg = idist__ring_group_of(t->group);
-    char *sum = o->r == o->root ? o->out : plan->collected;
+    char *sum = o->rank == o->root ? o->out : plan->collected;
     idist__host_step *step;
 
     idist__host_reduce_near(t, sum, o->count);
@@ -1388,7 +1461,7 @@ static void idist__host_plan_reduce(idist__task *t, const idist__host_plan *plan
 
     if (rg->leads) {
         idist__host_add(o, rg->near, IDIST__SEND, sum, NULL, o->count, plan->near_root);
-    } else if (o->r == o->root) {
+    } else if (o->rank == o->root) {
         step = idist__host_add(o, rg->near, IDIST__RECV, NULL, o->out, o->count, 0);
         step->completes_sum = true;
     }
@@ -1398,7 +1471,7 @@ static void idist__host_plan_reduce_scatter(idist__task *t, const idist__host_pl
     idist__op *o = idist__op_of(t);
     const idist__ring_group *rg = idist__ring_group_of(t->group);
     char *sum = plan->collected;
-    char *own = sum + (size_t)o->r * o->nbytes; // of a lead: where the blocks of its host begin
+    char *own = sum + (size_t)o->rank * o->nbytes; // of a lead: where the blocks of its host begin
     idist__host_step *step;
     int host;
 
@@ -1422,7 +1495,7 @@ static void idist__host_plan_reduce_scatter(idist__task *t, const idist__host_pl
 static void idist__host_plan_all_gather(idist__task *t, const idist__host_plan *plan) {
     idist__op *o = idist__op_of(t);
     const idist__ring_group *rg = idist__ring_group_of(t->group);
-    char *own = o->out + (size_t)o->r * o->nbytes;
+    char *own = o->out + (size_t)o->rank * o->nbytes;
     idist__host_step *step;
 
     if (rg->near) idist__host_add(o, rg->near, IDIST__GATHER, o->in, own, o->count, 0);
@@ -1467,7 +1540,7 @@ static void idist__host_find_root(const idist__task *t, idist__host_plan *plan) 
     int i;
 
     plan->lead_root = 0;
-    plan->near_root = o->root == o->r ? 0 : -1;
+    plan->near_root = o->root == o->rank ? 0 : -1;
     if (o->root < 0) return;
 
     for (i = 0; rg->leads && i < rg->nhosts; i++)
@@ -1507,6 +1580,7 @@ static bool idist__host_make_plan(idist__task *t) {
     o->memory = (char *)idist__mem_raw(&t->group->w->cfg.mem, table_nbytes + collected_nbytes);
     if (!o->memory) return false;
     memset(o->memory, 0, table_nbytes);
+    o->u.host.steps = (idist__host_step *)(void *)o->memory;
 
     plan.counts = (size_t *)(void *)(o->memory + steps_nbytes);
     plan.displs = plan.counts + nhosts;
@@ -1568,14 +1642,15 @@ static void idist__host_step_begin(idist__task *t, const idist__host_step *step)
     child->timeout_ms = -1; // the parent has a deadline, and says what it waits for
     child->announced = true;
     child->warned = true;
-    o->step = child;
+    o->u.host.child = child;
     idist__task_start(child);
 }
 
 // Whether the step under way has completed; if it failed, so does the call.
 static bool idist__host_step_done(idist__task *t) {
     idist__op *o = idist__op_of(t);
-    idist__task *child = o->step;
+    idist__host_op *host = &o->u.host;
+    idist__task *child = host->child;
     bool ok;
 
     if (!child || !child->done) return false;
@@ -1584,7 +1659,7 @@ static bool idist__host_step_done(idist__task *t) {
         idist__ring_fail(idist__ring_of(t->group->w), t->group, child->status, child->group->cause);
 
     idist__task_free(child);
-    o->step = NULL;
+    host->child = NULL;
 
     return ok;
 }
@@ -1594,30 +1669,31 @@ static void idist__host_remove(idist__task *t) {
     idist__ring_group *rg = idist__ring_group_of(t->group);
     idist__task **at, *before = NULL;
 
-    for (at = &rg->head; *at && *at != t; at = &idist__op_of(*at)->after) before = *at;
+    for (at = &rg->head; *at && *at != t; at = &idist__op_of(*at)->u.host.next) before = *at;
 
-    if (*at) *at = idist__op_of(t)->after;
+    if (*at) *at = idist__op_of(t)->u.host.next;
     if (rg->last == t) rg->last = before;
 }
 
-// o->i is the step under way, o->k how many there are.
 static void idist__host_run(idist__task *t) {
     idist__op *o = idist__op_of(t);
-    const idist__host_step *steps;
+    idist__host_op *host = &o->u.host;
+    const idist__host_step *step;
 
-    if (!o->memory && !idist__host_make_plan(t)) {
+    if (!host->steps && !idist__host_make_plan(t)) {
         idist__host_no_memory(t);
         return;
     }
 
-    steps = (const idist__host_step *)(const void *)o->memory;
+    step = &host->steps[host->current];
     IDIST__CO_BEGIN(o)
 
-    for (o->i = 0; o->i < o->k; o->i++) {
-        idist__host_step_begin(t, &steps[o->i]);
+    for (; host->current < host->step_count; host->current++) {
+        step = &host->steps[host->current];
+        idist__host_step_begin(t, step);
         IDIST__CO_AWAIT(o, idist__host_step_done(t));
-        if (steps[o->i].completes_sum && t->call.op == IDIST_AVG)
-            idist__reduce_divide(steps[o->i].recv, steps[o->i].count, t->call.dtype, o->n);
+        if (step->completes_sum && t->call.op == IDIST_AVG)
+            idist__reduce_divide(step->recv, step->count, t->call.dtype, o->n);
     }
 
     idist__host_remove(t);
@@ -1625,14 +1701,32 @@ static void idist__host_run(idist__task *t) {
     IDIST__CO_END(o)
 }
 
+static void idist__host_prepare(idist__task *t) {
+    idist__op_prepare(t);
+    idist__op_of(t)->algorithm = IDIST__BY_HOST;
+    idist__op_of(t)->run = idist__host_run;
+}
+
 static void idist__host_start(idist__task *t) {
     idist__ring_group *rg = idist__ring_group_of(t->group);
 
-    idist__op_of(t)->run = idist__host_run;
-    if (rg->last) idist__op_of(rg->last)->after = t;
+    if (rg->last) idist__op_of(rg->last)->u.host.next = t;
     else rg->head = t;
     rg->last = t;
     if (rg->head == t) idist__op_run(t);
+}
+
+// Forgets a call. near and leads fail before the group that they belong to, so no step is under way
+// any more. False: one is, and it uses the memory of the call.
+static bool idist__host_cancel(idist__task *t) {
+    idist__host_op *host = &idist__op_of(t)->u.host;
+
+    if (host->child && !host->child->done) return false;
+    idist__host_remove(t);
+    if (host->child) idist__task_free(host->child);
+    host->child = NULL;
+
+    return true;
 }
 
 // Resumes the first call of each group once its step has completed, and the next call once that one
@@ -1646,10 +1740,11 @@ static void idist__host_progress(idist__ring *ring) {
         while (rg && rg->head && !ring->failed) {
             const idist__task *t = rg->head;
             const idist__op *o = idist__op_of(t);
+            const idist__host_op *host = &o->u.host;
 
-            if ((o->step && !o->step->done) || o->running) break;
+            if ((host->child && !host->child->done) || o->running) break;
             idist__op_run(rg->head);
-            if (rg->head == t && (!o->step || !o->step->done)) break;
+            if (rg->head == t && (!host->child || !host->child->done)) break;
         }
     }
 }

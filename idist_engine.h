@@ -73,7 +73,7 @@ static bool idist__deadlock_needs(const idist__link *l, const idist__task *t, in
         return t->call.root == group_rank && idist__ring_is_unmatched(t);
 
     if (t->call.kind != IDIST__SEND && o->algorithm == IDIST__BY_HOST) { // ask the step under way
-        const idist__task *step = o->step;
+        const idist__task *step = o->u.host.child;
         int rank = -1;
 
         if (step && !step->done)
@@ -738,13 +738,20 @@ static void idist__task_listen(idist__ring *ring, const idist__task *t) {
     }
 }
 
-// A collective through shared memory or by host.
+// A collective through shared memory.
 static void idist__task_start_shared(idist__ring *ring, idist__task *t, int algorithm) {
     idist__share_prepare(t, algorithm);
     idist__history_add(t, idist__op_of(t), algorithm);
     idist__task_compare(ring, t);
-    if (algorithm == IDIST__BY_HOST) idist__host_start(t);
-    else idist__share_start(t);
+    idist__share_start(t);
+}
+
+// A collective by host.
+static void idist__task_start_by_host(idist__ring *ring, idist__task *t) {
+    idist__host_prepare(t);
+    idist__history_add(t, idist__op_of(t), IDIST__BY_HOST);
+    idist__task_compare(ring, t);
+    idist__host_start(t);
 }
 
 // A collective made of messages.
@@ -766,10 +773,13 @@ static void idist__ring_start(idist__task *t) {
     idist__ring *ring = idist__ring_of(t->group->w);
     bool collective = t->call.kind < IDIST__SEND;
     int shared = 0; // the algorithm, unless the call is made of messages
+    bool by_host = false;
 
-    memset(t->impl, 0, collective ? sizeof(idist__op) : offsetof(idist__op, n));
+    if (collective) memset(t->impl, 0, sizeof(idist__op));
+    else idist__op_of(t)->transfer = NULL;
+
     if (collective) shared = idist__share_choose(t->group, &t->call);
-    if (collective && idist__host_serves(t->group, &t->call)) shared = IDIST__BY_HOST;
+    if (collective) by_host = idist__host_serves(t->group, &t->call);
 
     idist__task_listen(ring, t);
     if (t->done) return;
@@ -777,6 +787,7 @@ static void idist__ring_start(idist__task *t) {
     if (t->call.kind == IDIST__SEND) idist__send_start(t);
     else if (t->call.kind == IDIST__RECV) idist__recv_start(t);
     else if (t->group->size == 1) idist__self_collective(t);
+    else if (by_host) idist__task_start_by_host(ring, t);
     else if (shared) idist__task_start_shared(ring, t, shared);
     else idist__task_start_messages(ring, t);
 
@@ -824,8 +835,8 @@ static void idist__ring_announce(idist__task *t) {
 
 //------------------------------------------------------------------------------
 // [engine:cancel]  forgetting a call, and telling others that a group failed
-// uses mem kind model core:task core:group shm:segment msg:types msg:op
-// uses transfer link msg:message region share:share host deadlock
+// uses mem kind model core:group shm:segment msg:types msg:op transfer link
+// uses msg:message region share:share host deadlock
 //
 // After idist__ring_cancel no byte of the buffers of a call is touched, whatever still arrives.
 // What a task may have in the links, and what becomes of it:
@@ -1000,13 +1011,9 @@ static void idist__cancel_announced(idist__ring *ring, const idist__task *t) {
 static void idist__cancel_collective(idist__ring *ring, idist__task *t) {
     idist__op *o = idist__op_of(t);
 
-    if (o->step && !o->step->done) return; // near and leads fail before the group they belong to
+    if (o->algorithm == IDIST__BY_HOST && !idist__host_cancel(t)) return;
+    if (o->algorithm == IDIST__FLAT || o->algorithm == IDIST__CHUNKED) idist__share_cancel(t);
 
-    if (o->algorithm == IDIST__BY_HOST) idist__host_remove(t);
-    else if (o->algorithm >= IDIST__FLAT) idist__share_cancel(t);
-
-    if (o->step) idist__task_free(o->step);
-    o->step = NULL;
     idist__mem_free(&ring->w->cfg.mem, o->memory);
     o->memory = NULL;
 }
@@ -1116,7 +1123,7 @@ static int idist__ring_missing(idist__task *t, char *text, size_t capacity) {
         return idist__missing_sender(t, text, capacity);
     if (idist__kind_is_p2p(t->call.kind)) return idist__explain_missing_peer(t, text, capacity);
 
-    step = idist__op_of(t)->algorithm == IDIST__BY_HOST ? idist__op_of(t)->step : NULL;
+    step = idist__op_of(t)->algorithm == IDIST__BY_HOST ? idist__op_of(t)->u.host.child : NULL;
 
     if (step && !t->announced) { // nobody was asked yet
         if (!idist__ring_missing(step, text, capacity))

@@ -312,7 +312,7 @@ static const idist__transport idist__transport_unix = {"unix",
 
 //------------------------------------------------------------------------------
 // [msg:op]  a collective under way, and the macros that let an algorithm wait
-// uses fail mem reduce model core:task types
+// uses fail mem base:type reduce kind model core:world core:task types
 //
 // An algorithm is a function that is called again whenever one of its sends or receives completes.
 // It keeps its place either by itself (streams, see [algo:stream]), or as a coroutine: straight
@@ -331,37 +331,85 @@ typedef struct idist__item { // of a stream
     size_t nbytes;
 } idist__item;
 
-// State of a collective in shared memory (idist_share.h).
-typedef struct idist__shared_op {
-    uint32_t call_number; // among the shared calls of the group
-    int next_rank;        // where the check of the other members goes on
-    bool entered;         // our slot announces the call
-    bool remote;          // contributions may be read across memories, through the kernel
-    bool in_place;        // our contribution is read where it is
-    bool direct;          // the others write to our result
-    uint64_t first_chunk; // number of the call's first chunk, over all calls of the group
+// ---- state of an algorithm, one struct per family ----
+
+typedef struct idist__stream_op {  // [algo:stream], and so [algo:ring] and [algo:chain]
+    size_t recv_total, send_total; // items
+    size_t head;                   // items that can be sent before anything has been received
+    size_t posted, taken, sent;    // items so far: receives posted, items taken, sends posted
+    size_t chunk_count;            // elements of a chunk
+    size_t block_chunks;           // chunks of a block
+    char *slots;                   // scratch for receives without an address of their own
+    idist__item (*recv_at)(idist__task *t, size_t index);
+    idist__item (*send_at)(idist__task *t, size_t index);
+    void (*take)(idist__task *t, size_t index);
+} idist__stream_op;
+
+typedef struct idist__direct_op {  // [algo:direct]
+    size_t recv_total, send_total; // messages
+    size_t posted, sent;           // so far
+} idist__direct_op;
+
+typedef struct idist__dissemination_op { // [algo:dissemination]
+    int distance;                        // of the current round, a power of two
+} idist__dissemination_op;
+
+typedef struct idist__tree_op { // [algo:tree]
+    int distance; // to the child of the current step, and after the last one to the parent
+} idist__tree_op;
+
+typedef struct idist__doubling_op { // [algo:doubling]
+    int distance;                   // to the partner of the current round, a power of two
+    int active_ranks; // ranks that exchange: the largest power of two within the group
+} idist__doubling_op;
+
+typedef struct idist__bruck_op { // [algo:bruck]
+    int distance;                // of the current round, a power of two
+    size_t packed_blocks;        // all_to_all: blocks that travel in this round
+} idist__bruck_op;
+
+typedef struct idist__host_op {     // [algo:host]
+    struct idist__host_step *steps; // the plan; NULL: not made yet
+    size_t step_count;
+    size_t current;     // the step under way
+    idist__task *child; // its task, until we have seen it end
+    idist__task *next;  // the next call in the queue of the group
+} idist__host_op;
+
+typedef struct idist__shared_op { // idist_share.h
+    uint32_t call_number;         // among the shared calls of the group
+    int next_rank;                // where the check of the other members goes on
+    bool entered;                 // our slot announces the call
+    bool remote;                  // contributions may be read across memories, through the kernel
+    bool in_place;                // our contribution is read where it is
+    bool direct;                  // the others write to our result
+    uint64_t first_chunk;         // number of the call's first chunk, over all calls of the group
     size_t nchunks;
     size_t chunk_count;   // elements of a block in each chunk
     size_t chunk;         // the chunk under way
     size_t exposed;       // chunks that we have exposed
     size_t largest_count; // v-forms: elements of the largest part
+    idist__task *next;    // the next call in the queue of the group
 } idist__shared_op;
 
+// The backend's part of a task. Sends and receives of the program use `transfer` alone; the rest is
+// not cleared for them.
 struct idist__op {
-    void (*run)(idist__task *t);
-    void (*finish)(idist__task *t); // after the last step, to copy the result to its place, say
-    int algorithm;                  // part of the fingerprint; see idist_algo.h and idist_share.h
-    int line;                       // where the coroutine goes on
-    bool running;                   // run is on the stack
-    uint16_t past;                  // digest of the calls before
-    uint32_t slots_pending;         // bit k: the receive in slot k is not complete
-    int nsends, nrecvs;             // not complete
-    idist__transfer *transfer;      // of a send or receive of the program; NULL when it has ended
+    idist__transfer *transfer; // of a send or receive of the program; NULL when it has ended
 
-    // What the collective works on. Sends and receives of the program end here: the rest of the
-    // struct is not cleared for them.
-    int n, r, root; // size of the group, our rank
-    size_t size;    // of an element as it is reduced: over messages, F16 is carried as F32
+    // Every collective.
+    void (*run)(idist__task *t);
+    void (*finish)(idist__task *t);   // after the last step, to copy the result to its place, say
+    int algorithm;                    // part of the fingerprint; see idist_algo.h and idist_share.h
+    int line;                         // where the coroutine goes on
+    bool running;                     // run is on the stack
+    uint16_t past;                    // digest of the calls before
+    uint32_t slots_pending;           // bit k: the receive in slot k is not complete
+    int sends_pending, recvs_pending; // not complete
+
+    // What it works on.
+    int n, rank, root; // size of the group, our rank
+    size_t size;       // of an element as it is reduced: over messages, F16 is carried as F32
     size_t count;
     size_t nbytes; // count * size
     idist__reduce_fn reduce;
@@ -370,28 +418,18 @@ struct idist__op {
     const char *in;             // our contribution
     char *out;                  // our result
     char *work;                 // scratch of the algorithm
-    char *slots;                // where a stream's receives go
     char *memory;               // all scratch, in one allocation
 
-    // State of an algorithm over messages.
-    int mask; // distance of the current step, a power of two
-    int v;    // our rank relative to the root, or among the ranks that take part
-    int p2;   // the largest power of two within the group
-    int nr;   // ranks beyond it
-    size_t i, k;
-
-    // State of a stream.
-    size_t nrecv, nsend; // items in all
-    size_t head;         // items that can be sent before anything is received
-    size_t posted, taken, sent;
-    size_t chunk, chunks; // elements of a chunk, and chunks of a block
-    idist__item (*recv_at)(idist__task *t, size_t k);
-    idist__item (*send_at)(idist__task *t, size_t k);
-    void (*take)(idist__task *t, size_t k);
-
-    idist__task *step;       // of a collective by host: the part under way
-    idist__task *after;      // the next one in the group's queue (shared memory, or by host)
-    idist__shared_op shared; // of a collective in shared memory
+    union { // which one is valid follows from `algorithm` and the kind of the call
+        idist__stream_op stream;
+        idist__direct_op direct;
+        idist__dissemination_op dissemination;
+        idist__tree_op tree;
+        idist__doubling_op doubling;
+        idist__bruck_op bruck;
+        idist__host_op host;
+        idist__shared_op shared;
+    } u;
 };
 
 static idist__op *idist__op_of(const idist__task *t) { return (idist__op *)t->impl; }
@@ -415,6 +453,28 @@ static idist__op *idist__op_of(const idist__task *t) { return (idist__op *)t->im
 static char *idist__op_buffer(const void *buffer) {
     static const char nothing[1] = {0};
     return (char *)(uintptr_t)(buffer ? buffer : nothing);
+}
+
+// Fills in what a collective works on, as its call says.
+static void idist__op_prepare(idist__task *t) {
+    idist__op *o = idist__op_of(t);
+    const idist__call *c = &t->call;
+
+    o->n = t->group->size;
+    o->rank = t->group->rank;
+    o->root = c->root;
+    o->user = NULL;
+
+    if (idist__kind_reduces(c->kind) && (int)c->op >= IDIST_OP_USER) {
+        o->user_op = *idist__world_user_op(t->group, c);
+        o->user = &o->user_op;
+    }
+
+    o->size = idist_dtype_size(c->dtype);
+    o->count = c->count;
+    o->nbytes = o->count * o->size;
+    o->in = idist__op_buffer(c->send);
+    o->out = idist__op_buffer(c->recv);
 }
 
 // acc = lo (op) hi over count elements; acc is one of them or neither. A user op works in place on
@@ -601,8 +661,8 @@ static void idist__transfer_done(idist__ring *ring, idist__transfer *v) {
     }
 
     o = idist__op_of(t);
-    if (send) o->nsends--;
-    else o->nrecvs--;
+    if (send) o->sends_pending--;
+    else o->recvs_pending--;
     if (slot >= 0) o->slots_pending &= ~(1u << slot);
     idist__op_run(t);
 }
@@ -1230,7 +1290,7 @@ static void idist__send_step(idist__task *t, int to, uint32_t step, const void *
     idist__op *o = idist__op_of(t);
     idist__fingerprint fingerprint = idist__fingerprint_of_task(t, o->algorithm);
 
-    o->nsends++;
+    o->sends_pending++;
     idist__send_post(t, idist__group_world_rank(t->group, to), step, data, nbytes, &fingerprint);
 }
 
@@ -1366,7 +1426,7 @@ static void idist__recv_step(idist__task *t, int slot, int from, uint32_t step, 
     idist__index_node *hook;
     uint64_t key;
 
-    o->nrecvs++;
+    o->recvs_pending++;
     if (slot >= 0) o->slots_pending |= 1u << slot;
 
     if (!v) {

@@ -246,10 +246,10 @@ static bool idist__flow_reads(const idist__task *t, int rank) {
     case IDIST__SCATTER:
     case IDIST__SCATTERV: return rank == o->root;
     case IDIST__GATHER:
-    case IDIST__GATHERV: return o->r == o->root;
-    case IDIST__REDUCE: return o->r == o->root || o->algorithm == IDIST__CHUNKED;
+    case IDIST__GATHERV: return o->rank == o->root;
+    case IDIST__REDUCE: return o->rank == o->root || o->algorithm == IDIST__CHUNKED;
     case IDIST__SCAN:
-    case IDIST__EXSCAN: return rank < o->r;
+    case IDIST__EXSCAN: return rank < o->rank;
     default: return true;
     }
 }
@@ -302,7 +302,7 @@ static size_t idist__flow_min(size_t a, size_t b) { return a < b ? a : b; }
 
 // Elements of a block of `count` in the chunk that begins at element `at`.
 static size_t idist__flow_chunk_count(const idist__op *o, size_t count, size_t at) {
-    return at < count ? idist__flow_min(count - at, o->shared.chunk_count) : 0;
+    return at < count ? idist__flow_min(count - at, o->u.shared.chunk_count) : 0;
 }
 
 //------------------------------------------------------------------------------
@@ -466,7 +466,7 @@ static void idist__slot_locate(idist__task *t, int rank, const idist__call_slot 
 static char *idist__slot_payload(const idist__task *t, int rank) {
     const idist__op *o = idist__op_of(t);
     idist__call_slot *slot =
-        idist__region_slot(idist__region_share(t), rank, o->shared.call_number);
+        idist__region_slot(idist__region_share(t), rank, o->u.shared.call_number);
 
     return idist__flow_send_nbytes(t) <= sizeof slot->u.bytes ? slot->u.bytes : (char *)(slot + 1);
 }
@@ -509,21 +509,21 @@ static bool idist__slot_offer_buffers(idist__task *t, idist__call_slot *slot) {
 
     memset(&slot->u, 0, sizeof slot->u);
     memset(share->locations, 0, sizeof *share->locations * (size_t)o->n);
-    o->shared.remote = !scaled && idist__slot_is_remote(t);
+    o->u.shared.remote = !scaled && idist__slot_is_remote(t);
 
-    if (o->shared.remote && overwrites && c->kind == IDIST__ALL_TO_ALL) {
+    if (o->u.shared.remote && overwrites && c->kind == IDIST__ALL_TO_ALL) {
         if (!idist__slot_copy_contribution(t)) return false;
         overwrites = false;
     }
 
-    if (!idist__flow_contributes(o, c->kind, o->r) || scaled || overwrites) return true;
+    if (!idist__flow_contributes(o, c->kind, o->rank) || scaled || overwrites) return true;
 
     slot->u.buffers.send_at = idist__slot_window_offset(share, o->in, idist__flow_send_nbytes(t));
     if (all) slot->u.buffers.recv_at = idist__slot_window_offset(share, o->out, o->nbytes);
-    if (o->shared.remote) slot->u.buffers.remote_send = (uint64_t)(uintptr_t)o->in;
-    if (o->shared.remote && all) slot->u.buffers.remote_recv = (uint64_t)(uintptr_t)o->out;
-    idist__slot_locate(t, o->r, slot);
-    o->shared.in_place = slot->u.buffers.send_at || slot->u.buffers.remote_send;
+    if (o->u.shared.remote) slot->u.buffers.remote_send = (uint64_t)(uintptr_t)o->in;
+    if (o->u.shared.remote && all) slot->u.buffers.remote_recv = (uint64_t)(uintptr_t)o->out;
+    idist__slot_locate(t, o->rank, slot);
+    o->u.shared.in_place = slot->u.buffers.send_at || slot->u.buffers.remote_send;
 
     return true;
 }
@@ -545,14 +545,14 @@ static void idist__slot_offer_counts(idist__task *t, idist__call_slot *slot) {
         if (c->recvcounts && c->recvcounts[i] > largest) largest = c->recvcounts[i];
     }
 
-    o->shared.largest_count = largest;
+    o->u.shared.largest_count = largest;
     slot->u.parts.largest = largest;
 }
 
 // Writes a small contribution to the slot.
 static void idist__slot_write_payload(const idist__task *t) {
     const idist__op *o = idist__op_of(t);
-    char *payload = idist__slot_payload(t, o->r);
+    char *payload = idist__slot_payload(t, o->rank);
     size_t nbytes = idist__flow_send_nbytes(t);
     size_t count = nbytes / (o->size ? o->size : 1); // NOLINT(clang-analyzer-core.DivideZero)
 
@@ -565,10 +565,10 @@ static void idist__slot_write_payload(const idist__task *t) {
 static void idist__slot_prefetch_next(const idist__task *t) {
     const idist__op *o = idist__op_of(t);
     idist__share *share = idist__region_share(t);
-    char *next = (char *)idist__region_slot(share, o->r, o->shared.call_number + 1);
+    char *next = (char *)idist__region_slot(share, o->rank, o->u.shared.call_number + 1);
     size_t *recent = share->recent_nbytes, nbytes, at;
 
-    recent[o->shared.call_number % 2] =
+    recent[o->u.shared.call_number % 2] =
         o->algorithm == IDIST__FLAT ? idist__flow_send_nbytes(t) : 0;
     nbytes = recent[0] > recent[1] ? recent[0] : recent[1];
     if (nbytes <= sizeof(idist__call_slot) - offsetof(idist__call_slot, u)) nbytes = 0;
@@ -583,7 +583,8 @@ static void idist__slot_tell_previous(const idist__task *t, const idist__fingerp
     const idist__fingerprint *before = idist__history_before(t->group, fingerprint);
 
     if (before && (before->algorithm & ~IDIST__ON_DEVICE) < IDIST__FLAT)
-        *idist__region_previous_call(idist__region_share(t), o->r, o->shared.call_number) = *before;
+        *idist__region_previous_call(idist__region_share(t), o->rank, o->u.shared.call_number) =
+            *before;
 }
 
 // Enters the call: fills our slot and publishes it. False: it could not, and the group has failed.
@@ -594,13 +595,13 @@ static bool idist__slot_enter(idist__task *t) {
     idist__fingerprint fingerprint;
     uint32_t number = ++share->calls_entered;
 
-    o->shared.call_number = number;
-    slot = idist__region_slot(share, o->r, number);
+    o->u.shared.call_number = number;
+    slot = idist__region_slot(share, o->rank, number);
 
     if (o->algorithm == IDIST__CHUNKED) {
         if (idist__kind_is_v(t->call.kind)) idist__slot_offer_counts(t, slot);
         else if (!idist__slot_offer_buffers(t, slot)) return false;
-    } else if (idist__flow_contributes(o, t->call.kind, o->r)) {
+    } else if (idist__flow_contributes(o, t->call.kind, o->rank)) {
         idist__slot_write_payload(t);
     }
 
@@ -618,8 +619,8 @@ static bool idist__slot_enter(idist__task *t) {
     idist__region_wake_members(share, t->group);
 
     idist__slot_prefetch_next(t);
-    o->shared.entered = true;
-    o->shared.next_rank = 0;
+    o->u.shared.entered = true;
+    o->u.shared.next_rank = 0;
 
     return true;
 }
@@ -628,28 +629,28 @@ static bool idist__slot_enter(idist__task *t) {
 static bool idist__slot_agree(idist__task *t, int rank) {
     idist__op *o = idist__op_of(t);
     const idist__call_slot *slot =
-        idist__region_slot(idist__region_share(t), rank, o->shared.call_number);
+        idist__region_slot(idist__region_share(t), rank, o->u.shared.call_number);
     uint64_t given;
     size_t expected;
     char cause[400];
 
-    if (!idist__slot_compare(t, rank, o->shared.call_number)) return false;
+    if (!idist__slot_compare(t, rank, o->u.shared.call_number)) return false;
 
     if (!idist__kind_is_v(t->call.kind)) {
         idist__slot_locate(t, rank, slot);
         return true;
     }
 
-    if (slot->u.parts.largest > o->shared.largest_count)
-        o->shared.largest_count = (size_t)slot->u.parts.largest;
+    if (slot->u.parts.largest > o->u.shared.largest_count)
+        o->u.shared.largest_count = (size_t)slot->u.parts.largest;
     if (!idist__flow_contributes(o, t->call.kind, rank) || !idist__flow_reads(t, rank)) return true;
 
-    given = ((const uint64_t *)(const void *)(slot + 1))[o->r];
+    given = ((const uint64_t *)(const void *)(slot + 1))[o->rank];
     expected = idist__flow_recv_count(t, rank);
     if (given == expected) return true;
 
-    idist__explain_counts(t->group->ranks[rank], given, t->group->ranks[o->r], expected, "elements",
-                          t, cause, sizeof cause);
+    idist__explain_counts(t->group->ranks[rank], given, t->group->ranks[o->rank], expected,
+                          "elements", t, cause, sizeof cause);
     idist__ring_fail(idist__ring_of(t->group->w), t->group, IDIST_ERR_MISMATCH, cause);
 
     return false;
@@ -662,18 +663,18 @@ static bool idist__slot_all_entered(idist__task *t, bool all) {
     bool compared_all = true;
     int i;
 
-    for (; o->shared.next_rank < o->n; o->shared.next_rank++) {
-        int rank = o->shared.next_rank;
-        if (rank == o->r) continue;
+    for (; o->u.shared.next_rank < o->n; o->u.shared.next_rank++) {
+        int rank = o->u.shared.next_rank;
+        if (rank == o->rank) continue;
         if (!all && !idist__flow_reads(t, rank)) continue;
-        if (!idist__slot_has_entered(share, rank, o->shared.call_number)) return false;
+        if (!idist__slot_has_entered(share, rank, o->u.shared.call_number)) return false;
         if (!idist__slot_agree(t, rank)) return false;
     }
 
-    o->shared.next_rank = 0;
+    o->u.shared.next_rank = 0;
     for (i = 0; i < o->n && compared_all; i++)
-        compared_all = all || i == o->r || idist__flow_reads(t, i);
-    if (compared_all) share->compared_calls = o->shared.call_number;
+        compared_all = all || i == o->rank || idist__flow_reads(t, i);
+    if (compared_all) share->compared_calls = o->u.shared.call_number;
 
     return true;
 }
@@ -683,7 +684,7 @@ static void idist__slot_leave(idist__task *t) {
     idist__op *o = idist__op_of(t);
     idist__share *share = idist__region_share(t);
 
-    share->first = o->after;
+    share->first = o->u.shared.next;
     if (!share->first) share->last = NULL;
     idist__op_done(t);
 }
@@ -701,14 +702,15 @@ static const char *idist__fetch_source(const idist__task *t, int rank, int to, s
     bool per_rank = idist__flow_is_per_rank(t->call.kind);
     size_t block = per_rank ? (size_t)to : 0, within;
 
-    if (rank == o->r && !idist__flow_is_scaled(o)) return idist__flow_send_at(t, to) + at * o->size;
+    if (rank == o->rank && !idist__flow_is_scaled(o))
+        return idist__flow_send_at(t, to) + at * o->size;
     if (o->algorithm == IDIST__FLAT) return idist__slot_payload(t, rank) + block * o->nbytes;
     if (share->locations[rank].send)
         return share->locations[rank].send + block * o->nbytes + at * o->size;
 
-    within = at - o->shared.chunk * o->shared.chunk_count;
-    return idist__region_buffer(share, rank, o->shared.first_chunk + o->shared.chunk) +
-           (block * o->shared.chunk_count + within) * o->size;
+    within = at - o->u.shared.chunk * o->u.shared.chunk_count;
+    return idist__region_buffer(share, rank, o->u.shared.first_chunk + o->u.shared.chunk) +
+           (block * o->u.shared.chunk_count + within) * o->size;
 }
 
 // out = in[0] (op) ... (op) in[n - 1] with the user's function; out may be one of them. The
@@ -759,7 +761,7 @@ static bool idist__fetch_remote(idist__task *t, int rank, uint64_t address, char
 
     if (!err) return true;
     __atomic_thread_fence(__ATOMIC_ACQUIRE);
-    if (!idist__slot_is_current(share, rank, o->shared.call_number)) return false;
+    if (!idist__slot_is_current(share, rank, o->u.shared.call_number)) return false;
 
     snprintf(cause, sizeof cause,
              err == ESRCH ? "rank %d on %s was lost: its process ended"
@@ -777,7 +779,7 @@ static uint64_t idist__fetch_remote_source(const idist__task *t, int rank, int t
     const idist__op *o = idist__op_of(t);
     uint64_t address;
 
-    if (!o->shared.remote || rank == o->r) return 0;
+    if (!o->u.shared.remote || rank == o->rank) return 0;
     address = idist__region_share(t)->locations[rank].remote_send;
     if (!address) return 0;
 
@@ -793,7 +795,7 @@ static bool idist__fetch_sum(idist__task *t, char *out, int n, int to, size_t at
     size_t done, k, most = count;
     int i;
 
-    if (o->shared.remote)
+    if (o->u.shared.remote)
         most = IDIST__REMOTE_PIECE / o->size; // NOLINT(clang-analyzer-core.DivideZero)
 
     for (done = 0; done < count; done += k) {
@@ -821,10 +823,12 @@ static void idist__fetch_sum_flat(const idist__task *t, int n) {
     size_t at = given <= IDIST__INLINE_BYTES ? offsetof(idist__call_slot, u) : IDIST__LINE;
     int i;
 
-    if (given > o->nbytes) at += (size_t)o->r * o->nbytes; // our block of theirs
+    if (given > o->nbytes) at += (size_t)o->rank * o->nbytes; // our block of theirs
     for (i = 0; i < n; i++)
-        share->operands[i] = (const char *)idist__region_slot(share, i, o->shared.call_number) + at;
-    if (o->r < n && !idist__flow_is_scaled(o)) share->operands[o->r] = idist__flow_send_at(t, o->r);
+        share->operands[i] =
+            (const char *)idist__region_slot(share, i, o->u.shared.call_number) + at;
+    if (o->rank < n && !idist__flow_is_scaled(o))
+        share->operands[o->rank] = idist__flow_send_at(t, o->rank);
     idist__fetch_reduce(t, o->out, share->operands, n, o->count);
 }
 
@@ -832,8 +836,8 @@ static void idist__fetch_sum_flat(const idist__task *t, int n) {
 static int idist__fetch_operand_count(const idist__task *t) {
     const idist__op *o = idist__op_of(t);
 
-    if (t->call.kind == IDIST__SCAN) return o->r + 1;
-    if (t->call.kind == IDIST__EXSCAN) return o->r;
+    if (t->call.kind == IDIST__SCAN) return o->rank + 1;
+    if (t->call.kind == IDIST__EXSCAN) return o->rank;
     return o->n;
 }
 
@@ -843,7 +847,7 @@ static bool idist__fetch_blocks(idist__task *t, size_t at) {
     int i;
 
     for (i = 0; i < o->n; i++) {
-        int from = idist__block_wrap(o->r + i, o->n); // each rank begins with another one
+        int from = idist__block_wrap(o->rank + i, o->n); // each rank begins with another one
         uint64_t address;
         size_t count;
         char *to;
@@ -853,10 +857,10 @@ static bool idist__fetch_blocks(idist__task *t, size_t at) {
         if (!count) continue;
 
         to = idist__flow_recv_at(t, from) + at * o->size;
-        address = idist__fetch_remote_source(t, from, o->r, at);
+        address = idist__fetch_remote_source(t, from, o->rank, at);
         if (address && !idist__fetch_remote(t, from, address, to, count * o->size)) return false;
         if (!address)
-            idist__block_copy(to, idist__fetch_source(t, from, o->r, at), count * o->size);
+            idist__block_copy(to, idist__fetch_source(t, from, o->rank, at), count * o->size);
     }
 
     return true;
@@ -873,9 +877,9 @@ static bool idist__fetch_chunk(idist__task *t, size_t at) {
     if (!idist__kind_reduces(t->call.kind)) return idist__fetch_blocks(t, at);
 
     count = idist__flow_chunk_count(o, o->count, at);
-    if ((t->call.kind == IDIST__REDUCE && o->r != o->root) || !n || !count) return true;
+    if ((t->call.kind == IDIST__REDUCE && o->rank != o->root) || !n || !count) return true;
     if (o->algorithm != IDIST__FLAT)
-        return idist__fetch_sum(t, o->out + at * o->size, n, o->r, at, count);
+        return idist__fetch_sum(t, o->out + at * o->size, n, o->rank, at, count);
     idist__fetch_sum_flat(t, n);
 
     return true;
@@ -892,8 +896,8 @@ static bool idist__fetch_was_valid(idist__task *t) {
     __atomic_thread_fence(__ATOMIC_ACQUIRE);
 
     for (i = 0; i < o->n; i++) {
-        if (i == o->r || !idist__flow_reads(t, i)) continue;
-        if (!idist__slot_is_current(share, i, o->shared.call_number)) return false;
+        if (i == o->rank || !idist__flow_reads(t, i)) continue;
+        if (!idist__slot_is_current(share, i, o->u.shared.call_number)) return false;
     }
 
     return true;
@@ -914,7 +918,7 @@ static void idist__flat_run(idist__task *t) {
 
     IDIST__CO_BEGIN(o)
 
-    if (!o->shared.entered) {
+    if (!o->u.shared.entered) {
         IDIST__CO_AWAIT(o, idist__slot_may_enter(t));
         idist__slot_enter(t);
     }
@@ -945,14 +949,14 @@ static bool idist__chunk_all_reached(idist__task *t, idist__milestone milestone,
     idist__op *o = idist__op_of(t);
     idist__share *share = idist__region_share(t);
 
-    for (; o->shared.next_rank < o->n; o->shared.next_rank++) {
-        int rank = o->shared.next_rank;
-        if (rank == o->r || (only_sources && !idist__flow_reads(t, rank))) continue;
+    for (; o->u.shared.next_rank < o->n; o->u.shared.next_rank++) {
+        int rank = o->u.shared.next_rank;
+        if (rank == o->rank || (only_sources && !idist__flow_reads(t, rank))) continue;
         if (idist__region_reached(share, rank, milestone) < chunks) return false;
     }
 
     idist__os_thread_handover();
-    o->shared.next_rank = 0;
+    o->u.shared.next_rank = 0;
 
     return true;
 }
@@ -979,15 +983,15 @@ static size_t idist__chunk_block_at(const idist__op *o, size_t count, int b) {
 static void idist__chunk_copy(idist__task *t, size_t chunk) {
     idist__op *o = idist__op_of(t);
     idist__share *share = idist__region_share(t);
-    char *buffer = idist__region_buffer(share, o->r, o->shared.first_chunk + chunk);
+    char *buffer = idist__region_buffer(share, o->rank, o->u.shared.first_chunk + chunk);
     bool per_rank = idist__flow_is_per_rank(t->call.kind), scaled = idist__flow_is_scaled(o);
-    size_t at = chunk * o->shared.chunk_count;
+    size_t at = chunk * o->u.shared.chunk_count;
     int to;
 
     if (idist__flow_is_split(o, t->call.kind) && !scaled) {
         size_t count = idist__flow_chunk_count(o, o->count, at);
-        size_t begin = idist__chunk_block_at(o, count, o->r),
-               end = idist__chunk_block_at(o, count, o->r + 1);
+        size_t begin = idist__chunk_block_at(o, count, o->rank),
+               end = idist__chunk_block_at(o, count, o->rank + 1);
         idist__region_write(buffer, o->in + at * o->size, begin * o->size);
         idist__region_write(buffer + end * o->size, o->in + (at + end) * o->size,
                             (count - end) * o->size);
@@ -996,9 +1000,9 @@ static void idist__chunk_copy(idist__task *t, size_t chunk) {
 
     for (to = 0; to < (per_rank ? o->n : 1); to++) {
         size_t count = idist__flow_chunk_count(o, idist__flow_send_count(t, to), at);
-        char *block = buffer + (size_t)to * o->shared.chunk_count * o->size;
+        char *block = buffer + (size_t)to * o->u.shared.chunk_count * o->size;
 
-        if (per_rank && to == o->r && !scaled) continue;
+        if (per_rank && to == o->rank && !scaled) continue;
         idist__region_write(block, idist__flow_send_at(t, to) + at * o->size, count * o->size);
         idist__slot_scale(t, block, count);
     }
@@ -1008,8 +1012,8 @@ static void idist__chunk_copy(idist__task *t, size_t chunk) {
 // is exposed.
 static bool idist__chunk_expose(idist__task *t) {
     idist__op *o = idist__op_of(t);
-    idist__shared_op *shared = &o->shared;
-    bool copies = idist__flow_contributes(o, t->call.kind, o->r) && !shared->in_place;
+    idist__shared_op *shared = &o->u.shared;
+    bool copies = idist__flow_contributes(o, t->call.kind, o->rank) && !shared->in_place;
 
     while (shared->exposed < shared->nchunks && shared->exposed < shared->chunk + 2) {
         uint64_t number = shared->first_chunk + shared->exposed;
@@ -1030,7 +1034,7 @@ static void idist__chunk_plan(idist__task *t) {
     idist__op *o = idist__op_of(t);
     idist__share *share = idist__region_share(t);
     size_t nblocks = idist__flow_is_per_rank(t->call.kind) ? (size_t)o->n : 1;
-    size_t count = idist__kind_is_v(t->call.kind) ? o->shared.largest_count : o->count;
+    size_t count = idist__kind_is_v(t->call.kind) ? o->u.shared.largest_count : o->count;
     size_t line = IDIST__LINE / o->size; // NOLINT(clang-analyzer-core.DivideZero)
     size_t nbytes = share->chunk_nbytes, chunk_count;
 
@@ -1038,17 +1042,17 @@ static void idist__chunk_plan(idist__task *t) {
         nbytes = IDIST__CHUNK_OVERSUBSCRIBED; // all ranks share the caches
     chunk_count = nbytes / nblocks / o->size;
     if (chunk_count > line) chunk_count -= chunk_count % line;
-    if (o->shared.remote && !idist__kind_reduces(t->call.kind)) chunk_count = count; // no buffers
+    if (o->u.shared.remote && !idist__kind_reduces(t->call.kind)) chunk_count = count; // no buffers
 
-    o->shared.chunk_count = chunk_count;
-    o->shared.nchunks = count ? (count - 1) / chunk_count + 1 : 1;
-    o->shared.first_chunk = share->chunks_done;
-    o->shared.next_rank = 0;
+    o->u.shared.chunk_count = chunk_count;
+    o->u.shared.nchunks = count ? (count - 1) / chunk_count + 1 : 1;
+    o->u.shared.first_chunk = share->chunks_done;
+    o->u.shared.next_rank = 0;
 }
 
 static void idist__chunk_run(idist__task *t) {
     idist__op *o = idist__op_of(t);
-    idist__shared_op *shared = &o->shared;
+    idist__shared_op *shared = &o->u.shared;
 
     IDIST__CO_BEGIN(o)
     IDIST__CO_AWAIT(o, idist__slot_may_enter(t));
@@ -1102,17 +1106,18 @@ static void idist__chunk_run(idist__task *t) {
 static bool idist__split_sum_block(idist__task *t) {
     idist__op *o = idist__op_of(t);
     idist__share *share = idist__region_share(t);
-    size_t at = o->shared.chunk * o->shared.chunk_count,
+    size_t at = o->u.shared.chunk * o->u.shared.chunk_count,
            chunk_count = idist__flow_chunk_count(o, o->count, at),
-           begin = idist__chunk_block_at(o, chunk_count, o->r),
-           count = idist__chunk_block_at(o, chunk_count, o->r + 1) - begin;
-    char *buffer = idist__region_buffer(share, o->r, o->shared.first_chunk + o->shared.chunk);
+           begin = idist__chunk_block_at(o, chunk_count, o->rank),
+           count = idist__chunk_block_at(o, chunk_count, o->rank + 1) - begin;
+    char *buffer =
+        idist__region_buffer(share, o->rank, o->u.shared.first_chunk + o->u.shared.chunk);
     char *sum = buffer + begin * o->size, *out = o->out + (at + begin) * o->size;
 
     if (!count) return true;
 
     if (t->call.kind == IDIST__REDUCE) // only the root wants it
-        return idist__fetch_sum(t, o->r == o->root ? out : sum, o->n, 0, at + begin, count);
+        return idist__fetch_sum(t, o->rank == o->root ? out : sum, o->n, 0, at + begin, count);
 
     if (!idist__fetch_sum(t, out, o->n, 0, at + begin, count)) return false;
     idist__region_write(sum, out, count * o->size);
@@ -1124,19 +1129,19 @@ static bool idist__split_sum_block(idist__task *t) {
 static void idist__split_take_blocks(idist__task *t) {
     idist__op *o = idist__op_of(t);
     idist__share *share = idist__region_share(t);
-    size_t at = o->shared.chunk * o->shared.chunk_count,
+    size_t at = o->u.shared.chunk * o->u.shared.chunk_count,
            count = idist__flow_chunk_count(o, o->count, at);
     int i;
 
-    if (t->call.kind == IDIST__REDUCE && o->r != o->root) return;
+    if (t->call.kind == IDIST__REDUCE && o->rank != o->root) return;
 
     for (i = 0; i < o->n; i++) {
         size_t begin = idist__chunk_block_at(o, count, i),
                end = idist__chunk_block_at(o, count, i + 1);
         const char *buffer =
-            idist__region_buffer(share, i, o->shared.first_chunk + o->shared.chunk);
+            idist__region_buffer(share, i, o->u.shared.first_chunk + o->u.shared.chunk);
 
-        if (i == o->r) continue;
+        if (i == o->rank) continue;
         idist__block_copy(o->out + (at + begin) * o->size, buffer + begin * o->size,
                           (end - begin) * o->size);
     }
@@ -1158,8 +1163,8 @@ static bool idist__split_is_direct(const idist__task *t) {
 static bool idist__split_sum_direct(idist__task *t) {
     idist__op *o = idist__op_of(t);
     idist__share *share = idist__region_share(t);
-    size_t at = idist__chunk_block_at(o, o->count, o->r),
-           end = idist__chunk_block_at(o, o->count, o->r + 1), k;
+    size_t at = idist__chunk_block_at(o, o->count, o->rank),
+           end = idist__chunk_block_at(o, o->count, o->rank + 1), k;
     int i;
 
     for (; at < end; at += k) {
@@ -1169,7 +1174,7 @@ static bool idist__split_sum_direct(idist__task *t) {
         if (!idist__fetch_sum(t, out, o->n, 0, at, k)) return false;
         if (!idist__fetch_was_valid(t)) return false;
         for (i = 0; i < o->n; i++)
-            if (i != o->r) memcpy(share->locations[i].recv + at * o->size, out, k * o->size);
+            if (i != o->rank) memcpy(share->locations[i].recv + at * o->size, out, k * o->size);
     }
 
     return true;
@@ -1178,8 +1183,8 @@ static bool idist__split_sum_direct(idist__task *t) {
 // Reduces our block of all contributions into our own result.
 static bool idist__split_sum_remote(idist__task *t) {
     idist__op *o = idist__op_of(t);
-    size_t at = idist__chunk_block_at(o, o->count, o->r),
-           end = idist__chunk_block_at(o, o->count, o->r + 1);
+    size_t at = idist__chunk_block_at(o, o->count, o->rank),
+           end = idist__chunk_block_at(o, o->count, o->rank + 1);
 
     return idist__fetch_sum(t, o->out + at * o->size, o->n, 0, at, end - at);
 }
@@ -1191,7 +1196,7 @@ static bool idist__split_take_remote(idist__task *t) {
     int i;
 
     for (i = 1; i < o->n; i++) {
-        int from = idist__block_wrap(o->r + i, o->n);
+        int from = idist__block_wrap(o->rank + i, o->n);
         size_t at = idist__chunk_block_at(o, o->count, from) * o->size,
                end = idist__chunk_block_at(o, o->count, from + 1) * o->size;
 
@@ -1205,14 +1210,14 @@ static bool idist__split_take_remote(idist__task *t) {
 
 static bool idist__split_sum_in_place(idist__task *t) {
     bool summed =
-        idist__op_of(t)->shared.remote ? idist__split_sum_remote(t) : idist__split_sum_direct(t);
+        idist__op_of(t)->u.shared.remote ? idist__split_sum_remote(t) : idist__split_sum_direct(t);
 
     return summed && idist__fetch_was_valid(t);
 }
 
 // Chooses between direct and cross-memory; false: through buffers.
 static bool idist__split_skips_buffers(idist__task *t) {
-    idist__shared_op *shared = &idist__op_of(t)->shared;
+    idist__shared_op *shared = &idist__op_of(t)->u.shared;
     bool direct;
 
     if (t->call.kind != IDIST__ALL_REDUCE) return false;
@@ -1228,7 +1233,7 @@ static bool idist__split_skips_buffers(idist__task *t) {
 
 static void idist__split_run(idist__task *t) {
     idist__op *o = idist__op_of(t);
-    idist__shared_op *shared = &o->shared;
+    idist__shared_op *shared = &o->u.shared;
     uint64_t next = shared->first_chunk + shared->chunk + 1; // of the chunk under way
 
     IDIST__CO_BEGIN(o)
@@ -1256,7 +1261,7 @@ static void idist__split_run(idist__task *t) {
             IDIST__CO_AWAIT(o, idist__chunk_all(t, IDIST__EXPOSED, next));
             if (!idist__split_sum_block(t) || !idist__fetch_was_valid(t)) return;
             idist__region_publish(t, IDIST__REDUCED, next);
-            if (t->call.kind == IDIST__ALL_REDUCE || o->r == o->root)
+            if (t->call.kind == IDIST__ALL_REDUCE || o->rank == o->root)
                 IDIST__CO_AWAIT(o, idist__chunk_all(t, IDIST__REDUCED, next));
             idist__split_take_blocks(t);
             idist__region_publish(t, IDIST__FREED, next);
@@ -1307,27 +1312,14 @@ static int idist__share_choose(const idist_group *g, const idist__call *c) {
 // as they are.
 static void idist__share_prepare(idist__task *t, int algorithm) {
     idist__op *o = idist__op_of(t);
-    const idist__call *c = &t->call;
+    idist__kind kind = t->call.kind;
 
-    o->n = t->group->size;
-    o->r = t->group->rank;
-    o->root = c->root;
-    o->user = NULL;
-
-    if (idist__kind_reduces(c->kind) && (int)c->op >= IDIST_OP_USER) {
-        o->user_op = *idist__world_user_op(t->group, c);
-        o->user = &o->user_op;
-    }
-
-    o->size = idist_dtype_size(c->dtype);
-    o->count = o->shared.chunk_count = c->count;
-    o->nbytes = o->count * o->size;
-    o->in = idist__op_buffer(c->send);
-    o->out = idist__op_buffer(c->recv);
-    if (c->kind == IDIST__BROADCAST) o->in = o->out;
+    idist__op_prepare(t);
     o->algorithm = algorithm;
+    o->u.shared.chunk_count = o->count;
+    if (kind == IDIST__BROADCAST) o->in = o->out;
 
-    if ((c->kind == IDIST__GATHERV || c->kind == IDIST__SCATTERV) && o->r != o->root) {
+    if ((kind == IDIST__GATHERV || kind == IDIST__SCATTERV) && o->rank != o->root) {
         // Only the root's are valid.
         t->call.sendcounts = t->call.senddispls = NULL;
         t->call.recvcounts = t->call.recvdispls = NULL;
@@ -1344,12 +1336,12 @@ static void idist__share_start(idist__task *t) {
     else o->run = idist__chunk_run;
 
     if (share->entered_early) {
-        o->shared.call_number = share->calls_entered;
-        o->shared.entered = true;
+        o->u.shared.call_number = share->calls_entered;
+        o->u.shared.entered = true;
         share->entered_early = false;
     }
 
-    if (share->last) idist__op_of(share->last)->after = t;
+    if (share->last) idist__op_of(share->last)->u.shared.next = t;
     else share->first = t;
     share->last = t;
     if (share->first == t) idist__op_run(t);
@@ -1424,8 +1416,8 @@ static bool idist__share_may_write(const idist_group *g, const idist__op *o, int
     const idist__share *share = idist__ring_group_of(g)->share;
 
     return rank != g->rank && ring->links[g->ranks[rank]].open &&
-           idist__region_reached(share, rank, IDIST__REDUCED) <= o->shared.first_chunk &&
-           idist__slot_is_current(share, rank, o->shared.call_number);
+           idist__region_reached(share, rank, IDIST__REDUCED) <= o->u.shared.first_chunk &&
+           idist__slot_is_current(share, rank, o->u.shared.call_number);
 }
 
 // A call in which the others write to our result (direct) ends early: waits until each of them has
@@ -1439,7 +1431,7 @@ static void idist__share_await_writers(const idist_group *g) {
     int64_t until_ns = idist__os_clock_deadline(IDIST__WRITERS_MS);
     int i;
 
-    if (!o || !o->shared.direct) return;
+    if (!o || !o->u.shared.direct) return;
 
     for (i = 0; i < g->size; i++) {
         const idist__pipe_port *port = &ring->shm->ports[ring->shm->local[g->ranks[i]]];
@@ -1456,15 +1448,15 @@ static void idist__share_cancel(idist__task *t) {
     idist__task **at, *last = NULL;
 
     if (!share) return;
-    for (at = &share->first; *at && *at != t; at = &idist__op_of(*at)->after) last = *at;
-    if (*at) *at = idist__op_of(t)->after;
+    for (at = &share->first; *at && *at != t; at = &idist__op_of(*at)->u.shared.next) last = *at;
+    if (*at) *at = idist__op_of(t)->u.shared.next;
     if (share->last == t) share->last = last;
 }
 
 // Whether a call cannot complete before this rank of the group enters it.
 static bool idist__share_needs(const idist__task *t, int rank) {
     const idist__op *o = idist__op_of(t);
-    const idist__shared_op *shared = &o->shared;
+    const idist__shared_op *shared = &o->u.shared;
     idist__share *share = idist__region_share(t);
     uint64_t number = shared->first_chunk + shared->exposed; // of the next chunk to expose
 
@@ -1472,7 +1464,7 @@ static bool idist__share_needs(const idist__task *t, int rank) {
     if (idist__slot_has_entered(share, rank, shared->call_number)) return false;
     if (idist__flow_reads(t, rank)) return true;
     if (o->algorithm != IDIST__CHUNKED) return false;
-    if (!idist__flow_contributes(o, t->call.kind, o->r)) return false;
+    if (!idist__flow_contributes(o, t->call.kind, o->rank)) return false;
 
     // It has to read what we contribute: all of it, if that is read in place; else the chunk whose
     // buffer we need next.
