@@ -5,9 +5,9 @@
     posts non-blocking sends and receives of idist_msg.h, and runs again ([msg:op]) whenever one of
     them completes.
 
-    Part of the implementation of idist: idist_ring.h includes it. [engine:task] starts a collective
-    through [algo:choose], which picks the algorithm, or through [algo:host], which splits it into
-    calls inside hosts and between them. Ranks that share memory use idist_share.h instead.
+    Part of the implementation of idist: idist_ring.h includes it. [engine:task] asks [algo:choose]
+    for the algorithm of a collective: one over messages; [algo:host], which splits it into calls
+    inside hosts and between them; or one of idist_share.h, for ranks that share memory.
 
 CONTENTS
 
@@ -19,8 +19,8 @@ CONTENTS
       [algo:tree]           broadcast, reduce, gather and scatter of small messages
       [algo:doubling]       all_reduce, reduce_scatter and scan of small messages
       [algo:bruck]          all_gather and all_to_all of small messages
-      [algo:choose]         which algorithm a call uses, and its scratch memory
       [algo:host]           several hosts: first inside each host, then between their leaders
+      [algo:choose]         which algorithm a call uses, and its scratch memory
 
 COSTS
 
@@ -58,15 +58,6 @@ SOURCES
 */
 #ifndef IDIST_ALGO_H
 #define IDIST_ALGO_H
-
-// The algorithm of a collective: idist__op.algorithm, and part of the fingerprint of the call. The
-// first two are also values of the setting IDIST_ALGO (idist__config.algorithm; 0 means auto).
-// IDIST__FLAT (3) and IDIST__CHUNKED (4) of idist_share.h complete the list.
-enum {
-    IDIST__LATENCY = 1,   // messages, few steps
-    IDIST__BANDWIDTH = 2, // messages, few bytes
-    IDIST__BY_HOST = 5    // calls inside each host and between hosts
-};
 
 //------------------------------------------------------------------------------
 // [algo:stream]  pipelines: chunks that are received, reduced and sent on
@@ -1077,243 +1068,9 @@ static void idist__bruck_all_to_all(idist__task *t) {
 }
 
 //------------------------------------------------------------------------------
-// [algo:choose]  which algorithm a call uses, and its scratch memory
-// uses mem base:type float reduce kind model block msg:op ring chain direct
-// uses dissemination tree doubling bruck
-//
-// Path of a collective made of messages, called by [engine:task]:
-//
-//   idist__choose_begin   fills idist__op from the call: ranks, operands, reduction, algorithm;
-//                         allocates scratch; widens or scales the input of a reduction
-//   idist__history_add      records the fingerprint, which includes the algorithm (idist_msg.h)
-//   idist__choose_run     hands the call over to its algorithm
-//   idist__choose_finish  ends a reduction: divides an average, narrows to the dtype of the call
-//
-// Floats of 16 and 8 bits are widened to F32 for a reduction, so that they are rounded only once.
-//------------------------------------------------------------------------------
-
-typedef struct idist__choice { // NOLINT(clang-analyzer-optin.performance.Padding)
-    idist__kind kind;
-    void (*latency)(idist__task *t);   // the algorithm itself; NULL: always use the other one
-    size_t latency_kib;                // up to this contribution of one rank it is faster
-    void (*bandwidth)(idist__task *t); // begins the stream; NULL: always use the other one
-    bool keeps_order;                  // `bandwidth` also serves operations that do not commute
-} idist__choice;
-
-// Read a row as: all_reduce uses recursive doubling up to 64 KiB per rank, and a ring beyond. The
-// limits were measured with idist_perf over unix sockets and loopback TCP at 2 to 8 ranks. A limit
-// is low where the latency algorithm carries blocks through several ranks.
-static const idist__choice idist__choose_table[] = {
-    // clang-format off
-    // operation            few steps                      KiB  few bytes                    order
-    {IDIST__BARRIER,        idist__dissemination_barrier,   0, NULL,                        true},
-    {IDIST__BROADCAST,      idist__tree_broadcast,        256, idist__chain_broadcast,      true},
-    {IDIST__REDUCE,         idist__tree_reduce,           256, idist__chain_reduce,         false},
-    {IDIST__ALL_REDUCE,     idist__doubling_reduce,        64, idist__ring_all_reduce,      false},
-    {IDIST__REDUCE_SCATTER, idist__doubling_reduce,        16, idist__ring_reduce_scatter,  false},
-    {IDIST__ALL_GATHER,     idist__bruck_all_gather,       16, idist__ring_all_gather,      true},
-    {IDIST__GATHER,         idist__tree_gather,             2, idist__direct_begin,         true},
-    {IDIST__SCATTER,        idist__tree_scatter,            2, idist__direct_begin,         true},
-    {IDIST__ALL_TO_ALL,     idist__bruck_all_to_all,        2, idist__direct_all_to_all,    true},
-    {IDIST__SCAN,           idist__doubling_scan,         128, idist__chain_scan,           true},
-    {IDIST__EXSCAN,         idist__doubling_scan,         128, idist__chain_scan,           true},
-    {IDIST__ALL_GATHERV,    NULL,                           0, idist__ring_all_gather,      true},
-    {IDIST__GATHERV,        NULL,                           0, idist__direct_begin,         true},
-    {IDIST__SCATTERV,       NULL,                           0, idist__direct_begin,         true},
-    {IDIST__ALL_TO_ALLV,    NULL,                           0, idist__direct_begin,         true},
-    // clang-format on
-};
-
-static const idist__choice *idist__choose_row(idist__kind kind) {
-    const idist__choice *row = idist__choose_table;
-    while (row->kind != kind) row++;
-    return row;
-}
-
-static int idist__choose_algorithm(const idist__task *t) {
-    const idist__op *o = idist__op_of(t);
-    const idist__choice *row = idist__choose_row(t->call.kind);
-    int setting = t->group->w->cfg.algorithm;
-    bool commutes = !o->user || o->user->commutative;
-
-    if (!row->bandwidth) return IDIST__LATENCY;
-    if (!row->latency) return IDIST__BANDWIDTH;
-    if (!o->count || (!commutes && !row->keeps_order)) return IDIST__LATENCY;
-    if (setting == IDIST__LATENCY || setting == IDIST__BANDWIDTH) return setting;
-
-    return o->nbytes <= row->latency_kib * 1024 ? IDIST__LATENCY : IDIST__BANDWIDTH;
-}
-
-// ---- operands ----
-
-// Whether elements are widened to F32 for the reduction.
-static bool idist__choose_widens(const idist__task *t) {
-    const idist__op *o = idist__op_of(t);
-    bool is_function = o->user && o->user->fn;
-    return idist__kind_reduces(t->call.kind) && idist__type_is_narrow(t->call.dtype) &&
-           !is_function;
-}
-
-// Whether the operation multiplies each contribution by a factor and then sums.
-static bool idist__choose_scales(const idist__task *t) {
-    const idist__op *o = idist__op_of(t);
-    return idist__kind_reduces(t->call.kind) && o->user && !o->user->fn;
-}
-
-static void idist__choose_operands(idist__task *t) {
-    idist__op *o = idist__op_of(t);
-    const idist__call *c = &t->call;
-
-    idist__op_prepare(t);
-
-    if (idist__choose_widens(t)) {
-        o->size = sizeof(float);
-        o->nbytes = o->count * o->size;
-    }
-
-    if (idist__kind_reduces(c->kind) && !(o->user && o->user->fn))
-        o->reduce = idist__reduce_table[(unsigned)c->dtype]
-                                       [o->user ? (unsigned)IDIST_SUM : (unsigned)c->op];
-}
-
-// How many elements this rank contributes.
-static size_t idist__choose_input_count(const idist__task *t) {
-    const idist__op *o = idist__op_of(t);
-    return t->call.kind == IDIST__REDUCE_SCATTER ? o->count * (size_t)o->n : o->count;
-}
-
-// ---- scratch memory ----
-//
-//   | widened or scaled input | widened result | what the algorithm works in | slots of a stream |
-//
-// Each part begins at a multiple of 64 bytes, and may be empty.
-
-static size_t idist__choose_align(size_t nbytes) { return (nbytes + 63) & ~(size_t)63; }
-
-static size_t idist__choose_latency_nbytes(const idist__task *t) {
-    const idist__op *o = idist__op_of(t);
-    size_t n = (size_t)o->n;
-
-    switch (t->call.kind) {
-    case IDIST__ALL_REDUCE: return o->nbytes;
-    case IDIST__REDUCE:
-    case IDIST__SCAN:
-    case IDIST__EXSCAN: return 2 * o->nbytes;
-    case IDIST__REDUCE_SCATTER: return 2 * n * o->nbytes;
-    case IDIST__ALL_GATHER: return n * o->nbytes;
-    case IDIST__GATHER:
-    case IDIST__SCATTER:
-        return (size_t)idist__tree_size(idist__tree_relative_rank(t), o->n) * o->nbytes;
-    case IDIST__ALL_TO_ALL: return 3 * n * o->nbytes;
-    default: return 0;
-    }
-}
-
-static size_t idist__choose_bandwidth_nbytes(const idist__task *t) {
-    const idist__op *o = idist__op_of(t);
-    size_t n = (size_t)o->n;
-
-    switch (t->call.kind) {
-    case IDIST__REDUCE: return o->rank != o->root ? o->nbytes : 0;
-    case IDIST__EXSCAN: return o->nbytes;
-    case IDIST__REDUCE_SCATTER: return n * o->nbytes;
-    case IDIST__ALL_TO_ALL: return t->call.send == t->call.recv ? n * o->nbytes : 0;
-    default: return 0;
-    }
-}
-
-static size_t idist__choose_slots_nbytes(const idist__task *t) {
-    const idist__op *o = idist__op_of(t);
-
-    if (!idist__kind_reduces(t->call.kind) || o->algorithm != IDIST__BANDWIDTH) return 0;
-    if (o->nbytes >= IDIST__CHUNK_BYTES) return IDIST__SLOTS * IDIST__CHUNK_BYTES;
-    return IDIST__SLOTS * idist__choose_align(o->nbytes);
-}
-
-// False when memory is short.
-static bool idist__choose_allocate(idist__task *t) {
-    idist__op *o = idist__op_of(t);
-    bool widens = idist__choose_widens(t);
-    size_t input = 0;
-    size_t result = widens ? idist__choose_align(o->nbytes) : 0;
-    size_t work = o->algorithm == IDIST__LATENCY ? idist__choose_latency_nbytes(t)
-                                                 : idist__choose_bandwidth_nbytes(t);
-    size_t slots = idist__choose_slots_nbytes(t);
-
-    work = idist__choose_align(work);
-    if (widens || idist__choose_scales(t))
-        input = idist__choose_align(idist__choose_input_count(t) * o->size);
-
-    if (input + result + work + slots) {
-        o->memory = (char *)idist__mem_raw(&t->group->w->cfg.mem, input + result + work + slots);
-        if (!o->memory) return false;
-    }
-
-    o->work = o->memory ? o->memory + input + result : idist__op_buffer(NULL);
-    if (slots) o->u.stream.slots = o->work + work;
-    if (widens && o->memory) o->out = o->memory + input;
-
-    return true;
-}
-
-// Puts the input of a reduction that widens or scales into scratch.
-static void idist__choose_convert_input(idist__task *t) {
-    idist__op *o = idist__op_of(t);
-    idist_dtype dtype = t->call.dtype;
-    size_t count = idist__choose_input_count(t);
-    bool widens = idist__choose_widens(t);
-    bool scales = idist__choose_scales(t);
-
-    if (!count || (!widens && !scales)) return;
-    if (widens) idist__float_widen((float *)(void *)o->memory, o->in, count, dtype);
-    else idist__block_copy(o->memory, o->in, count * o->size);
-
-    o->in = o->memory;
-    if (scales) idist__reduce_scale(o->memory, count, widens ? IDIST_F32 : dtype, o->user->factor);
-}
-
-// ---- begin, run, finish ----
-
-// o->out holds the result as it was reduced, on the ranks that get one.
-static void idist__choose_finish(idist__task *t) {
-    idist__op *o = idist__op_of(t);
-    const idist__call *c = &t->call;
-    bool widens = idist__choose_widens(t);
-    bool has_result = (c->kind != IDIST__REDUCE || o->rank == o->root) &&
-                      (c->kind != IDIST__EXSCAN || o->rank != 0);
-
-    if (!has_result) return;
-    if (!o->user)
-        idist__reduce_finish(o->out, o->count, widens ? IDIST_F32 : c->dtype, c->op, o->n);
-    if (widens)
-        idist__float_narrow(c->recv, (const float *)(const void *)o->out, o->count, c->dtype);
-}
-
-// Prepares a collective. False when memory is short.
-static bool idist__choose_begin(idist__task *t) {
-    idist__op *o = idist__op_of(t);
-
-    idist__choose_operands(t);
-    o->algorithm = idist__choose_algorithm(t);
-    if (!idist__choose_allocate(t)) return false;
-    idist__choose_convert_input(t);
-    if (idist__kind_reduces(t->call.kind)) o->finish = idist__choose_finish;
-
-    return true;
-}
-
-static void idist__choose_run(idist__task *t) {
-    idist__op *o = idist__op_of(t);
-    const idist__choice *row = idist__choose_row(t->call.kind);
-
-    if (o->algorithm == IDIST__LATENCY) o->run = row->latency;
-    else row->bandwidth(t);
-}
-
-//------------------------------------------------------------------------------
 // [algo:host]  several hosts: first inside each host, then between their leaders
-// uses mem base:type reduce kind model core:world fingerprint core:task block
-// uses msg:types msg:op msg:failure
+// uses mem base:type reduce launch:env kind model core:world fingerprint
+// uses core:task block msg:types msg:op msg:failure
 //
 // Ranks of one host share memory, while hosts share a slower network. So a collective over several
 // hosts becomes a sequence of collectives on two smaller groups:
@@ -1637,7 +1394,7 @@ static void idist__host_step_begin(idist__task *t, const idist__host_step *step)
     child->call.user = o->user;
     if (t->call.op == IDIST_AVG || (scales && on_leads)) child->call.op = IDIST_SUM;
 
-    child->whole = idist__fingerprint_of_task(t, IDIST__BY_HOST);
+    child->whole = idist__fingerprint_of_task(t, IDIST__ALGO_BY_HOST);
     child->parent_past = o->past;
     child->timeout_ms = -1; // the parent has a deadline, and says what it waits for
     child->announced = true;
@@ -1703,7 +1460,7 @@ static void idist__host_run(idist__task *t) {
 
 static void idist__host_prepare(idist__task *t) {
     idist__op_prepare(t);
-    idist__op_of(t)->algorithm = IDIST__BY_HOST;
+    idist__op_of(t)->algorithm = IDIST__ALGO_BY_HOST;
     idist__op_of(t)->run = idist__host_run;
 }
 
@@ -1747,6 +1504,261 @@ static void idist__host_progress(idist__ring *ring) {
             if (rg->head == t && (!host->child || !host->child->done)) break;
         }
     }
+}
+
+//------------------------------------------------------------------------------
+// [algo:choose]  which algorithm a call uses, and its scratch memory
+// uses mem base:type float reduce launch:env kind model core:world block msg:op
+// uses share:share ring chain direct dissemination tree doubling bruck host
+//
+// idist__choose_algorithm takes the first that can serve the call:
+//
+//   group                                      algorithm
+//   on several hosts, with several members     BY_HOST   the operations that [algo:host] lists
+//   on some of them
+//   whose members share memory                 FLAT      up to 4 KiB in the slot of a rank
+//                                              CHUNKED   more, and v-forms
+//   any                                        LATENCY   as the table below says
+//                                              BANDWIDTH
+//
+// The setting IDIST_ALGO rules out BY_HOST; LATENCY and BANDWIDTH rule out shared memory; CHUNKED
+// rules out FLAT. All members of a group choose the same, so the choice rests on what is the same
+// on all of them, and is part of the fingerprint. tests/unit/algo.c prints it for every operation.
+//
+// Path of a collective made of messages, called by [engine:task]:
+//
+//   idist__choose_begin     fills idist__op from the call: ranks, operands, reduction; allocates
+//                           scratch; widens or scales the input of a reduction
+//   idist__history_add      records the fingerprint, which includes the algorithm (idist_msg.h)
+//   idist__choose_run       hands the call over to its algorithm
+//   idist__choose_finish    ends a reduction: divides an average, narrows to the dtype of the call
+//
+// Floats of 16 and 8 bits are widened to F32 for a reduction, so that they are rounded only once.
+//------------------------------------------------------------------------------
+
+typedef struct idist__choice { // NOLINT(clang-analyzer-optin.performance.Padding)
+    idist__kind kind;
+    void (*latency)(idist__task *t);   // the algorithm itself; NULL: always use the other one
+    size_t latency_kib;                // up to this contribution of one rank it is faster
+    void (*bandwidth)(idist__task *t); // begins the stream; NULL: always use the other one
+    bool keeps_order;                  // `bandwidth` also serves operations that do not commute
+} idist__choice;
+
+// Read a row as: all_reduce uses recursive doubling up to 64 KiB per rank, and a ring beyond. The
+// limits were measured with idist_perf over unix sockets and loopback TCP at 2 to 8 ranks. A limit
+// is low where the latency algorithm carries blocks through several ranks.
+static const idist__choice idist__choose_table[] = {
+    // clang-format off
+    // operation            few steps                      KiB  few bytes                    order
+    {IDIST__BARRIER,        idist__dissemination_barrier,   0, NULL,                        true},
+    {IDIST__BROADCAST,      idist__tree_broadcast,        256, idist__chain_broadcast,      true},
+    {IDIST__REDUCE,         idist__tree_reduce,           256, idist__chain_reduce,         false},
+    {IDIST__ALL_REDUCE,     idist__doubling_reduce,        64, idist__ring_all_reduce,      false},
+    {IDIST__REDUCE_SCATTER, idist__doubling_reduce,        16, idist__ring_reduce_scatter,  false},
+    {IDIST__ALL_GATHER,     idist__bruck_all_gather,       16, idist__ring_all_gather,      true},
+    {IDIST__GATHER,         idist__tree_gather,             2, idist__direct_begin,         true},
+    {IDIST__SCATTER,        idist__tree_scatter,            2, idist__direct_begin,         true},
+    {IDIST__ALL_TO_ALL,     idist__bruck_all_to_all,        2, idist__direct_all_to_all,    true},
+    {IDIST__SCAN,           idist__doubling_scan,         128, idist__chain_scan,           true},
+    {IDIST__EXSCAN,         idist__doubling_scan,         128, idist__chain_scan,           true},
+    {IDIST__ALL_GATHERV,    NULL,                           0, idist__ring_all_gather,      true},
+    {IDIST__GATHERV,        NULL,                           0, idist__direct_begin,         true},
+    {IDIST__SCATTERV,       NULL,                           0, idist__direct_begin,         true},
+    {IDIST__ALL_TO_ALLV,    NULL,                           0, idist__direct_begin,         true},
+    // clang-format on
+};
+
+static const idist__choice *idist__choose_row(idist__kind kind) {
+    const idist__choice *row = idist__choose_table;
+    while (row->kind != kind) row++;
+    return row;
+}
+
+// Whether elements are widened to F32 for the reduction.
+static bool idist__choose_widens(const idist__call *c, const idist__user_op *user) {
+    bool is_function = user && user->fn;
+    return idist__kind_reduces(c->kind) && idist__type_is_narrow(c->dtype) && !is_function;
+}
+
+// Whether the operation multiplies each contribution by a factor and then sums.
+static bool idist__choose_scales(const idist__call *c, const idist__user_op *user) {
+    return idist__kind_reduces(c->kind) && user && !user->fn;
+}
+
+// Over messages.
+static idist__algorithm idist__choose_over_messages(const idist_group *g, const idist__call *c) {
+    const idist__choice *row = idist__choose_row(c->kind);
+    bool has_user_op = idist__kind_reduces(c->kind) && (int)c->op >= IDIST_OP_USER;
+    const idist__user_op *user = has_user_op ? idist__world_user_op(g, c) : NULL;
+    bool commutes = !user || user->commutative;
+    size_t size = idist__choose_widens(c, user) ? sizeof(float) : idist_dtype_size(c->dtype);
+
+    if (!row->bandwidth) return IDIST__ALGO_LATENCY;
+    if (!row->latency) return IDIST__ALGO_BANDWIDTH;
+    if (!c->count || (!commutes && !row->keeps_order)) return IDIST__ALGO_LATENCY;
+    if (g->w->cfg.algorithm == IDIST__ALGO_LATENCY) return IDIST__ALGO_LATENCY;
+    if (g->w->cfg.algorithm == IDIST__ALGO_BANDWIDTH) return IDIST__ALGO_BANDWIDTH;
+
+    return c->count * size <= row->latency_kib * 1024 ? IDIST__ALGO_LATENCY : IDIST__ALGO_BANDWIDTH;
+}
+
+static idist__algorithm idist__choose_algorithm(const idist_group *g, const idist__call *c) {
+    idist__algorithm algorithm = idist__share_choose(g, c);
+
+    if (idist__host_serves(g, c)) return IDIST__ALGO_BY_HOST;
+    return algorithm != IDIST__ALGO_AUTO ? algorithm : idist__choose_over_messages(g, c);
+}
+
+// ---- operands ----
+
+static void idist__choose_operands(idist__task *t) {
+    idist__op *o = idist__op_of(t);
+    const idist__call *c = &t->call;
+
+    idist__op_prepare(t);
+
+    if (idist__choose_widens(&t->call, o->user)) {
+        o->size = sizeof(float);
+        o->nbytes = o->count * o->size;
+    }
+
+    if (idist__kind_reduces(c->kind) && !(o->user && o->user->fn))
+        o->reduce = idist__reduce_table[(unsigned)c->dtype]
+                                       [o->user ? (unsigned)IDIST_SUM : (unsigned)c->op];
+}
+
+// How many elements this rank contributes.
+static size_t idist__choose_input_count(const idist__task *t) {
+    const idist__op *o = idist__op_of(t);
+    return t->call.kind == IDIST__REDUCE_SCATTER ? o->count * (size_t)o->n : o->count;
+}
+
+// ---- scratch memory ----
+//
+//   | widened or scaled input | widened result | what the algorithm works in | slots of a stream |
+//
+// Each part begins at a multiple of 64 bytes, and may be empty.
+
+static size_t idist__choose_align(size_t nbytes) { return (nbytes + 63) & ~(size_t)63; }
+
+static size_t idist__choose_latency_nbytes(const idist__task *t) {
+    const idist__op *o = idist__op_of(t);
+    size_t n = (size_t)o->n;
+
+    switch (t->call.kind) {
+    case IDIST__ALL_REDUCE: return o->nbytes;
+    case IDIST__REDUCE:
+    case IDIST__SCAN:
+    case IDIST__EXSCAN: return 2 * o->nbytes;
+    case IDIST__REDUCE_SCATTER: return 2 * n * o->nbytes;
+    case IDIST__ALL_GATHER: return n * o->nbytes;
+    case IDIST__GATHER:
+    case IDIST__SCATTER:
+        return (size_t)idist__tree_size(idist__tree_relative_rank(t), o->n) * o->nbytes;
+    case IDIST__ALL_TO_ALL: return 3 * n * o->nbytes;
+    default: return 0;
+    }
+}
+
+static size_t idist__choose_bandwidth_nbytes(const idist__task *t) {
+    const idist__op *o = idist__op_of(t);
+    size_t n = (size_t)o->n;
+
+    switch (t->call.kind) {
+    case IDIST__REDUCE: return o->rank != o->root ? o->nbytes : 0;
+    case IDIST__EXSCAN: return o->nbytes;
+    case IDIST__REDUCE_SCATTER: return n * o->nbytes;
+    case IDIST__ALL_TO_ALL: return t->call.send == t->call.recv ? n * o->nbytes : 0;
+    default: return 0;
+    }
+}
+
+static size_t idist__choose_slots_nbytes(const idist__task *t) {
+    const idist__op *o = idist__op_of(t);
+
+    if (!idist__kind_reduces(t->call.kind) || o->algorithm != IDIST__ALGO_BANDWIDTH) return 0;
+    if (o->nbytes >= IDIST__CHUNK_BYTES) return IDIST__SLOTS * IDIST__CHUNK_BYTES;
+    return IDIST__SLOTS * idist__choose_align(o->nbytes);
+}
+
+// False when memory is short.
+static bool idist__choose_allocate(idist__task *t) {
+    idist__op *o = idist__op_of(t);
+    bool widens = idist__choose_widens(&t->call, o->user);
+    size_t input = 0;
+    size_t result = widens ? idist__choose_align(o->nbytes) : 0;
+    size_t work = o->algorithm == IDIST__ALGO_LATENCY ? idist__choose_latency_nbytes(t)
+                                                      : idist__choose_bandwidth_nbytes(t);
+    size_t slots = idist__choose_slots_nbytes(t);
+
+    work = idist__choose_align(work);
+    if (widens || idist__choose_scales(&t->call, o->user))
+        input = idist__choose_align(idist__choose_input_count(t) * o->size);
+
+    if (input + result + work + slots) {
+        o->memory = (char *)idist__mem_raw(&t->group->w->cfg.mem, input + result + work + slots);
+        if (!o->memory) return false;
+    }
+
+    o->work = o->memory ? o->memory + input + result : idist__op_buffer(NULL);
+    if (slots) o->u.stream.slots = o->work + work;
+    if (widens && o->memory) o->out = o->memory + input;
+
+    return true;
+}
+
+// Puts the input of a reduction that widens or scales into scratch.
+static void idist__choose_convert_input(idist__task *t) {
+    idist__op *o = idist__op_of(t);
+    idist_dtype dtype = t->call.dtype;
+    size_t count = idist__choose_input_count(t);
+    bool widens = idist__choose_widens(&t->call, o->user);
+    bool scales = idist__choose_scales(&t->call, o->user);
+
+    if (!count || (!widens && !scales)) return;
+    if (widens) idist__float_widen((float *)(void *)o->memory, o->in, count, dtype);
+    else idist__block_copy(o->memory, o->in, count * o->size);
+
+    o->in = o->memory;
+    if (scales) idist__reduce_scale(o->memory, count, widens ? IDIST_F32 : dtype, o->user->factor);
+}
+
+// ---- begin, run, finish ----
+
+// o->out holds the result as it was reduced, on the ranks that get one.
+static void idist__choose_finish(idist__task *t) {
+    idist__op *o = idist__op_of(t);
+    const idist__call *c = &t->call;
+    bool widens = idist__choose_widens(&t->call, o->user);
+    bool has_result = (c->kind != IDIST__REDUCE || o->rank == o->root) &&
+                      (c->kind != IDIST__EXSCAN || o->rank != 0);
+
+    if (!has_result) return;
+    if (!o->user)
+        idist__reduce_finish(o->out, o->count, widens ? IDIST_F32 : c->dtype, c->op, o->n);
+    if (widens)
+        idist__float_narrow(c->recv, (const float *)(const void *)o->out, o->count, c->dtype);
+}
+
+// Prepares a collective. False when memory is short.
+static bool idist__choose_begin(idist__task *t, idist__algorithm algorithm) {
+    idist__op *o = idist__op_of(t);
+
+    idist__choose_operands(t);
+    o->algorithm = algorithm;
+    if (!idist__choose_allocate(t)) return false;
+    idist__choose_convert_input(t);
+    if (idist__kind_reduces(t->call.kind)) o->finish = idist__choose_finish;
+
+    return true;
+}
+
+static void idist__choose_run(idist__task *t) {
+    idist__op *o = idist__op_of(t);
+    const idist__choice *row = idist__choose_row(t->call.kind);
+
+    if (o->algorithm == IDIST__ALGO_LATENCY) o->run = row->latency;
+    else row->bandwidth(t);
 }
 
 #endif // IDIST_ALGO_H

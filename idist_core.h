@@ -165,7 +165,7 @@ typedef struct idist__call {
 // What two ranks compare about a call: 24 bytes of every message.
 typedef struct idist__fingerprint {
     uint8_t kind, dtype, op;
-    uint8_t algorithm; // combined with IDIST__ON_DEVICE
+    uint8_t algorithm; // an idist__algorithm, combined with IDIST__ON_DEVICE
     int32_t root;
     uint64_t check; // see idist__call; of a send: its count
     uint32_t seq;   // number of the call within its group
@@ -624,7 +624,7 @@ static idist_status idist__tracer_end(idist_status status) {
 
 //------------------------------------------------------------------------------
 // [core:fingerprint]  what two ranks compare about a call
-// uses text base:type kind model
+// uses text base:type launch:env kind model
 //------------------------------------------------------------------------------
 
 static idist__fingerprint idist__fingerprint_of_call(const idist__call *c, uint32_t seq) {
@@ -642,7 +642,8 @@ static idist__fingerprint idist__fingerprint_of_call(const idist__call *c, uint3
 }
 
 // Of a part the ranks compare the call that the user made.
-static idist__fingerprint idist__fingerprint_of_task(const idist__task *t, int algorithm) {
+static idist__fingerprint idist__fingerprint_of_task(const idist__task *t,
+                                                     idist__algorithm algorithm) {
     idist__fingerprint p = t->whole;
 
     if (p.kind) {
@@ -691,7 +692,7 @@ static void idist__fingerprint_text(const idist__fingerprint *p, char *buf, size
 
 //------------------------------------------------------------------------------
 // [core:explain]  sentences about calls that failed
-// uses text base:type kind model fingerprint
+// uses text base:type launch:env kind model fingerprint
 //
 // The same words whichever backend noticed. Ranks are ranks of the world here, since a reader of
 // the log knows no others.
@@ -701,7 +702,7 @@ static void idist__explain_task(const idist__task *t, char *buf, size_t cap) {
     const idist__call *c = &t->call;
 
     if (!idist__kind_is_p2p(c->kind)) {
-        idist__fingerprint p = idist__fingerprint_of_task(t, 0);
+        idist__fingerprint p = idist__fingerprint_of_task(t, IDIST__ALGO_AUTO);
         idist__fingerprint_text(&p, buf, cap);
         return;
     }

@@ -33,7 +33,7 @@ PATH OF A MESSAGE
 
 //------------------------------------------------------------------------------
 // [engine:deadlock]  two ranks that wait for each other in different calls
-// uses kind model core:world explain msg:types msg:op msg:failure region
+// uses launch:env kind model core:world explain msg:types msg:op msg:failure
 // uses share:share
 //
 // Calls on different groups, or a receive and a collective, exchange nothing that could be
@@ -72,7 +72,8 @@ static bool idist__deadlock_needs(const idist__link *l, const idist__task *t, in
     if (t->call.kind == IDIST__RECV)
         return t->call.root == group_rank && idist__ring_is_unmatched(t);
 
-    if (t->call.kind != IDIST__SEND && o->algorithm == IDIST__BY_HOST) { // ask the step under way
+    if (t->call.kind != IDIST__SEND &&
+        o->algorithm == IDIST__ALGO_BY_HOST) { // ask the step under way
         const idist__task *step = o->u.host.child;
         int rank = -1;
 
@@ -81,7 +82,7 @@ static bool idist__deadlock_needs(const idist__link *l, const idist__task *t, in
         return rank >= 0 && idist__deadlock_needs(l, step, rank);
     }
 
-    if (t->call.kind != IDIST__SEND && o->algorithm >= IDIST__FLAT)
+    if (t->call.kind != IDIST__SEND && idist__share_serves(o->algorithm))
         return idist__share_needs(t, group_rank);
 
     return idist__ring_has_transfer(&l->posted, t) || idist__ring_has_transfer(&l->waiting, t);
@@ -670,9 +671,9 @@ static void idist__ring_flush(idist__world *w, int64_t until_ns) {
 
 //------------------------------------------------------------------------------
 // [engine:task]  calls start, are checked against other ranks, and announce that they wait
-// uses clock kind model core:world fingerprint self msg:types msg:op index
-// uses msg:failure link history send recv share:share choose host deadlock
-// uses progress
+// uses clock launch:env kind model core:world fingerprint self msg:types msg:op
+// uses index msg:failure link history send recv share:share host choose
+// uses deadlock progress
 //
 // idist__ring_start sends a call one of five ways:
 //
@@ -738,48 +739,42 @@ static void idist__task_listen(idist__ring *ring, const idist__task *t) {
     }
 }
 
-// A collective through shared memory.
-static void idist__task_start_shared(idist__ring *ring, idist__task *t, int algorithm) {
-    idist__share_prepare(t, algorithm);
-    idist__history_add(t, idist__op_of(t), algorithm);
-    idist__task_compare(ring, t);
-    idist__share_start(t);
-}
+static void idist__task_start_collective(idist__ring *ring, idist__task *t,
+                                         idist__algorithm algorithm) {
+    bool shared = idist__share_serves(algorithm);
+    bool by_host = algorithm == IDIST__ALGO_BY_HOST;
 
-// A collective by host.
-static void idist__task_start_by_host(idist__ring *ring, idist__task *t) {
-    idist__host_prepare(t);
-    idist__history_add(t, idist__op_of(t), IDIST__BY_HOST);
-    idist__task_compare(ring, t);
-    idist__host_start(t);
-}
-
-// A collective made of messages.
-static void idist__task_start_messages(idist__ring *ring, idist__task *t) {
-    idist__op *o = idist__op_of(t);
-
-    if (!idist__choose_begin(t)) {
+    if (shared) {
+        idist__share_prepare(t, algorithm);
+    } else if (by_host) {
+        idist__host_prepare(t);
+    } else if (!idist__choose_begin(t, algorithm)) {
         idist__ring_fail(ring, t->group, IDIST_ERR_NO_MEMORY, "a rank is out of memory");
         return;
     }
 
-    idist__history_add(t, o, o->algorithm);
+    idist__history_add(t, idist__op_of(t), algorithm);
     idist__task_compare(ring, t);
-    idist__choose_run(t);
-    if (!ring->failed) idist__op_run(t);
+
+    if (shared) {
+        idist__share_start(t);
+    } else if (by_host) {
+        idist__host_start(t);
+    } else {
+        idist__choose_run(t);
+        if (!ring->failed) idist__op_run(t);
+    }
 }
 
 static void idist__ring_start(idist__task *t) {
     idist__ring *ring = idist__ring_of(t->group->w);
     bool collective = t->call.kind < IDIST__SEND;
-    int shared = 0; // the algorithm, unless the call is made of messages
-    bool by_host = false;
+    idist__algorithm algorithm = IDIST__ALGO_AUTO;
 
     if (collective) memset(t->impl, 0, sizeof(idist__op));
     else idist__op_of(t)->transfer = NULL;
 
-    if (collective) shared = idist__share_choose(t->group, &t->call);
-    if (collective) by_host = idist__host_serves(t->group, &t->call);
+    if (collective && t->group->size > 1) algorithm = idist__choose_algorithm(t->group, &t->call);
 
     idist__task_listen(ring, t);
     if (t->done) return;
@@ -787,9 +782,7 @@ static void idist__ring_start(idist__task *t) {
     if (t->call.kind == IDIST__SEND) idist__send_start(t);
     else if (t->call.kind == IDIST__RECV) idist__recv_start(t);
     else if (t->group->size == 1) idist__self_collective(t);
-    else if (by_host) idist__task_start_by_host(ring, t);
-    else if (shared) idist__task_start_shared(ring, t, shared);
-    else idist__task_start_messages(ring, t);
+    else idist__task_start_collective(ring, t, algorithm);
 
     idist__ring_settle(ring);
 }
@@ -809,7 +802,8 @@ static void idist__ring_announce(idist__task *t) {
     memset(&f, 0, sizeof f);
     f.type = IDIST__WAITS;
     f.ctx = t->group->ctx;
-    f.print = p2p ? idist__fingerprint_of_task(t, 0) : rg->history[t->seq % IDIST__HISTORY];
+    f.print = p2p ? idist__fingerprint_of_task(t, IDIST__ALGO_AUTO)
+                  : rg->history[t->seq % IDIST__HISTORY];
 
     for (i = 0; i < t->group->size; i++) {
         idist__link *l = &ring->links[t->group->ranks[i]];
@@ -835,8 +829,8 @@ static void idist__ring_announce(idist__task *t) {
 
 //------------------------------------------------------------------------------
 // [engine:cancel]  forgetting a call, and telling others that a group failed
-// uses mem kind model core:group shm:segment msg:types msg:op transfer link
-// uses msg:message region share:share host deadlock
+// uses mem launch:env kind model core:group shm:segment msg:types msg:op
+// uses transfer link msg:message share:share host deadlock
 //
 // After idist__ring_cancel no byte of the buffers of a call is touched, whatever still arrives.
 // What a task may have in the links, and what becomes of it:
@@ -1011,8 +1005,8 @@ static void idist__cancel_announced(idist__ring *ring, const idist__task *t) {
 static void idist__cancel_collective(idist__ring *ring, idist__task *t) {
     idist__op *o = idist__op_of(t);
 
-    if (o->algorithm == IDIST__BY_HOST && !idist__host_cancel(t)) return;
-    if (o->algorithm == IDIST__FLAT || o->algorithm == IDIST__CHUNKED) idist__share_cancel(t);
+    if (o->algorithm == IDIST__ALGO_BY_HOST && !idist__host_cancel(t)) return;
+    if (idist__share_serves(o->algorithm)) idist__share_cancel(t);
 
     idist__mem_free(&ring->w->cfg.mem, o->memory);
     o->memory = NULL;
@@ -1058,7 +1052,7 @@ static void idist__ring_tell(idist_group *g) {
 
 //------------------------------------------------------------------------------
 // [engine:missing]  names the ranks that a call waits for
-// uses text kind model explain msg:types msg:op share:share deadlock
+// uses text launch:env kind model explain msg:types msg:op share:share deadlock
 //
 // A call that waits for long or misses its deadline names the ranks that hold it up. It knows how
 // far each member has come (idist__seen) and, once it has sent WAITS, whether the member answered.
@@ -1123,7 +1117,7 @@ static int idist__ring_missing(idist__task *t, char *text, size_t capacity) {
         return idist__missing_sender(t, text, capacity);
     if (idist__kind_is_p2p(t->call.kind)) return idist__explain_missing_peer(t, text, capacity);
 
-    step = idist__op_of(t)->algorithm == IDIST__BY_HOST ? idist__op_of(t)->u.host.child : NULL;
+    step = idist__op_of(t)->algorithm == IDIST__ALGO_BY_HOST ? idist__op_of(t)->u.host.child : NULL;
 
     if (step && !t->announced) { // nobody was asked yet
         if (!idist__ring_missing(step, text, capacity))

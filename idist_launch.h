@@ -29,6 +29,18 @@ CONTENTS
 
 // The numbers are those of the names in idist__config_choices.
 enum { IDIST__TRANSPORT_AUTO, IDIST__TRANSPORT_SOCKET, IDIST__TRANSPORT_TCP };
+
+// How a collective runs. The setting IDIST_ALGO, the fingerprints of calls and the table in
+// idist_algo.h ([algo:table]) all use these numbers. Only those up to CHUNKED can be set.
+typedef enum idist__algorithm {
+    IDIST__ALGO_AUTO,      // chosen by operation and size; of a call: none of those below
+    IDIST__ALGO_LATENCY,   // messages, few steps
+    IDIST__ALGO_BANDWIDTH, // messages, few bytes
+    IDIST__ALGO_CHUNKED,   // shared memory, one chunk at a time
+    IDIST__ALGO_FLAT,      // shared memory, small contributions
+    IDIST__ALGO_BY_HOST    // calls inside each host, and between hosts
+} idist__algorithm;
+
 enum {
     IDIST__DEVICE_BACKEND_AUTO,
     IDIST__DEVICE_BACKEND_NCCL,
@@ -67,7 +79,7 @@ typedef struct idist__config {
     int timeout_ms, init_timeout_ms; // > 0, or -1 for none
     idist__secret secret;
     int transport;     // IDIST__TRANSPORT_*: inside a host shared memory, local sockets, or TCP
-    int algorithm;     // 0 auto, 1 latency, 2 bandwidth, 3 chunked
+    int algorithm;     // an idist__algorithm, up to CHUNKED
     int bind;          // 1: bind each rank to a processor of its own, if there are enough
     size_t shm_nbytes; // shared memory per rank
     bool shm_asked;    // the user gave that number

@@ -1359,8 +1359,8 @@ static void idist__control_drain(idist__mpi *m) {
 
 //------------------------------------------------------------------------------
 // [mpi:coll]  a collective, from its header exchange to its result
-// uses clock fail mem base:type kind model fingerprint explain core:task
-// uses core:group extent types error type native exchange control
+// uses clock fail mem base:type launch:env kind model fingerprint explain
+// uses core:task core:group extent types error type native exchange control
 //
 //     QUEUED -> ENTERING -> COMMITTING -> RUNNING, blocking ------> done
 //                  |                                                 ^
@@ -1577,7 +1577,7 @@ static bool idist__mpi_coll_step(idist__mpi *m, idist__task *t) {
     }
 
     if (op->phase == IDIST__PHASE_QUEUED) {
-        idist__fingerprint fingerprint = idist__fingerprint_of_task(t, 0);
+        idist__fingerprint fingerprint = idist__fingerprint_of_task(t, IDIST__ALGO_AUTO);
         bool busy = t->async || t->next || t->prev || idist__me.group_depth;
 
         if (idist__mpi_coll_must_wait(m, t)) return false;
@@ -1693,8 +1693,8 @@ static bool idist__mpi_quick(idist_group *g, const idist__call *c) {
 
 //------------------------------------------------------------------------------
 // [mpi:p2p]  send and receive
-// uses mem base:type kind model fingerprint core:task block core:message types
-// uses error native control
+// uses mem base:type launch:env kind model fingerprint core:task block
+// uses core:message types error native control
 //
 // A message of up to 3.5 KiB is the payload of an EAGER control message. A
 // larger one goes from buffer to buffer (rendezvous protocol):
@@ -1826,7 +1826,7 @@ static void idist__p2p_send(idist__mpi *m, idist__task *t) {
     control.type = eager ? IDIST__CONTROL_EAGER : IDIST__CONTROL_READY_TO_SEND;
     control.ctx = g->ctx;
     control.tag = c->tag;
-    control.fingerprint = idist__fingerprint_of_task(t, 0);
+    control.fingerprint = idist__fingerprint_of_task(t, IDIST__ALGO_AUTO);
     control.id = idist__mpi_op_of(t)->send_id;
     idist__control_send(m, rank, &control, c->send, eager ? nbytes : 0);
     if (eager) idist__task_complete(t, IDIST_OK, "");
@@ -1893,7 +1893,8 @@ static void idist__p2p_done(idist__mpi *m, idist__task *t) {
 
 //------------------------------------------------------------------------------
 // [mpi:wait]  who waits, who is missing, who waits for whom
-// uses text kind model core:world fingerprint explain core:group types control
+// uses text launch:env kind model core:world fingerprint explain core:group
+// uses types control
 //
 // A rank that has waited for a while sends WAITING to the other members of the
 // group. A member that has entered the same call answers ENTERED, one that has
@@ -2019,7 +2020,7 @@ static void idist__wait_send(const idist__task *t, int rank, int flags) {
     waiting.type = IDIST__CONTROL_WAITING;
     waiting.flags = (uint8_t)flags;
     waiting.ctx = t->group->ctx;
-    waiting.fingerprint = idist__fingerprint_of_task(t, 0);
+    waiting.fingerprint = idist__fingerprint_of_task(t, IDIST__ALGO_AUTO);
     waiting.id = idist__mpi_op_of(t)->send_id;
     waiting.sent = m->peers[peer].sent;
     waiting.received = m->peers[peer].received;

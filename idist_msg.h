@@ -312,7 +312,8 @@ static const idist__transport idist__transport_unix = {"unix",
 
 //------------------------------------------------------------------------------
 // [msg:op]  a collective under way, and the macros that let an algorithm wait
-// uses fail mem base:type reduce kind model core:world core:task types
+// uses fail mem base:type reduce launch:env kind model core:world core:task
+// uses types
 //
 // An algorithm is a function that is called again whenever one of its sends or receives completes.
 // It keeps its place either by itself (streams, see [algo:stream]), or as a coroutine: straight
@@ -400,7 +401,7 @@ struct idist__op {
     // Every collective.
     void (*run)(idist__task *t);
     void (*finish)(idist__task *t);   // after the last step, to copy the result to its place, say
-    int algorithm;                    // part of the fingerprint; see idist_algo.h and idist_share.h
+    idist__algorithm algorithm;       // part of the fingerprint
     int line;                         // where the coroutine goes on
     bool running;                     // run is on the stack
     uint16_t past;                    // digest of the calls before
@@ -1002,7 +1003,7 @@ static void idist__message_give(idist__ring *ring, idist__link *l, int peer, idi
 
 //------------------------------------------------------------------------------
 // [msg:history]  whether two ranks make the same calls
-// uses model fingerprint explain types op failure
+// uses launch:env model fingerprint explain types op failure
 //
 // Every frame and every slot of a collective carries the fingerprint of its call, which is compared
 // with ours. That alone is not enough: a rank may complete a call in which it only sends, and the
@@ -1028,7 +1029,7 @@ static uint16_t idist__history_past(const idist__task *t) {
 }
 
 // A call begins: adds it to the history.
-static void idist__history_add(idist__task *t, idist__op *o, int algorithm) {
+static void idist__history_add(idist__task *t, idist__op *o, idist__algorithm algorithm) {
     idist__ring_group *rg = idist__ring_group_of(t->group);
     idist__fingerprint fingerprint = idist__fingerprint_of_task(t, algorithm);
     uint32_t index = fingerprint.seq % IDIST__HISTORY;

@@ -11,8 +11,8 @@ WHAT IT IS
 
 HOW IT FITS
 
-    [engine:task] asks idist__share_choose how a call runs. IDIST__FLAT and IDIST__CHUNKED are
-    served here; everything else is an algorithm over messages (idist_algo.h).
+    [algo:choose] decides how a call runs. The algorithms FLAT and CHUNKED are served here;
+    everything else is made of messages (idist_algo.h).
 
 A SMALL ALL_REDUCE (up to 4 KiB, FLAT)
 
@@ -77,11 +77,6 @@ CONTENTS
 #define IDIST__SLOT_BYTES (2 * IDIST__LINE + IDIST__FLAT_BYTES)
 #define IDIST__CHUNK_MAX ((size_t)384 * 1024)
 enum { IDIST__BUFFERS = 3 };
-
-enum { IDIST__FLAT = 3, IDIST__CHUNKED = 4 }; // algorithms, after those made of messages
-
-// Values of idist__config.algorithm.
-enum { IDIST__ALGO_AUTO, IDIST__ALGO_LATENCY, IDIST__ALGO_BANDWIDTH, IDIST__ALGO_CHUNKED };
 
 typedef struct idist__call_slot { // one cache line; IDIST__FLAT_BYTES follow
     uint32_t call_number;         // number of the shared call; written last
@@ -218,7 +213,7 @@ static void idist__region_publish(idist__task *t, idist__milestone milestone, ui
 
 //------------------------------------------------------------------------------
 // [share:flow]  which ranks contribute to a call, which read, and how much
-// uses kind model extent msg:op region
+// uses launch:env kind model extent msg:op
 //------------------------------------------------------------------------------
 
 // From this size on (times the square of the number of ranks), it is faster for each rank to reduce
@@ -247,7 +242,7 @@ static bool idist__flow_reads(const idist__task *t, int rank) {
     case IDIST__SCATTERV: return rank == o->root;
     case IDIST__GATHER:
     case IDIST__GATHERV: return o->rank == o->root;
-    case IDIST__REDUCE: return o->rank == o->root || o->algorithm == IDIST__CHUNKED;
+    case IDIST__REDUCE: return o->rank == o->root || o->algorithm == IDIST__ALGO_CHUNKED;
     case IDIST__SCAN:
     case IDIST__EXSCAN: return rank < o->rank;
     default: return true;
@@ -307,8 +302,8 @@ static size_t idist__flow_chunk_count(const idist__op *o, size_t count, size_t a
 
 //------------------------------------------------------------------------------
 // [share:slot]  announcing a call, and comparing it with the calls of the others
-// uses cpu os:thread mem reduce kind model fingerprint explain shm:segment
-// uses msg:types msg:op msg:failure history region flow
+// uses cpu os:thread mem reduce launch:env kind model fingerprint explain
+// uses shm:segment msg:types msg:op msg:failure history region flow
 //
 // A rank enters a call by writing its slot. A rank that enters call k has compared the slots of all
 // ranks up to k - 4 with its own calls, and, of the ranks it reads from, up to k. So a rank that
@@ -454,7 +449,7 @@ static void idist__slot_locate(idist__task *t, int rank, const idist__call_slot 
     idist__share *share = idist__region_share(t);
     idist__location *location = &share->locations[rank];
 
-    if (o->algorithm == IDIST__FLAT) return;
+    if (o->algorithm == IDIST__ALGO_FLAT) return;
     location->send =
         idist__slot_pointer(share, slot->u.buffers.send_at, idist__flow_send_nbytes(t));
     location->recv = idist__slot_pointer(share, slot->u.buffers.recv_at, o->nbytes);
@@ -569,7 +564,7 @@ static void idist__slot_prefetch_next(const idist__task *t) {
     size_t *recent = share->recent_nbytes, nbytes, at;
 
     recent[o->u.shared.call_number % 2] =
-        o->algorithm == IDIST__FLAT ? idist__flow_send_nbytes(t) : 0;
+        o->algorithm == IDIST__ALGO_FLAT ? idist__flow_send_nbytes(t) : 0;
     nbytes = recent[0] > recent[1] ? recent[0] : recent[1];
     if (nbytes <= sizeof(idist__call_slot) - offsetof(idist__call_slot, u)) nbytes = 0;
     nbytes = idist__flow_min(nbytes, IDIST__PREFETCH_BYTES) + IDIST__LINE;
@@ -582,7 +577,7 @@ static void idist__slot_tell_previous(const idist__task *t, const idist__fingerp
     const idist__op *o = idist__op_of(t);
     const idist__fingerprint *before = idist__history_before(t->group, fingerprint);
 
-    if (before && (before->algorithm & ~IDIST__ON_DEVICE) < IDIST__FLAT)
+    if (before && (before->algorithm & ~IDIST__ON_DEVICE) <= IDIST__ALGO_BANDWIDTH)
         *idist__region_previous_call(idist__region_share(t), o->rank, o->u.shared.call_number) =
             *before;
 }
@@ -598,7 +593,7 @@ static bool idist__slot_enter(idist__task *t) {
     o->u.shared.call_number = number;
     slot = idist__region_slot(share, o->rank, number);
 
-    if (o->algorithm == IDIST__CHUNKED) {
+    if (o->algorithm == IDIST__ALGO_CHUNKED) {
         if (idist__kind_is_v(t->call.kind)) idist__slot_offer_counts(t, slot);
         else if (!idist__slot_offer_buffers(t, slot)) return false;
     } else if (idist__flow_contributes(o, t->call.kind, o->rank)) {
@@ -691,8 +686,8 @@ static void idist__slot_leave(idist__task *t) {
 
 //------------------------------------------------------------------------------
 // [share:fetch]  reading contributions and reducing them
-// uses fail reduce kind model block shm:segment msg:types msg:op msg:failure
-// uses region flow slot
+// uses fail reduce launch:env kind model block shm:segment msg:types msg:op
+// uses msg:failure region flow slot
 //------------------------------------------------------------------------------
 
 // Where block `to` of what a rank contributes can be read, from element `at` on.
@@ -704,7 +699,7 @@ static const char *idist__fetch_source(const idist__task *t, int rank, int to, s
 
     if (rank == o->rank && !idist__flow_is_scaled(o))
         return idist__flow_send_at(t, to) + at * o->size;
-    if (o->algorithm == IDIST__FLAT) return idist__slot_payload(t, rank) + block * o->nbytes;
+    if (o->algorithm == IDIST__ALGO_FLAT) return idist__slot_payload(t, rank) + block * o->nbytes;
     if (share->locations[rank].send)
         return share->locations[rank].send + block * o->nbytes + at * o->size;
 
@@ -878,7 +873,7 @@ static bool idist__fetch_chunk(idist__task *t, size_t at) {
 
     count = idist__flow_chunk_count(o, o->count, at);
     if ((t->call.kind == IDIST__REDUCE && o->rank != o->root) || !n || !count) return true;
-    if (o->algorithm != IDIST__FLAT)
+    if (o->algorithm != IDIST__ALGO_FLAT)
         return idist__fetch_sum(t, o->out + at * o->size, n, o->rank, at, count);
     idist__fetch_sum_flat(t, n);
 
@@ -1279,38 +1274,44 @@ static void idist__split_run(idist__task *t) {
 
 //------------------------------------------------------------------------------
 // [share:share]  choosing, starting, progressing and cancelling shared calls
-// uses clock os:thread base:type kind model core:world shm:segment pipe
-// uses msg:types msg:op history send region flow slot fetch flat chunk split
+// uses clock os:thread base:type launch:env kind model core:world shm:segment
+// uses pipe msg:types msg:op history send region flow slot fetch flat chunk
+// uses split
 //------------------------------------------------------------------------------
 
 #define IDIST__WRITERS_MS 100
 
-// How a call runs in this group: IDIST__FLAT, IDIST__CHUNKED, or 0 for messages. The same on all
-// members.
-static int idist__share_choose(const idist_group *g, const idist__call *c) {
+static bool idist__share_serves(idist__algorithm algorithm) {
+    return algorithm == IDIST__ALGO_FLAT || algorithm == IDIST__ALGO_CHUNKED;
+}
+
+// FLAT, CHUNKED, or AUTO if the call does not go through shared memory. The same on all members.
+static idist__algorithm idist__share_choose(const idist_group *g, const idist__call *c) {
     const idist__share *share = idist__ring_group_of(g)->share;
     int setting = g->w->cfg.algorithm;
     size_t nbytes;
     bool scaled = (int)c->op >= IDIST_OP_USER && idist__kind_reduces(c->kind) &&
                   !idist__world_user_op(g, c)->fn;
 
-    if (!share || setting == IDIST__ALGO_LATENCY || setting == IDIST__ALGO_BANDWIDTH) return 0;
-    if (scaled && idist__type_is_narrow(c->dtype)) return 0;
+    if (!share || setting == IDIST__ALGO_LATENCY || setting == IDIST__ALGO_BANDWIDTH)
+        return IDIST__ALGO_AUTO;
+    if (scaled && idist__type_is_narrow(c->dtype)) return IDIST__ALGO_AUTO;
     if (idist__kind_is_v(c->kind))
-        return (size_t)g->size * sizeof(uint64_t) <= IDIST__FLAT_BYTES ? IDIST__CHUNKED : 0;
+        return (size_t)g->size * sizeof(uint64_t) <= IDIST__FLAT_BYTES ? IDIST__ALGO_CHUNKED
+                                                                       : IDIST__ALGO_AUTO;
 
-    if (setting == IDIST__ALGO_CHUNKED && c->count) return IDIST__CHUNKED;
-    if (!c->count) return IDIST__FLAT;
-    if (c->count > IDIST__FLAT_BYTES) return IDIST__CHUNKED; // before the product can overflow
+    if (setting == IDIST__ALGO_CHUNKED && c->count) return IDIST__ALGO_CHUNKED;
+    if (!c->count) return IDIST__ALGO_FLAT;
+    if (c->count > IDIST__FLAT_BYTES) return IDIST__ALGO_CHUNKED; // before the product can overflow
     nbytes = c->count * idist_dtype_size(c->dtype);
     if (idist__flow_is_per_rank(c->kind)) nbytes *= (size_t)g->size;
 
-    return nbytes <= IDIST__FLAT_BYTES ? IDIST__FLAT : IDIST__CHUNKED;
+    return nbytes <= IDIST__FLAT_BYTES ? IDIST__ALGO_FLAT : IDIST__ALGO_CHUNKED;
 }
 
 // Sets up what a shared call works on. Unlike the algorithms over messages, it takes narrow floats
 // as they are.
-static void idist__share_prepare(idist__task *t, int algorithm) {
+static void idist__share_prepare(idist__task *t, idist__algorithm algorithm) {
     idist__op *o = idist__op_of(t);
     idist__kind kind = t->call.kind;
 
@@ -1331,7 +1332,7 @@ static void idist__share_start(idist__task *t) {
     idist__op *o = idist__op_of(t);
     idist__share *share = idist__region_share(t);
 
-    if (o->algorithm == IDIST__FLAT) o->run = idist__flat_run;
+    if (o->algorithm == IDIST__ALGO_FLAT) o->run = idist__flat_run;
     else if (idist__flow_is_split(o, t->call.kind)) o->run = idist__split_run;
     else o->run = idist__chunk_run;
 
@@ -1356,12 +1357,12 @@ static bool idist__share_quick(idist_group *g, const idist__call *c) {
     int turns;
 
     if (!share || share->first || ring->failed) return false;
-    if (idist__share_choose(g, c) != IDIST__FLAT) return false;
+    if (idist__share_choose(g, c) != IDIST__ALGO_FLAT) return false;
 
     t = share->quick_task;
     t->call = *c;
     t->seq = g->seq + 1;
-    idist__share_prepare(t, IDIST__FLAT);
+    idist__share_prepare(t, IDIST__ALGO_FLAT);
     idist__op_of(t)->past = idist__history_past(t);
     if (!idist__slot_may_enter(t)) return false;
     idist__slot_enter(t);
@@ -1374,7 +1375,7 @@ static bool idist__share_quick(idist_group *g, const idist__call *c) {
 
     idist__fetch_chunk(t, 0);
     g->seq++;
-    idist__history_add(t, idist__op_of(t), IDIST__FLAT);
+    idist__history_add(t, idist__op_of(t), IDIST__ALGO_FLAT);
 
     return true;
 }
@@ -1463,7 +1464,7 @@ static bool idist__share_needs(const idist__task *t, int rank) {
     if (!share || share->first != t || !shared->entered) return false;
     if (idist__slot_has_entered(share, rank, shared->call_number)) return false;
     if (idist__flow_reads(t, rank)) return true;
-    if (o->algorithm != IDIST__CHUNKED) return false;
+    if (o->algorithm != IDIST__ALGO_CHUNKED) return false;
     if (!idist__flow_contributes(o, t->call.kind, o->rank)) return false;
 
     // It has to read what we contribute: all of it, if that is read in place; else the chunk whose
