@@ -373,14 +373,14 @@ static void idist__frame_end(idist__ring *ring, idist__link *l, int peer) {
 // A link has a stage, memory for bytes that were read ahead: many small frames arrive by one read.
 // The rest of a large payload bypasses the stage: it is read straight to where it belongs.
 //
-// With few streams it is cheapest to try to read every link; with many, poll tells which ones have
-// data. Links through shared memory are always tried, since that only takes a look at a counter.
+// With few links it is cheapest to try to read every one; with many, poll tells which ones have
+// data. Links of which a read costs no system call are always tried.
 //------------------------------------------------------------------------------
 
 enum {
     IDIST__PROGRESS_READS = 16,    // of one link before the others get their turn
     IDIST__PROGRESS_DIRECT = 4096, // from how many bytes on a payload bypasses the stage
-    IDIST__PROGRESS_FEW = 4        // up to how many streams trying each is cheaper than poll
+    IDIST__PROGRESS_FEW = 4        // up to how many polled links trying each is cheaper than poll
 };
 
 static size_t idist__progress_least(size_t a, size_t b) { return a < b ? a : b; }
@@ -427,9 +427,7 @@ static void idist__progress_lost(idist__ring *ring, int peer, const char *how) {
     idist__link *l = &ring->links[peer];
 
     if (!l->open) return;
-    l->open = false;
-    l->transport->close(l->port);
-    if (!l->transport->note_readable) ring->fd_link_count--;
+    idist__link_close(ring, l);
     if (!l->bye) idist__group_lose_rank(ring->w, peer, how);
 }
 
@@ -514,11 +512,11 @@ static void idist__ring_poll(idist__ring *ring, int64_t until_ns, bool sleep) {
 
     for (i = 0; i < w->group.size; i++) {
         idist__link *l = &ring->links[i];
-        bool writes = l->out && !l->write_dead && !l->transport->note_readable;
+        int events = 0, fd = -1;
 
-        if (!l->open || l->transport->poll_fd(l->port) < 0) continue;
-        idist__os_poll_watch(&polls[count], l->transport->poll_fd(l->port),
-                             IDIST__OS_READABLE | (writes ? IDIST__OS_WRITABLE : 0));
+        if (l->open) events = l->transport->poll_events(l->port, l->out && !l->write_dead, &fd);
+        if (!events) continue;
+        idist__os_poll_watch(&polls[count], fd, events);
         ranks[count++] = i;
     }
 
@@ -542,12 +540,12 @@ static void idist__ring_poll(idist__ring *ring, int64_t until_ns, bool sleep) {
 
 // Moves everything that can move, without blocking.
 static void idist__ring_move(idist__ring *ring) {
-    bool few = ring->fd_link_count <= IDIST__PROGRESS_FEW;
+    bool few = ring->polled_link_count <= IDIST__PROGRESS_FEW;
     int i;
 
     for (i = 0; i < ring->w->group.size; i++) {
         idist__link *l = &ring->links[i];
-        if (!l->open || !(few || l->transport->note_readable)) continue;
+        if (!l->open || (l->polled && !few)) continue;
         if (l->out) idist__link_flush(ring, l);
         if (!idist__progress_read(ring, i)) idist__progress_judge(ring);
     }
@@ -617,11 +615,11 @@ static void idist__ring_sleep(idist__world *w, int64_t until_ns) {
         idist__ring_poll(ring, 0, false);
     }
 
-    idist__doorbell_arm(m, ring->fd_link_count ? IDIST__ASLEEP_IN_POLL : IDIST__ASLEEP_ON_WORD);
+    idist__doorbell_arm(m, ring->polled_link_count ? IDIST__ASLEEP_IN_POLL : IDIST__ASLEEP_ON_WORD);
     idist__ring_move(ring);
 
     if (w->ended_count == ended && !ring->failed && !idist__doorbell_was_rung(m)) {
-        if (ring->fd_link_count) idist__ring_poll(ring, until_ns, true);
+        if (ring->polled_link_count) idist__ring_poll(ring, until_ns, true);
         else idist__wait_on_doorbell(ring, now_ns, until_ns);
     }
 

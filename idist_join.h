@@ -630,7 +630,7 @@ static idist_status idist__table_make(idist__join *j, idist__record *records) {
 //------------------------------------------------------------------------------
 // [join:links]  a connection between each pair of ranks
 // uses clock descriptor poll socket fail text mem base:log address auth pending
-// uses msg:types msg:transport state failure store
+// uses msg:types msg:transport link state failure store
 //
 // Each rank connects to all lower ones and accepts the higher ones: a local socket inside a host,
 // TCP between hosts. Both ends prove that they know the key of the job, and exchange their ranks.
@@ -741,11 +741,8 @@ static void idist__links_add(idist__join *j, int rank, int fd) {
     idist__os_address address;
     bool local = idist__os_socket_own_address(fd, &address) && idist__os_socket_is_local(&address);
 
-    l->transport = local ? &idist__transport_unix : &idist__transport_tcp;
     l->fd = fd;
-    l->port = &l->fd;
-    l->open = true;
-    j->ring->fd_link_count++;
+    idist__link_open(j->ring, l, local ? &idist__transport_unix : &idist__transport_tcp, &l->fd);
     j->link_count++;
 }
 
@@ -903,8 +900,8 @@ static idist_status idist__links_connect_all(idist__join *j) {
 //------------------------------------------------------------------------------
 // [join:share]  memory shared inside a host
 // uses clock os:random descriptor cpu os:memory poll process os:segment fail
-// uses mem base:window base:log connection shm:segment pipe msg:types region
-// uses state failure
+// uses mem base:window base:log connection shm:segment pipe msg:types link
+// uses region state failure
 //
 // Once the ranks of a host are connected, the lowest one makes the file ([shm:segment]) and sends
 // its descriptor to the others. Each rank maps the file, reserves its own part, and votes on
@@ -1254,9 +1251,7 @@ static void idist__join_share_take_over(idist__join *j, idist__segment *m, const
         port->out = idist__segment_pipe(m, m->me, i);
         port->fd = l->fd;
         l->fd = -1;
-        l->port = port;
-        l->transport = &idist__pipe_transport;
-        j->ring->fd_link_count--;
+        idist__link_open(j->ring, l, &idist__pipe_transport, port);
     }
 
     j->ring->shm = m;
@@ -1313,7 +1308,7 @@ static void idist__ring_free(idist__ring *ring) {
         idist__link *l = &ring->links[i];
         idist__message *m, *next;
 
-        if (l->open) l->transport->close(l->port);
+        idist__link_close(ring, l);
         idist__link_write_failed(ring, l); // frees what was not written
 
         for (m = l->early; m; m = next) {

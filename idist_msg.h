@@ -177,8 +177,9 @@ typedef struct idist__link { // the connection to one rank
     int fd;
     void *port; // the transport's: &fd for sockets, an idist__pipe_port for shared memory
     bool open;
-    bool bye;   // the peer has finalized: the end of the stream is no loss
-    bool ended; // the stream is at its end; [engine:progress] decides what that means
+    bool polled; // as its transport says
+    bool bye;    // the peer has finalized: the end of the stream is no loss
+    bool ended;  // the stream is at its end; [engine:progress] decides what that means
     int ended_errno;
     bool write_dead; // writing has failed; reading will tell why
 
@@ -218,7 +219,7 @@ typedef struct idist__ring { // the backend's part of a world
     int *poll_ranks;
     int wake;                   // descriptor that ends a sleep
     struct idist__segment *shm; // memory that the ranks of this host share, or NULL
-    int fd_link_count;          // links whose bytes go through a descriptor
+    int polled_link_count;      // open links that are polled
     int64_t polled_ns;      // when we last looked at the sockets that stand beside shared memory
     int64_t extra_sleep_ns; // how much longer than IDIST__LOOK_NS we sleep there by now
     int64_t looked_ns;      // when the last call began that read the links
@@ -270,7 +271,7 @@ static idist__ring_group *idist__ring_group_of(const idist_group *g) {
 
 //------------------------------------------------------------------------------
 // [msg:transport]  bytes over stream sockets
-// uses descriptor socket shm:transport
+// uses descriptor poll socket shm:transport
 //------------------------------------------------------------------------------
 
 static ptrdiff_t idist__transport_read(void *port, void *buf, size_t nbytes) {
@@ -281,29 +282,36 @@ static ptrdiff_t idist__transport_write(void *port, const idist__os_part *parts,
     return idist__os_socket_write(*(int *)port, parts, nparts);
 }
 
-static int idist__transport_fd(void *port) { return *(int *)port; }
-
 static void idist__transport_close(void *port) { idist__os_descriptor_close((int *)port); }
+
+static int idist__transport_poll_events(void *port, bool has_output, int *fd) {
+    *fd = *(int *)port;
+    if (*fd < 0) return 0;
+    return has_output ? IDIST__OS_READABLE | IDIST__OS_WRITABLE : IDIST__OS_READABLE;
+}
 
 static const idist__transport idist__transport_tcp = {"tcp",
                                                       idist__transport_read,
                                                       idist__transport_write,
-                                                      idist__transport_fd,
                                                       idist__transport_close,
-                                                      NULL,
+                                                      idist__transport_poll_events,
+                                                      true,
                                                       true,
                                                       NULL,
                                                       NULL,
                                                       NULL,
                                                       NULL,
+                                                      NULL,
                                                       NULL};
+
 static const idist__transport idist__transport_unix = {"unix",
                                                        idist__transport_read,
                                                        idist__transport_write,
-                                                       idist__transport_fd,
                                                        idist__transport_close,
-                                                       NULL,
+                                                       idist__transport_poll_events,
+                                                       true,
                                                        false,
+                                                       NULL,
                                                        NULL,
                                                        NULL,
                                                        NULL,
@@ -712,8 +720,27 @@ static void idist__ring_settle(idist__ring *ring) {
 
 //------------------------------------------------------------------------------
 // [msg:link]  frames out of one link, credits, rendezvous
-// uses socket mem model core:world core:message types index transfer failure
+// uses socket mem model core:world core:message shm:transport types index
+// uses transfer failure
 //------------------------------------------------------------------------------
+
+// Gives a link the transport that moves its bytes from now on.
+static void idist__link_open(idist__ring *ring, idist__link *l, const idist__transport *transport,
+                             void *port) {
+    if (l->open && l->polled) ring->polled_link_count--;
+    l->transport = transport;
+    l->port = port;
+    l->open = true;
+    l->polled = transport->polled;
+    if (l->polled) ring->polled_link_count++;
+}
+
+static void idist__link_close(idist__ring *ring, idist__link *l) {
+    if (!l->open) return;
+    l->open = false;
+    l->transport->close(l->port);
+    if (l->polled) ring->polled_link_count--;
+}
 
 static void idist__link_push(idist__link *l, idist__transfer *v) {
     v->next = NULL;

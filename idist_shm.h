@@ -49,14 +49,18 @@ typedef struct idist__transport {
     ptrdiff_t (*read)(void *port, void *buf, size_t nbytes);
     ptrdiff_t (*write)(void *port, const idist__os_part *parts, int nparts);
 
-    int (*poll_fd)(void *port); // the descriptor to poll; negative: none
     void (*close)(void *port);
 
-    // NULL: bytes move through poll_fd, which is readable and writable as the link is. Otherwise
-    // bytes move by themselves, and this has to be called when poll_fd is readable.
-    void (*note_readable)(void *port);
+    // What a rank watches in poll to learn that `read` may find something, or, while it has bytes
+    // to write, that `write` may take some: a descriptor and the events for idist__os_poll_watch.
+    // 0: there is nothing to watch.
+    int (*poll_events)(void *port, bool has_output, int *fd);
 
+    bool polled;      // a read costs a system call, so poll is to tell when to read many links
     bool lossy_close; // closing with unread bytes may destroy what the peer has not read yet
+
+    // Has to be called before a read when the descriptor was found readable.
+    void (*note_readable)(void *port);
 
     // Copies the next nbytes without consuming them. False: fewer have arrived.
     bool (*peek)(void *port, void *buf, size_t nbytes);
@@ -434,7 +438,12 @@ static bool idist__pipe_peer_gone(const idist__pipe_port *p) {
     return p->fd < 0 || idist__os_poll_hung_up(p->fd);
 }
 
-static int idist__pipe_fd(void *port) { return ((idist__pipe_port *)port)->fd; }
+// Bytes move through memory; the socket only gets readable by wake-up bytes and at its end.
+static int idist__pipe_poll_events(void *port, bool has_output, int *fd) {
+    (void)has_output;
+    *fd = ((idist__pipe_port *)port)->fd;
+    return *fd < 0 ? 0 : IDIST__OS_READABLE;
+}
 
 static void idist__pipe_note_readable(void *port) { ((idist__pipe_port *)port)->look = true; }
 
@@ -445,10 +454,11 @@ static void idist__pipe_close(void *port) {
 static const idist__transport idist__pipe_transport = {"shm",
                                                        idist__pipe_read,
                                                        idist__pipe_write,
-                                                       idist__pipe_fd,
                                                        idist__pipe_close,
-                                                       idist__pipe_note_readable,
+                                                       idist__pipe_poll_events,
                                                        false,
+                                                       false,
+                                                       idist__pipe_note_readable,
                                                        idist__pipe_peek,
                                                        idist__pipe_read_all,
                                                        idist__pipe_write_all,
