@@ -507,13 +507,15 @@ static void idist__chain_scan(idist__task *t) {
 //   rank 3   -> 0     -> 1     -> 2
 //
 //   bytes sent per rank   B (n - 1) for all_to_all; B to or from the root for gather and scatter
-//   latency               n - 1 messages, of which IDIST__SLOTS at a time are under way
+//   latency               n - 1 messages, of which 8 each way are under way at a time
 //
 // Each byte travels once, where trees and Bruck's algorithm carry blocks through other ranks. The
 // v-forms always work this way, because only the two ends of a message know its size.
 //
 // The tag of a message is the distance between its two ranks, which both ends know.
 //------------------------------------------------------------------------------
+
+enum { IDIST__DIRECT_MESSAGES = 8 }; // under way at a time, each way
 
 // The message to or from a peer; for the own rank, what it contributes and where that goes.
 static idist__item idist__direct_item(const idist__task *t, int peer, bool receives) {
@@ -560,14 +562,14 @@ static void idist__direct_run(idist__task *t) {
     idist__direct_op *state = &o->u.direct;
 
     for (;;) {
-        while (state->posted < state->recv_total && o->recvs_pending < IDIST__SLOTS) {
+        while (state->posted < state->recv_total && o->recvs_pending < IDIST__DIRECT_MESSAGES) {
             idist__item item = idist__direct_recv(t, state->posted++);
             idist__recv_step(t, -1, item.peer,
                              (uint32_t)idist__block_wrap(o->rank - item.peer, o->n), item.data,
                              item.nbytes);
         }
 
-        if (state->sent == state->send_total || o->sends_pending >= IDIST__SLOTS) break;
+        if (state->sent == state->send_total || o->sends_pending >= IDIST__DIRECT_MESSAGES) break;
 
         {
             idist__item item = idist__direct_send(t, state->sent++);

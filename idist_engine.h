@@ -246,17 +246,31 @@ static idist__transfer *idist__frame_answered(idist__ring *ring, const idist__li
     return v;
 }
 
-// CTS: the peer has a place for a message that we announced.
-static void idist__frame_clear_to_send(idist__ring *ring, idist__link *l) {
-    idist__transfer *v = idist__frame_answered(ring, l);
+// CTS without an RTS before it: the peer has posted a receive of a collective. If we have not
+// posted the send, the frame waits for it.
+static void idist__frame_granted(idist__ring *ring, idist__link *l, int peer) {
+    idist_group *g = idist__world_find_group(ring->w, l->in.ctx);
+    idist__transfer *v;
 
-    if (!v) return;
-    v->frame.type = IDIST__DATA;
-    v->frame.id = l->in.aux;
-    v->piece = v->nbytes < IDIST__PIECE_BYTES ? v->nbytes : IDIST__PIECE_BYTES;
-    v->frame.nbytes = v->piece;
-    idist__link_push(l, v);
-    idist__link_flush(ring, l);
+    if (g ? g->status != IDIST_OK : idist__ring_has_closed(ring, l->in.ctx)) return;
+    if (g && !idist__history_agrees(ring, g, peer, &l->in)) return;
+
+    v = idist__match_step(ring, &l->waiting, peer, &l->in);
+    if (v) idist__link_send_data(ring, l, v, l->in.aux);
+    else if (!idist__message_new(ring, l, &l->in, 0)) idist__frame_no_memory(ring, g);
+}
+
+// CTS: the peer has a place for a message.
+static void idist__frame_clear_to_send(idist__ring *ring, idist__link *l, int peer) {
+    idist__transfer *v;
+
+    if (!l->in.id) {
+        idist__frame_granted(ring, l, peer);
+        return;
+    }
+
+    v = idist__frame_answered(ring, l);
+    if (v) idist__link_send_data(ring, l, v, l->in.aux);
 }
 
 // PULLED: the peer has read a message that we announced in our memory.
@@ -266,9 +280,10 @@ static void idist__frame_pulled(idist__ring *ring, const idist__link *l) {
 }
 
 // DATA: a piece of a message that we asked for. False when it is longer than the message.
-static bool idist__frame_data(idist__ring *ring, idist__link *l) {
+static bool idist__frame_data(idist__ring *ring, idist__link *l, int peer) {
     idist__transfer *v = idist__transfer_find(ring, &l->receiving, l->in.id);
 
+    if (!v) v = idist__match_granted(ring, l, peer, &l->in);
     if (v && l->in.nbytes > v->nbytes - v->moved) return false;
     l->in_transfer = v; // NULL: the receive has been cancelled
     l->target = v ? v->data + v->moved : NULL;
@@ -277,12 +292,14 @@ static bool idist__frame_data(idist__ring *ring, idist__link *l) {
 }
 
 // Whether the peer may send this header. Messages that no receive wants yet are bounded by the
-// eager window and, for groups that do not exist here, by a fixed number. Announcements (RTS)
-// for groups that do exist are not bounded: a correct rank may have any number of sends under way.
+// eager window and, for groups that do not exist here, by a fixed number. Frames without payload
+// (RTS, CTS) for groups that do exist are not bounded: a correct rank may have any number of calls
+// under way.
 static bool idist__frame_is_allowed(const idist__ring *ring, const idist__link *l, int peer) {
     const idist__frame *f = &l->in;
     const idist_group *g = idist__world_find_group(ring->w, f->ctx);
-    bool names_group = f->type <= IDIST__RTS || (f->type >= IDIST__WAITS && f->type <= IDIST__LEFT);
+    bool names_group =
+        f->type <= IDIST__DATA || (f->type >= IDIST__WAITS && f->type <= IDIST__LEFT);
 
     if (names_group && g && idist__ring_group_of(g)->rank_of[peer] < 0) return false;
 
@@ -321,8 +338,8 @@ static bool idist__frame_begin(idist__ring *ring, idist__link *l, int peer) {
         ok = idist__frame_message(ring, l, peer);
         break;
     case IDIST__RTS: ok = idist__frame_message(ring, l, peer); break;
-    case IDIST__CTS: idist__frame_clear_to_send(ring, l); break;
-    case IDIST__DATA: ok = idist__frame_data(ring, l); break;
+    case IDIST__CTS: idist__frame_clear_to_send(ring, l, peer); break;
+    case IDIST__DATA: ok = idist__frame_data(ring, l, peer); break;
     case IDIST__PULLED: idist__frame_pulled(ring, l); break;
     case IDIST__CREDIT:
         l->window += (size_t)l->in.nbytes;
@@ -706,7 +723,7 @@ static void idist__task_compare(idist__ring *ring, const idist__task *t) {
 
             if (m->peer != g->ranks[i] || m->frame.ctx != g->ctx || m->frame.print.seq != t->seq)
                 continue;
-            if (m->frame.print.kind == IDIST__SEND || m->frame.type > IDIST__RTS) continue;
+            if (m->frame.print.kind == IDIST__SEND || m->frame.type > IDIST__CTS) continue;
             idist__history_agrees(ring, g, g->ranks[i], &m->frame);
         }
     }

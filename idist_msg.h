@@ -32,6 +32,16 @@ A LARGE MESSAGE (rendezvous)
                CTS                      it has a place for it
     sender     DATA, DATA, ...          pieces of 1 MiB, between which other frames may go
 
+A LARGE MESSAGE OF A COLLECTIVE, WHERE THE RECEIVER CANNOT READ THE SENDER'S MEMORY (granted)
+
+    Both ranks know of the message before it is sent, so the receiver need not be asked.
+
+    receiver   CTS                      when the receive is posted
+    sender     DATA, DATA, ...          when the send is posted and the CTS has come
+
+    Each such message takes one CTS. A sender that has to wait for it sends an RTS, whose
+    fingerprint tells the receiver which call this rank is in; it needs no answer.
+
 CONTENTS
 
       [msg:types]      frames, transfers, messages, links, the backend's part of world and group
@@ -65,8 +75,10 @@ CONTENTS
 //                                                    it), nbytes (its size), aux (its address),
 //                                                    flags (low bits of the number of sends that
 //                                                    the rank has withdrawn)
-//   CTS     send it                       -          id (as in RTS), aux (the receiver's number)
-//   DATA    a piece of it                 piece      id (the receiver's number), nbytes
+//   CTS     send it                       -          id (as in RTS), aux (the receiver's number);
+//                                                    granted: id is 0; print, tag
+//   DATA    a piece of it                 piece      id (the receiver's number), nbytes, aux (size
+//                                                    of the message), print, tag, past
 //   PULLED  I have read it myself         -          id (as in RTS)
 //   CREDIT  eager bytes were consumed     -          nbytes (how many)
 //   WAITS   I am waiting in a call        -          print, flags, aux (send / recv messages
@@ -329,7 +341,9 @@ static const idist__transport idist__transport_unix = {"unix",
 // holds. No local variable keeps its value across an AWAIT; state lives in idist__op.
 //------------------------------------------------------------------------------
 
-#define IDIST__SLOTS 8                          // receives of a stream that are posted ahead
+// Receives of a stream that are posted ahead. The peer may send all of them at once, so twice as
+// many are slower: 2 MiB on their way fall out of the caches.
+#define IDIST__SLOTS 4
 #define IDIST__CHUNK_BYTES ((size_t)256 * 1024) // unit of a stream
 
 typedef struct idist__op idist__op;
@@ -541,8 +555,11 @@ static void idist__op_run(idist__task *t) {
 // So two hash tables of the ring hold the transfers that frames ask for and the unexpected
 // messages:
 //
-//   posted receives, messages   by group, peer, and tag (send / recv) or sequence number of the
-//   call sends that wait for CTS,    by the number that the frames give receives that wait for DATA
+//   posted receives, messages,       by group, peer, and tag (send / recv) or sequence number of
+//   sends that wait for a grant      the call
+//   sends that wait for the answer   by the number that the frames give
+//   to an RTS, receives that wait
+//   for DATA
 //
 // In a bucket, and so among equal keys, the oldest comes first.
 //------------------------------------------------------------------------------
@@ -772,7 +789,7 @@ static void idist__link_sent(idist__ring *ring, idist__link *l, idist__transfer 
 
     idist__link_pop(l);
 
-    if (v->frame.type == IDIST__RTS) {
+    if (v->frame.type == IDIST__RTS && v->id) { // it asks for an answer
         idist__transfer_put(ring, &l->waiting, v, idist__index_id_key(v->id));
         return;
     }
@@ -891,6 +908,33 @@ static bool idist__link_is_eager(const idist__link *l, size_t nbytes) {
     return nbytes <= IDIST__EAGER_BYTES && !idist__link_exposes_memory(l, NULL);
 }
 
+// Whether a message of a collective is sent by grant. The same on both sides.
+static bool idist__link_grants(const idist__link *l, size_t nbytes) {
+    return nbytes > IDIST__EAGER_BYTES && !idist__link_exposes_memory(l, NULL);
+}
+
+// A receive has been posted whose message the peer may send at once.
+static void idist__link_grant(idist__ring *ring, idist__link *l, idist__transfer *v) {
+    idist__frame cts = v->frame;
+
+    v->id = ++ring->next_id;
+    cts.type = IDIST__CTS;
+    cts.aux = v->id;
+    idist__link_control(ring, l, &cts, NULL);
+}
+
+// The peer has a place for a message, under this number.
+static void idist__link_send_data(idist__ring *ring, idist__link *l, idist__transfer *v,
+                                  uint64_t id) {
+    v->frame.type = IDIST__DATA;
+    v->frame.id = id;
+    v->frame.aux = v->nbytes;
+    v->piece = v->nbytes < IDIST__PIECE_BYTES ? v->nbytes : IDIST__PIECE_BYTES;
+    v->frame.nbytes = v->piece;
+    idist__link_push(l, v);
+    idist__link_flush(ring, l);
+}
+
 // Reads an announced message in the memory of its sender. False: that is not possible, or the
 // sender may have given up meanwhile and reused the memory.
 static bool idist__link_pull(idist__ring *ring, idist__link *l, int peer, idist__transfer *v,
@@ -911,10 +955,16 @@ static bool idist__link_pull(idist__ring *ring, idist__link *l, int peer, idist_
     return true;
 }
 
-// A message was announced, and there is a receive for it: fetches it.
+// A message was announced, and there is a receive for it, which is in no list: fetches the message,
+// unless it comes anyway.
 static void idist__link_clear_to_send(idist__ring *ring, idist__link *l, int peer,
                                       idist__transfer *v, const idist__frame *f) {
     idist__frame cts;
+
+    if (v->id) { // granted
+        idist__transfer_put(ring, &l->posted, v, idist__index_frame_key(peer, f));
+        return;
+    }
 
     if (idist__link_pull(ring, l, peer, v, f)) return;
 
@@ -1139,7 +1189,7 @@ static bool idist__history_agrees(idist__ring *ring, idist_group *g, int peer,
     idist__seen *seen = &rg->seen[rg->rank_of[peer]];
     const idist__fingerprint *ours = &rg->history[f->print.seq % IDIST__HISTORY];
     const idist__task *t = ring->w->tasks;
-    bool is_message = f->type <= IDIST__RTS;
+    bool is_message = f->type <= IDIST__RTS || f->type == IDIST__DATA;
     const char *field;
 
     if ((int32_t)(f->print.seq - seen->seq) >= 0) {
@@ -1219,15 +1269,15 @@ static idist__transfer *idist__match_recv(idist__ring *ring, idist_group *g, int
     return NULL;
 }
 
-// Takes the receive of a collective that gets this frame out of its list.
-static idist__transfer *idist__match_posted(idist__ring *ring, const idist__link *l, int peer,
-                                            const idist__frame *f) {
+// Takes the send or receive of a collective that this frame is for out of a list of its link.
+static idist__transfer *idist__match_step(idist__ring *ring, const idist__transfer_list *list,
+                                          int peer, const idist__frame *f) {
     idist__index_node *hook =
         ring->transfers[idist__index_frame_key(peer, f) % IDIST__BUCKETS].first;
 
     for (; hook; hook = hook->next) {
         idist__transfer *v = idist__index_transfer(hook);
-        if (v->list != &l->posted || v->frame.ctx != f->ctx) continue;
+        if (v->list != list || v->frame.ctx != f->ctx) continue;
         if (v->frame.print.seq != f->print.seq || v->frame.tag != f->tag) continue;
         idist__transfer_take(v);
         return v;
@@ -1247,7 +1297,7 @@ static idist__transfer *idist__match_frame(idist__ring *ring, idist__link *l, in
     if (f->print.kind == IDIST__SEND) return idist__match_recv(ring, g, peer, f);
     if (!idist__history_agrees(ring, g, peer, f)) return NULL;
 
-    v = idist__match_posted(ring, l, peer, f);
+    v = idist__match_step(ring, &l->posted, peer, f);
     if (!v || v->nbytes == f->nbytes) return v;
 
     idist__explain_counts(peer, f->nbytes, ring->w->group.rank, v->nbytes, "bytes", v->task, cause,
@@ -1258,12 +1308,69 @@ static idist__transfer *idist__match_frame(idist__ring *ring, idist__link *l, in
     return NULL;
 }
 
+// The granted receive for the first DATA of a message. NULL: none, or the group has failed.
+static idist__transfer *idist__match_granted(idist__ring *ring, idist__link *l, int peer,
+                                             const idist__frame *f) {
+    idist__frame whole = *f;
+    idist__transfer *v;
+
+    if (f->print.kind == IDIST__SEND) return NULL; // its receive was cancelled
+    whole.nbytes = f->aux;
+    v = idist__match_frame(ring, l, peer, &whole);
+    if (!v) return NULL;
+
+    if (v->id != f->id) { // an error of the peer
+        idist__transfer_put(ring, &l->posted, v, idist__index_frame_key(peer, f));
+        return NULL;
+    }
+
+    idist__transfer_put(ring, &l->receiving, v, idist__index_id_key(v->id));
+
+    return v;
+}
+
 //------------------------------------------------------------------------------
 // [msg:send]  posting sends
 // uses cpu os:thread socket base:type kind model fingerprint core:task
-// uses core:group block core:message types op transfer failure link message
-// uses history match
+// uses core:group block core:message types op index transfer failure link
+// uses message history match
 //------------------------------------------------------------------------------
+
+// The CTS for a message of a collective that came before its send was posted, or NULL.
+static idist__message *idist__send_find_grant(idist__ring *ring, int peer, const idist__frame *f) {
+    idist__index_node *hook =
+        ring->messages[idist__index_frame_key(peer, f) % IDIST__BUCKETS].first;
+
+    for (; hook; hook = hook->next) {
+        idist__message *m = idist__index_message(hook);
+
+        if (m->frame.type != IDIST__CTS || m->peer != peer || m->frame.ctx != f->ctx) continue;
+        if (m->frame.print.seq == f->print.seq && m->frame.tag == f->tag) return m;
+    }
+
+    return NULL;
+}
+
+// Sends a large message of a collective once the receiver has granted it.
+static void idist__send_by_grant(idist__task *t, int peer, idist__transfer *v) {
+    idist__ring *ring = idist__ring_of(t->group->w);
+    idist__link *l = &ring->links[peer];
+    idist__message *grant = idist__send_find_grant(ring, peer, &v->frame);
+    const idist__transfer *oldest = l->waiting.first;
+    idist__frame rts = v->frame;
+
+    if (grant) {
+        uint64_t id = grant->frame.aux;
+        idist__message_free(ring, l, grant);
+        idist__link_send_data(ring, l, v, id);
+        return;
+    }
+
+    idist__transfer_put(ring, &l->waiting, v, idist__index_frame_key(peer, &v->frame));
+    if (oldest && oldest->task == t) return; // it has told the peer of this call
+    rts.type = IDIST__RTS;
+    idist__link_control(ring, l, &rts, NULL);
+}
 
 static void idist__send_post(idist__task *t, int world_rank, uint32_t tag, const void *data,
                              size_t nbytes, const idist__fingerprint *fingerprint) {
@@ -1290,7 +1397,9 @@ static void idist__send_post(idist__task *t, int world_rank, uint32_t tag, const
         idist__op_of(t)->transfer = v;
     }
 
-    if (idist__link_is_eager(l, nbytes) && l->window >= nbytes + IDIST__FRAME_BYTES) {
+    if (fingerprint->kind != IDIST__SEND && idist__link_grants(l, nbytes)) {
+        v->frame.type = IDIST__DATA;
+    } else if (idist__link_is_eager(l, nbytes) && l->window >= nbytes + IDIST__FRAME_BYTES) {
         v->frame.type = IDIST__EAGER;
         v->piece = nbytes;
         l->window -= nbytes + IDIST__FRAME_BYTES;
@@ -1305,6 +1414,11 @@ static void idist__send_post(idist__task *t, int world_rank, uint32_t tag, const
 
     if (!l->open || l->write_dead) {
         idist__transfer_free(ring, v); // its task ends when the loss of that rank is carried out
+        return;
+    }
+
+    if (v->frame.type == IDIST__DATA) {
+        idist__send_by_grant(t, world_rank, v);
         return;
     }
 
@@ -1471,6 +1585,7 @@ static void idist__recv_step(idist__task *t, int slot, int from, uint32_t step, 
     v->frame.print = idist__fingerprint_of_task(t, o->algorithm);
     key = idist__index_key(v->frame.ctx, peer, false, t->seq);
     idist__transfer_put(ring, &l->posted, v, key);
+    if (idist__link_grants(l, nbytes)) idist__link_grant(ring, l, v);
 
     for (hook = ring->messages[key % IDIST__BUCKETS].first; hook; hook = hook->next) {
         idist__message *m = idist__index_message(hook);

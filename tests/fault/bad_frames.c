@@ -26,6 +26,8 @@ typedef struct bad {
 static const bad bads[] = {
     {"EAGER of a group that the sender is not in", IDIST__EAGER, true, 0, 1},
     {"RTS of a group that the sender is not in", IDIST__RTS, true, 100000, 1},
+    {"CTS of a group that the sender is not in", IDIST__CTS, true, 0, 1},
+    {"DATA of a group that the sender is not in", IDIST__DATA, true, 0, 1},
     {"WAITS of a group that the sender is not in", IDIST__WAITS, true, 0, 1},
     {"HERE of a group that the sender is not in", IDIST__HERE, true, 0, 1},
     {"ABORT of a group that the sender is not in", IDIST__ABORT, true, 0, 1},
@@ -135,7 +137,7 @@ static int body(idist_group *world, int rank, int n, proc_slot *slot, void *arg)
 // Messages for groups that nobody knows may come from an honest rank, too: only what is kept of
 // them is bounded.
 static int unknown_groups(idist_group *world, int rank, int n, proc_slot *slot, void *arg) {
-    static const uint8_t types[3] = {IDIST__RTS, IDIST__ABORT, IDIST__EAGER};
+    static const uint8_t types[4] = {IDIST__RTS, IDIST__ABORT, IDIST__EAGER, IDIST__CTS};
     idist__world *w = world->w;
     idist_opts o = opts_of(world);
     (void)n;
@@ -143,10 +145,10 @@ static int unknown_groups(idist_group *world, int rank, int n, proc_slot *slot, 
     (void)arg;
     if (!rank_ok(rank, idist_barrier(&o))) return 1;
     counts = rank == 0;
-    for (int i = 0; i < 3 * (test_quick() ? FLOOD / 8 : FLOOD / 2) && rank == 1; i++) {
+    for (int i = 0; i < 4 * (test_quick() ? FLOOD / 8 : FLOOD / 2) && rank == 1; i++) {
         idist__frame f;
         memset(&f, 0, sizeof f);
-        f.type = types[i % 3];
+        f.type = types[i % 4];
         f.ctx = w->group.ctx + 1 + (uint64_t)i;
         f.print.kind = IDIST__BARRIER;
         f.aux = (uint64_t)(int64_t)IDIST_ERR_ABORTED;
