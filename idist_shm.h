@@ -70,8 +70,9 @@ typedef struct idist__transport {
     bool (*read_all)(void *port, void *header, size_t header_nbytes, void *payload, size_t nbytes);
     bool (*write_all)(void *port, const idist__os_part *parts, int nparts);
 
-    // Whether the peer may read messages in the memory of this process. Then `withdrawn`, if not
-    // NULL, gets the count of sends that ended early so far, modulo 256, for `pull` there.
+    // Whether the peer may read messages in the memory of this process. The same on both sides of a
+    // link, which decides how large messages go. Then `withdrawn`, if not NULL, gets the count of
+    // sends that ended early so far, modulo 256, for `pull` there.
     bool (*exposes_memory)(void *port, uint8_t *withdrawn);
 
     // Copies from an address in the peer's process. False: not possible, or the peer has withdrawn
