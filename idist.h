@@ -56,7 +56,7 @@ CONTENTS
       [api:spawn]      worker processes
       [api:memory]     buffers
       [api:store]      the key-value store for rendezvous
-      [api:backend]    backends, and lists of them
+      [api:backend]    backends
 
     The implementation stands in files of its own, which this header includes at its end. Each uses
     only the files above it; ARCHITECTURE.md shows how a call goes through them.
@@ -109,8 +109,9 @@ OPTIONS
 
     macro                  where          effect
     IDIST_IMPLEMENTATION   one file       compiles the implementation there
-    IDIST_NO_RING          everywhere     leaves out the ring backend; worlds of 1 and the backends
-                                          of other headers remain
+    IDIST_NO_RING          one file       leaves out the ring backend, in the file that defines
+                                          IDIST_IMPLEMENTATION; worlds of 1 and the backends of
+                                          other headers remain
     IDIST_API              everywhere     decorates each declaration; default: extern
 
 CONCEPTS
@@ -137,12 +138,13 @@ BACKENDS
     ring   any number of ranks; included by this header.
     mpi    the ranks of an MPI communicator; idist_mpi.h, which also says what MPI cannot give.
 
-    gloo   an alias of ring, which plays gloo's part in torch.distributed.
+    gloo   an alias of ring, for programs that ask for torch.distributed's gloo.
     nccl   ring with the device backend nccl, as in Ignite; needs idist_nccl.h.
 
-    idist_nccl.h adds device memory to any of them. To add a backend to the list IDIST_BACKENDS,
-    include its header before you call idist_initialize, which is a macro. desc.backend or
-    IDIST_BACKEND chooses one by name; otherwise the first that accepts the configuration is used.
+    idist_nccl.h adds device memory to any of them. A program has the backends whose headers it
+    includes in the file that defines IDIST_IMPLEMENTATION, and those that it registers with
+    idist_register_backend. desc.backend or IDIST_BACKEND chooses one by name; otherwise the first
+    that accepts the configuration is used: the one registered last, ..., mpi, ring, self.
 
 LAUNCHING
 
@@ -301,9 +303,9 @@ SECURITY
 
 WRITING A BACKEND
 
-    Fill an idist_backend_api (its contract is in idist_core.h) and export a function that returns
-    it. The backend receives each call as one struct and ends it with idist__task_complete. Pass it
-    to idist_open_with in a list, see idist_backend_list_of. tests/compile/backend.c is one.
+    Fill an idist_backend_api (its contract is in idist_core.h) and pass it to
+    idist_register_backend. The backend receives each call as one struct and ends it with
+    idist__task_complete. tests/compile/backend.c is a complete one.
 
 LIMITS
 
@@ -646,9 +648,8 @@ typedef struct idist_desc {
 
 // Joins the default world: finds out rank and size, meets the other ranks and connects to them.
 // Collective over all ranks of the job; blocks until all have joined (IDIST_ERR_TIMEOUT names those
-// that did not). desc may be NULL. IDIST_ERR_STATE if it is joined already. A macro, so that it
-// sees which backend headers the program includes.
-#define idist_initialize(desc) idist_initialize_with((desc), IDIST_BACKENDS)
+// that did not). desc may be NULL. IDIST_ERR_STATE if it is joined already.
+IDIST_API idist_status idist_initialize(const idist_desc *desc);
 
 // Leaves the default world. Collective; blocks until the others call it, too, and have completed
 // the calls that involve this rank, then frees everything.
@@ -685,8 +686,9 @@ IDIST_API const char *idist_hostname(void);
 // idist_initialize, what the environment indicates.
 IDIST_API const char *idist_launcher(void);
 
-// The backends in this program: "ring,self".
-#define idist_available_backends() idist_available_backends_of(IDIST_BACKENDS)
+// The backends in this program, in order of preference: "mpi,ring,self". The string is valid until
+// this thread calls the function again.
+IDIST_API const char *idist_available_backends(void);
 
 // The configuration of the world, one "name: value" per line. The string is valid until this thread
 // calls the function again.
@@ -699,7 +701,7 @@ IDIST_API idist_status idist_abort(idist_group *group);
 // Joins a further, independent world; several may be open at once, in any thread. *world is its
 // group of all ranks (NULL on failure), for idist_opts.group. Collective over the ranks of that
 // world. Close it with idist_close.
-#define idist_open(desc, world) idist_open_with((desc), (world), IDIST_BACKENDS)
+IDIST_API idist_status idist_open(const idist_desc *desc, idist_group **world);
 
 // For such a world what idist_finalize is for the default world; sets the pointer to NULL. Copies
 // of the handle and the groups of that world become invalid: calls on them return IDIST_ERR_STATE.
@@ -963,13 +965,13 @@ typedef struct idist_workers idist_workers;
 // prepares it there, and runs fn in it. In a worker, earlier calls of idist_spawn return IDIST_OK
 // at once. So all calls of idist_spawn come from one thread, and not from a worker. A worker that
 // does not reach its call within desc->init_timeout_ms has failed.
-#define idist_spawn(fn, arg, nproc_per_node, desc) \
-    idist_spawn_with((fn), (arg), (nproc_per_node), (desc), IDIST_BACKENDS)
+IDIST_API idist_status idist_spawn(idist_worker_fn fn, void *arg, int nproc_per_node,
+                                   const idist_desc *desc);
 
 // Like idist_spawn, but returns when the workers have been started. Finish with idist_spawn_wait in
 // the same thread; desc->report must stay valid until then. *workers is NULL on failure.
-#define idist_spawn_start(fn, arg, nproc_per_node, desc, workers) \
-    idist_spawn_start_with((fn), (arg), (nproc_per_node), (desc), (workers), IDIST_BACKENDS)
+IDIST_API idist_status idist_spawn_start(idist_worker_fn fn, void *arg, int nproc_per_node,
+                                         const idist_desc *desc, idist_workers **workers);
 
 // Sets *done if all workers have ended. Never blocks. The steps that follow a first failure are
 // taken in this function and in idist_spawn_wait only.
@@ -984,9 +986,11 @@ IDIST_API idist_status idist_spawn_wait(idist_workers *workers, int timeout_ms);
 IDIST_API idist_status idist_spawn_kill(idist_workers *workers, int signal_number);
 
 // Ignite's Parallel: idist_spawn if desc->nproc_per_node is set; otherwise joins the world of the
-// launcher, calls fn in this process and finalizes. Logs its steps at info level.
-#define idist_parallel_run(desc, fn, arg) \
-    idist_parallel_run_with((desc), (fn), (arg), #fn, IDIST_BACKENDS)
+// launcher, calls fn in this process and finalizes. Logs its steps at info level, with the name of
+// fn, for which it is a macro.
+#define idist_parallel_run(desc, fn, arg) idist_parallel_run_named((desc), (fn), (arg), #fn)
+IDIST_API idist_status idist_parallel_run_named(const idist_desc *desc, idist_worker_fn fn,
+                                                void *arg, const char *name);
 
 // A task for the two functions below. Returns 0 for success.
 typedef int (*idist_task_fn)(void *arg);
@@ -1087,48 +1091,23 @@ IDIST_API idist_status idist_store_delete(idist_store *store, const char *key, b
 IDIST_API idist_status idist_store_num_keys(idist_store *store, size_t *n);
 
 //------------------------------------------------------------------------------
-// [api:backend]  backends, and lists of them
+// [api:backend]  backends
 //------------------------------------------------------------------------------
 
 // A table of functions; idist_core.h has its contract.
 typedef struct idist_backend_api idist_backend_api;
 
-// Backends in order of preference. IDIST_BACKENDS lists those whose headers come before the call.
-typedef struct idist_backend_list {
-    const idist_backend_api *items[8]; // NULL entries are skipped
-} idist_backend_list;
-
-IDIST_API idist_backend_list idist_backend_list_of(const idist_backend_api *a,
-                                                   const idist_backend_api *b,
-                                                   const idist_backend_api *c);
+// Adds a backend to those that the worlds of this process choose from, any number of them. The one
+// registered last is asked first, and self last. The headers of idist register theirs before main.
+// The table must stay valid until the process ends. Any thread; worlds that are open keep theirs.
+//
+// Registering the same table again does nothing. IDIST_ERR_ARG if backend is NULL, has no name, or
+// has the name of another backend; IDIST_ERR_NO_BACKEND if it was compiled against another version
+// of idist.h.
+IDIST_API idist_status idist_register_backend(const idist_backend_api *backend);
 
 // A world of 1; always available, always last.
 IDIST_API const idist_backend_api *idist_self_backend(void);
-
-// What the macros above expand to.
-IDIST_API idist_status idist_initialize_with(const idist_desc *desc, idist_backend_list backends);
-IDIST_API const char *idist_available_backends_of(idist_backend_list backends);
-IDIST_API idist_status idist_open_with(const idist_desc *desc, idist_group **world,
-                                       idist_backend_list backends);
-IDIST_API idist_status idist_spawn_with(idist_worker_fn fn, void *arg, int nproc_per_node,
-                                        const idist_desc *desc, idist_backend_list backends);
-IDIST_API idist_status idist_spawn_start_with(idist_worker_fn fn, void *arg, int nproc_per_node,
-                                              const idist_desc *desc, idist_workers **workers,
-                                              idist_backend_list backends);
-IDIST_API idist_status idist_parallel_run_with(const idist_desc *desc, idist_worker_fn fn,
-                                               void *arg, const char *name,
-                                               idist_backend_list backends);
-
-#define IDIST_BACKENDS idist_backend_list_of(IDIST__ENTRY_NCCL, IDIST__ENTRY_MPI, IDIST__ENTRY_RING)
-#ifndef IDIST__ENTRY_NCCL
-#define IDIST__ENTRY_NCCL NULL
-#endif
-#ifndef IDIST__ENTRY_MPI
-#define IDIST__ENTRY_MPI NULL
-#endif
-#ifndef IDIST__ENTRY_RING
-#define IDIST__ENTRY_RING NULL
-#endif
 
 #ifdef __cplusplus
 } // extern "C"

@@ -35,7 +35,7 @@ typedef struct idist__world idist__world;
 typedef struct idist__thread { // thread-local state
     char text[1024];           // of idist_last_error
     char config[2048];         // of idist_show_config
-    char names[128];           // of idist_available_backends
+    char names[512];           // of idist_available_backends
     char hostname[64];         // of idist_hostname before there is a world
     char group_text[1024];     // of the first failure inside idist_group_begin
     int callbacks;             // > 0: inside a function of the caller's, which must not call us

@@ -26,66 +26,36 @@ CONTENTS
 
 //------------------------------------------------------------------------------
 // [calls:backend]  which backend serves a world
-// uses fail text base:log launch:env model self
+// uses fail text base:log model core:backend
 //
-// The program's list of backends comes from the headers it includes; `self` is always the last. A
-// world takes the first of those it asks for by name, or of all, that claims the configuration.
+// The registered backends are asked from the latest to the first. A world takes the first of those
+// it asks for by name, or of all, that claims the configuration; and, to move device memory, the
+// first device backend that claims it. Nothing here needs to know a backend by its name; the hints
+// only improve error texts and serve programs written for torch.distributed and Ignite.
 //------------------------------------------------------------------------------
 
-// What the core knows about backends by name. It must know those that the program does not have,
-// to say which header brings them, and the names that torch.distributed and Ignite use.
-typedef struct idist__backend_row {
+// What is known of a name that may not be registered.
+typedef struct idist__backend_hint {
     const char *name;
-    const char *needs;  // what to do if it is not there
-    const char *played; // not NULL: a host backend plays its part, and the log says this
-    int device_backend; // what it asks for besides; 0: nothing
-} idist__backend_row;
+    const char *header; // that registers it, or the backend which serves instead
+    const char *host;   // not NULL: this backend moves host memory when the name is asked for
+    bool device;        // a device backend, which must be registered, too
+} idist__backend_hint;
 
-static const idist__backend_row idist__backend_rows[] = {
-    {"ring", "idist_ring.h, which IDIST_NO_RING leaves out", NULL, 0},
-    {"gloo", "idist_ring.h, which IDIST_NO_RING leaves out", "ring plays its part", 0},
-    {"nccl",
-     "idist_nccl.h (ring moves host memory, NCCL device memory): include it where "
-     "idist_initialize is called",
-     "ring moves host memory, NCCL device memory (see device_backend)", IDIST__DEVICE_BACKEND_NCCL},
-    {"mpi", "idist_mpi.h: include it where idist_initialize is called", NULL, 0},
+static const idist__backend_hint idist__backend_hints[] = {
+    {"ring", "idist_ring.h, which IDIST_NO_RING leaves out", NULL, false},
+    {"gloo", "idist_ring.h, which IDIST_NO_RING leaves out", "ring", false},
+    {"mpi", "idist_mpi.h", NULL, false},
+    {"nccl", "idist_nccl.h", "ring", true},
 };
 
-// Moves host memory beside a device backend, and for names that it plays.
-static const char idist__backend_of_host[] = "ring";
-
-idist_backend_list idist_backend_list_of(const idist_backend_api *a, const idist_backend_api *b,
-                                         const idist_backend_api *c) {
-    idist_backend_list list;
-
-    memset(&list, 0, sizeof list);
-    list.items[0] = a;
-    list.items[1] = b;
-    list.items[2] = c;
-    return list;
-}
-
-// Checks the list and puts `self` behind it; `names` becomes "ring,self".
-static idist_status idist__backend_check(idist_backend_list *list, char *names, size_t cap) {
-    size_t i, last = 0;
+// "mpi,ring,self"
+static void idist__backend_names(char *names, size_t cap) {
+    const idist__backend_entry *entry;
 
     names[0] = 0;
-    for (i = 0; i + 1 < IDIST__COUNT_OF(list->items); i++)
-        if (list->items[i]) last = i + 1;
-    list->items[last] = idist_self_backend();
-
-    for (i = 0; i <= last; i++) {
-        const idist_backend_api *b = list->items[i];
-
-        if (!b) continue;
-        if (b->abi != IDIST__BACKEND_ABI || b->size != sizeof *b)
-            return idist__fail(
-                IDIST_ERR_NO_BACKEND,
-                "a backend was compiled against another version of idist.h: rebuild all files");
-        idist__text_append(names, cap, "%s%s", names[0] ? "," : "", b->name);
-    }
-
-    return IDIST_OK;
+    for (entry = idist__backend_first(); entry; entry = entry->next)
+        idist__text_append(names, cap, "%s%s", names[0] ? "," : "", entry->api->name);
 }
 
 // Names come as parts of "ring,mpi", of n bytes.
@@ -93,89 +63,107 @@ static bool idist__backend_is(const char *text, size_t n, const char *word) {
     return strlen(word) == n && memcmp(text, word, n) == 0;
 }
 
-static const idist_backend_api *idist__backend_find(const idist_backend_list *list,
-                                                    const char *name, size_t n) {
-    size_t i;
+static const idist_backend_api *idist__backend_find(const char *name, size_t n) {
+    const idist__backend_entry *entry;
 
-    for (i = 0; i < IDIST__COUNT_OF(list->items); i++)
-        if (list->items[i] && idist__backend_is(name, n, list->items[i]->name))
-            return list->items[i];
+    for (entry = idist__backend_first(); entry; entry = entry->next)
+        if (idist__backend_is(name, n, entry->api->name)) return entry->api;
     return NULL;
 }
 
-static const idist__backend_row *idist__backend_row_of(const char *name, size_t n) {
+static const idist__backend_hint *idist__backend_hint_of(const char *name, size_t n) {
     size_t i;
 
-    for (i = 0; i < IDIST__COUNT_OF(idist__backend_rows); i++)
-        if (idist__backend_is(name, n, idist__backend_rows[i].name)) return &idist__backend_rows[i];
+    for (i = 0; i < IDIST__COUNT_OF(idist__backend_hints); i++)
+        if (idist__backend_is(name, n, idist__backend_hints[i].name))
+            return &idist__backend_hints[i];
     return NULL;
 }
 
-// Whether another backend moves host memory for this name: that of a device backend the program
-// has, or a name that no table ever has ("gloo").
-static bool idist__backend_is_played(const idist_backend_list *list, const char *name, size_t n) {
-    const idist_backend_api *named = idist__backend_find(list, name, n);
-    const idist__backend_row *row = idist__backend_row_of(name, n);
+// Whether a name can be served. *host: the backend that moves host memory then; NULL: any.
+static bool idist__backend_resolve(const char *name, size_t n, const idist_backend_api **host) {
+    const idist_backend_api *named = idist__backend_find(name, n);
+    const idist__backend_hint *hint = idist__backend_hint_of(name, n);
 
-    if (named) return named->wrap != NULL;
-    return row && row->played && !row->device_backend;
+    *host = named && !named->wrap ? named : NULL;
+    if (*host) return true;
+    if (!hint || !hint->host) return named != NULL; // a device backend goes with any host backend
+    if (hint->device && !named) return false;
+    *host = idist__backend_find(hint->host, strlen(hint->host));
+
+    return *host != NULL;
 }
 
-// The backend that moves host memory when this name is asked for, or NULL.
-static const idist_backend_api *idist__backend_asked(const idist_backend_list *list,
-                                                     const char *name, size_t n) {
-    if (!idist__backend_is_played(list, name, n)) return idist__backend_find(list, name, n);
-    return idist__backend_find(list, idist__backend_of_host, sizeof idist__backend_of_host - 1);
-}
+static idist_status idist__backend_unknown(const char *names, const char *name, size_t n) {
+    const idist__backend_hint *hint = idist__backend_hint_of(name, n);
+    char known[200] = "";
+    size_t i;
 
-static idist_status idist__backend_unknown(const idist_backend_list *list, const char *names,
-                                           const char *name, size_t n) {
-    const idist__backend_row *row =
-        idist__backend_is_played(list, name, n)
-            ? idist__backend_row_of(idist__backend_of_host, sizeof idist__backend_of_host - 1)
-            : idist__backend_row_of(name, n);
+    if (hint && hint->host && idist__backend_find(name, n)) // what is missing is its host backend
+        hint = idist__backend_hint_of(hint->host, strlen(hint->host));
+    if (hint)
+        return idist__fail(IDIST_ERR_NO_BACKEND,
+                           "backend \"%.*s\" needs %s: include it in the file that defines "
+                           "IDIST_IMPLEMENTATION. This program has: %s",
+                           (int)n, name, hint->header, names);
 
-    if (row)
-        return idist__fail(IDIST_ERR_NO_BACKEND, "backend \"%.*s\" needs %s. This program has: %s",
-                           (int)n, name, row->needs, names);
+    for (i = 0; i < IDIST__COUNT_OF(idist__backend_hints); i++)
+        idist__text_append(known, sizeof known, "%s%s", i ? ", " : "",
+                           idist__backend_hints[i].name);
 
     return idist__fail(IDIST_ERR_NO_BACKEND,
-                       "there is no backend \"%.*s\". The names are self, ring (or gloo), mpi and "
-                       "nccl; this program has: %s",
-                       (int)n, name, names);
+                       "there is no backend \"%.*s\". This program has: %s. Headers of idist "
+                       "provide: %s",
+                       (int)n, name, names, known);
 }
 
-// A backend was found for this name: whatever else the name stands for.
+// A name was resolved and its host backend has claimed the configuration: sets what else the name
+// asks for.
 static void idist__backend_settle(idist__world *w, const char *name, size_t n) {
-    const idist__backend_row *row = idist__backend_row_of(name, n);
+    const idist_backend_api *named = idist__backend_find(name, n);
+    const char *device = named && named->wrap ? named->name : NULL;
 
-    if (!row || !row->played) return;
-    if (!w->cfg.device_backend) w->cfg.device_backend = row->device_backend;
-    idist__log_print(&w->log, IDIST_LOG_INFO, "backend \"%s\" was asked for: %s", row->name,
-                     row->played);
+    if (named == w->backend) return;
+    if (device && !w->cfg.device_backend[0])
+        idist__text_copy(w->cfg.device_backend, sizeof w->cfg.device_backend, device);
+    idist__log_print(&w->log, IDIST_LOG_INFO, "backend \"%.*s\" was asked for: %s %s%s%s", (int)n,
+                     name, w->backend->name, device ? "moves host memory, " : "serves in its place",
+                     device ? device : "", device ? " device memory (see device_backend)" : "");
+}
+
+// Sets w->backend to the first host backend, or to `only`, if it claims the configuration.
+static idist_status idist__backend_claim(idist__world *w, const idist_backend_api *only,
+                                         const char **why) {
+    const idist__backend_entry *entry;
+    idist_status status = IDIST_ERR_NO_BACKEND;
+
+    for (entry = idist__backend_first(); entry && status == IDIST_ERR_NO_BACKEND;
+         entry = entry->next) {
+        if (entry->api->wrap || (only && entry->api != only)) continue;
+        w->backend = entry->api;
+        status = w->backend->claim(&w->cfg, why);
+    }
+
+    return status;
 }
 
 // Sets w->backend to the first that claims the configuration: of those asked for by name, or if
 // none is, of all.
-static idist_status idist__backend_choose(idist__world *w, const idist_backend_list *list) {
-    const char *at = w->cfg.backends, *why = "none was built in";
+static idist_status idist__backend_choose(idist__world *w) {
+    const char *at = w->cfg.backends, *why = "";
     idist_status status = IDIST_ERR_NO_BACKEND;
-    bool any = !at[0];
-    size_t i;
+    const idist_backend_api *host;
+
+    if (!at[0]) status = idist__backend_claim(w, NULL, &why);
 
     while (*at && status == IDIST_ERR_NO_BACKEND) {
         size_t n = strcspn(at, ",");
 
-        w->backend = idist__backend_asked(list, at, n);
-        if (!w->backend) return idist__backend_unknown(list, w->backends, at, n);
-        status = w->backend->claim(&w->cfg, &why);
+        if (!idist__backend_resolve(at, n, &host))
+            return idist__backend_unknown(w->backends, at, n);
+        status = idist__backend_claim(w, host, &why);
         if (status == IDIST_OK) idist__backend_settle(w, at, n);
         at += n + (at[n] == ',');
-    }
-
-    for (i = 0; any && status == IDIST_ERR_NO_BACKEND && i < IDIST__COUNT_OF(list->items); i++) {
-        w->backend = list->items[i];
-        if (w->backend) status = w->backend->claim(&w->cfg, &why);
     }
 
     if (status != IDIST_ERR_NO_BACKEND) return status;
@@ -184,16 +172,25 @@ static idist_status idist__backend_choose(idist__world *w, const idist_backend_l
                        w->cfg.world_size, w->backends, why);
 }
 
-// The device backend that the program has, or why there is none.
-static void idist__backend_find_device(idist__world *w, const idist_backend_list *list) {
-    size_t i;
+// Finds the device backend that the program has and that claims the configuration, or why there is
+// none.
+static idist_status idist__backend_find_device(idist__world *w) {
+    const char *why = "this program has no device backend: include idist_nccl.h in the file that "
+                      "defines IDIST_IMPLEMENTATION";
+    const idist__backend_entry *entry;
+    idist_status status = IDIST_ERR_NO_BACKEND;
 
-    for (i = 0; i < IDIST__COUNT_OF(list->items); i++)
-        if (list->items[i] && list->items[i]->wrap) w->wrap = list->items[i]->wrap;
-    if (w->wrap) return;
-    idist__text_copy(w->no_device, sizeof w->no_device,
-                     "this program has no device backend: include idist_nccl.h where "
-                     "idist_initialize is called");
+    for (entry = idist__backend_first(); entry && status == IDIST_ERR_NO_BACKEND;
+         entry = entry->next)
+        if (entry->api->wrap) {
+            status = entry->api->claim(&w->cfg, &why);
+            if (status == IDIST_OK) w->wrap = entry->api->wrap;
+        }
+
+    if (status != IDIST_ERR_NO_BACKEND) return status;
+    idist__text_copy(w->no_device, sizeof w->no_device, why);
+
+    return IDIST_OK;
 }
 
 //------------------------------------------------------------------------------
@@ -294,8 +291,7 @@ static idist_status idist__world_new_group(idist__world *w) {
 }
 
 // On failure *out is NULL or a world that idist__world_free frees.
-static idist_status idist__world_new(const idist__config *cfg, idist_backend_list *list,
-                                     idist__world **out) {
+static idist_status idist__world_new(const idist__config *cfg, idist__world **out) {
     // A world begins with its group, so its memory comes from the list of ended worlds.
     idist__world *w = (idist__world *)(void *)idist__ended_reuse(&idist__ended_worlds,
                                                                  IDIST__ENDED_WORLDS, sizeof *w);
@@ -311,10 +307,10 @@ static idist_status idist__world_new(const idist__config *cfg, idist_backend_lis
         idist__text_copy(w->hostname, sizeof w->hostname, "localhost");
 
     status = idist__log_init(&w->log, &cfg->logger);
-    if (status == IDIST_OK) status = idist__backend_check(list, w->backends, sizeof w->backends);
-    if (status == IDIST_OK) status = idist__backend_choose(w, list);
+    idist__backend_names(w->backends, sizeof w->backends);
+    if (status == IDIST_OK) status = idist__backend_find_device(w);
+    if (status == IDIST_OK) status = idist__backend_choose(w);
     if (status != IDIST_OK) return status;
-    idist__backend_find_device(w, list);
     snprintf(w->log.who, sizeof w->log.who, "rank %d/%d %s", w->cfg.rank, w->cfg.world_size,
              w->hostname);
 
@@ -461,12 +457,13 @@ static idist_status idist__world_wrap(idist__world *w) {
     return status;
 }
 
-static idist_status idist__world_open(const idist__config *cfg, idist_backend_list list,
-                                      idist__world **out) {
+static idist_status idist__world_open(const idist__config *cfg, idist__world **out) {
     idist__world *w = NULL;
-    idist_status status = idist__world_new(cfg, &list, &w);
+    idist_status status;
 
     *out = NULL;
+    if (idist__tracer_prepare) idist__tracer_prepare();
+    status = idist__world_new(cfg, &w);
 
     if (status != IDIST_OK) {
         if (w) idist__world_free(w);
@@ -487,8 +484,7 @@ static idist_status idist__world_open(const idist__config *cfg, idist_backend_li
     return IDIST_OK;
 }
 
-idist_status idist_open_with(const idist_desc *desc, idist_group **world,
-                             idist_backend_list backends) {
+idist_status idist_open(const idist_desc *desc, idist_group **world) {
     idist__config cfg;
     idist__world *w = NULL;
     idist_status status;
@@ -496,7 +492,7 @@ idist_status idist_open_with(const idist_desc *desc, idist_group **world,
     if (!world) return idist__fail(IDIST_ERR_ARG, "open: world is NULL");
     *world = NULL;
     status = idist__launch_config(&cfg, desc);
-    if (status == IDIST_OK) status = idist__world_open(&cfg, backends, &w);
+    if (status == IDIST_OK) status = idist__world_open(&cfg, &w);
     if (status == IDIST_OK) *world = &w->group;
 
     return status;
@@ -515,7 +511,7 @@ idist_status idist_close(idist_group **world) {
     return status;
 }
 
-idist_status idist_initialize_with(const idist_desc *desc, idist_backend_list backends) {
+idist_status idist_initialize(const idist_desc *desc) {
     idist_group *world = NULL;
     idist_status status;
 
@@ -523,7 +519,7 @@ idist_status idist_initialize_with(const idist_desc *desc, idist_backend_list ba
     if (idist__world_default())
         status =
             idist__fail(IDIST_ERR_STATE, "initialize: the world exists already; finalize it first");
-    else status = idist_open_with(desc, &world, backends);
+    else status = idist_open(desc, &world);
     if (world) __atomic_store_n(&idist__default_world, world->w, __ATOMIC_RELEASE);
     idist__os_mutex_unlock(&idist__life_lock);
 
@@ -653,9 +649,9 @@ const char *idist_hostname(void) {
     return idist__me.hostname;
 }
 
-const char *idist_available_backends_of(idist_backend_list backends) {
-    idist_status status = idist__backend_check(&backends, idist__me.names, sizeof idist__me.names);
-    return status == IDIST_OK ? idist__me.names : "self";
+const char *idist_available_backends(void) {
+    idist__backend_names(idist__me.names, sizeof idist__me.names);
+    return idist__me.names;
 }
 
 const char *idist_show_config(void) {

@@ -15,7 +15,7 @@ CONTENTS
 
       [core:kind]         the operations, and what kinds of them there are
       [core:model]        calls, tasks, groups and worlds as data; the contracts with backends
-      [core:backend]      how a backend fills its table
+      [core:backend]      the registered backends, and how a backend fills its table
       [core:world]        the world, its lock, and who may enter it
       [core:tracer]       where a timeline hooks in
       [core:fingerprint]  what two ranks compare about a call
@@ -429,7 +429,7 @@ struct idist__world {
     idist__task *detached;                 // running or done, newest first
     uint32_t detached_done_count;          // those in the list that are done
     char hostname[64];
-    char backends[128];      // names of those built in
+    char backends[512];      // names of those registered
     idist__rank_info *nodes; // of every rank
     int nnodes;
     idist_group *freed_groups; // to be used again
@@ -465,11 +465,72 @@ struct idist__world {
 };
 
 //------------------------------------------------------------------------------
-// [core:backend]  how a backend fills its table
-// uses mutex model
+// [core:backend]  the registered backends, and how a backend fills its table
+// uses fail mem model
+//
+// A backend registers before main, by a constructor in its header, or whenever the program calls
+// idist_register_backend. The list only grows, and at its head, so that it is read without a lock.
 //------------------------------------------------------------------------------
 
+// When the headers of idist register their backends. What registers later is asked earlier.
+enum {
+    IDIST__REGISTER_LAST_RESORT = 1000, // serves a world of 1
+    IDIST__REGISTER_GENERAL = 1001,     // serves any world
+    IDIST__REGISTER_SPECIAL = 1002,     // serves the worlds of one kind of launcher
+    IDIST__REGISTER_DEVICE = 1003
+};
+
+typedef struct idist__backend_entry {
+    const struct idist__backend_entry *next;
+    const idist_backend_api *api;
+} idist__backend_entry;
+
 static idist__os_mutex idist__backend_lock = IDIST__OS_MUTEX_INIT;
+static const idist__backend_entry *idist__backend_list;
+
+// The backend registered last; the others follow.
+static const idist__backend_entry *idist__backend_first(void) {
+    return __atomic_load_n(&idist__backend_list, __ATOMIC_ACQUIRE);
+}
+
+// Registers a valid table, with the lock held.
+static idist_status idist__backend_add(const idist_backend_api *api) {
+    const idist__backend_entry *entry;
+    idist__backend_entry *added;
+
+    for (entry = idist__backend_first(); entry; entry = entry->next) {
+        if (entry->api == api) return IDIST_OK;
+        if (strcmp(entry->api->name, api->name) == 0)
+            return idist__fail(IDIST_ERR_ARG,
+                               "register_backend: another backend has the name \"%s\"", api->name);
+    }
+
+    added = (idist__backend_entry *)idist__mem_alloc(NULL, sizeof *added);
+    if (!added) return IDIST_ERR_NO_MEMORY;
+    added->api = api;
+    added->next = idist__backend_first();
+    __atomic_store_n(&idist__backend_list, (const idist__backend_entry *)added, __ATOMIC_RELEASE);
+
+    return IDIST_OK;
+}
+
+idist_status idist_register_backend(const idist_backend_api *backend) {
+    idist_status status;
+
+    if (!backend) return idist__fail(IDIST_ERR_ARG, "register_backend: backend is NULL");
+    if (backend->abi != IDIST__BACKEND_ABI || backend->size != sizeof *backend)
+        return idist__fail(IDIST_ERR_NO_BACKEND,
+                           "register_backend: the backend was compiled against another version of "
+                           "idist.h: rebuild all files");
+    if (!backend->name || !backend->name[0])
+        return idist__fail(IDIST_ERR_ARG, "register_backend: the backend has no name");
+
+    idist__os_mutex_lock(&idist__backend_lock);
+    status = idist__backend_add(backend);
+    idist__os_mutex_unlock(&idist__backend_lock);
+
+    return status;
+}
 
 // Returns *api, filled at the first call. `fill` sets the fields by name, which C99 and C++11 have
 // no common initializer for; those that it does not set are zero. abi is stored last: it tells
@@ -607,6 +668,10 @@ typedef struct idist__tracer {
 } idist__tracer;
 
 static const idist__tracer *idist__tracer_set;
+
+// Sets the table above if the environment asks for a timeline; called before a world is joined.
+// NULL: the program does not include idist_trace.h.
+static void (*idist__tracer_prepare)(void);
 
 static const idist__tracer *idist__tracer_now(void) {
     return __atomic_load_n(&idist__tracer_set, __ATOMIC_ACQUIRE);
@@ -2240,6 +2305,10 @@ static void idist__self_fill(idist_backend_api *api) {
 const idist_backend_api *idist_self_backend(void) {
     static idist_backend_api api;
     return idist__backend_fill(&api, idist__self_fill);
+}
+
+__attribute__((constructor(IDIST__REGISTER_LAST_RESORT))) static void idist__self_register(void) {
+    (void)idist_register_backend(idist_self_backend());
 }
 
 #endif // IDIST_CORE_H

@@ -65,7 +65,7 @@ enum {
     IDIST__JOB_LEFT = 2 // nobody waits for it any more
 };
 
-// How the memory of a call travels. The numbers are those of cfg.device_backend.
+// How the memory of a call travels.
 typedef enum idist__gpu_path {
     IDIST__BY_HOST_MEMORY, // it is no device memory
     IDIST__BY_NCCL,
@@ -102,7 +102,7 @@ typedef enum idist__gpu_presence {
 typedef struct idist__gpu_rank_info {
     int32_t presence;
     int32_t named;             // the device was asked for by name
-    int32_t wanted_backend;    // cfg.device_backend
+    int32_t wanted_backend;    // the path that cfg.device_backend names; 0: any
     int32_t nccl;              // NCCL's version; 0: none
     int32_t major;             // of the compute capability
     int32_t has_user_comm;     // cfg.nccl_comm is set

@@ -41,13 +41,6 @@ typedef enum idist__algorithm {
     IDIST__ALGO_BY_HOST    // calls inside each host, and between hosts
 } idist__algorithm;
 
-enum {
-    IDIST__DEVICE_BACKEND_AUTO,
-    IDIST__DEVICE_BACKEND_NCCL,
-    IDIST__DEVICE_BACKEND_IPC,
-    IDIST__DEVICE_BACKEND_STAGED
-};
-
 typedef enum idist__launcher_kind {
     IDIST__LAUNCHER_NONE,
     IDIST__LAUNCHER_IDIST, // idistrun
@@ -86,8 +79,9 @@ typedef struct idist__config {
     const void *mpi_comm;
     bool unchecked; // a backend with collectives of its own need not compare the ranks' calls
     char host_id[128];
-    char device[32];    // the device the user asked for, or ""
-    int device_backend; // IDIST__DEVICE_BACKEND_*
+    char device[32];             // the device the user asked for, or ""
+    char device_backend[32];     // the device backend that the user asked for, or ""
+    bool device_backend_in_desc; // asked for by desc, not by the environment
     const void *nccl_comm, *nccl_config;
     bool high_priority; // of the device's streams
     char backends[128]; // the backends the user asked for, or ""
@@ -1109,12 +1103,10 @@ static idist_status idist__config_choices(idist__config *config, const idist_des
     struct {
         const char *field, *var, *names;
         int *choice;
-    } choices[4] = {{desc->transport, "IDIST_TRANSPORT", "auto, socket, tcp", &config->transport},
+    } choices[3] = {{desc->transport, "IDIST_TRANSPORT", "auto, socket, tcp", &config->transport},
                     {desc->algorithm, "IDIST_ALGO", "auto, latency, bandwidth, chunked",
                      &config->algorithm},
-                    {desc->bind, "IDIST_BIND", "none, core", &config->bind},
-                    {desc->device_backend, "IDIST_DEVICE_BACKEND", "auto, nccl, ipc, staged",
-                     &config->device_backend}};
+                    {desc->bind, "IDIST_BIND", "none, core", &config->bind}};
     idist_status status = IDIST_OK;
     size_t i;
 
@@ -1196,6 +1188,10 @@ static idist_status idist__launch_config(idist__config *config, const idist_desc
     idist__config_text(d.host_id, "IDIST_HOSTID", config->host_id, sizeof config->host_id);
     idist__config_text(d.device, "IDIST_DEVICE", config->device, sizeof config->device);
     idist__config_text(d.backend, "IDIST_BACKEND", config->backends, sizeof config->backends);
+    idist__config_text(d.device_backend, "IDIST_DEVICE_BACKEND", config->device_backend,
+                       sizeof config->device_backend);
+    if (strcmp(config->device_backend, "auto") == 0) config->device_backend[0] = 0;
+    config->device_backend_in_desc = d.device_backend != NULL;
 
     status = idist__secret_find(&config->secret, d.secret, d.secret_nbytes);
     if (status == IDIST_OK) status = idist__config_rank(config, &d);

@@ -77,7 +77,7 @@ HOW IT FITS
 
 CONTENTS
 
-      [mpi:api]       the backend's entry in IDIST_BACKENDS
+      [mpi:api]       the backend's table
       [mpi:types]     worlds, groups, tasks, and what ranks send each other
       [mpi:error]     MPI's errors, lost ranks, and waiting with a deadline
       [mpi:type]      dtypes and ops
@@ -104,14 +104,11 @@ extern "C" {
 #endif
 
 //------------------------------------------------------------------------------
-// [mpi:api]  the backend's entry in IDIST_BACKENDS
+// [mpi:api]  the backend's table
 //------------------------------------------------------------------------------
 
 // The backend for the ranks of an MPI communicator, with buffers in CPU memory.
 IDIST_API const idist_backend_api *idist_mpi_backend(void);
-
-#undef IDIST__ENTRY_MPI
-#define IDIST__ENTRY_MPI idist_mpi_backend()
 
 #ifdef __cplusplus
 } // extern "C"
@@ -2839,49 +2836,51 @@ static idist_status idist__mpi_agree(idist_group *g, int *flag) {
 
     return idist__mpi_fail("agree: MPIX_Comm_agree", error);
 }
-#define IDIST__ULFM_CALLS idist__mpi_shrink, idist__mpi_agree
-#else
-#define IDIST__ULFM_CALLS NULL, NULL
 #endif
 
 //------------------------------------------------------------------------------
 // [mpi:backend]  the table of functions that the core calls
-// uses model types coll wait engine life open group
-//
-// C++11 has no designated initialisers, so the entries stand in the order of the
-// fields of idist_backend_api. Each function bears the name of its field.
+// uses model core:backend types coll wait engine life open group
 //------------------------------------------------------------------------------
 
-const idist_backend_api *idist_mpi_backend(void) {
-    static const idist_backend_api api = {
-        IDIST__BACKEND_ABI,        // abi
-        sizeof(idist_backend_api), // size
-        "mpi",                     // name
-        sizeof(idist__mpi_op),     // task_nbytes
-        sizeof(idist__mpi_group),  // group_nbytes
-        idist__mpi_claim,
-        idist__mpi_open,
-        idist__mpi_close,
-        idist__mpi_group_open,
-        idist__mpi_group_close,
-        NULL, // group_offer
-        NULL, // group_meet
-        idist__mpi_quick,
-        idist__mpi_start,
-        idist__mpi_progress,
-        idist__mpi_sleep,
-        idist__mpi_wake,
-        idist__mpi_cancel,
-        idist__mpi_tell,
-        idist__mpi_flush,
-        idist__mpi_announce,
-        idist__mpi_missing,
-        idist__mpi_alloc,
-        IDIST__ULFM_CALLS, // shrink, agree
-        NULL               // wrap
-    };
+static void idist__mpi_fill(idist_backend_api *api) {
+    api->name = "mpi";
+    api->task_nbytes = sizeof(idist__mpi_op);
+    api->group_nbytes = sizeof(idist__mpi_group);
 
-    return &api;
+    api->claim = idist__mpi_claim;
+    api->open = idist__mpi_open;
+    api->close = idist__mpi_close;
+
+    api->group_open = idist__mpi_group_open;
+    api->group_close = idist__mpi_group_close;
+
+    api->quick = idist__mpi_quick;
+    api->start = idist__mpi_start;
+    api->progress = idist__mpi_progress;
+    api->sleep = idist__mpi_sleep;
+    api->wake = idist__mpi_wake;
+    api->cancel = idist__mpi_cancel;
+
+    api->tell = idist__mpi_tell;
+    api->flush = idist__mpi_flush;
+    api->announce = idist__mpi_announce;
+    api->missing = idist__mpi_missing;
+
+    api->alloc = idist__mpi_alloc;
+#ifdef IDIST__ULFM
+    api->shrink = idist__mpi_shrink;
+    api->agree = idist__mpi_agree;
+#endif
+}
+
+const idist_backend_api *idist_mpi_backend(void) {
+    static idist_backend_api api;
+    return idist__backend_fill(&api, idist__mpi_fill);
+}
+
+__attribute__((constructor(IDIST__REGISTER_SPECIAL))) static void idist__mpi_register(void) {
+    (void)idist_register_backend(idist_mpi_backend());
 }
 
 // Tests set these from outside.

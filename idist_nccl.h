@@ -130,7 +130,7 @@ WHEN THERE IS NO DEVICE
 
 CONTENTS
 
-      [nccl:api]     the backend's entry in IDIST_BACKENDS
+      [nccl:api]     the backend's table, and what else programs call
       [nccl:load]    NCCL's functions, found at run time
       [nccl:job]     NCCL calls that may never return, each in a thread of its own
       [nccl:issue]   which functions of NCCL serve a call
@@ -152,7 +152,7 @@ extern "C" {
 #endif
 
 //------------------------------------------------------------------------------
-// [nccl:api]  the backend's entry in IDIST_BACKENDS
+// [nccl:api]  the backend's table, and what else programs call
 //------------------------------------------------------------------------------
 
 // Moves device memory, beside the backend that the world has for host memory.
@@ -166,9 +166,6 @@ IDIST_API void *idist_nccl_comm(idist_group *group);
 // Pinned host memory, for the batches of a loader (idist_train.h), say: copies between it and a
 // device run asynchronously.
 IDIST_API idist_allocator idist_pinned_allocator(void);
-
-#undef IDIST__ENTRY_NCCL
-#define IDIST__ENTRY_NCCL idist_nccl_backend()
 
 #ifdef __cplusplus
 } // extern "C"
@@ -2333,13 +2330,27 @@ static void idist__gpu_probe_device(const idist__world *w, idist__gpu *gpu,
     idist__gpu_find_context_state(gpu);
 }
 
+// By path; also what desc.device_backend may be, besides "auto".
+static const char *const idist__gpu_path_names[] = {"none", "nccl", "ipc", "staged"};
+
+// The path that desc.device_backend asks for; IDIST__BY_HOST_MEMORY: any. -1: there is none of this
+// name.
+static int idist__gpu_path_named(const char *asked) {
+    int i;
+
+    if (!asked[0]) return IDIST__BY_HOST_MEMORY;
+    for (i = IDIST__BY_NCCL; i <= IDIST__BY_STAGING; i++)
+        if (strcmp(asked, idist__gpu_path_names[i]) == 0) return i;
+    return -1;
+}
+
 // Finds the device of this rank, and NCCL.
 static void idist__gpu_probe(idist__world *w, idist__gpu *gpu, idist__gpu_rank_info *info) {
     idist__config real = w->cfg;
 
     memset(info, 0, sizeof *info);
     info->named = strncmp(w->cfg.device, "cuda", 4) == 0;
-    info->wanted_backend = w->cfg.device_backend;
+    info->wanted_backend = idist__gpu_path_named(w->cfg.device_backend);
     info->has_user_comm = w->cfg.nccl_comm != NULL;
     memset(real.host_id, 0, sizeof real.host_id);
     info->machine_key = idist__config_host_key(&real);
@@ -2528,7 +2539,6 @@ typedef struct idist__nccl_world {
 } idist__nccl_world;
 
 static idist_status idist__gpu_wrap(idist__world *w) {
-    static const char *const names[] = {"none", "nccl", "ipc", "staged"};
     int n = w->group.size, nthreads = idist__os_thread_count();
     idist__nccl_world *both = (idist__nccl_world *)idist__mem_alloc(&w->cfg.mem, sizeof *both);
     idist__gpu *gpu = both ? &both->gpu : NULL;
@@ -2559,7 +2569,8 @@ static idist_status idist__gpu_wrap(idist__world *w) {
         status = idist__gpu_group_make(&w->group);
         if (status == IDIST_OK) status = idist__gpu_prepare(&w->group);
         w->device_backend =
-            names[w->group.device ? idist__gpu_group_of(&w->group)->path : IDIST__BY_HOST_MEMORY];
+            idist__gpu_path_names[w->group.device ? idist__gpu_group_of(&w->group)->path
+                                                  : IDIST__BY_HOST_MEMORY];
     }
 
     // Ranks that finished this before us have already failed in a call; so will this one.
@@ -2577,9 +2588,18 @@ static idist_status idist__gpu_wrap(idist__world *w) {
 }
 
 static idist_status idist__gpu_claim(idist__config *config, const char **reason) {
-    (void)config;
-    *reason = "nccl moves device memory only, beside another backend";
-    return IDIST_ERR_NO_BACKEND;
+    const char *asked = config->device_backend;
+
+    (void)reason;
+    if (idist__gpu_path_named(asked) >= 0) return IDIST_OK;
+    if (config->device_backend_in_desc)
+        return idist__fail(IDIST_ERR_ARG,
+                           "desc: \"%s\" (IDIST_DEVICE_BACKEND) is not one of auto, nccl, ipc, "
+                           "staged",
+                           asked);
+
+    return idist__fail(IDIST_ERR_ENV, "IDIST_DEVICE_BACKEND=%s: use one of auto, nccl, ipc, staged",
+                       asked);
 }
 
 static void idist__gpu_fill(idist_backend_api *api) {
@@ -2591,6 +2611,10 @@ static void idist__gpu_fill(idist_backend_api *api) {
 const idist_backend_api *idist_nccl_backend(void) {
     static idist_backend_api api;
     return idist__backend_fill(&api, idist__gpu_fill);
+}
+
+__attribute__((constructor(IDIST__REGISTER_DEVICE))) static void idist__nccl_register(void) {
+    (void)idist_register_backend(idist_nccl_backend());
 }
 
 // Tests set these from outside.

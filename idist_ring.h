@@ -2,7 +2,8 @@
 
 DO THIS
 
-    Nothing: idist.h includes this header at its end. Define IDIST_NO_RING to leave it out.
+    Nothing: idist.h includes this header at its end. Define IDIST_NO_RING, in the file that defines
+    IDIST_IMPLEMENTATION, to leave it out.
 
 WHAT IT IS
 
@@ -21,7 +22,7 @@ WHAT IT IS
 
 CONTENTS
 
-      [ring:api]      the backend's entry in IDIST_BACKENDS
+      [ring:api]      the backend's table
       [ring:close]    leaving the other ranks
       [ring:backend]  the table of the backend's functions
 
@@ -55,14 +56,11 @@ extern "C" {
 #endif
 
 //------------------------------------------------------------------------------
-// [ring:api]  the backend's entry in IDIST_BACKENDS
+// [ring:api]  the backend's table
 //------------------------------------------------------------------------------
 
 // Any number of ranks, on one host or several; CPU memory.
 IDIST_API const idist_backend_api *idist_ring_backend(void);
-
-#undef IDIST__ENTRY_RING
-#define IDIST__ENTRY_RING idist_ring_backend()
 
 #ifdef __cplusplus
 } // extern "C"
@@ -187,6 +185,11 @@ static void idist__ring_backend_fill(idist_backend_api *api) {
 const idist_backend_api *idist_ring_backend(void) {
     static idist_backend_api api;
     return idist__backend_fill(&api, idist__ring_backend_fill);
+}
+
+__attribute__((constructor(IDIST__REGISTER_GENERAL))) static void
+idist__ring_backend_register(void) {
+    (void)idist_register_backend(idist_ring_backend());
 }
 
 #include "idist_end.h"

@@ -78,7 +78,6 @@ typedef enum idist__worker_stage {
 
 struct idist_workers {
     idist__config cfg; // of worker 0
-    idist_backend_list backends;
     idist_worker_fn fn;
     void *arg;
     int n, first_rank;
@@ -105,7 +104,7 @@ static bool idist__is_worker; // this process
 // Runs fn in a world of its own and leaves the result. Returns the exit code.
 static int idist__worker_work(idist_workers *spawn, int i, idist__worker_result *result) {
     idist__world *w = NULL;
-    idist_status status = idist__world_open(&spawn->cfg, spawn->backends, &w);
+    idist_status status = idist__world_open(&spawn->cfg, &w);
     int code;
 
     if (status != IDIST_OK) {
@@ -427,7 +426,7 @@ static void idist__watch_sleep(idist_workers *spawn, int64_t until_ns) {
 // uses base:log address connection config model core:backend core:world
 // uses calls:world worker rerun watch
 //
-//     idist_spawn_start_with
+//     idist_spawn_start
 //       idist__start_check      arguments
 //       idist__start_config     the configuration of worker 0
 //       idist__start_all        (in an executed worker: idist__rerun_worker, which ends there)
@@ -641,9 +640,8 @@ static void idist__start_clear_report(idist_report *report) {
     report->rank = -1;
 }
 
-idist_status idist_spawn_start_with(idist_worker_fn fn, void *arg, int nproc_per_node,
-                                    const idist_desc *desc, idist_workers **workers,
-                                    idist_backend_list backends) {
+idist_status idist_spawn_start(idist_worker_fn fn, void *arg, int nproc_per_node,
+                               const idist_desc *desc, idist_workers **workers) {
     int number = __atomic_add_fetch(&idist__rerun_call_count, 1, __ATOMIC_RELAXED);
     int call = 0, worker = 0, fd = -1;
     bool executed = idist__rerun_find(&call, &worker, &fd), by_exec = false;
@@ -667,7 +665,6 @@ idist_status idist_spawn_start_with(idist_worker_fn fn, void *arg, int nproc_per
     own.call_number = number;
     own.fn = fn;
     own.arg = arg;
-    own.backends = backends;
     idist__start_fill(&own, &d, nproc_per_node);
     status = idist__log_init(&own.log, &d.logger);
     if (status == IDIST_OK) status = idist__start_config(&own, &d);
@@ -777,35 +774,34 @@ idist_status idist_spawn_kill(idist_workers *workers, int signal_number) {
     return IDIST_OK;
 }
 
-idist_status idist_spawn_with(idist_worker_fn fn, void *arg, int nproc_per_node,
-                              const idist_desc *desc, idist_backend_list backends) {
+idist_status idist_spawn(idist_worker_fn fn, void *arg, int nproc_per_node,
+                         const idist_desc *desc) {
     idist_workers *workers;
-    idist_status status = idist_spawn_start_with(fn, arg, nproc_per_node, desc, &workers, backends);
+    idist_status status = idist_spawn_start(fn, arg, nproc_per_node, desc, &workers);
 
     return status == IDIST_OK ? idist_spawn_wait(workers, -1) : status;
 }
 
 //------------------------------------------------------------------------------
 // [spawn:parallel]  Ignite's Parallel
-// uses os:env fail text base:log core:world calls:backend calls:world get
+// uses os:env fail text base:log model core:world calls:backend calls:world get
 // uses report
 //
 // With nproc_per_node it spawns; without, it joins the world that a launcher made and runs fn in
 // this process. Checks, their order and the log lines are those of Ignite.
 //------------------------------------------------------------------------------
 
-static idist_status idist__parallel_check_backend(const char *names,
-                                                  const idist_backend_list *backends) {
+static idist_status idist__parallel_check_backend(const char *names) {
     const char *at = names;
+    const idist_backend_api *host;
 
     while (at && *at) {
         size_t n = strcspn(at, ",");
-        bool known = idist__backend_is(at, n, "self") || idist__backend_asked(backends, at, n);
 
-        if (!known)
+        if (!idist__backend_resolve(at, n, &host))
             return idist__fail(IDIST_ERR_NO_BACKEND,
                                "Unknown backend '%.*s'. Available backends: %s", (int)n, at,
-                               idist_available_backends_of(*backends));
+                               idist_available_backends());
         at += n + (at[n] == ',');
     }
 
@@ -829,9 +825,9 @@ static idist_status idist__parallel_check_master(const idist_desc *d) {
                        addr ? addr : "NULL", port);
 }
 
-static idist_status idist__parallel_check(const idist_desc *d, const idist_backend_list *backends) {
+static idist_status idist__parallel_check(const idist_desc *d) {
     int nnodes = d->nnodes ? d->nnodes : 1;
-    idist_status status = idist__parallel_check_backend(d->backend, backends);
+    idist_status status = idist__parallel_check_backend(d->backend);
 
     if (status != IDIST_OK) return status;
     if (d->nproc_per_node < 0)
@@ -851,8 +847,7 @@ static idist_status idist__parallel_check(const idist_desc *d, const idist_backe
 
 // Joins the world that a launcher made, and runs fn in this process.
 static idist_status idist__parallel_join(const idist_desc *d, idist_worker_fn fn, void *arg,
-                                         const char *name, const idist__log *log,
-                                         idist_backend_list backends) {
+                                         const char *name, const idist__log *log) {
     idist_status status;
     char backend[32];
     bool logs;
@@ -862,7 +857,7 @@ static idist_status idist__parallel_join(const idist_desc *d, idist_worker_fn fn
         idist__log_print(log, IDIST_LOG_WARN,
                          "parallel_run: nnodes and node_rank are ignored without nproc_per_node: "
                          "the launcher decides");
-    status = idist_initialize_with(d, backends);
+    status = idist_initialize(d);
     if (status != IDIST_OK) return status;
 
     logs = idist_get_rank() == 0;
@@ -889,8 +884,8 @@ static idist_status idist__parallel_join(const idist_desc *d, idist_worker_fn fn
     return status;
 }
 
-idist_status idist_parallel_run_with(const idist_desc *desc, idist_worker_fn fn, void *arg,
-                                     const char *name, idist_backend_list backends) {
+idist_status idist_parallel_run_named(const idist_desc *desc, idist_worker_fn fn, void *arg,
+                                      const char *name) {
     idist__log log;
     idist_desc d;
     idist_status status;
@@ -899,9 +894,9 @@ idist_status idist_parallel_run_with(const idist_desc *desc, idist_worker_fn fn,
     if (desc) d = *desc;
     if (!fn) return idist__fail(IDIST_ERR_ARG, "parallel_run: fn is NULL");
     status = idist__log_init(&log, &d.logger);
-    if (status == IDIST_OK) status = idist__parallel_check(&d, &backends);
+    if (status == IDIST_OK) status = idist__parallel_check(&d);
     if (status != IDIST_OK) return status;
-    if (!d.nproc_per_node) return idist__parallel_join(&d, fn, arg, name, &log, backends);
+    if (!d.nproc_per_node) return idist__parallel_join(&d, fn, arg, name, &log);
 
     idist__log_print(&log, IDIST_LOG_INFO, "Initialized distributed launcher with backend: '%s'",
                      d.backend ? d.backend : "auto");
@@ -911,7 +906,7 @@ idist_status idist_parallel_run_with(const idist_desc *desc, idist_worker_fn fn,
         d.nproc_per_node, d.nnodes ? d.nnodes : 1, d.node_rank);
     idist__log_print(&log, IDIST_LOG_INFO, "Spawn function '%s' in %d processes", name,
                      d.nproc_per_node);
-    status = idist_spawn_with(fn, arg, d.nproc_per_node, &d, backends);
+    status = idist_spawn(fn, arg, d.nproc_per_node, &d);
     idist__log_print(&log, IDIST_LOG_INFO, "End of run");
 
     return status;

@@ -2,8 +2,8 @@
 
 DO THIS
 
-    Put it beside idist.h, and include it in the file with IDIST_IMPLEMENTATION and in the one that
-    joins the world.
+    Put it beside idist.h, and include it in the file with IDIST_IMPLEMENTATION and where you call
+    its functions.
 
         idist_initialize(NULL);
         idist_trace_begin("forward");
@@ -109,15 +109,6 @@ IDIST_API void idist_trace_end(void);
 // longer than 1,000 bytes.
 IDIST_API void idist_trace_span(const char *name, const char *category, int64_t start_ns,
                                 int64_t end_ns, const char *args);
-
-// Returns the list unchanged: everything that joins a world passes through here, which starts the
-// timeline.
-IDIST_API idist_backend_list idist_trace_backends(idist_backend_list backends);
-
-#undef IDIST_BACKENDS
-#define IDIST_BACKENDS    \
-    idist_trace_backends( \
-        idist_backend_list_of(IDIST__ENTRY_NCCL, IDIST__ENTRY_MPI, IDIST__ENTRY_RING))
 
 #ifdef __cplusplus
 } // extern "C"
@@ -662,18 +653,21 @@ static idist_status idist__trace_call(idist_group *g, const idist__call *c, cons
     return status;
 }
 
-idist_backend_list idist_trace_backends(idist_backend_list backends) {
+// Before a world is joined: starts the timeline if the environment asks for one.
+static void idist__trace_prepare(void) {
     static const idist__tracer tracer = {idist__trace_joined, idist__trace_trim,
                                          idist__trace_call,   idist__trace_wait,
                                          idist__trace_waited, idist__trace_done};
 
-    if (!idist__os_env("IDIST_TRACE")) return backends;
+    if (!idist__os_env("IDIST_TRACE")) return;
     idist__os_mutex_lock(&idist__trace_lock);
     if (!idist__tracer_now() && idist__os_process_on_fork(idist__trace_forked))
         __atomic_store_n(&idist__tracer_set, &tracer, __ATOMIC_RELEASE);
     idist__os_mutex_unlock(&idist__trace_lock);
+}
 
-    return backends;
+__attribute__((constructor)) static void idist__trace_register(void) {
+    idist__tracer_prepare = idist__trace_prepare;
 }
 
 //------------------------------------------------------------------------------

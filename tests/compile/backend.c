@@ -1,7 +1,9 @@
 // backend.c - a backend of somebody else: written against the contract above struct
 // idist_backend_api alone, outside the library. Its ranks are threads of one process that meet at a
 // table. It has barriers and sums, one call after the other, and nothing else: what it does not
-// have has to come back as IDIST_ERR_UNSUPPORTED, and the world goes on.
+// have has to come back as IDIST_ERR_UNSUPPORTED, and the world goes on. No other backend is there
+// except self, so that names which other headers provide are unknown.
+#define IDIST_NO_RING
 #define IDIST_IMPLEMENTATION
 #include "idist.h"
 
@@ -55,8 +57,6 @@ static idist_status table_open(idist__world *w) {
     for (int r = 0; r < w->group.size; r++) {
         snprintf(w->nodes[r].hostname, sizeof w->nodes[r].hostname, "%s", w->hostname);
         w->nodes[r].host = 1;
-        w->nodes[r].local_rank = r;
-        w->nodes[r].local_size = w->group.size;
     }
 
     w->impl = calloc(1, sizeof(seat));
@@ -231,7 +231,8 @@ static void *rank_main(void *arg) {
     desc.world_size = N_RANKS;
     desc.init_method = "tcp://127.0.0.1:1"; // nobody looks there
     desc.timeout_ms = 20000;
-    EXPECT(!idist_open_with(&desc, &world, idist_backend_list_of(table_backend(), NULL, NULL)));
+    desc.backend = "table";
+    EXPECT(!idist_open(&desc, &world));
     if (!world) return NULL;
     opts.group = world;
 
@@ -264,13 +265,61 @@ static void *rank_main(void *arg) {
     return NULL;
 }
 
+// Of a backend that serves no world.
+static idist_status spare_claim(idist__config *config, const char **why) {
+    (void)config;
+    *why = "it is a spare one";
+    return IDIST_ERR_NO_BACKEND;
+}
+
+// What is registered, what is not, and more backends than any program has.
+static void names(void) {
+    static const char *const hints[][2] = {{"gloo", "idist_ring.h"},
+                                           {"ring", "idist_ring.h"},
+                                           {"mpi", "idist_mpi.h"},
+                                           {"nccl", "idist_nccl.h"}};
+    static idist_backend_api spares[20];
+    static char spare_names[20][16];
+    idist_group *world = NULL;
+    idist_desc desc;
+
+    memset(&desc, 0, sizeof desc);
+    tap_is(idist_register_backend(table_backend()), IDIST_OK, "the backend registers");
+    tap_ok(strcmp(idist_available_backends(), "table,self") == 0, "the backend is listed");
+
+    for (int i = 0; i < 4; i++) {
+        desc.backend = hints[i][0];
+        tap_is(idist_open(&desc, &world), IDIST_ERR_NO_BACKEND, "%s is not there", hints[i][0]);
+        tap_like(idist_last_error(), hints[i][1], "the error names the header");
+    }
+
+    for (int i = 0; i < 20; i++) {
+        snprintf(spare_names[i], sizeof spare_names[i], "spare%d", i);
+        spares[i] = *table_backend();
+        spares[i].name = spare_names[i];
+        spares[i].claim = spare_claim;
+        TAP_REQUIRE(idist_register_backend(&spares[i]) == IDIST_OK);
+    }
+    tap_like(idist_available_backends(), "spare19,spare18,", "20 more: the latest comes first");
+    tap_like(idist_available_backends(), "spare0,table,self", "and none is left out");
+    desc.backend = "pigeon";
+    tap_is(idist_open(&desc, &world), IDIST_ERR_NO_BACKEND, "a name that nobody has");
+    tap_like(idist_last_error(), "spare3,spare2,spare1,spare0,table,self",
+             "the error lists the registered names");
+    desc.backend = "spare7,table";
+    desc.world_size = 1;
+    tap_is(idist_open(&desc, &world), IDIST_ERR_NO_BACKEND, "who is asked for may refuse");
+    desc.backend = "spare7,self";
+    tap_is(idist_open(&desc, &world), IDIST_OK, "and the next is asked");
+    if (world) (void)idist_close(&world);
+}
+
 int main(void) {
     pthread_t threads[N_RANKS];
     int ranks[N_RANKS];
-    const idist_backend_list list = idist_backend_list_of(table_backend(), NULL, NULL);
 
     tap_deadline(60);
-    tap_ok(strcmp(idist_available_backends_of(list), "table,self") == 0, "the backend is listed");
+    names();
     for (int r = 0; r < N_RANKS; r++) {
         ranks[r] = r;
         TAP_REQUIRE(pthread_create(&threads[r], NULL, rank_main, &ranks[r]) == 0);

@@ -339,14 +339,17 @@ static void backends(void) {
     idist_group *w = NULL;
     idist_desc d = desc_with(NULL, NULL);
     odd.abi++;
-    tap_is(idist_open_with(NULL, &w, idist_backend_list_of(&odd, NULL, NULL)), IDIST_ERR_NO_BACKEND,
-           "a backend of another abi");
+    tap_is(idist_register_backend(&odd), IDIST_ERR_NO_BACKEND, "a backend of another abi");
     odd = *idist_ring_backend();
     odd.size--;
-    tap_is(idist_open_with(NULL, &w, idist_backend_list_of(&odd, NULL, NULL)), IDIST_ERR_NO_BACKEND,
-           "of another size");
-    const char *names =
-        idist_available_backends_of(idist_backend_list_of(NULL, idist_ring_backend(), NULL));
+    tap_is(idist_register_backend(&odd), IDIST_ERR_NO_BACKEND, "of another size");
+    odd = *idist_ring_backend();
+    tap_is(idist_register_backend(&odd), IDIST_ERR_ARG, "another one of the name ring");
+    tap_is(idist_register_backend(idist_ring_backend()), IDIST_OK, "ring itself, once more");
+    tap_is(idist_register_backend(NULL), IDIST_ERR_ARG, "no backend");
+    odd.name = "";
+    tap_is(idist_register_backend(&odd), IDIST_ERR_ARG, "a backend without a name");
+    const char *names = idist_available_backends();
     tap_ok(strcmp(names, "ring,self") == 0, "names of the backends: got %s", names);
     d.backend = "self,ring"; // self refuses a world of two, ring is the next and waits for rank 1
     d.world_size = 2;
@@ -362,17 +365,17 @@ static void backends(void) {
 }
 
 // Names that programs bring along from torch.distributed and Ignite.
-static int seen_device_backend;
+static char seen_device_backend[32];
 
 static idist_status take_device(idist__world *w) {
-    seen_device_backend = w->cfg.device_backend;
+    snprintf(seen_device_backend, sizeof seen_device_backend, "%s", w->cfg.device_backend);
     return IDIST_OK;
 }
 
-static idist_status serves_no_host(idist__config *config, const char **why) {
-    (void)config;
-    *why = "it moves device memory";
-    return IDIST_ERR_NO_BACKEND;
+static idist_status claim_all_but_odd(idist__config *config, const char **why) {
+    (void)why;
+    if (strcmp(config->device_backend, "odd") != 0) return IDIST_OK;
+    return idist__fail(IDIST_ERR_ENV, "there is no odd device backend");
 }
 
 static int gloo_worker(int local_rank, void *arg) {
@@ -385,62 +388,73 @@ static int gloo_worker(int local_rank, void *arg) {
 }
 
 static void names_of_others(void) {
-    idist_backend_api nccl;
-    idist_backend_list with, without = idist_backend_list_of(NULL, NULL, idist_ring_backend());
+    static idist_backend_api nccl, other; // stay registered
     idist_desc d = desc_with(NULL, NULL);
     idist_group *w = NULL;
     lines l;
-    memset(&nccl, 0, sizeof nccl);
     nccl.abi = IDIST__BACKEND_ABI;
     nccl.size = sizeof nccl;
     nccl.name = "nccl";
-    nccl.claim = serves_no_host;
+    nccl.claim = claim_all_but_odd;
     nccl.wrap = take_device;
-    with = idist_backend_list_of(&nccl, NULL, idist_ring_backend());
     memset(&l, 0, sizeof l);
     d.logger.log_fn = keep_first_line;
     d.logger.user = &l;
     setenv("IDIST_LOG", "info", 1);
 
     d.backend = "gloo";
-    tap_is(idist_open_with(&d, &w, without), IDIST_OK, "gloo: got %s", idist_last_error());
+    tap_is(idist_open(&d, &w), IDIST_OK, "gloo: got %s", idist_last_error());
     tap_ok(w && strcmp(w->w->backend->name, "ring") == 0, "gloo is ring");
     tap_ok(strstr(l.last, "gloo") && strstr(l.last, "ring"), "and says so: \"%s\"", l.last);
     if (w) idist_close(&w);
-    tap_is(idist_open_with(&d, &w, idist_backend_list_of(NULL, NULL, NULL)), IDIST_ERR_NO_BACKEND,
-           "gloo without ring");
-    tap_like(idist_last_error(), "idist_ring.h", "names what is missing");
 
     d.backend = "nccl";
-    tap_is(idist_open_with(&d, &w, without), IDIST_ERR_NO_BACKEND, "nccl without its header");
+    tap_is(idist_open(&d, &w), IDIST_ERR_NO_BACKEND, "nccl without its header");
     tap_like(idist_last_error(), "idist_nccl.h", "which the error names");
-    tap_is(idist_open_with(&d, &w, with), IDIST_OK, "nccl with it: got %s", idist_last_error());
+    tap_is(idist_register_backend(&nccl), IDIST_OK, "a device backend registers");
+    tap_is(idist_open(&d, &w), IDIST_OK, "nccl with it: got %s", idist_last_error());
     tap_ok(w && strcmp(w->w->backend->name, "ring") == 0, "nccl is ring, ...");
-    tap_is(seen_device_backend, 1, "... and the device backend nccl");
+    tap_ok(strcmp(seen_device_backend, "nccl") == 0, "... and the device backend nccl");
     if (w) idist_close(&w);
     d.device_backend = "staged";
-    tap_is(idist_open_with(&d, &w, with), IDIST_OK, "nccl and another device backend");
-    tap_is(seen_device_backend, 3, "the device backend asked for counts");
+    tap_is(idist_open(&d, &w), IDIST_OK, "nccl and another device backend");
+    tap_ok(strcmp(seen_device_backend, "staged") == 0, "the device backend asked for counts");
+    if (w) idist_close(&w);
+    d.device_backend = "auto";
+    tap_is(idist_open(&d, &w), IDIST_OK, "nccl and any device backend");
+    tap_ok(strcmp(seen_device_backend, "nccl") == 0, "is nccl");
     if (w) idist_close(&w);
     d.device_backend = NULL;
     setenv("IDIST_BACKEND", "nccl", 1);
     d.backend = NULL;
-    tap_is(idist_open_with(&d, &w, with), IDIST_OK, "IDIST_BACKEND=nccl");
-    tap_is(seen_device_backend, 1, "is the same");
+    tap_is(idist_open(&d, &w), IDIST_OK, "IDIST_BACKEND=nccl");
+    tap_ok(strcmp(seen_device_backend, "nccl") == 0, "is the same");
     if (w) idist_close(&w);
     unsetenv("IDIST_BACKEND");
+    setenv("IDIST_DEVICE_BACKEND", "odd", 1);
+    tap_is(idist_open(&d, &w), IDIST_ERR_ENV, "a device backend that does not know its name");
+    unsetenv("IDIST_DEVICE_BACKEND");
+
+    other = nccl;
+    other.name = "other";
+    tap_is(idist_register_backend(&other), IDIST_OK, "a second device backend");
+    d.backend = "other";
+    tap_is(idist_open(&d, &w), IDIST_OK, "whose name asks for it: got %s", idist_last_error());
+    tap_ok(strcmp(seen_device_backend, "other") == 0, "and for any host backend");
+    if (w) idist_close(&w);
 
     d.backend = "horovod";
-    tap_is(idist_open_with(&d, &w, with), IDIST_ERR_NO_BACKEND, "a name that nobody has");
+    tap_is(idist_open(&d, &w), IDIST_ERR_NO_BACKEND, "a name that nobody has");
     tap_ok(!strstr(idist_last_error(), "idist_horovod.h") &&
-               strstr(idist_last_error(), "ring (or gloo)"),
+               strstr(idist_last_error(), "other,nccl,ring,self.") &&
+               strstr(idist_last_error(), "gloo"),
            "got \"%s\"", idist_last_error());
     setenv("IDIST_LOG", "error", 1);
     memset(&d, 0, sizeof d);
     d.backend = "gloo";
     d.nproc_per_node = 2;
     ranks_reset();
-    rank_ok(-1, idist_parallel_run_with(&d, gloo_worker, NULL, "gloo_worker", without));
+    rank_ok(-1, idist_parallel_run(&d, gloo_worker, NULL));
     ranks_report("idist_parallel_run with the backend gloo");
 }
 

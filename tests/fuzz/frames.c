@@ -70,7 +70,6 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t nbytes);
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t nbytes) {
     static const idist__transport transport = {"fuzz",    source_read,  source_write,
                                                source_fd, source_close, false};
-    idist_backend_list list = IDIST_BACKENDS;
     idist_desc d;
     idist__config cfg;
     idist__world *w = NULL;
@@ -84,8 +83,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t nbytes) {
     d.timeout_ms = 2000;
     if (idist__launch_config(&cfg, &d) != IDIST_OK) abort();
     cfg.world_size = 2;
-    if (idist__world_new(&cfg, &list, &w) != IDIST_OK || idist__ring_new(w, &ring) != IDIST_OK)
-        abort();
+    if (idist__world_new(&cfg, &w) != IDIST_OK || idist__ring_new(w, &ring) != IDIST_OK) abort();
     w->impl = ring;
     ring->links[1].transport = &transport;
     ring->links[1].port = &s;
