@@ -240,35 +240,90 @@ typedef struct idist__rank_info {
 // ---- the contract between the core and a backend ----
 //
 // A backend moves host memory between ranks. It is a table of functions, filled by field name (see
-// idist__backend_fill, and idist_self_backend as an example). Only the fields marked "optional" may
-// be NULL: then the backend does not have that feature.
+// idist__backend_fill, and idist_self_backend as an example) and registered with
+// idist_register_backend. Only the fields marked "optional" may be NULL: then the backend does not
+// have that feature. A device backend is the exception: it sets name, claim and wrap, and leaves
+// everything else 0.
 //
 //     claim -> open -> group_open (world) -> [ start, progress, sleep ... ] -> group_close -> close
 //                                                 |  group_open, offer, meet, group_close
 //                                                 +- for each further group
 //
-// Lock. All but claim, open, close and alloc are called with the world's lock held. For the group
-// of the world itself, group_open and group_close come while no other thread can use the world.
+// Lock. claim, open, wrap, alloc and close are called without the world's lock, all others with it.
+// (group_open of the world's own group, and every group_close while the world closes, come when no
+// other thread is in the world; it makes no difference to them whether the lock is held.) claim and
+// alloc may be called by several threads at once.
 //
-// Blocking. Only open, close, sleep, flush, shrink and agree may block; sleep and flush release
-// the lock while they do. quick and tell may take a moment. On a library that offers nothing but
-// blocking calls, group_open may block, and so may a collective that all ranks have entered. A
-// device backend may release the lock in start, while it hands a call to the device's library.
+// Blocking. open, close and wrap may wait for other ranks. sleep and flush wait, and release the
+// lock while they do. shrink and agree wait for the other members and keep the lock, so that no
+// other call on this world proceeds meanwhile, not even idist_abort. quick may poll for as long as
+// it takes to hand over a small message, less than a millisecond; tell may wait until nobody reads
+// the buffers of the failed group any more. Everything else, alloc included, returns at once. On a
+// library that offers nothing but blocking calls, group_open may block, and so may a collective
+// that all ranks have entered. A device backend may release the lock in start, while it hands a
+// call to the device's library.
 //
 // Ownership. The core allocates and frees idist__task, idist_group and idist__world, and with each
 // task and group the bytes the backend asks for (task_nbytes, group_nbytes): those of a group are
-// zero, those of a task are not cleared. The caller's buffers belong to the backend from start
-// until it calls idist__task_complete, or until cancel returns. What a backend allocates besides it
-// frees in group_close or close.
+// zero, those of a task are not cleared. The caller's buffers, and the arrays of a v-form, belong
+// to the backend from start until it calls idist__task_complete, or until cancel returns. What a
+// backend allocates besides (idist__mem_alloc with &w->cfg.mem) it frees in group_close or close.
 //
 // Failure. A function that returns a status and fails has undone everything it did, and its
 // counterpart is not called: no close after a failed open, no group_close after a failed
 // group_open. It has recorded the reason with idist__fail (claim: in *why). A function without a
 // status reports failures by idist__task_complete (this task) or idist__group_fail (this group).
+// When idist__group_fail returns, all tasks of the group have ended.
+//
+// Calls. The core has checked the arguments of a call as far as one rank can (idist__check_call)
+// and has numbered it (task->seq). The backend gets all calls of the group, also those
+//
+//   - of a group of one rank: idist__self_collective does the collectives, and messages of a rank
+//   to
+//     itself obey the same rules as others;
+//   - of count 0, for which buffers may be NULL: they synchronize, and are compared, like others;
+//   - in place (idist__extent_call_in_place). Otherwise the send buffer is not written.
+//
+// A kind, dtype or op that it does not have it completes with IDIST_ERR_UNSUPPORTED, on all ranks
+// alike. Collectives of a group match by seq; several may be under way at once, as requests or
+// between idist_group_begin and idist_group_end.
+//
+// Reductions. The order of the operands depends on sizes and ranks only, and all ranks that receive
+// a result get the same bits. For built-in ops, idist__reduce_many combines any number of
+// contributions in the order of ranks and does what follows.
+//
+//   - AVG is SUM, and one division by the size of the group at the end; the logical ops end in 0 or
+//     1 (idist__reduce_finish);
+//   - F16, BF16 and the 8-bit floats are added and multiplied as F32 and rounded once, at the end;
+//   - an op from IDIST_OP_USER on is that of idist__world_user_op. The backend copies it in start,
+//     because the program may free it. fn == NULL: each contribution is multiplied by the rank's
+//     own factor (idist__reduce_scale), then added. While fn runs, idist__me.callbacks is above 0.
+//     Operands keep the order of ranks, and may be swapped only if `commutative`.
+//
+// Messages. A receive takes the oldest message that idist__message_matches, which knows the
+// wildcards IDIST_ANY_SOURCE and IDIST_ANY_TAG; a message goes to the oldest receive that matches.
+// Those of one rank with the same tag stay in order. If dtype or count do not fit
+// (idist__message_fits) the receive fails alone, and the message waits for another one. A send of
+// up to some KiB completes without its receive. idist__message_received ends a receive.
+//
+// Mismatches. The core sees one rank only, so the backend compares. Every member shows the others
+// its idist__fingerprint_of_task. Where idist__fingerprint_difference names a field, or where the
+// counts of a v-form differ (idist__extent_pair_count, idist__extent_balance), all members fail the
+// group with IDIST_ERR_MISMATCH and the text of idist__explain_mismatch or _counts. Ranks that wait
+// for each other in different groups or messages are to be found through `announce`
+// (idist__explain_deadlock); a backend that cannot do so lets them run into the deadline.
+//
+// Lost ranks. A backend that notices that a rank is gone calls idist__group_lose_rank.
+//
+// What it may call. A backend is compiled in the file that defines IDIST_IMPLEMENTATION, and may
+// use all that stands in this file above [core:call], [core:message], idist__self_collective, and
+// the files that this one uses. Of a task it writes only `impl` and call.user, of a group `impl`;
+// of the world it sets impl, nodes, ncores, foreign_thread_count and single_threaded, and counts
+// moved_count up for each step forward.
 struct idist_backend_api {
-    uint32_t abi;  // IDIST__BACKEND_ABI
-    uint32_t size; // of this struct
-    const char *name;
+    uint32_t abi;        // IDIST__BACKEND_ABI
+    uint32_t size;       // of this struct
+    const char *name;    // for desc.backend; without commas
     size_t task_nbytes;  // bytes behind each task, not cleared
     size_t group_nbytes; // bytes for each group, zeroed
 
@@ -278,14 +333,18 @@ struct idist_backend_api {
     // reason in *why, and the next backend is asked. Any other failure ends initialize. May
     // initialize the library that the backend is made of, but allocates nothing for this world. A
     // backend that knows rank and world size better than the launcher's variables sets them.
+    //
+    // A device backend is asked before the host backends, in every world, and says whether wrap is
+    // to be called. It fails if config->device_backend is neither "" nor a name that it knows; its
+    // own name is one of those.
     idist_status (*claim)(idist__config *config, const char **why);
 
-    // Blocks until all ranks have met, for up to cfg.init_timeout_ms. Sets w->impl and fills
-    // w->nodes (hostname and host of each rank).
+    // Blocks until all ranks have met, for up to cfg.init_timeout_ms. Sets w->impl and, for each
+    // rank, hostname and host in w->nodes; the core derives the rest of w->nodes from `host`.
     idist_status (*open)(idist__world *w);
 
-    // Frees all. clean: every rank has passed the last barrier. Otherwise it says goodbye to
-    // whoever still listens; it may block for a moment to do so.
+    // Frees all. clean: every rank has passed the last barrier. Otherwise it closes its connections
+    // so that messages that were sent still arrive, for which it may block for a moment.
     void (*close)(idist__world *w, bool clean);
 
     // ---- groups ----
@@ -297,7 +356,9 @@ struct idist_backend_api {
 
     // Optional, both or neither. After group_open the members exchange one number each: group_offer
     // returns what this rank offers the others, group_meet gets the offers of all members, by rank
-    // in the group. If group_meet fails the group fails. `offers` is the core's.
+    // in the group. If group_meet fails the group fails. `offers` is the core's. Without them the
+    // core lets only one thread at a time make a group, because group_open may block. The world's
+    // own group has no offers: open has done it all.
     uint64_t (*group_offer)(idist_group *g);
     idist_status (*group_meet)(idist_group *g, const uint64_t *offers);
 
@@ -305,35 +366,40 @@ struct idist_backend_api {
 
     // Optional. Tries a blocking call without a task, while there are no tasks. True: it is
     // complete and, if it is a collective, was counted in g->seq. False: start follows for the same
-    // call.
+    // call, also if the group has failed in between, and may continue what quick has begun.
     bool (*quick)(idist_group *g, const idist__call *c);
 
-    // Begins a task. The backend calls idist__task_complete once, here or later.
+    // Begins a task. The backend calls idist__task_complete once, here or later. If quick has
+    // failed the group: with g->status and g->cause.
     void (*start)(idist__task *t);
 
     // Moves everything that can move now.
     void (*progress)(idist__world *w);
 
-    // Sleeps until I/O arrives (and handles it), `wake` is called or the deadline passes. Called by
-    // one thread at a time. Releases the lock while it sleeps.
+    // Sleeps until I/O arrives (and handles it), `wake` is called or until_ns passes
+    // (idist__os_clock_now_ns; IDIST__FOREVER: no limit; in the past: one look at the connections).
+    // Called by one thread at a time. Releases the lock while it sleeps.
     void (*sleep)(idist__world *w, int64_t until_ns);
 
-    // Ends the sleep of another thread. Does not block.
+    // Ends the sleep of another thread, also if that has released the lock but does not sleep yet.
+    // Does not block.
     void (*wake)(idist__world *w);
 
     // Forgets a task: afterwards no byte of its buffers is touched, and the core completes it.
     // Returns false when other ranks were already involved, so that its group cannot go on.
-    // Collectives are cancelled only when their group has failed, after `tell`.
+    // Collectives are cancelled only when their group has failed, after `tell`, or when the world
+    // closes.
     bool (*cancel)(idist__task *t);
 
     // ---- failures and waiting ----
 
-    // Tells the other members that the group failed, as g->status and g->cause say. Only queues the
-    // messages if they cannot go out at once.
+    // Tells the other members that the group failed, as g->status and g->cause say; there
+    // idist__group_fail gets the same two. Called once for a group. Only queues the messages if
+    // they cannot go out at once.
     void (*tell)(idist_group *g);
 
-    // Goes on until all that was to be told is out, or the deadline passes. Releases the lock while
-    // it sleeps.
+    // Goes on until all messages of `tell` are out, or until_ns passes. Releases the lock while it
+    // sleeps.
     void (*flush)(idist__world *w, int64_t until_ns);
 
     // Tells the other members that this rank waits in t, so that they can object, and answer that
@@ -341,28 +407,29 @@ struct idist_backend_api {
     // given up (g->asked_ns). May end any task.
     void (*announce)(idist__task *t);
 
-    // Appends who is missing in t ("rank 3 on host b (last seen in barrier #6)") and returns how
-    // many are. 0: everybody is there.
+    // Appends who is missing in t ("rank 3 on host b (last seen in barrier #6)", see
+    // idist__explain_missing_rank and _peer) and returns how many are. 0: everybody is there.
     int (*missing)(idist__task *t, char *text, size_t cap);
 
     // ---- more, all optional ----
 
-    // Memory that other ranks can reach, for idist_alloc. The backend keeps track of it, also
-    // beyond close, and idist_free hands it back. NULL: none left, take plain memory.
+    // Zeroed memory that other ranks can reach, for idist_alloc: part of an idist__window, which
+    // keeps track of it beyond close and takes it back in idist_free. Must not wait for other
+    // ranks, which do not call it. NULL: none left, take plain memory.
     void *(*alloc)(idist__world *w, size_t nbytes);
 
     // Both or neither; without them a group that lost a rank can only be freed. Both work in a
     // group that has failed, and block until the surviving members have answered. shrink lists the
     // survivors, the same list on each of them (world ranks, in the group's order), and raises
     // *serial to the largest of theirs; group_open follows for these ranks. agree sets *flag to the
-    // bitwise AND over the survivors.
+    // bitwise AND over the survivors. Not called for agree in a group of one rank.
     idist_status (*shrink)(idist_group *g, int *ranks, int *n, uint32_t *serial);
     idist_status (*agree)(idist_group *g, int *flag);
 
-    // Of a device backend, which fills only name, claim and this one: it serves no world alone but
-    // puts itself in front of the world's backend. Collective; called without the lock after open,
-    // may block. With a device: replaces w->backend by a table that passes on what concerns host
-    // memory, and sets w->device, w->device_api and the names. Without one: fills w->no_device.
+    // Of a device backend: it serves no world alone but puts itself in front of the world's
+    // backend. Collective; called after the world's group_open. With a device: replaces w->backend
+    // by a table that passes on what concerns host memory, and sets w->device, w->device_api and
+    // the names. Without one: fills w->no_device. If it fails, the core closes the world.
     idist_status (*wrap)(idist__world *w);
 };
 
