@@ -161,8 +161,10 @@ LAUNCHING
         PALS_RANKID, PMI_SIZE
         FLUX_TASK_RANK, FLUX_JOB_SIZE
         PMI_RANK, PMI_SIZE                        MPICH, Intel MPI
+        PMI_ID, PMI_PORT                          the same with mpiexec -pmi-port
         SLURM_PROCID, SLURM_STEP_NUM_TASKS        only in a step of srun
         TF_CONFIG
+        PMIX_RANK, PMIX_NAMESPACE                 IDIST_ERR_ENV: the size is missing
         none of them: a world of 1
 
     An empty variable counts as unset. IDIST_ERR_ENV names the variable when only half of a pair is

@@ -604,7 +604,7 @@ static idist_status idist__tf_read(idist__config *config, const char *text) {
 
 //------------------------------------------------------------------------------
 // [launch:detect]  which launcher started this process, and as which rank
-// uses os:env fail env slurm pmi tf
+// uses os:env fail text env slurm pmi tf
 //
 // The table of launchers is in the order of precedence, inner launchers before outer ones: a
 // torchrun inside srun or mpirun wins over what it has inherited, and mpirun over the step of Slurm
@@ -627,7 +627,8 @@ typedef struct idist__detect_look {
 struct idist__launcher {
     idist__launcher_kind kind;
     const char *name; // for IDIST_LAUNCHER; NULL: it cannot be asked for
-    const char *rank, *size, *local_rank, *local_size, *job; // variables, or NULL
+    // Variables, or NULL. Where `detect` reads others, rank and size are those that say so.
+    const char *rank, *size, *local_rank, *local_size, *job;
     // Whether this launcher started us (*found), and if so our rank and size. `asked`: the user
     // says that it did, so that its absence is an error.
     idist_status (*detect)(idist__config *config, const idist__launcher *row, bool asked,
@@ -784,6 +785,11 @@ static idist_status idist__detect_pmix(idist__config *config, const idist__launc
                        "alone");
 }
 
+// make lint compares names and variables with the lists in idist.h.
+//
+// hydra has two rows, because it hands down rank and size in two ways: in variables, or, with
+// mpiexec -pmi-port, over a connection to the port in PMI_PORT.
+//
 // clang-format off
 static const idist__launcher idist__launchers[] = {
     {IDIST__LAUNCHER_IDIST, "idist", "IDIST_RANK", "IDIST_WORLD_SIZE", "IDIST_LOCAL_RANK",
@@ -809,23 +815,47 @@ static const idist__launcher idist__launchers[] = {
      NULL, "FLUX_JOB_ID", idist__detect_by_variables, NULL},
     {IDIST__LAUNCHER_HYDRA, "hydra", "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID",
      "MPI_LOCALNRANKS", NULL, idist__detect_by_variables, idist__detect_look_hydra},
+    {IDIST__LAUNCHER_HYDRA, "hydra", "PMI_ID", "PMI_PORT", NULL,
+     NULL, NULL, idist__detect_pmi_port, NULL},
     {IDIST__LAUNCHER_SLURM, "slurm", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID",
      NULL, "SLURM_JOB_ID", idist__detect_by_variables, idist__detect_look_slurm},
-    {IDIST__LAUNCHER_HYDRA, "hydra", NULL, NULL, NULL, NULL, NULL, idist__detect_pmi_port, NULL},
-    {IDIST__LAUNCHER_TF_CONFIG, "tf_config", NULL, NULL, NULL, NULL, NULL, idist__detect_tf, NULL},
-    {IDIST__LAUNCHER_PMIX, NULL, NULL, NULL, NULL, NULL, NULL, idist__detect_pmix, NULL}};
+    {IDIST__LAUNCHER_TF_CONFIG, "tf_config", "TF_CONFIG", "TF_CONFIG", NULL,
+     NULL, NULL, idist__detect_tf, NULL},
+    {IDIST__LAUNCHER_PMIX, NULL, "PMIX_RANK", "PMIX_NAMESPACE", NULL,
+     NULL, NULL, idist__detect_pmix, NULL}};
 // clang-format on
 
+// Another name of a launcher, or NULL.
+static const char *idist__detect_alias(const idist__launcher *row) {
+    return row->kind == IDIST__LAUNCHER_ENV ? "torchrun" : NULL;
+}
+
 static bool idist__detect_is_named(const idist__launcher *row, const char *name) {
-    if (!row->name) return false;
-    return strcmp(name, row->name) == 0 ||
-           (row->kind == IDIST__LAUNCHER_ENV && strcmp(name, "torchrun") == 0);
+    const char *alias = idist__detect_alias(row);
+    return row->name && (strcmp(name, row->name) == 0 || (alias && strcmp(name, alias) == 0));
+}
+
+// "none, idist, env, torchrun, ...": what IDIST_LAUNCHER may be.
+static void idist__detect_names(char *names, size_t cap) {
+    size_t i;
+
+    snprintf(names, cap, "none");
+
+    for (i = 0; i < IDIST__COUNT_OF(idist__launchers); i++) {
+        const idist__launcher *row = &idist__launchers[i];
+        const char *alias = idist__detect_alias(row);
+
+        if (!row->name || (i && row->kind == row[-1].kind)) continue;
+        idist__text_append(names, cap, ", %s", row->name);
+        if (alias) idist__text_append(names, cap, ", %s", alias);
+    }
 }
 
 // Takes the first launcher that applies, or the one that IDIST_LAUNCHER names.
 static idist_status idist__launch_detect(idist__config *config) {
     const char *asked = idist__os_env("IDIST_LAUNCHER");
     bool found = false, is_known = !asked || strcmp(asked, "none") == 0;
+    char names[300];
     size_t i;
 
     for (i = 0; i < IDIST__COUNT_OF(idist__launchers); i++) {
@@ -840,10 +870,8 @@ static idist_status idist__launch_detect(idist__config *config) {
 
     if (is_known) return IDIST_OK;
 
-    return idist__fail(IDIST_ERR_ENV,
-                       "IDIST_LAUNCHER=%s: use none, idist, env, torchrun, indexed, horovodrun, "
-                       "openmpi, mvapich2, jsrun, pals, flux, hydra, slurm or tf_config",
-                       asked);
+    idist__detect_names(names, sizeof names);
+    return idist__fail(IDIST_ERR_ENV, "IDIST_LAUNCHER=%s: use one of %s", asked, names);
 }
 
 //------------------------------------------------------------------------------

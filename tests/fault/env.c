@@ -60,10 +60,26 @@ static const env_case cases[] = {
 
 // Everything by which a launcher, or the shell that runs the tests, might reach in.
 static void clean_environment(void) {
-    static const char *const prefixes[] = {"RANK=",  "WORLD_SIZE=",   "LOCAL_",     "MASTER_",
-                                           "GROUP_", "IDIST_",        "HOROVOD_",   "OMPI_",
-                                           "PMI_",   "PMIX_",         "SLURM_",     "MPI_",
-                                           "MV2_",   "TORCHELASTIC_", "NODE_RANK=", "FLUX_"};
+    static const char *const prefixes[] = {"RANK=",
+                                           "WORLD_SIZE=",
+                                           "LOCAL_",
+                                           "MASTER_",
+                                           "GROUP_",
+                                           "IDIST_",
+                                           "HOROVOD_",
+                                           "OMPI_",
+                                           "PMI_",
+                                           "PMIX_",
+                                           "SLURM_",
+                                           "MPI_",
+                                           "MV2_",
+                                           "TORCHELASTIC_",
+                                           "NODE_RANK=",
+                                           "FLUX_",
+                                           "PALS_",
+                                           "JSM_",
+                                           "JOB_COMPLETION_INDEX=",
+                                           "TF_CONFIG="};
     extern char **environ;
     for (char **e = environ; *e;) {
         bool hit = false;

@@ -27,6 +27,7 @@ Rules of check:
     statements  several statements on one line: a; b; or a, b; (not case X: a; break;)
     chain       if ((s = f()) != IDIST_OK) return s;
     comment     a comment that names an identifier of idist which does not exist
+    launchers   the lists of launchers in idist.h are not those of the table in idist_launch.h
     system      an include, a name or a path of the operating system outside idist_os.h
     parse       a function that this script does not understand
 
@@ -126,7 +127,7 @@ SYSTEM_NAMES = re.compile(r'''
 SYSTEM_PATH = re.compile(r'"/(proc|dev|sys|run|tmp|etc)/')
 
 RULES = ['prefix', 'uses', 'banner', 'floors', 'decl', 'columns', 'length', 'nesting', 'branches',
-         'blank', 'statements', 'chain', 'comment', 'system', 'parse']
+         'blank', 'statements', 'chain', 'comment', 'launchers', 'system', 'parse']
 
 DASHES = '//' + '-' * 78
 TAG = re.compile(r'// \[([a-z_]+):([a-z0-9_]+)\](.*)')
@@ -895,6 +896,46 @@ def rule_comment(house, known):
                 if (rest[:1] in ('*', '<') or name.endswith('_')) and known.begins(name):
                     continue
                 yield source, source.line(at + match.start()), 'no such thing as %s' % name
+
+
+def table_of_launchers(source):
+    """Names in order, none first, and (rank, size) variables of the rows of idist__launchers."""
+    table = source.text.split('idist__launchers[] = {', 1)[1].split('};', 1)[0]
+    rows = re.findall(r'\{(IDIST__LAUNCHER_\w+),\s*(?:NULL|"(\w+)"),\s*"(\w+)",\s*"(\w+)"', table)
+    names = ['none']
+    for kind, name, _, _ in rows:
+        if name and name not in names:
+            names += [name] + (['torchrun'] if kind == 'IDIST__LAUNCHER_ENV' else [])
+    return names, [(rank, size) for _, _, rank, size in rows]
+
+
+def documented_launchers(source):
+    """The same two, as idist.h has them, and the lines where they stand."""
+    chosen = re.search(r'IDIST_LAUNCHER selects one: ([^.]*)\.', source.text)
+    first = re.search(r'Rank and size come from the first of these that is set:\n', source.text)
+    names = re.split(r',\s*', chosen.group(1))
+    pairs = []
+    for line in source.text[first.end():].split('\n'):
+        words = re.match(r'        ([A-Z]\w+)(?:, (\w+))?(?:  |$)', line)
+        if words:
+            rank, size = words.group(1), words.group(2) or words.group(1)
+            pairs.append((rank, rank[:-5] + size if size[0] == '_' else size))
+        if 'none of them' in line:
+            break
+    return names, pairs, source.line(chosen.start()), source.line(first.start())
+
+
+def rule_launchers(house, known):
+    sources = {source.name: source for source in house.sources}
+    if not {'idist.h', 'idist_launch.h'} <= set(sources):
+        return
+    api = sources['idist.h']
+    names, pairs = table_of_launchers(sources['idist_launch.h'])
+    doc_names, doc_pairs, names_line, pairs_line = documented_launchers(api)
+    if doc_names != names:
+        yield api, names_line, 'IDIST_LAUNCHER: the table has ' + ', '.join(names)
+    if doc_pairs != pairs:
+        yield api, pairs_line, 'the table has ' + '; '.join(', '.join(p) for p in pairs)
 
 
 def all_tokens(source):

@@ -115,6 +115,34 @@ def test_rules():
     check('comment', findings('comment', make(text), known), ['no such thing as idist__gone'])
 
 
+def test_launchers():
+    api = '''/*
+        Rank and size come from the first of these that is set:
+
+            desc.rank and desc.world_size
+        A_RANK, _SIZE            a
+        B_RANK, %s
+        B_CONFIG
+        none of them
+        IDIST_LAUNCHER selects one: none, a,
+        torchrun, %s.
+    */'''
+    table = '''static const idist__launcher idist__launchers[] = {
+        {IDIST__LAUNCHER_ENV, "a", "A_RANK",
+         "A_SIZE", NULL}, {IDIST__LAUNCHER_B, "b", "B_RANK", "B_N", NULL},
+        {IDIST__LAUNCHER_B, "b", "B_CONFIG", "B_CONFIG", NULL}};'''
+
+    def both(*words):
+        return findings('launchers', house.House([house.Source('idist.h', api % words),
+                                                  house.Source('idist_launch.h', table)]))
+
+    check('launchers as in the table', both('B_N', 'b'), [])
+    check('another name', both('B_N', 'c'), ['IDIST_LAUNCHER: the table has none, a, torchrun, b'])
+    check('another variable', both('_N', 'b'), [])
+    check('another size', both('B_SIZE', 'b'),
+          ['the table has A_RANK, A_SIZE; B_RANK, B_N; B_CONFIG, B_CONFIG'])
+
+
 def test_system():
     def found(text, name='idist_core.h'):
         return findings('system', make(('core:a', '-', text), name=name))
@@ -183,7 +211,8 @@ def test_rename():
             check('rename, %s' % name, refused, not good)
 
 
-for test in (test_reader, test_graph, test_rules, test_system, test_space, test_split, test_rename):
+for test in (test_reader, test_graph, test_rules, test_launchers, test_system, test_space, test_split,
+             test_rename):
     test()
 print('1..%d' % n_run)
 sys.exit(n_failed > 0)

@@ -245,6 +245,12 @@ static const launch_case cases[] = {
      2, -1, -1, ""},
     {"IDIST_LAUNCHER=torchrun RANK=1 WORLD_SIZE=2", "env", 1, 2, -1, -1, ""},
     {"IDIST_LAUNCHER=rsh", NULL, 0, 0, 0, 0, "IDIST_LAUNCHER=rsh"},
+    {"IDIST_LAUNCHER=rsh", NULL, 0, 0, 0, 0,
+     "use one of none, idist, env, torchrun, indexed, horovodrun, openmpi, mvapich2, jsrun, pals, "
+     "flux, hydra, slurm, tf_config"},
+    // mpiexec -pmi-port, whose daemon is a task of Slurm; nobody listens there
+    {STEP "SLURM_PROCID=0 SLURM_NTASKS=1 PMI_PORT=127.0.0.1:1 PMI_ID=1", NULL, 0, 0, 0, 0,
+     "PMI_PORT=127.0.0.1:1"},
     {"IDIST_RANK=0 IDIST_WORLD_SIZE=2 RANK=7 WORLD_SIZE=8 IDIST_LOCAL_WORLD_SIZE=2", "idist", 0, 2,
      -1, 2, "unix:"},
 };
