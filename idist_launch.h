@@ -321,7 +321,8 @@ static idist_status idist__slurm_check_env(idist__config *config, bool *valid) {
 //     idist__pmi_introduce   initack -> set size, set rank             (with PMI_PORT only)
 //     idist__pmi_share_address        init, get_my_kvsname, put (rank 0), barrier_in, get, finalize
 //
-// If the program is linked with MPI, MPI speaks this protocol in our place.
+// The launcher accepts one client per process. If an MPI library is linked into the program, that
+// is the client, whether or not idist uses MPI, and we leave PMI alone.
 //------------------------------------------------------------------------------
 
 #ifdef __cplusplus
@@ -329,7 +330,9 @@ extern "C" int MPI_Pcontrol(const int level, ...) __attribute__((weak));
 #else
 int MPI_Pcontrol(const int level, ...) __attribute__((weak));
 #endif
-#define IDIST__HAS_MPI (MPI_Pcontrol != NULL)
+
+// Whether an MPI library in the program speaks PMI.
+static bool idist__pmi_is_taken(void) { return MPI_Pcontrol != NULL; }
 
 typedef struct idist__pmi {
     int fd;
@@ -747,14 +750,14 @@ static idist_status idist__detect_by_variables(idist__config *config, const idis
     return status == IDIST_OK ? idist__detect_numbers(config, row, look.size_var) : status;
 }
 
-// mpiexec -pmi-port of MPICH. MPI itself would speak PMI, if the program has it.
+// mpiexec -pmi-port of MPICH.
 static idist_status idist__detect_pmi_port(idist__config *config, const idist__launcher *row,
                                            bool asked, bool *found) {
     const char *port = idist__os_env("PMI_PORT"), *id = idist__os_env("PMI_ID");
 
     (void)row;
     (void)asked;
-    *found = port && id && !IDIST__HAS_MPI;
+    *found = port && id && !idist__pmi_is_taken();
     return *found ? idist__pmi_introduce(config, port, id) : IDIST_OK;
 }
 
@@ -1008,7 +1011,7 @@ static bool idist__where_has_agent(const idist__config *config, const idist_desc
 
 // Whether hydra started us and can carry rank 0's address to the others.
 static bool idist__where_has_pmi(const idist__config *config) {
-    if (config->launcher_kind != IDIST__LAUNCHER_HYDRA || IDIST__HAS_MPI) return false;
+    if (config->launcher_kind != IDIST__LAUNCHER_HYDRA || idist__pmi_is_taken()) return false;
     return idist__os_env("PMI_FD") || idist__os_env("PMI_PORT");
 }
 

@@ -1378,15 +1378,32 @@ static void idist__control_drain(idist__mpi *m) {
 // Calls after which all ranks enter MPI together (idist__mpi_coll_binds) commit
 // even if their data was in the headers.
 //
-// The path of a collective:
+// The path of a collective. The state of an exchange belongs to the group, not to a
+// task, so that a quick call that gives up loses nothing: the task that follows for
+// the same call finds the exchange under way and goes on with it.
 //
-//     idist__mpi_quick          a blocking call while nothing else runs: enters, polls a few
-//                               times, and is done if all data was in the headers
-//     idist__mpi_start          otherwise: queues a task for the same call
-//     idist__mpi_coll_step      QUEUED: enters, unless the quick call has; polls the exchange
-//     idist__mpi_coll_entered   ENTERING done: compares the headers; commits, or runs the call
-//     idist__mpi_coll_run       COMMITTING done: hands the call to MPI
-//     idist__mpi_coll_done      RUNNING done: completes the task
+//     idist__call_locked
+//       |
+//       | blocking, and no other task
+//       +--> idist__mpi_quick
+//       |      idist__mpi_coll_exchange     begins; polls a few times
+//       |        done, data in the headers -------------------------> result, no task
+//       |        otherwise: no result, and ...
+//       v
+//     idist__mpi_start                      queues a task for the call
+//       v
+//     idist__mpi_coll_step                  first in the queue, each time somebody polls
+//       |  QUEUED, ENTERING, COMMITTING:
+//       |    idist__mpi_coll_exchange       begins, unless the quick call has; polls once
+//       |
+//       |  ENTERING is done
+//       +--> idist__mpi_coll_entered        compares the headers; then either
+//       |      idist__exchange_commit         COMMITTING: the same exchange once more, or
+//       |      idist__mpi_coll_run            RUNNING by requests
+//       |  COMMITTING is done
+//       +--> idist__mpi_coll_run            hands the call to MPI, or takes the result from
+//              v                            the headers
+//            idist__mpi_coll_done           RUNNING is done: completes the task
 //------------------------------------------------------------------------------
 
 // In v-forms a header carries a hash of what this rank sends minus one of what it expects. The sum
@@ -1465,6 +1482,22 @@ static void idist__mpi_coll_enter(idist_group *g, const idist__call *c,
     }
 
     idist__exchange_begin(g, fingerprint, flags, data, nbytes);
+}
+
+// Begins the header exchange of this call, unless it is under way already; then polls it up to
+// `polls` times. On FAILED, *error says what MPI said.
+static idist__exchange_state idist__mpi_coll_exchange(idist_group *g, const idist__call *c,
+                                                      const idist__fingerprint *fingerprint,
+                                                      bool busy, int polls, int *error) {
+    idist__exchange_state state = IDIST__EXCHANGE_PENDING;
+    int i;
+
+    if (idist__mpi_group_of(g)->exchange_seq != fingerprint->seq)
+        idist__mpi_coll_enter(g, c, fingerprint, busy);
+    for (i = 0; i < polls && state == IDIST__EXCHANGE_PENDING; i++)
+        state = idist__exchange_step(g, error);
+
+    return state;
 }
 
 static void idist__mpi_coll_done(idist__mpi *m, idist__task *t) {
@@ -1564,7 +1597,9 @@ static bool idist__mpi_coll_must_wait(const idist__mpi *m, const idist__task *t)
 static bool idist__mpi_coll_step(idist__mpi *m, idist__task *t) {
     idist_group *g = t->group;
     idist__mpi_op *op = idist__mpi_op_of(t);
+    idist__fingerprint fingerprint;
     idist__exchange_state state;
+    bool busy = t->async || t->next || t->prev || idist__me.group_depth;
     int error = MPI_SUCCESS;
 
     if (op->phase == IDIST__PHASE_QUEUED && m->w->cfg.unchecked) {
@@ -1574,17 +1609,12 @@ static bool idist__mpi_coll_step(idist__mpi *m, idist__task *t) {
     }
 
     if (op->phase == IDIST__PHASE_QUEUED) {
-        idist__fingerprint fingerprint = idist__fingerprint_of_task(t, IDIST__ALGO_AUTO);
-        bool busy = t->async || t->next || t->prev || idist__me.group_depth;
-
         if (idist__mpi_coll_must_wait(m, t)) return false;
         op->phase = IDIST__PHASE_ENTERING;
-        // The quick call that this task replaces may have begun the exchange.
-        if (idist__mpi_group_of(g)->exchange_seq != t->seq)
-            idist__mpi_coll_enter(g, &t->call, &fingerprint, busy);
     }
 
-    state = idist__exchange_step(g, &error);
+    fingerprint = idist__fingerprint_of_task(t, IDIST__ALGO_AUTO);
+    state = idist__mpi_coll_exchange(g, &t->call, &fingerprint, busy, 1, &error);
     if (state == IDIST__EXCHANGE_PENDING) return false;
 
     if (state == IDIST__EXCHANGE_FAILED) idist__mpi_fail_group(m, g, "the header exchange", error);
@@ -1663,22 +1693,20 @@ static void idist__mpi_coll_poll_control(idist__mpi *m) {
 // exchange.
 static bool idist__mpi_quick(idist_group *g, const idist__call *c) {
     idist__mpi *m = idist__mpi_of(g->w);
-    idist__exchange_state state = IDIST__EXCHANGE_PENDING;
+    idist__exchange_state state;
     idist__fingerprint fingerprint;
     char text[400];
-    int i, error, polls = m->w->spin_ns ? IDIST__QUICK_POLLS : IDIST__QUICK_POLLS_OVERSUBSCRIBED;
+    int error, polls = m->w->spin_ns ? IDIST__QUICK_POLLS : IDIST__QUICK_POLLS_OVERSUBSCRIBED;
 
     if (c->kind >= IDIST__SEND || g->size == 1) return false;
     if (m->w->cfg.unchecked) return idist__mpi_coll_direct(m, g, c);
     idist__mpi_coll_poll_control(m);
     if (g->status != IDIST_OK) return false;
 
+    // A call that needs MPI or binds only begins here, so that the headers are on their way early.
+    if (idist__exchange_contribution(g, c) < 0 || idist__mpi_coll_binds(c)) polls = 0;
     fingerprint = idist__fingerprint_of_call(c, g->seq + 1);
-    idist__mpi_coll_enter(g, c, &fingerprint, false);
-    if (idist__exchange_contribution(g, c) < 0 || idist__mpi_coll_binds(c)) return false;
-
-    for (i = 0; i < polls && state == IDIST__EXCHANGE_PENDING; i++)
-        state = idist__exchange_step(g, &error);
+    state = idist__mpi_coll_exchange(g, c, &fingerprint, false, polls, &error);
     if (state == IDIST__EXCHANGE_FAILED) idist__mpi_fail_group(m, g, "the header exchange", error);
     if (state != IDIST__EXCHANGE_DONE || !idist__exchange_agree(g, text, sizeof text)) return false;
 
