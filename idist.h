@@ -39,7 +39,8 @@ A COMPLETE PROGRAM
         rank 2 of 4: 10 8        (four lines, in any order)
 
     Under a launcher, the same function runs between idist_initialize(NULL) and idist_finalize().
-    idist_parallel_run(&desc, work, NULL) does either, whichever the environment calls for.
+    idist_parallel_run(&desc, work, NULL) spawns workers if desc.nproc_per_node is set, and
+otherwise joins the launcher's world.
 
 CONTENTS
 
@@ -58,8 +59,8 @@ CONTENTS
       [api:store]      the key-value store for rendezvous
       [api:backend]    backends
 
-    The implementation stands in files of its own, which this header includes at its end. Each uses
-    only the files above it; ARCHITECTURE.md shows how a call goes through them.
+    The implementation is in separate files, which this header includes at its end. Each uses only
+    the files above it; ARCHITECTURE.md shows how a call goes through them.
 
       idist_os.h       the operating system
       idist_base.h     errors, memory, log, dtypes, reductions, hashes
@@ -286,13 +287,13 @@ MEMORY
 WAITING
 
     A waiting rank polls for at most half a millisecond while the host has a core for each rank.
-    With more ranks than cores it yields the core to the others instead. After that it sleeps and
+    With more ranks than cores it yields the core to other ranks instead. After that it sleeps and
     uses practically no CPU time.
 
 LOGGING
 
-    IDIST_LOG=error|warn|info|debug, default warn; to desc.logger or stderr. The library never
-    prints to stdout.
+    IDIST_LOG=error|warn|info|debug, default warn. Lines go to desc.logger, or else to stderr. The
+    library never prints to stdout.
 
 SECURITY
 
@@ -371,7 +372,7 @@ extern "C" {
     X(ERR_NO_FDS, -15, "out of file descriptors")                                              \
     X(ERR_RANK_TAKEN, -16, "another process already has this rank")                            \
     X(ERR_ADDR_IN_USE, -17, "the rendezvous address is in use")                                \
-    X(ERR_NOT_FOUND, -18, "no such key")                                                       \
+    X(ERR_NOT_FOUND, -18, "no such file")                                                      \
     X(ERR_WORKER_FAILED, -19, "a worker failed")                                               \
     X(ERR_ENV, -20, "an environment variable is missing or invalid")                           \
     X(ERR_CALLBACK, -21, "a callback reported failure")                                        \
@@ -454,9 +455,9 @@ typedef struct idist_group idist_group;
 typedef struct idist_store idist_store;
 
 // An operation in flight. Put its address into idist_opts.request (the old contents do not matter),
-// then call idist_wait or idist_test. Until then do not move the request, do not write the buffers
-// of the operation, and do not read those that it receives into. A request of all zeros is empty:
-// waiting for it succeeds at once.
+// then call idist_wait or idist_test. Until one of them reports completion, do not move the
+// request, do not write the buffers of the operation, and do not read those that it receives into.
+// A request of all zeros is empty: waiting for it returns IDIST_OK at once.
 typedef struct idist_request {
     void *impl; // private
 } idist_request;
@@ -475,7 +476,7 @@ typedef struct idist_opts {
     // now. Without a request, work added to the stream later sees the result. See idist_nccl.h.
     void *stream;
 
-    // Milliseconds. 0: the group's default. < 0: none.
+    // Deadline of the call in milliseconds. 0: that of the world (desc.timeout_ms). < 0: none.
     int timeout_ms;
 } idist_opts;
 
@@ -526,7 +527,8 @@ typedef enum idist_log_level {
 } idist_log_level;
 
 // Where log lines go. log_fn is called from any thread that calls idist and from the progress
-// thread, one call at a time. The line has no newline and names rank and host. NULL: stderr.
+// thread, by one thread at a time, and must not call idist. The line has no newline and names rank
+// and host. NULL: stderr.
 typedef struct idist_logger {
     void (*log_fn)(idist_log_level level, const char *line, void *user);
     void *user;
@@ -542,7 +544,7 @@ typedef struct idist_allocator {
 
 // What idist_spawn says about the first worker that failed.
 typedef struct idist_report {
-    int rank;       // -1: no worker failed
+    int rank;       // in the world of the workers; -1: no worker failed
     int exit_code;  // -1: a signal ended it
     int signal;     // 0: it exited
     char text[512]; // one sentence, with the worker's own last error if it left one
@@ -552,9 +554,10 @@ typedef struct idist_report {
 // world has one rank. An explicit field overrides the environment (the variables named below),
 // which overrides the built-in default.
 typedef struct idist_desc {
-    // "ring", "mpi" or "self", or a list such as "mpi,ring", of which the first that accepts the
-    // configuration is used. "gloo" is an alias of "ring"; "nccl" means "ring" with device_backend
-    // "nccl", unless that field is set. IDIST_BACKEND.
+    // "ring", "mpi", "self" or the name of another registered backend, or a list such as
+    // "mpi,ring", of which the first that accepts the configuration is used. "gloo" is an alias of
+    // "ring"; "nccl" means "ring" with device_backend "nccl", unless that field is set.
+    // IDIST_BACKEND.
     const char *backend;
 
     // "env://", "tcp://host:port", "tcp://239.x.y.z:port" or "file:///path"; needs rank and
@@ -564,7 +567,8 @@ typedef struct idist_desc {
     // Rendezvous through this store instead. The caller keeps owning it.
     idist_store *store;
 
-    // 0: taken from the environment. Otherwise rank, 0 .. world_size - 1, is used as well.
+    // World size and rank. If both are 0 they come from the environment; otherwise both are used,
+    // and rank must be 0 .. world_size - 1.
     int world_size;
     int rank;
 
@@ -580,10 +584,11 @@ typedef struct idist_desc {
     const char *master_addr;
     int master_port;
 
-    // Deadline of each call; 0: 30 minutes, < 0: none. IDIST_TIMEOUT_MS.
+    // Deadline of each call in milliseconds; 0: 30 minutes, < 0: none. IDIST_TIMEOUT_MS.
     int timeout_ms;
 
-    // Deadline for all ranks to join; 0: 5 minutes, < 0: none. IDIST_INIT_TIMEOUT_MS.
+    // Deadline for all ranks to join, in milliseconds; 0: 5 minutes, < 0: none.
+    // IDIST_INIT_TIMEOUT_MS.
     int init_timeout_ms;
 
     // Shared by all ranks of the job, at least 16 bytes. IDIST_SECRET_FILE, IDIST_SECRET.
@@ -601,7 +606,7 @@ typedef struct idist_desc {
     // "none", or "core": each rank stays on one of the processors it may use. IDIST_BIND.
     const char *bind;
 
-    // Shared memory that each rank reserves; 0: 4 MiB. IDIST_SHM_MIB (in MiB).
+    // Shared memory that each rank reserves, in bytes; 0: 4 MiB. IDIST_SHM_MIB (in MiB).
     size_t shm_nbytes;
 
     // Ranks with equal ids share a host. NULL: boot id, user and network namespace. IDIST_HOSTID.
@@ -614,7 +619,7 @@ typedef struct idist_desc {
     idist_allocator allocator;
     idist_logger logger;
 
-    // idist_spawn: time the other workers get to end after a first failure; 0: 2 s.
+    // idist_spawn: milliseconds that the other workers get to end after a first failure; 0: 2000.
     int grace_ms;
 
     // idist_spawn: do not end the other workers after a failure.
@@ -630,7 +635,8 @@ typedef struct idist_desc {
     // idist_spawn: "fork", or "exec" to run the program anew. IDIST_START_METHOD.
     const char *start_method;
 
-    // "nccl", "ipc" or "staged". NULL: see idist_nccl.h. IDIST_DEVICE_BACKEND.
+    // "nccl", "ipc" or "staged". NULL or "auto": the best that is available, see idist_nccl.h.
+    // Ignored without a device backend. IDIST_DEVICE_BACKEND.
     const char *device_backend;
 
     // An ncclComm_t * over the ranks of the world. It stays the caller's until the world fails,
@@ -673,7 +679,10 @@ IDIST_API int idist_get_nproc_per_node(void); // ranks on this host
 IDIST_API int idist_get_nnodes(void);         // hosts
 IDIST_API int idist_get_node_rank(void);      // hosts are numbered by their lowest rank
 
-// "self", "ring", "mpi".
+// The strings of the getters are valid until idist_finalize, or else for as long as the thread
+// lives.
+
+// "self", "ring", "mpi", or the name of another registered backend.
 IDIST_API const char *idist_backend(void);
 
 // "cpu", "cuda:0".
@@ -682,6 +691,7 @@ IDIST_API const char *idist_device(void);
 // "none"; with idist_nccl.h "nccl", "ipc" or "staged".
 IDIST_API const char *idist_device_backend(void);
 
+// The name of this host.
 IDIST_API const char *idist_hostname(void);
 
 // What started the ranks: "none", "spawn", "torchrun", "env", "openmpi", ... Before
@@ -697,7 +707,7 @@ IDIST_API const char *idist_available_backends(void);
 IDIST_API const char *idist_show_config(void);
 
 // Ends all pending and later calls on the group with IDIST_ERR_ABORTED, on all its ranks. NULL: the
-// default world. Any thread; does not block.
+// default world. Any thread; does not block. A group that has failed already keeps its status.
 IDIST_API idist_status idist_abort(idist_group *group);
 
 // Joins a further, independent world; several may be open at once, in any thread. *world is its
@@ -705,9 +715,10 @@ IDIST_API idist_status idist_abort(idist_group *group);
 // world. Close it with idist_close.
 IDIST_API idist_status idist_open(const idist_desc *desc, idist_group **world);
 
-// For such a world what idist_finalize is for the default world; sets the pointer to NULL. Copies
-// of the handle and the groups of that world become invalid: calls on them return IDIST_ERR_STATE.
-// (After 16 more worlds or 256 more groups, a stale handle may be that of a new one.)
+// Leaves such a world, as idist_finalize leaves the default world, and sets the pointer to NULL
+// (except with IDIST_ERR_STATE, when the world stays open). Copies of the handle and the groups of
+// that world become invalid: calls on them return IDIST_ERR_STATE. (After 16 more worlds or 256
+// more groups, a stale handle may be that of a new one.) IDIST_ERR_ARG if it is no such world.
 IDIST_API idist_status idist_close(idist_group **world);
 
 //------------------------------------------------------------------------------
@@ -719,9 +730,14 @@ IDIST_API idist_status idist_close(idist_group **world);
 // IDIST_ERR_TIMEOUT. After any of these the group returns the same error at once. IDIST_ERR_ARG and
 // IDIST_ERR_STATE are local: nothing was sent, and the group goes on.
 //
-// count is in elements, n is the number of ranks, r the rank of the caller. Send and receive
-// buffers are disjoint, or overlap as the in-place rule says. count may be 0, and then buffers may
-// be NULL. Any thread, but the same order on all ranks.
+// count is in elements, n is the number of ranks, r the rank of the caller, both of the group. Send
+// and receive buffers are disjoint, or overlap as the in-place rule says; each rank chooses for
+// itself. count may be 0, and then buffers may be NULL. Any thread, but the same order on all
+// ranks.
+//
+// Without opts.request a call blocks until it is complete on this rank: the send buffer may be
+// written, and the receive buffer holds the result. Other ranks may still be in the call, or not in
+// it yet. The numbers after "send:" and "recv:" are elements on each rank.
 //------------------------------------------------------------------------------
 
 // recv[i] = op over all ranks of send[i], on every rank, with the same bits.
@@ -738,7 +754,7 @@ IDIST_API idist_status idist_reduce(const void *send, void *recv, size_t count, 
 IDIST_API idist_status idist_broadcast(void *buf, size_t count, idist_dtype dtype, int root,
                                        const idist_opts *opts);
 
-// Returns when all ranks have called it.
+// Completes when all ranks have called it.
 IDIST_API idist_status idist_barrier(const idist_opts *opts);
 
 // recv[k*count + i] = send[i] of rank k, on every rank.
@@ -746,7 +762,7 @@ IDIST_API idist_status idist_barrier(const idist_opts *opts);
 IDIST_API idist_status idist_all_gather(const void *send, void *recv, size_t count,
                                         idist_dtype dtype, const idist_opts *opts);
 
-// Like all_gather, on root only; elsewhere recv may be NULL.
+// Like all_gather, with the result on root only. Elsewhere recv is not touched and may be NULL.
 // send: count. recv: n*count, on root. In place, on root: send == recv + r*count.
 IDIST_API idist_status idist_gather(const void *send, void *recv, size_t count, idist_dtype dtype,
                                     int root, const idist_opts *opts);
@@ -772,42 +788,47 @@ IDIST_API idist_status idist_all_to_all(const void *send, void *recv, size_t cou
 IDIST_API idist_status idist_scan(const void *send, void *recv, size_t count, idist_dtype dtype,
                                   idist_op op, const idist_opts *opts);
 
-// recv[i] = op over the ranks 0 .. r-1 of send[i]; on rank 0, recv is not touched. Otherwise like
-// scan.
+// recv[i] = op over the ranks 0 .. r-1 of send[i]; on rank 0, recv is not touched. Not for AVG.
+// send: count. recv: count. In place: send == recv.
 IDIST_API idist_status idist_exscan(const void *send, void *recv, size_t count, idist_dtype dtype,
                                     idist_op op, const idist_opts *opts);
 
-// The v-forms: rank k contributes counts[k] elements, which are at element displs[k] of the larger
-// buffer. displs == NULL: the blocks follow each other. The count of what goes from rank a to rank
-// b must be the same on a and b. The arrays, like the buffers, must stay valid until the operation
-// is complete.
+// The v-forms: the block of rank k has counts[k] elements and begins at element displs[k] of the
+// larger buffer. displs == NULL: the blocks follow each other. Both arrays have n entries. The
+// count of what goes from rank a to rank b must be the same on a and b. The arrays, like the
+// buffers, must stay valid until the operation is complete. Blocks that are received must not
+// overlap.
 
-// send: sendcount == recvcounts[r]. recv: on every rank. recvcounts and recvdispls: n entries, the
-// same counts on all ranks. In place: send == recv + recvdispls[r].
+// recv[recvdispls[k] + i] = send[i] of rank k, on every rank.
+// send: sendcount == recvcounts[r]. recv: up to the end of the last block. The same recvcounts on
+// all ranks; recvdispls may differ. In place: send == recv + recvdispls[r].
 IDIST_API idist_status idist_all_gatherv(const void *send, size_t sendcount, void *recv,
                                          const size_t *recvcounts, const size_t *recvdispls,
                                          idist_dtype dtype, const idist_opts *opts);
 
-// Like all_gatherv, on root only; elsewhere recv, recvcounts and recvdispls are ignored.
+// Like all_gatherv, with the result on root only; elsewhere recv, recvcounts and recvdispls are
+// ignored. send: sendcount == recvcounts[r] of root.
+// In place, on root: send == recv + recvdispls[r].
 IDIST_API idist_status idist_gatherv(const void *send, size_t sendcount, void *recv,
                                      const size_t *recvcounts, const size_t *recvdispls,
                                      idist_dtype dtype, int root, const idist_opts *opts);
 
-// The reverse of gatherv. send, sendcounts and senddispls are used on root only. recv: recvcount.
-// In place, on root: recv == send + senddispls[r].
+// recv[i] = send[senddispls[r] + i] of root. Elsewhere send, sendcounts and senddispls are ignored.
+// recv: recvcount == sendcounts[r] of root. In place, on root: recv == send + senddispls[r].
 IDIST_API idist_status idist_scatterv(const void *send, const size_t *sendcounts,
                                       const size_t *senddispls, void *recv, size_t recvcount,
                                       idist_dtype dtype, int root, const idist_opts *opts);
 
 // Sends sendcounts[k] elements at send + senddispls[k] to rank k, and receives recvcounts[k]
-// elements from rank k at recv + recvdispls[k], for every k. Not in place: the buffers are
-// disjoint.
+// elements from rank k at recv + recvdispls[k], for every k, itself included. Not in place: the
+// buffers are disjoint.
 IDIST_API idist_status idist_all_to_allv(const void *send, const size_t *sendcounts,
                                          const size_t *senddispls, void *recv,
                                          const size_t *recvcounts, const size_t *recvdispls,
                                          idist_dtype dtype, const idist_opts *opts);
 
-// Bytes and strings whose size the receivers do not know. These two always block.
+// Bytes and strings whose size the receivers do not know. These two always block: opts.request must
+// be NULL, and they are not allowed between idist_group_begin and idist_group_end.
 
 // Copies the *nbytes bytes in buf of root to buf of all ranks, which holds up to capacity bytes,
 // and sets *nbytes everywhere. IDIST_ERR_TRUNCATED on a rank whose buf is too small: *nbytes is the
@@ -816,8 +837,9 @@ IDIST_API idist_status idist_broadcast_bytes(void *buf, size_t capacity, size_t 
                                              const idist_opts *opts);
 
 // Concatenates the bytes of all ranks in buf, in rank order; sizes[k] (n entries) is the number of
-// bytes from rank k. send: nbytes, which may differ between ranks. IDIST_ERR_TRUNCATED on a rank
-// whose capacity is below the total: sizes is set, buf is untouched, and the group goes on.
+// bytes from rank k. send: nbytes, which may differ between ranks; not in place.
+// IDIST_ERR_TRUNCATED on a rank whose capacity is below the total: sizes is set, buf is untouched,
+// and the group goes on.
 IDIST_API idist_status idist_all_gather_bytes(const void *send, size_t nbytes, void *buf,
                                               size_t capacity, size_t *sizes,
                                               const idist_opts *opts);
@@ -825,34 +847,38 @@ IDIST_API idist_status idist_all_gather_bytes(const void *send, size_t nbytes, v
 //------------------------------------------------------------------------------
 // [api:p2p]  send and receive, requests
 //
-// Messages from one rank to another with the same tag arrive in the order in which they were sent.
-// A send may return before the receiver asks for the message (up to some KiB), or only afterwards;
-// rely on neither. Tags are 0 .. 2^31 - 1.
+// dst and src are ranks of the group, and may be the caller's own. Messages from one rank to
+// another with the same tag arrive in the order in which they were sent. A send may return before
+// the receiver asks for the message (up to some KiB), or only afterwards; rely on neither. Tags are
+// 0 .. 2^31 - 1.
 //
 // A receive that times out before a message arrives is cancelled: IDIST_ERR_TIMEOUT, and the group
 // goes on. A send of more than some KiB that times out also fails the group, because the receiver
 // already knows of the message.
 //------------------------------------------------------------------------------
 
+// Sends count elements to rank dst. Blocks until buf may be written.
 IDIST_API idist_status idist_send(const void *buf, size_t count, idist_dtype dtype, int dst,
                                   int tag, const idist_opts *opts);
 
-// Receives at most count elements into buf. info, which may be NULL, says what arrived. src may be
-// IDIST_ANY_SOURCE and tag IDIST_ANY_TAG (which also matches messages meant for later receives). A
-// longer message gives IDIST_ERR_TRUNCATED, one of another dtype IDIST_ERR_MISMATCH; both remain
+// Receives a message of at most count elements into buf; blocks until it is there. *info says what
+// arrived; info may be NULL, and must otherwise stay valid until the operation is complete. src may
+// be IDIST_ANY_SOURCE and tag IDIST_ANY_TAG (which also matches messages meant for later receives).
+// A longer message gives IDIST_ERR_TRUNCATED, one of another dtype IDIST_ERR_MISMATCH; both remain
 // available to another receive.
 IDIST_API idist_status idist_recv(void *buf, size_t count, idist_dtype dtype, int src, int tag,
                                   idist_recv_info *info, const idist_opts *opts);
 
-// Both at once, so that neighbours can exchange data without deadlock. Always blocks. The buffers
+// Both at once, so that neighbours can exchange data without deadlock. Always blocks: opts.request
+// must be NULL, and it is not allowed between idist_group_begin and idist_group_end. The buffers
 // are disjoint.
 IDIST_API idist_status idist_sendrecv(const void *send, size_t sendcount, int dst, int sendtag,
                                       void *recv, size_t recvcount, int src, int recvtag,
                                       idist_dtype dtype, idist_recv_info *info,
                                       const idist_opts *opts);
 
-// Blocks until the operation is complete, returns its status and empties the request. Any thread,
-// but one at a time for a request.
+// Blocks until the operation is complete, returns its status and empties the request. An empty
+// request gives IDIST_OK. Any thread, but one at a time for a request.
 IDIST_API idist_status idist_wait(idist_request *request);
 
 // Does not block. *done says whether the operation is complete; if so, like idist_wait. Requests
@@ -864,16 +890,19 @@ IDIST_API idist_status idist_test(idist_request *request, bool *done);
 // later failure is one of the group.
 IDIST_API idist_status idist_wait_stream(idist_request *request, void *stream);
 
-// Waits for all of them, even after a failure, and returns the first failure by index.
+// Waits for all of them, even after a failure, and returns the failure with the lowest index.
 IDIST_API idist_status idist_wait_all(idist_request *requests, size_t n);
 
-// Waits for any of them and empties it; *index says which one. If all are empty, *index is n.
+// Waits until one of them is complete, returns its status and empties it; *index says which one. If
+// all are empty, IDIST_OK, and *index is n. IDIST_ERR_ARG if they belong to different worlds.
 IDIST_API idist_status idist_wait_any(idist_request *requests, size_t n, size_t *index);
 
 // Calls that this thread makes between begin and end start at once and complete together in
 // idist_group_end, so their order does not matter: exchanges that would deadlock one by one work.
 // The calls return when they have started; results are valid after idist_group_end, which returns
-// the first failure. Begin and end may be nested; the outermost end waits.
+// the first failure. A call with opts.request is waited for by idist_wait, not by idist_group_end.
+// Calls that have no request form (finalize, the groups, sendrecv, the bytes) return
+// IDIST_ERR_STATE in between. Begin and end may be nested; the outermost end waits.
 IDIST_API idist_status idist_group_begin(void);
 IDIST_API idist_status idist_group_end(void);
 
@@ -881,19 +910,20 @@ IDIST_API idist_status idist_group_end(void);
 // [api:group]  groups
 //------------------------------------------------------------------------------
 
-// Creates a group of the world ranks listed: no duplicates, in any order (they are sorted).
-// Collective over the world, with the same list on every rank. Ranks that are not listed get a
-// group in which their rank is -1 and on which communication returns IDIST_ERR_STATE.
+// Creates a group of the listed ranks of the default world: no duplicates, in any order (they are
+// sorted). Collective over the world, with the same list on every rank, or else IDIST_ERR_MISMATCH;
+// blocks. Ranks that are not listed get a group in which their rank is -1 and on which
+// communication returns IDIST_ERR_STATE. *group is NULL on failure, here and below.
 IDIST_API idist_status idist_new_group(const int *ranks, int n, idist_group **group);
 
 // Creates a group for each color >= 0 of the ranks of parent (NULL: the default world), ordered by
 // key, then by rank in parent. Ranks with color < 0 get a group in which their rank is -1.
-// Collective over parent.
+// Collective over parent; blocks.
 IDIST_API idist_status idist_split(idist_group *parent, int color, int key, idist_group **group);
 
-// Frees a group and sets the pointer to NULL. Each member calls it. It does not wait for the other
-// ranks, except until calls with opts.stream have started on all of them. IDIST_ERR_STATE if
-// requests on the group are pending.
+// Frees a group and sets the pointer to NULL. Each rank that has the group calls it. It does not
+// wait for the other ranks, except until calls with opts.stream have started on all of them.
+// IDIST_ERR_STATE if requests on the group are pending, IDIST_ERR_ARG for the group of a world.
 IDIST_API idist_status idist_free_group(idist_group **group);
 
 // After the loss of a rank, creates a group of the live members of `group` (NULL: the default
@@ -903,8 +933,8 @@ IDIST_API idist_status idist_free_group(idist_group **group);
 IDIST_API idist_status idist_shrink(idist_group *group, idist_group **survivors);
 
 // Replaces *flag by the bitwise AND over all live members, the same on each, even in a group that
-// has failed: "did everyone succeed?" Collective over the live members. IDIST_ERR_UNSUPPORTED on
-// backends that cannot do it.
+// has failed: "did everyone succeed?" Collective over the live members; blocks until all of them
+// call it. IDIST_ERR_UNSUPPORTED on backends that cannot do it, except in a group of one rank.
 IDIST_API idist_status idist_agree(idist_group *group, int *flag);
 
 // Rank in the group, -1 for a non-member, and number of members. NULL: the default world.
@@ -925,8 +955,9 @@ typedef void (*idist_op_fn)(const void *in, void *inout, size_t count, idist_dty
                             void *arg);
 
 // commutative == false keeps the operands in rank order, at some cost. A local call, but all ranks
-// of the world of `group` (NULL: the default world) create their ops in the same order. Up to 224
-// at a time.
+// of the world of `group` (NULL: the default world) create their ops in the same order. The op is
+// valid in all groups of that world, until it is freed or the world ends. IDIST_ERR_NO_SPACE if 224
+// exist.
 IDIST_API idist_status idist_op_create(idist_op_fn fn, void *arg, bool commutative,
                                        idist_group *group, idist_op *op);
 
@@ -938,7 +969,8 @@ IDIST_API idist_status idist_op_create_premul_sum(double factor, idist_group *gr
 // IDIST_ERR_ARG if it is no op of this world.
 IDIST_API idist_status idist_op_free(idist_op op, idist_group *group);
 
-// inout[i] = in[i] (op) inout[i], within this process. For the built-in ops except AVG.
+// inout[i] = in[i] (op) inout[i] for i < count, within this process; needs no world. For the
+// built-in ops except AVG. The buffers are disjoint or the same.
 IDIST_API idist_status idist_reduce_local(const void *in, void *inout, size_t count,
                                           idist_dtype dtype, idist_op op);
 
@@ -971,7 +1003,8 @@ IDIST_API idist_status idist_spawn(idist_worker_fn fn, void *arg, int nproc_per_
                                    const idist_desc *desc);
 
 // Like idist_spawn, but returns when the workers have been started. Finish with idist_spawn_wait in
-// the same thread; desc->report must stay valid until then. *workers is NULL on failure.
+// the same thread; desc->report must stay valid until then. *workers is NULL on failure, and in
+// workers of a later call.
 IDIST_API idist_status idist_spawn_start(idist_worker_fn fn, void *arg, int nproc_per_node,
                                          const idist_desc *desc, idist_workers **workers);
 
@@ -980,11 +1013,11 @@ IDIST_API idist_status idist_spawn_start(idist_worker_fn fn, void *arg, int npro
 IDIST_API idist_status idist_spawn_poll(idist_workers *workers, bool *done);
 
 // Waits until all workers have ended, frees `workers` and returns what idist_spawn would. After
-// timeout_ms (< 0: none) IDIST_ERR_TIMEOUT, and `workers` stays valid. NULL is allowed, here and
-// above.
+// timeout_ms milliseconds (< 0: no limit; 0: at once) IDIST_ERR_TIMEOUT, and `workers` stays valid.
+// NULL gives IDIST_OK, here, above and below.
 IDIST_API idist_status idist_spawn_wait(idist_workers *workers, int timeout_ms);
 
-// Sends a signal to all workers that are still running.
+// Sends a signal (1 .. 64; 0: none) to all workers that are still running.
 IDIST_API idist_status idist_spawn_kill(idist_workers *workers, int signal_number);
 
 // Ignite's Parallel: idist_spawn if desc->nproc_per_node is set; otherwise joins the world of the
@@ -999,11 +1032,13 @@ typedef int (*idist_task_fn)(void *arg);
 
 // The given rank runs fn first, the others when it is done: "rank 0 downloads, the rest find the
 // file". With local, the rank with that local rank on each host runs fn first on its host. If fn
-// fails there, the others do not run it, and all get IDIST_ERR_CALLBACK. Collective over the world.
+// fails there, the others do not run it, and all get IDIST_ERR_CALLBACK. Collective over
+// opts->group; always blocks.
 IDIST_API idist_status idist_one_rank_first(idist_task_fn fn, void *arg, int rank, bool local,
                                             const idist_opts *opts);
 
-// Only the given rank runs fn. With barrier, the others wait for it and get its failure.
+// Only the given rank of opts->group runs fn. With barrier, the call is collective and blocks: the
+// others wait for fn and get its failure, IDIST_ERR_CALLBACK.
 IDIST_API idist_status idist_one_rank_only(idist_task_fn fn, void *arg, int rank, bool barrier,
                                            const idist_opts *opts);
 
@@ -1014,8 +1049,8 @@ IDIST_API idist_status idist_one_rank_only(idist_task_fn fn, void *arg, int rank
 // Zeroed memory for communication buffers, aligned to at least 64 bytes. Any rank may call it at
 // any time. All ranks of the host map it, so a collective whose buffers are all in such memory
 // moves the data directly; this pays from about 16 KiB on. opts->group selects the world; NULL: the
-// default one. Without a world, or where ranks share no memory, it is ordinary memory. NULL on
-// failure (see idist_last_error).
+// default one. Without a world, or where ranks share no memory, it is ordinary memory. Does not
+// wait for other ranks. NULL on failure (see idist_last_error).
 IDIST_API void *idist_alloc(size_t nbytes, const idist_opts *opts);
 
 // Frees memory from idist_alloc, before or after the end of the world. NULL is allowed.
@@ -1024,9 +1059,11 @@ IDIST_API void idist_free(void *ptr);
 //------------------------------------------------------------------------------
 // [api:store]  the key-value store for rendezvous
 //
-// Keys are strings of 1 .. 1024 bytes, values have up to 8 MiB. Any thread. Every call except set,
-// add and delete may wait; time-outs are in milliseconds, 0 means the store's own (5 minutes), < 0
-// none.
+// Keys are strings of 1 .. 1024 bytes, values have up to 8 MiB. Any thread, also several at once.
+// Only idist_store_get and idist_store_wait wait for keys. Every call may wait for the server's
+// answer: up to its timeout_ms, or that of the store. Time-outs are in milliseconds, 0 means the
+// store's own, < 0 none; IDIST_ERR_TIMEOUT names a missing key. IDIST_ERR_PEER_LOST if the server
+// is gone. Pointers to results may be NULL, except `ready` and `n`.
 //------------------------------------------------------------------------------
 
 typedef struct idist_store_desc {
@@ -1054,11 +1091,14 @@ IDIST_API idist_status idist_store_open(const char *url, const idist_store_desc 
 IDIST_API idist_status idist_store_prefix(idist_store *parent, const char *prefix,
                                           idist_store **store);
 
+// Closes a store and sets the pointer to NULL. If it is the server, the store ends for all. No
+// other thread may be using it.
 IDIST_API idist_status idist_store_close(idist_store **store);
 
 // The port of a tcp server; otherwise 0.
 IDIST_API int idist_store_port(const idist_store *store);
 
+// Sets the value of a key, whether or not it has one. value: nbytes.
 IDIST_API idist_status idist_store_set(idist_store *store, const char *key, const void *value,
                                        size_t nbytes);
 
@@ -1067,18 +1107,20 @@ IDIST_API idist_status idist_store_set(idist_store *store, const char *key, cons
 IDIST_API idist_status idist_store_get(idist_store *store, const char *key, void *value,
                                        size_t capacity, size_t *nbytes, int timeout_ms);
 
-// Adds to a decimal number that starts at 0; *result is the new value.
+// Adds delta to a number that is kept as decimal text and starts at 0; *result is the new number.
+// IDIST_ERR_ARG if the value is no number.
 IDIST_API idist_status idist_store_add(idist_store *store, const char *key, int64_t delta,
                                        int64_t *result);
 
 // Replaces the value by `desired` if it equals `expected`; a missing key equals an empty value.
-// Returns the value afterwards, of *nbytes bytes.
+// Both have up to 4 MiB. IDIST_OK in either case: `value` gets what the key has afterwards, *nbytes
+// bytes (IDIST_ERR_TRUNCATED as above).
 IDIST_API idist_status idist_store_compare_set(idist_store *store, const char *key,
                                                const void *expected, size_t nexpected,
                                                const void *desired, size_t ndesired, void *value,
                                                size_t capacity, size_t *nbytes);
 
-// Waits until all keys exist.
+// Waits until all n keys exist, at most 65536.
 IDIST_API idist_status idist_store_wait(idist_store *store, const char *const *keys, size_t n,
                                         int timeout_ms);
 

@@ -317,7 +317,7 @@ static idist_status idist__world_new(const idist__config *cfg, idist__world **ou
     return idist__world_new_group(w);
 }
 
-// Where this rank runs, and how it waits. Polling costs the power of a core, so it is bounded; with
+// Where this rank runs, and how it waits. Polling occupies a core, so it is bounded; with
 // more ranks than cores it would take the core from the rank that everybody waits for. Such ranks
 // begin evenly spread, because the kernel would need a good part of a second to see that one core
 // has three of them and another has one.
@@ -370,7 +370,8 @@ static void idist__world_cancel_tasks(idist__world *w) {
     }
 }
 
-// Members of other groups hear why this rank leaves, and do not take it for the cause.
+// Tells the members of other groups why this rank leaves, so that they do not report it as the
+// cause.
 static void idist__world_spread_failure(idist__world *w) {
     idist_group *g;
 
@@ -940,7 +941,7 @@ typedef struct idist__request_list {
     const idist__world *w;
     const idist_request *requests;
     size_t n, found;
-    uint32_t seen_ended; // w->nended when they were looked at
+    uint32_t seen_ended; // w->ended_count when they were looked at
 } idist__request_list;
 
 // The task of a request, with its world locked. NULL: there is none, or *status says why not.
@@ -1266,8 +1267,8 @@ int idist_group_translate(const idist_group *from, int rank, const idist_group *
     return -1;
 }
 
-// Members agree on ctx without talking: it follows from the parent's, the number of groups made
-// from it, and the color.
+// Members agree on ctx without a message: it follows from the parent's ctx, the number of groups
+// made from it, and the color.
 static uint64_t idist__group_ctx(const idist_group *parent, uint32_t child_count, uint64_t color) {
     uint64_t ctx = idist__hash_mix(idist__hash_mix(parent->ctx, child_count), color);
     return ctx ? ctx : 1;

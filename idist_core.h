@@ -26,7 +26,7 @@ CONTENTS
       [core:timer]        deadlines, announcements and warnings
       [core:wait]         waiting for a task: poll, drive or follow
       [core:thread]       the progress thread
-      [core:block]        ranks in a circle, and blocks of a buffer
+      [core:block]        ranks modulo n, and blocks of a buffer
       [core:extent]       where the elements of a call lie
       [core:check]        what can be wrong with one rank's arguments
       [core:call]         the path of every communication call
@@ -1184,8 +1184,8 @@ static void idist__group_free(idist_group *g) {
 }
 
 // Fails a group, once: its tasks end, later calls are refused, and the other members are told. They
-// are told even if we heard of the failure from one of them: a rank that sees our connection end
-// before it has the reason from us would take us for the cause.
+// are told even if we learned of the failure from one of them: a rank that sees our connection end
+// before it has the reason from us would report us as the cause.
 static void idist__group_fail(idist_group *g, idist_status status, const char *cause) {
     idist__world *w = g->w;
     idist_group *child;
@@ -1227,8 +1227,8 @@ IDIST__UNUSED static void idist__group_lose_rank(idist__world *w, int rank, cons
 
 enum { IDIST__FLUSH_MS = 100 };
 
-// A caller that gets an error may well exit at once, which ends its connections. The other members
-// must have heard the reason by then, so it waits a moment for that.
+// A caller that gets an error may exit at once, which ends its connections. The other members must
+// have received the reason by then, so it waits a moment for that.
 static void idist__group_flush(idist_group *g) {
     idist__world *w = g->w;
 
@@ -1251,9 +1251,9 @@ static void idist__group_flush(idist_group *g) {
 //     60 s             ... a warning in the log names those who are missing, and before ...
 //     the deadline     ... the call fails with IDIST_ERR_TIMEOUT, which names them too
 //
-// Thousands of tasks may be running and this is asked before every sleep. So it looks at the tasks
-// only when something is due (w->timers_due_ns), and lets announcements wait for each other a
-// little.
+// Thousands of tasks may be running, and idist__timer_run is called before every sleep. So it looks
+// at the tasks only when something is due (w->timers_due_ns), and delays announcements slightly to
+// make several at once.
 //------------------------------------------------------------------------------
 
 #ifndef IDIST__WARN_NS // a test has less patience
@@ -1399,10 +1399,10 @@ static int64_t idist__timer_run(idist__world *w) {
 // [core:wait]  waiting for a task: poll, drive or follow
 // uses clock cpu cond fail model world task group timer
 //
-// A caller first polls the backend for a short while. Then, if nobody drives, it drives: it runs
-// the timers and sleeps in the backend. Otherwise it follows: it sleeps on w->changed, until the
-// driver has completed its task or stops driving. The lock is held throughout, except while
-// sleeping or giving way.
+// A caller first polls the backend for a short time. Then, if no thread drives the backend, it
+// does: it runs the timers and sleeps in the backend. Otherwise it follows: it sleeps on w->changed
+// until the driver has completed its task or stops driving. The lock is held throughout, except
+// while the thread sleeps or yields.
 //
 //     idist__wait_task -> idist__wait_until -> idist__wait_polls ... idist__wait_turn
 //                                                                       -> idist__timer_run
@@ -1410,7 +1410,7 @@ static int64_t idist__timer_run(idist__world *w) {
 //------------------------------------------------------------------------------
 
 #define IDIST__SPIN_NS 500000
-#define IDIST__YIELD_NS 5000000 // yielding takes at most this much of everybody's time
+#define IDIST__YIELD_NS 5000000 // at most this long it yields instead of sleeping
 
 // How long a caller has polled already.
 typedef struct idist__waiter {
@@ -1461,7 +1461,7 @@ static bool idist__wait_polls(idist__waiter *waiter, idist__world *w) {
         return true;
     }
 
-    // The others may compute for long.
+    // The other ranks may compute for a long time.
     if (waiter->turns > IDIST__YIELDS || now - waiter->begun_ns > IDIST__YIELD_NS) return false;
     idist__world_give_way(w);
 
@@ -1547,8 +1547,8 @@ static idist_status idist__wait_result(idist__task *t) {
 
 #define IDIST__WATCH_NS (10 * IDIST__MS)
 
-// For a device that waits for other ranks while nobody here does: one look at the connections,
-// without sleeping, which notices a rank that is lost.
+// While the device waits for other ranks and no thread does: handles what has arrived on the
+// connections, without sleeping, so that the loss of a rank is noticed.
 static void idist__thread_look(idist__world *w) {
     w->driver = IDIST__DRIVER_THREAD;
     w->backend->sleep(w, idist__os_clock_now_ns());
@@ -1587,7 +1587,7 @@ static idist_status idist__thread_need(idist__world *w) {
     if (w->thread_running || w->single_threaded) return IDIST_OK;
     if (idist__os_thread_start(&w->thread, idist__thread_main, w) != 0)
         return idist__fail(IDIST_ERR_SYSTEM,
-                           "could not start the thread that moves requests on; is a limit on "
+                           "could not start the thread that advances requests; is a limit on "
                            "processes (ulimit -u) reached?");
     w->thread_running = true;
 
@@ -1595,7 +1595,7 @@ static idist_status idist__thread_need(idist__world *w) {
 }
 
 //------------------------------------------------------------------------------
-// [core:block]  ranks in a circle, and blocks of a buffer
+// [core:block]  ranks modulo n, and blocks of a buffer
 // uses -
 //------------------------------------------------------------------------------
 

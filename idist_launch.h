@@ -66,7 +66,7 @@ typedef struct idist__config {
     const char *rank_var, *size_var; // the variables that rank and size came from, or NULL
     const char *job_var; // the variable that tells apart the jobs of one launcher, or NULL
     char notice[200];    // a warning that the world logs once it has a log
-    char where[4096];    // where the ranks meet, see [launch:where]; "": nobody has said
+    char where[4096];    // where the ranks meet, see [launch:where]; "": not given
     idist_store *store;  // the caller's, instead of `where`
     int listener;        // a socket that rank 0 of a spawn inherits and that listens; else -1
     int timeout_ms, init_timeout_ms; // > 0, or -1 for none
@@ -624,7 +624,7 @@ typedef struct idist__detect_look {
     const char *size_var; // the row's, or another name of the same thing
     bool has_rank, has_size;
     const char *missing; // the variable to name when one of them is missing
-    bool skip;           // the variables are somebody else's
+    bool skip;           // the variables belong to another launcher
 } idist__detect_look;
 
 struct idist__launcher {
@@ -901,7 +901,7 @@ enum { IDIST__WHERE_MASTER_PORT = 29500, IDIST__WHERE_JOB_PORT = 15000 };
 typedef struct idist__where_master {
     const char *host; // or NULL
     int port;
-    bool has_port; // somebody has said which
+    bool has_port; // it was given, and is no default
 } idist__where_master;
 
 static void idist__where_text(idist__config *config, const char *scheme, const char *host,
@@ -933,8 +933,8 @@ static void idist__where_tcp(idist__config *config, const char *host, int port) 
              run ? (unsigned)idist__hash(run, strlen(run)) : 0u);
 }
 
-// All ranks are on this host and nobody has said where they meet: at an address derived from the
-// job, or from the launcher's process on this host.
+// All ranks are on this host and no address is given: they meet at one derived from the job, or
+// from the launcher's process on this host.
 static void idist__where_job(idist__config *config) {
     const char *job = config->job_var ? idist__os_env(config->job_var) : NULL;
     const char *step = "";

@@ -1433,7 +1433,7 @@ IDIST__UNUSED static uint64_t idist__os_process_space(void) {
     return stat("/proc/self/ns/pid", &about) == 0 ? (uint64_t)about.st_ino : 0;
 }
 
-// Ends this process at once: no handlers, no buffers written.
+// Ends this process immediately, without exit handlers and without flushing stdio buffers.
 static void idist__os_process_exit(int code) { _exit(code); }
 
 // From here on this process dies with `parent`, or rather with the thread of it that made this
