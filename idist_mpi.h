@@ -2,7 +2,8 @@
 
 DO THIS
 
-    Include it after idist.h, or on the command line, and compile with the compiler of your MPI:
+    Include it in the file that defines IDIST_IMPLEMENTATION, after idist.h, or on the command line,
+    and compile with the compiler of your MPI:
 
         mpicc -DIDIST_IMPLEMENTATION -include idist_mpi.h app.c -o app && mpirun -n 4 ./app
 
