@@ -2,8 +2,8 @@
 
 DO THIS
 
-    Include it in the file that defines IDIST_IMPLEMENTATION, or on the command line, with idist_gpu.h
-    and idist_ipc.h beside it, and link the CUDA runtime:
+    Include it in the file that defines IDIST_IMPLEMENTATION, or on the command line, with
+    idist_gpu.h and idist_ipc.h beside it, and link the CUDA runtime:
 
         cc -DIDIST_IMPLEMENTATION -include idist_nccl.h -isystem $CUDA_HOME/include app.c \
             -L$CUDA_HOME/lib64 -lcudart -o app
