@@ -2344,7 +2344,8 @@ static void idist__mpi_flush(idist__world *w, int64_t until_ns) {
 
 //------------------------------------------------------------------------------
 // [mpi:life]  whether MPI started us, and who initialises it
-// uses os:env os:thread mutex fail launch:env error
+// uses os:env os:thread mutex fail launch:env calls:backend error
+// uses os:env os:thread mutex fail launch:env calls:backend error
 //
 // MPI is initialised and finalized at most once in a process, so this state
 // belongs to the process and not to a world.
@@ -2368,6 +2369,15 @@ static bool idist__mpi_is_one_of(const char *name, const char *const *names, siz
     return false;
 }
 
+// Whether the user asked for this backend by name.
+static bool idist__mpi_is_asked(const idist__config *c) {
+    const char *at = c->backends;
+
+    for (; *at; at += strcspn(at, ","), at += *at == ',')
+        if (idist__backend_is(at, strcspn(at, ","), "mpi")) return true;
+    return false;
+}
+
 // Whether the user asked for MPI, a launcher of MPI started us, or the program uses MPI itself. A
 // rank and size from the user or from torchrun belong to another world.
 static bool idist__mpi_is_meant(const idist__config *c, bool initialised) {
@@ -2375,7 +2385,7 @@ static bool idist__mpi_is_meant(const idist__config *c, bool initialised) {
     static const char *const pmi_launchers[] = {"slurm", "flux", "none"}; // MPI's if there is a PMI
     bool pmi = idist__os_env("PMI_RANK") || idist__os_env("PMIX_RANK") || idist__os_env("PMI_PORT");
 
-    if (c->backends[0] || c->mpi_comm) return true;
+    if (idist__mpi_is_asked(c) || c->mpi_comm) return true;
     if (idist__mpi_is_one_of(c->launcher, mpi_launchers, IDIST__COUNT_OF(mpi_launchers)))
         return true;
     if (pmi && idist__mpi_is_one_of(c->launcher, pmi_launchers, IDIST__COUNT_OF(pmi_launchers)))
