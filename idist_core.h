@@ -433,7 +433,7 @@ struct idist_backend_api {
     idist_status (*wrap)(idist__world *w);
 };
 
-enum { IDIST__BACKEND_ABI = 6 };
+enum { IDIST__BACKEND_ABI = 7 };
 
 // ---- the contract between the core and a device backend ----
 //
