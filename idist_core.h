@@ -260,8 +260,8 @@ typedef struct idist__rank_info {
 // it takes to hand over a small message, less than a millisecond; tell may wait until nobody reads
 // the buffers of the failed group any more. Everything else, alloc included, returns at once. On a
 // library that offers nothing but blocking calls, group_open may block, and so may a collective
-// that all ranks have entered. A device backend may release the lock in start, while it hands a
-// call to the device's library.
+// that all ranks have entered, or that is not to be compared (cfg.unchecked). A device backend may
+// release the lock in start, while it hands a call to the device's library.
 //
 // Ownership. The core allocates and frees idist__task, idist_group and idist__world, and with each
 // task and group the bytes the backend asks for (task_nbytes, group_nbytes): those of a group are
