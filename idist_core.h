@@ -533,7 +533,7 @@ struct idist__world {
 
 //------------------------------------------------------------------------------
 // [core:backend]  the registered backends, and how a backend fills its table
-// uses fail mem model
+// uses mutex fail mem model
 //
 // A backend registers before main, by a constructor in its header, or whenever the program calls
 // idist_register_backend. The list only grows, and at its head, so that it is read without a lock.

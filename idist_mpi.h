@@ -2345,7 +2345,6 @@ static void idist__mpi_flush(idist__world *w, int64_t until_ns) {
 //------------------------------------------------------------------------------
 // [mpi:life]  whether MPI started us, and who initialises it
 // uses os:env os:thread mutex fail launch:env calls:backend error
-// uses os:env os:thread mutex fail launch:env calls:backend error
 //
 // MPI is initialised and finalized at most once in a process, so this state
 // belongs to the process and not to a world.
