@@ -49,6 +49,7 @@ int main(void) {
     tap_deadline(60);
     counters *shared = (counters *)shared_alloc(2 * sizeof *shared);
     for (int i = 0; i < 7; i++) {
+        if (test_quick() && (sizes[i] == 4 || sizes[i] > 5)) continue;
         for (int a = 0; a < N_ALGORITHMS + N_TRANSPORTS - 1; a++) {
             if (a >= N_ALGORITHMS && sizes[i] != 2 && sizes[i] != 5) continue;
             const char *transport = transport_names[a < N_ALGORITHMS ? 0 : a - N_ALGORITHMS + 1];

@@ -208,7 +208,7 @@ static void left_because_of(const char *transport) {
 
 int main(void) {
     const char *text = getenv("IDIST_TEST_TRIALS");
-    int wanted = text ? atoi(text) : 0, most = test_quick() ? 20 : 40;
+    int wanted = text ? atoi(text) : 0, most = test_quick() ? 10 : 40;
     uint64_t random_state = tap_seed();
     tap_deadline(wanted > 100 ? wanted * 2 : 90);
     for (int t = 0; t < N_PLACEMENTS; t++) {

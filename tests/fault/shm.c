@@ -419,7 +419,7 @@ static void lost_while_read(int n, reading what_for, size_t nbytes, uint64_t *ra
     readers how = {what_for, nbytes / 4};
     const char *call = reading_names[what_for];
     ranks_reset();
-    for (int i = 0; i < (test_quick() ? 3 : 5); i++) {
+    for (int i = 0; i < (test_quick() ? 2 : 5); i++) {
         procs p;
         char what[100];
         idist_desc d = desc_with("auto", "auto");
@@ -700,7 +700,7 @@ int main(void) {
     }
     sleeps_in_barrier(2);
     sleeps_in_barrier(4);
-    for (int n = 2; n <= 5; n++)
+    for (int n = 2; n <= 5; n += test_quick() ? 2 : 1)
         ranks_case(n, NULL, made_and_freed, NULL, "200 groups made and freed n=%d", n);
     return tap_done();
 }
