@@ -6,18 +6,19 @@
 # given.
 flags=(-std=gnu11 -O1 -g -Wall -Wextra -isystem "$cuda/include" -I. -Itests/lib -Itests/fake)
 flags+=(-DIDIST_NCCL_CONNECT_BYTES=262144) # the stand-in knows no algorithm for larger calls
-build_ahead() { # FOLDER FLAGS...: starts to compile idist with its shims, and the stand-ins, to $WORK/parts/FOLDER
+# build_ahead FOLDER FLAGS...: starts to compile idist with its shims, and the stand-ins, to
+# build/fake/FOLDER, for all tests that do so
+build_ahead() {
     local folder=$1 part
     shift
-    mkdir -p "$WORK/parts/$folder"
     for part in on_device cuda nccl; do
-        later "$folder-$part" 150 cc "${flags[@]}" "$@" -c tests/fake/$part.c -o \
-            "$WORK/parts/$folder/$part.o"
+        later "$folder-$part" 150 tests/lib/build_once.sh "$ROOT/build/fake/$folder/$part.o" \
+            cc "${flags[@]}" "$@" -c tests/fake/$part.c
     done
 }
 parts() { # FOLDER NAME: these are there, for the programs that follow
     local part
-    PARTS=$WORK/parts/$1
+    PARTS=$ROOT/build/fake/$1
     for part in on_device cuda nccl; do ok_later "$1-$part" "$2: $part builds"; done
 }
 program() { # SOURCE FLAGS...

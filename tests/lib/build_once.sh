@@ -1,0 +1,33 @@
+#!/usr/bin/env bash
+# build_once.sh OUTPUT COMMAND... - runs `COMMAND... -o OUTPUT` unless another test has done so with
+# the same command since a source was changed. Tests that want the same object at the same time
+# wait for one compiler. OUTPUT is there as a whole or not at all; what the compiler said is shown
+# each time.
+set -u
+output=$1
+shift
+mkdir -p "$(dirname "$output")"
+exec 9>"$output.lock"
+flock 9
+
+fresh() {
+    local source
+    [ -e "$output" ] && [ "$(cat "$output.command")" = "$*" ] || return 1
+    for source in idist*.h tests/lib/*.h tests/fake/*; do
+        [ "$output" -nt "$source" ] || return 1
+    done
+}
+
+fresh "$@" || {
+    rm -f "$output"
+    echo "$*" >"$output.command"
+    # Older than a source that is changed meanwhile.
+    : >"$output.begin"
+    "$@" -o "$output.new" >"$output.log" 2>&1 9>&- || {
+        cat "$output.log"
+        exit 1
+    }
+    touch -r "$output.begin" "$output.new"
+    mv "$output.new" "$output"
+}
+cat "$output.log"
