@@ -19,14 +19,24 @@ clone() { # FOLDER MODE DATE
     chmod "$2" "$WORK/$1"/*.h "$WORK/$1/LICENSE"
     find "$WORK/$1" -exec touch -d "$3" {} +
 }
+# What is packed has another age in each as well.
+dist() { # FOLDER DATE
+    ok_run 0 "make single, $1 clone" 100 make -s -C "$WORK/$1" single BUILD=build
+    touch -d "$2" "$WORK/$1"/build/single/*
+    ok_run 0 "make dist, $1 clone" 100 make -s -C "$WORK/$1" dist BUILD=build
+}
 clone first 644 2024-01-02
 clone second 600 2025-03-04
-for folder in first second; do
-    ok_run 0 "make dist, $folder clone" 100 make -s -C "$WORK/$folder" dist BUILD=build
-done
+dist first 2024-01-03
+dist second 2025-03-05
 first=$(echo "$WORK"/first/build/idist-*.tar.gz)
 cmp -s "$first" "$WORK"/second/build/idist-*.tar.gz
 ok $? "two archives are identical" || sha256sum "$WORK"/*/build/*.tar.gz | diag
+TZ=UTC tar --numeric-owner -tvzf "$first" >"$WORK/list"
+! grep -v '^-rw-r--r-- 0/0 .* 1970-01-01 00:00 idist-[0-9.]*/[A-Za-z_.]*$' "$WORK/list" >"$WORK/log"
+ok $? "it tells neither who made it nor when" || diag <"$WORK/log"
+od -An -tx1 -N8 "$first" | grep -q '^ 1f 8b 08 00 00 00 00 00'
+ok $? "nor does gzip" || od -An -tx1 -N8 "$first" | diag
 
 tar -C "$WORK" -xzf "$first"
 SINGLE=$WORK/$(basename "${first%.tar.gz}")
@@ -41,6 +51,35 @@ grep -hoE '^#include "idist[a-z_]*\.h"' "$SINGLE"/*.h | tr -d '"' | awk '{ print
         [ -e "$SINGLE/$header" ] || echo "$header is included, and missing"
     done >"$WORK/log"
 ok "$(wc -l <"$WORK/log")" "no header includes a part that is not there" || diag <"$WORK/log"
+cmp LICENSE "$SINGLE/LICENSE" >"$WORK/log" 2>&1
+ok $? "the licence is that of the project" || diag <"$WORK/log"
+
+# To a compiler, each header is what it is with its parts beside it, with every macro that it
+# defines and takes back. The headers of others may be empty for that.
+mkdir "$WORK/empty"
+touch "$WORK"/empty/{mpi,nccl,cuda_runtime_api}.h
+preprocess() { # FOLDER HEADER LANGUAGE
+    printf '#define IDIST_IMPLEMENTATION\n#include <%s>\n' "$2" |
+        cc -I"$1" -isystem "$WORK/empty" -D__LINE__=0 -Wno-builtin-macro-redefined -x "$3" \
+            -E -dD -P - # coroutines have line numbers in them
+}
+for header in "$SINGLE"/*.h; do
+    name=$(basename "$header")
+    for language in c c++; do
+        preprocess . "$name" $language >"$WORK/parts" 2>"$WORK/log" &&
+            preprocess "$SINGLE" "$name" $language >"$WORK/whole" 2>>"$WORK/log" &&
+            diff "$WORK/parts" "$WORK/whole" >"$WORK/log"
+        ok $? "$name as $language: preprocesses to the same" || head -n 15 "$WORK/log" | diag
+    done
+done
+# To a reader, all lines of its parts are there, but for their include lines.
+for part in idist*.h; do
+    whole=$SINGLE/$part
+    [ -e "$whole" ] || whole=$SINGLE/idist.h
+    diff -d "$part" "$whole" | sed -n 's/^< //p' |
+        grep -vE '^#(ifndef IDIST_H|include "idist[a-z_]*\.h"|endif)$' >"$WORK/log"
+    ok "$(wc -l <"$WORK/log")" "$part: no line is missing" || head -n 15 "$WORK/log" | diag
+done
 mkdir "$SINGLE/examples" # they include ../idist.h
 cp examples/*.c examples/*.h "$SINGLE/examples/"
 ln -s "$ROOT/examples/data" "$SINGLE/examples/data"
