@@ -599,21 +599,13 @@ static void uneven(idist_group *world, int rank, int n, void *arg) {
     free(m.memory);
 }
 
-static void wrong_calls(idist_group *world, int rank, int n, void *arg) {
+// Wrong on all ranks: nobody is left waiting.
+static void wrong_descs(idist_group *world, int rank, int n, void *arg) {
     model m;
     idist_ddp *ddp = NULL;
-    int last;
     (void)n;
     (void)arg;
     model_init(&m, world, rank, LAID_OUT, true);
-    rank_is(rank, idist_ddp_create(NULL, &ddp), IDIST_ERR_ARG);
-    rank_is(rank, idist_ddp_wait(NULL), IDIST_ERR_ARG);
-    rank_is(rank, idist_ddp_ready(NULL, 0), IDIST_ERR_ARG);
-    rank_is(rank, idist_ddp_join(NULL, &last), IDIST_ERR_ARG);
-    rank_is(rank, idist_auto_optim(NULL, NULL, NULL), IDIST_ERR_ARG);
-    idist_ddp_free(NULL);
-    idist_ddp_free(&ddp);
-    // Wrong on all ranks: nobody is left waiting.
     m.desc.n = 0;
     rank_is(rank, idist_ddp_create(&m.desc, &ddp), IDIST_ERR_ARG);
     m.desc.n = N_PARAMS;
@@ -640,9 +632,23 @@ static void wrong_calls(idist_group *world, int rank, int n, void *arg) {
     m.desc.grads = NULL;
     m.desc.keep_params = true;
     rank_is(rank, idist_ddp_create(&m.desc, &ddp), IDIST_ERR_ARG); // more than memory can be
-    m.desc.params = m.params;
-    m.desc.grads = m.grads;
-    m.desc.keep_params = false;
+    free(m.memory);
+}
+
+static void wrong_calls(idist_group *world, int rank, int n, void *arg) {
+    model m;
+    idist_ddp *ddp = NULL;
+    int last;
+    (void)n;
+    (void)arg;
+    model_init(&m, world, rank, LAID_OUT, true);
+    rank_is(rank, idist_ddp_create(NULL, &ddp), IDIST_ERR_ARG);
+    rank_is(rank, idist_ddp_wait(NULL), IDIST_ERR_ARG);
+    rank_is(rank, idist_ddp_ready(NULL, 0), IDIST_ERR_ARG);
+    rank_is(rank, idist_ddp_join(NULL, &last), IDIST_ERR_ARG);
+    rank_is(rank, idist_auto_optim(NULL, NULL, NULL), IDIST_ERR_ARG);
+    idist_ddp_free(NULL);
+    idist_ddp_free(&ddp);
     rank_ok(rank, idist_ddp_create(&m.desc, &ddp));
     rank_is(rank, idist_ddp_join(ddp, &last), IDIST_ERR_STATE);
     rank_is(rank, idist_ddp_ready(ddp, -1), IDIST_ERR_ARG);
@@ -917,6 +923,7 @@ int main(void) {
         for (int how = 0; how < 5; how++)
             ranks_case(n, NULL, uneven, &how, "uneven inputs with %d ranks, %d", n, how);
         ranks_case(n, NULL, wrong_calls, NULL, "wrong calls with %d ranks", n);
+        ranks_case(n, NULL, wrong_descs, NULL, "wrong descriptions with %d ranks", n);
         if (n > 1) ranks_case(n, NULL, disagree, NULL, "a rank that is different, of %d", n);
         ranks_case(n, NULL, parameters, NULL,
                    "broadcast_parameters and _optimizer_state with %d ranks", n);

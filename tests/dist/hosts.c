@@ -85,10 +85,10 @@ static void requests(const buffers *b) {
               b->n, 2);
 }
 
-static void operation(const buffers *b, int which, int root) {
+// Every element is of one sum or of one rank.
+static void whole_operation(const buffers *b, int which, int root) {
     idist_opts o = opts_of(b->world);
     const int r = b->rank, n = b->n, next = (r + 1) % n, before = (r + n - 1) % n;
-    memset(b->recv, 0x5A, b->count * 4);
     switch (which) {
     case 0:
         rank_ok(r, idist_all_reduce(b->send, b->recv, b->count, IDIST_U32, IDIST_SUM, &o));
@@ -111,6 +111,19 @@ static void operation(const buffers *b, int which, int root) {
         rank_ok(r, idist_exscan(b->send, b->recv, b->count, IDIST_U32, IDIST_SUM, &o));
         if (r) check_sum(b, "exscan", b->recv, 0, b->count, 0, r, 1);
         break;
+    default:
+        rank_ok(r, idist_sendrecv(b->send, b->count, next, 7, b->recv, b->count, before, 7,
+                                  IDIST_U32, NULL, &o));
+        check_sum(b, "sendrecv", b->recv, 0, b->count, before, before + 1, 1);
+        break;
+    }
+}
+
+// A block for each rank.
+static void block_operation(const buffers *b, int which, int root) {
+    idist_opts o = opts_of(b->world);
+    const int r = b->rank, n = b->n;
+    switch (which) {
     case 5:
         rank_ok(r, idist_reduce_scatter(b->send, b->recv, b->block, IDIST_U32, IDIST_SUM, &o));
         check_sum(b, "reduce_scatter", b->recv, (size_t)r * b->block, b->block, 0, n, 1);
@@ -146,19 +159,20 @@ static void operation(const buffers *b, int which, int root) {
                                   &o));
         check_sum(b, "scatterv", b->recv, (size_t)r * b->block, b->block, root, root + 1, 1);
         break;
-    case 13:
+    default:
         rank_ok(r, idist_all_to_allv(b->send, b->counts, b->displs, b->recv, b->counts, b->displs,
                                      IDIST_U32, &o));
         check_blocks(b, "all_to_allv", r);
         break;
-    case 14:
-        rank_ok(r, idist_sendrecv(b->send, b->count, next, 7, b->recv, b->count, before, 7,
-                                  IDIST_U32, NULL, &o));
-        check_sum(b, "sendrecv", b->recv, 0, b->count, before, before + 1, 1);
-        break;
-    case 15: group_calls(b); break;
-    default: requests(b); break;
     }
+}
+
+static void operation(const buffers *b, int which, int root) {
+    memset(b->recv, 0x5A, b->count * 4);
+    if (which < 5 || which == 14) whole_operation(b, which, root);
+    else if (which < 14) block_operation(b, which, root);
+    else if (which == 15) group_calls(b);
+    else requests(b);
 }
 
 static void all_operations(idist_group *world, int rank, int n, void *arg) {

@@ -439,7 +439,7 @@ static void forked(void) {
 }
 
 static void captures(void) {
-    char *d, *e, local[4];
+    char *d, *e;
     cudaStream_t s, t;
     cudaEvent_t forks, joins;
     cudaGraph_t graph;
@@ -477,6 +477,20 @@ static void captures(void) {
     }
     OK(cudaGraphExecDestroy(exec));
     CHECK_IS(last(cudaEventQuery(joins)), cudaErrorCapturedEvent);
+    OK(cudaEventDestroy(forks));
+    OK(cudaEventDestroy(joins));
+}
+
+static void captures_that_fail(void) {
+    char *d, local[4];
+    cudaStream_t s, t;
+    cudaEvent_t forks;
+    cudaGraph_t graph;
+    enum cudaStreamCaptureStatus status;
+    OK(cudaMalloc((void **)&d, 8));
+    OK(cudaStreamCreateWithFlags(&s, cudaStreamNonBlocking));
+    OK(cudaStreamCreateWithFlags(&t, cudaStreamNonBlocking));
+    OK(cudaEventCreateWithFlags(&forks, cudaEventDisableTiming));
     CHECK_IS(last(cudaStreamBeginCapture(NULL, cudaStreamCaptureModeGlobal)),
              cudaErrorStreamCaptureUnsupported);
     OK(cudaStreamBeginCapture(
@@ -508,7 +522,6 @@ static void captures(void) {
     CHECK_IS(last(cudaMemsetAsync(d, 1, 8, NULL)), cudaErrorStreamCaptureImplicit);
     CHECK_IS(last(cudaStreamEndCapture(s, &graph)), cudaErrorStreamCaptureInvalidated);
     OK(cudaEventDestroy(forks));
-    OK(cudaEventDestroy(joins));
 }
 
 static void *another_thread(void *arg) {
@@ -1615,11 +1628,7 @@ static void threads(void) {
     for (int i = 0; i < 3; i++) CHECK(pthread_join(ids[i], NULL) == 0);
 }
 
-int main(void) {
-    tap_deadline(60);
-    clear_environment();
-    board = mmap(NULL, sizeof *board, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
-    TAP_REQUIRE(board != MAP_FAILED);
+static void cuda_cases(void) {
     run_one("cuda: a missing synchronisation is seen", "FAKE_CUDA_DELAY_US=50000", missing_sync);
     run_one("cuda: a pinned source that is reused is seen, a pageable one is captured",
             "FAKE_CUDA_DELAY_US=20000", reused_source);
@@ -1638,6 +1647,7 @@ int main(void) {
     run_one("cuda: where contexts are made", "FAKE_CUDA_DEVICES=3", contexts);
     run_one("cuda: a forked child", "", forked);
     run_one("cuda: capture and replay", "", captures);
+    run_one("cuda: captures that fail", "", captures_that_fail);
     run_one("cuda: what capture forbids", "", captures_forbid);
     run_one("cuda: kernels are loaded by name", "", libraries);
     run_one("cuda: kernels run later, on their stream", "FAKE_CUDA_DELAY_US=50000", launches);
@@ -1657,7 +1667,9 @@ int main(void) {
     run_one("cuda: what comes from another device is corrupted",
             "FAKE_CUDA_DEVICES=2 FAKE_CUDA_CORRUPT_PEERS=1", corrupt_peers);
     run_ranks("cuda: memory and events of another process", 2, "FAKE_CUDA_DELAY_US=50000", ipc, 0);
+}
 
+static void nccl_cases(void) {
     run_ranks("nccl: all_reduce, 4 ranks, every type and operation", 4, "FAKE_CUDA_DEVICES=4",
               all_types, 0);
     run_ranks("nccl: every collective, 4 ranks", 4, "FAKE_CUDA_DEVICES=4", collectives, 0);
@@ -1702,5 +1714,14 @@ int main(void) {
     run_ranks("nccl: 8-bit floats in 2.23", 2, "FAKE_CUDA_DEVICES=2 FAKE_NCCL_VERSION=22304",
               old_version, 0);
     run_one("nccl: threads as ranks", "FAKE_CUDA_DEVICES=3", threads);
+}
+
+int main(void) {
+    tap_deadline(60);
+    clear_environment();
+    board = mmap(NULL, sizeof *board, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    TAP_REQUIRE(board != MAP_FAILED);
+    cuda_cases();
+    nccl_cases();
     return tap_done();
 }

@@ -411,65 +411,65 @@ static int goes(int number, void *arg) {
     return 0;
 }
 
-static void ways(void) {
 #define BOTH(...)                      \
     {                                  \
         {__VA_ARGS__}, { __VA_ARGS__ } \
     }
-    way all[] = {
-        {BOTH("FAKE_CUDA_DEVICES", "2"), IDIST_OK, "nccl", NULL, 0},
-        {BOTH("FAKE_CUDA_DEVICES", "1"), IDIST_OK, "ipc", NULL, 0},
-        {BOTH("FAKE_CUDA_DEVICES", "1", "IDIST_DEVICE_BACKEND", "staged"), IDIST_OK, "staged", NULL,
-         0},
-        {BOTH("FAKE_CUDA_DEVICES", "2", "IDIST_DEVICE_BACKEND", "ipc"), IDIST_OK, "ipc", NULL, 0},
-        {BOTH("FAKE_CUDA_DEVICES", "2", "IDIST_DEVICE_BACKEND", "gloo"), IDIST_ERR_ENV, NULL,
-         "auto, nccl, ipc, staged", 0},
-        {BOTH("FAKE_CUDA_DEVICES", "1", "IDIST_DEVICE_BACKEND", "nccl"), IDIST_ERR_UNSUPPORTED,
-         NULL, "share the GPU", 0},
-        {{{"FAKE_CUDA_DEVICES", "2", "IDIST_DEVICE_BACKEND", "nccl"}, {"FAKE_CUDA_DEVICES", "2"}},
-         IDIST_ERR_ENV,
-         NULL,
-         "differ in IDIST_DEVICE_BACKEND",
-         0},
-        {{{"FAKE_CUDA_DEVICES", "2"},
-          {"FAKE_CUDA_DEVICES", "2", "IDIST_NCCL_LIB", "/nowhere/libnccl.so.2"}},
-         IDIST_OK,
-         "ipc",
-         NULL,
-         0},
-        {BOTH("IDIST_DEVICE_BACKEND", "nccl", "IDIST_NCCL_LIB", "/nowhere/libnccl.so.2"),
-         IDIST_ERR_NO_DEVICE, NULL, "could not be loaded: /nowhere", 0},
-        {{{"FAKE_CUDA_DEVICES", "2"}, {"FAKE_CUDA_DEVICES", "2", "FAKE_NCCL_VERSION", "21805"}},
-         IDIST_OK,
-         "ipc",
-         NULL,
-         0},
-        {{{"IDIST_DEVICE_BACKEND", "nccl", "FAKE_CUDA_DEVICES", "2"},
-          {"IDIST_DEVICE_BACKEND", "nccl", "FAKE_NCCL_VERSION", "21805"}},
-         IDIST_ERR_NO_DEVICE,
-         NULL,
-         "rank 1 has NCCL 21805",
-         0},
-        {{{"FAKE_CUDA_DEVICES", "2"}, {"FAKE_CUDA_DEVICES", "2", "FAKE_NCCL_FAIL", "2"}},
-         IDIST_ERR_DEVICE,
-         NULL,
-         "ncclCommInitRank",
-         0},
-        {{{"FAKE_CUDA_DEVICES", "2"}, {"FAKE_CUDA_DEVICES", "2", "FAKE_NCCL_INIT_HANGS", "1"}},
-         IDIST_ERR_DEVICE,
-         NULL,
-         "ncclCommInitRank has not come back after",
-         0},
-    };
-    for (size_t i = 0; i < sizeof all / sizeof all[0]; i++) {
+static way all_ways[] = {
+    {BOTH("FAKE_CUDA_DEVICES", "2"), IDIST_OK, "nccl", NULL, 0},
+    {BOTH("FAKE_CUDA_DEVICES", "1"), IDIST_OK, "ipc", NULL, 0},
+    {BOTH("FAKE_CUDA_DEVICES", "1", "IDIST_DEVICE_BACKEND", "staged"), IDIST_OK, "staged", NULL, 0},
+    {BOTH("FAKE_CUDA_DEVICES", "2", "IDIST_DEVICE_BACKEND", "ipc"), IDIST_OK, "ipc", NULL, 0},
+    {BOTH("FAKE_CUDA_DEVICES", "2", "IDIST_DEVICE_BACKEND", "gloo"), IDIST_ERR_ENV, NULL,
+     "auto, nccl, ipc, staged", 0},
+    {BOTH("FAKE_CUDA_DEVICES", "1", "IDIST_DEVICE_BACKEND", "nccl"), IDIST_ERR_UNSUPPORTED, NULL,
+     "share the GPU", 0},
+    {{{"FAKE_CUDA_DEVICES", "2", "IDIST_DEVICE_BACKEND", "nccl"}, {"FAKE_CUDA_DEVICES", "2"}},
+     IDIST_ERR_ENV,
+     NULL,
+     "differ in IDIST_DEVICE_BACKEND",
+     0},
+    {{{"FAKE_CUDA_DEVICES", "2"},
+      {"FAKE_CUDA_DEVICES", "2", "IDIST_NCCL_LIB", "/nowhere/libnccl.so.2"}},
+     IDIST_OK,
+     "ipc",
+     NULL,
+     0},
+    {BOTH("IDIST_DEVICE_BACKEND", "nccl", "IDIST_NCCL_LIB", "/nowhere/libnccl.so.2"),
+     IDIST_ERR_NO_DEVICE, NULL, "could not be loaded: /nowhere", 0},
+    {{{"FAKE_CUDA_DEVICES", "2"}, {"FAKE_CUDA_DEVICES", "2", "FAKE_NCCL_VERSION", "21805"}},
+     IDIST_OK,
+     "ipc",
+     NULL,
+     0},
+    {{{"IDIST_DEVICE_BACKEND", "nccl", "FAKE_CUDA_DEVICES", "2"},
+      {"IDIST_DEVICE_BACKEND", "nccl", "FAKE_NCCL_VERSION", "21805"}},
+     IDIST_ERR_NO_DEVICE,
+     NULL,
+     "rank 1 has NCCL 21805",
+     0},
+    {{{"FAKE_CUDA_DEVICES", "2"}, {"FAKE_CUDA_DEVICES", "2", "FAKE_NCCL_FAIL", "2"}},
+     IDIST_ERR_DEVICE,
+     NULL,
+     "ncclCommInitRank",
+     0},
+    {{{"FAKE_CUDA_DEVICES", "2"}, {"FAKE_CUDA_DEVICES", "2", "FAKE_NCCL_INIT_HANGS", "1"}},
+     IDIST_ERR_DEVICE,
+     NULL,
+     "ncclCommInitRank has not come back after",
+     0},
+};
+
+static void ways(void) {
+    for (size_t i = 0; i < sizeof all_ways / sizeof all_ways[0]; i++) {
+        way *w = &all_ways[i];
         tap_running("way %zu", i);
         ranks_reset();
-        all[i].port = free_port();
-        procs_run(2, 20000, goes, &all[i]);
-        ranks_report("%s %s %s %s: %s", all[i].env[1][0], all[i].env[1][1],
-                     all[i].env[1][2] ? all[i].env[1][2] : "",
-                     all[i].env[1][3] ? all[i].env[1][3] : "",
-                     all[i].text ? all[i].text : all[i].backend);
+        w->port = free_port();
+        procs_run(2, 20000, goes, w);
+        ranks_report("%s %s %s %s: %s", w->env[1][0], w->env[1][1],
+                     w->env[1][2] ? w->env[1][2] : "", w->env[1][3] ? w->env[1][3] : "",
+                     w->text ? w->text : w->backend);
     }
     setenv("NCCL_MULTI_RANK_GPU_ENABLE", "1", 1);
     setenv("FAKE_NCCL_VERSION", "23003", 1);

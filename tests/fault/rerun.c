@@ -162,10 +162,50 @@ static int inner(void) {
                : 1; // it has run
 }
 
+// Run anew, the program asks for another number of workers; then its workers end before their
+// call. The result is a worker's exit code, -1 for the caller.
+static int never_come(void) {
+    idist_report report;
+    idist_workers *workers;
+    told t = {7, SUMS};
+    idist_desc d = exec_desc(&report);
+    idist_status s = idist_spawn(works, &t, in_worker ? 3 : 2, &d);
+    if (in_worker && s != IDIST_OK) return s == IDIST_ERR_STATE ? 33 : 34;
+    tap_ok(s == IDIST_ERR_WORKER_FAILED && report.exit_code == 33, "another number of workers: %s",
+           report.text);
+    d = exec_desc(&report);
+    if (in_worker) return 0;
+    tap_is(idist_spawn_start(works, &t, 2, &d, &workers), IDIST_OK, "beside the caller");
+    tap_is(idist_spawn_wait(workers, 20000), IDIST_ERR_WORKER_FAILED,
+           "a worker that never comes to its call");
+    tap_like(report.text, "exited with code 0 before its function returned",
+             "and what is said of it");
+    return -1;
+}
+
+static void odd_programs(void) {
+    idist_report report;
+    told t = {7, SUMS};
+    idist_desc d = exec_desc(&report);
+    tap_is(run_odd("closed"), 0, "a program without stdin, stdout and stderr");
+    tap_is(run_odd("closes"), 0, "a program that closes all other descriptors: its workers say so");
+    tap_is(run_odd("deleted"), 0, "a program whose file is gone");
+    d.init_timeout_ms = 300 * test_slow_factor();
+    int64_t start = tap_now_ms();
+    setenv("RERUN_STUCK", "1", 1); // read by the workers' main
+    tap_is(idist_spawn(works, &t, 2, &d), IDIST_ERR_WORKER_FAILED,
+           "workers that hang before their call");
+    unsetenv("RERUN_STUCK");
+    tap_ok(tap_now_ms() - start < 3000 * test_slow_factor(),
+           "are waited for as long as the start may take");
+    tap_like(report.text, "has not come to its call", "and it is said");
+    d.start_method = "thread";
+    tap_is(idist_spawn(works, &t, 2, &d), IDIST_ERR_ARG, "no such start method");
+}
+
 int main(int argc, char **argv) {
     pthread_t thread;
     idist_report report;
-    idist_workers *workers;
     char *again[3];
     if (argc > 1 && strcmp(argv[1], "inner") == 0) return inner();
     if (argc > 1 &&
@@ -204,37 +244,9 @@ int main(int argc, char **argv) {
     rerun_case(3, IS_KILLED, 1, -1, SIGKILL, "rank 1 is killed");
     rerun_case(2, NESTS, -1, 0, 0, "a worker that would run it anew once more is told no");
     rerun_case(2, STARTS_MORE, -1, 0, 0, "workers start programs that spawn");
-
-    // Run anew, the program asks for another number of workers.
-    d = exec_desc(&report);
-    told t = {7, SUMS};
-    idist_status s = idist_spawn(works, &t, in_worker ? 3 : 2, &d);
-    if (in_worker && s != IDIST_OK) return s == IDIST_ERR_STATE ? 33 : 34;
-    tap_ok(s == IDIST_ERR_WORKER_FAILED && report.exit_code == 33, "another number of workers: %s",
-           report.text);
-
-    d = exec_desc(&report);
-    if (in_worker) return 0;
-    tap_is(idist_spawn_start(works, &t, 2, &d, &workers), IDIST_OK, "beside the caller");
-    tap_is(idist_spawn_wait(workers, 20000), IDIST_ERR_WORKER_FAILED,
-           "a worker that never comes to its call");
-    tap_like(report.text, "exited with code 0 before its function returned",
-             "and what is said of it");
-
-    tap_is(run_odd("closed"), 0, "a program without stdin, stdout and stderr");
-    tap_is(run_odd("closes"), 0, "a program that closes all other descriptors: its workers say so");
-    tap_is(run_odd("deleted"), 0, "a program whose file is gone");
-    d.init_timeout_ms = 300 * test_slow_factor();
-    int64_t start = tap_now_ms();
-    setenv("RERUN_STUCK", "1", 1); // read by the workers' main
-    tap_is(idist_spawn(works, &t, 2, &d), IDIST_ERR_WORKER_FAILED,
-           "workers that hang before their call");
-    unsetenv("RERUN_STUCK");
-    tap_ok(tap_now_ms() - start < 3000 * test_slow_factor(),
-           "are waited for as long as the start may take");
-    tap_like(report.text, "has not come to its call", "and it is said");
-    d.start_method = "thread";
-    tap_is(idist_spawn(works, &t, 2, &d), IDIST_ERR_ARG, "no such start method");
+    int code = never_come();
+    if (code >= 0) return code;
+    odd_programs();
     tap_is(n_children(), 1, "children left, besides the watchdog");
     __atomic_store_n(&go_on, 0, __ATOMIC_RELEASE);
     pthread_join(thread, NULL);
