@@ -9,15 +9,18 @@
 # all_reduce to build/bench/all_reduce.svg, and, when all of all_reduce was measured, to
 # tests/bench/all_reduce.svg, which the README shows.
 #
-#     tests/bench/bench_peers.sh                                            # everything, half an hour
-#     ROUNDS=1 OPS=all_reduce RANKS=2 tests/bench/bench_peers.sh            # a minute
-#     ROUNDS=1 OPS=all_reduce RANKS="2 4" SIZES=4,64K,1M LIBRARIES="idist openmpi4" tests/bench/bench_peers.sh
-#     tests/bench/bench_peers.sh report                                     # prints the report of the last run again
+#     tests/bench/bench_peers.sh                                    # everything, half an hour
+#     ROUNDS=1 OPS=all_reduce RANKS=2 tests/bench/bench_peers.sh    # a minute
+#     ROUNDS=1 OPS=all_reduce RANKS="2 4" SIZES=4,64K,1M LIBRARIES="idist openmpi4" \
+#         tests/bench/bench_peers.sh
+#     tests/bench/bench_peers.sh report                             # that of the last run again
 #
 # From the environment:
 #     ROUNDS       3
-#     OPS          all_reduce broadcast all_gather reduce_scatter all_to_all barrier sendrecv start blocked
-#                  start: how long a job takes that passes a barrier and ends, with START_RANKS (2 32)
+#     OPS          all_reduce broadcast all_gather reduce_scatter all_to_all barrier sendrecv start
+#                  blocked
+#                  start: how long a job takes that passes a barrier and ends, with START_RANKS
+#                  (2 32)
 #                  blocked: the CPU time of a rank that waits 3 s in a barrier
 #     RANKS        2 4 8
 #     SIZES        of all_reduce: 4 to 64M, powers of 4; of the others: 8 to 16M
@@ -25,7 +28,8 @@
 #     LIBRARIES    idist idist_alloc openmpi4 openmpi5 mpich4 mpich5 impi gloo
 #                  idist_alloc: idist with buffers from idist_alloc, all_reduce of 64K and more
 #     LIMIT        120: seconds after which a run is ended; what it measured until then counts
-#     SLOW_US      2000: with more ranks than cpus a library whose fastest all_reduce of 1K takes longer is left out
+#     SLOW_US      2000: with more ranks than cpus a library whose fastest all_reduce of 1K takes
+#                  longer is left out
 set -u
 export LC_ALL=C
 cd "$(dirname "${BASH_SOURCE[0]}")/../.." || exit 1
@@ -181,7 +185,10 @@ usable() { # LIBRARY N
         if run "$1" "$2" 30 -op all_reduce -s 1K -x barrier; then
             least=$(awk -F, 'NF == 6 { print int($6) }' "$TMPDIR/out")
             if [ "$2" -le "$CPUS" ] || [ "${least:-0}" -le "$SLOW_US" ]; then USABLE[$1,$2]=yes
-            else note "$1 is left out with $2 ranks on $CPUS cpus: the fastest all_reduce of 1K takes $least us"; fi
+            else
+                note "$1 is left out with $2 ranks on $CPUS cpus:" \
+                    "the fastest all_reduce of 1K takes $least us"
+            fi
         else
             note "$1 is left out with $2 ranks: status $? and these words: $(words)"
         fi
@@ -267,18 +274,23 @@ gloo,gloo (TCP),pt 2 lc rgb '#7f7f7f'"
 # Curves of all_reduce, one panel per number of ranks.
 plot() { # FILE
     local n library panels
-    read -ra panels <<<"$(awk -F, '$3 == "all_reduce" && $4 == "barrier" { seen[$5] } END { for (n in seen) print n }' $CSV |
+    read -ra panels <<<"$(awk -F, '$3 == "all_reduce" && $4 == "barrier" { seen[$5] }
+        END { for (n in seen) print n }' $CSV |
         sort -n | paste -sd' ')"
     [ ${#panels[@]} -gt 0 ] || return 0
     command -v gnuplot >/dev/null || { echo "no curves: Debian package gnuplot-nox" >&2; return 0; }
     {
-        echo "set terminal svg noenhanced size $((420 * ${#panels[@]})),460 font 'sans-serif,13' background 'white'"
+        echo "set terminal svg noenhanced size $((420 * ${#panels[@]})),460" \
+            "font 'sans-serif,13' background 'white'"
         echo "set output '$1'"
         echo "set multiplot layout 1,${#panels[@]}"
-        echo "set logscale xy; set grid; set key left top Left reverse samplen 2; set xlabel 'bytes'"
+        echo "set logscale xy; set grid; set key left top Left reverse samplen 2;" \
+            "set xlabel 'bytes'"
         echo "set yrange [0.1:*]"
-        echo "set xtics ('4' 4, '64' 64, '1 Ki' 1024, '16 Ki' 16384, '256 Ki' 262144, '4 Mi' 4194304, '64 Mi' 67108864)"
-        echo "set ytics ('100 ns' 0.1, '1 us' 1, '10 us' 10, '100 us' 100, '1 ms' 1e3, '10 ms' 1e4, '100 ms' 1e5, '1 s' 1e6)"
+        echo "set xtics ('4' 4, '64' 64, '1 Ki' 1024, '16 Ki' 16384, '256 Ki' 262144," \
+            "'4 Mi' 4194304, '64 Mi' 67108864)"
+        echo "set ytics ('100 ns' 0.1, '1 us' 1, '10 us' 10, '100 us' 100, '1 ms' 1e3," \
+            "'10 ms' 1e4, '100 ms' 1e5, '1 s' 1e6)"
         for n in "${panels[@]}"; do
             echo "set title 'all_reduce, $n ranks on $CPUS cpus'"
             local curves=()
@@ -286,7 +298,8 @@ plot() { # FILE
                 awk -f tests/bench/peers.awk -v curve="$library" -v ranks="$n" $CSV \
                     >"$OUT/curve.$library.$n"
                 [ -s "$OUT/curve.$library.$n" ] &&
-                    curves+=("'$OUT/curve.$library.$n' with linespoints pointsize 0.5 $style title '$title'")
+                    curves+=("'$OUT/curve.$library.$n' with linespoints pointsize 0.5 $style \
+title '$title'")
             done <<<"$CURVES"
             (IFS=,; echo "plot ${curves[*]}")
         done

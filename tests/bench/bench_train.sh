@@ -40,7 +40,8 @@ done
 
 median() { # FILE COLUMN
     awk -v k="$2" '{ print $k }' "$1" | sort -n |
-        awk '{ x[NR] = $1 } END { m = int((NR + 1) / 2); print NR % 2 ? x[m] : (x[m] + x[m + 1]) / 2 }'
+        awk '{ x[NR] = $1 }
+            END { m = int((NR + 1) / 2); print NR % 2 ? x[m] : (x[m] + x[m + 1]) / 2 }'
 }
 
 awk -v one="$(median "$WORK/one" 1)" -v overlap="$(median "$WORK/overlap" 1)" -v \
@@ -55,6 +56,7 @@ BEGIN {
     printf "| %d | no | %.0f | %.2f | %.1f %% |\n", n, plain, plain / one / n, wait_plain
     printf "| %d | yes | %.0f | %.2f | %.1f %% |\n\n", n, overlap, overlap / one / n, wait_overlap
     # waiting per image, with and without overlap
-    printf "hidden by overlap: %.0f %% of the wait\n\n", 100 * (1 - (wait_overlap / overlap) / (wait_plain / plain))
+    hidden = 1 - (wait_overlap / overlap) / (wait_plain / plain)
+    printf "hidden by overlap: %.0f %% of the wait\n\n", 100 * hidden
 }'
 "$WORK/ddp_overhead" "$RANKS" 101

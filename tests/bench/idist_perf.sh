@@ -44,7 +44,8 @@ ok "$(wc -l <"$WORK/rank.1")" "ranks started by hand: rank 1 is silent"
 
 ok_run 0 "--json" 60 "$PERF" -n 2 -b 1K -e 4K -f 2 -i 2 --json
 perl -MJSON::PP -e 'local $/; $j = decode_json(<STDIN>); $r = $j->{results};
-    exit !(@$r == 3 && $r->[2]{size} == 4096 && $r->[2]{count} == 1024 && $r->[0]{wrong} == 0 && $j->{ranks} == 2)' \
+    exit !(@$r == 3 && $r->[2]{size} == 4096 && $r->[2]{count} == 1024 && $r->[0]{wrong} == 0 &&
+        $j->{ranks} == 2)' \
     <"$WORK/log"
 ok $? "--json: can be read, and has three rows" || diag <"$WORK/log"
 ok_run 0 "--help" 10 "$PERF" --help

@@ -9,7 +9,8 @@ cc=s390x-linux-gnu-gcc
 emulate=(qemu-s390x -L /usr/s390x-linux-gnu)
 for tool in $cc "${emulate[0]}"; do
     command -v "$tool" >/dev/null || {
-        echo "1..0 # SKIP no $tool: apt-get install gcc-s390x-linux-gnu libc6-dev-s390x-cross qemu-user"
+        packages="gcc-s390x-linux-gnu libc6-dev-s390x-cross qemu-user"
+        echo "1..0 # SKIP no $tool: apt-get install $packages"
         exit 0
     }
 done
@@ -38,14 +39,16 @@ static int check(int local_rank, void *arg) {
         name = idist_dtype_name((idist_dtype)dtype);
         size_t size = idist_dtype_size((idist_dtype)dtype), k;
         unsigned char first[8];
-        const uint64_t bits = 1, total = (uint64_t)n; /* of integers: the low bytes are the last ones here */
+        /* of integers: the low bytes are the last ones here */
+        const uint64_t bits = 1, total = (uint64_t)n;
         memcpy(first, (const char *)&bits + 8 - size, size);
         memcpy(want, (const char *)&total + 8 - size, size);
         if (dtype >= IDIST_F16) {
             float f = 1, g = (float)n;
             static const unsigned short f16[] = {0, 0x3c00, 0x4000, 0x4200, 0x4400};
             static const unsigned short bf16[] = {0, 0x3f80, 0x4000, 0x4040, 0x4080};
-            static const unsigned char e4m3[] = {0, 0x38, 0x40, 0x44, 0x48}, e5m2[] = {0, 0x3c, 0x40, 0x42, 0x44};
+            static const unsigned char e4m3[] = {0, 0x38, 0x40, 0x44, 0x48};
+            static const unsigned char e5m2[] = {0, 0x3c, 0x40, 0x42, 0x44};
             const void *a = &one, *b = &sum;
             if (dtype == IDIST_F32) a = &f, b = &g;
             if (dtype == IDIST_F16) a = &f16[1], b = &f16[n];
@@ -57,7 +60,9 @@ static int check(int local_rank, void *arg) {
         }
         for (i = 0; i < 5; i++) {
             for (k = 0; k < counts[i]; k++) memcpy(buf + k * size, first, size);
-            if (idist_all_reduce(buf, buf, counts[i], (idist_dtype)dtype, IDIST_SUM, NULL) != IDIST_OK) return 2;
+            if (idist_all_reduce(buf, buf, counts[i], (idist_dtype)dtype, IDIST_SUM, NULL) !=
+                IDIST_OK)
+                return 2;
             for (k = 0; k < counts[i]; k++)
                 if (memcmp(buf + k * size, want, size) != 0)
                     return printf("%s, element %zu of %zu is wrong\n", name, k, counts[i]), 3;
@@ -74,7 +79,10 @@ int main(int argc, char **argv) {
         return status != IDIST_OK;
     }
     status = idist_initialize(NULL);
-    if (status != IDIST_OK) return printf("%s: %s\n", idist_status_name(status), idist_last_error()), 1;
+    if (status != IDIST_OK) {
+        printf("%s: %s\n", idist_status_name(status), idist_last_error());
+        return 1;
+    }
     rc = check(0, NULL);
     return idist_finalize() == IDIST_OK ? rc : 1;
 }

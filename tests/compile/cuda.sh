@@ -25,7 +25,8 @@ compile() { # compile ID COMPILER VERSION FLAGS...
 # A version that its folder does not have would be tested under another's name.
 is_version() { # is_version VERSION
     local number
-    number=$(echo CUDART_VERSION | cc -include cuda_runtime_api.h -isystem "build/cuda/$1/include" -E -P - | tail -n 1)
+    number=$(echo CUDART_VERSION |
+        cc -include cuda_runtime_api.h -isystem "build/cuda/$1/include" -E -P - | tail -n 1)
     [ "$number" = "$((${1%.*} * 1000 + ${1#*.} * 10))" ]
 }
 

@@ -13,7 +13,8 @@ limit=200
 # All of them in one file: time goes into idist.h, which each of them includes. What is inlined
 # where changes with what else is there, and at -O3, where most is inlined, idist.h is compiled
 # alone too.
-printf '#define IDIST_IMPLEMENTATION\n#include "idist.h"\nint main(void) { return idist_get_rank(); }\n' >"$WORK/alone.c"
+printf '#define IDIST_IMPLEMENTATION\n#include "idist.h"\n%s\n' \
+    'int main(void) { return idist_get_rank(); }' >"$WORK/alone.c"
 headers="idist.h idist_train.h idist_trace.h"
 include=(-I.)
 for at in /usr/lib/*-linux-gnu/openmpi/include /usr/include/*-linux-gnu/mpich; do

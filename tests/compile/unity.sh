@@ -60,7 +60,8 @@ done
     echo '#define IDIST_IMPLEMENTATION'
     for header in $(tr ' ' '\n' <<<"$headers" | sort -r); do echo "#include \"$header\""; done
 } >"$WORK/reverse.cpp"
-strict="-Wold-style-cast -Wzero-as-null-pointer-constant -Wall -Wextra -Wpedantic -Wshadow -Wconversion -Werror"
+strict="-Wold-style-cast -Wzero-as-null-pointer-constant -Wall -Wextra -Wpedantic -Wshadow \
+    -Wconversion -Werror"
 for compiler in g++ clang++; do
     command -v $compiler >/dev/null || continue
     useless=$([ $compiler = g++ ] && echo -Wuseless-cast)

@@ -65,12 +65,14 @@ if command -v nvcc >/dev/null; then
 fi
 ok_later cuda "the stand-in for CUDA: builds"
 ok_later nccl "the stand-in for NCCL: builds"
-line=$(build_line examples/10_gpu_all_reduce.c | sed 's|-L.*-lcudart|cuda.o -rdynamic -lpthread -ldl|; s|-o .*|-o fake_10|')
+line=$(build_line examples/10_gpu_all_reduce.c |
+    sed 's|-L.*-lcudart|cuda.o -rdynamic -lpthread -ldl|; s|-o .*|-o fake_10|')
 later fake_10 120 sh -c "$line"
 mkdir fake_sources
 for name in 11_gpu_train 12_zero; do
     sed 's/kernel<element><<<[^>]*>>>(t, \([ab]\), n)/fake_launch(element, t, \1, n, stream)/
-         s/(int)(blockIdx.x \* blockDim.x + threadIdx.x)/0/' examples/$name.cu >fake_sources/$name.cc
+         s/(int)(blockIdx.x \* blockDim.x + threadIdx.x)/0/' \
+        examples/$name.cu >fake_sources/$name.cc
     grep -q '<<<\|blockIdx' fake_sources/$name.cc
     ok $((!$?)) "$name: its launches were found"
     later fake_${name%%_*} 120 g++ -std=c++11 "${fake[@]}" -DIDIST_IMPLEMENTATION -include \

@@ -21,7 +21,8 @@ for source in examples/[0-9]*.c examples/[0-9]*.cpp; do
         continue # run with each MPI by tests/mpi, and by tests/device/examples.sh
     line=$(build_line "$source")
     case $line in
-    "cc "*"-DIDIST_IMPLEMENTATION $source -o $name" | "c++ "*"-DIDIST_IMPLEMENTATION $source -o $name")
+    "cc "*"-DIDIST_IMPLEMENTATION $source -o $name" | \
+        "c++ "*"-DIDIST_IMPLEMENTATION $source -o $name")
         ok 0 "$name: the head has a build line"
         ;;
     *) ok 1 "$name: the head has a build line" || echo "build line: \"$line\"" | diag ;;
@@ -128,7 +129,8 @@ if [ -x "$WORK/$name" ]; then
         each="each of $n ranks has $((1257 / n)), in batches of $((128 / n))"
         spawned $name $n "the same weights on every rank" \
             "1257 images to train, 359 to validate, 179 to test; $each"
-        losses=$(sed -n 's/^epoch 9: loss of each rank \(.*\), validation .*/\1/p' "$WORK/log" | wc -w)
+        losses=$(sed -n 's/^epoch 9: loss of each rank \(.*\), validation .*/\1/p' "$WORK/log" |
+            wc -w)
         ok $((losses != n)) "$name: $n spawned: a loss per rank" || diag <"$WORK/log"
     done
     by_hand $name 3

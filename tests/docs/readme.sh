@@ -5,10 +5,13 @@
 # -DIDIST_IMPLEMENTATION does it (the option is left out when the block defines the macro itself),
 # and must give no warning. A comment directly before a block says more:
 #
-#     <!-- test: run, expect "reduced: 3" -->       run the program too; the output must contain the text
-#     <!-- test: file hello.c -->                   keep the block under this name, for a sh block that compiles it
+#     <!-- test: run, expect "reduced: 3" -->       run the program too; the output must contain the
+#                                                   text
+#     <!-- test: file hello.c -->                   keep the block under this name, for a sh block
+#                                                   that compiles it
 #     <!-- test: skip "needs two hosts" -->         do not touch it, and count a skip
-#     <!-- test: sh, expect "hello from rank 0" --> before a ```sh or ```console block: run its lines in one shell
+#     <!-- test: sh, expect "hello from rank 0" --> before a ```sh or ```console block: run its
+#                                                   lines in one shell
 #
 # Words are separated by commas; expect and run may be there several times. In console blocks only
 # lines with "$ " are commands. sh blocks without such a comment are not run. Programs and commands
@@ -35,7 +38,9 @@ awk -v folder="$WORK/blocks" '
         words = ""; next
     }
     inside { print >file; next }
-    /<!-- *test:.*-->/ { words = $0; sub(/.*<!-- *test: */, "", words); sub(/ *-->.*/, "", words); next }
+    /<!-- *test:.*-->/ {
+        words = $0; sub(/.*<!-- *test: */, "", words); sub(/ *-->.*/, "", words); next
+    }
     /[^ ]/ { words = "" }
     END { if (inside) print "unclosed" >(folder "/unclosed") }' "$README"
 [ ! -e "$WORK/blocks/unclosed" ]

@@ -1,18 +1,22 @@
 #!/usr/bin/env bash
-# bench_gpu.sh - runs bench_gpu on this machine's GPUs; skips where there is none. Prints tables, in Markdown, and leaves
-# them in build/gpu_results.md as well, to be put into tests/gpu/RESULTS.md.
+# bench_gpu.sh - runs bench_gpu on this machine's GPUs; skips where there is none. Prints tables, in
+# Markdown, and leaves them in build/gpu_results.md as well, to be put into tests/gpu/RESULTS.md.
 #
-#     tests/gpu/bench_gpu.sh                                        make bench-gpu
-#     PART=1/3 tests/gpu/bench_gpu.sh                               make bench-gpu PART=1/3: the first third, in under ten
-#                                                                   minutes; it keeps a table of its own
-#     BACKENDS=ipc RANKS=4 SIZES=1M:256M tests/gpu/bench_gpu.sh     some of it
-#     tests/gpu/bench_gpu.sh --fake                                 on the stand-ins of tests/fake, to see that it runs
+#     tests/gpu/bench_gpu.sh                                       make bench-gpu
+#     PART=1/3 tests/gpu/bench_gpu.sh                              make bench-gpu PART=1/3: the
+#                                                                  first third, in under ten
+#                                                                  minutes; it keeps a table of its
+#                                                                  own
+#     BACKENDS=ipc RANKS=4 SIZES=1M:256M tests/gpu/bench_gpu.sh    some of it
+#     tests/gpu/bench_gpu.sh --fake                                on the stand-ins of tests/fake,
+#                                                                  to see that it runs
 #
-# A part's tables are in build/gpu_results.1of3.md; after each part build/gpu_results.md has those of all that were run.
+# A part's tables are in build/gpu_results.1of3.md; after each part build/gpu_results.md has those
+# of all that were run.
 #
-# Also ROUNDS (default 7), COPY (bytes of the copies within the device, default 1G), MARKDOWN (the file), and SECONDS_MAX
-# (default 3000, of a part 510), which ends all of it; WORLD_SECONDS (default 300; in a part no more than its share) ends
-# one set of ranks.
+# Also ROUNDS (default 7), COPY (bytes of the copies within the device, default 1G), MARKDOWN (the
+# file), and SECONDS_MAX (default 3000, of a part 510), which ends all of it; WORLD_SECONDS (default
+# 300; in a part no more than its share) ends one set of ranks.
 # shellcheck source=tests/lib/tap.sh
 . "$(dirname "$0")/../lib/tap.sh"
 # shellcheck source=tests/lib/gpu.sh
@@ -35,7 +39,9 @@ fi
 [ -z "${COPY:-}" ] || options+=(-copy "$COPY")
 markdown=${MARKDOWN:-$(gpu_file gpu_results md)}
 [ "$fake" = yes ] && [ -z "${MARKDOWN:-}" ] || options+=(-markdown "$markdown") # grows line by line
-timeout -k 10 "${SECONDS_MAX:-$(gpu_seconds_max 3000)}" "${GPU_ENV[@]}" "$WORK/bench_gpu" "${options[@]}" </dev/null
+timeout -k 10 "${SECONDS_MAX:-$(gpu_seconds_max 3000)}" \
+    "${GPU_ENV[@]}" "$WORK/bench_gpu" "${options[@]}" </dev/null
 rc=$?
-[ -z "${PART:-}" ] || [ -n "${MARKDOWN:-}" ] || [ "$fake" = yes ] || gpu_join "${PART#*/}" build/gpu_results
+[ -z "${PART:-}" ] || [ -n "${MARKDOWN:-}" ] || [ "$fake" = yes ] ||
+    gpu_join "${PART#*/}" build/gpu_results
 exit $rc

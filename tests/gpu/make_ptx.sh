@@ -3,10 +3,12 @@
 #
 #   tests/gpu/make_ptx.sh            prints it, as C
 #   tests/gpu/make_ptx.sh --write    puts it into idist_ipc.h
-#   tests/gpu/make_ptx.sh --check    0: idist_ipc.h has it; 1: it does not; 77: no nvcc, or not the one that made it
+#   tests/gpu/make_ptx.sh --check    0: idist_ipc.h has it; 1: it does not; 77: no nvcc, or not the
+#                                    one that made it
 #
-# nvcc writes for its own version of the language and for the oldest GPU that it knows. The kernels need neither, so they are
-# lowered to what drivers since CUDA 10.1 read, for GPUs since 2016. Then they are made short, since they stand in a header.
+# nvcc writes for its own version of the language and for the oldest GPU that it knows. The kernels
+# need neither, so they are lowered to what drivers since CUDA 10.1 read, for GPUs since 2016. Then
+# they are made short, since they stand in a header.
 set -u
 cd "$(dirname "${BASH_SOURCE[0]}")/../.." || exit 1
 header=idist_ipc.h
@@ -28,7 +30,8 @@ pack='
     s{^\s*\.(file|loc)\b.*}{}mg;
     s{^\.version .*}{.version 6.4}m && s{^\.target .*}{.target sm_60}m or die "this is no PTX\n";
     die "a kernel uses local memory\n" if /\.local|__local_depot/;
-    die "a sum or product that ptxas may fuse\n" if /\b(add|sub|mul)(\.ftz)?\.f(32|64)|\b(mad|fma)\.\w+\.f/;
+    die "a sum or product that ptxas may fuse\n"
+        if /\b(add|sub|mul)(\.ftz)?\.f(32|64)|\b(mad|fma)\.\w+\.f/;
 
     # Short names; those of registers, parameters and labels are local to a kernel.
     my %short = (p => "p", f => "f", r => "r", rd => "d", fd => "g", rs => "h");
@@ -48,7 +51,8 @@ pack='
     }
     $_ = join "", @parts;
 
-    s{^ ?(\.version \S+) (\.target \S+) (\.address_size 64) ?}{$1\n$2\n$3\n} or die "another head than expected\n";
+    s{^ ?(\.version \S+) (\.target \S+) (\.address_size 64) ?}{$1\n$2\n$3\n}
+        or die "another head than expected\n";
     s{"}{\\"}g;
     s{\n}{\\n}g;
     print "// clang-format off\nstatic const char *const idist__ptx[] IDIST__UNUSED = {\n";
@@ -60,17 +64,23 @@ pack='
 [ -x "$nvcc" ] || die 77 "no nvcc (NVCC or CUDA_HOME says where)"
 version=$("$nvcc" --version | sed -n 's/.*, V\([0-9.]*\).*/\1/p')
 made_by=$(sed -n "s|^$begin \(.*\)\.\$|\1|p" $header)
-[ -n "$made_by" ] && grep -qxF "$end" $header || [ $# -eq 0 ] || die 1 "$header lacks the lines \"$begin ...\" and \"$end\""
-[ "${1:-}" != --check ] || [ "$made_by" = "$version" ] || die 77 "$header has the text of nvcc $made_by, this is $version"
+[ -n "$made_by" ] && grep -qxF "$end" $header || [ $# -eq 0 ] ||
+    die 1 "$header lacks the lines \"$begin ...\" and \"$end\""
+[ "${1:-}" != --check ] || [ "$made_by" = "$version" ] ||
+    die 77 "$header has the text of nvcc $made_by, this is $version"
 
 work=$(mktemp -d) || exit 1
 trap 'rm -rf "$work"' EXIT
-"$nvcc" -ptx -arch=compute_75 -fmad=false tests/gpu/pack.cu -o "$work/ptx" || die 1 "nvcc cannot compile pack.cu"
-{ echo "$begin $version." && perl -e "$pack" <"$work/ptx" && echo "$end"; } >"$work/section" || die 1 "cannot pack the PTX"
-sed -e "/^${begin//\//\\/} /,/^${end//\//\\/}\$/{/^${end//\//\\/}\$/r $work/section" -e 'd}' $header >"$work/header"
+"$nvcc" -ptx -arch=compute_75 -fmad=false tests/gpu/pack.cu -o "$work/ptx" ||
+    die 1 "nvcc cannot compile pack.cu"
+{ echo "$begin $version." && perl -e "$pack" <"$work/ptx" && echo "$end"; } >"$work/section" ||
+    die 1 "cannot pack the PTX"
+first=${begin//\//\\/} last=${end//\//\\/}
+sed -e "/^$first /,/^$last\$/{/^$last\$/r $work/section" -e 'd}' $header >"$work/header"
 case ${1:-} in
 "") cat "$work/section" ;;
 --write) cat "$work/header" >$header ;;
---check) diff -u $header "$work/header" || die 1 "$header has another text: tests/gpu/make_ptx.sh --write" ;;
+--check) diff -u $header "$work/header" ||
+    die 1 "$header has another text: tests/gpu/make_ptx.sh --write" ;;
 *) die 1 "what is $1?" ;;
 esac

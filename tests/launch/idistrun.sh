@@ -233,7 +233,8 @@ END
     # Rank 0 may fail as well, of the loss of the other, but later.
     ok_run 1 "a PyTorch program that fails" 90 "$RUN" -n 2 --error-file "$error" "$PYTHON" \
         "$WORK/world.py" fail
-    grep -q 'idistrun: rank 1 on host .*: exited with status 1: ValueError: the "b'$'\xc3\xa4''d" one' "$WORK/log"
+    text='exited with status 1: ValueError: the "b'$'\xc3\xa4''d" one'
+    grep -q "idistrun: rank 1 on host .*: $text" "$WORK/log"
     ok $? "its exception is shown" || diag <"$WORK/log"
     "$PYTHON" - "$error" >"$WORK/log" 2>&1 <<'END'
 import sys

@@ -35,11 +35,13 @@ for my $e (sort { $a->{ts} <=> $b->{ts} } grep { $_->{ph} ne "M" } @$all) {
     my $done = $e->{ph} eq "E" ? pop @{$open{$track}} : undef;
     die "$done->{name}: no status\n" if $done && $done->{cat} ne "compute" && !$e->{args}{status};
 }
-$named{$_->{pid}} = $_->{args}{name} for grep { $_->{ph} eq "M" && $_->{name} eq "process_name" } @$all;
+$named{$_->{pid}} = $_->{args}{name}
+    for grep { $_->{ph} eq "M" && $_->{name} eq "process_name" } @$all;
 my $ended = join ",", sort map { map { $_->{name} } @$_ } values %open;
 die "did not end: $ended\n" if $ended ne ($unfinished // "");
-my %want = ("compute forward" => 1, "compute backward" => 1, "compute layer 0" => 2, "compute layer 5" => 2,
-    "compute update 0" => 1, "bucket bucket 0" => 1, "bucket bucket 2" => 1, "wait ddp_wait" => 1);
+my %want = ("compute forward" => 1, "compute backward" => 1, "compute layer 0" => 2,
+    "compute layer 5" => 2, "compute update 0" => 1, "bucket bucket 0" => 1,
+    "bucket bucket 2" => 1, "wait ddp_wait" => 1);
 for my $rank (0 .. $ranks - 1) {
     die "rank $rank has no name\n" unless ($named{$rank} // "") =~ /^rank $rank on ./;
     for (keys %want) {
@@ -50,7 +52,8 @@ for my $rank (0 .. $ranks - 1) {
 die "ranks: " . join(",", sort keys %spans) . "\n" if keys %spans != $ranks;
 my ($buckets, $losses) = map { $_ // 0 } @reduced{"262144 F32", "4 F32"};
 die "all_reduce: " . join(", ", %reduced) . "\n"
-    if $buckets != ($ranks > 1 ? 3 : 0) * $ranks * $steps || $losses != $ranks * $steps; # alone there is nothing to average
+    # alone there is nothing to average
+    if $buckets != ($ranks > 1 ? 3 : 0) * $ranks * $steps || $losses != $ranks * $steps;
 END
 is_timeline() { # NAME FILE RANKS STEPS [UNFINISHED]
     local name=$1
@@ -92,7 +95,10 @@ static int worker(int local_rank, void *arg) {
     idist_trace_end();
     return idist_barrier(NULL) != IDIST_OK;
 }
-int main(int argc, char **argv) { (void)argv; return idist_spawn(worker, NULL, 3, NULL) != IDIST_OK || argc > 1; }
+int main(int argc, char **argv) {
+    (void)argv;
+    return idist_spawn(worker, NULL, 3, NULL) != IDIST_OK || argc > 1;
+}
 END
 ok_run 0 "a program with workers builds" 60 cc -I. "$WORK/spawn.c" "$IMPLEMENTATION" -o \
     "$WORK/spawn"
@@ -133,7 +139,8 @@ nothing_left "killed"
 
 # shellcheck disable=SC2016 # expanded by the ranks' shells
 ok_run 0 "a second try" 60 "$RUN" -n 2 --max-restarts 1 --trace "$WORK/again.json" sh -c \
-    '[ $TORCHELASTIC_RESTART_COUNT = 0 ] && "$0" 2 && exit 1; [ $RANK = 0 ] || unset IDIST_TRACE; "$0" 1' "$TIMELINE"
+    '[ $TORCHELASTIC_RESTART_COUNT = 0 ] && "$0" 2 && exit 1
+    [ $RANK = 0 ] || unset IDIST_TRACE; "$0" 1' "$TIMELINE"
 perl "$WORK/check.pl" "$WORK/again.json" 2 1 2>"$WORK/check"
 grep -q 'rank 1 has no name' "$WORK/check"
 ok $? "a second try: nothing of the first one" || diag <"$WORK/check"
@@ -171,7 +178,8 @@ browse() { # OPTIONS URL: what it prints
         --user-data-dir="$WORK/profile" "$@" 2>"$WORK/log"
 }
 embed() { # FILE: the page with the timeline inside
-    perl -0e 'my ($page, $json) = map { open my $f, "<", $_ or die; scalar <$f> } @ARGV; $json =~ s{</}{<\\/}g;
+    perl -0e 'my ($page, $json) = map { open my $f, "<", $_ or die; scalar <$f> } @ARGV;
+        $json =~ s{</}{<\\/}g;
         $page =~ s{(id="embedded">)}{$1$json} or die; print $page' examples/trace.html "$1"
 }
 draws() { # NAME FILE RANKS

@@ -37,7 +37,8 @@ gpu_library() { # NAME: its file, libNAME.so or libNAME.so.N
             [ -e "$at" ] && echo "$at" && return
         done
     done < <(gpu_places)
-    at=$({ ldconfig -p || /sbin/ldconfig -p; } 2>/dev/null | awk -v name="lib$1.so" 'index($1, name) == 1 { print $NF }')
+    at=$({ ldconfig -p || /sbin/ldconfig -p; } 2>/dev/null |
+        awk -v name="lib$1.so" 'index($1, name) == 1 { print $NF }')
     at=${at%%$'\n'*}
     [ -n "$at" ] && echo "$at"
 }

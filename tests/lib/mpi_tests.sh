@@ -51,7 +51,8 @@ whole=1
 case ${IDIST_TEST_FULL:-0}-$LIBRARY in
 1-* | *-openmpi4 | *-mpich4) \
     TESTS=${TESTS:-"all_reduce reduce broadcast barrier all_gather gather scatter reduce_scatter
-    all_to_all scan v_forms ops p2p bytes group_calls requests groups stress mismatch late abort"} ;;
+    all_to_all scan v_forms ops p2p bytes group_calls requests groups stress mismatch late
+    abort"} ;;
 *)
     whole=0 most=3
     TESTS=${TESTS:-"all_reduce ops p2p requests stress mismatch late abort"} ;;
@@ -230,7 +231,8 @@ trains() { # NAME COMMAND...
     timeout -k 5 120 "$@" --epochs 2 --seed 7 >"$WORK/out" 2>"$WORK/err" </dev/null
     losses "$WORK/out" >"$WORK/curve"
     paste "$WORK/reference" "$WORK/curve" | awk '
-        { d = $2 - $4; if (d < 0) d = -d; if (NF != 4 || d > 1e-4 * $2 + 2e-6) bad = 1 } END { exit bad || NR != 2 }' &&
+        { d = $2 - $4; if (d < 0) d = -d; if (NF != 4 || d > 1e-4 * $2 + 2e-6) bad = 1 }
+        END { exit bad || NR != 2 }' &&
         grep -q 'backend mpi' "$WORK/out" && grep -q 'checksum 0x.* on all 3 ranks' "$WORK/out"
     ok $? "$name: trains to the loss curve of one rank alone, with equal checksums" ||
         tail -n 12 "$WORK/out" "$WORK/err" | diag

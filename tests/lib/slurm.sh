@@ -53,7 +53,8 @@ SwitchType=switch/none
 MpiDefault=none
 ReturnToService=2
 SlurmdParameters=config_overrides
-NodeName=n[1-3] NodeHostname=$host NodeAddr=127.0.0.1 Port=[$ports] CPUs=4 RealMemory=1000 State=UNKNOWN
+NodeName=DEFAULT CPUs=4 RealMemory=1000 State=UNKNOWN
+NodeName=n[1-3] NodeHostname=$host NodeAddr=127.0.0.1 Port=[$ports]
 PartitionName=p Nodes=n[1-3] Default=YES MaxTime=INFINITE State=UP OverSubscribe=FORCE:8
 CONF
     export SLURM_CONF=$dir/slurm.conf

@@ -118,7 +118,9 @@ refused "no checkpoint" 'checkpoint_find' "${SMALL[@]}" --resume-from latest
 mkdir "$WORK/cifar"
 perl -e 'for $f (0 .. 5) {
     open F, ">:raw", $f ? "$ARGV[0]/data_batch_$f.bin" : "$ARGV[0]/test_batch.bin";
-    for $i (0 .. ($f ? 7 : 8)) { $c = ($f + $i) % 10; print F pack("C", $c), pack("C", 20 * $c + $i) x 3072 }
+    for $i (0 .. ($f ? 7 : 8)) {
+        $c = ($f + $i) % 10; print F pack("C", $c), pack("C", 20 * $c + $i) x 3072
+    }
 }' "$WORK/cifar"
 CIFAR=(--data "$WORK/cifar" --output_path "$OUT" --width 2 --batch_size 10 --num_epochs 2)
 ok_run 0 "CIFAR-10" 60 "$PROGRAM" "${CIFAR[@]}" --nproc-per-node 2

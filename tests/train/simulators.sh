@@ -54,12 +54,19 @@ expected_output $SOURCE | grep -v '^\.\.\.$' |
     sed -e 's/%/[%]/g' -e 's/0x\.\.\./0x[0-9a-f]+/' -e 's/\.\.\./[0-9.]+/g' \
     -e 's/.*/^&$/' >"$WORK/expected"
 awk 'NR == FNR { promised[++n] = $0; next }
-     FNR > 2 && /^generation +[0-9]+: mean return [0-9.]+ of 500, episodes of [0-9]+ to [0-9]+ steps$/ { next }
-     { seen++; if ($0 !~ promised[seen]) { print "line " FNR ": " $0; print "promised: " promised[seen]; bad = 1 } }
+     FNR > 2 &&
+     /^generation +[0-9]+: mean return [0-9.]+ of 500, episodes of [0-9]+ to [0-9]+ steps$/ { next }
+     {
+        seen++
+        if ($0 !~ promised[seen]) {
+            print "line " FNR ": " $0; print "promised: " promised[seen]; bad = 1
+        }
+     }
      END { exit bad || n == 0 || seen != n }' "$WORK/expected" "$WORK/log" >"$WORK/diff"
 ok $? "by default: prints what the head says" || diag <"$WORK/diff"
 awk '/^generation/ { sum[++n] = $5; if ($10 == $12) even = 1 }
-     END { exit !(n > 5 && n < 100 && sum[1] < 60 && sum[n] >= 475 && sum[n] <= 500) || even }' "$WORK/log"
+     END { exit !(n > 5 && n < 100 && sum[1] < 60 && sum[n] >= 475 && sum[n] <= 500) || even }' \
+    "$WORK/log"
 ok $? "by default: learns from a mean return below 60 to 475, by episodes of different lengths" ||
     diag <"$WORK/log"
 
@@ -79,7 +86,9 @@ ok "$(wc -l <"$WORK/rank.1")" "2 ranks started by hand: rank 1 is silent" || dia
 # A slow rank is waited for: the others wait longer than it does, and learn the same.
 ok_run 0 "a slow rank" 60 "$PROGRAM" --slow 1 && check_learned "a slow rank" "$WORK/log" 3
 awk '/^rank/ { speed[$2] = $7; waits[$2] = $9 }
-     END { for (r = 0; r < 3; r += 2) if (speed["1:"] * 4 > speed[r ":"] || waits["1:"] >= waits[r ":"]) bad = 1
+     END {
+        for (r = 0; r < 3; r += 2)
+            if (speed["1:"] * 4 > speed[r ":"] || waits["1:"] >= waits[r ":"]) bad = 1
            exit bad }' "$WORK/log"
 ok $? "a slow rank: the others wait for it" || diag <"$WORK/log"
 
