@@ -1,7 +1,7 @@
 # idist needs no build: copy the headers. This file builds and runs what surrounds them.
 #
 #   make run       train a classifier on real images with several processes
-#   make test      the library on this machine, in some minutes; needs prove (package perl)
+#   make test      the library on this machine, in two or three minutes; needs prove (package perl)
 #   make test-all  what CI runs: also real MPIs, launchers, stand-ins for GPUs, compilers, scripts
 #   make help      the other targets
 #
@@ -323,7 +323,7 @@ clean:
 
 help:
 	@echo "make run        train on real images, one process per core"
-	@echo "make test       build and run the test programs, some five minutes (needs prove)"
+	@echo "make test       build and run the test programs, two or three minutes (needs prove)"
 	@echo "make test-all   all tests: the programs in their long form, MPIs, launchers, stand-ins for"
 	@echo "                GPUs, compilers, scripts; IDIST_TEST_FULL=1: in every combination"
 	@echo "make examples   build every example into build/"
