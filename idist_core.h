@@ -278,9 +278,8 @@ typedef struct idist__rank_info {
 // Calls. The core has checked the arguments of a call as far as one rank can (idist__check_call)
 // and has numbered it (task->seq). The backend gets all calls of the group, also those
 //
-//   - of a group of one rank: idist__self_collective does the collectives, and messages of a rank
-//   to
-//     itself obey the same rules as others;
+//   - of a group of one rank (idist__self_collective does the collectives; messages of a rank to
+//     itself obey the same rules as others);
 //   - of count 0, for which buffers may be NULL: they synchronize, and are compared, like others;
 //   - in place (idist__extent_call_in_place). Otherwise the send buffer is not written.
 //

@@ -12,4 +12,26 @@ later cc 200 cc "${flags[@]}" -O0 tests/compile/backend.c -o "$WORK/backend"
 if command -v clang >/dev/null; then ok_later clang clang; else skip clang "no clang"; fi
 export IDIST_LOG=error
 ok_later cc cc && ok_run 0 "it carries a world" 100 "$WORK/backend"
+
+# In a static library nothing but the calls of the program pulls the backends in, and a linker that
+# drops unused sections must leave them.
+printf '#define IDIST_IMPLEMENTATION\n#include "idist.h"\n' >"$WORK/library.c"
+cat >"$WORK/main.c" <<'END'
+#include "idist.h"
+#include <stdio.h>
+int main(void) {
+    puts(idist_available_backends());
+    return 0;
+}
+END
+in_archive() { # FLAGS...
+    cc "$@" -I. -c "$WORK/library.c" -o "$WORK/library.o" &&
+        rm -f "$WORK/library.a" && ar rc "$WORK/library.a" "$WORK/library.o" &&
+        cc "$@" -I. "$WORK/main.c" "$WORK/library.a" -lpthread -o "$WORK/main" &&
+        [ "$("$WORK/main")" = ring,self ]
+}
+in_archive -ffunction-sections -fdata-sections -Wl,--gc-sections
+ok $? "the backends are in a static library, without unused sections"
+in_archive -O1 -flto
+ok $? "the backends are in a static library, with link-time optimization"
 done_testing
