@@ -954,12 +954,18 @@ static cudaStream_t idist__nccl_stream(const idist__task *t) {
                        : idist__gpu_group_of(t->group)->stream[IDIST__STREAM_NCCL];
 }
 
-// Whether no other thread is launching calls of these groups.
+// Whether a call has been ended before NCCL gets it.
+static bool idist__nccl_is_ended(const idist__task *t) {
+    return t->group->status != IDIST_OK || t->group->w->thread_stops;
+}
+
+// Whether no other thread is launching calls of these groups. One that does may stay inside an old
+// NCCL: calls that have been ended do not wait for it.
 static bool idist__nccl_can_launch(void *arg) {
     const idist__task *t;
 
     for (t = (const idist__task *)arg; t; t = idist__gpu_op_of(t)->next_held)
-        if (idist__gpu_group_of(t->group)->launching) return false;
+        if (idist__gpu_group_of(t->group)->launching && !idist__nccl_is_ended(t)) return false;
     return true;
 }
 
@@ -1064,7 +1070,8 @@ static void idist__nccl_set_inside(const idist__task *first, int inside) {
     }
 }
 
-// Waits until non-blocking communicators have begun these calls. They may be aborted meanwhile.
+// Waits until non-blocking communicators have begun these calls. They may be aborted meanwhile, and
+// are when the world is closed.
 static int idist__nccl_wait_begun(const idist__task *first) {
     idist__world *w = first->group->w;
     const idist__nccl *nccl = idist__gpu_of(w)->nccl;
@@ -1076,7 +1083,7 @@ static int idist__nccl_wait_begun(const idist__task *first) {
 
         idist__world_lock(w);
         comm = idist__gpu_group_of(t->group)->comm;
-        if (!comm) result = IDIST__NCCL_INTERNAL_ERROR; // it was aborted
+        if (!comm || w->thread_stops) result = IDIST__NCCL_INTERNAL_ERROR; // it was aborted
         else if (nccl->CommGetAsyncError(comm, &result) != IDIST__NCCL_OK)
             result = IDIST__NCCL_INTERNAL_ERROR;
         idist__os_mutex_unlock(&w->lock);
@@ -1126,6 +1133,19 @@ static int idist__nccl_hand_over(idist__task *first, cudaError_t *error) {
     return result;
 }
 
+// Handles what has happened to a call's group in the meantime. If the world is being closed, that
+// has ended the call, and aborts the communicator if it must.
+static void idist__nccl_end_launch(const idist__task *t, int result, cudaError_t error) {
+    idist_group *g = t->group;
+
+    if (g->w->thread_stops) return;
+    if (g->status != IDIST_OK && t->detached) idist__nccl_abort(g);
+    else if (g->status != IDIST_OK) idist__nccl_abort_wait(g);
+    if (g->status == IDIST_OK && error != cudaSuccess)
+        idist__gpu_fail_group(g, idist__gpu_fail("handing a call to NCCL", error));
+    else if (result != IDIST__NCCL_OK) idist__nccl_report_error(g, result);
+}
+
 // Hands calls of this thread to NCCL; their groups launch no other call meanwhile. A call that all
 // ranks have made in that time completes here.
 static void idist__nccl_launch(idist__task *first) {
@@ -1141,8 +1161,8 @@ static void idist__nccl_launch(idist__task *first) {
 
     for (t = first; t; t = idist__gpu_op_of(t)->next_held) {
         idist__gpu_group_of(t->group)->launching = true;
-        idist__gpu_op_of(t)->comm =
-            idist__gpu_group_of(t->group)->comm; // which stays while we are inside
+        idist__gpu_op_of(t)->comm = // which stays while we are inside
+            idist__nccl_is_ended(t) ? NULL : idist__gpu_group_of(t->group)->comm;
     }
 
     idist__nccl_set_inside(first, 1);
@@ -1163,11 +1183,7 @@ static void idist__nccl_launch(idist__task *first) {
         op->launched = true;
         t->followed = !t->detached && result == IDIST__NCCL_OK && error == cudaSuccess;
         idist__gpu_group_of(t->group)->launching = false;
-        if (t->group->status != IDIST_OK && t->detached) idist__nccl_abort(t->group);
-        else if (t->group->status != IDIST_OK) idist__nccl_abort_wait(t->group);
-        if (t->group->status == IDIST_OK && error != cudaSuccess)
-            idist__gpu_fail_group(t->group, idist__gpu_fail("handing a call to NCCL", error));
-        else if (result != IDIST__NCCL_OK) idist__nccl_report_error(t->group, result);
+        idist__nccl_end_launch(t, result, error);
         if (op->met && !t->done && idist__nccl_set_complete(t))
             idist__task_complete(t, IDIST_OK, "");
         t->pinned = false;
@@ -1419,7 +1435,8 @@ static idist_status idist__nccl_agree(idist_group *g, bool has_thread) {
     char reason[256] = "";
 
     if (infos) job = idist__nccl_prepare_local(g, &mine, reason, sizeof reason);
-    if (job) status = idist__gpu_exchange(g, &mine, infos, sizeof mine);
+    if (job) status = idist__ipc_goes_on(g, IDIST_OK);
+    if (status == IDIST_OK) status = idist__gpu_exchange(g, &mine, infos, sizeof mine);
 
     if (status == IDIST_OK) {
         ok = idist__nccl_create(g, infos, job, reason, sizeof reason);
@@ -1428,6 +1445,7 @@ static idist_status idist__nccl_agree(idist_group *g, bool has_thread) {
         free(job);
     }
 
+    status = idist__ipc_goes_on(g, status);
     if (ok && !has_thread)
         snprintf(reason, sizeof reason, "cannot start a thread to watch the other ranks");
     if (status == IDIST_OK)
@@ -1508,7 +1526,8 @@ static idist_status idist__gpu_group_make(idist_group *g) {
 }
 
 static bool idist__gpu_is_prepared(const void *arg) {
-    return !idist__gpu_group_of((const idist_group *)arg)->preparing;
+    const idist_group *g = (const idist_group *)arg;
+    return !idist__gpu_group_of(g)->preparing || g->w->thread_stops;
 }
 
 // When a thread that prepares a group must be done: two exchanges and the set-up take that long.
@@ -1519,31 +1538,42 @@ static int64_t idist__gpu_prepare_deadline(const idist__world *w) {
     return idist__os_clock_deadline(2 * call_ms + init_ms);
 }
 
-// Sets up what the members of a group have in common. All members call it, in their first call on
+// Sets up what the members of a group have in common, on the way that the group takes.
+static idist_status idist__gpu_prepare_path(idist_group *g) {
+    const idist__gpu *gpu = idist__gpu_of(g->w);
+    idist__gpu_group *gg = idist__gpu_group_of(g);
+    idist__gpu_guard guard = idist__gpu_enter(gpu);
+    idist_status status = IDIST_OK;
+
+    gg->preparing = true;
+    if (gg->path == IDIST__BY_NCCL) status = idist__nccl_prepare(g);
+    if (gg->path == IDIST__BY_IPC) status = idist__ipc_prepare(g);
+    idist__gpu_leave(gpu, guard);
+    if (status == IDIST_ERR_NO_MEMORY && !g->w->thread_stops)
+        idist__group_fail(g, status, "a rank is out of memory"); // the other members wait for it
+    gg->preparing = false;
+    gg->ready = status == IDIST_OK;
+
+    return status;
+}
+
+// Prepares a group, or waits for the thread that does. All members call it, in their first call on
 // device memory.
 static idist_status idist__gpu_prepare(idist_group *g) {
     idist__world *w = g->w;
-    idist__gpu_group *gg = idist__gpu_group_of(g);
-    idist__gpu_guard guard;
-    idist_status status = IDIST_OK;
+    idist__gpu *gpu = idist__gpu_of(w);
+    idist_status status;
 
+    gpu->user_count++;  // the end of the world waits for us, ...
+    g->running_count++; // ... and nobody frees the group
     if (!idist__gpu_wait_until(w, idist__gpu_is_prepared, g, idist__gpu_prepare_deadline(w)))
-        return idist__fail(IDIST_ERR_TIMEOUT,
-                           "another thread's first call of the group on device memory has not "
-                           "returned: is the device busy?");
-    if (gg->ready) return IDIST_OK;
-
-    idist__gpu_of(w)->user_count++;
-    gg->preparing = true;
-    guard = idist__gpu_enter(idist__gpu_of(w));
-    if (gg->path == IDIST__BY_NCCL) status = idist__nccl_prepare(g);
-    if (gg->path == IDIST__BY_IPC) status = idist__ipc_prepare(g);
-    idist__gpu_leave(idist__gpu_of(w), guard);
-    if (status == IDIST_ERR_NO_MEMORY)
-        idist__group_fail(g, status, "a rank is out of memory"); // the other members wait for it
-    idist__gpu_of(w)->user_count--;
-    gg->preparing = false;
-    gg->ready = status == IDIST_OK;
+        status = idist__fail(IDIST_ERR_TIMEOUT,
+                             "another thread's first call of the group on device memory has not "
+                             "returned: is the device busy?");
+    else status = idist__ipc_goes_on(g, IDIST_OK);
+    if (status == IDIST_OK && !idist__gpu_group_of(g)->ready) status = idist__gpu_prepare_path(g);
+    gpu->user_count--;
+    g->running_count--;
     if (w->blocked_count) idist__os_cond_broadcast(&w->changed); // another thread waits for it
 
     return status;
@@ -2196,11 +2226,11 @@ static void idist__gpu_free(idist__world *w) {
 
     cudaGetLastError();
     if (gpu->host_backend) w->backend = gpu->host_backend;
-    w->device = NULL;
-    w->device_api = NULL;
     if (idist__me.held_world == w) idist__me.held_world = NULL;
     if (device >= 0) idist__gpu_restore_device(gpu, device);
     if (!left) return;
+    w->device = NULL;
+    w->device_api = NULL;
     idist__mem_free(mem, gpu->rank_infos);
     idist__mem_free(mem, gpu);
 }
