@@ -1572,7 +1572,9 @@ static idist_status idist__group_release(idist_group *g) {
     idist__world_lock(w);
     idist__wait_until(w, idist__group_is_settled, g);
 
-    if (g->running_count || g->open_request_count) {
+    if (w->thread_stops) {
+        status = idist__fail(IDIST_ERR_STATE, "free_group: another thread closes the world");
+    } else if (g->running_count || g->open_request_count) {
         status = idist__fail(IDIST_ERR_STATE,
                              "free_group: requests are still open on it; wait for them first");
     } else {

@@ -812,11 +812,12 @@ static void idist__nccl_abort_leave(idist_group *g) {
     idist__gpu *gpu = idist__gpu_of(g->w);
     idist__gpu_group *gg = idist__gpu_group_of(g);
 
-    if (!gg || !gg->abort_job) return;
+    if (!gg) return;
+    gg->must_abort = gg->waited_for_abort = false;
+    if (!gg->abort_job) return;
     gg->abort_job->next = gpu->ending_jobs;
     gpu->ending_jobs = gg->abort_job;
     gg->abort_job = NULL;
-    gg->must_abort = gg->waited_for_abort = false;
     if (!idist__nccl_is_inside(gg)) gg->gate = NULL; // else the group stays, too
 }
 
@@ -2172,6 +2173,18 @@ static void idist__nccl_finalize(idist_group *g) {
     gpu->ending_jobs = job;
 }
 
+// The world is being closed: aborts the communicator if it must, as other threads may wait for what
+// runs on the device, and waits for these threads. False: one still uses the group.
+static bool idist__gpu_group_leave(idist_group *g) {
+    idist__world *w = g->w;
+
+    idist__world_lock(w);
+    if (w->leaves && !idist__gpu_group_of(g)->adopted) idist__nccl_abort(g);
+    idist__os_mutex_unlock(&w->lock);
+
+    return idist__ipc_wait_unused(w);
+}
+
 static void idist__gpu_group_close(idist_group *g) {
     idist__world *w = g->w;
     idist__gpu *gpu = idist__gpu_of(w);
@@ -2181,10 +2194,9 @@ static void idist__gpu_group_close(idist_group *g) {
 
     if (gg) {
         guard = idist__gpu_enter(gpu);
-        unused = !w->thread_stops || idist__ipc_wait_unused(w);
+        unused = !w->thread_stops || idist__gpu_group_leave(g);
 
-        if (g->status != IDIST_OK || gg->must_abort || (w->leaves && !gg->adopted))
-            idist__nccl_abort_end(g);
+        if (g->status != IDIST_OK || gg->must_abort) idist__nccl_abort_end(g);
         else if (!idist__nccl_is_inside(gg)) idist__nccl_finalize(g);
         idist__nccl_reap(w, 0);
         if (unused) idist__gpu_group_free(g);
