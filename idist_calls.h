@@ -195,7 +195,7 @@ static idist_status idist__backend_find_device(idist__world *w) {
 
 //------------------------------------------------------------------------------
 // [calls:world]  open and close a world
-// uses cpu os:thread mutex cond os:memory socket fail text mem base:log
+// uses clock cpu os:thread mutex cond os:memory socket fail text mem base:log
 // uses launch:env config kind model core:world tracer core:task ended
 // uses core:group core:wait core:call backend
 //
@@ -247,6 +247,11 @@ static void idist__world_free(idist__world *w) {
     idist_allocator mem = w->cfg.mem;
 
     while (w->group.next) idist__group_free(w->group.next);
+
+    if (w->abandoned) {
+        idist__group_abandon(&w->group);
+        return;
+    }
 
     while (w->freed_groups) {
         idist_group *g = w->freed_groups;
@@ -370,6 +375,36 @@ static void idist__world_cancel_tasks(idist__world *w) {
     }
 }
 
+// How long threads may take to come back from calls that were ended.
+enum { IDIST__LEAVE_MS = 5000 };
+
+// Whether no other thread is inside a call.
+static bool idist__world_is_left(const idist__world *w) {
+    return !w->blocked_count && !w->making_count && w->driver == IDIST__DRIVER_NONE &&
+           !__atomic_load_n(&w->lock_waiter_count, __ATOMIC_RELAXED);
+}
+
+// Ends the calls of other threads and waits until the threads have left them: what they use is
+// freed next. A thread that waited for the lock may begin a call meanwhile, which is ended as well.
+// False: one has not left.
+static bool idist__world_end_calls(idist__world *w) {
+    int64_t deadline_ns = idist__os_clock_deadline(IDIST__LEAVE_MS);
+
+    idist__world_cancel_tasks(w);
+
+    while (!idist__world_is_left(w)) {
+        if (idist__os_clock_now_ns() > deadline_ns) return false;
+        idist__os_cond_broadcast(&w->changed);
+        idist__world_wake_driver(w);
+        idist__os_mutex_unlock(&w->lock);
+        idist__os_clock_pause_ms(1);
+        idist__world_lock(w);
+        idist__world_cancel_tasks(w);
+    }
+
+    return true;
+}
+
 // Tells the members of other groups why this rank leaves, so that they do not report it as the
 // cause.
 static void idist__world_spread_failure(idist__world *w) {
@@ -379,6 +414,27 @@ static void idist__world_spread_failure(idist__world *w) {
     for (g = w->group.next; g; g = g->next)
         if (g->rank >= 0 && g->size > 1 && !g->inner)
             idist__group_fail(g, w->group.status, w->group.cause);
+}
+
+// Frees the world, unless a thread is still inside a call: then nothing is freed that it uses.
+static void idist__world_end(idist__world *w) {
+    idist_group *g;
+
+    if (!w->abandoned) {
+        while (w->group.next) idist__group_free(w->group.next);
+        w->backend->group_close(&w->group);
+        w->backend->close(w, !w->leaves);
+    }
+
+    if (idist__tracer_now()) idist__tracer_now()->left();
+    idist__log_print(&w->log, IDIST_LOG_INFO, "left the world");
+    if (w->abandoned)
+        idist__log_print(
+            &w->log, IDIST_LOG_WARN,
+            "a thread has not come back from a call: the closed world stays in memory");
+    for (g = w->group.next; g; g = g->next) idist__group_abandon(g); // the backend has them still
+    w->group.next = NULL;
+    idist__world_free(w);
 }
 
 // force: a worker that failed, with requests open and without the last barrier. For the others it
@@ -410,17 +466,12 @@ static idist_status idist__world_close(idist__world *w, bool force) {
     if (w->thread_running) idist__os_thread_join(w->thread);
 
     idist__world_lock(w);
-    idist__world_cancel_tasks(w);
+    w->abandoned = !idist__world_end_calls(w);
     w->leaves = status != IDIST_OK || force;
     idist__world_spread_failure(w);
     idist__os_mutex_unlock(&w->lock);
 
-    while (w->group.next) idist__group_free(w->group.next);
-    w->backend->group_close(&w->group);
-    w->backend->close(w, !w->leaves);
-    if (idist__tracer_now()) idist__tracer_now()->left();
-    idist__log_print(&w->log, IDIST_LOG_INFO, "left the world");
-    idist__world_free(w);
+    idist__world_end(w);
 
     return status;
 }
@@ -502,7 +553,7 @@ idist_status idist_open(const idist_desc *desc, idist_group **world) {
 idist_status idist_close(idist_group **world) {
     idist_status status;
 
-    if (world && *world && !(*world)->w)
+    if (world && *world && (!(*world)->w || (*world)->freed))
         return idist__fail(IDIST_ERR_STATE, "close: the world was closed already");
     if (!world || !*world || *world != &(*world)->w->group)
         return idist__fail(IDIST_ERR_ARG, "close: not a world that idist_open returned");
@@ -1201,6 +1252,7 @@ idist_status idist_group_begin(void) {
 
 idist_status idist_group_end(void) {
     idist__thread *self = &idist__me;
+    idist__world *w = self->held_world;
     char text[sizeof self->text];
     idist_status first;
 
@@ -1209,11 +1261,9 @@ idist_status idist_group_end(void) {
     if (--self->group_depth) return IDIST_OK;
     idist__tracer_begin("wait", "group_end", NULL, NULL);
 
-    if (self->held_world) {
-        idist__world *w = self->held_world;
+    if (w) {
         idist__world_lock(w);
         w->device_api->launch(w);
-        idist__os_mutex_unlock(&w->lock);
     }
 
     first = self->group_status;
@@ -1221,19 +1271,23 @@ idist_status idist_group_end(void) {
 
     while (self->group_tasks) {
         idist__task *t = self->group_tasks;
-        idist__world *w = t->group->w;
         idist_status status;
 
+        if (t->group->w != w) { // else it stays locked: another thread might close it in between
+            if (w) idist__os_mutex_unlock(&w->lock);
+            w = t->group->w;
+            idist__world_lock(w);
+        }
+
         self->group_tasks = t->list_next;
-        idist__world_lock(w);
         idist__wait_task(t);
         status = idist__wait_result(t);
-        idist__os_mutex_unlock(&w->lock);
         if (status == IDIST_OK || first != IDIST_OK) continue;
         first = status;
         memcpy(text, self->text, sizeof text);
     }
 
+    if (w) idist__os_mutex_unlock(&w->lock);
     if (first != IDIST_OK) memcpy(self->text, text, sizeof text);
 
     return idist__tracer_end(first);
@@ -1477,6 +1531,7 @@ idist_status idist_split(idist_group *parent, int color, int key, idist_group **
     idist_group *p, *g;
     idist_opts o;
     idist_status status;
+    idist_allocator mem;
     int mine[2], *all, *ranks, n = 0;
 
     if (!group) return idist__fail(IDIST_ERR_ARG, "split: group is NULL");
@@ -1487,7 +1542,8 @@ idist_status idist_split(idist_group *parent, int color, int key, idist_group **
     status = idist__group_reserve("split", p->w, p->size, &g);
     if (!g) return status;
 
-    all = (int *)idist__mem_alloc(&p->w->cfg.mem, sizeof(int) * 4 * (size_t)p->size);
+    mem = p->w->cfg.mem; // another thread may close the world when the group is finished
+    all = (int *)idist__mem_alloc(&mem, sizeof(int) * 4 * (size_t)p->size);
     ranks = all ? all + 2 * p->size : NULL;
     memset(&o, 0, sizeof o);
     o.group = p;
@@ -1499,7 +1555,7 @@ idist_status idist_split(idist_group *parent, int color, int key, idist_group **
     if (status == IDIST_OK) n = idist__group_of_color(p, all, mine[0], ranks);
     status = idist__group_finish(p, g, status, (uint64_t)(int64_t)mine[0] + 1, ranks, n,
                                  IDIST__SPLIT, group);
-    idist__mem_free(&p->w->cfg.mem, all);
+    idist__mem_free(&mem, all);
 
     return status;
 }
@@ -1516,7 +1572,9 @@ static idist_status idist__group_release(idist_group *g) {
     idist__world_lock(w);
     idist__wait_until(w, idist__group_is_settled, g);
 
-    if (g->running_count || g->open_request_count) {
+    if (w->thread_stops) {
+        status = idist__fail(IDIST_ERR_STATE, "free_group: another thread closes the world");
+    } else if (g->running_count || g->open_request_count) {
         status = idist__fail(IDIST_ERR_STATE,
                              "free_group: requests are still open on it; wait for them first");
     } else {
@@ -1540,7 +1598,7 @@ idist_status idist_free_group(idist_group **group) {
         return idist__fail(IDIST_ERR_ARG, "free_group: the group is NULL (freed already?)");
     g = *group;
 
-    if (!g->w) { // it was freed with its world
+    if (!g->w || g->w->abandoned) { // it was freed with its world
         *group = NULL;
         return IDIST_OK;
     }

@@ -138,7 +138,7 @@ typedef struct idist__gpu {
     int64_t spin_until_ns;               // until then it does not sleep
     bool queue_changed;                  // a call left its group's queue: the next one may go on
     int64_t checked_nccl_ns;             // when NCCL was last asked for errors
-    struct idist__nccl_job *ending_jobs; // communicators being finalized
+    struct idist__nccl_job *ending_jobs; // communicators being finalized, and aborted ones
     int *barrier_word;         // barriers on streams reduce it; NULL: no NCCL, or no memory
     idist__ipc_arena *arenas;  // our own that no group has
     idist__ipc_arena *imports; // mapped from other ranks
@@ -173,6 +173,7 @@ typedef struct idist__gpu_group {
     int fault;                         // NCCL's error about another rank; 0: none
     int64_t fault_deadline_ns;         // until then the host may find out which rank
     struct idist__nccl_job *abort_job; // aborts comm
+    bool must_abort;                   // comm, perhaps when a thread has come out of it
     bool waited_for_abort;
     idist__ipc_arena *own_arena;
     char *arena[IDIST__IPC_RANKS]; // of each member

@@ -319,7 +319,7 @@ static void idist__nccl_load(idist__nccl *nccl, char *reason, size_t capacity) {
 // in a thread; whoever started the job waits for it until a deadline, and then leaves it to itself:
 //
 //     group set up     JOB_INIT       idist__nccl_init_wait, up to the init time-out
-//     group failed     JOB_ABORT      idist__nccl_abort_join
+//     group failed     JOB_ABORT      idist__nccl_abort_wait for a moment, then idist__nccl_reap
 //     group closed     JOB_FINALIZE   idist__nccl_reap, at the end of the world
 //
 // NCCL must not be inside a call with a communicator that is aborted. From 2.28.7 on ncclCommRevoke
@@ -506,6 +506,12 @@ static bool idist__nccl_job_done(const idist__nccl_job *job) {
     return __atomic_load_n(&job->done, __ATOMIC_ACQUIRE) != 0;
 }
 
+// A thread still inside NCCL looks at the gate when it comes out.
+static void idist__nccl_job_free(idist__nccl_job *job) {
+    if (job->kind == IDIST__JOB_ABORT && job->result != IDIST__NCCL_IN_PROGRESS) free(job->gate);
+    free(job);
+}
+
 // Waits for a job until the deadline and frees it. False: it has not ended, is left to itself, and
 // *result is IN_PROGRESS.
 static bool idist__nccl_job_join(idist__nccl_job *job, int64_t deadline_ns, int *result) {
@@ -524,7 +530,7 @@ static bool idist__nccl_job_join(idist__nccl_job *job, int64_t deadline_ns, int 
 
     idist__os_thread_join(thread);
     *result = job->result;
-    free(job);
+    idist__nccl_job_free(job);
 
     return true;
 }
@@ -548,12 +554,6 @@ static void idist__nccl_run_abort(idist__nccl_job *job) {
 
     job->result =
         job->keep_memory && nccl->CommRevoke ? IDIST__NCCL_OK : nccl->CommAbort(job->comm);
-}
-
-// A thread still inside NCCL looks at the gate when it comes out.
-static void idist__nccl_job_free(idist__nccl_job *job) {
-    if (job->kind == IDIST__JOB_ABORT && job->result != IDIST__NCCL_IN_PROGRESS) free(job->gate);
-    free(job);
 }
 
 static void *idist__nccl_job_run(void *arg) {
@@ -756,6 +756,11 @@ static int idist__nccl_issue(const idist__gpu *gpu, const idist_group *g, idist_
 // uses clock fail base:log model gpu:types device load job issue
 //------------------------------------------------------------------------------
 
+// Whether a thread is inside a call of NCCL with the group's communicator.
+static bool idist__nccl_is_inside(const idist__gpu_group *gg) {
+    return gg->gate && __atomic_load_n(&gg->gate->inside, __ATOMIC_SEQ_CST);
+}
+
 // Starts to abort the communicator, which ends the group's work on the device. Without
 // ncclCommRevoke a thread that is inside NCCL starts it when it comes out: at once, unless the
 // communicator is a blocking one of the user's.
@@ -764,7 +769,8 @@ static void idist__nccl_abort(idist_group *g) {
     idist__gpu_group *gg = idist__gpu_group_of(g);
 
     if (!gg || !gg->comm) return;
-    if (!gpu->nccl->CommRevoke && __atomic_load_n(&gg->gate->inside, __ATOMIC_SEQ_CST)) return;
+    gg->must_abort = true;
+    if (!gpu->nccl->CommRevoke && idist__nccl_is_inside(gg)) return;
 
     gg->abort_job = idist__nccl_job_new(gpu->nccl, IDIST__JOB_ABORT, gpu->device, gg->comm);
     gg->comm = NULL;
@@ -801,50 +807,84 @@ static void idist__nccl_abort_wait(idist_group *g) {
         idist__gpu_nap(&turns);
 }
 
-// Starts an abort that a thread inside NCCL has not started yet, and waits for it. IN_PROGRESS: it
-// has not happened. *left: it proceeds by itself.
-static int idist__nccl_abort_join(idist_group *g, int64_t deadline_ns, bool *left) {
-    idist__gpu_group *gg = idist__gpu_group_of(g);
-    int64_t leave_ns = idist__os_clock_deadline(IDIST__NCCL_LEAVE_MS);
-    int turns = 0, result = IDIST__NCCL_OK;
-
-    *left = false;
-    for (idist__nccl_abort(g); gg->comm && idist__os_clock_now_ns() < leave_ns;
-         idist__nccl_abort(g))
-        idist__gpu_nap(&turns);
-    if (gg->abort_job) *left = !idist__nccl_job_join(gg->abort_job, deadline_ns, &result);
-    if (gg->comm) result = IDIST__NCCL_IN_PROGRESS;
-    gg->abort_job = NULL;
-    gg->comm = NULL;
-
-    return result;
-}
-
-// The end of an abort, when the group is freed. If a graph holds calls, an old NCCL stays in the
-// abort until the graph is destroyed. A communicator that could not be aborted stays in memory, and
-// so does the gate: a thread inside looks at both when it comes out.
-static void idist__nccl_abort_end(idist_group *g) {
+// Leaves an abort to itself: idist__nccl_reap collects its thread. The gate goes with it.
+static void idist__nccl_abort_leave(idist_group *g) {
     idist__gpu *gpu = idist__gpu_of(g->w);
     idist__gpu_group *gg = idist__gpu_group_of(g);
-    bool stays = gg->captured && !gpu->nccl->CommRevoke;
-    bool left;
-    int64_t deadline = idist__os_clock_deadline(stays ? IDIST__GPU_GRACE_MS : IDIST__GPU_ABORT_MS);
-    int result = idist__nccl_abort_join(g, deadline, &left);
+
+    if (!gg) return;
+    gg->must_abort = gg->waited_for_abort = false;
+    if (!gg->abort_job) return;
+    gg->abort_job->next = gpu->ending_jobs;
+    gpu->ending_jobs = gg->abort_job;
+    gg->abort_job = NULL;
+    if (!idist__nccl_is_inside(gg)) gg->gate = NULL; // else the group stays, too
+}
+
+static void idist__nccl_log_stays(const idist__world *w) {
+    idist__log_print(&w->log, IDIST_LOG_WARN,
+                     "a call of NCCL, or ncclCommRevoke, has not returned: the communicator of a "
+                     "group that has ended stays in memory, and the device may stay busy");
+}
+
+// The abort of a group that is freed.
+static void idist__nccl_abort_end(idist_group *g) {
+    idist__gpu_group *gg = idist__gpu_group_of(g);
+
+    idist__nccl_abort(g);
+    if (gg->comm) idist__nccl_log_stays(g->w);
+    gg->comm = NULL;
+    idist__nccl_abort_leave(g);
+}
+
+// Says what has become of a communicator that was aborted. IN_PROGRESS without `left`: it stays in
+// memory.
+static void idist__nccl_log_abort(const idist__world *w, int result, bool left) {
     char text[256];
 
-    if (result == IDIST__NCCL_OK) return;
-    if (result == IDIST__NCCL_IN_PROGRESS) gg->gate = NULL;
-    if (left && !stays)
-        idist__log_print(&g->w->log, IDIST_LOG_ERROR,
+    if (left)
+        idist__log_print(&w->log, IDIST_LOG_ERROR,
                          "ncclCommAbort has not returned: the device may stay busy");
-    else if (!left && result == IDIST__NCCL_IN_PROGRESS)
-        idist__log_print(&g->w->log, IDIST_LOG_WARN,
-                         "a call of NCCL, or ncclCommRevoke, has not returned after %d ms: the "
-                         "failed group's communicator stays in memory and the device may stay busy",
-                         IDIST__NCCL_LEAVE_MS);
-    else if (!left)
-        idist__log_print(&g->w->log, IDIST_LOG_WARN, "ncclCommAbort: %s",
-                         idist__nccl_text(gpu->nccl, result, text, sizeof text));
+    else if (result == IDIST__NCCL_IN_PROGRESS) idist__nccl_log_stays(w);
+    else if (result != IDIST__NCCL_OK)
+        idist__log_print(&w->log, IDIST_LOG_WARN, "ncclCommAbort: %s",
+                         idist__nccl_text(idist__gpu_of(w)->nccl, result, text, sizeof text));
+}
+
+// Waits for a thread that ends a communicator until the deadline. False: it has not come back. If a
+// graph holds calls, an old NCCL stays in the abort until the graph is destroyed: it gets little
+// time, and is no error.
+static bool idist__nccl_reap_job(const idist__world *w, idist__nccl_job *job, int64_t deadline_ns) {
+    bool aborts = job->kind == IDIST__JOB_ABORT;
+    bool stays = aborts && job->keep_memory && !job->nccl.CommRevoke;
+    int64_t soon_ns = idist__os_clock_deadline(IDIST__GPU_GRACE_MS);
+    int result;
+    bool ended;
+
+    if (stays && soon_ns < deadline_ns) deadline_ns = soon_ns;
+    ended = idist__nccl_job_join(job, deadline_ns, &result);
+    if (aborts && (ended || !stays)) idist__nccl_log_abort(w, result, !ended);
+
+    return ended || aborts;
+}
+
+// Collects the threads that have ended a communicator; with a deadline, all of them. False: one
+// that finalizes has not come back.
+static bool idist__nccl_reap(const idist__world *w, int64_t deadline_ns) {
+    idist__nccl_job **at = &idist__gpu_of(w)->ending_jobs, *job;
+    bool all = true;
+
+    while ((job = *at) != NULL) {
+        if (!deadline_ns && !idist__nccl_job_done(job)) {
+            at = &job->next;
+            continue;
+        }
+
+        *at = job->next;
+        all = idist__nccl_reap_job(w, job, deadline_ns) && all;
+    }
+
+    return all;
 }
 
 // Handles an error that NCCL reports. If another rank is the cause, NCCL does not say which; the
@@ -915,12 +955,18 @@ static cudaStream_t idist__nccl_stream(const idist__task *t) {
                        : idist__gpu_group_of(t->group)->stream[IDIST__STREAM_NCCL];
 }
 
-// Whether no other thread is launching calls of these groups.
+// Whether a call has been ended before NCCL gets it.
+static bool idist__nccl_is_ended(const idist__task *t) {
+    return t->group->status != IDIST_OK || t->group->w->thread_stops;
+}
+
+// Whether no other thread is launching calls of these groups. One that does may stay inside an old
+// NCCL: calls that have been ended do not wait for it.
 static bool idist__nccl_can_launch(void *arg) {
     const idist__task *t;
 
     for (t = (const idist__task *)arg; t; t = idist__gpu_op_of(t)->next_held)
-        if (idist__gpu_group_of(t->group)->launching) return false;
+        if (idist__gpu_group_of(t->group)->launching && !idist__nccl_is_ended(t)) return false;
     return true;
 }
 
@@ -1025,7 +1071,8 @@ static void idist__nccl_set_inside(const idist__task *first, int inside) {
     }
 }
 
-// Waits until non-blocking communicators have begun these calls. They may be aborted meanwhile.
+// Waits until non-blocking communicators have begun these calls. They may be aborted meanwhile, and
+// are when the world is closed.
 static int idist__nccl_wait_begun(const idist__task *first) {
     idist__world *w = first->group->w;
     const idist__nccl *nccl = idist__gpu_of(w)->nccl;
@@ -1037,7 +1084,7 @@ static int idist__nccl_wait_begun(const idist__task *first) {
 
         idist__world_lock(w);
         comm = idist__gpu_group_of(t->group)->comm;
-        if (!comm) result = IDIST__NCCL_INTERNAL_ERROR; // it was aborted
+        if (!comm || w->thread_stops) result = IDIST__NCCL_INTERNAL_ERROR; // it was aborted
         else if (nccl->CommGetAsyncError(comm, &result) != IDIST__NCCL_OK)
             result = IDIST__NCCL_INTERNAL_ERROR;
         idist__os_mutex_unlock(&w->lock);
@@ -1087,6 +1134,19 @@ static int idist__nccl_hand_over(idist__task *first, cudaError_t *error) {
     return result;
 }
 
+// Handles what has happened to a call's group in the meantime. If the world is being closed, that
+// has ended the call, and aborts the communicator if it must.
+static void idist__nccl_end_launch(const idist__task *t, int result, cudaError_t error) {
+    idist_group *g = t->group;
+
+    if (g->w->thread_stops) return;
+    if (g->status != IDIST_OK && t->detached) idist__nccl_abort(g);
+    else if (g->status != IDIST_OK) idist__nccl_abort_wait(g);
+    if (g->status == IDIST_OK && error != cudaSuccess)
+        idist__gpu_fail_group(g, idist__gpu_fail("handing a call to NCCL", error));
+    else if (result != IDIST__NCCL_OK) idist__nccl_report_error(g, result);
+}
+
 // Hands calls of this thread to NCCL; their groups launch no other call meanwhile. A call that all
 // ranks have made in that time completes here.
 static void idist__nccl_launch(idist__task *first) {
@@ -1102,8 +1162,8 @@ static void idist__nccl_launch(idist__task *first) {
 
     for (t = first; t; t = idist__gpu_op_of(t)->next_held) {
         idist__gpu_group_of(t->group)->launching = true;
-        idist__gpu_op_of(t)->comm =
-            idist__gpu_group_of(t->group)->comm; // which stays while we are inside
+        idist__gpu_op_of(t)->comm = // which stays while we are inside
+            idist__nccl_is_ended(t) ? NULL : idist__gpu_group_of(t->group)->comm;
     }
 
     idist__nccl_set_inside(first, 1);
@@ -1124,11 +1184,7 @@ static void idist__nccl_launch(idist__task *first) {
         op->launched = true;
         t->followed = !t->detached && result == IDIST__NCCL_OK && error == cudaSuccess;
         idist__gpu_group_of(t->group)->launching = false;
-        if (t->group->status != IDIST_OK && t->detached) idist__nccl_abort(t->group);
-        else if (t->group->status != IDIST_OK) idist__nccl_abort_wait(t->group);
-        if (t->group->status == IDIST_OK && error != cudaSuccess)
-            idist__gpu_fail_group(t->group, idist__gpu_fail("handing a call to NCCL", error));
-        else if (result != IDIST__NCCL_OK) idist__nccl_report_error(t->group, result);
+        idist__nccl_end_launch(t, result, error);
         if (op->met && !t->done && idist__nccl_set_complete(t))
             idist__task_complete(t, IDIST_OK, "");
         t->pinned = false;
@@ -1209,6 +1265,7 @@ static bool idist__nccl_init_wait(idist_group *g, idist__nccl_job *job, char *re
                            : idist__os_clock_deadline(w->cfg.init_timeout_ms);
     idist__gpu_group *gg = idist__gpu_group_of(g);
     int phase, result;
+    bool ended;
     char text[200];
 
     while (!idist__nccl_job_done(job) && g->status == IDIST_OK && !w->thread_stops &&
@@ -1224,7 +1281,10 @@ static bool idist__nccl_init_wait(idist_group *g, idist__nccl_job *job, char *re
         snprintf(reason, capacity, "%s has not come back after %d ms%s",
                  phase == IDIST__INIT_CREATING ? "ncclCommInitRank" : "NCCL's first call",
                  w->cfg.init_timeout_ms, w->thread_stops ? ", and the world is closed" : "");
-        if (!idist__nccl_give_up(job))
+        idist__os_mutex_unlock(&w->lock);
+        ended = idist__nccl_give_up(job);
+        idist__world_lock(w);
+        if (!ended)
             idist__log_print(&w->log, IDIST_LOG_WARN,
                              "%s; until it does, its thread and its memory on the device stay",
                              reason);
@@ -1376,7 +1436,8 @@ static idist_status idist__nccl_agree(idist_group *g, bool has_thread) {
     char reason[256] = "";
 
     if (infos) job = idist__nccl_prepare_local(g, &mine, reason, sizeof reason);
-    if (job) status = idist__gpu_exchange(g, &mine, infos, sizeof mine);
+    if (job) status = idist__ipc_goes_on(g, IDIST_OK);
+    if (status == IDIST_OK) status = idist__gpu_exchange(g, &mine, infos, sizeof mine);
 
     if (status == IDIST_OK) {
         ok = idist__nccl_create(g, infos, job, reason, sizeof reason);
@@ -1385,6 +1446,7 @@ static idist_status idist__nccl_agree(idist_group *g, bool has_thread) {
         free(job);
     }
 
+    status = idist__ipc_goes_on(g, status);
     if (ok && !has_thread)
         snprintf(reason, sizeof reason, "cannot start a thread to watch the other ranks");
     if (status == IDIST_OK)
@@ -1397,18 +1459,26 @@ static idist_status idist__nccl_agree(idist_group *g, bool has_thread) {
     return status;
 }
 
-// Makes NCCL ready for a group, and has the progress thread watch it.
+// Makes NCCL ready for a group. From now on the progress thread watches the other ranks: nobody
+// else would notice that one is lost, not even while they are being connected. If that fails, the
+// next call may try again.
 static idist_status idist__nccl_prepare(idist_group *g) {
     idist__world *w = g->w;
     bool has_thread = idist__thread_need(w) == IDIST_OK;
     int nthreads = idist__os_thread_count();
-    idist_status status = idist__nccl_agree(g, has_thread);
+    idist_status status;
 
-    if (status != IDIST_OK) idist__nccl_abort_wait(g);
+    w->watched = true;
+    idist__os_cond_signal(&w->work); // it sleeps until it has something to watch
+    status = idist__nccl_agree(g, has_thread);
+
+    if (status != IDIST_OK) {
+        idist__nccl_abort_wait(g);
+        idist__nccl_abort_leave(g);
+    }
+
     if (w->foreign_thread_count < INT32_MAX / 4 && idist__os_thread_count() > nthreads)
         w->foreign_thread_count += idist__os_thread_count() - nthreads; // NCCL's own
-    if (status == IDIST_OK) w->watched = true;
-    idist__os_cond_signal(&w->work); // the progress thread sleeps until it has something to watch
 
     return status;
 }
@@ -1457,7 +1527,8 @@ static idist_status idist__gpu_group_make(idist_group *g) {
 }
 
 static bool idist__gpu_is_prepared(const void *arg) {
-    return !idist__gpu_group_of((const idist_group *)arg)->preparing;
+    const idist_group *g = (const idist_group *)arg;
+    return !idist__gpu_group_of(g)->preparing || g->w->thread_stops;
 }
 
 // When a thread that prepares a group must be done: two exchanges and the set-up take that long.
@@ -1468,31 +1539,42 @@ static int64_t idist__gpu_prepare_deadline(const idist__world *w) {
     return idist__os_clock_deadline(2 * call_ms + init_ms);
 }
 
-// Sets up what the members of a group have in common. All members call it, in their first call on
+// Sets up what the members of a group have in common, on the way that the group takes.
+static idist_status idist__gpu_prepare_path(idist_group *g) {
+    const idist__gpu *gpu = idist__gpu_of(g->w);
+    idist__gpu_group *gg = idist__gpu_group_of(g);
+    idist__gpu_guard guard = idist__gpu_enter(gpu);
+    idist_status status = IDIST_OK;
+
+    gg->preparing = true;
+    if (gg->path == IDIST__BY_NCCL) status = idist__nccl_prepare(g);
+    if (gg->path == IDIST__BY_IPC) status = idist__ipc_prepare(g);
+    idist__gpu_leave(gpu, guard);
+    if (status == IDIST_ERR_NO_MEMORY && !g->w->thread_stops)
+        idist__group_fail(g, status, "a rank is out of memory"); // the other members wait for it
+    gg->preparing = false;
+    gg->ready = status == IDIST_OK;
+
+    return status;
+}
+
+// Prepares a group, or waits for the thread that does. All members call it, in their first call on
 // device memory.
 static idist_status idist__gpu_prepare(idist_group *g) {
     idist__world *w = g->w;
-    idist__gpu_group *gg = idist__gpu_group_of(g);
-    idist__gpu_guard guard;
-    idist_status status = IDIST_OK;
+    idist__gpu *gpu = idist__gpu_of(w);
+    idist_status status;
 
+    gpu->user_count++;  // the end of the world waits for us, ...
+    g->running_count++; // ... and nobody frees the group
     if (!idist__gpu_wait_until(w, idist__gpu_is_prepared, g, idist__gpu_prepare_deadline(w)))
-        return idist__fail(IDIST_ERR_TIMEOUT,
-                           "another thread's first call of the group on device memory has not "
-                           "returned: is the device busy?");
-    if (gg->ready) return IDIST_OK;
-
-    idist__gpu_of(w)->user_count++;
-    gg->preparing = true;
-    guard = idist__gpu_enter(idist__gpu_of(w));
-    if (gg->path == IDIST__BY_NCCL) status = idist__nccl_prepare(g);
-    if (gg->path == IDIST__BY_IPC) status = idist__ipc_prepare(g);
-    idist__gpu_leave(idist__gpu_of(w), guard);
-    if (status == IDIST_ERR_NO_MEMORY)
-        idist__group_fail(g, status, "a rank is out of memory"); // the other members wait for it
-    idist__gpu_of(w)->user_count--;
-    gg->preparing = false;
-    gg->ready = status == IDIST_OK;
+        status = idist__fail(IDIST_ERR_TIMEOUT,
+                             "another thread's first call of the group on device memory has not "
+                             "returned: is the device busy?");
+    else status = idist__ipc_goes_on(g, IDIST_OK);
+    if (status == IDIST_OK && !idist__gpu_group_of(g)->ready) status = idist__gpu_prepare_path(g);
+    gpu->user_count--;
+    g->running_count--;
     if (w->blocked_count) idist__os_cond_broadcast(&w->changed); // another thread waits for it
 
     return status;
@@ -2071,57 +2153,60 @@ static int idist__gpu_missing(idist__task *t, char *text, size_t capacity) {
     return 1;
 }
 
-// Joins the threads that have finalized a communicator; with a deadline, all of them. False: one
-// has not ended.
-static bool idist__nccl_reap(idist__gpu *gpu, int64_t deadline_ns) {
-    idist__nccl_job **at = &gpu->ending_jobs, *job;
-    int result;
-    bool all = true;
-
-    while ((job = *at) != NULL) {
-        if (!deadline_ns && !idist__nccl_job_done(job)) {
-            at = &job->next;
-            continue;
-        }
-
-        *at = job->next;
-        all = idist__nccl_job_join(job, deadline_ns, &result) && all;
-    }
-
-    return all;
-}
-
 // NCCL finalizes a communicator when all its ranks do, and does not say who waits for whom: a
 // thread of its own does it.
+static void idist__nccl_finalize(idist_group *g) {
+    idist__gpu *gpu = idist__gpu_of(g->w);
+    idist__gpu_group *gg = idist__gpu_group_of(g);
+    idist__nccl_job *job;
+
+    if (!gg->comm || gg->adopted) return;
+    job = idist__nccl_job_new(gpu->nccl, IDIST__JOB_FINALIZE, gpu->device, gg->comm);
+
+    if (!idist__nccl_job_start(job)) {
+        idist__log_print(&g->w->log, IDIST_LOG_WARN,
+                         "cannot start a thread to end NCCL's communicator: it stays in memory");
+        return;
+    }
+
+    job->next = gpu->ending_jobs;
+    gpu->ending_jobs = job;
+}
+
+// The world is being closed: aborts the communicator if it must, as other threads may wait for what
+// runs on the device, and waits for these threads. False: one still uses the group.
+static bool idist__gpu_group_leave(idist_group *g) {
+    idist__world *w = g->w;
+
+    idist__world_lock(w);
+    if (w->leaves && !idist__gpu_group_of(g)->adopted) idist__nccl_abort(g);
+    idist__os_mutex_unlock(&w->lock);
+
+    return idist__ipc_wait_unused(w);
+}
+
 static void idist__gpu_group_close(idist_group *g) {
     idist__world *w = g->w;
     idist__gpu *gpu = idist__gpu_of(w);
     idist__gpu_group *gg = idist__gpu_group_of(g);
     idist__gpu_guard guard;
+    bool unused;
 
     if (gg) {
-        if (w->thread_stops) idist__ipc_set_leave_deadline(gpu);
         guard = idist__gpu_enter(gpu);
-        if (g->status != IDIST_OK || (w->leaves && !gg->adopted)) idist__nccl_abort_end(g);
-        idist__nccl_reap(gpu, 0);
+        unused = !w->thread_stops || idist__gpu_group_leave(g);
 
-        if (gg->comm && !gg->adopted) {
-            idist__nccl_job *job =
-                idist__nccl_job_new(gpu->nccl, IDIST__JOB_FINALIZE, gpu->device, gg->comm);
-
-            if (idist__nccl_job_start(job)) {
-                job->next = gpu->ending_jobs;
-                gpu->ending_jobs = job;
-            }
-        }
-
-        if (!w->thread_stops || idist__ipc_wait_unused(w)) idist__gpu_group_free(g);
+        if (g->status != IDIST_OK || gg->must_abort) idist__nccl_abort_end(g);
+        else if (!idist__nccl_is_inside(gg)) idist__nccl_finalize(g);
+        idist__nccl_reap(w, 0);
+        if (unused) idist__gpu_group_free(g);
         idist__gpu_leave(gpu, guard);
     }
 
     gpu->host_backend->group_close(g);
 }
 
+// What threads still use that are inside a call stays (w->abandoned).
 static void idist__gpu_free(idist__world *w) {
     idist__gpu *gpu = idist__gpu_of(w);
     const idist_allocator *mem = &w->cfg.mem;
@@ -2131,11 +2216,11 @@ static void idist__gpu_free(idist__world *w) {
     int device = gpu->host_backend ? idist__gpu_set_device(gpu) : -1; // -1: not installed
     bool left = idist__ipc_wait_unused(w);
 
-    if (!idist__nccl_reap(gpu, idist__os_clock_deadline(IDIST__GPU_ABORT_MS)))
+    if (!idist__nccl_reap(w, idist__os_clock_deadline(IDIST__GPU_ABORT_MS)))
         idist__log_print(&w->log, IDIST_LOG_WARN,
                          "ncclCommDestroy has not returned: another rank has not called it, or a "
                          "graph still holds calls");
-    for (t = w->all_tasks; t; t = t->older) idist__gpu_op_free(t);
+    for (t = w->all_tasks; t && left; t = t->older) idist__gpu_op_free(t);
     idist__ipc_free_arenas(w);
     if (gpu->barrier_word && !gpu->stuck) cudaFree(gpu->barrier_word);
 
@@ -2153,11 +2238,11 @@ static void idist__gpu_free(idist__world *w) {
 
     cudaGetLastError();
     if (gpu->host_backend) w->backend = gpu->host_backend;
-    w->device = NULL;
-    w->device_api = NULL;
     if (idist__me.held_world == w) idist__me.held_world = NULL;
     if (device >= 0) idist__gpu_restore_device(gpu, device);
     if (!left) return;
+    w->device = NULL;
+    w->device_api = NULL;
     idist__mem_free(mem, gpu->rank_infos);
     idist__mem_free(mem, gpu);
 }

@@ -213,6 +213,87 @@ static void handles_after_finalize(void) {
     ranks_report("calls on groups after idist_finalize are refused");
 }
 
+// A world is closed while other threads of a rank are inside calls that nobody will answer: they
+// come back with an error, before anything that they use is freed.
+enum { N_INSIDE = 3 };
+typedef struct insider {
+    idist_group *world, *part;
+    int number;
+    int begun; // atomic
+    idist_status status;
+    pthread_t thread;
+} insider;
+
+// One receives, one receives twice, one makes a group.
+static void *calls_in_vain(void *arg) {
+    insider *in = (insider *)arg;
+    idist_opts o = opts_of(in->world);
+    idist_group *made = NULL;
+    int32_t none[2];
+    __atomic_store_n(&in->begun, 1, __ATOMIC_RELEASE);
+    if (in->number == 1) {
+        idist_group_begin();
+        for (int k = 0; k < 2; k++) (void)!idist_recv(&none[k], 1, IDIST_I32, 0, 10 + k, NULL, &o);
+        in->status = idist_group_end();
+    } else if (in->number == 2 && idist_group_size(in->part) > 1) {
+        in->status = idist_split(in->part, 0, 0, &made);
+    } else {
+        in->status = idist_recv(&none[0], 1, IDIST_I32, 0, in->number, NULL, &o);
+    }
+    return NULL;
+}
+
+static void *closed_beside_rank(void *arg) {
+    const ranks__thread *t = (const ranks__thread *)arg;
+    idist_group *world = NULL, *part = NULL;
+    idist_desc d = *t->base;
+    insider in[N_INSIDE];
+    d.rank = t->rank;
+    d.world_size = t->n;
+    d.store = t->store;
+    d.timeout_ms = d.init_timeout_ms = RANKS_TIMEOUT_MS;
+    if (!rank_ok(t->rank, idist_open(&d, &world))) return NULL;
+    rank_ok(t->rank, idist_split(world, 0, t->rank, &part));
+    memset(in, 0, sizeof in);
+    for (int k = 0; k < N_INSIDE && t->rank == t->n - 1; k++) {
+        in[k].world = world;
+        in[k].part = part;
+        in[k].number = k;
+        TAP_REQUIRE(pthread_create(&in[k].thread, NULL, calls_in_vain, &in[k]) == 0);
+        while (!__atomic_load_n(&in[k].begun, __ATOMIC_ACQUIRE)) tap_sleep_ms(1);
+    }
+    tap_sleep_ms(20); // they are inside by now, and asleep
+    rank_ok(t->rank, idist_close(&world));
+    for (int k = 0; k < N_INSIDE && t->rank == t->n - 1; k++) {
+        TAP_REQUIRE(pthread_join(in[k].thread, NULL) == 0);
+        rank_is(t->rank, in[k].status, IDIST_ERR_ABORTED);
+    }
+    return NULL;
+}
+
+static void closed_beside(const char *transport, int n) {
+    idist_desc d = desc_with(transport, NULL);
+    ranks__thread t[3];
+    pthread_t id[3];
+    idist_store *store = NULL;
+    tap_running("closed beside calls, %s, %d ranks", transport, n);
+    ranks_reset();
+    for (int turn = 0; turn < 5; turn++) {
+        rank_ok(-1, idist_store_open("mem://", NULL, &store));
+        for (int k = 0; k < n; k++) {
+            memset(&t[k], 0, sizeof t[k]);
+            t[k].base = &d;
+            t[k].store = store;
+            t[k].rank = k;
+            t[k].n = n;
+            TAP_REQUIRE(pthread_create(&id[k], NULL, closed_beside_rank, &t[k]) == 0);
+        }
+        for (int k = 0; k < n; k++) TAP_REQUIRE(pthread_join(id[k], NULL) == 0);
+        rank_ok(-1, idist_store_close(&store));
+    }
+    ranks_report("a world of %d closes while threads are inside calls, %s", n, transport);
+}
+
 // The allocator of the desc gets everything back.
 typedef struct tally {
     int n_live; // atomic
@@ -500,6 +581,7 @@ int main(void) {
     for (int i = 0; i < 3; i++)
         handles_of_closed_worlds(i == 0 ? "auto" : i == 1 ? "socket" : "tcp", i + 1);
     handles_after_finalize();
+    for (int i = 0; i < 3; i++) closed_beside(i == 0 ? "auto" : i == 1 ? "socket" : "tcp", i + 1);
     buffers();
     logger();
     forked();

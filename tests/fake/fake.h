@@ -37,6 +37,9 @@ unsigned fake_count_asked(void);
 // Threads of this process that are inside a call of NCCL that enqueues.
 int fake_count_inside(void);
 
+// Communicators of this process that are not freed yet.
+int fake_count_comms(void);
+
 // For nccl.c: cudaSuccess, or why no call can work (35, 100, 3, or what FAKE_CUDA_FAIL has for this
 // function).
 cudaError_t fake_enter(const char *function);

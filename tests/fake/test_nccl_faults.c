@@ -2,6 +2,10 @@
 // of a group. Each case runs in processes of its own, on the stand-ins for libcudart and libnccl.
 #include "gpu_ranks.h"
 
+#if defined(__SANITIZE_ADDRESS__)
+#include <sanitizer/lsan_interface.h>
+#endif
+
 typedef struct trouble {
     const char *name;
     int (*fn)(int number, void *arg); // of each rank
@@ -271,6 +275,263 @@ static int makes_two_groups(int number, void *arg) {
     return 0;
 }
 
+// A rank dies while the communicator of the world is set up, in which nobody waits on the host: the
+// others notice it long before the set-up has taken too long.
+static void *dies_soon(void *arg) {
+    tap_sleep_ms(*(const int *)arg);
+    _exit(0);
+}
+
+static int dies_in_set_up(int number, void *arg) {
+    idist_desc d = desc_of(number, 3, ((const trouble *)arg)->port);
+    int64_t start = tap_now_ms();
+    int soon_ms = 400 + 100 * test_slow_factor();
+    pthread_t thread;
+    setenv("FAKE_NCCL_INIT_HANGS", "1", 1);
+    setenv("FAKE_CUDA_DEVICES", "3", 1);
+    d.init_timeout_ms = 15000 * test_slow_factor();
+    if (number == 1)
+        rank_check(pthread_create(&thread, NULL, dies_soon, &soon_ms) == 0, "no thread");
+    rank_is(number, idist_initialize(&d), IDIST_ERR_PEER_LOST);
+    rank_check(text_names_rank(idist_last_error(), 1), "rank %d: got \"%s\"", number,
+               idist_last_error());
+    rank_check(tap_now_ms() - start < 4000 * test_slow_factor(), "rank %d: %d ms", number,
+               (int)(tap_now_ms() - start));
+    return 0;
+}
+
+// What is left of a process must be reachable by then, or freed.
+static void check_leaks(int number) {
+#if defined(__SANITIZE_ADDRESS__)
+    rank_check(!__lsan_do_recoverable_leak_check(), "rank %d: there are leaks", number);
+#else
+    (void)number;
+#endif
+}
+
+// Rank 1 cannot connect, so none uses its communicator. To abort it takes long: the end of the
+// world waits for that.
+static int fails_alone(int number, void *arg) {
+    ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
+    idist_desc d = desc_of(number, 2, ((const trouble *)arg)->port);
+    int64_t start;
+    config.blocking = 0;
+    d.nccl_config = &config;
+    d.init_timeout_ms = 1000 + 250 * test_slow_factor();
+    setenv("FAKE_NCCL_QUERY_US", "400000", 1);
+    if (number == 1) setenv("FAKE_CUDA_FAIL", "cudaStreamQuery:1:719", 1);
+    rank_is(number, idist_initialize(&d), IDIST_ERR_DEVICE);
+    if (number == 1)
+        rank_check(fake_count_comms() == 0, "%d communicators are left", fake_count_comms());
+    start = tap_now_ms();
+    while (fake_count_comms() && tap_now_ms() - start < 5000) tap_sleep_ms(20); // given up
+    rank_check(fake_count_comms() == 0, "rank %d: %d communicators are left", number,
+               fake_count_comms());
+    check_leaks(number);
+    return 0;
+}
+
+// The same to a group, and then its first call is made again.
+static int tries_again(int number, void *arg) {
+    ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
+    idist_desc d = desc_of(number, 2, ((const trouble *)arg)->port);
+    idist_group *g = NULL;
+    idist_opts o = opts_of(NULL);
+    int32_t *x;
+    config.blocking = 0;
+    d.nccl_config = &config;
+    d.init_timeout_ms = 1000 + 250 * test_slow_factor();
+    if (!rank_ok(number, idist_initialize(&d))) return 0;
+    rank_ok(number, idist_split(NULL, 0, number, &g));
+    x = device_of(1, 1);
+    o.group = g;
+    for (int k = 0; k < 2; k++) {
+        if (number == 1) setenv("FAKE_NCCL_FAIL", "2", 1);
+        rank_is(number, idist_all_reduce(x, x, 1, IDIST_I32, IDIST_SUM, &o), IDIST_ERR_DEVICE);
+        unsetenv("FAKE_NCCL_FAIL");
+    }
+    rank_ok(number, idist_all_reduce(x, x, 1, IDIST_I32, IDIST_SUM, &o));
+    rank_check(first_of(x) == 2, "rank %d: got %d", number, first_of(x));
+    rank_ok(number, idist_barrier(NULL));
+    if (number == 0) rank_ok(number, idist_abort(g));
+    while (idist_barrier(&o) == IDIST_OK) continue;
+    rank_ok(number, idist_free_group(&g));
+    rank_ok(number, idist_finalize());
+    rank_check(fake_count_comms() == 0, "rank %d: %d communicators are left", number,
+               fake_count_comms());
+    check_leaks(number);
+    return 0;
+}
+
+// The communicator of a group that has failed cannot be revoked for seconds. To free the group does
+// not wait for that, and other groups go on; the end of the world says what has become of it.
+static int frees_what_stays(int number, void *arg) {
+    ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
+    idist_desc d = desc_of(number, 2, ((const trouble *)arg)->port);
+    idist_group *g = NULL;
+    idist_opts o = opts_of(NULL);
+    int32_t *x;
+    int64_t start;
+    config.blocking = 0;
+    d.nccl_config = &config;
+    if (!rank_ok(number, idist_initialize(&d))) return 0;
+    rank_ok(number, idist_split(NULL, 0, number, &g));
+    x = device_of(1, 1);
+    o.group = g;
+    rank_ok(number, idist_all_reduce(x, x, 1, IDIST_I32, IDIST_SUM, &o));
+    rank_ok(number, idist_barrier(NULL));
+    setenv("FAKE_NCCL_REVOKE_HANGS", "1", 1);
+    if (number == 0) rank_ok(number, idist_abort(g));
+    while (idist_barrier(&o) == IDIST_OK) continue;
+    start = tap_now_ms();
+    rank_ok(number, idist_free_group(&g));
+    rank_check(tap_now_ms() - start < 1000 * test_slow_factor(), "rank %d: %d ms", number,
+               (int)(tap_now_ms() - start));
+    rank_ok(number, idist_all_reduce(x, x, 1, IDIST_I32, IDIST_SUM, NULL));
+    rank_check(first_of(x) == 4, "rank %d: got %d", number, first_of(x));
+    start = tap_now_ms();
+    rank_ok(number, idist_finalize());
+    rank_check(tap_now_ms() - start < 7000 * test_slow_factor(), "rank %d: %d ms", number,
+               (int)(tap_now_ms() - start));
+    rank_check(strstr(said, "stays in memory") != NULL, "rank %d: got \"%s\"", number, said);
+    return 0;
+}
+
+// Threads are inside calls of a group when another one closes the world: they come back with an
+// error, before what they use is freed.
+typedef struct insider {
+    idist_group *group;
+    idist_status status;
+    pthread_t thread;
+} insider;
+
+static void insider_start(insider *in, int n, idist_group *group, void *(*fn)(void *arg)) {
+    for (int k = 0; k < n; k++) {
+        in[k].group = group;
+        rank_check(pthread_create(&in[k].thread, NULL, fn, &in[k]) == 0, "no thread");
+    }
+}
+
+static void insider_join(int number, const insider *in, int n) {
+    for (int k = 0; k < n; k++) {
+        pthread_join(in[k].thread, NULL);
+        rank_check(in[k].status == IDIST_ERR_STATE || in[k].status == IDIST_ERR_ABORTED,
+                   "rank %d: thread %d: %s", number, k, idist_status_name(in[k].status));
+    }
+}
+
+static void *calls_for_the_first_time(void *arg) {
+    insider *in = (insider *)arg;
+    idist_opts o = opts_of(in->group);
+    int32_t *x = device_of(1, 1);
+    in->status = idist_all_reduce(x, x, 1, IDIST_I32, IDIST_SUM, &o);
+    return NULL;
+}
+
+// Two threads: one sets up NCCL for the group, the other one waits for that.
+static int closes_while_connecting(int number, void *arg) {
+    idist_desc d = desc_of(number, 2, ((const trouble *)arg)->port);
+    insider in[2] = {{NULL, IDIST_OK, 0}, {NULL, IDIST_OK, 0}};
+    idist_group *g = NULL, *same;
+    int64_t start;
+    d.init_timeout_ms = 15000 * test_slow_factor();
+    if (!rank_ok(number, idist_initialize(&d))) return 0;
+    rank_ok(number, idist_split(NULL, 0, number, &g));
+    setenv("FAKE_NCCL_INIT_HANGS", "1", 1);
+    insider_start(in, 2, g, calls_for_the_first_time);
+    tap_sleep_ms(200 + 100 * test_slow_factor());
+    start = tap_now_ms();
+    same = g;
+    rank_is(number, idist_free_group(&same), IDIST_ERR_STATE);
+    rank_ok(number, idist_finalize());
+    insider_join(number, in, 2);
+    rank_check(tap_now_ms() - start < 4000 * test_slow_factor(), "rank %d: %d ms", number,
+               (int)(tap_now_ms() - start));
+    return 0;
+}
+
+static void *exchanges_pairs(void *arg) {
+    insider *in = (insider *)arg;
+    int32_t *x = device_of(1, 4);
+    idist_opts o = opts_of(in->group);
+    o.stream = new_stream();
+    in->status = idist_all_to_all(x, x + 2, 1, IDIST_I32, &o);
+    if (in->status == IDIST_OK) in->status = IDIST_ERR_ABORTED; // it was enqueued, and cut off
+    return NULL;
+}
+
+// A thread waits inside NCCL for another rank, which does not come, and the next one for that
+// thread. late_ms: it stays there that long after a revoke.
+static int closes_beside(int number, const trouble *t, const char *late_ms) {
+    static insider in[2]; // may be used after the return
+    ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
+    idist_desc d = desc_of(number, 2, t->port);
+    idist_group *g = NULL;
+    idist_opts o = opts_of(NULL);
+    int64_t start = tap_now_ms();
+    int32_t *x;
+    d.nccl_config = &config;
+    if (!rank_ok(number, idist_initialize(&d))) return 0;
+    rank_ok(number, idist_split(NULL, 0, number, &g));
+    x = device_of(1, 1);
+    o.group = g;
+    rank_ok(number, idist_all_reduce(x, x, 1, IDIST_I32, IDIST_SUM, &o));
+    if (late_ms) setenv("FAKE_NCCL_STAYS_MS", late_ms, 1);
+    if (number == 0) insider_start(in, 2, g, exchanges_pairs);
+    while (number == 0 && !fake_count_inside() && tap_now_ms() - start < 10000) tap_sleep_ms(5);
+    start = tap_now_ms();
+    rank_ok(number, idist_finalize());
+    rank_check(tap_now_ms() - start < 8000 * test_slow_factor(), "rank %d: %d ms", number,
+               (int)(tap_now_ms() - start));
+    if (number == 0 && late_ms) insider_join(number, in, 2);
+    for (int k = 0; k < 2 && number == 0 && !late_ms; k++) pthread_detach(in[k].thread);
+    return 0;
+}
+
+// The same while the world is open: the call that waits for the thread inside ends by its time-out.
+static int waits_behind(int number, void *arg) {
+    static insider in; // may be used after the return
+    ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
+    idist_desc d = desc_of(number, 2, ((const trouble *)arg)->port);
+    idist_opts o = opts_of(NULL);
+    int64_t start = tap_now_ms();
+    int32_t none = 0, *x;
+    d.nccl_config = &config;
+    if (!rank_ok(number, idist_initialize(&d))) return 0;
+    if (number == 1) return (void)!idist_recv(&none, 1, IDIST_I32, 0, 99, NULL, NULL), 0;
+    insider_start(&in, 1, NULL, exchanges_pairs);
+    pthread_detach(in.thread);
+    while (!fake_count_inside() && tap_now_ms() - start < 10000) tap_sleep_ms(5);
+    x = device_of(1, 4);
+    o.timeout_ms = 500;
+    start = tap_now_ms();
+    rank_is(number, idist_all_to_all(x, x + 2, 1, IDIST_I32, &o), IDIST_ERR_TIMEOUT);
+    rank_check(tap_now_ms() - start < 2500 * test_slow_factor(), "rank %d: %d ms", number,
+               (int)(tap_now_ms() - start));
+    return 0;
+}
+
+// An old NCCL, which cannot be made to return: the thread stays inside.
+static int closes_beside_old(int number, void *arg) {
+    closes_beside(number, (const trouble *)arg, NULL);
+    if (number == 0) rank_check(strstr(said, "stays in memory") != NULL, "got \"%s\"", said);
+    return 0;
+}
+
+static int closes_beside_new(int number, void *arg) {
+    closes_beside(number, (const trouble *)arg, "500");
+    if (number == 0) // the other one waits in vain for this one to finalize its own
+        rank_check(fake_count_comms() == 0, "%d communicators are left", fake_count_comms());
+    return 0;
+}
+
+// The end of the world does not wait so long. What the thread uses stays in memory.
+static int closes_beside_late(int number, void *arg) {
+    closes_beside(number, (const trouble *)arg, "7000");
+    if (number == 0) rank_check(strstr(said, "stays in memory") != NULL, "got \"%s\"", said);
+    return 0;
+}
+
 int main(void) {
     static const trouble all[] = {
         {"the ranks are not connected in time", is_given_up, 2, "21403", 0},
@@ -284,11 +545,23 @@ int main(void) {
         {"the end of a group fails", fails_at_the_end, 2, "21403", 0},
         {"the end of a group fails", fails_at_the_end, 2, "22809", 0},
         {"a call stays in progress", never_begins, 2, "21403", 0},
+        {"a rank dies while the ranks are connected", dies_in_set_up, 3, "21403", 0},
+        {"a rank dies while the ranks are connected", dies_in_set_up, 3, "22809", 0},
+        {"one rank cannot connect", fails_alone, 2, "22809", 0},
+        {"a group is connected at the third try", tries_again, 2, "21403", 0},
+        {"a group is freed whose communicator stays", frees_what_stays, 2, "22809", 0},
+        {"a world ends while threads connect a group", closes_while_connecting, 2, "21403", 0},
+        {"a world ends while threads connect a group", closes_while_connecting, 2, "22809", 0},
+        {"a call waits for one that NCCL does not return from", waits_behind, 2, "21403", 0},
+        {"a world ends while threads call NCCL", closes_beside_old, 2, "21403", 0},
+        {"a world ends while threads call NCCL", closes_beside_new, 2, "22809", 0},
+        {"a thread comes back when its world is gone", closes_beside_late, 2, "22809", 0},
     };
 
     tap_deadline(100);
     for (size_t i = 0; i < sizeof all / sizeof all[0]; i++) {
         trouble t = all[i];
+
         tap_running("%s, NCCL %s", t.name, t.version);
         ranks_reset();
         t.port = free_port();
