@@ -652,7 +652,7 @@ static void free_block(block *b) {
 
 // Fresh memory holds no zeros by chance. The arenas of a world of six take 384 MiB: to fill them
 // whole took longer than everything else that a test did.
-static void fill_fresh(unsigned char *memory, size_t size) {
+static void fill_fresh(char *memory, size_t size) {
     if (size <= FILL_LIMIT) {
         memset(memory, 0xA5, size);
         return;
