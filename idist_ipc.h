@@ -1082,13 +1082,13 @@ static bool idist__ipc_probe_free(idist__ipc_probe *probe) {
 
 // What happens to a group in which a rank cannot use IPC.
 static idist_status idist__ipc_without(idist_group *g, const char *reason) {
+    idist__ipc_release_arena(g); // a later call of the group may set it up again
     if (idist__gpu_of(g->w)->rank_infos[0].wanted_backend == IDIST__BY_IPC)
         return idist__fail(IDIST_ERR_UNSUPPORTED,
                            "CUDA IPC cannot be used: %s; IDIST_DEVICE_BACKEND=staged needs no IPC",
                            reason);
     idist__log_print(&g->w->log, IDIST_LOG_WARN,
                      "CUDA IPC cannot be used (%s): device memory is staged", reason);
-    idist__ipc_release_arena(g);
     idist__gpu_group_of(g)->path = IDIST__BY_STAGING;
 
     return IDIST_OK;

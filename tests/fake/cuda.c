@@ -52,18 +52,20 @@
 //
 // Environment, read once at the first call
 //   FAKE_CUDA_DEVICES=n   devices of the machine (default 1); 0: cudaErrorNoDevice; -1: as without
-//   a driver (35);
-//                         -2: with one that is too old, which is the same error and another
-//                         cudaDriverGetVersion
+//                         a driver (35); -2: with one that is too old, which is the same error and
+//                         another cudaDriverGetVersion
 //   FAKE_CUDA_CAPABILITY=list  the major number of each device's compute capability (default 9);
-//   the last is for the rest FAKE_CUDA_DELAY_US=n  every copy, memset, host function and collective
-//   takes that long before it starts FAKE_CUDA_FAIL=function:nth:code  the nth call of that
-//   function (from 1; 0: every call) fails with that code FAKE_CUDA_JIT=code    kernels cannot be
-//   compiled for the device: whatever has to load one fails with that code FAKE_CUDA_JIT_MS=n each
-//   kernel takes that long to be compiled FAKE_CUDA_CORRUPT_PEERS=1  what a copy or a kernel reads
-//   from another device arrives as ones, without an error: the
-//                         IOMMU or PCIe ACS of some machines. Copies to the host are made by the
-//                         device that has the memory.
+//                         the last is for the rest
+//   FAKE_CUDA_DELAY_US=n  every copy, memset, host function and collective takes that long before
+//                         it starts
+//   FAKE_CUDA_FAIL=function:nth:code  the nth call of that function (from 1; 0: every call; -n: the
+//                         nth and all later ones) fails with that code
+//   FAKE_CUDA_JIT=code    kernels cannot be compiled for the device: whatever has to load one fails
+//                         with that code
+//   FAKE_CUDA_JIT_MS=n    each kernel takes that long to be compiled
+//   FAKE_CUDA_CORRUPT_PEERS=1  what a copy or a kernel reads from another device arrives as ones,
+//                         without an error: the IOMMU or PCIe ACS of some machines. Copies to the
+//                         host are made by the device that has the memory.
 //   FAKE_CUDA_STUCK_PEERS=1  such a copy never ends
 //   FAKE_CUDA_ALLOC_WAITS=1  cudaMalloc and cudaHostRegister wait for what the device has to do, as
 //                         the real ones may
@@ -263,7 +265,8 @@ cudaError_t fake_enter(const char *function) {
     if (atomic_load(&broken)) return (cudaError_t)atomic_load(&broken);
     if (config.fail_code && strcmp(function, config.fail_function) == 0) {
         int call = atomic_fetch_add(&n_calls, 1) + 1;
-        if (config.fail_nth == 0 || config.fail_nth == call) return (cudaError_t)config.fail_code;
+        if (config.fail_nth <= 0 ? call >= -config.fail_nth : call == config.fail_nth)
+            return (cudaError_t)config.fail_code;
     }
     return cudaSuccess;
 }

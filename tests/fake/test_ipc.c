@@ -206,6 +206,47 @@ static void troubles(void) {
     }
 }
 
+static idist_group *world_of_two(int number, int port) {
+    idist_group *world = NULL;
+    idist_desc d = desc_with(NULL, NULL);
+    d.rank = number;
+    d.world_size = 2;
+    d.master_addr = "127.0.0.1";
+    d.master_port = port;
+    d.init_timeout_ms = d.timeout_ms = 20000;
+    rank_ok(number, idist_open(&d, &world));
+    return world;
+}
+
+// A group that cannot be made takes no more memory each time.
+static int fails_again(int number, void *arg) {
+    uint32_t before;
+    setenv("IDIST_DEVICE_BACKEND", "ipc", 1);
+    if (number == 1) setenv("FAKE_CUDA_FAIL", "cudaIpcGetMemHandle:-2:801", 1);
+    idist_group *world = world_of_two(number, *(const int *)arg), *group = NULL;
+    if (!world) return 0;
+    float *x = device_of(1, 8);
+    rank_ok(number, idist_split(world, 0, number, &group));
+    idist_opts o = opts_of(group);
+    before = idist__gpu_of(world->w)->arena_count;
+    for (int turn = 0; turn < 4; turn++)
+        rank_is(number, idist_all_reduce(x, x, 8, IDIST_F32, IDIST_SUM, &o), IDIST_ERR_UNSUPPORTED);
+    rank_check(idist__gpu_of(world->w)->arena_count == before + 1, "rank %d: %d arenas", number,
+               (int)(idist__gpu_of(world->w)->arena_count - before));
+    CUDA(cudaFree(x));
+    rank_ok(number, idist_close(&world));
+    return 0;
+}
+
+static void failures(void) {
+    int port = free_port();
+    setenv("FAKE_CUDA_DEVICES", "1", 1);
+    tap_running("a group that cannot be made, again and again");
+    ranks_reset();
+    procs_run(2, 20000, fails_again, &port);
+    ranks_report("a group that cannot be made, again and again, takes its memory once");
+}
+
 // The memory of the others is read when all ranks have come, which may be long after the first has.
 static int comes_late(int number, void *arg) {
     int limit_ms = test_slow_factor() > 1 ? 6000 : 3000; // of which a device that works has a half
@@ -246,18 +287,6 @@ static void late_ranks(void) {
 //------------------------------------------------------------------------------
 // the end of a world
 //------------------------------------------------------------------------------
-
-static idist_group *world_of_two(int number, int port) {
-    idist_group *world = NULL;
-    idist_desc d = desc_with(NULL, NULL);
-    d.rank = number;
-    d.world_size = 2;
-    d.master_addr = "127.0.0.1";
-    d.master_port = port;
-    d.init_timeout_ms = d.timeout_ms = 20000;
-    rank_ok(number, idist_open(&d, &world));
-    return world;
-}
 
 static void CUDART_CB never_ends(void *arg) {
     (void)arg;
@@ -847,6 +876,7 @@ int main(void) {
     strangers();
     waits();
     troubles();
+    failures();
     late_ranks();
     ends();
     leaves();
