@@ -345,7 +345,7 @@ static void idist__gpu_home_leave(const idist__gpu_home *home) {
 
 //------------------------------------------------------------------------------
 // [gpu:pinned]  host memory that devices copy from
-// uses os:thread os:memory mem model calls:memory types device
+// uses clock os:thread mem base:log model calls:memory types device
 //------------------------------------------------------------------------------
 
 // Pinning memory may wait for all work of the device: for an NCCL kernel, say, that waits for a
@@ -452,18 +452,31 @@ static void idist__pinned_abandon(idist__gpu *gpu, idist__pinned **p) {
     *p = NULL;
 }
 
-// At the end of a world. Nothing is unpinned where the device never ends.
+// At the end of a world: waits for the thread that pins memory. If it does not come back the device
+// is busy.
+static void idist__pinned_end(const idist__world *w) {
+    idist__gpu *gpu = idist__gpu_of(w);
+    int64_t deadline = idist__os_clock_deadline(IDIST__GPU_ABORT_MS);
+    int turns = 0;
+
+    while (!idist__pinned_finish(gpu)) {
+        idist__gpu_nap(&turns);
+        if (idist__os_clock_now_ns() < deadline) continue;
+        idist__log_print(&w->log, IDIST_LOG_ERROR,
+                         "cudaHostRegister has not returned: the device is busy");
+        pthread_detach(gpu->pinning_job->thread);
+        gpu->stuck = true;
+        return;
+    }
+}
+
+// Frees memory that is not pinned any more. Where the device never ends it still is, and stays.
 static void idist__pinned_free_list(const idist__world *w, idist__pinned *list) {
     idist__pinned *p;
 
     while ((p = list) != NULL) {
         list = p->next;
-
-        if (!idist__gpu_of(w)->stuck) {
-            cudaHostUnregister(p->data);
-            idist_free(p->data);
-        }
-
+        if (!idist__gpu_of(w)->stuck) idist_free(p->data);
         idist__mem_free(&w->cfg.mem, p);
     }
 }

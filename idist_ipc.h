@@ -754,12 +754,13 @@ static void idist__ipc_abandon_arena(idist_group *g) {
 
 //------------------------------------------------------------------------------
 // [ipc:leave]  the end of a world: giving the memory back
-// uses clock os:thread mutex mem base:log model core:world gpu:types device
+// uses clock os:thread mem base:log model core:world gpu:types device pinned
 // uses gpu:agree kernel
 //
-//     idist_finalize      idist__ipc_unmap_arenas  this rank maps nothing any more; then the ranks
-//     meet groups are closed   idist__ipc_wait_unused   other threads leave world is freed
-//     idist__ipc_free_arenas   nobody maps our own arenas any more
+//     idist_finalize      idist__ipc_unmap_arenas   this rank maps nothing any more
+//                         the ranks meet            nobody maps our own arenas any more
+//     groups are closed   idist__ipc_wait_unused    other threads leave
+//     world is freed      idist__ipc_free_all       all memory that the device knows
 //------------------------------------------------------------------------------
 
 static bool idist__ipc_is_unused(const void *arg) {
@@ -801,7 +802,8 @@ static bool idist__ipc_wait_unused(idist__world *w) {
 // What a thread of its own gives back to the device, because each of these calls may wait for all
 // work of the device.
 typedef struct idist__ipc_cleanup {
-    idist__gpu gpu; // only the device, and what is given back: imports, arenas, library
+    idist__gpu gpu; // only the device, and what is given back: imports, arenas, library,
+                    // free_pinned, barrier_word
     int done;       // atomic: IDIST__JOB_*
 } idist__ipc_cleanup;
 
@@ -809,11 +811,14 @@ static void *idist__ipc_cleanup_run(void *arg) {
     idist__ipc_cleanup *job = (idist__ipc_cleanup *)arg;
     enum cudaStreamCaptureMode mode = cudaStreamCaptureModeRelaxed;
     const idist__ipc_arena *a;
+    const idist__pinned *p;
 
     cudaSetDevice(job->gpu.device);
     cudaThreadExchangeStreamCaptureMode(&mode);
     for (a = job->gpu.imports; a; a = a->next) cudaIpcCloseMemHandle(a->data);
     for (a = job->gpu.arenas; a; a = a->next) cudaFree(a->data);
+    for (p = job->gpu.free_pinned; p; p = p->next) cudaHostUnregister(p->data);
+    cudaFree(job->gpu.barrier_word);
     idist__ipc_unload_kernels(&job->gpu);
 
     if (__atomic_exchange_n(&job->done, IDIST__JOB_DONE, __ATOMIC_ACQ_REL) == IDIST__JOB_LEFT)
@@ -906,17 +911,22 @@ static void idist__ipc_unmap_arenas(idist__world *w) {
     else gpu->stuck = true;
 }
 
-static void idist__ipc_free_arenas(idist__world *w) {
+// Gives back what this rank has. Each of these calls may wait for the device, on which a kernel of
+// NCCL's may still run that could not be aborted.
+static void idist__ipc_free_all(idist__world *w) {
     idist__gpu *gpu = idist__gpu_of(w);
-    bool any = gpu->imports || gpu->arenas || idist__ipc_is_loaded(gpu);
+    bool any = gpu->imports || gpu->arenas || gpu->free_pinned || gpu->barrier_word ||
+               idist__ipc_is_loaded(gpu);
     bool busy = any && !gpu->stuck && !idist__ipc_cleanup_start(gpu);
 
     if (!busy) { // else the thread still reads the lists
         idist__ipc_free_list(w, gpu->imports);
         idist__ipc_free_list(w, gpu->arenas);
+        idist__pinned_free_list(w, gpu->free_pinned);
     }
 
     gpu->stuck = gpu->stuck || busy;
+    idist__pinned_free_list(w, gpu->abandoned_pinned);
     if (!gpu->stuck) return;
     idist__log_print(
         &w->log, IDIST_LOG_WARN,

@@ -2125,8 +2125,6 @@ static void idist__gpu_group_close(idist_group *g) {
 static void idist__gpu_free(idist__world *w) {
     idist__gpu *gpu = idist__gpu_of(w);
     const idist_allocator *mem = &w->cfg.mem;
-    int64_t deadline;
-    int turns = 0;
     idist__task *t;
     int device = gpu->host_backend ? idist__gpu_set_device(gpu) : -1; // -1: not installed
     bool left = idist__ipc_wait_unused(w);
@@ -2136,20 +2134,8 @@ static void idist__gpu_free(idist__world *w) {
                          "ncclCommDestroy has not returned: another rank has not called it, or a "
                          "graph still holds calls");
     for (t = w->all_tasks; t; t = t->older) idist__gpu_op_free(t);
-    idist__ipc_free_arenas(w);
-    if (gpu->barrier_word && !gpu->stuck) cudaFree(gpu->barrier_word);
-
-    for (deadline = idist__os_clock_deadline(IDIST__GPU_ABORT_MS); !idist__pinned_finish(gpu);) {
-        idist__gpu_nap(&turns);
-        if (idist__os_clock_now_ns() < deadline) continue;
-        idist__log_print(&w->log, IDIST_LOG_ERROR,
-                         "cudaHostRegister has not returned: the device is busy");
-        idist__os_thread_detach(gpu->pinning_job->thread);
-        break;
-    }
-
-    idist__pinned_free_list(w, gpu->free_pinned);
-    idist__pinned_free_list(w, gpu->abandoned_pinned);
+    idist__pinned_end(w);
+    idist__ipc_free_all(w);
 
     cudaGetLastError();
     if (gpu->host_backend) w->backend = gpu->host_backend;

@@ -298,9 +298,17 @@ static void CUDART_CB sleeps_a_second(void *arg) {
     tap_sleep_ms(1000);
 }
 
+typedef struct busy_end {
+    const char *backend, *devices;
+    int port;
+} busy_end;
+
 // Rank 0 closes the world while its device is busy with work of the program.
 static int closes_beside_work(int number, void *arg) {
-    idist_group *world = world_of_two(number, *(const int *)arg);
+    const busy_end *end = (const busy_end *)arg;
+    setenv("IDIST_DEVICE_BACKEND", end->backend, 1);
+    setenv("FAKE_CUDA_DEVICES", end->devices, 1);
+    idist_group *world = world_of_two(number, end->port);
     idist_opts o = opts_of(world);
     float *x = device_of(1, 8);
     int64_t start;
@@ -470,6 +478,7 @@ static void leaves(void) {
 }
 
 static void ends(void) {
+    static const busy_end busy[] = {{"ipc", "1", 0}, {"staged", "1", 0}, {"nccl", "2", 0}};
     int port = free_port();
     setenv("FAKE_CUDA_DEVICES", "1", 1);
     tap_running("a call under way");
@@ -477,11 +486,15 @@ static void ends(void) {
     procs_run(2, 30000, closes_beside_a_call, &port);
     ranks_report("idist_close beside a call that reads the memory of others waits for it");
 
-    port = free_port();
-    tap_running("a device that never ends");
-    ranks_reset();
-    procs_run(2, 30000, closes_beside_work, &port);
-    ranks_report("idist_close beside work of the program's that never ends comes back");
+    for (size_t i = 0; i < sizeof busy / sizeof *busy; i++) {
+        busy_end end = busy[i];
+        end.port = free_port();
+        tap_running("a device that never ends, %s", end.backend);
+        ranks_reset();
+        procs_run(2, 30000, closes_beside_work, &end);
+        ranks_report("idist_close beside work of the program's that never ends comes back, %s",
+                     end.backend);
+    }
 }
 
 //------------------------------------------------------------------------------
