@@ -174,6 +174,7 @@ typedef struct idist__gpu_group {
     int64_t fault_deadline_ns;         // until then the host may find out which rank
     struct idist__nccl_job *abort_job; // aborts comm
     bool waited_for_abort;
+    bool stuck; // its copies never end
     idist__ipc_arena *own_arena;
     char *arena[IDIST__IPC_RANKS]; // of each member
 } idist__gpu_group;

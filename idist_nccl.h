@@ -2001,18 +2001,20 @@ static void idist__gpu_sleep(idist__world *w, int64_t until_ns) {
 // the device may never get to them: then the call's pinned memory is used for nothing else.
 static void idist__gpu_end_copies(idist__task *t) {
     idist__gpu *gpu = idist__gpu_of(t->group->w);
-    const idist__gpu_group *gg = idist__gpu_group_of(t->group);
+    idist__gpu_group *gg = idist__gpu_group_of(t->group);
     int64_t deadline = idist__os_clock_deadline(IDIST__GPU_ABORT_MS);
     int i, turns = 0;
 
     for (i = IDIST__STREAM_OUT; i <= IDIST__STREAM_IN; i++)
-        while (!gpu->stuck && cudaStreamQuery(gg->stream[i]) == cudaErrorNotReady) {
+        while (!gg->stuck && cudaStreamQuery(gg->stream[i]) == cudaErrorNotReady) {
             cudaGetLastError();
-            gpu->stuck = idist__os_clock_now_ns() > deadline;
+            gg->stuck = idist__os_clock_now_ns() > deadline;
             idist__gpu_nap(&turns);
         }
 
-    for (i = 0; i < IDIST__GPU_SLOTS && gpu->stuck; i++)
+    if (!gg->stuck) return;
+    gpu->stuck = true;
+    for (i = 0; i < IDIST__GPU_SLOTS; i++)
         idist__pinned_abandon(gpu, &idist__gpu_op_of(t)->slots[i].memory);
 }
 

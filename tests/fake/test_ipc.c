@@ -521,6 +521,27 @@ static int times_out_beside_copies(int number, void *arg) {
     return 0;
 }
 
+// A call that times out waits for its copies, also where other work of the device never ends.
+static int leaves_its_buffers(int number, void *arg) {
+    setenv("IDIST_DEVICE_BACKEND", "staged", 1);
+    idist_group *world = world_of_two(number, *(const int *)arg);
+    if (!world) return 0;
+    idist_opts o = opts_of(world);
+    float *x = device_of(1, 8);
+    cudaStream_t out;
+    rank_ok(number, idist_all_reduce(x, x, 8, IDIST_F32, IDIST_SUM, &o));
+    out = idist__gpu_group_of(world)->stream[IDIST__STREAM_OUT];
+    idist__world_lock(world->w);
+    idist__gpu_of(world->w)->stuck = true;
+    pthread_mutex_unlock(&world->w->lock);
+    if (number == 0) CUDA(cudaLaunchHostFunc(out, sleeps_a_second, NULL));
+    o.timeout_ms = 300;
+    rank_is(number, idist_all_reduce(x, x, 8, IDIST_F32, IDIST_SUM, &o), IDIST_ERR_TIMEOUT);
+    rank_check(cudaStreamQuery(out) == cudaSuccess, "rank %d: a copy is still to come", number);
+    (void)!idist_close(&world);
+    return 0;
+}
+
 typedef struct pair_call {
     idist_group *group;
     idist_status status;
@@ -604,6 +625,12 @@ static void waits(void) {
     ranks_reset();
     procs_run(2, 30000, times_out_beside_copies, &port);
     ranks_report("a call times out though its copies never end");
+
+    port = free_port();
+    tap_running("copies beside work that never ends");
+    ranks_reset();
+    procs_run(2, 30000, leaves_its_buffers, &port);
+    ranks_report("a call that times out waits for its copies beside work that never ends");
 
     port = free_port();
     tap_running("a thread inside NCCL");
