@@ -921,7 +921,8 @@ static bool idist__stage_step(idist__task *t) {
     return true;
 }
 
-// The host's backend is done with a chunk. True: the call is complete.
+// The host's backend is done with a chunk. True: the call is complete. The caller's stream need not
+// wait for op->event, because the call itself does before it returns.
 static bool idist__stage_part_done(idist__task *t) {
     idist__gpu_op *op = idist__gpu_op_of(t);
     cudaError_t error = idist__stage_in(t);
@@ -934,8 +935,6 @@ static bool idist__stage_part_done(idist__task *t) {
     if (op->error == cudaSuccess)
         op->error =
             cudaEventRecord(op->event, idist__gpu_group_of(t->group)->stream[IDIST__STREAM_IN]);
-    if (op->error == cudaSuccess && t->stream && !t->async)
-        op->error = cudaStreamWaitEvent((cudaStream_t)t->stream, op->event, 0);
     t->followed = op->error == cudaSuccess;
 
     return false;

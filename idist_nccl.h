@@ -1676,10 +1676,9 @@ static idist_status idist__gpu_route(idist_group *g, const idist__call *c, const
 
 //------------------------------------------------------------------------------
 // [nccl:engine]  the device's part of a backend
-// uses clock os:thread mutex fail text mem base:log base:type kind model
-// uses core:world fingerprint core:task core:group core:call core:message
-// uses gpu:types device pinned gpu:task stage leave ipc:call job abort launch
-// uses setup route
+// uses clock fail text mem base:log base:type kind model core:world fingerprint
+// uses core:task core:group core:wait core:call core:message gpu:types device
+// uses pinned gpu:task stage leave ipc:call job abort launch setup route
 //
 // A world with a device has a backend that consists of these functions; they pass on to the host's
 // backend what concerns host memory.
@@ -1831,6 +1830,42 @@ static void idist__gpu_start_nccl(idist__task *t) {
     idist__me.held_world = w;
 }
 
+// From here to idist__gpu_relock the lock is not held, for a call of CUDA that adds to a stream of
+// the program's: it waits where the stream's queue is full, perhaps behind a kernel of NCCL's that
+// waits for a lost rank, and whoever aborts that needs the lock.
+static idist__gpu_guard idist__gpu_unlock(idist__world *w) {
+    idist__gpu *gpu = idist__gpu_of(w);
+    idist__gpu_guard guard = idist__gpu_enter(gpu);
+
+    gpu->user_count++; // the end of the world waits for us
+    pthread_mutex_unlock(&w->lock);
+
+    return guard;
+}
+
+static void idist__gpu_relock(idist__world *w, idist__gpu_guard guard) {
+    idist__gpu *gpu = idist__gpu_of(w);
+
+    idist__gpu_leave(gpu, guard);
+    idist__world_lock(w);
+    gpu->user_count--;
+}
+
+// Notes where the program's stream stands, before which the call does not begin. False: the call
+// was cancelled meanwhile.
+static bool idist__gpu_record_begin(idist__task *t) {
+    idist__world *w = t->group->w;
+    idist__gpu_op *op = idist__gpu_op_of(t);
+    cudaStream_t stream = t->stream ? (cudaStream_t)t->stream : cudaStreamLegacy;
+    idist__gpu_guard guard = idist__gpu_unlock(w);
+    cudaError_t error = cudaEventRecord(op->event, stream);
+
+    idist__gpu_relock(w, guard);
+    if (!t->done) op->error = error;
+
+    return !t->done;
+}
+
 // A part of a running call, and a call on host memory with nothing before it, go to the host's
 // backend at once.
 static void idist__gpu_start(idist__task *t) {
@@ -1838,7 +1873,6 @@ static void idist__gpu_start(idist__task *t) {
     idist__gpu *gpu = idist__gpu_of(g->w);
     idist__gpu_group *gg = idist__gpu_group_of(g);
     bool on_device = t->on_device;
-    idist__gpu_guard guard;
     idist__gpu_op *op;
 
     if (!on_device && (!gg || !gg->queue)) {
@@ -1879,13 +1913,11 @@ static void idist__gpu_start(idist__task *t) {
         return;
     }
 
-    idist__gpu_enqueue(t);
-    guard = idist__gpu_enter(gpu);
-    op->error = cudaEventRecord(op->event, t->stream ? (cudaStream_t)t->stream : cudaStreamLegacy);
     if (op->path == IDIST__BY_IPC)
         idist__gpu_plan_chunks(t, IDIST__IPC_CHUNK, idist__gpu_shape_of(g, &op->call).contribution);
     else idist__gpu_plan_chunks(t, IDIST__GPU_CHUNK, idist__gpu_shape_of(g, &op->call).most);
-    idist__gpu_leave(gpu, guard);
+    if (!idist__gpu_record_begin(t)) return;
+    idist__gpu_enqueue(t);
     idist__gpu_run_queue(g);
 }
 
@@ -1912,15 +1944,19 @@ static void idist__gpu_launch_held(idist__world *w) {
     if (first) idist__nccl_launch(first);
 }
 
-// Makes the stream wait for a call that is complete but for its event (t->followed).
+// Makes the stream wait for a call that is complete but for its event (t->followed). The event may
+// come meanwhile.
 static idist_status idist__gpu_follow(idist__task *t, void *stream) {
-    idist__gpu *gpu = idist__gpu_of(t->group->w);
-    idist__gpu_guard guard = idist__gpu_enter(gpu);
+    idist__world *w = t->group->w;
+    idist_status status = IDIST_OK;
+    idist__gpu_guard guard = idist__gpu_unlock(w);
     cudaError_t error = cudaStreamWaitEvent((cudaStream_t)stream, idist__gpu_op_of(t)->event, 0);
 
-    idist__gpu_leave(gpu, guard);
-    idist__task_detach(t);
-    return error == cudaSuccess ? IDIST_OK : idist__gpu_fail("wait_stream", error);
+    idist__gpu_relock(w, guard);
+    if (t->done) status = idist__wait_result(t);
+    else idist__task_detach(t);
+
+    return error == cudaSuccess ? status : idist__gpu_fail("wait_stream", error);
 }
 
 static void idist__nccl_fail_mismatch(idist__task *t) {

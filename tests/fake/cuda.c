@@ -70,6 +70,8 @@
 //   FAKE_CUDA_ALLOC_WAITS=1  cudaMalloc and cudaHostRegister wait for what the device has to do, as
 //                         the real ones may
 //   FAKE_CUDA_ALLOC_US=n  cudaMalloc takes that long
+//   FAKE_CUDA_QUEUE=n     a stream holds n operations: whoever adds one to a full stream waits, as
+//                         with the real ones after about a thousand
 //   FAKE_CUDA_DESTROYED_ENDS=1  to use a stream that was destroyed ends the program, as it may with
 //                         the real ones
 #ifndef _GNU_SOURCE
@@ -192,7 +194,8 @@ static struct {
     bool corrupt_peers, stuck_peers, alloc_waits, destroyed_ends;
     unsigned alloc_us;
     unsigned jit_ms;
-    bool forked; // since then
+    int queue_limit; // 0: none
+    bool forked;     // since then
 } config;
 
 static _Thread_local cudaError_t last_error;
@@ -245,6 +248,7 @@ static void read_environment(void) {
     config.destroyed_ends = is_set("FAKE_CUDA_DESTROYED_ENDS");
     config.alloc_us =
         is_set("FAKE_CUDA_ALLOC_US") ? (unsigned)atoi(getenv("FAKE_CUDA_ALLOC_US")) : 0;
+    config.queue_limit = is_set("FAKE_CUDA_QUEUE") ? atoi(getenv("FAKE_CUDA_QUEUE")) : 0;
     pthread_atfork(NULL, NULL, is_forked);
     config.delay_us = delay ? (unsigned)atoi(delay) : 0;
     if (failing && sscanf(failing, "%63[^:]:%d:%d", config.fail_function, &config.fail_nth,
@@ -574,8 +578,16 @@ static cudaError_t check_implicit(cudaStream_t s) {
     return other ? spoil(other->capture, cudaErrorStreamCaptureImplicit) : cudaSuccess;
 }
 
+static int count_queued(cudaStream_t s) {
+    int count = 0;
+    for (const node *n = s->head; n; n = n->next) count++;
+    return count;
+}
+
 static cudaError_t enqueue(cudaStream_t s, fake_work w) {
     work *made = new_work(w);
+    while (config.queue_limit && !s->capture && count_queued(s) >= config.queue_limit)
+        wait_changed();
     cudaError_t error =
         s->capture ? (s->capture->invalid ? cudaErrorStreamCaptureInvalidated : cudaSuccess)
                    : check_implicit(s);
@@ -1060,6 +1072,14 @@ int fake_count_streams(int priority) {
         n += !s->is_null && !s->destroyed && s->priority == priority;
     pthread_mutex_unlock(&lock);
     return n;
+}
+
+int fake_count_queued(cudaStream_t stream) {
+    pthread_mutex_lock(&lock);
+    cudaStream_t s = find_stream(stream);
+    int count = s ? count_queued(s) : 0;
+    pthread_mutex_unlock(&lock);
+    return count;
 }
 
 cudaError_t cudaStreamGetPriority(cudaStream_t stream, int *priority) {

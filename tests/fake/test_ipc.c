@@ -46,7 +46,23 @@ static cudaStream_t new_stream(void) {
 // calls that may wait for the device, beside an NCCL kernel that waits for a dead rank
 //------------------------------------------------------------------------------
 
-enum { A_KERNEL, MEMORY, A_GROUP, THE_END, N_BESIDE };
+enum { A_KERNEL, MEMORY, A_GROUP, THE_END, FULL_CALL, FULL_STAGED, FULL_WAIT, N_BESIDE };
+enum { QUEUE = 64 };
+
+// A call of ranks that do not lose one, on a stream that takes nothing more.
+static idist_status calls_on_full_stream(int what, float *x, idist_opts *o) {
+    cudaStream_t full = (cudaStream_t)o->stream;
+    idist_request r = {NULL};
+    idist_status status;
+    while (fake_count_queued(full) && fake_count_queued(full) < QUEUE)
+        CUDA(cudaMemsetAsync(x + 4, 0, sizeof *x, full));
+    if (what == FULL_CALL) return idist_all_reduce(x, x, 4, IDIST_F32, IDIST_SUM, o);
+    if (what == FULL_STAGED) return idist_scan(x, x, 4, IDIST_F32, IDIST_SUM, o);
+    o->stream = NULL;
+    o->request = &r;
+    status = idist_scan(x, x, 4, IDIST_F32, IDIST_SUM, o);
+    return status == IDIST_OK ? idist_wait_stream(&r, full) : status;
+}
 
 // Ranks 0 and 2 share the first GPU, rank 1 has the second one. Rank 1 dies while rank 0 waits for
 // it on a stream. Rank 2 stays until then: its own end would be a loss to the others.
@@ -65,6 +81,12 @@ static int beside_a_dead_rank(idist_group *world, int rank, int n, proc_slot *sl
     if (rank < 2)
         rank_ok(rank,
                 idist_all_reduce(x, x, 8, IDIST_F32, IDIST_SUM, &o)); // makes the communicator
+    own.group = ipc;
+    if (what >= FULL_CALL && rank != 1) { // so that neither has anything to set up later
+        rank_ok(rank, idist_all_reduce(y, y, 8, IDIST_F32, IDIST_SUM, &own));
+        rank_ok(rank, idist_scan(y, y, 8, IDIST_F32, IDIST_SUM, &own));
+    }
+    own.group = world;
     o.stream = s;
     own.stream = other;
     proc_phase(slot, 1);
@@ -78,6 +100,10 @@ static int beside_a_dead_rank(idist_group *world, int rank, int n, proc_slot *sl
     if (rank == 0 && what == MEMORY) status = idist__own_alloc("test", &own, &memory, 64);
     own.stream = NULL;
     own.group = ipc;
+    if (what >= FULL_CALL && rank != 1) {
+        own.stream = s;
+        status = calls_on_full_stream(what, y, &own);
+    }
     if (what == A_GROUP && rank != 1)
         status = idist_all_reduce(y, y, 8, IDIST_F32, IDIST_SUM, &own);
     if (what == A_GROUP && rank != 1)
@@ -98,13 +124,20 @@ static int beside_a_dead_rank(idist_group *world, int rank, int n, proc_slot *sl
 }
 
 static void beside_dead_ranks(void) {
-    static const char *const names[] = {"the first launch of a kernel", "cudaMalloc",
-                                        "a group that is made", "idist_close"};
+    static const char *const names[] = {"the first launch of a kernel",
+                                        "cudaMalloc",
+                                        "a group that is made",
+                                        "idist_close",
+                                        "a call on a full stream",
+                                        "a staged call on a full stream",
+                                        "idist_wait_stream with a full stream"};
     setenv("FAKE_CUDA_DEVICES", "2", 1);
     setenv("FAKE_CUDA_ALLOC_WAITS", "1", 1);
     for (int what = 0; what < N_BESIDE; what++) {
         procs p;
         tap_running("%s beside NCCL that waits for a dead rank", names[what]);
+        if (what == FULL_CALL) setenv("FAKE_CUDA_QUEUE", "64", 1);
+        if (what == FULL_CALL) setenv("FAKE_CUDA_DELAY_US", "2000", 1);
         ranks_reset();
         procs_start(&p, 3, NULL, beside_a_dead_rank, &what);
         rank_check(procs_wait(&p, 8000) == 0, "hang");
@@ -113,6 +146,8 @@ static void beside_dead_ranks(void) {
         ranks_report("%s beside NCCL that waits for a dead rank comes back", names[what]);
         procs_free(&p);
     }
+    unsetenv("FAKE_CUDA_QUEUE");
+    unsetenv("FAKE_CUDA_DELAY_US");
     unsetenv("FAKE_CUDA_ALLOC_WAITS");
 }
 
