@@ -248,6 +248,11 @@ static void idist__world_free(idist__world *w) {
 
     while (w->group.next) idist__group_free(w->group.next);
 
+    if (w->abandoned) {
+        idist__group_abandon(&w->group);
+        return;
+    }
+
     while (w->freed_groups) {
         idist_group *g = w->freed_groups;
         w->freed_groups = g->next;

@@ -448,7 +448,9 @@ enum { IDIST__BACKEND_ABI = 7 };
 //
 // All are called with the world's lock held. The table belongs to the device backend and lives as
 // long as w->device_api points to it; w->device, group->device and task->device are its own data,
-// which the core stores and passes on, but never frees. None of the four is NULL.
+// which the core stores and passes on, but never frees. None of the four is NULL. If a thread that
+// released the lock does not come back before the world ends, the device backend sets w->abandoned
+// and leaves its data and this table in place.
 typedef struct idist_device_api {
     // Whether a call is for the device (*on_device), by looking at its buffers and its stream.
     // *detached: nobody is to wait for the task, because the stream orders what follows. May block:
@@ -525,10 +527,12 @@ struct idist__world {
                               // more: only one thread may call at all
     bool single_threaded;     // the backend allows one thread only: requests move on inside calls
     int making_count;         // groups being made
-    bool leaves;  // the world ends after a failure: the other ranks have not reached its end
-    bool watched; // the device may wait for other ranks while no caller does: the progress
-                  // thread looks after the connections
-    idist__os_thread thread;
+    bool leaves;    // the world ends after a failure: the other ranks have not reached its end
+    bool abandoned; // the world ends while a thread is still inside a call: what the thread may
+                    // touch is never freed
+    bool watched;   // the device may wait for other ranks while no caller does: the progress
+                    // thread looks after the connections
+    pthread_t thread;
 };
 
 //------------------------------------------------------------------------------
@@ -1162,6 +1166,18 @@ static idist_group *idist__group_new(idist__world *w, int n) {
     return NULL;
 }
 
+// Ends a group while a thread is still inside a call. The call finds its struct when it comes back,
+// and a failure that nobody is left to be told of.
+static void idist__group_abandon(idist_group *g) {
+    if (g->status == IDIST_OK) {
+        g->status = IDIST_ERR_STATE;
+        idist__text_copy(g->cause, sizeof g->cause, "the world was closed");
+    }
+
+    g->failure_flushed = true;
+    g->freed = true;
+}
+
 static void idist__group_free(idist_group *g) {
     idist_group **at;
     idist__world *w = g->w;
@@ -1171,6 +1187,11 @@ static void idist__group_free(idist_group *g) {
     if (*at) {
         *at = g->next;
         if (g->rank >= 0) w->backend->group_close(g);
+    }
+
+    if (w->abandoned) {
+        idist__group_abandon(g);
+        return;
     }
 
     idist__mem_free(&w->cfg.mem, g->ranks);

@@ -774,29 +774,27 @@ static void idist__ipc_set_leave_deadline(idist__gpu *gpu) {
 }
 
 // The world is being closed: waits, once, for the threads that use without the lock what is to be
-// freed. False: some still do. Called without the lock; a thread that never releases the lock is no
-// reason to wait longer.
+// freed. False: some still do, and nothing that they use is freed. Called without the lock; a
+// thread that never releases the lock is no reason to wait longer.
 static bool idist__ipc_wait_unused(idist__world *w) {
     idist__gpu *gpu = idist__gpu_of(w);
-    bool left;
     int turns = 0;
 
     idist__ipc_set_leave_deadline(gpu);
 
-    while (!idist__os_mutex_try_lock(&w->lock)) {
-        if (idist__os_clock_now_ns() > gpu->leave_deadline_ns) {
-            gpu->stuck = true;
-            return false;
-        }
-
+    while (!w->abandoned && pthread_mutex_trylock(&w->lock) != 0) {
+        w->abandoned = idist__os_clock_now_ns() > gpu->leave_deadline_ns;
         idist__gpu_nap(&turns);
     }
 
-    left = idist__gpu_wait_until(w, idist__ipc_is_unused, w, gpu->leave_deadline_ns);
-    if (!left) gpu->stuck = true;
-    idist__os_mutex_unlock(&w->lock);
+    if (!w->abandoned) {
+        w->abandoned = !idist__gpu_wait_until(w, idist__ipc_is_unused, w, gpu->leave_deadline_ns);
+        pthread_mutex_unlock(&w->lock);
+    }
 
-    return left;
+    gpu->stuck = gpu->stuck || w->abandoned;
+
+    return !w->abandoned;
 }
 
 // What a thread of its own gives back to the device, because each of these calls may wait for all
@@ -919,14 +917,14 @@ static void idist__ipc_free_all(idist__world *w) {
                idist__ipc_is_loaded(gpu);
     bool busy = any && !gpu->stuck && !idist__ipc_cleanup_start(gpu);
 
-    if (!busy) { // else the thread still reads the lists
+    if (!busy && !w->abandoned) { // else a thread still reads the lists
         idist__ipc_free_list(w, gpu->imports);
         idist__ipc_free_list(w, gpu->arenas);
         idist__pinned_free_list(w, gpu->free_pinned);
+        idist__pinned_free_list(w, gpu->abandoned_pinned);
     }
 
     gpu->stuck = gpu->stuck || busy;
-    idist__pinned_free_list(w, gpu->abandoned_pinned);
     if (!gpu->stuck) return;
     idist__log_print(
         &w->log, IDIST_LOG_WARN,

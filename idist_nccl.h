@@ -2160,6 +2160,7 @@ static void idist__gpu_group_close(idist_group *g) {
     gpu->host_backend->group_close(g);
 }
 
+// What threads still use that are inside a call stays (w->abandoned).
 static void idist__gpu_free(idist__world *w) {
     idist__gpu *gpu = idist__gpu_of(w);
     const idist_allocator *mem = &w->cfg.mem;
@@ -2171,17 +2172,17 @@ static void idist__gpu_free(idist__world *w) {
         idist__log_print(&w->log, IDIST_LOG_WARN,
                          "ncclCommDestroy has not returned: another rank has not called it, or a "
                          "graph still holds calls");
-    for (t = w->all_tasks; t; t = t->older) idist__gpu_op_free(t);
-    idist__pinned_end(w);
+    for (t = w->all_tasks; t && left; t = t->older) idist__gpu_op_free(t);
+    if (left) idist__pinned_end(w);
     idist__ipc_free_all(w);
 
     cudaGetLastError();
     if (gpu->host_backend) w->backend = gpu->host_backend;
-    w->device = NULL;
-    w->device_api = NULL;
     if (idist__me.held_world == w) idist__me.held_world = NULL;
     if (device >= 0) idist__gpu_restore_device(gpu, device);
     if (!left) return;
+    w->device = NULL;
+    w->device_api = NULL;
     idist__mem_free(mem, gpu->rank_infos);
     idist__mem_free(mem, gpu);
 }

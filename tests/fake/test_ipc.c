@@ -404,7 +404,12 @@ static int closes_beside_a_call(int number, void *arg) {
     return 0;
 }
 
-enum { A_LOAD, AN_ENDLESS_LOAD, A_SETUP, NCCLS_KERNEL, N_USES };
+enum { A_LOAD, AN_ENDLESS_LOAD, A_SETUP, NCCLS_KERNEL, A_FULL_STREAM, N_USES };
+
+static void CUDART_CB outlasts_the_world(void *arg) {
+    (void)arg;
+    tap_sleep_ms(PATIENCE_MS + 1500);
+}
 
 typedef struct use {
     int what, port;
@@ -421,6 +426,12 @@ static void *uses_the_device(void *arg) {
         return NULL;
     }
     float *x = device_of(3, 8);
+    if (u->what == A_FULL_STREAM) {
+        o.stream = new_stream();
+        CUDA(cudaLaunchHostFunc((cudaStream_t)o.stream, outlasts_the_world, NULL));
+        u->status = calls_on_full_stream(FULL_CALL, x, &o);
+        return NULL;
+    }
     if (u->what == A_SETUP) {
         CUDA(cudaLaunchHostFunc(new_stream(), sleeps_a_second, NULL));
         u->status = idist_all_reduce(x, x, 8, IDIST_F32, IDIST_SUM, &o);
@@ -465,10 +476,16 @@ static int closes_beside_use(int number, void *arg) {
     setenv("FAKE_CUDA_JIT_MS", u.what == A_SETUP ? "0" : endless ? "100000" : "200", 1);
     setenv("FAKE_CUDA_ALLOC_WAITS", "1", 1);
     if (u.what == NCCLS_KERNEL) setenv("FAKE_CUDA_DEVICES", "2", 1);
-    else if (u.what != A_SETUP) setenv("IDIST_DEVICE_BACKEND", "staged", 1);
+    else if (u.what <= AN_ENDLESS_LOAD) setenv("IDIST_DEVICE_BACKEND", "staged", 1);
+    if (u.what == A_FULL_STREAM) setenv("FAKE_CUDA_QUEUE", "64", 1);
     if ((u.world = world_of_two(number, u.port)) == NULL) return 0;
     rank_ok(number, idist_split(u.world, 0, number, &u.group));
     if (u.what == NCCLS_KERNEL) starts_nccl(u.world, u.group, number);
+    if (u.what == A_FULL_STREAM) {
+        idist_opts o = opts_of(u.group);
+        float *x = device_of(1, 8);
+        rank_ok(number, idist_all_reduce(x, x, 8, IDIST_F32, IDIST_SUM, &o));
+    }
     if (number == 1) {
         if (u.what == A_SETUP) uses_the_device(&u);
         if (u.what == NCCLS_KERNEL) tap_sleep_ms(PATIENCE_MS + 500);
@@ -493,14 +510,16 @@ static int closes_beside_use(int number, void *arg) {
         rank_check(took < PATIENCE_MS, "took %d ms", (int)took); // NCCL was aborted
     else rank_check(took > 200, "did not wait: %d ms", (int)took);
     pthread_join(thread, NULL);
-    if (u.what != A_SETUP) rank_is(0, u.status, IDIST_OK);
+    if (u.what == A_FULL_STREAM) rank_is(0, u.status, IDIST_ERR_ABORTED); // it outlasts the world
+    else if (u.what != A_SETUP) rank_is(0, u.status, IDIST_OK);
     else rank_is(0, u.status, IDIST_ERR_STATE);
     return 0;
 }
 
 static void leaves(void) {
     static const char *const names[] = {"kernels are loaded", "kernels are loaded without an end",
-                                        "a group is made", "NCCL's kernel is waited for"};
+                                        "a group is made", "NCCL's kernel is waited for",
+                                        "a call waits for a stream"};
     setenv("FAKE_CUDA_DEVICES", "1", 1);
     for (int what = 0; what < N_USES; what++) {
         use u = {what, free_port(), NULL, NULL, IDIST_OK};
