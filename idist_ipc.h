@@ -815,7 +815,8 @@ static void *idist__ipc_cleanup_run(void *arg) {
     cudaThreadExchangeStreamCaptureMode(&mode);
     for (a = job->gpu.imports; a; a = a->next) cudaIpcCloseMemHandle(a->data);
     for (a = job->gpu.arenas; a; a = a->next) cudaFree(a->data);
-    for (p = job->gpu.free_pinned; p; p = p->next) cudaHostUnregister(p->data);
+    for (p = job->gpu.free_pinned; p; p = p->next)
+        if (p->is_pinned) cudaHostUnregister(p->data);
     cudaFree(job->gpu.barrier_word);
     idist__ipc_unload_kernels(&job->gpu);
 

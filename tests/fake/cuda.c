@@ -9,9 +9,10 @@
 //   and operations use a
 //     second mapping of the same memory. Fresh memory is not zero, and a copy beyond the end of it
 //     is an error.
-//   - cudaMemcpyAsync of pageable memory: to the device it is captured at the call, from the device
-//   it blocks. Pinned
-//     memory (cudaMallocHost, cudaHostRegister) is read and written later, by the stream.
+//   - cudaMemcpyAsync of pageable memory: to the device it is captured at the call, more than 64
+//   KiB
+//     when the stream gets there; from the device it blocks. Pinned memory (cudaMallocHost,
+//     cudaHostRegister) is read and written later, by the stream.
 //   - cudaMemcpy returns before the data is on the device when the source is pageable or on the
 //   device (as documented).
 //   - The NULL stream waits for the streams made without cudaStreamNonBlocking, and they for it.
@@ -98,6 +99,7 @@
 #define MARKS 64                      // records of one event that may be under way at once
 #define FILL_LIMIT ((size_t)16 << 20) // larger fresh memory is filled at both ends only
 #define FILL_END ((size_t)1 << 20)
+#define CAPTURED_AT_ONCE ((size_t)64 << 10) // pageable memory on its way to the device
 
 typedef struct work {
     fake_work w;
@@ -787,7 +789,7 @@ static cudaError_t copy_on(cudaStream_t stream, void *dst, const void *src, size
                        (sync && !captured && !(on_device(to) && on_device(from)));
     if (s->capture && (captured || blocks_host))
         return spoil(s->capture, cudaErrorStreamCaptureUnsupported);
-    if (sync && captured) wait_stream(s, sequence);
+    if (captured && (sync || nbytes > CAPTURED_AT_ONCE)) wait_stream(s, sequence);
     copy *c =
         new_copy(to ? view_of(to, dst) : dst, from ? view_of(from, src) : src, nbytes, captured);
     if (on_device(from)) c->n_read = nbytes;

@@ -555,23 +555,57 @@ static void ends(void) {
 // threads that wait for the device, or for each other
 //------------------------------------------------------------------------------
 
+typedef struct endless {
+    int stream;        // in which a copy never gets its turn
+    const char *fails; // FAKE_CUDA_FAIL
+    bool stuck;        // other work never ends: nothing is pinned any more
+    int port;
+} endless;
+
 // A call times out whose copies never get their turn on the device.
 static int times_out_beside_copies(int number, void *arg) {
+    enum { MANY = 100000 };
+    const endless *e = (const endless *)arg;
     setenv("IDIST_DEVICE_BACKEND", "staged", 1);
+    if (e->fails) setenv("FAKE_CUDA_FAIL", e->fails, 1);
+    idist_group *world = world_of_two(number, e->port);
+    if (!world) return 0;
+    idist_opts o = opts_of(world);
+    float *x = device_of(1, MANY);
+    idist__world_lock(world->w);
+    idist__gpu_of(world->w)->stuck = e->stuck;
+    pthread_mutex_unlock(&world->w->lock);
+    rank_ok(number, idist_all_reduce(x, x, MANY, IDIST_F32, IDIST_SUM, &o));
+    if (number == 0)
+        CUDA(cudaLaunchHostFunc(idist__gpu_group_of(world)->stream[e->stream], never_ends, NULL));
+    int64_t start = tap_now_ms();
+    o.timeout_ms = 500;
+    idist_status status = idist_all_reduce(x, x, MANY, IDIST_F32, IDIST_SUM, &o);
+    o.timeout_ms = 0;
+    if (number == 1 && status == IDIST_OK) status = idist_barrier(&o); // it has all it needs
+    rank_is(number, status, IDIST_ERR_TIMEOUT);
+    rank_check(tap_now_ms() - start < (PATIENCE_MS + 2000) * test_slow_factor(),
+               "rank %d: took %d ms", number, (int)(tap_now_ms() - start));
+    return 0;
+}
+
+// Memory that cannot be pinned serves all the same.
+static int stages_without_pinning(int number, void *arg) {
+    enum { MANY = 6 << 20 }; // several chunks
+    setenv("IDIST_DEVICE_BACKEND", "staged", 1);
+    setenv("FAKE_CUDA_FAIL", "cudaHostRegister:0:801", 1);
     idist_group *world = world_of_two(number, *(const int *)arg);
     if (!world) return 0;
     idist_opts o = opts_of(world);
-    float *x = device_of(1, 8);
-    rank_ok(number, idist_all_reduce(x, x, 8, IDIST_F32, IDIST_SUM, &o));
-    if (number == 0) {
-        cudaStream_t out = idist__gpu_group_of(world)->stream[IDIST__STREAM_OUT];
-        CUDA(cudaLaunchHostFunc(out, never_ends, NULL));
-    }
-    int64_t start = tap_now_ms();
-    o.timeout_ms = 500;
-    rank_is(number, idist_all_reduce(x, x, 8, IDIST_F32, IDIST_SUM, &o), IDIST_ERR_TIMEOUT);
-    rank_check(tap_now_ms() - start < (PATIENCE_MS + 2000) * test_slow_factor(),
-               "rank %d: took %d ms", number, (int)(tap_now_ms() - start));
+    float *x = device_of(1, MANY), *host = (float *)malloc(MANY * sizeof *host);
+    size_t i = 0;
+    rank_ok(number, idist_all_reduce(x, x, MANY, IDIST_F32, IDIST_SUM, &o));
+    CUDA(cudaMemcpy(host, x, MANY * sizeof *host, cudaMemcpyDeviceToHost));
+    while (i < MANY && host[i] == 2) i++;
+    rank_check(i == MANY, "rank %d: element %zu is %g", number, i, (double)host[i]);
+    free(host);
+    CUDA(cudaFree(x));
+    rank_ok(number, idist_close(&world));
     return 0;
 }
 
@@ -673,12 +707,32 @@ static int waits_for_a_thread(int number, void *arg) {
 }
 
 static void waits(void) {
-    int port = free_port();
+    static const char not_pinned[] = "cudaHostRegister:0:801";
+    static const endless all[] = {{IDIST__STREAM_OUT, NULL, false, 0},
+                                  {IDIST__STREAM_IN, NULL, false, 0},
+                                  {IDIST__STREAM_OUT, not_pinned, false, 0},
+                                  {IDIST__STREAM_IN, not_pinned, false, 0},
+                                  {IDIST__STREAM_OUT, NULL, true, 0}};
+    int port;
     setenv("FAKE_CUDA_DEVICES", "1", 1);
-    tap_running("copies that never end");
+    for (size_t i = 0; i < sizeof all / sizeof *all; i++) {
+        endless e = all[i];
+        e.port = free_port();
+        tap_running("copies that never end");
+        ranks_reset();
+        procs_run(2, 20000, times_out_beside_copies, &e);
+        ranks_report("a call times out though its copies %s the device never end%s",
+                     e.stream == IDIST__STREAM_OUT ? "out of" : "into",
+                     e.fails   ? ", where memory cannot be pinned"
+                     : e.stuck ? ", nor does other work"
+                               : "");
+    }
+
+    port = free_port();
+    tap_running("memory that is not pinned");
     ranks_reset();
-    procs_run(2, 30000, times_out_beside_copies, &port);
-    ranks_report("a call times out though its copies never end");
+    procs_run(2, 30000, stages_without_pinning, &port);
+    ranks_report("a call is right where memory cannot be pinned");
 
     port = free_port();
     tap_running("copies beside work that never ends");
