@@ -338,9 +338,11 @@ typedef struct busy_end {
     int port;
 } busy_end;
 
-// Rank 0 closes the world while its device is busy with work of the program.
-static int closes_beside_work(int number, void *arg) {
-    const busy_end *end = (const busy_end *)arg;
+// Rank 0 closes the world while its device is busy with work of the program. Each pair of processes
+// is a world, with a case of its own.
+static int closes_beside_work(int process, void *arg) {
+    const busy_end *end = (const busy_end *)arg + process / 2;
+    int number = process % 2;
     setenv("IDIST_DEVICE_BACKEND", end->backend, 1);
     setenv("FAKE_CUDA_DEVICES", end->devices, 1);
     idist_group *world = world_of_two(number, end->port);
@@ -353,8 +355,8 @@ static int closes_beside_work(int number, void *arg) {
     if (number == 0) CUDA(cudaLaunchHostFunc(new_stream(), never_ends, NULL));
     start = tap_now_ms();
     rank_ok(number, idist_close(&world));
-    rank_check(tap_now_ms() - start < 10000 * test_slow_factor(), "rank %d: took %d ms", number,
-               (int)(tap_now_ms() - start));
+    rank_check(tap_now_ms() - start < 10000 * test_slow_factor(), "%s, rank %d: took %d ms",
+               end->backend, number, (int)(tap_now_ms() - start));
     return 0;
 }
 
@@ -532,7 +534,7 @@ static void leaves(void) {
 }
 
 static void ends(void) {
-    static const busy_end busy[] = {{"ipc", "1", 0}, {"staged", "1", 0}, {"nccl", "2", 0}};
+    busy_end busy[] = {{"ipc", "1", 0}, {"staged", "1", 0}, {"nccl", "2", 0}};
     int port = free_port();
     setenv("FAKE_CUDA_DEVICES", "1", 1);
     tap_running("a call under way");
@@ -540,15 +542,12 @@ static void ends(void) {
     procs_run(2, 30000, closes_beside_a_call, &port);
     ranks_report("idist_close beside a call that reads the memory of others waits for it");
 
-    for (size_t i = 0; i < sizeof busy / sizeof *busy; i++) {
-        busy_end end = busy[i];
-        end.port = free_port();
-        tap_running("a device that never ends, %s", end.backend);
-        ranks_reset();
-        procs_run(2, 30000, closes_beside_work, &end);
-        ranks_report("idist_close beside work of the program's that never ends comes back, %s",
-                     end.backend);
-    }
+    for (size_t i = 0; i < sizeof busy / sizeof *busy; i++) busy[i].port = free_port();
+    tap_running("a device that never ends");
+    ranks_reset();
+    procs_run(6, 30000, closes_beside_work, busy);
+    ranks_report("idist_close beside work of the program's that never ends comes back: ipc, "
+                 "staged, nccl");
 }
 
 //------------------------------------------------------------------------------
@@ -562,13 +561,14 @@ typedef struct endless {
     int port;
 } endless;
 
-// A call times out whose copies never get their turn on the device.
+// A call times out whose copies never get their turn on the device. Each pair of processes is a
+// world, with a case of its own.
 static int times_out_beside_copies(int number, void *arg) {
     enum { MANY = 100000 };
-    const endless *e = (const endless *)arg;
+    const endless *e = (const endless *)arg + number / 2;
     setenv("IDIST_DEVICE_BACKEND", "staged", 1);
     if (e->fails) setenv("FAKE_CUDA_FAIL", e->fails, 1);
-    idist_group *world = world_of_two(number, e->port);
+    idist_group *world = world_of_two(number % 2, e->port);
     if (!world) return 0;
     idist_opts o = opts_of(world);
     float *x = device_of(1, MANY);
@@ -576,17 +576,33 @@ static int times_out_beside_copies(int number, void *arg) {
     idist__gpu_of(world->w)->stuck = e->stuck;
     pthread_mutex_unlock(&world->w->lock);
     rank_ok(number, idist_all_reduce(x, x, MANY, IDIST_F32, IDIST_SUM, &o));
-    if (number == 0)
+    if (number % 2 == 0)
         CUDA(cudaLaunchHostFunc(idist__gpu_group_of(world)->stream[e->stream], never_ends, NULL));
     int64_t start = tap_now_ms();
     o.timeout_ms = 500;
     idist_status status = idist_all_reduce(x, x, MANY, IDIST_F32, IDIST_SUM, &o);
     o.timeout_ms = 0;
-    if (number == 1 && status == IDIST_OK) status = idist_barrier(&o); // it has all it needs
+    if (number % 2 && status == IDIST_OK) status = idist_barrier(&o); // it has all it needs
     rank_is(number, status, IDIST_ERR_TIMEOUT);
     rank_check(tap_now_ms() - start < (PATIENCE_MS + 2000) * test_slow_factor(),
-               "rank %d: took %d ms", number, (int)(tap_now_ms() - start));
+               "process %d: took %d ms", number, (int)(tap_now_ms() - start));
     return 0;
+}
+
+static void endless_copies(void) {
+    static const char not_pinned[] = "cudaHostRegister:0:801";
+    endless all[] = {{IDIST__STREAM_OUT, NULL, false, 0},
+                     {IDIST__STREAM_IN, NULL, false, 0},
+                     {IDIST__STREAM_OUT, not_pinned, false, 0},
+                     {IDIST__STREAM_IN, not_pinned, false, 0},
+                     {IDIST__STREAM_OUT, NULL, true, 0}};
+    int n = (int)(sizeof all / sizeof *all);
+    for (int i = 0; i < n; i++) all[i].port = free_port();
+    tap_running("copies that never end");
+    ranks_reset();
+    procs_run(2 * n, 20000, times_out_beside_copies, all);
+    ranks_report("a call times out though its copies never end, out of the device and into it, "
+                 "also where memory cannot be pinned");
 }
 
 // Memory that cannot be pinned serves all the same.
@@ -707,26 +723,9 @@ static int waits_for_a_thread(int number, void *arg) {
 }
 
 static void waits(void) {
-    static const char not_pinned[] = "cudaHostRegister:0:801";
-    static const endless all[] = {{IDIST__STREAM_OUT, NULL, false, 0},
-                                  {IDIST__STREAM_IN, NULL, false, 0},
-                                  {IDIST__STREAM_OUT, not_pinned, false, 0},
-                                  {IDIST__STREAM_IN, not_pinned, false, 0},
-                                  {IDIST__STREAM_OUT, NULL, true, 0}};
     int port;
     setenv("FAKE_CUDA_DEVICES", "1", 1);
-    for (size_t i = 0; i < sizeof all / sizeof *all; i++) {
-        endless e = all[i];
-        e.port = free_port();
-        tap_running("copies that never end");
-        ranks_reset();
-        procs_run(2, 20000, times_out_beside_copies, &e);
-        ranks_report("a call times out though its copies %s the device never end%s",
-                     e.stream == IDIST__STREAM_OUT ? "out of" : "into",
-                     e.fails   ? ", where memory cannot be pinned"
-                     : e.stuck ? ", nor does other work"
-                               : "");
-    }
+    endless_copies();
 
     port = free_port();
     tap_running("memory that is not pinned");
