@@ -1230,9 +1230,9 @@ static idist_status idist__ipc_prepare(idist_group *g) {
 //                   -> own arena and receive buffer
 //     collect   the slices that the others have reduced -> receive buffer
 //
-// For each byte of the message the device then reads and writes 2 (n - 1) / n, 1 + 2 / n and 2 (n -
-// 1) / n bytes: 5 - 2 / n in all, of which 2 are unavoidable. Reaching 2 would take mapping the
-// program's own buffers. But mapped memory must not be freed, and nobody tells idist when the
+// For each byte of the message the device then reads and writes 2 (n - 1) / n, 1 + 2 / n and
+// 2 (n - 1) / n bytes: 5 - 2 / n in all, of which 2 are unavoidable. Reaching 2 would take mapping
+// the program's own buffers. But mapped memory must not be freed, and nobody tells idist when the
 // program frees its own.
 //
 // The device's work for a call is cut into phases. A rank that has finished a phase meets the
@@ -1255,8 +1255,8 @@ static idist_status idist__ipc_prepare(idist_group *g) {
 // No kernel waits for another rank, so processes that share a GPU may take turns on it.
 //
 //     idist__gpu_start          the call gets its fingerprint and enters the group's queue
-//     idist__ipc_step           enqueues the next phases; starts a meeting when a phase has
-//     finished idist__gpu_part_done      the ranks have met; then the next idist__ipc_step
+//     idist__ipc_step           enqueues the next phases; starts a meeting when one has finished
+//     idist__gpu_part_done      the ranks have met; then the next idist__ipc_step
 //------------------------------------------------------------------------------
 
 // Whether IPC supports a call; the same on all ranks.

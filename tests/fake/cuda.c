@@ -4,52 +4,46 @@
 //
 // Like the real one
 //   - A stream is a thread with a queue. Calls return before their work is done; who does not
-//   synchronise sees old data.
+//     synchronise sees old data.
 //   - A device pointer cannot be dereferenced by the host: it is a PROT_NONE mapping of a memfd,
-//   and operations use a
-//     second mapping of the same memory. Fresh memory is not zero, and a copy beyond the end of it
-//     is an error.
+//     and operations use a second mapping of the same memory. Fresh memory is not zero, and a
+//     copy beyond the end of it is an error.
 //   - cudaMemcpyAsync of pageable memory: to the device it is captured at the call, more than 64
-//   KiB
-//     when the stream gets there; from the device it blocks. Pinned memory (cudaMallocHost,
+//     KiB when the stream gets there; from the device it blocks. Pinned memory (cudaMallocHost,
 //     cudaHostRegister) is read and written later, by the stream.
 //   - cudaMemcpy returns before the data is on the device when the source is pageable or on the
-//   device (as documented).
+//     device (as documented).
 //   - The NULL stream waits for the streams made without cudaStreamNonBlocking, and they for it.
 //   - cudaFree and cudaFreeHost wait for the device; a stream that never ends makes them wait for
-//   ever.
-//   - Capture: what is called is recorded in call order, also over streams that an event forked and
-//   joined, and replayed.
-//     Calls that are not allowed meanwhile fail with 900 and spoil the capture; modes global,
-//     thread-local, relaxed.
+//     ever.
+//   - Capture: what is called is recorded in call order, also over streams that an event forked
+//     and joined, and replayed. Calls that are not allowed meanwhile fail with 900 and spoil the
+//     capture; modes global, thread-local, relaxed.
 //   - IPC: another process maps the same memory, and waits for the same events. Not the process
-//   that exported it. A handle
-//     is that of a whole allocation, whichever pointer into it was given.
-//   - A kernel that gets a wrong pointer fails when it runs. From then on every call fails with its
-//   error. So
-//     they do when memory of another process is closed that something yet to end reads.
-//   - Loading is lazy: cudaLibraryLoadData compiles nothing. The first launch of a kernel does, or
-//   cudaFuncGetAttributes;
-//     either waits for all that the device has to do, and is where a PTX that the driver cannot
-//     compile shows.
+//     that exported it. A handle is that of a whole allocation, whichever pointer into it was
+//     given.
+//   - A kernel that gets a wrong pointer fails when it runs. From then on every call fails with
+//     its error. So they do when memory of another process is closed that something yet to end
+//     reads.
+//   - Loading is lazy: cudaLibraryLoadData compiles nothing. The first launch of a kernel does,
+//     or cudaFuncGetAttributes; either waits for all that the device has to do, and is where a
+//     PTX that the driver cannot compile shows.
 //   - cudaSetDevice makes a context on the device, as CUDA 12 does, and most other calls make one
-//     on the thread's current device, which is 0 where none was chosen. cuDevicePrimaryCtxGetState
-//     says where there is one.
+//     on the thread's current device, which is 0 where none was chosen.
+//     cuDevicePrimaryCtxGetState says where there is one.
 //   - Errors set the last error, cudaErrorNotReady too. After fork() the child gets
-//   cudaErrorInitializationError.
+//     cudaErrorInitializationError.
 //   - CUDA_VISIBLE_DEVICES (a list of numbers) chooses and orders the devices.
 // Unlike the real one
 //   - No kernels but those of tests/gpu/pack.cu, of which the library that is loaded has to name
-//   them: here they are that
-//     file, compiled for the host. A kernel is found on every device and has a grid of one
-//     dimension.
+//     them: here they are that file, compiled for the host. A kernel is found on every device and
+//     has a grid of one dimension.
 //   - No managed memory, memory pools, 2D copies, peer copies, per-thread default stream, child
-//   graphs, graph
-//     nodes made by hand. What is not here does not link.
+//     graphs, graph nodes made by hand. What is not here does not link.
 //   - A graph runs its operations one after the other. Unjoined streams are found only where no
-//   other stream waited.
-//   - Errors are never sticky, but those of kernels. Priorities are kept and ignored. All memory is
-//   one machine's.
+//     other stream waited.
+//   - Errors are never sticky, but those of kernels. Priorities are kept and ignored. All memory
+//     is one machine's.
 //
 // Environment, read once at the first call
 //   FAKE_CUDA_DEVICES=n   devices of the machine (default 1); 0: cudaErrorNoDevice; -1: as without
