@@ -532,7 +532,7 @@ struct idist__world {
                     // touch is never freed
     bool watched;   // the device may wait for other ranks while no caller does: the progress
                     // thread looks after the connections
-    pthread_t thread;
+    idist__os_thread thread;
 };
 
 //------------------------------------------------------------------------------

@@ -347,7 +347,7 @@ static void idist__gpu_home_leave(const idist__gpu_home *home) {
 
 //------------------------------------------------------------------------------
 // [gpu:pinned]  host memory that devices copy from
-// uses clock os:thread mem base:log model calls:memory types device
+// uses clock os:thread os:memory mem base:log model calls:memory types device
 //------------------------------------------------------------------------------
 
 // Pinning memory may wait for all work of the device: for an NCCL kernel, say, that waits for a
@@ -396,7 +396,7 @@ static bool idist__pinned_finish(const idist__world *w) {
 
     if (!job) return true;
     if (!__atomic_load_n(&job->done, __ATOMIC_ACQUIRE)) return false;
-    pthread_join(job->thread, NULL);
+    idist__os_thread_join(job->thread);
     job->memory->is_pinned = job->error == cudaSuccess;
     if (!job->memory->is_pinned)
         idist__log_print(&w->log, IDIST_LOG_WARN,
@@ -474,7 +474,7 @@ static void idist__pinned_end(const idist__world *w) {
         if (idist__os_clock_now_ns() < deadline) continue;
         idist__log_print(&w->log, IDIST_LOG_ERROR,
                          "cudaHostRegister has not returned: the device is busy");
-        pthread_detach(gpu->pinning_job->thread);
+        idist__os_thread_detach(gpu->pinning_job->thread);
         gpu->stuck = true;
         return;
     }

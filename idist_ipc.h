@@ -754,8 +754,8 @@ static void idist__ipc_abandon_arena(idist_group *g) {
 
 //------------------------------------------------------------------------------
 // [ipc:leave]  the end of a world: giving the memory back
-// uses clock os:thread mem base:log model core:world gpu:types device pinned
-// uses gpu:agree kernel
+// uses clock os:thread mutex mem base:log model core:world gpu:types device
+// uses pinned gpu:agree kernel
 //
 //     idist_finalize      idist__ipc_unmap_arenas   this rank maps nothing any more
 //                         the ranks meet            nobody maps our own arenas any more
@@ -782,14 +782,14 @@ static bool idist__ipc_wait_unused(idist__world *w) {
 
     idist__ipc_set_leave_deadline(gpu);
 
-    while (!w->abandoned && pthread_mutex_trylock(&w->lock) != 0) {
+    while (!w->abandoned && !idist__os_mutex_try_lock(&w->lock)) {
         w->abandoned = idist__os_clock_now_ns() > gpu->leave_deadline_ns;
         idist__gpu_nap(&turns);
     }
 
     if (!w->abandoned) {
         w->abandoned = !idist__gpu_wait_until(w, idist__ipc_is_unused, w, gpu->leave_deadline_ns);
-        pthread_mutex_unlock(&w->lock);
+        idist__os_mutex_unlock(&w->lock);
     }
 
     gpu->stuck = gpu->stuck || w->abandoned;

@@ -1676,9 +1676,10 @@ static idist_status idist__gpu_route(idist_group *g, const idist__call *c, const
 
 //------------------------------------------------------------------------------
 // [nccl:engine]  the device's part of a backend
-// uses clock fail text mem base:log base:type kind model core:world fingerprint
-// uses core:task core:group core:wait core:call core:message gpu:types device
-// uses pinned gpu:task stage leave ipc:call job abort launch setup route
+// uses clock mutex fail text mem base:log base:type kind model core:world
+// uses fingerprint core:task core:group core:wait core:call core:message
+// uses gpu:types device pinned gpu:task stage leave ipc:call job abort launch
+// uses setup route
 //
 // A world with a device has a backend that consists of these functions; they pass on to the host's
 // backend what concerns host memory.
@@ -1838,7 +1839,7 @@ static idist__gpu_guard idist__gpu_unlock(idist__world *w) {
     idist__gpu_guard guard = idist__gpu_enter(gpu);
 
     gpu->user_count++; // the end of the world waits for us
-    pthread_mutex_unlock(&w->lock);
+    idist__os_mutex_unlock(&w->lock);
 
     return guard;
 }
