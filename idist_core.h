@@ -261,7 +261,7 @@ typedef struct idist__rank_info {
 // the buffers of the failed group any more. Everything else, alloc included, returns at once. On a
 // library that offers nothing but blocking calls, group_open may block, and so may a collective
 // that all ranks have entered, or that is not to be compared (cfg.unchecked). A device backend may
-// release the lock in start, while it hands a call to the device's library.
+// release the lock in start, while it hands a call to the device's library or adds to a stream.
 //
 // Ownership. The core allocates and frees idist__task, idist_group and idist__world, and with each
 // task and group the bytes the backend asks for (task_nbytes, group_nbytes): those of a group are
@@ -469,7 +469,7 @@ typedef struct idist_device_api {
     bool (*landed)(idist__task *t, idist_status status);
 
     // Makes `stream` wait for a task that is `followed` but not done, and detaches the task, also
-    // when it fails. Does not block.
+    // when it fails. Releases the lock while it adds to the stream, whose queue may be full.
     idist_status (*follow)(idist__task *t, void *stream);
 } idist_device_api;
 

@@ -73,11 +73,12 @@ typedef enum idist__gpu_path {
     IDIST__BY_STAGING
 } idist__gpu_path;
 
-// Pinned memory, kept for the next call: pinning takes as long as many copies.
+// Host memory that is staged in, kept for the next call: pinning takes as long as many copies.
 typedef struct idist__pinned {
     struct idist__pinned *next;
     void *data;
     size_t nbytes;
+    bool is_pinned; // else copying it waits for what the stream holds, with the lock held
 } idist__pinned;
 
 // IDIST__IPC_SLOTS chunks on a device, mapped by other ranks. Memory that somebody maps must not be
@@ -175,6 +176,7 @@ typedef struct idist__gpu_group {
     struct idist__nccl_job *abort_job; // aborts comm
     bool must_abort;                   // comm, perhaps when a thread has come out of it
     bool waited_for_abort;
+    bool stuck; // its copies never end
     idist__ipc_arena *own_arena;
     char *arena[IDIST__IPC_RANKS]; // of each member
 } idist__gpu_group;
@@ -346,7 +348,7 @@ static void idist__gpu_home_leave(const idist__gpu_home *home) {
 
 //------------------------------------------------------------------------------
 // [gpu:pinned]  host memory that devices copy from
-// uses os:thread os:memory mem model calls:memory types device
+// uses clock os:thread os:memory mem base:log model calls:memory types device
 //------------------------------------------------------------------------------
 
 // Pinning memory may wait for all work of the device: for an NCCL kernel, say, that waits for a
@@ -354,18 +356,19 @@ static void idist__gpu_home_leave(const idist__gpu_home *home) {
 typedef struct idist__pinning {
     idist__pinned *memory;
     int device;
+    cudaError_t error;
     int done; // atomic: IDIST__JOB_RUNS or IDIST__JOB_DONE
     idist__os_thread thread;
 } idist__pinning;
 
-// Memory that cannot be pinned serves all the same, only slower.
+// Memory that cannot be pinned serves all the same, only slower (idist__stage_may_copy).
 static void *idist__pinned_work(void *arg) {
     idist__pinning *job = (idist__pinning *)arg;
     enum cudaStreamCaptureMode mode = cudaStreamCaptureModeRelaxed;
 
     cudaSetDevice(job->device);
     cudaThreadExchangeStreamCaptureMode(&mode);
-    cudaHostRegister(job->memory->data, job->memory->nbytes, cudaHostRegisterPortable);
+    job->error = cudaHostRegister(job->memory->data, job->memory->nbytes, cudaHostRegisterPortable);
     __atomic_store_n(&job->done, IDIST__JOB_DONE, __ATOMIC_RELEASE);
     return NULL;
 }
@@ -388,12 +391,19 @@ static idist__pinned *idist__pinned_make(const idist__world *w, size_t nbytes) {
 }
 
 // Collects the memory that a thread has pinned. False: the thread is still at it.
-static bool idist__pinned_finish(idist__gpu *gpu) {
+static bool idist__pinned_finish(const idist__world *w) {
+    idist__gpu *gpu = idist__gpu_of(w);
     idist__pinning *job = gpu->pinning_job;
 
     if (!job) return true;
     if (!__atomic_load_n(&job->done, __ATOMIC_ACQUIRE)) return false;
     idist__os_thread_join(job->thread);
+    job->memory->is_pinned = job->error == cudaSuccess;
+    if (!job->memory->is_pinned)
+        idist__log_print(&w->log, IDIST_LOG_WARN,
+                         "cudaHostRegister: %s: device memory is staged without pinned memory, "
+                         "which is slower",
+                         cudaGetErrorString(job->error));
     job->memory->next = gpu->free_pinned;
     gpu->free_pinned = job->memory;
     gpu->pinning_job = NULL;
@@ -402,14 +412,14 @@ static bool idist__pinned_finish(idist__gpu *gpu) {
     return true;
 }
 
-// At least nbytes of pinned memory: the smallest that fits. NULL with *later: a thread is pinning
-// memory, ask again. NULL without: out of memory.
+// At least nbytes of memory, pinned if that is possible: the smallest that fits. NULL with *later:
+// a thread is pinning memory, ask again. NULL without: out of memory.
 static idist__pinned *idist__pinned_take(const idist__world *w, size_t nbytes, bool *later) {
     idist__gpu *gpu = idist__gpu_of(w);
     idist__pinned **at, **best = NULL, *p;
     idist__pinning *job;
 
-    *later = !idist__pinned_finish(gpu);
+    *later = !idist__pinned_finish(w);
     for (at = &gpu->free_pinned; *at; at = &(*at)->next)
         if ((*at)->nbytes >= nbytes && (!best || (*at)->nbytes < (*best)->nbytes)) best = at;
 
@@ -453,18 +463,31 @@ static void idist__pinned_abandon(idist__gpu *gpu, idist__pinned **p) {
     *p = NULL;
 }
 
-// At the end of a world. Nothing is unpinned where the device never ends.
+// At the end of a world: waits for the thread that pins memory. If it does not come back the device
+// is busy.
+static void idist__pinned_end(const idist__world *w) {
+    idist__gpu *gpu = idist__gpu_of(w);
+    int64_t deadline = idist__os_clock_deadline(IDIST__GPU_ABORT_MS);
+    int turns = 0;
+
+    while (!idist__pinned_finish(w)) {
+        idist__gpu_nap(&turns);
+        if (idist__os_clock_now_ns() < deadline) continue;
+        idist__log_print(&w->log, IDIST_LOG_ERROR,
+                         "cudaHostRegister has not returned: the device is busy");
+        idist__os_thread_detach(gpu->pinning_job->thread);
+        gpu->stuck = true;
+        return;
+    }
+}
+
+// Frees memory that is not pinned any more. Where the device never ends it still is, and stays.
 static void idist__pinned_free_list(const idist__world *w, idist__pinned *list) {
     idist__pinned *p;
 
     while ((p = list) != NULL) {
         list = p->next;
-
-        if (!idist__gpu_of(w)->stuck) {
-            cudaHostUnregister(p->data);
-            idist_free(p->data);
-        }
-
+        if (!idist__gpu_of(w)->stuck) idist_free(p->data);
         idist__mem_free(&w->cfg.mem, p);
     }
 }
@@ -788,7 +811,23 @@ static bool idist__stage_slot(idist__task *t, size_t nth, idist__call *part) {
     return true;
 }
 
-// Copies the next chunk out of the device. False: there is no pinned memory for it (yet).
+// Whether a copy between the device and this memory may be enqueued. One of memory that is not
+// pinned waits until it has had its turn: it begins when the group's streams are idle.
+static bool idist__stage_may_copy(const idist__task *t, const idist__pinned *memory) {
+    const idist__gpu_group *gg = idist__gpu_group_of(t->group);
+    int i;
+
+    for (i = IDIST__STREAM_OUT; i <= IDIST__STREAM_IN && !memory->is_pinned; i++) {
+        if (cudaStreamQuery(gg->stream[i]) != cudaErrorNotReady) continue;
+        cudaGetLastError();
+        return false;
+    }
+
+    return true;
+}
+
+// Copies the next chunk out of the device. False: there is no pinned memory for it (yet), or it is
+// not its turn.
 static bool idist__stage_out(idist__task *t) {
     idist_group *g = t->group;
     idist__gpu_group *gg = idist__gpu_group_of(g);
@@ -807,6 +846,7 @@ static bool idist__stage_out(idist__task *t) {
         return false;
     }
 
+    if (!idist__stage_may_copy(t, slot->memory)) return false;
     if (op->enqueued_count >= IDIST__GPU_SLOTS)
         error = cudaStreamWaitEvent(gg->stream[IDIST__STREAM_OUT], slot->in, 0);
     if (error == cudaSuccess && idist__gpu_is_unchunked(c) && part.send &&
@@ -881,6 +921,7 @@ static cudaError_t idist__stage_in(idist__task *t) {
 // One step of the call at the head of its group's queue. False: it waits, or has failed.
 static bool idist__stage_step(idist__task *t) {
     idist__gpu_op *op = idist__gpu_op_of(t);
+    const idist__gpu_slot *slot = &op->slots[op->started_count % IDIST__GPU_SLOTS];
     idist__call part;
 
     if (op->with_backend) return false;
@@ -894,12 +935,13 @@ static bool idist__stage_step(idist__task *t) {
     while (op->enqueued_count < op->chunk_count &&
            op->enqueued_count < op->started_count + IDIST__GPU_SLOTS && op->error == cudaSuccess)
         if (!idist__stage_out(t)) {
-            if (!op->waits_for_memory || op->enqueued_count == op->started_count) return false;
+            if (t->group->status != IDIST_OK || op->enqueued_count == op->started_count)
+                return false;
             break; // chunks that are out already proceed
         }
 
-    if (!idist__gpu_event_done(t, op->slots[op->started_count % IDIST__GPU_SLOTS].out))
-        return false;
+    if (!idist__gpu_event_done(t, slot->out)) return false;
+    if (!idist__stage_may_copy(t, slot->memory)) return false; // in again, when the part is done
     idist__stage_slot(t, op->started_count++, &part);
     if (op->started_count == op->chunk_count)
         idist__gpu_dequeue(t); // the next calls may use the backend now
@@ -908,7 +950,8 @@ static bool idist__stage_step(idist__task *t) {
     return true;
 }
 
-// The host's backend is done with a chunk. True: the call is complete.
+// The host's backend is done with a chunk. True: the call is complete. The caller's stream need not
+// wait for op->event, because the call itself does before it returns.
 static bool idist__stage_part_done(idist__task *t) {
     idist__gpu_op *op = idist__gpu_op_of(t);
     cudaError_t error = idist__stage_in(t);
@@ -921,8 +964,6 @@ static bool idist__stage_part_done(idist__task *t) {
     if (op->error == cudaSuccess)
         op->error =
             cudaEventRecord(op->event, idist__gpu_group_of(t->group)->stream[IDIST__STREAM_IN]);
-    if (op->error == cudaSuccess && t->stream && !t->async)
-        op->error = cudaStreamWaitEvent((cudaStream_t)t->stream, op->event, 0);
     t->followed = op->error == cudaSuccess;
 
     return false;

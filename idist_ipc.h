@@ -755,11 +755,12 @@ static void idist__ipc_abandon_arena(idist_group *g) {
 //------------------------------------------------------------------------------
 // [ipc:leave]  the end of a world: giving the memory back
 // uses clock os:thread mutex mem base:log model core:world gpu:types device
-// uses gpu:agree kernel
+// uses pinned gpu:agree kernel
 //
-//     idist_finalize      idist__ipc_unmap_arenas  this rank maps nothing any more; then the ranks
-//     meet groups are closed   idist__ipc_wait_unused   other threads leave world is freed
-//     idist__ipc_free_arenas   nobody maps our own arenas any more
+//     idist_finalize      idist__ipc_unmap_arenas   this rank maps nothing any more
+//                         the ranks meet            nobody maps our own arenas any more
+//     groups are closed   idist__ipc_wait_unused    other threads leave
+//     world is freed      idist__ipc_free_all       all memory that the device knows
 //------------------------------------------------------------------------------
 
 static bool idist__ipc_is_unused(const void *arg) {
@@ -799,7 +800,8 @@ static bool idist__ipc_wait_unused(idist__world *w) {
 // What a thread of its own gives back to the device, because each of these calls may wait for all
 // work of the device.
 typedef struct idist__ipc_cleanup {
-    idist__gpu gpu; // only the device, and what is given back: imports, arenas, library
+    idist__gpu gpu; // only the device, and what is given back: imports, arenas, library,
+                    // free_pinned, barrier_word
     int done;       // atomic: IDIST__JOB_*
 } idist__ipc_cleanup;
 
@@ -807,11 +809,15 @@ static void *idist__ipc_cleanup_run(void *arg) {
     idist__ipc_cleanup *job = (idist__ipc_cleanup *)arg;
     enum cudaStreamCaptureMode mode = cudaStreamCaptureModeRelaxed;
     const idist__ipc_arena *a;
+    const idist__pinned *p;
 
     cudaSetDevice(job->gpu.device);
     cudaThreadExchangeStreamCaptureMode(&mode);
     for (a = job->gpu.imports; a; a = a->next) cudaIpcCloseMemHandle(a->data);
     for (a = job->gpu.arenas; a; a = a->next) cudaFree(a->data);
+    for (p = job->gpu.free_pinned; p; p = p->next)
+        if (p->is_pinned) cudaHostUnregister(p->data);
+    cudaFree(job->gpu.barrier_word);
     idist__ipc_unload_kernels(&job->gpu);
 
     if (__atomic_exchange_n(&job->done, IDIST__JOB_DONE, __ATOMIC_ACQ_REL) == IDIST__JOB_LEFT)
@@ -904,14 +910,19 @@ static void idist__ipc_unmap_arenas(idist__world *w) {
     else gpu->stuck = true;
 }
 
-static void idist__ipc_free_arenas(idist__world *w) {
+// Gives back what this rank has. Each of these calls may wait for the device, on which a kernel of
+// NCCL's may still run that could not be aborted.
+static void idist__ipc_free_all(idist__world *w) {
     idist__gpu *gpu = idist__gpu_of(w);
-    bool any = gpu->imports || gpu->arenas || idist__ipc_is_loaded(gpu);
+    bool any = gpu->imports || gpu->arenas || gpu->free_pinned || gpu->barrier_word ||
+               idist__ipc_is_loaded(gpu);
     bool busy = any && !gpu->stuck && !idist__ipc_cleanup_start(gpu);
 
-    if (!busy) { // else the thread still reads the lists
+    if (!busy && !w->abandoned) { // else a thread still reads the lists
         idist__ipc_free_list(w, gpu->imports);
         idist__ipc_free_list(w, gpu->arenas);
+        idist__pinned_free_list(w, gpu->free_pinned);
+        idist__pinned_free_list(w, gpu->abandoned_pinned);
     }
 
     gpu->stuck = gpu->stuck || busy;
@@ -1080,13 +1091,13 @@ static bool idist__ipc_probe_free(idist__ipc_probe *probe) {
 
 // What happens to a group in which a rank cannot use IPC.
 static idist_status idist__ipc_without(idist_group *g, const char *reason) {
+    idist__ipc_release_arena(g); // a later call of the group may set it up again
     if (idist__gpu_of(g->w)->rank_infos[0].wanted_backend == IDIST__BY_IPC)
         return idist__fail(IDIST_ERR_UNSUPPORTED,
                            "CUDA IPC cannot be used: %s; IDIST_DEVICE_BACKEND=staged needs no IPC",
                            reason);
     idist__log_print(&g->w->log, IDIST_LOG_WARN,
                      "CUDA IPC cannot be used (%s): device memory is staged", reason);
-    idist__ipc_release_arena(g);
     idist__gpu_group_of(g)->path = IDIST__BY_STAGING;
 
     return IDIST_OK;
@@ -1219,9 +1230,9 @@ static idist_status idist__ipc_prepare(idist_group *g) {
 //                   -> own arena and receive buffer
 //     collect   the slices that the others have reduced -> receive buffer
 //
-// For each byte of the message the device then reads and writes 2 (n - 1) / n, 1 + 2 / n and 2 (n -
-// 1) / n bytes: 5 - 2 / n in all, of which 2 are unavoidable. Reaching 2 would take mapping the
-// program's own buffers. But mapped memory must not be freed, and nobody tells idist when the
+// For each byte of the message the device then reads and writes 2 (n - 1) / n, 1 + 2 / n and
+// 2 (n - 1) / n bytes: 5 - 2 / n in all, of which 2 are unavoidable. Reaching 2 would take mapping
+// the program's own buffers. But mapped memory must not be freed, and nobody tells idist when the
 // program frees its own.
 //
 // The device's work for a call is cut into phases. A rank that has finished a phase meets the
@@ -1244,8 +1255,8 @@ static idist_status idist__ipc_prepare(idist_group *g) {
 // No kernel waits for another rank, so processes that share a GPU may take turns on it.
 //
 //     idist__gpu_start          the call gets its fingerprint and enters the group's queue
-//     idist__ipc_step           enqueues the next phases; starts a meeting when a phase has
-//     finished idist__gpu_part_done      the ranks have met; then the next idist__ipc_step
+//     idist__ipc_step           enqueues the next phases; starts a meeting when one has finished
+//     idist__gpu_part_done      the ranks have met; then the next idist__ipc_step
 //------------------------------------------------------------------------------
 
 // Whether IPC supports a call; the same on all ranks.

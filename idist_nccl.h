@@ -1758,8 +1758,8 @@ static idist_status idist__gpu_route(idist_group *g, const idist__call *c, const
 
 //------------------------------------------------------------------------------
 // [nccl:engine]  the device's part of a backend
-// uses clock os:thread mutex fail text mem base:log base:type kind model
-// uses core:world fingerprint core:task core:group core:call core:message
+// uses clock mutex fail text mem base:log base:type kind model core:world
+// uses fingerprint core:task core:group core:wait core:call core:message
 // uses gpu:types device pinned gpu:task stage leave ipc:call job abort launch
 // uses setup route
 //
@@ -1913,6 +1913,42 @@ static void idist__gpu_start_nccl(idist__task *t) {
     idist__me.held_world = w;
 }
 
+// From here to idist__gpu_relock the lock is not held, for a call of CUDA that adds to a stream of
+// the program's: it waits where the stream's queue is full, perhaps behind a kernel of NCCL's that
+// waits for a lost rank, and whoever aborts that needs the lock.
+static idist__gpu_guard idist__gpu_unlock(idist__world *w) {
+    idist__gpu *gpu = idist__gpu_of(w);
+    idist__gpu_guard guard = idist__gpu_enter(gpu);
+
+    gpu->user_count++; // the end of the world waits for us
+    idist__os_mutex_unlock(&w->lock);
+
+    return guard;
+}
+
+static void idist__gpu_relock(idist__world *w, idist__gpu_guard guard) {
+    idist__gpu *gpu = idist__gpu_of(w);
+
+    idist__gpu_leave(gpu, guard);
+    idist__world_lock(w);
+    gpu->user_count--;
+}
+
+// Notes where the program's stream stands, before which the call does not begin. False: the call
+// was cancelled meanwhile.
+static bool idist__gpu_record_begin(idist__task *t) {
+    idist__world *w = t->group->w;
+    idist__gpu_op *op = idist__gpu_op_of(t);
+    cudaStream_t stream = t->stream ? (cudaStream_t)t->stream : cudaStreamLegacy;
+    idist__gpu_guard guard = idist__gpu_unlock(w);
+    cudaError_t error = cudaEventRecord(op->event, stream);
+
+    idist__gpu_relock(w, guard);
+    if (!t->done) op->error = error;
+
+    return !t->done;
+}
+
 // A part of a running call, and a call on host memory with nothing before it, go to the host's
 // backend at once.
 static void idist__gpu_start(idist__task *t) {
@@ -1920,7 +1956,6 @@ static void idist__gpu_start(idist__task *t) {
     idist__gpu *gpu = idist__gpu_of(g->w);
     idist__gpu_group *gg = idist__gpu_group_of(g);
     bool on_device = t->on_device;
-    idist__gpu_guard guard;
     idist__gpu_op *op;
 
     if (!on_device && (!gg || !gg->queue)) {
@@ -1961,13 +1996,11 @@ static void idist__gpu_start(idist__task *t) {
         return;
     }
 
-    idist__gpu_enqueue(t);
-    guard = idist__gpu_enter(gpu);
-    op->error = cudaEventRecord(op->event, t->stream ? (cudaStream_t)t->stream : cudaStreamLegacy);
     if (op->path == IDIST__BY_IPC)
         idist__gpu_plan_chunks(t, IDIST__IPC_CHUNK, idist__gpu_shape_of(g, &op->call).contribution);
     else idist__gpu_plan_chunks(t, IDIST__GPU_CHUNK, idist__gpu_shape_of(g, &op->call).most);
-    idist__gpu_leave(gpu, guard);
+    if (!idist__gpu_record_begin(t)) return;
+    idist__gpu_enqueue(t);
     idist__gpu_run_queue(g);
 }
 
@@ -1994,15 +2027,19 @@ static void idist__gpu_launch_held(idist__world *w) {
     if (first) idist__nccl_launch(first);
 }
 
-// Makes the stream wait for a call that is complete but for its event (t->followed).
+// Makes the stream wait for a call that is complete but for its event (t->followed). The event may
+// come meanwhile.
 static idist_status idist__gpu_follow(idist__task *t, void *stream) {
-    idist__gpu *gpu = idist__gpu_of(t->group->w);
-    idist__gpu_guard guard = idist__gpu_enter(gpu);
+    idist__world *w = t->group->w;
+    idist_status status = IDIST_OK;
+    idist__gpu_guard guard = idist__gpu_unlock(w);
     cudaError_t error = cudaStreamWaitEvent((cudaStream_t)stream, idist__gpu_op_of(t)->event, 0);
 
-    idist__gpu_leave(gpu, guard);
-    idist__task_detach(t);
-    return error == cudaSuccess ? IDIST_OK : idist__gpu_fail("wait_stream", error);
+    idist__gpu_relock(w, guard);
+    if (t->done) status = idist__wait_result(t);
+    else idist__task_detach(t);
+
+    return error == cudaSuccess ? status : idist__gpu_fail("wait_stream", error);
 }
 
 static void idist__nccl_fail_mismatch(idist__task *t) {
@@ -2083,18 +2120,20 @@ static void idist__gpu_sleep(idist__world *w, int64_t until_ns) {
 // the device may never get to them: then the call's pinned memory is used for nothing else.
 static void idist__gpu_end_copies(idist__task *t) {
     idist__gpu *gpu = idist__gpu_of(t->group->w);
-    const idist__gpu_group *gg = idist__gpu_group_of(t->group);
+    idist__gpu_group *gg = idist__gpu_group_of(t->group);
     int64_t deadline = idist__os_clock_deadline(IDIST__GPU_ABORT_MS);
     int i, turns = 0;
 
     for (i = IDIST__STREAM_OUT; i <= IDIST__STREAM_IN; i++)
-        while (!gpu->stuck && cudaStreamQuery(gg->stream[i]) == cudaErrorNotReady) {
+        while (!gg->stuck && cudaStreamQuery(gg->stream[i]) == cudaErrorNotReady) {
             cudaGetLastError();
-            gpu->stuck = idist__os_clock_now_ns() > deadline;
+            gg->stuck = idist__os_clock_now_ns() > deadline;
             idist__gpu_nap(&turns);
         }
 
-    for (i = 0; i < IDIST__GPU_SLOTS && gpu->stuck; i++)
+    if (!gg->stuck) return;
+    gpu->stuck = true;
+    for (i = 0; i < IDIST__GPU_SLOTS; i++)
         idist__pinned_abandon(gpu, &idist__gpu_op_of(t)->slots[i].memory);
 }
 
@@ -2210,8 +2249,6 @@ static void idist__gpu_group_close(idist_group *g) {
 static void idist__gpu_free(idist__world *w) {
     idist__gpu *gpu = idist__gpu_of(w);
     const idist_allocator *mem = &w->cfg.mem;
-    int64_t deadline;
-    int turns = 0;
     idist__task *t;
     int device = gpu->host_backend ? idist__gpu_set_device(gpu) : -1; // -1: not installed
     bool left = idist__ipc_wait_unused(w);
@@ -2221,20 +2258,8 @@ static void idist__gpu_free(idist__world *w) {
                          "ncclCommDestroy has not returned: another rank has not called it, or a "
                          "graph still holds calls");
     for (t = w->all_tasks; t && left; t = t->older) idist__gpu_op_free(t);
-    idist__ipc_free_arenas(w);
-    if (gpu->barrier_word && !gpu->stuck) cudaFree(gpu->barrier_word);
-
-    for (deadline = idist__os_clock_deadline(IDIST__GPU_ABORT_MS); !idist__pinned_finish(gpu);) {
-        idist__gpu_nap(&turns);
-        if (idist__os_clock_now_ns() < deadline) continue;
-        idist__log_print(&w->log, IDIST_LOG_ERROR,
-                         "cudaHostRegister has not returned: the device is busy");
-        idist__os_thread_detach(gpu->pinning_job->thread);
-        break;
-    }
-
-    idist__pinned_free_list(w, gpu->free_pinned);
-    idist__pinned_free_list(w, gpu->abandoned_pinned);
+    if (left) idist__pinned_end(w);
+    idist__ipc_free_all(w);
 
     cudaGetLastError();
     if (gpu->host_backend) w->backend = gpu->host_backend;

@@ -4,14 +4,9 @@
 # IDIST_TEST_FULL=1.
 # shellcheck source=tests/lib/tap.sh
 . "$(dirname "$0")/../lib/tap.sh"
-# shellcheck source=tests/lib/gpu.sh
-. tests/lib/gpu.sh
-
-cuda=$(gpu_header cuda_runtime_api.h) || gpu_skip "no cuda_runtime_api.h (CUDA_HOME says where)"
-gpu_header nccl.h >/dev/null || gpu_skip "no nccl.h, which the stand-in for NCCL is built with"
-cuda=$(dirname "$cuda")
 # shellcheck source=tests/lib/on_fake.sh
 . tests/lib/on_fake.sh
+
 export IDIST_LOG=error IDIST_TEST_QUICK=1 IDIST_TEST_SLOW=2
 [ "${IDIST_TEST_FULL:-0}" = 1 ] || export IDIST_TEST_THIN=3
 build_ahead plain

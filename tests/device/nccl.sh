@@ -3,22 +3,15 @@
 # own tests on the stand-ins for CUDA and NCCL (tests/fake).
 # shellcheck source=tests/lib/tap.sh
 . "$(dirname "$0")/../lib/tap.sh"
+# shellcheck source=tests/lib/on_fake.sh
+. tests/lib/on_fake.sh
 
-cuda=${CUDA_HOME:-}
-[ -n "$cuda" ] || ! nvcc=$(command -v nvcc) || cuda=$(dirname "$(dirname "$(readlink -f "$nvcc")")")
-[ -n "$cuda" ] || cuda=/usr/local/cuda
-[ -e "$cuda/include/cuda_runtime_api.h" ] || {
-    echo "1..0 # SKIP no cuda_runtime_api.h in $cuda/include (CUDA_HOME says where)"
-    exit 0
-}
 export IDIST_LOG=error IDIST_TEST_QUICK=1
 strict=(-Wall -Wextra -Wpedantic -Wshadow -Wconversion -Werror -DIDIST_IMPLEMENTATION -isystem
     "$cuda/include" -I.)
 
 # Compiled first, beside each other. The sanitizers watch more where nothing is optimized, and cc
 # needs half the time for it.
-# shellcheck source=tests/lib/on_fake.sh
-. tests/lib/on_fake.sh
 build_ahead sanitizer-address -fsanitize=address,undefined -O0
 build_ahead sanitizer-thread -fsanitize=thread -Wno-tsan -O0
 build_ahead plain

@@ -4,70 +4,69 @@
 //
 // Like the real one
 //   - A stream is a thread with a queue. Calls return before their work is done; who does not
-//   synchronise sees old data.
+//     synchronise sees old data.
 //   - A device pointer cannot be dereferenced by the host: it is a PROT_NONE mapping of a memfd,
-//   and operations use a
-//     second mapping of the same memory. Fresh memory is not zero, and a copy beyond the end of it
-//     is an error.
-//   - cudaMemcpyAsync of pageable memory: to the device it is captured at the call, from the device
-//   it blocks. Pinned
-//     memory (cudaMallocHost, cudaHostRegister) is read and written later, by the stream.
+//     and operations use a second mapping of the same memory. Fresh memory is not zero, and a
+//     copy beyond the end of it is an error.
+//   - cudaMemcpyAsync of pageable memory: to the device it is captured at the call, more than 64
+//     KiB when the stream gets there; from the device it blocks. Pinned memory (cudaMallocHost,
+//     cudaHostRegister) is read and written later, by the stream.
 //   - cudaMemcpy returns before the data is on the device when the source is pageable or on the
-//   device (as documented).
+//     device (as documented).
 //   - The NULL stream waits for the streams made without cudaStreamNonBlocking, and they for it.
 //   - cudaFree and cudaFreeHost wait for the device; a stream that never ends makes them wait for
-//   ever.
-//   - Capture: what is called is recorded in call order, also over streams that an event forked and
-//   joined, and replayed.
-//     Calls that are not allowed meanwhile fail with 900 and spoil the capture; modes global,
-//     thread-local, relaxed.
+//     ever.
+//   - Capture: what is called is recorded in call order, also over streams that an event forked
+//     and joined, and replayed. Calls that are not allowed meanwhile fail with 900 and spoil the
+//     capture; modes global, thread-local, relaxed.
 //   - IPC: another process maps the same memory, and waits for the same events. Not the process
-//   that exported it. A handle
-//     is that of a whole allocation, whichever pointer into it was given.
-//   - A kernel that gets a wrong pointer fails when it runs. From then on every call fails with its
-//   error. So
-//     they do when memory of another process is closed that something yet to end reads.
-//   - Loading is lazy: cudaLibraryLoadData compiles nothing. The first launch of a kernel does, or
-//   cudaFuncGetAttributes;
-//     either waits for all that the device has to do, and is where a PTX that the driver cannot
-//     compile shows.
+//     that exported it. A handle is that of a whole allocation, whichever pointer into it was
+//     given.
+//   - A kernel that gets a wrong pointer fails when it runs. From then on every call fails with
+//     its error. So they do when memory of another process is closed that something yet to end
+//     reads.
+//   - Loading is lazy: cudaLibraryLoadData compiles nothing. The first launch of a kernel does,
+//     or cudaFuncGetAttributes; either waits for all that the device has to do, and is where a
+//     PTX that the driver cannot compile shows.
 //   - cudaSetDevice makes a context on the device, as CUDA 12 does, and most other calls make one
-//     on the thread's current device, which is 0 where none was chosen. cuDevicePrimaryCtxGetState
-//     says where there is one.
+//     on the thread's current device, which is 0 where none was chosen.
+//     cuDevicePrimaryCtxGetState says where there is one.
 //   - Errors set the last error, cudaErrorNotReady too. After fork() the child gets
-//   cudaErrorInitializationError.
+//     cudaErrorInitializationError.
 //   - CUDA_VISIBLE_DEVICES (a list of numbers) chooses and orders the devices.
 // Unlike the real one
 //   - No kernels but those of tests/gpu/pack.cu, of which the library that is loaded has to name
-//   them: here they are that
-//     file, compiled for the host. A kernel is found on every device and has a grid of one
-//     dimension.
+//     them: here they are that file, compiled for the host. A kernel is found on every device and
+//     has a grid of one dimension.
 //   - No managed memory, memory pools, 2D copies, peer copies, per-thread default stream, child
-//   graphs, graph
-//     nodes made by hand. What is not here does not link.
+//     graphs, graph nodes made by hand. What is not here does not link.
 //   - A graph runs its operations one after the other. Unjoined streams are found only where no
-//   other stream waited.
-//   - Errors are never sticky, but those of kernels. Priorities are kept and ignored. All memory is
-//   one machine's.
+//     other stream waited.
+//   - Errors are never sticky, but those of kernels. Priorities are kept and ignored. All memory
+//     is one machine's.
 //
 // Environment, read once at the first call
 //   FAKE_CUDA_DEVICES=n   devices of the machine (default 1); 0: cudaErrorNoDevice; -1: as without
-//   a driver (35);
-//                         -2: with one that is too old, which is the same error and another
-//                         cudaDriverGetVersion
+//                         a driver (35); -2: with one that is too old, which is the same error and
+//                         another cudaDriverGetVersion
 //   FAKE_CUDA_CAPABILITY=list  the major number of each device's compute capability (default 9);
-//   the last is for the rest FAKE_CUDA_DELAY_US=n  every copy, memset, host function and collective
-//   takes that long before it starts FAKE_CUDA_FAIL=function:nth:code  the nth call of that
-//   function (from 1; 0: every call) fails with that code FAKE_CUDA_JIT=code    kernels cannot be
-//   compiled for the device: whatever has to load one fails with that code FAKE_CUDA_JIT_MS=n each
-//   kernel takes that long to be compiled FAKE_CUDA_CORRUPT_PEERS=1  what a copy or a kernel reads
-//   from another device arrives as ones, without an error: the
-//                         IOMMU or PCIe ACS of some machines. Copies to the host are made by the
-//                         device that has the memory.
+//                         the last is for the rest
+//   FAKE_CUDA_DELAY_US=n  every copy, memset, host function and collective takes that long before
+//                         it starts
+//   FAKE_CUDA_FAIL=function:nth:code  the nth call of that function (from 1; 0: every call; -n: the
+//                         nth and all later ones) fails with that code
+//   FAKE_CUDA_JIT=code    kernels cannot be compiled for the device: whatever has to load one fails
+//                         with that code
+//   FAKE_CUDA_JIT_MS=n    each kernel takes that long to be compiled
+//   FAKE_CUDA_CORRUPT_PEERS=1  what a copy or a kernel reads from another device arrives as ones,
+//                         without an error: the IOMMU or PCIe ACS of some machines. Copies to the
+//                         host are made by the device that has the memory.
 //   FAKE_CUDA_STUCK_PEERS=1  such a copy never ends
 //   FAKE_CUDA_ALLOC_WAITS=1  cudaMalloc and cudaHostRegister wait for what the device has to do, as
 //                         the real ones may
 //   FAKE_CUDA_ALLOC_US=n  cudaMalloc takes that long
+//   FAKE_CUDA_QUEUE=n     a stream holds n operations: whoever adds one to a full stream waits, as
+//                         with the real ones after about a thousand
 //   FAKE_CUDA_DESTROYED_ENDS=1  to use a stream that was destroyed ends the program, as it may with
 //                         the real ones
 #ifndef _GNU_SOURCE
@@ -94,6 +93,7 @@
 #define MARKS 64                      // records of one event that may be under way at once
 #define FILL_LIMIT ((size_t)16 << 20) // larger fresh memory is filled at both ends only
 #define FILL_END ((size_t)1 << 20)
+#define CAPTURED_AT_ONCE ((size_t)64 << 10) // pageable memory on its way to the device
 
 typedef struct work {
     fake_work w;
@@ -190,7 +190,8 @@ static struct {
     bool corrupt_peers, stuck_peers, alloc_waits, destroyed_ends;
     unsigned alloc_us;
     unsigned jit_ms;
-    bool forked; // since then
+    int queue_limit; // 0: none
+    bool forked;     // since then
 } config;
 
 static _Thread_local cudaError_t last_error;
@@ -243,6 +244,7 @@ static void read_environment(void) {
     config.destroyed_ends = is_set("FAKE_CUDA_DESTROYED_ENDS");
     config.alloc_us =
         is_set("FAKE_CUDA_ALLOC_US") ? (unsigned)atoi(getenv("FAKE_CUDA_ALLOC_US")) : 0;
+    config.queue_limit = is_set("FAKE_CUDA_QUEUE") ? atoi(getenv("FAKE_CUDA_QUEUE")) : 0;
     pthread_atfork(NULL, NULL, is_forked);
     config.delay_us = delay ? (unsigned)atoi(delay) : 0;
     if (failing && sscanf(failing, "%63[^:]:%d:%d", config.fail_function, &config.fail_nth,
@@ -263,7 +265,8 @@ cudaError_t fake_enter(const char *function) {
     if (atomic_load(&broken)) return (cudaError_t)atomic_load(&broken);
     if (config.fail_code && strcmp(function, config.fail_function) == 0) {
         int call = atomic_fetch_add(&n_calls, 1) + 1;
-        if (config.fail_nth == 0 || config.fail_nth == call) return (cudaError_t)config.fail_code;
+        if (config.fail_nth <= 0 ? call >= -config.fail_nth : call == config.fail_nth)
+            return (cudaError_t)config.fail_code;
     }
     return cudaSuccess;
 }
@@ -571,8 +574,16 @@ static cudaError_t check_implicit(cudaStream_t s) {
     return other ? spoil(other->capture, cudaErrorStreamCaptureImplicit) : cudaSuccess;
 }
 
+static int count_queued(cudaStream_t s) {
+    int count = 0;
+    for (const node *n = s->head; n; n = n->next) count++;
+    return count;
+}
+
 static cudaError_t enqueue(cudaStream_t s, fake_work w) {
     work *made = new_work(w);
+    while (config.queue_limit && !s->capture && count_queued(s) >= config.queue_limit)
+        wait_changed();
     cudaError_t error =
         s->capture ? (s->capture->invalid ? cudaErrorStreamCaptureInvalidated : cudaSuccess)
                    : check_implicit(s);
@@ -652,7 +663,7 @@ static void free_block(block *b) {
 
 // Fresh memory holds no zeros by chance. The arenas of a world of six take 384 MiB: to fill them
 // whole took longer than everything else that a test did.
-static void fill_fresh(unsigned char *memory, size_t size) {
+static void fill_fresh(char *memory, size_t size) {
     if (size <= FILL_LIMIT) {
         memset(memory, 0xA5, size);
         return;
@@ -772,7 +783,7 @@ static cudaError_t copy_on(cudaStream_t stream, void *dst, const void *src, size
                        (sync && !captured && !(on_device(to) && on_device(from)));
     if (s->capture && (captured || blocks_host))
         return spoil(s->capture, cudaErrorStreamCaptureUnsupported);
-    if (sync && captured) wait_stream(s, sequence);
+    if (captured && (sync || nbytes > CAPTURED_AT_ONCE)) wait_stream(s, sequence);
     copy *c =
         new_copy(to ? view_of(to, dst) : dst, from ? view_of(from, src) : src, nbytes, captured);
     if (on_device(from)) c->n_read = nbytes;
@@ -1057,6 +1068,14 @@ int fake_count_streams(int priority) {
         n += !s->is_null && !s->destroyed && s->priority == priority;
     pthread_mutex_unlock(&lock);
     return n;
+}
+
+int fake_count_queued(cudaStream_t stream) {
+    pthread_mutex_lock(&lock);
+    cudaStream_t s = find_stream(stream);
+    int count = s ? count_queued(s) : 0;
+    pthread_mutex_unlock(&lock);
+    return count;
 }
 
 cudaError_t cudaStreamGetPriority(cudaStream_t stream, int *priority) {

@@ -31,6 +31,9 @@ fake_traffic fake_traffic_now(void);
 // How many streams of this process have that priority.
 int fake_count_streams(int priority);
 
+// How many operations a stream has yet to end.
+int fake_count_queued(cudaStream_t stream);
+
 // How often ncclCommGetAsyncError was called in this process.
 unsigned fake_count_asked(void);
 

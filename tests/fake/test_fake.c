@@ -83,7 +83,8 @@ static void clear_environment(void) {
         "NCCL_HOSTID",           "NCCL_COMM_BLOCKING",      "NCCL_MULTI_RANK_GPU_ENABLE",
         "CUDA_VISIBLE_DEVICES",  "FAKE_CUDA_CAPABILITY",    "FAKE_NCCL_REMOTE",
         "FAKE_NCCL_TIMEOUT_MS",  "NCCL_RUNTIME_CONNECT",    "FAKE_CUDA_JIT",
-        "FAKE_CUDA_ALLOC_WAITS", "FAKE_CUDA_CORRUPT_PEERS", "FAKE_CUDA_JIT_MS"};
+        "FAKE_CUDA_ALLOC_WAITS", "FAKE_CUDA_CORRUPT_PEERS", "FAKE_CUDA_JIT_MS",
+        "FAKE_CUDA_QUEUE"};
     for (size_t i = 0; i < sizeof names / sizeof *names; i++) unsetenv(names[i]);
 }
 
@@ -381,6 +382,36 @@ static void outdated_driver(void) {
     CHECK_IS(cudaGetDeviceCount(&n), cudaErrorInsufficientDriver);
 }
 static void no_device(void) { no_cuda(cudaErrorNoDevice); }
+
+// Pageable memory is captured at once if it is small; whoever adds to a full stream waits.
+static void waits_for_its_turn(void) {
+    enum { LARGE = 100000 };
+    char *pageable = calloc(1, LARGE), *d;
+    cudaEvent_t e;
+    cudaStream_t s;
+    OK(cudaMalloc((void **)&d, LARGE));
+    OK(cudaStreamCreateWithFlags(&s, cudaStreamNonBlocking));
+    OK(cudaEventCreate(&e));
+    OK(cudaMemsetAsync(d, 1, 8, s));
+    OK(cudaEventRecord(e, s));
+    OK(cudaMemcpyAsync(d, pageable, 8, cudaMemcpyHostToDevice, s));
+    CHECK_IS(last(cudaEventQuery(e)), cudaErrorNotReady);
+    OK(cudaMemcpyAsync(d, pageable, LARGE, cudaMemcpyHostToDevice, s));
+    OK(cudaEventQuery(e));
+    for (int i = 0; i < 6; i++) {
+        OK(cudaMemsetAsync(d, 1, 8, s));
+        CHECK_IS(fake_count_queued(s) <= 4, true);
+    }
+    OK(cudaStreamSynchronize(s));
+    CHECK_IS(fake_count_queued(s), 0);
+    free(pageable);
+}
+
+static void injected_from_then_on(void) {
+    void *d;
+    OK(cudaMalloc(&d, 8));
+    for (int i = 0; i < 3; i++) CHECK_IS(last(cudaMalloc(&d, 8)), cudaErrorMemoryAllocation);
+}
 
 static void injected(void) {
     void *p;
@@ -1643,6 +1674,10 @@ static void cuda_cases(void) {
     run_one("without a device", "FAKE_CUDA_DEVICES=0", no_device);
     run_one("no visible device", "FAKE_CUDA_DEVICES=3 CUDA_VISIBLE_DEVICES=", no_device);
     run_one("cuda: the second cudaMalloc fails", "FAKE_CUDA_FAIL=cudaMalloc:2:2", injected);
+    run_one("cuda: cudaMalloc fails from the second call on", "FAKE_CUDA_FAIL=cudaMalloc:-2:2",
+            injected_from_then_on);
+    run_one("cuda: what waits for its turn in a stream",
+            "FAKE_CUDA_DELAY_US=50000 FAKE_CUDA_QUEUE=4", waits_for_its_turn);
     run_one("cuda: visible devices", "FAKE_CUDA_DEVICES=4 CUDA_VISIBLE_DEVICES=3,1", visible);
     run_one("cuda: where contexts are made", "FAKE_CUDA_DEVICES=3", contexts);
     run_one("cuda: a forked child", "", forked);

@@ -1,10 +1,18 @@
 # on_fake.sh - builds tests with the stand-ins for CUDA and NCCL (tests/fake) and runs them. Source
-# it after tap.sh, with the toolkit's folder in $cuda.
+# it after tap.sh, first of all: it skips the test where the real headers, which the stand-ins are
+# compiled against, are missing. Sets cuda, the toolkit's folder.
 # shellcheck shell=bash
+
+# shellcheck source=tests/lib/gpu.sh
+. tests/lib/gpu.sh
+cuda=$(gpu_header cuda_runtime_api.h) || gpu_skip "no cuda_runtime_api.h (CUDA_HOME says where)"
+nccl=$(gpu_header nccl.h) || gpu_skip "no nccl.h (CUDA_HOME or NCCL_HOME says where)"
 
 # Everything runs in processes and threads of this machine, and takes the time that operations are
 # given.
-flags=(-std=gnu11 -O1 -g -Wall -Wextra -isystem "$cuda/include" -I. -Itests/lib -Itests/fake)
+flags=(-std=gnu11 -O1 -g -Wall -Wextra -isystem "$cuda" -I. -Itests/lib -Itests/fake)
+[ "$nccl" = "$cuda" ] || flags+=(-isystem "$nccl")
+cuda=$(dirname "$cuda")
 flags+=(-DIDIST_NCCL_CONNECT_BYTES=262144) # the stand-in knows no algorithm for larger calls
 # build_ahead FOLDER FLAGS...: starts to compile idist with its shims, and the stand-ins, to
 # build/fake/FOLDER, for all tests that do so
