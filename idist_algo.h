@@ -1592,7 +1592,7 @@ static idist__algorithm idist__choose_over_messages(const idist_group *g, const 
     const idist__choice *row = idist__choose_row(c->kind);
     bool has_user_op = idist__kind_reduces(c->kind) && (int)c->op >= IDIST_OP_USER;
     const idist__user_op *user = has_user_op ? idist__world_user_op(g, c) : NULL;
-    bool commutes = !user || user->commutative;
+    bool commutes = !has_user_op || user->commutative;
     size_t size = idist__choose_widens(c, user) ? sizeof(float) : idist_dtype_size(c->dtype);
 
     if (!row->bandwidth) return IDIST__ALGO_LATENCY;

@@ -71,19 +71,19 @@ typedef struct idist__config {
     int listener;        // a socket that rank 0 of a spawn inherits and that listens; else -1
     int timeout_ms, init_timeout_ms; // > 0, or -1 for none
     idist__secret secret;
-    int transport;     // IDIST__TRANSPORT_*: inside a host shared memory, local sockets, or TCP
-    int algorithm;     // an idist__algorithm, up to CHUNKED
-    int bind;          // 1: bind each rank to a processor of its own, if there are enough
-    size_t shm_nbytes; // shared memory per rank
-    bool shm_asked;    // the user gave that number
-    const void *mpi_comm;
-    bool unchecked; // a backend with collectives of its own need not compare the ranks' calls
-    char host_id[128];
-    char device[32];             // the device the user asked for, or ""
-    char device_backend[32];     // the device backend that the user asked for, or ""
-    bool device_backend_in_desc; // asked for by desc, not by the environment
-    const void *nccl_comm, *nccl_config;
+    int transport;      // IDIST__TRANSPORT_*: inside a host shared memory, local sockets, or TCP
+    int algorithm;      // an idist__algorithm, up to CHUNKED
+    int bind;           // 1: bind each rank to a processor of its own, if there are enough
+    bool shm_asked;     // the user gave shm_nbytes
+    bool unchecked;     // a backend with collectives of its own need not compare the ranks' calls
     bool high_priority; // of the device's streams
+    bool device_backend_in_desc; // asked for by desc, not by the environment
+    size_t shm_nbytes;           // shared memory per rank
+    const void *mpi_comm;
+    char host_id[128];
+    char device[32];         // the device the user asked for, or ""
+    char device_backend[32]; // the device backend that the user asked for, or ""
+    const void *nccl_comm, *nccl_config;
     char backends[128]; // the backends the user asked for, or ""
     int *lost; // where a worker tells its parent that another rank was lost, so that what follows
                // may be only a consequence

@@ -468,16 +468,11 @@ static int gloo_worker(int local_rank, void *arg) {
     return 0;
 }
 
-static void names_of_others(void) {
-    static idist_backend_api nccl, other; // stay registered
+// Names of backends of torch and Ignite, and one that nobody has.
+static void names_of_host_backends(void) {
     idist_desc d = desc_with(NULL, NULL);
     idist_group *w = NULL;
     lines l;
-    nccl.abi = IDIST__BACKEND_ABI;
-    nccl.size = sizeof nccl;
-    nccl.name = "nccl";
-    nccl.claim = claim_all_but_odd;
-    nccl.wrap = take_device;
     memset(&l, 0, sizeof l);
     d.logger.log_fn = keep_first_line;
     d.logger.user = &l;
@@ -492,7 +487,28 @@ static void names_of_others(void) {
     d.backend = "nccl";
     tap_is(idist_open(&d, &w), IDIST_ERR_NO_BACKEND, "nccl without its header");
     tap_like(idist_last_error(), "idist_nccl.h", "which the error names");
+
+    setenv("IDIST_LOG", "error", 1);
+    memset(&d, 0, sizeof d);
+    d.backend = "gloo";
+    d.nproc_per_node = 2;
+    ranks_reset();
+    rank_ok(-1, idist_parallel_run(&d, gloo_worker, NULL));
+    ranks_report("idist_parallel_run with the backend gloo");
+}
+
+static void names_of_device_backends(void) {
+    static idist_backend_api nccl, other; // stay registered
+    idist_desc d = desc_with(NULL, NULL);
+    idist_group *w = NULL;
+    nccl.abi = IDIST__BACKEND_ABI;
+    nccl.size = sizeof nccl;
+    nccl.name = "nccl";
+    nccl.claim = claim_all_but_odd;
+    nccl.wrap = take_device;
+
     tap_is(idist_register_backend(&nccl), IDIST_OK, "a device backend registers");
+    d.backend = "nccl";
     tap_is(idist_open(&d, &w), IDIST_OK, "nccl with it: got %s", idist_last_error());
     tap_ok(w && strcmp(w->w->backend->name, "ring") == 0, "nccl is ring, ...");
     tap_ok(strcmp(seen_device_backend, "nccl") == 0, "... and the device backend nccl");
@@ -530,13 +546,6 @@ static void names_of_others(void) {
                strstr(idist_last_error(), "other,nccl,ring,self.") &&
                strstr(idist_last_error(), "gloo"),
            "got \"%s\"", idist_last_error());
-    setenv("IDIST_LOG", "error", 1);
-    memset(&d, 0, sizeof d);
-    d.backend = "gloo";
-    d.nproc_per_node = 2;
-    ranks_reset();
-    rank_ok(-1, idist_parallel_run(&d, gloo_worker, NULL));
-    ranks_report("idist_parallel_run with the backend gloo");
 }
 
 static int init_worker(int local_rank, void *arg) {
@@ -586,7 +595,8 @@ int main(void) {
     logger();
     forked();
     backends();
-    names_of_others();
+    names_of_host_backends();
+    names_of_device_backends();
     spawned();
     return tap_done();
 }

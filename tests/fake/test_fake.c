@@ -387,15 +387,20 @@ static void no_device(void) { no_cuda(cudaErrorNoDevice); }
 static void waits_for_its_turn(void) {
     enum { LARGE = 100000 };
     char *pageable = calloc(1, LARGE), *d;
+    cudaError_t before;
     cudaEvent_t e;
     cudaStream_t s;
+    int64_t start;
     OK(cudaMalloc((void **)&d, LARGE));
     OK(cudaStreamCreateWithFlags(&s, cudaStreamNonBlocking));
     OK(cudaEventCreate(&e));
+    start = tap_now_ms();
     OK(cudaMemsetAsync(d, 1, 8, s));
     OK(cudaEventRecord(e, s));
     OK(cudaMemcpyAsync(d, pageable, 8, cudaMemcpyHostToDevice, s));
-    CHECK_IS(last(cudaEventQuery(e)), cudaErrorNotReady);
+    before = cudaEventQuery(e);
+    if (tap_now_ms() - start < 50) CHECK_IS(last(before), cudaErrorNotReady);
+    else cudaGetLastError(); // the machine kept us waiting for longer than the device
     OK(cudaMemcpyAsync(d, pageable, LARGE, cudaMemcpyHostToDevice, s));
     OK(cudaEventQuery(e));
     for (int i = 0; i < 6; i++) {

@@ -372,6 +372,7 @@ static int frees_what_stays(int number, void *arg) {
     idist_opts o = opts_of(NULL);
     int32_t *x;
     int64_t start;
+    setenv("FAKE_NCCL_REVOKE_HANGS", "1", 1); // before the threads that read it
     config.blocking = 0;
     d.nccl_config = &config;
     if (!rank_ok(number, idist_initialize(&d))) return 0;
@@ -380,7 +381,6 @@ static int frees_what_stays(int number, void *arg) {
     o.group = g;
     rank_ok(number, idist_all_reduce(x, x, 1, IDIST_I32, IDIST_SUM, &o));
     rank_ok(number, idist_barrier(NULL));
-    setenv("FAKE_NCCL_REVOKE_HANGS", "1", 1);
     if (number == 0) rank_ok(number, idist_abort(g));
     while (idist_barrier(&o) == IDIST_OK) continue;
     start = tap_now_ms();
@@ -498,7 +498,13 @@ static int waits_behind(int number, void *arg) {
     int32_t none = 0, *x;
     d.nccl_config = &config;
     if (!rank_ok(number, idist_initialize(&d))) return 0;
-    if (number == 1) return (void)!idist_recv(&none, 1, IDIST_I32, 0, 99, NULL, NULL), 0;
+    if (number == 1) {
+        rank_check(idist_recv(&none, 1, IDIST_I32, 0, 99, NULL, NULL) != IDIST_OK,
+                   "the receive ended");
+        idist_finalize(); // joins the threads that it started
+        return 0;
+    }
+
     insider_start(&in, 1, NULL, exchanges_pairs);
     pthread_detach(in.thread);
     while (!fake_count_inside() && tap_now_ms() - start < 10000) tap_sleep_ms(5);
