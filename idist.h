@@ -259,10 +259,11 @@ TIME-OUTS AND ABORT
 THREADS
 
     Every function may be called from any thread. Calls on a group are made in the same order on all
-    ranks, so two threads that use one group need a lock of yours, or a group each. Callbacks (user
-    ops, logger, allocator) run in whichever thread is inside the library. The first immediate call
-    of a world starts one thread, which advances requests while the program computes; idist_finalize
-    ends it. That thread blocks all signals, and the library installs no signal handlers.
+    ranks, so two threads that use one group need a lock of yours, held from idist_group_begin to
+    idist_group_end, or a group each. Callbacks (user ops, logger, allocator) run in whichever
+    thread is inside the library. The first immediate call of a world starts one thread, which
+    advances requests while the program computes; idist_finalize ends it. That thread blocks all
+    signals, and the library installs no signal handlers.
 
     After fork() the child has no world, and its calls return IDIST_ERR_STATE. It should exec or
     exit before its parent does: a child that holds the connections open hides the death of its

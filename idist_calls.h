@@ -1577,7 +1577,8 @@ static idist_status idist__group_release(idist_group *g) {
         status = idist__fail(IDIST_ERR_STATE, "free_group: another thread closes the world");
     } else if (g->running_count || g->open_request_count) {
         status = idist__fail(IDIST_ERR_STATE,
-                             "free_group: requests are still open on it; wait for them first");
+                             "free_group: calls are still under way on it, or requests are open; "
+                             "wait for them first");
     } else {
         // Messages for it that have arrived belong to nobody once it is gone.
         w->backend->progress(w);

@@ -249,10 +249,10 @@ typedef struct idist__rank_info {
 //                                                 |  group_open, offer, meet, group_close
 //                                                 +- for each further group
 //
-// Lock. claim, open, wrap, alloc and close are called without the world's lock, all others with it.
-// (group_open of the world's own group, and every group_close while the world closes, come when no
-// other thread is in the world; it makes no difference to them whether the lock is held.) claim and
-// alloc may be called by several threads at once.
+// Lock. claim, open, wrap and close are called without the world's lock, alloc with or without it
+// (it must not take the lock), all others with it. group_open of the world's own group and, while
+// the world closes, group_close are called without it; threads whose calls were ended may still be
+// on their way out of the world then. claim and alloc may be called by several threads at once.
 //
 // Blocking. open, close and wrap may wait for other ranks. sleep and flush wait, and release the
 // lock while they do. shrink and agree wait for the other members and keep the lock, so that no
@@ -1253,6 +1253,7 @@ static void idist__group_flush(idist_group *g) {
     idist__world *w = g->w;
 
     if (g->status == IDIST_OK || g->failure_flushed || w->driver != IDIST__DRIVER_NONE) return;
+    if (w->thread_stops) return; // whoever closes the world does it, and does not wait for us here
     g->failure_flushed = true;
     w->driver = IDIST__DRIVER_CALLER;
     w->backend->flush(w, idist__os_clock_deadline(IDIST__FLUSH_MS));
@@ -2042,6 +2043,8 @@ static idist_status idist__call_locked(idist_group *g, const idist__call *c, con
     if (status != IDIST_OK) return status;
     if (g->status != IDIST_OK)
         return idist__fail(g->status, "%s: the group failed earlier: %s", name, g->cause);
+    if (g->w->thread_stops) // another thread has ended the calls, and would not see this one
+        return idist__fail(IDIST_ERR_ABORTED, "%s: another thread closes the world", name);
     if (!on_device && idist__call_quick(g, c, o)) return IDIST_OK;
 
     if (o->request) {

@@ -83,7 +83,8 @@ typedef struct idist__pinned {
 
 // IDIST__IPC_SLOTS chunks on a device, mapped by other ranks. Memory that somebody maps must not be
 // freed: the arena of a closed group is kept for the next group, and all arenas are unmapped before
-// the last barrier of the world and freed after it.
+// the last barrier of the world and freed after it. (A world that has failed ends without that
+// barrier. A peer that still reads an arena then gets an error or garbage in a call that fails.)
 typedef struct idist__ipc_arena {
     struct idist__ipc_arena *next;
     char *data;
@@ -169,7 +170,8 @@ typedef struct idist__gpu_group {
     void *comm;                        // NULL: none, or aborted
     bool adopted;                      // comm is the user's
     bool captured;                     // a CUDA graph may hold calls
-    bool launching;                    // a thread hands calls to NCCL, without the lock
+    uint32_t ticket_count;             // calls that are to be handed to NCCL, in this order, ...
+    uint32_t turn;                     // ... and the ticket whose turn it is
     struct idist__nccl_gate *gate;     // whether a thread is inside NCCL with comm
     int fault;                         // NCCL's error about another rank; 0: none
     int64_t fault_deadline_ns;         // until then the host may find out which rank
@@ -203,6 +205,7 @@ typedef struct idist__gpu_op {
     bool waits_for_device;          // counted in gpu->waiting_call_count
     bool waits_for_memory;          // pinned memory
     bool with_backend;              // the host's backend has a part of it
+    uint32_t ticket;                // its place in the order of its group, see idist__nccl_launch
     bool launched;                  // NCCL has it
     bool met;                       // NCCL: all ranks have made the call
     idist_status meeting_status;    // NCCL: the ranks met, but do not agree on a message

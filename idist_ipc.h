@@ -773,10 +773,9 @@ static void idist__ipc_set_leave_deadline(idist__gpu *gpu) {
         gpu->leave_deadline_ns = idist__os_clock_deadline(IDIST__GPU_ABORT_MS);
 }
 
-// The world is being closed: waits, once, for the threads that use without the lock what is to be
-// freed. False: some still do, and nothing that they use is freed. Called without the lock; a
-// thread that never releases the lock is no reason to wait longer.
-static bool idist__ipc_wait_unused(idist__world *w) {
+// Takes the lock in the thread that closes the world. False: another thread never releases it; the
+// world is abandoned.
+static bool idist__ipc_lock_to_leave(idist__world *w) {
     idist__gpu *gpu = idist__gpu_of(w);
     int turns = 0;
 
@@ -787,7 +786,15 @@ static bool idist__ipc_wait_unused(idist__world *w) {
         idist__gpu_nap(&turns);
     }
 
-    if (!w->abandoned) {
+    return !w->abandoned;
+}
+
+// The world is being closed: waits, once, for the threads that use without the lock what is to be
+// freed. False: some still do, and nothing that they use is freed. Called without the lock.
+static bool idist__ipc_wait_unused(idist__world *w) {
+    idist__gpu *gpu = idist__gpu_of(w);
+
+    if (idist__ipc_lock_to_leave(w)) {
         w->abandoned = !idist__gpu_wait_until(w, idist__ipc_is_unused, w, gpu->leave_deadline_ns);
         idist__os_mutex_unlock(&w->lock);
     }

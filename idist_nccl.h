@@ -66,7 +66,8 @@ CALLS
     opts.request      proceeds beside the program until idist_wait or idist_test, or until
                       idist_wait_stream makes a stream wait for it. With a stream as well, it starts
                       after the work that is in the stream now.
-    idist_group_begin / _end   hand all calls between them to NCCL at once.
+    idist_group_begin / _end   hand all calls between them to NCCL at once, in idist_group_end. (A
+                      lock that orders the calls of several threads must be held all that time.)
 
     In one collective either all ranks pass device memory or none does; otherwise the call is
     IDIST_ERR_MISMATCH. A rank that contributes and receives nothing (in a v-form) shows with any
@@ -960,13 +961,16 @@ static bool idist__nccl_is_ended(const idist__task *t) {
     return t->group->status != IDIST_OK || t->group->w->thread_stops;
 }
 
-// Whether no other thread is launching calls of these groups. One that does may stay inside an old
-// NCCL: calls that have been ended do not wait for it.
+// Whether it is the turn of these calls in all their groups. A thread before them may stay inside
+// an old NCCL: calls that have been ended do not wait for it.
 static bool idist__nccl_can_launch(void *arg) {
     const idist__task *t;
 
     for (t = (const idist__task *)arg; t; t = idist__gpu_op_of(t)->next_held)
-        if (idist__gpu_group_of(t->group)->launching && !idist__nccl_is_ended(t)) return false;
+        if (idist__gpu_op_of(t)->ticket != idist__gpu_group_of(t->group)->turn &&
+            !idist__nccl_is_ended(t))
+            return false;
+
     return true;
 }
 
@@ -1147,8 +1151,20 @@ static void idist__nccl_end_launch(const idist__task *t, int result, cudaError_t
     else if (result != IDIST__NCCL_OK) idist__nccl_report_error(g, result);
 }
 
-// Hands calls of this thread to NCCL; their groups launch no other call meanwhile. A call that all
-// ranks have made in that time completes here.
+// Gives the calls of this thread their places in the order in which NCCL gets the calls of a group:
+// that of their numbers, since the lock has not been released in between. Calls of one group share
+// a place.
+static void idist__nccl_draw_tickets(idist__task *first) {
+    idist__task *t;
+
+    for (t = first; t; t = idist__gpu_op_of(t)->next_held)
+        idist__gpu_op_of(t)->ticket = idist__gpu_group_of(t->group)->ticket_count;
+    for (t = first; t; t = idist__gpu_op_of(t)->next_held)
+        idist__gpu_group_of(t->group)->ticket_count = idist__gpu_op_of(t)->ticket + 1;
+}
+
+// Hands calls of this thread to NCCL, in their turn; their groups launch no other call meanwhile. A
+// call that all ranks have made in that time completes here.
 static void idist__nccl_launch(idist__task *first) {
     idist__world *w = first->group->w;
     idist__gpu *gpu = idist__gpu_of(w);
@@ -1158,13 +1174,12 @@ static void idist__nccl_launch(idist__task *first) {
     idist__task *t, *next;
     idist__gpu_guard guard;
 
+    idist__nccl_draw_tickets(first);
     idist__wait_until(w, idist__nccl_can_launch, first);
 
-    for (t = first; t; t = idist__gpu_op_of(t)->next_held) {
-        idist__gpu_group_of(t->group)->launching = true;
+    for (t = first; t; t = idist__gpu_op_of(t)->next_held)
         idist__gpu_op_of(t)->comm = // which stays while we are inside
             idist__nccl_is_ended(t) ? NULL : idist__gpu_group_of(t->group)->comm;
-    }
 
     idist__nccl_set_inside(first, 1);
     gpu->user_count++; // the end of the world waits for us
@@ -1174,7 +1189,7 @@ static void idist__nccl_launch(idist__task *first) {
     result = idist__nccl_hand_over(first, &error);
     if (alone) idist__gpu_restore_device(gpu, device);
     else idist__gpu_leave(gpu, guard);
-    idist__os_mutex_lock(&w->lock);
+    idist__world_lock(w);
     gpu->user_count--;
 
     for (t = first; t; t = next) {
@@ -1183,7 +1198,7 @@ static void idist__nccl_launch(idist__task *first) {
         op->next_held = NULL;
         op->launched = true;
         t->followed = !t->detached && result == IDIST__NCCL_OK && error == cudaSuccess;
-        idist__gpu_group_of(t->group)->launching = false;
+        idist__gpu_group_of(t->group)->turn = op->ticket + 1;
         idist__nccl_end_launch(t, result, error);
         if (op->met && !t->done && idist__nccl_set_complete(t))
             idist__task_complete(t, IDIST_OK, "");
@@ -1192,7 +1207,8 @@ static void idist__nccl_launch(idist__task *first) {
         if (t->freed) idist__task_free(t);
     }
 
-    if (w->blocked_count) idist__os_cond_broadcast(&w->changed); // whoever waits for `launching`
+    if (w->blocked_count) idist__os_cond_broadcast(&w->changed); // whoever waits for its turn
+    idist__world_wake_driver(w);                                 // who may be one of them
 }
 
 //------------------------------------------------------------------------------
@@ -2212,14 +2228,17 @@ static void idist__nccl_finalize(idist_group *g) {
     gpu->ending_jobs = job;
 }
 
-// The world is being closed: aborts the communicator if it must, as other threads may wait for what
-// runs on the device, and waits for these threads. False: one still uses the group.
-static bool idist__gpu_group_leave(idist_group *g) {
-    idist__world *w = g->w;
+// The world is being closed: aborts the communicators if it must, as other threads may wait for
+// what runs on the device, in this group or in another one, and waits for these threads. False: one
+// is left.
+static bool idist__gpu_group_leave(idist__world *w) {
+    idist_group *g;
 
-    idist__world_lock(w);
-    if (w->leaves && !idist__gpu_group_of(g)->adopted) idist__nccl_abort(g);
-    idist__os_mutex_unlock(&w->lock);
+    if (w->leaves && idist__ipc_lock_to_leave(w)) {
+        for (g = &w->group; g; g = g->next)
+            if (g->device && !idist__gpu_group_of(g)->adopted) idist__nccl_abort(g);
+        idist__os_mutex_unlock(&w->lock);
+    }
 
     return idist__ipc_wait_unused(w);
 }
@@ -2233,7 +2252,7 @@ static void idist__gpu_group_close(idist_group *g) {
 
     if (gg) {
         guard = idist__gpu_enter(gpu);
-        unused = !w->thread_stops || idist__gpu_group_leave(g);
+        unused = !w->thread_stops || idist__gpu_group_leave(w);
 
         if (g->status != IDIST_OK || gg->must_abort) idist__nccl_abort_end(g);
         else if (!idist__nccl_is_inside(gg)) idist__nccl_finalize(g);

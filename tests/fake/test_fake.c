@@ -409,6 +409,9 @@ static void waits_for_its_turn(void) {
     }
     OK(cudaStreamSynchronize(s));
     CHECK_IS(fake_count_queued(s), 0);
+    OK(cudaEventDestroy(e));
+    OK(cudaStreamDestroy(s));
+    OK(cudaFree(d));
     free(pageable);
 }
 
