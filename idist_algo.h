@@ -1414,8 +1414,9 @@ static bool idist__host_step_done(idist__task *t) {
 
     if (!child || !child->done) return false;
     ok = child->status == IDIST_OK;
-    if (!ok)
-        idist__ring_fail(idist__ring_of(t->group->w), t->group, child->status, child->group->cause);
+    if (!ok) // alone, or with its group
+        idist__ring_fail(idist__ring_of(t->group->w), t->group, child->status,
+                         child->group->status == IDIST_OK ? child->text : child->group->cause);
 
     idist__task_free(child);
     host->child = NULL;

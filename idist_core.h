@@ -1448,7 +1448,13 @@ static void idist__wait_turn(idist__world *w, idist__driver driver) {
     int64_t until = idist__timer_run(w);
     int own = driver == IDIST__DRIVER_CALLER ? 1 : 0;
 
-    if (!w->tasks || w->ended_count != ended) return;
+    if (w->ended_count != ended) return;
+
+    if (!w->tasks) { // what we wait for is done by a thread that may need the lock
+        idist__world_give_way(w);
+        return;
+    }
+
     w->driver = driver;
     w->backend->sleep(w, until);
     w->driver = IDIST__DRIVER_NONE;

@@ -598,7 +598,6 @@ static void idist__ring_progress(idist__world *w) {
 // as well; it has to call `wake` afterwards.
 //------------------------------------------------------------------------------
 
-
 // Sleeps on the doorbell. Each sleep that nothing interrupts makes the next one a little longer.
 static void idist__wait_on_doorbell(idist__ring *ring, int64_t now_ns, int64_t until_ns) {
     idist__world *w = ring->w;
@@ -644,7 +643,7 @@ static void idist__ring_sleep(idist__world *w, int64_t until_ns) {
     idist__ring_settle(ring);
 }
 
-// Ends the sleep of a thread of this process. Any thread may call it, without the lock.
+// Ends the sleep of a thread of this process. The caller holds the lock of the world.
 static void idist__ring_wake(idist__world *w) {
     const idist__ring *ring = idist__ring_of(w);
     const idist__segment *m = ring->shm;
@@ -889,6 +888,7 @@ static bool idist__cancel_list(idist__ring *ring, const idist__transfer_list *li
 static void idist__cancel_written(idist__ring *ring, idist__link *l, idist__transfer *v) {
     size_t unwritten = v->piece - v->piece_moved;
 
+    if (idist__kind_is_p2p(v->task->call.kind)) idist__op_of(v->task)->transfer = NULL;
     v->task = NULL;
     if (v->frame.type == IDIST__RTS) idist__cancel_withdraw(ring);
 
@@ -1170,13 +1170,13 @@ static int idist__ring_missing(idist__task *t, char *text, size_t capacity) {
 // groups for collectives by host (near and leads, see [algo:host]).
 //------------------------------------------------------------------------------
 
-static void idist__ring_group_close(idist_group *g) {
-    idist__ring *ring = idist__ring_of(g->w);
-    idist__ring_group *rg = idist__ring_group_of(g);
-    const idist_group *parent;
+enum { IDIST__GROUP_NEAR = 1, IDIST__GROUP_LEADS = 2 }; // mixed into the context of the parent
+
+// Drops what has arrived for a context, and what still arrives.
+static void idist__group_drop(idist__ring *ring, uint64_t ctx) {
     int i;
 
-    for (i = 0; i < g->w->group.size; i++) {
+    for (i = 0; i < ring->w->group.size; i++) {
         idist__link *l = &ring->links[i];
         idist__message *m, *next;
 
@@ -1185,15 +1185,39 @@ static void idist__ring_group_close(idist_group *g) {
             size_t nbytes = (size_t)m->frame.nbytes;
 
             next = m->next;
-            if (m->frame.ctx != g->ctx) continue;
+            if (m->frame.ctx != ctx) continue;
             idist__message_free(ring, l, m);
-            if (complete && i != g->w->group.rank) idist__link_consumed(ring, l, nbytes);
+            if (complete && i != ring->w->group.rank) idist__link_consumed(ring, l, nbytes);
         }
     }
 
-    ring->closed[ring->nclosed++ % IDIST__CLOSED] = g->ctx;
+    ring->closed[ring->nclosed++ % IDIST__CLOSED] = ctx;
+}
+
+static bool idist__group_spans_hosts(const idist_group *g) {
+    const idist__rank_info *nodes = g->w->nodes;
+    int i;
+
+    for (i = 1; i < g->size; i++)
+        if (nodes[g->ranks[i]].host != nodes[g->ranks[0]].host) return true;
+
+    return false;
+}
+
+static void idist__ring_group_close(idist_group *g) {
+    idist__ring *ring = idist__ring_of(g->w);
+    idist__ring_group *rg = idist__ring_group_of(g);
+    bool has_failed = g->status != IDIST_OK && !g->inner && idist__group_spans_hosts(g);
+    bool drops_near = has_failed && !rg->near, drops_leads = has_failed && !rg->leads;
+    const idist_group *parent;
+
+    idist__group_drop(ring, g->ctx);
     if (rg->near) idist__group_free(rg->near);
     if (rg->leads) idist__group_free(rg->leads);
+
+    // If the group failed before its members met here, others may have used the groups by host.
+    if (drops_near) idist__group_drop(ring, idist__hash_mix(g->ctx, IDIST__GROUP_NEAR));
+    if (drops_leads) idist__group_drop(ring, idist__hash_mix(g->ctx, IDIST__GROUP_LEADS));
 
     for (parent = &g->w->group; g->inner && parent; parent = parent->next) {
         idist__ring_group *of =
@@ -1258,8 +1282,6 @@ static idist_status idist__group_init(idist_group *g) {
 }
 
 // ---- near and leads ----
-
-enum { IDIST__GROUP_NEAR = 1, IDIST__GROUP_LEADS = 2 }; // mixed into the context of the parent
 
 // Makes a group inside another one, from world ranks.
 static idist_status idist__group_new_inner(idist_group *parent, uint64_t salt, const int *ranks,

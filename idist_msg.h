@@ -90,7 +90,7 @@ CONTENTS
 //   BYE     I have finalized              -          -
 typedef struct idist__frame {
     uint8_t type, flags;
-    uint16_t past; // of EAGER and RTS in a collective: digest of the calls before it
+    uint16_t past; // of EAGER, RTS and DATA in a collective: digest of the calls before it
     uint32_t tag;  // step of a collective, or the user's tag
     uint64_t ctx;  // group
     idist__fingerprint print;
@@ -130,7 +130,7 @@ enum { IDIST__NEEDS_YOU = 1, IDIST__ONLY_CALL = 2 }; // flags of WAITS
 // A rank that sleeps on shared memory looks at its sockets this often.
 #define IDIST__LOOK_NS (10 * IDIST__MS)
 
-enum { IDIST__CLOSED = 64 };        // groups whose end a ring remembers
+enum { IDIST__CLOSED = 256 };       // groups whose end a ring remembers
 enum { IDIST__UNKNOWN_MAX = 1024 }; // messages of a rank that are kept for groups not known here
 enum { IDIST__BUCKETS = 1024 };
 
@@ -145,8 +145,8 @@ typedef struct idist__index_bucket {
 } idist__index_bucket;
 
 // One send or receive under way. It is in at most one list: a link's out, waiting, posted or
-// receiving, a group's recvs or wild, or the ring's idle ones. It is in none while it is a link's
-// in_transfer or the claim on a message.
+// receiving, a group's recvs or wild, or the ring's idle ones. It is in none while it is the
+// in_transfer of an EAGER frame, or the claim on a message.
 typedef struct idist__transfer {
     struct idist__transfer *next;
     struct idist__transfer **at;       // what points to it
@@ -235,7 +235,6 @@ typedef struct idist__ring { // the backend's part of a world
     int64_t polled_ns;      // when we last looked at the sockets that stand beside shared memory
     int64_t extra_sleep_ns; // how much longer than IDIST__LOOK_NS we sleep there by now
     int64_t looked_ns;      // when the last call began that read the links
-    bool judging_end;       // inside the function that decides what the end of a stream means
     idist__transfer *idle;  // transfers that can be used again
     uint64_t stamp, next_id;
     uint64_t closed[IDIST__CLOSED]; // ctx of the groups that were closed last: what still arrives
@@ -1367,7 +1366,7 @@ static void idist__send_by_grant(idist__task *t, int peer, idist__transfer *v) {
     }
 
     idist__transfer_put(ring, &l->waiting, v, idist__index_frame_key(peer, &v->frame));
-    if (oldest && oldest->task == t) return; // it has told the peer of this call
+    if (oldest && oldest->task == t) return; // whose RTS has told the peer of this call
     rts.type = IDIST__RTS;
     idist__link_control(ring, l, &rts, NULL);
 }
@@ -1457,6 +1456,8 @@ static void idist__send_to_self(idist__task *t, const idist__fingerprint *finger
     m = idist__message_new(ring, l, &f, eager ? nbytes : 0);
 
     if (!m || (!eager && !sender)) {
+        if (m) idist__message_free(ring, l, m);
+        if (sender) idist__transfer_free(ring, sender);
         idist__task_complete(t, IDIST_ERR_NO_MEMORY, "out of memory");
         return;
     }

@@ -1482,9 +1482,12 @@ static void idist__share_update_seen(const idist__task *t) {
     for (i = 0; rg->share && i < t->group->size; i++) {
         for (index = 0; index < IDIST__REGION_SLOTS; index++) {
             idist__call_slot *slot = idist__region_slot(rg->share, i, (uint32_t)index);
+            uint32_t number = __atomic_load_n(&slot->call_number, __ATOMIC_ACQUIRE);
             idist__fingerprint fingerprint = slot->fingerprint;
 
-            if (!__atomic_load_n(&slot->call_number, __ATOMIC_ACQUIRE)) continue;
+            __atomic_thread_fence(__ATOMIC_ACQUIRE);
+            if (!number || __atomic_load_n(&slot->call_number, __ATOMIC_RELAXED) != number)
+                continue; // its owner is writing
             if ((int32_t)(fingerprint.seq - rg->seen[i].seq) <= 0) continue;
             rg->seen[i].seq = fingerprint.seq;
             rg->seen[i].print = fingerprint;

@@ -226,6 +226,33 @@ static void between_processes(const char *transport) {
     procs_free(&p);
 }
 
+// A group is aborted while a member still makes it, and a large message of its groups by host is on
+// the way: what that message took of the eager window between the two ranks comes back.
+static void window_comes_back(idist_group *world, int rank, int n, void *arg) {
+    enum { ROUNDS = 600, NBYTES = 60000 };
+    static char buf[NBYTES];
+    idist_opts o = opts_of(world);
+    int32_t x = 5;
+    (void)n, (void)arg;
+    for (int k = 0; k < ROUNDS; k++) {
+        idist_group *g = NULL;
+        if (!rank_ok(rank, idist_split(world, 0, rank, &g))) return;
+        if (rank == 1) {
+            idist_request request = {NULL};
+            idist_opts immediate = opts_async(g, &request);
+            idist_broadcast(buf, NBYTES, IDIST_U8, 1, &immediate);
+            rank_ok(rank, idist_abort(g));
+            (void)!idist_wait(&request); // done, or aborted
+        }
+        rank_ok(rank, idist_free_group(&g));
+        if (!rank_ok(rank, idist_barrier(&o))) return;
+    }
+    o.timeout_ms = 3000 * test_slow_factor();
+    if (rank == 1) rank_ok(rank, idist_send(&x, 1, IDIST_I32, 0, 3, &o)); // before the receive
+    rank_ok(rank, idist_barrier(&o));
+    if (rank == 0) rank_ok(rank, idist_recv(&x, 1, IDIST_I32, 1, 3, NULL, &o));
+}
+
 int main(void) {
     uint64_t random_state = tap_seed();
     tap_deadline(60);
@@ -254,6 +281,10 @@ int main(void) {
             ranks_case(n, &d, abort_at_once, NULL,
                        "abort of a group that others do not have yet n=%d, %s", n, d.transport);
         between_processes(d.transport);
+    }
+    {
+        idist_desc d = desc_with("hosts", "auto");
+        ranks_case(3, &d, window_comes_back, NULL, "aborted groups leave the eager window alone");
     }
     tap_is(idist_abort(NULL), IDIST_ERR_STATE, "abort without a world");
     return tap_done();
