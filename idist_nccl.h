@@ -2230,11 +2230,13 @@ static void idist__nccl_finalize(idist_group *g) {
 
 // The world is being closed: aborts the communicators if it must, as other threads may wait for
 // what runs on the device, in this group or in another one, and waits for these threads. False: one
-// is left.
-static bool idist__gpu_group_leave(idist__world *w) {
+// is left. The world's list of groups does not have `closing` any more, unless it is the world's.
+static bool idist__gpu_group_leave(idist_group *closing) {
+    idist__world *w = closing->w;
     idist_group *g;
 
     if (w->leaves && idist__ipc_lock_to_leave(w)) {
+        if (!idist__gpu_group_of(closing)->adopted) idist__nccl_abort(closing);
         for (g = &w->group; g; g = g->next)
             if (g->device && !idist__gpu_group_of(g)->adopted) idist__nccl_abort(g);
         idist__os_mutex_unlock(&w->lock);
@@ -2252,7 +2254,7 @@ static void idist__gpu_group_close(idist_group *g) {
 
     if (gg) {
         guard = idist__gpu_enter(gpu);
-        unused = !w->thread_stops || idist__gpu_group_leave(w);
+        unused = !w->thread_stops || idist__gpu_group_leave(g);
 
         if (g->status != IDIST_OK || gg->must_abort) idist__nccl_abort_end(g);
         else if (!idist__nccl_is_inside(gg)) idist__nccl_finalize(g);

@@ -538,6 +538,161 @@ static int closes_beside_late(int number, void *arg) {
     return 0;
 }
 
+// A thread waits, without the lock, to add to a stream whose queue is full, when another one closes
+// the world. The second half of its call begins after that, and is not left behind.
+static cudaStream_t full_stream;
+
+static void pauses(void *ms) { tap_sleep_ms((int)(intptr_t)ms); }
+
+static void *exchanges_messages(void *arg) {
+    insider *in = (insider *)arg;
+    int32_t *x = device_of(1, 2);
+    idist_opts o = on_stream(in->group, full_stream);
+    in->status = idist_sendrecv(x, 1, 1, 5, x + 1, 1, 1, 5, IDIST_I32, NULL, &o);
+    return NULL;
+}
+
+static int closes_beside_messages(int number, void *arg) {
+    idist_desc d = desc_of(number, 2, ((const trouble *)arg)->port);
+    intptr_t ms = 600 + 100 * test_slow_factor();
+    insider in = {NULL, IDIST_OK, 0};
+    int32_t *x;
+    setenv("IDIST_DEVICE_BACKEND", "staged", 1);
+    setenv("FAKE_CUDA_QUEUE", "3", 1);
+    if (!rank_ok(number, idist_initialize(&d))) return 0;
+    x = device_of(1, 1);
+    rank_ok(number, idist_all_reduce(x, x, 1, IDIST_I32, IDIST_SUM, NULL));
+    full_stream = new_stream();
+    rank_ok(number, idist_barrier(NULL));
+    if (number == 0) {
+        for (int k = 0; k < 3; k++) CUDA(cudaLaunchHostFunc(full_stream, pauses, (void *)ms));
+        insider_start(&in, 1, NULL, exchanges_messages);
+        tap_sleep_ms(150 + 50 * test_slow_factor());
+    }
+    rank_ok(number, idist_finalize());
+    if (number == 0) insider_join(number, &in, 1);
+    rank_check(first_of(x) == 2, "rank %d: got %d", number, first_of(x));
+    return 0;
+}
+
+// A rank ends with an error while its thread waits for a place in a stream, behind a kernel that
+// waits for the other rank, and a group has a communicator, too. Both communicators are aborted
+// before the end waits for the thread.
+static void *scans(void *arg) {
+    insider *in = (insider *)arg;
+    int32_t *x = device_of(1, 1);
+    idist_opts o = on_stream(in->group, full_stream);
+    in->status = idist_scan(x, x, 1, IDIST_I32, IDIST_SUM, &o);
+    return NULL;
+}
+
+static insider scanner; // of rank 0: the thread comes back when the worker has ended
+
+static int fails_beside_a_scan(int local_rank, void *arg) {
+    int number = idist_get_rank();
+    idist_opts o = opts_of(NULL);
+    int32_t none = 0, *x = device_of(1, 1);
+    (void)local_rank;
+    (void)arg;
+    rank_ok(number, idist_split(NULL, 0, number, &o.group));
+    rank_ok(number, idist_all_reduce(x, x, 1, IDIST_I32, IDIST_SUM, &o));
+    rank_check(first_of(x) == 2, "rank %d: got %d", number, first_of(x));
+    full_stream = new_stream();
+    o = on_stream(NULL, full_stream);
+    if (number == 1) CUDA(cudaLaunchHostFunc(full_stream, keeps_busy, NULL));
+    rank_ok(number, idist_all_reduce(x, x, 1, IDIST_I32, IDIST_SUM, &o));
+    rank_ok(number, idist_barrier(NULL)); // the host has met; the kernel of rank 0 waits
+    tap_sleep_ms(100);
+    if (number == 1) {
+        rank_is(number, idist_recv(&none, 1, IDIST_I32, 0, 99, NULL, NULL), IDIST_ERR_PEER_LOST);
+        __atomic_store_n(&released, 1, __ATOMIC_RELEASE);
+        return 0;
+    }
+    while (fake_count_queued(full_stream) < 6) CUDA(cudaMemsetAsync(x, 0, sizeof *x, full_stream));
+    insider_start(&scanner, 1, NULL, scans);
+    tap_sleep_ms(150 + 50 * test_slow_factor());
+    return 3;
+}
+
+static int ends_beside_a_scan(int number, void *arg) {
+    idist_desc d = desc_of(number, 2, ((const trouble *)arg)->port);
+    int64_t start = tap_now_ms();
+    setenv("FAKE_CUDA_QUEUE", "6", 1);
+    (void)!idist_parallel_run(&d, fails_beside_a_scan, NULL);
+    rank_check(tap_now_ms() - start < 3000 * test_slow_factor(), "rank %d: %d ms", number,
+               (int)(tap_now_ms() - start));
+    if (number == 1) return 0;
+    rank_check(said[0] == 0, "got \"%s\"", said);
+    insider_join(number, &scanner, 1);
+    return 0;
+}
+
+// Calls of several threads wait for one that is inside NCCL. They get there in the order in which
+// they were made, whichever thread runs first.
+typedef struct turn_call {
+    int32_t *x;
+    cudaStream_t stream;
+    pthread_t thread;
+} turn_call;
+
+enum { TURNS = 3 };
+static turn_call turns[TURNS];
+
+static void *calls_in_turn(void *arg) {
+    turn_call *c = (turn_call *)arg;
+    idist_opts o = on_stream(NULL, c->stream);
+    rank_ok(0, idist_all_reduce(c->x, c->x, 1, IDIST_I32, IDIST_SUM, &o));
+    return NULL;
+}
+
+static void *starts_calls(void *arg) {
+    int64_t start = tap_now_ms();
+    (void)arg;
+    while (!fake_count_inside() && tap_now_ms() - start < 10000) tap_sleep_ms(1);
+    for (int k = 0; k < TURNS; k++) {
+        rank_check(pthread_create(&turns[k].thread, NULL, calls_in_turn, &turns[k]) == 0,
+                   "no thread");
+        tap_sleep_ms(100 * test_slow_factor()); // until its call has a number
+    }
+    for (int k = 0; k < TURNS; k++) pthread_join(turns[k].thread, NULL);
+    return NULL;
+}
+
+static int takes_turns(int number, void *arg) {
+    static const int32_t values[TURNS] = {1, 100, 10000};
+    ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
+    idist_desc d = desc_of(number, 2, ((const trouble *)arg)->port);
+    idist_opts o = opts_of(NULL);
+    pthread_t starter = 0;
+    int32_t *x;
+    d.nccl_config = &config;
+    if (!rank_ok(number, idist_initialize(&d))) return 0;
+    x = device_of(1, 4);
+    o.stream = new_stream();
+    for (int k = 0; k < TURNS; k++) {
+        turns[k].x = device_of(values[k], 1);
+        turns[k].stream = new_stream();
+    }
+    rank_ok(number, idist_barrier(NULL));
+    if (number == 0)
+        rank_check(pthread_create(&starter, NULL, starts_calls, NULL) == 0, "no thread");
+    else tap_sleep_ms(300 + 400 * test_slow_factor()); // the other rank is inside NCCL as long
+    rank_ok(number, idist_all_to_all(x, x + 2, 1, IDIST_I32, &o));
+    if (number == 0) pthread_join(starter, NULL);
+    for (int k = 0; k < TURNS; k++) {
+        o.stream = turns[k].stream;
+        if (number == 1)
+            rank_ok(number, idist_all_reduce(turns[k].x, turns[k].x, 1, IDIST_I32, IDIST_SUM, &o));
+    }
+    for (int k = 0; k < TURNS; k++) {
+        CUDA(cudaStreamSynchronize(turns[k].stream));
+        rank_check(first_of(turns[k].x) == 2 * values[k], "rank %d: call %d: got %d", number, k,
+                   first_of(turns[k].x));
+    }
+    rank_ok(number, idist_finalize());
+    return 0;
+}
+
 int main(void) {
     static const trouble all[] = {
         {"the ranks are not connected in time", is_given_up, 2, "21403", 0},
@@ -562,6 +717,10 @@ int main(void) {
         {"a world ends while threads call NCCL", closes_beside_old, 2, "21403", 0},
         {"a world ends while threads call NCCL", closes_beside_new, 2, "22809", 0},
         {"a thread comes back when its world is gone", closes_beside_late, 2, "22809", 0},
+        {"a world ends before the second half of a call", closes_beside_messages, 2, "22809", 0},
+        {"a rank fails beside a thread that waits for its stream", ends_beside_a_scan, 2, "22809",
+         0},
+        {"calls of several threads keep their order", takes_turns, 2, "22809", 0},
     };
 
     tap_deadline(100);
