@@ -347,11 +347,20 @@ static void idist__world_retire(idist__world *w) {
     idist__os_mutex_unlock(&idist__default_lock);
 }
 
-static bool idist__world_has_requests(idist__world *w) {
-    idist_group *g;
+// Whether a thread may begin to close the world, which is locked. What a request or an open
+// idist_group_begin refers to would be freed.
+static idist_status idist__world_check_unused(const idist__world *w) {
+    const idist_group *g;
+
+    if (w->deferred_count)
+        return idist__fail(IDIST_ERR_STATE,
+                           "finalize: an idist_group_begin of another thread is open");
     for (g = &w->group; g; g = g->next)
-        if (g->open_request_count) return true;
-    return false;
+        if (g->open_request_count)
+            return idist__fail(IDIST_ERR_STATE,
+                               "finalize: requests are still open; wait for them first");
+
+    return IDIST_OK;
 }
 
 // The last barrier. A rank that finalizes while others are in another call is a mismatch, and both
@@ -438,35 +447,39 @@ static void idist__world_end(idist__world *w) {
 }
 
 // force: a worker that failed, with requests open and without the last barrier. For the others it
-// is a lost rank.
+// is a lost rank. An idist_group_begin of this thread ends with it; one of another thread still
+// finds its tasks.
 static idist_status idist__world_close(idist__world *w, bool force) {
     idist_status status = IDIST_OK;
+    bool has_thread;
 
     if (idist__world_enter("finalize", w) != IDIST_OK) return IDIST_ERR_STATE;
     if (idist__me.group_depth && !force)
         return idist__fail(IDIST_ERR_STATE,
                            "finalize: inside idist_group_begin; call idist_group_end first");
+    if (force) idist__call_forget(w);
     idist__world_lock(w);
+    if (w->closing) status = idist__call_check_open(w, "finalize");
+    else if (!force) status = idist__world_check_unused(w);
 
-    if (!force && idist__world_has_requests(w)) {
+    if (status != IDIST_OK) {
         idist__os_mutex_unlock(&w->lock);
-        return idist__fail(IDIST_ERR_STATE,
-                           "finalize: requests are still open; wait for them first");
+        return status;
     }
 
-    idist__me.group_depth = 0;
-    idist__me.group_tasks = NULL;
+    w->closing = true;
     if (!force) status = idist__world_last_barrier(w);
 
     w->thread_stops = true;
+    has_thread = w->thread_running;
     idist__os_cond_broadcast(&w->work);
     w->backend->wake(w);
     idist__os_mutex_unlock(&w->lock);
     idist__world_retire(w);
-    if (w->thread_running) idist__os_thread_join(w->thread);
+    if (has_thread) idist__os_thread_join(w->thread);
 
     idist__world_lock(w);
-    w->abandoned = !idist__world_end_calls(w);
+    w->abandoned = !idist__world_end_calls(w) || w->deferred_count;
     w->leaves = status != IDIST_OK || force;
     idist__world_spread_failure(w);
     idist__os_mutex_unlock(&w->lock);
@@ -1201,6 +1214,7 @@ static idist_status idist__several_run(idist_group *g, const idist__several_pair
     self->group_depth = 0;
     if (g->w->device_api) g->w->device_api->launch(g->w);
 
+    idist__call_undefer(g->w);
     first = self->group_tasks; // both, or after a failure one or none
     self->group_tasks = NULL;
     for (t = first; t; t = t->list_next) idist__wait_task(t);
@@ -1252,7 +1266,7 @@ idist_status idist_group_begin(void) {
 
 idist_status idist_group_end(void) {
     idist__thread *self = &idist__me;
-    idist__world *w = self->held_world;
+    idist__world *held = self->held_world, *w = NULL;
     char text[sizeof self->text];
     idist_status first;
 
@@ -1261,9 +1275,10 @@ idist_status idist_group_end(void) {
     if (--self->group_depth) return IDIST_OK;
     idist__tracer_begin("wait", "group_end", NULL, NULL);
 
-    if (w) {
-        idist__world_lock(w);
-        w->device_api->launch(w);
+    if (held) {
+        idist__world_lock(held);
+        held->device_api->launch(held);
+        idist__os_mutex_unlock(&held->lock);
     }
 
     first = self->group_status;
@@ -1273,11 +1288,11 @@ idist_status idist_group_end(void) {
         idist__task *t = self->group_tasks;
         idist_status status;
 
-        if (!w ||
-            t->group->w != w) { // else it stays locked: another thread might close it in between
+        if (t->group->w != w) { // else it stays locked: another thread might close it in between
             if (w) idist__os_mutex_unlock(&w->lock);
             w = t->group->w;
             idist__world_lock(w);
+            idist__call_undefer(w);
         }
 
         self->group_tasks = t->list_next;
@@ -1836,7 +1851,10 @@ idist_status idist_one_rank_first(idist_task_fn fn, void *arg, int rank, bool lo
     status = idist__check_blocking("one_rank_first", opts);
     if (status == IDIST_OK) status = idist__call_enter("one_rank_first", o.group, &g);
     if (status != IDIST_OK) return status;
-    if (g->status != IDIST_OK)
+    if (g->rank < 0)
+        status =
+            idist__fail(IDIST_ERR_STATE, "one_rank_first: this rank is not a member of the group");
+    else if (g->status != IDIST_OK)
         status = idist__fail(g->status, "one_rank_first: the group failed earlier: %s", g->cause);
     idist__os_mutex_unlock(&g->w->lock);
 

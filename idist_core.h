@@ -526,11 +526,14 @@ struct idist__world {
                               // more: only one thread may call at all
     bool single_threaded;     // the backend allows one thread only: requests move on inside calls
     int making_count;         // groups being made
-    bool leaves;    // the world ends after a failure: the other ranks have not reached its end
-    bool abandoned; // the world ends while a thread is still inside a call: what the thread may
-                    // touch is never freed
-    bool watched;   // the device may wait for other ranks while no caller does: the progress
-                    // thread looks after the connections
+    int deferred_count; // tasks that an open idist_group_begin keeps, and threads for which the
+                        // device backend holds calls back
+    bool closing;       // a thread closes the world: no call may begin that outlasts its function
+    bool leaves;        // the world ends after a failure: the other ranks have not reached its end
+    bool abandoned;     // the world ends while a thread is still inside a call: what the thread may
+                        // touch is never freed
+    bool watched;       // the device may wait for other ranks while no caller does: the progress
+                        // thread looks after the connections
     idist__os_thread thread;
 };
 
@@ -1612,6 +1615,7 @@ static void *idist__thread_main(void *arg) {
 
 static idist_status idist__thread_need(idist__world *w) {
     if (w->thread_running || w->single_threaded) return IDIST_OK;
+    if (w->thread_stops) return idist__fail(IDIST_ERR_STATE, "another thread closes the world");
     if (idist__os_thread_start(&w->thread, idist__thread_main, w) != 0)
         return idist__fail(IDIST_ERR_SYSTEM,
                            "could not start the thread that advances requests; is a limit on "
@@ -1995,7 +1999,14 @@ static idist_status idist__call_enter(const char *name, idist_group *group, idis
     if (idist__world_enter(name, w) != IDIST_OK) return IDIST_ERR_STATE;
     if (group && group->freed) return idist__fail(IDIST_ERR_STATE, "%s: the group was freed", name);
     idist__world_lock(w);
-    *out = group ? group : &w->group;
+    if (!group) group = &w->group;
+
+    if (!group->w) { // it was closed before we had the lock; the struct stays for a while
+        idist__os_mutex_unlock(&w->lock);
+        return idist__fail(IDIST_ERR_STATE, "%s: the world of this group was closed", name);
+    }
+
+    *out = group;
 
     return IDIST_OK;
 }
@@ -2030,13 +2041,55 @@ static void idist__call_task_init(idist__task *t, const idist__call *c, const id
     t->timeout_ms = o->timeout_ms ? o->timeout_ms : t->group->w->cfg.timeout_ms;
 }
 
-// Keeps a task for idist_group_end, which waits for it.
+// Before a task that outlasts the function that begins it. While a thread closes the world, it
+// would be freed before anybody waits for it.
+static idist_status idist__call_check_open(const idist__world *w, const char *name) {
+    if (!w->closing) return IDIST_OK;
+    return idist__fail(IDIST_ERR_STATE, "%s: another thread closes the world", name);
+}
+
+// Keeps a task for idist_group_end, which waits for it. Until then the world cannot be closed.
 static void idist__call_defer(idist__task *t) {
     idist__thread *self = &idist__me;
 
+    t->group->w->deferred_count++;
     if (self->group_tasks) self->group_last->list_next = t;
     else self->group_tasks = t;
     self->group_last = t;
+}
+
+// From here on this thread stays in the world until it has waited for the kept tasks at the front
+// of its list, those up to the first one of another world.
+static void idist__call_undefer(idist__world *w) {
+    const idist__task *t;
+    for (t = idist__me.group_tasks; t && t->group->w == w; t = t->list_next) w->deferred_count--;
+}
+
+// Ends this thread's idist_group_begin without waiting, before it closes a world. Called without a
+// lock.
+static void idist__call_forget(idist__world *closed) {
+    idist__thread *self = &idist__me;
+
+    if (self->held_world == closed) {
+        idist__world_lock(closed);
+        closed->deferred_count--;
+        idist__os_mutex_unlock(&closed->lock);
+        self->held_world = NULL;
+    }
+
+    self->group_depth = 0;
+
+    while (self->group_tasks) {
+        idist__task *t = self->group_tasks;
+        idist__world *w = t->group->w;
+
+        idist__world_lock(w);
+        self->group_tasks = t->list_next;
+        w->deferred_count--;
+        if (t->done) idist__task_free(t);
+        else idist__task_detach(t);
+        idist__os_mutex_unlock(&w->lock);
+    }
 }
 
 static idist_status idist__call_locked(idist_group *g, const idist__call *c, const idist_opts *o) {
@@ -2053,10 +2106,9 @@ static idist_status idist__call_locked(idist_group *g, const idist__call *c, con
         return idist__fail(IDIST_ERR_ABORTED, "%s: another thread closes the world", name);
     if (!on_device && idist__call_quick(g, c, o)) return IDIST_OK;
 
-    if (o->request) {
-        status = idist__thread_need(g->w);
-        if (status != IDIST_OK) return status;
-    }
+    if (o->request || idist__me.group_depth) status = idist__call_check_open(g->w, name);
+    if (o->request && status == IDIST_OK) status = idist__thread_need(g->w);
+    if (status != IDIST_OK) return status;
 
     t = idist__task_new(g);
 

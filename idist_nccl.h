@@ -1926,6 +1926,7 @@ static void idist__gpu_start_nccl(idist__task *t) {
     op->holding_thread = &idist__me;
     while (*last) last = &idist__gpu_op_of(*last)->next_held;
     *last = t;
+    if (!idist__me.held_world) w->deferred_count++;
     idist__me.held_world = w;
 }
 
@@ -2024,6 +2025,7 @@ static void idist__gpu_start(idist__task *t) {
 static void idist__gpu_launch_held(idist__world *w) {
     idist__task **at = &idist__gpu_of(w)->held_calls, *first = NULL, **last = &first, *t;
 
+    if (idist__me.held_world == w) w->deferred_count--;
     idist__me.held_world = NULL;
 
     while ((t = *at) != NULL) {

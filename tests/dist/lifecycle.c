@@ -243,6 +243,18 @@ static void *calls_in_vain(void *arg) {
     return NULL;
 }
 
+// Until so many threads of this rank sleep in calls.
+static void wait_for_blocked(idist_group *world, int n) {
+    int blocked = 0;
+    for (int i = 0; i < 5000 && blocked < n; i++) {
+        if (i) tap_sleep_ms(1);
+        idist__world_lock(world->w);
+        blocked = world->w->blocked_count;
+        idist__os_mutex_unlock(&world->w->lock);
+    }
+    rank_check(blocked == n, "%d threads are inside calls, expected %d", blocked, n);
+}
+
 static void *closed_beside_rank(void *arg) {
     const ranks__thread *t = (const ranks__thread *)arg;
     idist_group *world = NULL, *part = NULL;
@@ -262,7 +274,7 @@ static void *closed_beside_rank(void *arg) {
         TAP_REQUIRE(pthread_create(&in[k].thread, NULL, calls_in_vain, &in[k]) == 0);
         while (!__atomic_load_n(&in[k].begun, __ATOMIC_ACQUIRE)) tap_sleep_ms(1);
     }
-    tap_sleep_ms(20); // they are inside by now, and asleep
+    if (t->rank == t->n - 1) wait_for_blocked(world, N_INSIDE);
     rank_ok(t->rank, idist_close(&world));
     for (int k = 0; k < N_INSIDE && t->rank == t->n - 1; k++) {
         TAP_REQUIRE(pthread_join(in[k].thread, NULL) == 0);
@@ -292,6 +304,111 @@ static void closed_beside(const char *transport, int n) {
         rank_ok(-1, idist_store_close(&store));
     }
     ranks_report("a world of %d closes while threads are inside calls, %s", n, transport);
+}
+
+// A world is not closed while another thread has an idist_group_begin open with calls in it. What a
+// failed worker leaves is closed all the same, and the thread still finds its calls.
+typedef struct opener {
+    idist_group *world;
+    int32_t got;
+    int step;                   // atomic: 1 when the group is open, 2 when it may end
+    idist_status begun, status; // of the call and of idist_group_end
+} opener;
+
+static void *opens_a_group(void *arg) {
+    opener *o = (opener *)arg;
+    idist_opts opts = opts_of(o->world);
+    idist_group_begin();
+    o->begun = idist_recv(&o->got, 1, IDIST_I32, 0, 1, NULL, &opts);
+    __atomic_store_n(&o->step, 1, __ATOMIC_RELEASE);
+    while (__atomic_load_n(&o->step, __ATOMIC_ACQUIRE) < 2) tap_sleep_ms(1);
+    o->status = idist_group_end();
+    return NULL;
+}
+
+static void group_open_elsewhere(bool worker_failed) {
+    static idist_group *left; // stays in memory, as long as the process lives
+    opener o;
+    idist_group *world = NULL;
+    idist_desc d = desc_with(NULL, NULL);
+    int32_t x = 7;
+    pthread_t thread;
+    tap_running("closed with an open group");
+    ranks_reset();
+    memset(&o, 0, sizeof o);
+    rank_ok(0, idist_open(&d, &world));
+    o.world = world;
+    idist_opts opts = opts_of(world);
+    TAP_REQUIRE(pthread_create(&thread, NULL, opens_a_group, &o) == 0);
+    while (!__atomic_load_n(&o.step, __ATOMIC_ACQUIRE)) tap_sleep_ms(1);
+
+    if (worker_failed) {
+        left = world;
+        rank_ok(0, idist__world_close(left->w, true));
+    } else {
+        rank_is(0, idist_close(&world), IDIST_ERR_STATE);
+        rank_check(strstr(idist_last_error(), "idist_group_begin of another thread"), "got \"%s\"",
+                   idist_last_error());
+        if (world) rank_ok(0, idist_send(&x, 1, IDIST_I32, 0, 1, &opts));
+    }
+
+    __atomic_store_n(&o.step, 2, __ATOMIC_RELEASE);
+    TAP_REQUIRE(pthread_join(thread, NULL) == 0);
+    rank_ok(0, o.begun);
+    rank_is(0, o.status, worker_failed ? IDIST_ERR_ABORTED : IDIST_OK);
+    rank_check(o.got == (worker_failed ? 0 : 7), "got %d", o.got);
+    if (!worker_failed) rank_ok(0, idist_close(&world));
+    ranks_report("idist_group_begin of another thread, %s",
+                 worker_failed ? "the worker failed" : "the world stays open");
+}
+
+// While rank 0 waits in idist_close for rank 1, another of its threads begins what would outlast
+// the world.
+typedef struct latecomer {
+    idist_group *world;
+    idist_request request;
+    int refused; // atomic
+    pthread_t thread;
+} latecomer;
+
+static void *comes_late(void *arg) {
+    latecomer *late = (latecomer *)arg;
+    idist_group *world = late->world;
+    idist_opts o = opts_of(world), a = opts_async(world, &late->request);
+    int32_t none = 0;
+    wait_for_blocked(world, 1);
+    rank_is(0, idist_recv(&none, 1, IDIST_I32, 1, 1, NULL, &a), IDIST_ERR_STATE);
+    rank_check(strstr(idist_last_error(), "another thread closes"), "got \"%s\"",
+               idist_last_error());
+    idist_group_begin();
+    rank_is(0, idist_recv(&none, 1, IDIST_I32, 1, 2, NULL, &o), IDIST_ERR_STATE);
+    rank_is(0, idist_group_end(), IDIST_ERR_STATE);
+    rank_is(0, idist_close(&world), IDIST_ERR_STATE);
+    __atomic_store_n(&late->refused, 1, __ATOMIC_RELEASE);
+    return NULL;
+}
+
+static void close_slowly(idist_group *world, int rank, int n, void *arg) {
+    latecomer *late = (latecomer *)arg;
+    (void)n;
+    if (rank == 1) {
+        while (!__atomic_load_n(&late->refused, __ATOMIC_ACQUIRE)) tap_sleep_ms(1);
+    } else {
+        late->world = world;
+        TAP_REQUIRE(pthread_create(&late->thread, NULL, comes_late, late) == 0);
+    }
+}
+
+static void begun_while_closing(const char *transport) {
+    idist_desc d = desc_with(transport, NULL);
+    latecomer late;
+    memset(&late, 0, sizeof late);
+    tap_running("calls while the world closes, %s", transport);
+    ranks_reset();
+    ranks_threads(2, &d, close_slowly, &late);
+    TAP_REQUIRE(pthread_join(late.thread, NULL) == 0);
+    rank_ok(0, idist_wait(&late.request));
+    ranks_report("nothing that outlasts the world begins while it closes, %s", transport);
 }
 
 // The allocator of the desc gets everything back.
@@ -591,6 +708,10 @@ int main(void) {
         handles_of_closed_worlds(i == 0 ? "auto" : i == 1 ? "socket" : "tcp", i + 1);
     handles_after_finalize();
     for (int i = 0; i < 3; i++) closed_beside(i == 0 ? "auto" : i == 1 ? "socket" : "tcp", i + 1);
+    group_open_elsewhere(false);
+    group_open_elsewhere(true);
+    begun_while_closing("auto");
+    begun_while_closing("tcp");
     buffers();
     logger();
     forked();

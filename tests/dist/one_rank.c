@@ -53,8 +53,25 @@ static void on_one_host(idist_group *world, int rank, int n, void *arg) {
 
 typedef struct hosts {
     int port;
-    tally calls[2];
+    tally calls[3];
 } hosts;
+
+// A rank outside the group is told so, runs nothing, and does not disturb the world.
+static void for_members_only(int rank, tally *all) {
+    const int members[2] = {0, 2};
+    bool mine = rank % 2 == 0;
+    idist_group *part = NULL;
+    job j = {all, rank, 0};
+    if (!rank_ok(rank, idist_new_group(members, 2, &part))) return;
+    idist_opts o = opts_of(part);
+    for (int local = 0; local < 2; local++)
+        rank_is(rank, idist_one_rank_first(task, &j, 0, local == 1, &o),
+                mine ? IDIST_OK : IDIST_ERR_STATE);
+    rank_ok(rank, idist_barrier(NULL));
+    rank_check(all->n_runs[rank] == (mine ? 2 : 0), "rank %d ran %d times", rank,
+               all->n_runs[rank]);
+    rank_ok(rank, idist_free_group(&part));
+}
 
 // Ranks 0 and 2 on host a, 1 and 3 on host b; local: rank 0 of each host is the first.
 static int on_two_hosts(int rank, void *arg) {
@@ -72,6 +89,7 @@ static int on_two_hosts(int rank, void *arg) {
     for (int i = 0; i < 2; i++) rank_ok(rank, idist_one_rank_first(task, &j, 0, true, NULL));
     rank_check(all[0].n_runs[rank] == 2 && all[0].n_early == 0, "rank %d ran %d times", rank,
                all[0].n_runs[rank]);
+    for_members_only(rank, &all[2]);
     j.all = &all[1]; // rank 1 fails: rank 3 learns of it, host a does not
     rank_is(rank, idist_one_rank_first(task, &j, 0, true, NULL),
             rank % 2 ? IDIST_ERR_CALLBACK : IDIST_OK);
@@ -88,6 +106,7 @@ int main(void) {
     h->port = free_port();
     h->calls[0].fails_on = -1;
     h->calls[1].fails_on = 1;
+    h->calls[2].fails_on = -1;
     tap_running("two hosts");
     ranks_reset();
     procs_run(4, 20000, on_two_hosts, h);
