@@ -1288,7 +1288,8 @@ idist_status idist_group_end(void) {
         idist__task *t = self->group_tasks;
         idist_status status;
 
-        if (t->group->w != w) { // else it stays locked: another thread might close it in between
+        if (!w ||
+            t->group->w != w) { // else it stays locked: another thread might close it in between
             if (w) idist__os_mutex_unlock(&w->lock);
             w = t->group->w;
             idist__world_lock(w);
