@@ -16,8 +16,10 @@
 #include <arpa/inet.h>
 #include <ctype.h>
 #include <dirent.h>
+#include <fcntl.h>
 #include <netinet/in.h>
 #include <strings.h>
+#include <sys/file.h>
 #include <sys/mount.h>
 #include <sys/socket.h>
 #include <sys/syscall.h>
@@ -407,18 +409,39 @@ struct procs {
     proc_slot *slot; // n of them
 };
 
+// Counts up for all tests of this machine that run from this folder.
+static inline unsigned next_port(void) {
+    static unsigned tries;
+    unsigned n = 0;
+    int fd = open("build/test_port", O_RDWR | O_CREAT | O_CLOEXEC, 0600);
+    if (fd < 0) return (unsigned)getpid() * 97u + tries++; // not run from the folder of the sources
+    TAP_REQUIRE(flock(fd, LOCK_EX) == 0);
+    if (pread(fd, &n, sizeof n, 0) != (ssize_t)sizeof n) n = 0;
+    n++;
+    TAP_REQUIRE(pwrite(fd, &n, sizeof n, 0) == (ssize_t)sizeof n);
+    close(fd);
+    return n;
+}
+
+// A port that nobody uses and that no other test gets, also one that runs at the same time. Below
+// the range from which the kernel takes ports for connections.
 static inline int free_port(void) {
+    enum { FIRST = 20000, COUNT = 12000 };
     struct sockaddr_in a;
-    socklen_t size = sizeof a;
     memset(&a, 0, sizeof a);
     a.sin_family = AF_INET;
     a.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-    int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
-    TAP_REQUIRE(fd >= 0);
-    TAP_REQUIRE(bind(fd, (struct sockaddr *)&a, sizeof a) == 0);
-    TAP_REQUIRE(getsockname(fd, (struct sockaddr *)&a, &size) == 0);
-    close(fd);
-    return ntohs(a.sin_port);
+    for (int k = 0; k < COUNT; k++) {
+        int port = FIRST + (int)(next_port() % COUNT);
+        int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+        TAP_REQUIRE(fd >= 0);
+        a.sin_port = htons((uint16_t)port);
+        bool is_free = bind(fd, (struct sockaddr *)&a, sizeof a) == 0;
+        close(fd);
+        if (is_free) return port;
+    }
+    TAP_REQUIRE(!"a free port");
+    return -1;
 }
 
 // Records the end of a rank's work, with the text of its last failure.
