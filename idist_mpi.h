@@ -139,9 +139,9 @@ IDIST_API const idist_backend_api *idist_mpi_backend(void);
 //
 // A world has two communicators of its own: one for everything between two
 // ranks, one for the collectives of its world group. Every other group has one
-// communicator. A group keeps its collectives in a queue; only the first of them
-// exchanges headers. A task carries the phase it is in and, once MPI has it, the
-// MPI requests.
+// communicator, which is freed when all members have freed the group. A group keeps its collectives
+// in a queue; only the first of them exchanges headers. A task carries the phase it is in and, once
+// MPI has it, the MPI requests.
 //------------------------------------------------------------------------------
 
 #ifndef IDIST__MPI_COUNT
@@ -204,6 +204,7 @@ enum {
 //   ENTERED         -                   - (answers WAITING: we have entered the call too)
 //   ABSENT          -                   - (answers WAITING: we have not)
 //   FAILED          text: the cause     tag (the status), sent (the last call committed to)
+//   FREED           -                   - (the sender has freed the group)
 typedef struct idist__mpi_control {
     uint8_t type, flags;
     uint16_t padding;
@@ -222,7 +223,8 @@ enum {
     IDIST__CONTROL_WAITING,
     IDIST__CONTROL_ENTERED,
     IDIST__CONTROL_ABSENT,
-    IDIST__CONTROL_FAILED
+    IDIST__CONTROL_FAILED,
+    IDIST__CONTROL_FREED
 };
 
 // Flags of WAITING.
@@ -244,6 +246,14 @@ typedef struct idist__mpi_unexpected {
     int source; // world rank
     idist__mpi_control control;
 } idist__mpi_unexpected;
+
+// The communicator of a group. It outlives the group until all members have freed that.
+typedef struct idist__mpi_comm {
+    struct idist__mpi_comm *next;
+    uint64_t ctx;
+    MPI_Comm comm;
+    int user_count; // members that have not freed the group
+} idist__mpi_comm;
 
 // What we know of another rank of the world.
 typedef struct idist__mpi_peer {
@@ -350,6 +360,7 @@ typedef struct idist__mpi {
     idist__mpi_outgoing *outgoing, *free_outgoing;
     idist__mpi_outgoing *reserve; // one per rank, to announce a failure when memory is exhausted
     idist__mpi_unexpected *unexpected; // oldest first
+    idist__mpi_comm *comms;            // of the groups
     int *sent_counts;                  // by rank: control messages sent
     int received_count;                // control messages received
     int64_t polled_ns;                 // when a quick call last looked for control messages
@@ -1356,6 +1367,67 @@ static void idist__control_drain(idist__mpi *m) {
 }
 
 //------------------------------------------------------------------------------
+// [mpi:comms]  the communicators of groups, until all members have freed them
+// uses mem model types control
+//
+// MPI_Comm_free is collective, and MPICH 5 ends the program if a message is left
+// that nobody has received. idist_free_group waits for nobody, and a member may
+// fail the group at the same time. So every member tells the others with FREED
+// that it has freed a sound group, and frees the communicator when it has heard
+// that from all of them. The communicator of a group that failed on any member
+// stays until the program ends.
+//------------------------------------------------------------------------------
+
+static idist__mpi_comm **idist__comms_find(idist__mpi *m, uint64_t ctx) {
+    idist__mpi_comm **at = &m->comms;
+
+    while (*at && (*at)->ctx != ctx) at = &(*at)->next;
+    return at;
+}
+
+static void idist__comms_forget(idist__mpi *m, idist__mpi_comm **at) {
+    idist__mpi_comm *c = *at;
+
+    *at = c->next;
+    idist__mem_free(&m->w->cfg.mem, c);
+}
+
+// A member has freed the group. false: the group is unknown.
+static bool idist__comms_leave(idist__mpi *m, uint64_t ctx) {
+    idist__mpi_comm **at = idist__comms_find(m, ctx);
+
+    if (!*at) return false;
+
+    if (--(*at)->user_count == 0) {
+        MPI_Comm_free(&(*at)->comm);
+        idist__comms_forget(m, at);
+    }
+
+    return true;
+}
+
+static void idist__comms_tell_freed(idist__mpi *m, const idist_group *g) {
+    idist__mpi_control freed;
+    int i;
+
+    memset(&freed, 0, sizeof freed);
+    freed.type = IDIST__CONTROL_FREED;
+    freed.ctx = g->ctx;
+    for (i = 0; i < g->size; i++)
+        if (i != g->rank) idist__control_send(m, g->ranks[i], &freed, NULL, 0);
+}
+
+// The group has failed: MPI keeps its communicator. false: the group is unknown.
+static bool idist__comms_keep(idist__mpi *m, uint64_t ctx) {
+    idist__mpi_comm **at = idist__comms_find(m, ctx);
+
+    if (!*at) return false;
+    idist__comms_forget(m, at);
+
+    return true;
+}
+
+//------------------------------------------------------------------------------
 // [mpi:coll]  a collective, from its header exchange to its result
 // uses clock fail mem base:type launch:env kind model fingerprint explain
 // uses core:task core:group extent types error type native exchange control
@@ -2093,7 +2165,7 @@ static int idist__mpi_missing(idist__task *t, char *text, size_t capacity) {
 //------------------------------------------------------------------------------
 // [mpi:engine]  progress, sleep, cancellation, failure
 // uses clock os:thread mutex wake kind model core:world core:task core:group
-// uses self types native exchange control coll p2p wait
+// uses self types native exchange control comms coll p2p wait
 //
 // What the core calls while a world is open. MPI offers no way to sleep until
 // something happens, so a rank that has nothing to do sleeps beside MPI, for
@@ -2129,9 +2201,14 @@ static void idist__mpi_deliver(idist__mpi *m, int source, const idist__mpi_contr
         m->peers[source].absent_seq = control->fingerprint.seq;
         idist__wait_find_deadlock(m, source);
         break;
+    case IDIST__CONTROL_FREED:
+        // the group may not exist here yet
+        if (!idist__comms_leave(m, control->ctx)) idist__control_keep(m, source, control, payload);
+        break;
     case IDIST__CONTROL_FAILED:
-        if (!g) { // the group may not exist here yet
-            idist__control_keep(m, source, control, payload);
+        if (!g) { // not yet, or no longer
+            if (!idist__comms_keep(m, control->ctx))
+                idist__control_keep(m, source, control, payload);
             break;
         }
 
@@ -2609,6 +2686,7 @@ static void idist__mpi_free(idist__mpi *m) {
     const idist_allocator *mem = &m->w->cfg.mem;
 
     idist__mem_free_list(mem, m->unexpected);
+    idist__mem_free_list(mem, m->comms);
     idist__mem_free_list(mem, m->free_outgoing);
     idist__mem_free_list(mem, m->reserve);
     idist__mem_free(mem, m->peers);
@@ -2713,7 +2791,7 @@ static void *idist__mpi_alloc(idist__world *w, size_t nbytes) {
 
 //------------------------------------------------------------------------------
 // [mpi:group]  the communicators of groups; shrink and agree
-// uses mem model core:group calls:group types error exchange
+// uses mem model core:group calls:group types error exchange control comms
 //------------------------------------------------------------------------------
 
 // The communicator of a group. The world's and that of a shrunk group exist already; any other is
@@ -2756,10 +2834,12 @@ static idist_status idist__mpi_group_open(idist_group *g) {
     const idist_allocator *mem = &g->w->cfg.mem;
     size_t world_size = (size_t)g->w->group.size, size = (size_t)g->size;
     const idist__mpi_unexpected *u;
+    idist__mpi_comm *c;
     int i, error;
 
     mg->comm = MPI_COMM_NULL;
     mg->requests[0] = mg->requests[1] = MPI_REQUEST_NULL;
+    if (m->comms) idist__control_progress(m); // FREED may free communicators, which MPI has few of
 
     // First of all, because the other members are in it whatever happens here.
     error = idist__mpi_group_comm(m, g, &mg->comm);
@@ -2767,22 +2847,34 @@ static idist_status idist__mpi_group_open(idist_group *g) {
     mg->rank_of = (int *)idist__mem_alloc(mem, sizeof(int) * world_size);
     mg->last_seen = (idist__fingerprint *)idist__mem_alloc(mem, sizeof *mg->last_seen * size);
     mg->headers = (idist__mpi_header *)idist__mem_alloc(mem, sizeof *mg->headers * size);
+    c = (idist__mpi_comm *)idist__mem_alloc(mem, sizeof *c);
 
-    if (!mg->rank_of || !mg->last_seen || !mg->headers) {
+    if (!mg->rank_of || !mg->last_seen || !mg->headers || !c) {
         idist__group_fail(g, IDIST_ERR_NO_MEMORY,
                           "a rank ran out of memory while it made its part of the group");
         idist__mpi_group_free(g);
+        idist__mem_free(mem, c);
         return IDIST_ERR_NO_MEMORY;
     }
+
+    c->comm = mg->comm;
+    c->ctx = g->ctx;
+    c->user_count = g->size;
+    c->next = m->comms;
+    m->comms = c;
 
     MPI_Comm_set_errhandler(mg->comm, MPI_ERRORS_RETURN);
     memset(mg->rank_of, -1, sizeof(int) * world_size);
     for (i = 0; i < g->size; i++) mg->rank_of[g->ranks[i]] = i;
 
     // What happened before the group existed here.
-    for (u = m->unexpected; u; u = u->next)
-        if (u->control.ctx == g->ctx && u->control.type == IDIST__CONTROL_FAILED)
+    for (u = m->unexpected; u; u = u->next) {
+        if (u->control.ctx != g->ctx) continue;
+        if (u->control.type == IDIST__CONTROL_FREED) idist__comms_leave(m, g->ctx);
+        if (u->control.type == IDIST__CONTROL_FAILED)
             idist__group_fail(g, (idist_status)u->control.tag, (const char *)(u + 1));
+    }
+
     for (i = 0; i < g->size; i++)
         if (m->peers[g->ranks[i]].lost)
             idist__group_lose_rank(m->w, g->ranks[i], "its process ended");
@@ -2792,7 +2884,6 @@ static idist_status idist__mpi_group_open(idist_group *g) {
 
 static void idist__mpi_group_close(idist_group *g) {
     idist__mpi *m = idist__mpi_of(g->w);
-    idist__mpi_group *mg = idist__mpi_group_of(g);
     idist__mpi_unexpected **at = &m->unexpected;
     char cause[200];
 
@@ -2813,10 +2904,13 @@ static void idist__mpi_group_close(idist_group *g) {
         idist__mem_free(&g->w->cfg.mem, u);
     }
 
-    // MPI_Comm_free is collective, and after a failure the others may not call it. MPICH 5 does not
-    // free a communicator with a message that nobody has received.
-    if (g->status == IDIST_OK && m->w->group.status == IDIST_OK && g != &m->w->group)
-        MPI_Comm_free(&mg->comm);
+    if (g->status == IDIST_OK && m->w->group.status == IDIST_OK && g != &m->w->group) {
+        idist__comms_tell_freed(m, g);
+        idist__comms_leave(m, g->ctx);
+    } else {
+        idist__comms_keep(m, g->ctx);
+    }
+
     idist__mpi_group_free(g);
 }
 
