@@ -31,13 +31,15 @@ NOT_OPTIMIZED := $(filter-out tests/unit/reduce.c tests/dist/hosts.c,$(WITH_IMPL
 NO_OPTIMIZER := -O0 '-Doptimize(level)='
 TEST_PROGRAMS := $(TEST_SRC:%.c=$(BUILD)/%)
 # These run one after the other, with nothing beside them: some hold the library to a limit of 500
-# ms or less, some count the files or sockets of the whole machine, and an MPI whose ranks spin
-# leaves no core to a neighbour.
+# ms or less, some count the files or sockets of the whole machine.
 ALONE_SRC := tests/dist/many.c tests/unit/store.c \
     $(addprefix tests/fault/,kill.c late.c leftovers.c mismatch.c shm.c spawn.c)
-ALONE_SCRIPTS := $(wildcard tests/mpi/*.sh) tests/launch/mpi.sh tests/launch/torchrun.sh
+ALONE_SCRIPTS := tests/launch/mpi.sh tests/launch/torchrun.sh
+# Ranks of MPI spin: these have only each other beside them, two at a time.
+SPINNING_SCRIPTS := $(wildcard tests/mpi/*.sh)
 # These sleep most of their time and hold the library to no short limit: they run beside the others.
 WAITING_SRC := $(addprefix tests/fault/,waits.c init_kill.c stop.c no_memory.c reach.c)
+WAITING_SCRIPTS := tests/device/faults.sh tests/device/ipc.sh
 EXAMPLES := $(patsubst examples/%.c,build/%,\
     $(filter-out %_mpi.c $(wildcard examples/*_gpu_*.c),$(wildcard examples/*.c)))
 EXAMPLES += $(if $(shell command -v c++),\
@@ -112,22 +114,26 @@ test-all: need-prove
 	@+$(MAKE) --no-print-directory $(PARALLEL) programs examples perf who
 	@+$(MAKE) --no-print-directory check-programs SCRIPTS='$(TEST_SCRIPTS)'
 
-# First what may share the machine, then the rest; PHASES=shared or PHASES=alone is one of the two.
+# First what may share the machine, then the MPIs, then the rest; PHASES chooses among the three.
 # What waits runs beside the shared ones and is shown after them. The status goes through a file,
 # because that of a pipe is tee's.
-PHASES ?= shared alone
+PHASES ?= shared spinning alone
 TEST_LOG = $(BUILD)/test$(if $(filter 1,$(words $(PHASES))),-$(PHASES)).log
 CHECKED_ALONE = $(ALONE_SRC:%.c=$(BUILD)/%) $(filter $(ALONE_SCRIPTS),$(SCRIPTS))
-CHECKED_WAITING = $(WAITING_SRC:%.c=$(BUILD)/%)
-CHECKED_SHARED = $(filter-out $(CHECKED_ALONE) $(CHECKED_WAITING),$(SCRIPTS) $(TEST_PROGRAMS))
+CHECKED_SPINNING = $(filter $(SPINNING_SCRIPTS),$(SCRIPTS))
+CHECKED_WAITING = $(filter $(WAITING_SCRIPTS),$(SCRIPTS)) $(WAITING_SRC:%.c=$(BUILD)/%)
+CHECKED_SHARED = $(filter-out $(CHECKED_ALONE) $(CHECKED_SPINNING) $(CHECKED_WAITING),\
+    $(SCRIPTS) $(TEST_PROGRAMS))
 RUN_SHARED = $(PROVE) -j3 $(CHECKED_WAITING) >$(BUILD)/waiting.log 2>&1 & waiting=$$!; \
     $(PROVE) -j$(TEST_JOBS) $(CHECKED_SHARED) || status=1; \
     wait $$waiting || status=1; cat $(BUILD)/waiting.log;
+RUN_SPINNING = $(if $(CHECKED_SPINNING),$(PROVE) -j2 $(CHECKED_SPINNING) || status=1;)
 check-programs: export IDIST_LOG ?= error
 check-programs:
 	@rm -f $(BUILD)/report.* $(BUILD)/status
 	@{ status=0; \
 	    $(if $(filter shared,$(PHASES)),$(RUN_SHARED)) \
+	    $(if $(filter spinning,$(PHASES)),$(RUN_SPINNING)) \
 	    $(if $(filter alone,$(PHASES)),$(PROVE) $(CHECKED_ALONE) || status=1;) \
 	    echo $$status >$(BUILD)/status; } 2>&1 | tee $(TEST_LOG)
 	@if ls $(BUILD)/report.* >/dev/null 2>&1; then \
