@@ -1647,11 +1647,15 @@ static idist_status idist__pool_meet(idist_group *g, const uint64_t *offers) {
 
     idist__ring_group_of(g)->share = share;
     share->shm = m;
-    share->chunk_nbytes = m->chunk_nbytes[offers[g->rank] > 1];
+    share->chunk_nbytes = m->chunk_nbytes[0];
     share->quick_task->group = g;
     share->quick_task->impl = share->quick_task + 1;
-    for (i = 0; i < g->size; i++)
+
+    for (i = 0; i < g->size; i++) {
         share->regions[i] = idist__pool_region(m, m->local[g->ranks[i]], (int)offers[i] - 1);
+        // All members cut a call into the same chunks: those of the smallest region.
+        if (offers[i] > 1) share->chunk_nbytes = m->chunk_nbytes[1];
+    }
 
     return IDIST_OK;
 }

@@ -1,5 +1,5 @@
-// many: hundreds of ranks on this machine, and a start among thousands of connections that say
-// nothing
+// many: hundreds of ranks on this machine, a start among thousands of connections that say nothing,
+// and groups that overlap where shared memory is short
 //
 // IDIST_TEST_FULL=1: 512 ranks, which otherwise are 320; MANY_RANKS: another number.
 #include "idist.h"
@@ -29,6 +29,43 @@ static void hundreds(void) {
     tap_is(status, IDIST_OK, "%d ranks start and meet", n);
     if (status) tap_diag("%s", idist_last_error());
     tap_diag("after %.1f s", (double)(tap_now_ms() - begun) / 1000);
+}
+
+// The shares are so small that the world's collectives are made of messages, while groups of half
+// of the ranks fit into the regions of its members; the lower ranks lend their first or their
+// second.
+static int sum_in_overlapping_groups(int rank, void *arg) {
+    enum { COUNT = 20000 };
+    idist_group *even = NULL, *lower = NULL;
+    int32_t *x = (int32_t *)malloc(COUNT * sizeof *x);
+    idist_status status = IDIST_ERR_NO_MEMORY;
+    int n = *(int *)arg, half = n / 2, wrong = 0;
+    for (int i = 0; x && i < COUNT; i++) x[i] = rank + i;
+    if (x) status = idist_split(NULL, rank % 2 ? -1 : 0, rank, &even);
+    if (status == IDIST_OK) status = idist_split(NULL, rank < half ? 0 : -1, rank, &lower);
+    if (status == IDIST_OK && rank < half) {
+        idist_opts o = {.group = lower};
+        status = idist_all_reduce(x, x, COUNT, IDIST_I32, IDIST_SUM, &o);
+        for (int i = 0; i < COUNT; i++) wrong += x[i] != half * (half - 1) / 2 + half * i;
+    }
+    idist_free_group(&lower);
+    idist_free_group(&even);
+    free(x);
+    return status != IDIST_OK || wrong ? 1 : 0;
+}
+
+static void small_shares(void) {
+    enum { N = 160, SHARE_NBYTES = 880000 };
+    int n = N;
+    idist_desc d;
+    memset(&d, 0, sizeof d);
+    d.timeout_ms = d.init_timeout_ms = 60000;
+    d.shm_nbytes = SHARE_NBYTES;
+    tap_running("overlapping groups");
+    idist_status status = idist_spawn(sum_in_overlapping_groups, &n, n, &d);
+    tap_is(status, IDIST_OK, "overlapping groups of %d ranks in shares of %d bytes", N,
+           SHARE_NBYTES);
+    if (status) tap_diag("%s", idist_last_error());
 }
 
 static int connect_to(const struct sockaddr *a, socklen_t size) {
@@ -163,8 +200,11 @@ int main(void) {
             tap_diag("alone %lld ms, among them %lld ms", alone, among);
         }
     }
-    if (test_sanitized())
+    if (test_sanitized()) {
         tap_skip("hundreds of ranks", "a sanitizer takes too much memory for each");
-    else hundreds();
+    } else {
+        hundreds();
+        small_shares();
+    }
     return tap_done();
 }
