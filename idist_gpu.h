@@ -32,9 +32,11 @@ CONTENTS
 //     idist_group.device  -> idist__gpu_group   streams, communicator or arenas, queue of calls
 //     idist__task.device  -> idist__gpu_op      a call on device memory, and how far it has come
 //
-// The world's lock protects them all. Some calls of CUDA and NCCL may wait for the device, and
-// whatever runs there may wait for another rank; such calls are made without the lock, and
-// gpu->user_count keeps the structures alive meanwhile.
+// The world's lock protects them all, until the world has ended and one thread closes it. Some
+// calls of CUDA and NCCL may wait for the device, and whatever runs there may wait for another
+// rank; such calls are made without the lock, and gpu->user_count keeps the structures alive
+// meanwhile. The functions that release the lock say so; what calls them has to look again at what
+// may have changed: the group's status, the queue, gpu->stuck.
 //------------------------------------------------------------------------------
 
 #define IDIST__GPU_SPIN_NS ((int64_t)30000)         // a waiting thread polls that long, ...

@@ -645,7 +645,8 @@ static uint64_t idist__ipc_process(void) {
     return idist__hash_mix((uint64_t)idist__os_process_id(), idist__os_process_space());
 }
 
-// Takes an arena of our own for the group: one of a closed group, or a new one.
+// Takes an arena of our own for the group: one of a closed group, or a new one. Releases the lock
+// while it allocates.
 static cudaError_t idist__ipc_take_arena(idist_group *g, idist__ipc_rank_info *info) {
     idist__gpu *gpu = idist__gpu_of(g->w);
     idist__ipc_arena *a = gpu->arenas;
@@ -675,7 +676,7 @@ static cudaError_t idist__ipc_take_arena(idist_group *g, idist__ipc_rank_info *i
     return g->size > 1 ? cudaIpcGetMemHandle(&info->handle, a->data) : cudaSuccess;
 }
 
-// Maps an arena of another rank, if it is not mapped yet.
+// Maps an arena of another rank, if it is not mapped yet. Releases the lock meanwhile.
 static cudaError_t idist__ipc_map_arena(idist__world *w, int rank, const idist__ipc_rank_info *info,
                                         char **at) {
     idist__gpu *gpu = idist__gpu_of(w);
@@ -710,6 +711,7 @@ static cudaError_t idist__ipc_map_arena(idist__world *w, int rank, const idist__
     return cudaSuccess;
 }
 
+// Maps the arenas of all other ranks of the group. Releases the lock meanwhile.
 static cudaError_t idist__ipc_map_arenas(idist_group *g, const idist__ipc_rank_info *infos) {
     idist__gpu_group *gg = idist__gpu_group_of(g);
     cudaError_t error = cudaSuccess;
@@ -1117,7 +1119,7 @@ typedef struct idist__ipc_setup {
     cudaError_t error; // of this rank
 } idist__ipc_setup;
 
-// This rank's part: the kernels, and an arena with a pattern in it.
+// This rank's part: the kernels, and an arena with a pattern in it. Releases the lock meanwhile.
 static void idist__ipc_setup_own(idist_group *g, idist__ipc_setup *setup) {
     idist__world *w = g->w;
     const idist__gpu *gpu = idist__gpu_of(w);
@@ -1139,7 +1141,7 @@ static idist_status idist__ipc_goes_on(const idist_group *g, idist_status status
     return idist__fail(IDIST_ERR_STATE, "another thread closes the world");
 }
 
-// Maps the arenas of the others and reads them once.
+// Maps the arenas of the others and reads them once. Releases the lock meanwhile.
 static idist_status idist__ipc_setup_others(idist_group *g, idist__ipc_setup *setup) {
     idist__world *w = g->w;
     idist_status status = idist__gpu_exchange(g, &setup->mine, setup->infos, sizeof setup->mine);
@@ -1187,6 +1189,7 @@ static idist_status idist__ipc_setup_agree(idist_group *g, idist__ipc_setup *set
 }
 
 // Sets up the arenas of a group; if a rank cannot, the group is staged. All members call it.
+// Releases the lock meanwhile.
 static idist_status idist__ipc_prepare(idist_group *g) {
     idist__world *w = g->w;
     idist__gpu *gpu = idist__gpu_of(w);

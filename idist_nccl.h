@@ -538,6 +538,9 @@ static bool idist__nccl_job_join(idist__nccl_job *job, int64_t deadline_ns, int 
 
 // Where a thread stays inside NCCL beyond the deadline, the communicator stays in memory and the
 // result is IN_PROGRESS.
+// In four steps, since NCCL frees what other threads may still use: what is inside NCCL comes back
+// with an error (a revocation, where NCCL has it); the thread that creates the communicator ends;
+// so do the threads behind the gate; then the communicator is freed.
 static void idist__nccl_run_abort(idist__nccl_job *job) {
     const idist__nccl *nccl = &job->nccl;
     int turns = 0, revoked = IDIST__NCCL_OK, ignored;
@@ -1076,7 +1079,7 @@ static void idist__nccl_set_inside(const idist__task *first, int inside) {
 }
 
 // Waits until non-blocking communicators have begun these calls. They may be aborted meanwhile, and
-// are when the world is closed.
+// are when the world is closed. Releases the lock between looks.
 static int idist__nccl_wait_begun(const idist__task *first) {
     idist__world *w = first->group->w;
     const idist__nccl *nccl = idist__gpu_of(w)->nccl;
@@ -1164,7 +1167,7 @@ static void idist__nccl_draw_tickets(idist__task *first) {
 }
 
 // Hands calls of this thread to NCCL, in their turn; their groups launch no other call meanwhile. A
-// call that all ranks have made in that time completes here.
+// call that all ranks have made in that time completes here. Releases the lock while NCCL has them.
 static void idist__nccl_launch(idist__task *first) {
     idist__world *w = first->group->w;
     idist__gpu *gpu = idist__gpu_of(w);
@@ -1273,6 +1276,7 @@ static bool idist__nccl_give_up(idist__nccl_job *job) {
 }
 
 // Waits for the communicator until the init time-out, while the backend watches the other ranks.
+// Releases the lock between looks.
 static bool idist__nccl_init_wait(idist_group *g, idist__nccl_job *job, char *reason,
                                   size_t capacity) {
     idist__world *w = g->w;
@@ -1364,7 +1368,7 @@ typedef struct idist__nccl_rank_info {
 } idist__nccl_rank_info;
 
 // Allocates the word that barriers on streams reduce: once, before a second thread can know the
-// world, because freeing a second one would wait for the device.
+// world, because freeing a second one would wait for the device. Releases the lock meanwhile.
 static void idist__nccl_alloc_barrier_word(idist__world *w) {
     idist__gpu *gpu = idist__gpu_of(w);
     void *word = NULL;
@@ -1380,7 +1384,7 @@ static void idist__nccl_alloc_barrier_word(idist__world *w) {
 
 // Allocates what a JOB_INIT needs on the device. It is the job's own, because the job may outlive
 // the group. cudaMalloc may wait for all work of the device, for instance for a call that another
-// rank makes only when this group is done: hence cudaMallocAsync.
+// rank makes only when this group is done: hence cudaMallocAsync. Releases the lock meanwhile.
 static cudaError_t idist__nccl_alloc_buffer(idist_group *g, idist__nccl_job *job) {
     size_t nbytes = (size_t)IDIST_NCCL_CONNECT_BYTES + 8 * (size_t)g->size; // rounding up
     cudaError_t error = cudaSuccess;
@@ -1574,8 +1578,8 @@ static idist_status idist__gpu_prepare_path(idist_group *g) {
     return status;
 }
 
-// Prepares a group, or waits for the thread that does. All members call it, in their first call on
-// device memory.
+// Prepares a group, or waits for the thread that does; releases the lock meanwhile. All members
+// call it, in their first call on device memory.
 static idist_status idist__gpu_prepare(idist_group *g) {
     idist__world *w = g->w;
     idist__gpu *gpu = idist__gpu_of(w);
@@ -1952,7 +1956,7 @@ static void idist__gpu_relock(idist__world *w, idist__gpu_guard guard) {
 }
 
 // Notes where the program's stream stands, before which the call does not begin. False: the call
-// was cancelled meanwhile.
+// was cancelled meanwhile. Releases the lock, because the stream's queue may be full.
 static bool idist__gpu_record_begin(idist__task *t) {
     idist__world *w = t->group->w;
     idist__gpu_op *op = idist__gpu_op_of(t);
@@ -2046,7 +2050,7 @@ static void idist__gpu_launch_held(idist__world *w) {
 }
 
 // Makes the stream wait for a call that is complete but for its event (t->followed). The event may
-// come meanwhile.
+// come meanwhile. Releases the lock, because the stream's queue may be full.
 static idist_status idist__gpu_follow(idist__task *t, void *stream) {
     idist__world *w = t->group->w;
     idist_status status = IDIST_OK;
@@ -2232,7 +2236,8 @@ static void idist__nccl_finalize(idist_group *g) {
 
 // The world is being closed: aborts the communicators if it must, as other threads may wait for
 // what runs on the device, in this group or in another one, and waits for these threads. False: one
-// is left. The world's list of groups does not have `closing` any more, unless it is the world's.
+// is left. Releases the lock while it waits. The world's list of groups does not have `closing` any
+// more, unless it is the world's.
 static bool idist__gpu_group_leave(idist_group *closing) {
     idist__world *w = closing->w;
     idist_group *g;
