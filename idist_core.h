@@ -2384,7 +2384,7 @@ static idist_status idist__self_open(idist__world *w) {
 
     if (*wake < 0) {
         idist__mem_free(&w->cfg.mem, wake);
-        return idist__fail_errno("eventfd", errno);
+        return idist__fail_errno("initialize: opening a wake-up descriptor", errno);
     }
 
     w->impl = wake;

@@ -557,7 +557,7 @@ static idist_status idist__table_listen_tcp(idist__join *j, bool one_host) {
     status = idist__connection_listen(&address, ip, &j->listeners[1]);
     if (status != IDIST_OK) return status;
     if (!idist__os_socket_own_address(j->listeners[1], &address))
-        return idist__fail_errno("getsockname", errno);
+        return idist__fail_errno("initialize: asking for the port of a listener", errno);
     snprintf(j->tcp_address, sizeof j->tcp_address, "tcp:[%s]:%d", ip,
              idist__os_socket_port(&address));
 
@@ -1344,7 +1344,7 @@ static idist_status idist__ring_new(idist__world *w, idist__ring **out) {
     if (!ring) return IDIST_ERR_NO_MEMORY;
     ring->w = w;
     ring->wake = idist__os_poll_wakeup_new();
-    if (ring->wake < 0) return idist__fail_errno("eventfd", errno);
+    if (ring->wake < 0) return idist__fail_errno("initialize: opening a wake-up descriptor", errno);
 
     ring->links = (idist__link *)idist__mem_alloc(mem, sizeof *ring->links * n);
     ring->polls = (idist__os_poll_entry *)idist__mem_alloc(mem, sizeof *ring->polls * poll_count);

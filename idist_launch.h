@@ -452,7 +452,7 @@ static idist_status idist__pmi_listen_tcp(idist__config *config, char *where, si
         status = idist__connection_listen(&address, "0.0.0.0", &config->listener);
     if (status != IDIST_OK) return status;
     if (!idist__os_socket_own_address(config->listener, &address))
-        return idist__fail_errno("getsockname", errno);
+        return idist__fail_errno("initialize: asking for the port of a listener", errno);
     snprintf(where, capacity, "tcp:%s:%d", host ? host : name, idist__os_socket_port(&address));
 
     return IDIST_OK;

@@ -536,11 +536,10 @@ static bool idist__nccl_job_join(idist__nccl_job *job, int64_t deadline_ns, int 
     return true;
 }
 
-// Where a thread stays inside NCCL beyond the deadline, the communicator stays in memory and the
-// result is IN_PROGRESS.
-// In four steps, since NCCL frees what other threads may still use: what is inside NCCL comes back
-// with an error (a revocation, where NCCL has it); the thread that creates the communicator ends;
-// so do the threads behind the gate; then the communicator is freed.
+// In four steps, because NCCL frees what other threads may still use: a revocation, where NCCL has
+// it, brings back what is inside NCCL; the thread that creates the communicator ends; so do the
+// threads behind the gate; then the communicator is freed. Where a thread stays inside NCCL beyond
+// the deadline, the communicator stays in memory and the result is IN_PROGRESS.
 static void idist__nccl_run_abort(idist__nccl_job *job) {
     const idist__nccl *nccl = &job->nccl;
     int turns = 0, revoked = IDIST__NCCL_OK, ignored;

@@ -454,7 +454,7 @@ static idist_status idist__start_meeting_point(idist_workers *spawn) {
         status = idist__connection_listen(&addr, spawn->cfg.where, &spawn->cfg.listener);
     if (status != IDIST_OK) return status;
     if (!idist__os_process_move_fd(&spawn->cfg.listener))
-        return idist__fail_errno("spawn: fcntl", errno);
+        return idist__fail_errno("spawn: moving a descriptor for the workers", errno);
 
     return IDIST_OK;
 }
@@ -464,9 +464,10 @@ static idist_status idist__start_meeting_point(idist_workers *spawn) {
 static idist_status idist__start_share(idist_workers *spawn, bool by_exec) {
     if (by_exec) {
         spawn->shared_fd = idist__os_memory_file(spawn->shared_nbytes);
-        if (spawn->shared_fd < 0) return idist__fail_errno("memfd_create", errno);
+        if (spawn->shared_fd < 0)
+            return idist__fail_errno("spawn: creating shared memory for the workers", errno);
         if (!idist__os_process_move_fd(&spawn->shared_fd))
-            return idist__fail_errno("spawn: fcntl", errno);
+            return idist__fail_errno("spawn: moving a descriptor for the workers", errno);
     }
 
     spawn->shared =

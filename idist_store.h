@@ -1511,7 +1511,8 @@ static idist_status idist__server_prepare(idist__server *server) {
     if (!server->polls || !server->keys || !server->value) return IDIST_ERR_NO_MEMORY;
 
     server->wake = idist__os_poll_wakeup_new();
-    return server->wake < 0 ? idist__fail_errno("eventfd", errno) : IDIST_OK;
+    return server->wake < 0 ? idist__fail_errno("store: opening a wake-up descriptor", errno)
+                            : IDIST_OK;
 }
 
 // Starts a server with a thread of its own. It owns the listener and the socket of `multicast` from
