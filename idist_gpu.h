@@ -37,6 +37,15 @@ CONTENTS
 // rank; such calls are made without the lock, and gpu->user_count keeps the structures alive
 // meanwhile. The functions that release the lock say so; what calls them has to look again at what
 // may have changed: the group's status, the queue, gpu->stuck.
+//
+// What never comes back is given up at a deadline, and its memory is kept instead of freed:
+//
+//     what does not come back                 flag             what stays in memory
+//     copies on the streams of a group        gg->stuck        pinned memory of its calls
+//     anything that waits for the device      gpu->stuck       what is mapped or pinned there
+//     the probe of a group's arenas           setup.stuck      the arena; sets gpu->stuck
+//     a job with a thread of its own          IDIST__JOB_LEFT  the job, until its thread ends
+//     a thread of the program, inside a call  w->abandoned     the world; sets gpu->stuck
 //------------------------------------------------------------------------------
 
 #define IDIST__GPU_SPIN_NS ((int64_t)30000)         // a waiting thread polls that long, ...
