@@ -85,6 +85,7 @@ CONTENTS
       [mpi:native]    one call as calls of MPI
       [mpi:exchange]  the header exchange before a collective
       [mpi:control]   control messages between two ranks
+      [mpi:comms]     the communicators of groups, until all members have freed them
       [mpi:coll]      a collective, from its header exchange to its result
       [mpi:p2p]       send and receive
       [mpi:wait]      who waits, who is missing, who waits for whom

@@ -2,8 +2,8 @@
 # optimizer.sh - every header that compiles here at every level of optimization and with LTO,
 # without a warning, as C and as C++. Some warnings need gcc's optimizer: -Wmaybe-uninitialized,
 # -Warray-bounds, -Wstringop-overflow, and LTO's own. It is the same for C and C++, so g++ compiles
-# two levels; nearly all of clang's warnings come before it, so each level is compiled by clang or by
-# clang++. IDIST_TEST_FULL=1 takes all levels for each.
+# two levels. Nearly all of clang's warnings come before it, so each level is compiled by clang or
+# by clang++. IDIST_TEST_FULL=1 takes all levels for each.
 # shellcheck source=tests/lib/tap.sh
 . "$(dirname "$0")/../lib/tap.sh"
 
