@@ -1104,19 +1104,26 @@ static uint16_t idist__history_past(const idist__task *t) {
     return (uint16_t)(idist__ring_group_of(t->group)->digest ^ t->parent_past);
 }
 
-// A call begins: adds it to the history.
-static void idist__history_add(idist__task *t, idist__op *o, idist__algorithm algorithm) {
-    idist__ring_group *rg = idist__ring_group_of(t->group);
-    idist__fingerprint fingerprint = idist__fingerprint_of_task(t, algorithm);
-    uint32_t index = fingerprint.seq % IDIST__HISTORY;
+// Adds a call to the history; `past` is the digest of those before it.
+static void idist__history_append(idist__ring_group *rg, const idist__fingerprint *fingerprint,
+                                  uint16_t past) {
+    uint32_t index = fingerprint->seq % IDIST__HISTORY;
     uint64_t what; // kind, dtype, op, algorithm and root, with which a fingerprint begins
 
-    memcpy(&what, &fingerprint, sizeof what);
+    memcpy(&what, fingerprint, sizeof what);
     what = (what ^ rg->digest) * 0x9e3779b97f4a7c15u;
 
-    rg->past[index] = o->past = idist__history_past(t);
-    rg->history[index] = fingerprint;
-    rg->digest = (uint16_t)(((what ^ what >> 32) + fingerprint.check) * 0xd6e8feb86659fd93u >> 48);
+    rg->past[index] = past;
+    rg->history[index] = *fingerprint;
+    rg->digest = (uint16_t)(((what ^ what >> 32) + fingerprint->check) * 0xd6e8feb86659fd93u >> 48);
+}
+
+// A call begins: adds it to the history.
+static void idist__history_add(idist__task *t, idist__op *o, idist__algorithm algorithm) {
+    idist__fingerprint fingerprint = idist__fingerprint_of_task(t, algorithm);
+
+    o->past = idist__history_past(t);
+    idist__history_append(idist__ring_group_of(t->group), &fingerprint, o->past);
 }
 
 // What this rank called before the call with this fingerprint, on the group that the user knows.

@@ -1354,6 +1354,7 @@ static bool idist__share_quick(idist_group *g, const idist__call *c) {
     idist__ring *ring = idist__ring_of(g->w);
     idist__share *share = idist__ring_group_of(g)->share;
     idist__task *t;
+    const idist__fingerprint *fingerprint;
     int turns;
 
     if (!share || share->first || ring->failed) return false;
@@ -1375,7 +1376,8 @@ static bool idist__share_quick(idist_group *g, const idist__call *c) {
 
     idist__fetch_chunk(t, 0);
     g->seq++;
-    idist__history_add(t, idist__op_of(t), IDIST__ALGO_FLAT);
+    fingerprint = &share->fingerprints[share->calls_entered % IDIST__REGION_SLOTS];
+    idist__history_append(idist__ring_group_of(g), fingerprint, idist__op_of(t)->past);
 
     return true;
 }
