@@ -140,9 +140,9 @@ IDIST_API const idist_backend_api *idist_mpi_backend(void);
 //
 // A world has two communicators of its own: one for everything between two
 // ranks, one for the collectives of its world group. Every other group has one
-// communicator, which is freed when all members have freed the group. A group keeps its collectives
-// in a queue; only the first of them exchanges headers. A task carries the phase it is in and, once
-// MPI has it, the MPI requests.
+// communicator, which is freed when all members have freed the group. A group
+// keeps its collectives in a queue; only the first of them exchanges headers. A
+// task carries the phase it is in and, once MPI has it, the MPI requests.
 //------------------------------------------------------------------------------
 
 #ifndef IDIST__MPI_COUNT
@@ -248,12 +248,13 @@ typedef struct idist__mpi_unexpected {
     idist__mpi_control control;
 } idist__mpi_unexpected;
 
-// The communicator of a group. It outlives the group until all members have freed that.
+// The communicator of a group. It outlives the group until all members have freed the group.
 typedef struct idist__mpi_comm {
     struct idist__mpi_comm *next;
     uint64_t ctx;
     MPI_Comm comm;
     int user_count; // members that have not freed the group
+    bool failed;    // on some member: MPI keeps the communicator, and we the entry
 } idist__mpi_comm;
 
 // What we know of another rank of the world.
@@ -1376,7 +1377,8 @@ static void idist__control_drain(idist__mpi *m) {
 // fail the group at the same time. So every member tells the others with FREED
 // that it has freed a sound group, and frees the communicator when it has heard
 // that from all of them. The communicator of a group that failed on any member
-// stays until the program ends.
+// stays until the program ends, and its entry until the world closes, for what
+// the others still say about the group.
 //------------------------------------------------------------------------------
 
 static idist__mpi_comm **idist__comms_find(idist__mpi *m, uint64_t ctx) {
@@ -1386,22 +1388,16 @@ static idist__mpi_comm **idist__comms_find(idist__mpi *m, uint64_t ctx) {
     return at;
 }
 
-static void idist__comms_forget(idist__mpi *m, idist__mpi_comm **at) {
-    idist__mpi_comm *c = *at;
-
-    *at = c->next;
-    idist__mem_free(&m->w->cfg.mem, c);
-}
-
-// A member has freed the group. false: the group is unknown.
+// A member has freed the group. False: the group does not exist here yet.
 static bool idist__comms_leave(idist__mpi *m, uint64_t ctx) {
-    idist__mpi_comm **at = idist__comms_find(m, ctx);
+    idist__mpi_comm **at = idist__comms_find(m, ctx), *c = *at;
 
-    if (!*at) return false;
+    if (!c) return false;
 
-    if (--(*at)->user_count == 0) {
-        MPI_Comm_free(&(*at)->comm);
-        idist__comms_forget(m, at);
+    if (!c->failed && --c->user_count == 0) {
+        MPI_Comm_free(&c->comm);
+        *at = c->next;
+        idist__mem_free(&m->w->cfg.mem, c);
     }
 
     return true;
@@ -1418,14 +1414,12 @@ static void idist__comms_tell_freed(idist__mpi *m, const idist_group *g) {
         if (i != g->rank) idist__control_send(m, g->ranks[i], &freed, NULL, 0);
 }
 
-// The group has failed: MPI keeps its communicator. false: the group is unknown.
+// The group has failed on a member. False: it does not exist here yet.
 static bool idist__comms_keep(idist__mpi *m, uint64_t ctx) {
-    idist__mpi_comm **at = idist__comms_find(m, ctx);
+    idist__mpi_comm *c = *idist__comms_find(m, ctx);
 
-    if (!*at) return false;
-    idist__comms_forget(m, at);
-
-    return true;
+    if (c) c->failed = true;
+    return c != NULL;
 }
 
 //------------------------------------------------------------------------------
@@ -2861,6 +2855,7 @@ static idist_status idist__mpi_group_open(idist_group *g) {
     c->comm = mg->comm;
     c->ctx = g->ctx;
     c->user_count = g->size;
+    c->failed = false;
     c->next = m->comms;
     m->comms = c;
 
