@@ -31,9 +31,9 @@ static void hundreds(void) {
     tap_diag("after %.1f s", (double)(tap_now_ms() - begun) / 1000);
 }
 
-// The shares are so small that the world's collectives are made of messages, while groups of half
-// of the ranks fit into the regions of its members; the lower ranks lend their first or their
-// second.
+// Shared memory is so small that the world's collectives are made of messages, while groups of half
+// of the ranks fit into the regions of their members. To the second group, even ranks lend their
+// second region, which is smaller than the first one that odd ranks lend.
 static int sum_in_overlapping_groups(int rank, void *arg) {
     enum { COUNT = 20000 };
     idist_group *even = NULL, *lower = NULL;
