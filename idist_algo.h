@@ -1429,7 +1429,7 @@ static void idist__host_remove(idist__task *t) {
     idist__ring_group *rg = idist__ring_group_of(t->group);
     idist__task **at, *before = NULL;
 
-    for (at = &rg->head; *at && *at != t; at = &idist__op_of(*at)->u.host.next) before = *at;
+    for (at = &rg->first; *at && *at != t; at = &idist__op_of(*at)->u.host.next) before = *at;
 
     if (*at) *at = idist__op_of(t)->u.host.next;
     if (rg->last == t) rg->last = before;
@@ -1471,9 +1471,9 @@ static void idist__host_start(idist__task *t) {
     idist__ring_group *rg = idist__ring_group_of(t->group);
 
     if (rg->last) idist__op_of(rg->last)->u.host.next = t;
-    else rg->head = t;
+    else rg->first = t;
     rg->last = t;
-    if (rg->head == t) idist__op_run(t);
+    if (rg->first == t) idist__op_run(t);
 }
 
 // Forgets a call. near and leads fail before the group that they belong to, so no step is under way
@@ -1497,14 +1497,14 @@ static void idist__host_progress(idist__ring *ring) {
     for (g = &ring->w->group; g; g = g->next) {
         idist__ring_group *rg = g->rank >= 0 && g->impl ? idist__ring_group_of(g) : NULL;
 
-        while (rg && rg->head && !ring->failed) {
-            const idist__task *t = rg->head;
+        while (rg && rg->first && !ring->failed) {
+            const idist__task *t = rg->first;
             const idist__op *o = idist__op_of(t);
             const idist__host_op *host = &o->u.host;
 
             if ((host->child && !host->child->done) || o->running) break;
-            idist__op_run(rg->head);
-            if (rg->head == t && (!host->child || !host->child->done)) break;
+            idist__op_run(rg->first);
+            if (rg->first == t && (!host->child || !host->child->done)) break;
         }
     }
 }

@@ -8,8 +8,6 @@
 // System headers may define these words as macros, as windows.h does.
 #pragma push_macro("near")
 #undef near
-#pragma push_macro("far")
-#undef far
 #pragma push_macro("small")
 #undef small
 #pragma push_macro("lock")

@@ -316,15 +316,15 @@ typedef struct idist__rank_info {
 //
 // What it may call. A backend is compiled in the file that defines IDIST_IMPLEMENTATION, and may
 // use all that stands in this file above [core:call], [core:message], idist__self_collective, and
-// the files that this one uses. Of a task it writes only `impl` and call.user, of a group `impl`;
-// of the world it sets impl, nodes, ncores, foreign_thread_count and single_threaded, and counts
-// moved_count up for each step forward.
+// the files that this one uses. Of a task it writes only call.user and what `impl` points to, of a
+// group what `impl` points to; of the world it sets impl, nodes, ncores, foreign_thread_count and
+// single_threaded, and counts moved_count up for each step forward.
 struct idist_backend_api {
     uint32_t abi;        // IDIST__BACKEND_ABI
     uint32_t size;       // of this struct
     const char *name;    // for desc.backend; without commas
-    size_t task_nbytes;  // bytes behind each task, not cleared
-    size_t group_nbytes; // bytes for each group, zeroed
+    size_t task_nbytes;  // bytes that task->impl points to, not cleared
+    size_t group_nbytes; // bytes that group->impl points to, zeroed before group_open
 
     // ---- the world ----
 
@@ -442,7 +442,7 @@ enum { IDIST__BACKEND_ABI = 7 };
 //     idist__call_locked      route      does this call concern the device?
 //       idist__task_start     (start of the wrapping backend)
 //     idist_group_end         launch     submit what idist_group_begin held back
-//     idist__task_complete         landed     the backend is done: is the device, too?
+//     idist__task_complete    landed     the backend is done: is the device, too?
 //     idist_wait_stream       follow     make a stream wait instead of this thread
 //
 // All are called with the world's lock held. The table belongs to the device backend and lives as

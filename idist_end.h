@@ -152,7 +152,6 @@
 #pragma pop_macro("min")
 #pragma pop_macro("lock")
 #pragma pop_macro("small")
-#pragma pop_macro("far")
 #pragma pop_macro("near")
 #if defined(__cplusplus) && defined(__GNUC__)
 #pragma GCC diagnostic pop

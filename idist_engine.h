@@ -94,10 +94,10 @@ static bool idist__deadlock_may_answer(idist__ring *ring, const idist__link *l,
     const idist_group *g = idist__world_find_group(ring->w, waits->ctx);
     const idist__message *m;
 
-    if (waits->print.kind == IDIST__RECV)
+    if (waits->fingerprint.kind == IDIST__RECV)
         return waits->aux != l->p2p_sent; // aux: messages it had got from us when it said so
-    if (waits->print.kind != IDIST__SEND)
-        return !g || (int32_t)(waits->print.seq - g->seq) <= 0; // we have entered that call
+    if (waits->fingerprint.kind != IDIST__SEND)
+        return !g || (int32_t)(waits->fingerprint.seq - g->seq) <= 0; // we have entered that call
 
     for (m = l->early; m; m = m->next)
         if (m->frame.type == IDIST__RTS && m->frame.id == waits->id)
@@ -121,11 +121,11 @@ static void idist__deadlock_find(idist__ring *ring, int peer) {
     if (!ours || !ours->announced) return;
     rank = idist__ring_group_of(ours->group)->rank_of[peer];
     same_group = ours->group->ctx == waits->ctx;
-    if (rank < 0 || (same_group && ours->seq == waits->print.seq && ours->seq)) return;
+    if (rank < 0 || (same_group && ours->seq == waits->fingerprint.seq && ours->seq)) return;
     if (!idist__deadlock_needs(l, ours, rank) || idist__deadlock_may_answer(ring, l, waits)) return;
 
     theirs = idist__world_find_group(ring->w, waits->ctx);
-    idist__explain_deadlock(ours, peer, &waits->print, same_group, cause, sizeof cause);
+    idist__explain_deadlock(ours, peer, &waits->fingerprint, same_group, cause, sizeof cause);
     idist__ring_fail(ring, ours->group, IDIST_ERR_MISMATCH, cause);
     idist__ring_settle(ring);
     if (theirs) idist__ring_fail(ring, theirs, IDIST_ERR_MISMATCH, cause);
@@ -172,7 +172,7 @@ static void idist__frame_abort(idist__ring *ring, idist__link *l) {
 static void idist__frame_waits(idist__ring *ring, idist__link *l, int peer) {
     const idist__frame *waits = &l->in;
     idist_group *g = idist__world_find_group(ring->w, waits->ctx);
-    bool p2p = waits->print.kind == IDIST__SEND || waits->print.kind == IDIST__RECV;
+    bool p2p = waits->fingerprint.kind == IDIST__SEND || waits->fingerprint.kind == IDIST__RECV;
     idist__frame answer;
 
     l->peer_waits = *waits;
@@ -181,8 +181,8 @@ static void idist__frame_waits(idist__ring *ring, idist__link *l, int peer) {
         if (!idist__history_agrees(ring, g, peer, waits)) return;
         answer = *waits;
         answer.type = IDIST__HERE;
-        if ((int32_t)(waits->print.seq - g->seq) > 0)
-            answer.print = idist__ring_group_of(g)->history[g->seq % IDIST__HISTORY];
+        if ((int32_t)(waits->fingerprint.seq - g->seq) > 0)
+            answer.fingerprint = idist__ring_group_of(g)->history[g->seq % IDIST__HISTORY];
         idist__link_control(ring, l, &answer, NULL);
     }
 
@@ -206,12 +206,13 @@ static void idist__frame_no_memory(idist__ring *ring, idist_group *g) {
 static bool idist__frame_message(idist__ring *ring, idist__link *l, int peer) {
     const idist__frame *f = &l->in;
     idist_group *g = idist__world_find_group(ring->w, f->ctx);
-    bool p2p = f->print.kind == IDIST__SEND;
+    bool p2p = f->fingerprint.kind == IDIST__SEND;
     bool closed = !g && idist__ring_has_closed(ring, f->ctx);
     idist__transfer *receive;
 
-    if (p2p && (f->print.check > SIZE_MAX / 16 ||
-                f->nbytes != f->print.check * idist_dtype_size((idist_dtype)f->print.dtype)))
+    if (p2p &&
+        (f->fingerprint.check > SIZE_MAX / 16 ||
+         f->nbytes != f->fingerprint.check * idist_dtype_size((idist_dtype)f->fingerprint.dtype)))
         return false;
 
     if (p2p) l->p2p_received++;
@@ -219,7 +220,7 @@ static bool idist__frame_message(idist__ring *ring, idist__link *l, int peer) {
     receive = idist__match_frame(ring, l, peer, f);
 
     if (f->type == IDIST__RTS) {
-        if (receive) idist__link_clear_to_send(ring, l, peer, receive, f);
+        if (receive) idist__link_answer_rts(ring, l, peer, receive, f);
         else if (!closed && !idist__message_new(ring, l, f, 0)) idist__frame_no_memory(ring, g);
         l->left = 0;
         return true;
@@ -279,11 +280,16 @@ static void idist__frame_pulled(idist__ring *ring, const idist__link *l) {
     if (v) idist__transfer_done(ring, v);
 }
 
-// DATA: a piece of a message that we asked for. False when it is longer than the message.
+// DATA: a piece of a message that we asked for. False when it is longer than the message, or has a
+// number that we did not give.
 static bool idist__frame_data(idist__ring *ring, idist__link *l, int peer) {
     idist__transfer *v = idist__transfer_find(ring, &l->receiving, l->in.id);
 
-    if (!v) v = idist__match_granted(ring, l, peer, &l->in);
+    if (!v) {
+        v = idist__match_granted(ring, l, peer, &l->in);
+        if (v && (!v->granted || v->id != l->in.id)) return false;
+    }
+
     if (v && l->in.nbytes > v->nbytes - v->moved) return false;
     l->in_transfer = v; // NULL: the receive has been cancelled
     l->target = v ? v->data + v->moved : NULL;
@@ -415,7 +421,6 @@ static bool idist__progress_parse(idist__ring *ring, idist__link *l, int peer) {
             l->at += nbytes;
             if (l->in_moved < IDIST__FRAME_BYTES) break;
             if (!idist__frame_begin(ring, l, peer)) return false;
-            idist__ring_settle(ring); // before a later frame completes the call that failed
         } else {
             nbytes = idist__progress_least(l->left, unread);
 
@@ -432,6 +437,8 @@ static bool idist__progress_parse(idist__ring *ring, idist__link *l, int peer) {
             l->in_moved = 0;
             idist__frame_end(ring, l, peer);
         }
+
+        idist__ring_settle(ring); // before a later frame completes the call that failed
     }
 
     if (l->at == l->end) l->at = l->end = 0;
@@ -474,6 +481,7 @@ static bool idist__progress_read(idist__ring *ring, int peer) {
             if (l->left) continue;
             l->in_moved = 0;
             idist__frame_end(ring, l, peer);
+            idist__ring_settle(ring);
             continue;
         }
 
@@ -713,16 +721,18 @@ static void idist__task_compare(idist__ring *ring, const idist__task *t) {
         const char *field = NULL;
 
         if (i == g->rank) continue;
-        if (rg->seen[i].seq == t->seq && rg->seen[i].print.seq == t->seq)
-            field = idist__fingerprint_difference(&rg->seen[i].print, ours);
-        if (field) idist__history_mismatch(ring, g, g->ranks[i], &rg->seen[i].print, ours, field);
+        if (rg->seen[i].seq == t->seq && rg->seen[i].fingerprint.seq == t->seq)
+            field = idist__fingerprint_difference(&rg->seen[i].fingerprint, ours);
+        if (field)
+            idist__history_mismatch(ring, g, g->ranks[i], &rg->seen[i].fingerprint, ours, field);
 
         for (; hook && !ring->failed; hook = hook->next) {
             const idist__message *m = idist__index_message(hook);
 
-            if (m->peer != g->ranks[i] || m->frame.ctx != g->ctx || m->frame.print.seq != t->seq)
+            if (m->peer != g->ranks[i] || m->frame.ctx != g->ctx ||
+                m->frame.fingerprint.seq != t->seq)
                 continue;
-            if (m->frame.print.kind == IDIST__SEND || m->frame.type > IDIST__CTS) continue;
+            if (m->frame.fingerprint.kind == IDIST__SEND || m->frame.type > IDIST__CTS) continue;
             idist__history_agrees(ring, g, g->ranks[i], &m->frame);
         }
     }
@@ -737,12 +747,12 @@ static bool idist__ring_quick(idist_group *g, const idist__call *c) {
 
 // Before a call starts: reads what has arrived, in case its group has failed.
 static void idist__task_listen(idist__ring *ring, const idist__task *t) {
-    if (t->started_ns - ring->looked_ns > IDIST__MS && !t->group->inner) {
+    if (t->started_ns - ring->last_start_ns > IDIST__MS && !t->group->inner) {
         idist__ring_progress(t->group->w);
         if (t->done) return;
     }
 
-    ring->looked_ns = t->started_ns;
+    ring->last_start_ns = t->started_ns;
 
     // The end of a process shows only at its socket. A sleeping rank polls those, but this one may
     // never sleep.
@@ -816,8 +826,8 @@ static void idist__ring_announce(idist__task *t) {
     memset(&f, 0, sizeof f);
     f.type = IDIST__WAITS;
     f.ctx = t->group->ctx;
-    f.print = p2p ? idist__fingerprint_of_task(t, IDIST__ALGO_AUTO)
-                  : rg->history[t->seq % IDIST__HISTORY];
+    f.fingerprint = p2p ? idist__fingerprint_of_task(t, IDIST__ALGO_AUTO)
+                        : rg->history[t->seq % IDIST__HISTORY];
 
     for (i = 0; i < t->group->size; i++) {
         idist__link *l = &ring->links[t->group->ranks[i]];
@@ -1012,7 +1022,7 @@ static void idist__cancel_announced(idist__ring *ring, const idist__task *t) {
     if (!t->announced || t->call.root < 0) return;
     memset(&f, 0, sizeof f);
     f.type = IDIST__WAITS;
-    f.print.kind = IDIST__RECV;
+    f.fingerprint.kind = IDIST__RECV;
     idist__link_control(ring, &ring->links[idist__group_world_rank(t->group, t->call.root)], &f,
                         NULL);
 }
@@ -1107,7 +1117,7 @@ static int idist__missing_absence(const idist__task *t, int rank) {
     bool entered = (int32_t)(seen->seq - t->seq) >= 0;
     int absence = 0;
 
-    if (t->whole.kind && seen->print.whole == t->whole.seq)
+    if (t->whole.kind && seen->fingerprint.whole == t->whole.seq)
         entered = true; // or an earlier step of the same parent
     if (!entered) absence |= IDIST__ABSENT;
     if (g->asked_ns && l->here_ns < g->asked_ns) absence |= IDIST__SILENT;
@@ -1145,7 +1155,8 @@ static int idist__ring_missing(idist__task *t, char *text, size_t capacity) {
     for (row = 0; row < (int)IDIST__COUNT_OF(order); row++) {
         for (i = 0; i < g->size; i++)
             if (i != g->rank && (idist__missing_absence(t, i) & order[row]) == order[row])
-                idist__explain_missing_rank(g, i, &rg->seen[i].print, count++, text, capacity);
+                idist__explain_missing_rank(g, i, &rg->seen[i].fingerprint, count++, text,
+                                            capacity);
         if (count) break;
     }
 

@@ -1196,7 +1196,7 @@ static idist_status idist__join_share_attempt(idist__join *j, idist__segment *m,
 
     vote = idist__join_share_reads_all(m); // by now everybody has left its proof
     status = idist__join_share_vote(j, m, ranks, &vote);
-    m->far = vote != 0;
+    m->reads_remote = vote != 0;
 
     return status;
 }
@@ -1235,7 +1235,7 @@ static void idist__join_share_take_over(idist__join *j, idist__segment *m, const
     int i;
 
     m->fenced = head->fenced != 0;
-    m->crowded = m->n > (int)head->ncores;
+    m->oversubscribed = m->n > (int)head->ncores;
     j->w->ncores = (int)head->ncores;
 
     for (i = 0; i < m->n; i++) {

@@ -31,7 +31,7 @@ CONTENTS
 enum { IDIST__TRANSPORT_AUTO, IDIST__TRANSPORT_SOCKET, IDIST__TRANSPORT_TCP };
 
 // How a collective runs. The setting IDIST_ALGO, the fingerprints of calls and the table in
-// idist_algo.h ([algo:table]) all use these numbers. Only those up to CHUNKED can be set.
+// idist_algo.h ([algo:choose]) all use these numbers. Only those up to CHUNKED can be set.
 typedef enum idist__algorithm {
     IDIST__ALGO_AUTO,      // chosen by operation and size; of a call: none of those below
     IDIST__ALGO_LATENCY,   // messages, few steps

@@ -138,11 +138,10 @@ IDIST_API const idist_backend_api *idist_mpi_backend(void);
 // [mpi:types]  worlds, groups, tasks, and what ranks send each other
 // uses os:thread base:window model
 //
-// A world has two communicators of its own: one for everything between two
-// ranks, one for the collectives of its world group. Every other group has one
-// communicator, which is freed when all members have freed the group. A group
-// keeps its collectives in a queue; only the first of them exchanges headers. A
-// task carries the phase it is in and, once MPI has it, the MPI requests.
+// A world has two communicators of its own: one for everything between two ranks, one for the
+// collectives of its world group. Every other group has one communicator, which is freed when all
+// members have freed the group. A group keeps its collectives in a queue; only the first of them
+// exchanges headers. A task carries the phase it is in and, once MPI has it, the MPI requests.
 //------------------------------------------------------------------------------
 
 #ifndef IDIST__MPI_COUNT
@@ -1372,13 +1371,12 @@ static void idist__control_drain(idist__mpi *m) {
 // [mpi:comms]  the communicators of groups, until all members have freed them
 // uses mem model types control
 //
-// MPI_Comm_free is collective, and MPICH 5 ends the program if a message is left
-// that nobody has received. idist_free_group waits for nobody, and a member may
-// fail the group at the same time. So every member tells the others with FREED
-// that it has freed a sound group, and frees the communicator when it has heard
-// that from all of them. The communicator of a group that failed on any member
-// stays until the program ends, and its entry until the world closes, for what
-// the others still say about the group.
+// MPI_Comm_free is collective, and MPICH 5 ends the program if a message is left that nobody has
+// received. idist_free_group waits for nobody, and a member may fail the group at the same time. So
+// every member tells the others with FREED that it has freed a sound group, and frees the
+// communicator when it has heard that from all of them. The communicator of a group that failed on
+// any member stays until the program ends, and its entry until the world closes, for what the
+// others still say about the group.
 //------------------------------------------------------------------------------
 
 static idist__mpi_comm **idist__comms_find(idist__mpi *m, uint64_t ctx) {

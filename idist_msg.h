@@ -93,7 +93,7 @@ typedef struct idist__frame {
     uint16_t past; // of EAGER, RTS and DATA in a collective: digest of the calls before it
     uint32_t tag;  // step of a collective, or the user's tag
     uint64_t ctx;  // group
-    idist__fingerprint print;
+    idist__fingerprint fingerprint;
     uint64_t nbytes;
     uint64_t id;
     uint64_t aux;
@@ -161,7 +161,8 @@ typedef struct idist__transfer {
     idist__frame frame;        // what goes out, or what the receive wants
     size_t frame_moved;        // bytes of the frame that have gone out
     size_t piece, piece_moved; // payload behind the frame
-    uint64_t id;               // our number for it in RTS, CTS, DATA and PULLED
+    uint64_t id;               // our number for it in RTS, CTS, DATA and PULLED; 0: none
+    bool granted;              // a receive whose message the peer may send at once
     uint64_t stamp;            // order of posting
     char *owned;               // payload that is freed with the transfer
 } idist__transfer;
@@ -170,15 +171,16 @@ typedef struct idist__transfer_list {
     idist__transfer *first, **end; // oldest first; `end` is valid unless the list is empty
 } idist__transfer_list;
 
-// A message that arrived before a receive for it was posted.
+// What arrived before this rank could use it: an EAGER or RTS without a receive, a CTS without its
+// send, an ABORT for a group that does not exist here yet.
 typedef struct idist__message {
     struct idist__message *next, **at; // in its link's list; `at` is what points to it
     idist__index_node hook;            // in ring->messages
     int peer;
-    idist__frame frame;         // EAGER or RTS
-    char *data;                 // eager: the payload, behind this struct
-    size_t moved;               // bytes of it that have arrived
-    idist__transfer *claim;     // the receive that gets it once it has arrived completely
+    idist__frame frame;
+    char *data;             // the payload of an EAGER or the text of an ABORT, behind this struct
+    size_t moved;           // bytes of it that have arrived
+    idist__transfer *claim; // the receive that gets it once it has arrived completely
     idist__transfer *self_send; // to ourselves: the payload is still in the sender's buffer
     bool unknown;               // its group did not exist here when it arrived
     uint64_t stamp;             // order of arrival
@@ -234,7 +236,8 @@ typedef struct idist__ring { // the backend's part of a world
     int polled_link_count;      // open links that are polled
     int64_t polled_ns;      // when we last looked at the sockets that stand beside shared memory
     int64_t extra_sleep_ns; // how much longer than IDIST__LOOK_NS we sleep there by now
-    int64_t looked_ns;      // when the last call began that read the links
+    int64_t last_start_ns;  // when the last task started; after a pause of 1 ms the next one reads
+                            // the links first
     idist__transfer *idle;  // transfers that can be used again
     uint64_t stamp, next_id;
     uint64_t closed[IDIST__CLOSED]; // ctx of the groups that were closed last: what still arrives
@@ -248,9 +251,9 @@ typedef struct idist__ring { // the backend's part of a world
     idist__index_bucket transfers[IDIST__BUCKETS], messages[IDIST__BUCKETS]; // see [msg:index]
 } idist__ring;
 
-typedef struct idist__seen {  // what is known of a member's progress in a group
-    uint32_t seq;             // it has entered this call, ...
-    idist__fingerprint print; // ... which is this one
+typedef struct idist__seen {        // what is known of a member's progress in a group
+    uint32_t seq;                   // it has entered this call, ...
+    idist__fingerprint fingerprint; // ... which is this one
 } idist__seen;
 
 typedef struct idist__ring_group { // the backend's part of a group
@@ -271,7 +274,7 @@ typedef struct idist__ring_group { // the backend's part of a group
     bool in_order;             // the members on each host have successive ranks
     idist_group *near, *leads; // the members on this host; the first members of all hosts (or NULL)
     idist_group *whole;        // the group of which this one is `near` or `leads`
-    idist__task *head, *last;  // calls by host under way; only the first one runs
+    idist__task *first, *last; // calls by host under way; only the first one runs
 } idist__ring_group;
 
 static idist__ring *idist__ring_of(const idist__world *w) { return (idist__ring *)w->impl; }
@@ -551,16 +554,17 @@ static void idist__op_run(idist__task *t) {
 // uses hash kind types
 //
 // Thousands of sends and receives may be under way at once, and every frame asks for one of them.
-// So two hash tables of the ring hold the transfers that frames ask for and the unexpected
-// messages:
+// So the ring has two hash tables: ring->transfers, and ring->messages for the unexpected messages.
 //
-//   posted receives, messages,       by group, peer, and tag (send / recv) or sequence number of
-//   sends that wait for a grant      the call
-//   sends that wait for the answer   by the number that the frames give
-//   to an RTS, receives that wait
-//   for DATA
+//     what a frame asks for                          its key
+//     a posted receive                               group, peer, and tag or number of the call
+//     an unexpected message                          the same
+//     a send that waits for a grant                  the same
+//     a send that waits for the answer to its RTS    the id that the frame gives
+//     a receive that waits for DATA                  the id that the frame gives
 //
-// In a bucket, and so among equal keys, the oldest comes first.
+// Send / recv has the tag in its key, a collective the sequence number of its call. In a bucket,
+// and so among equal keys, the oldest comes first.
 //------------------------------------------------------------------------------
 
 static void idist__index_insert(idist__index_node *hook, idist__index_bucket *table, uint64_t key) {
@@ -596,8 +600,8 @@ static uint64_t idist__index_key(uint64_t ctx, int peer, bool p2p, uint32_t tag_
 }
 
 static uint64_t idist__index_frame_key(int peer, const idist__frame *f) {
-    bool p2p = f->print.kind == IDIST__SEND;
-    return idist__index_key(f->ctx, peer, p2p, p2p ? f->tag : f->print.seq);
+    bool p2p = f->fingerprint.kind == IDIST__SEND;
+    return idist__index_key(f->ctx, peer, p2p, p2p ? f->tag : f->fingerprint.seq);
 }
 
 static uint64_t idist__index_id_key(uint64_t id) { return idist__hash_mix(id, 0); }
@@ -696,7 +700,7 @@ static void idist__transfer_done(idist__ring *ring, idist__transfer *v) {
 static void idist__transfer_received(idist__ring *ring, idist__transfer *v, int peer) {
     idist__task *t = v->task;
     int tag = (int)v->frame.tag;
-    size_t count = (size_t)v->frame.print.check;
+    size_t count = (size_t)v->frame.fingerprint.check;
 
     if (!t || t->call.kind != IDIST__RECV) {
         idist__transfer_done(ring, v);
@@ -713,7 +717,8 @@ static void idist__transfer_received(idist__ring *ring, idist__transfer *v, int 
 //
 // Failing a group cancels its tasks and frees their transfers. That must not happen while one of
 // them is in use further up the stack, so the failure is only recorded where it is noticed. The
-// engine carries it out when it is done with the links.
+// engine carries it out after each frame and at the end of each step, and the loops that run tasks
+// stop at a recorded failure. So there is at most one at a time.
 //------------------------------------------------------------------------------
 
 // Records a failure. The first one counts.
@@ -916,6 +921,7 @@ static bool idist__link_grants(const idist__link *l, size_t nbytes) {
 static void idist__link_grant(idist__ring *ring, idist__link *l, idist__transfer *v) {
     idist__frame cts = v->frame;
 
+    v->granted = true;
     v->id = ++ring->next_id;
     cts.type = IDIST__CTS;
     cts.aux = v->id;
@@ -954,13 +960,14 @@ static bool idist__link_pull(idist__ring *ring, idist__link *l, int peer, idist_
     return true;
 }
 
-// A message was announced, and there is a receive for it, which is in no list: fetches the message,
-// unless it comes anyway.
-static void idist__link_clear_to_send(idist__ring *ring, idist__link *l, int peer,
-                                      idist__transfer *v, const idist__frame *f) {
+// Answers an RTS that has found its receive, which is in no list: reads the message from the
+// sender's memory, or sends CTS. A granted receive has sent its CTS already and goes back to
+// `posted`.
+static void idist__link_answer_rts(idist__ring *ring, idist__link *l, int peer, idist__transfer *v,
+                                   const idist__frame *f) {
     idist__frame cts;
 
-    if (v->id) { // granted
+    if (v->granted) {
         idist__transfer_put(ring, &l->posted, v, idist__index_frame_key(peer, f));
         return;
     }
@@ -1065,7 +1072,7 @@ static void idist__message_give(idist__ring *ring, idist__link *l, int peer, idi
     } else if (m->frame.type == IDIST__RTS) {
         idist__frame f = m->frame;
         idist__message_free(ring, l, m);
-        idist__link_clear_to_send(ring, l, peer, v, &f);
+        idist__link_answer_rts(ring, l, peer, v, &f);
     } else if (m->moved < m->frame.nbytes) {
         m->claim = v;
     } else {
@@ -1146,7 +1153,7 @@ static void idist__history_tell_past(const idist__task *t, idist__frame *f) {
 
     f->past = idist__op_of(t)->past;
     if (f->type != IDIST__EAGER) return;
-    before = idist__history_before(t->group, &f->print);
+    before = idist__history_before(t->group, &f->fingerprint);
     if (!before) return;
 
     memcpy(&f->id, before, sizeof f->id);
@@ -1173,7 +1180,7 @@ static void idist__history_differs_before(idist__ring *ring, idist_group *g, int
 // The same, found out from a frame. See idist__history_tell_past.
 static void idist__history_past_differs(idist__ring *ring, idist_group *g, int peer,
                                         const idist__frame *f) {
-    const idist__fingerprint *before = idist__history_before(g, &f->print);
+    const idist__fingerprint *before = idist__history_before(g, &f->fingerprint);
     idist__fingerprint theirs;
 
     memset(&theirs, 0, sizeof theirs);
@@ -1184,7 +1191,7 @@ static void idist__history_past_differs(idist__ring *ring, idist_group *g, int p
         theirs.check = f->aux;
     }
 
-    idist__history_differs_before(ring, g, peer, &f->print, &theirs);
+    idist__history_differs_before(ring, g, peer, &f->fingerprint, &theirs);
 }
 
 // Compares a frame of a collective with our call of the same number, running or finished. False: a
@@ -1193,26 +1200,26 @@ static bool idist__history_agrees(idist__ring *ring, idist_group *g, int peer,
                                   const idist__frame *f) {
     idist__ring_group *rg = idist__ring_group_of(g);
     idist__seen *seen = &rg->seen[rg->rank_of[peer]];
-    const idist__fingerprint *ours = &rg->history[f->print.seq % IDIST__HISTORY];
+    const idist__fingerprint *ours = &rg->history[f->fingerprint.seq % IDIST__HISTORY];
     const idist__task *t = ring->w->tasks;
     bool is_message = f->type <= IDIST__RTS || f->type == IDIST__DATA;
     const char *field;
 
-    if ((int32_t)(f->print.seq - seen->seq) >= 0) {
-        seen->seq = f->print.seq;
-        seen->print = f->print;
+    if ((int32_t)(f->fingerprint.seq - seen->seq) >= 0) {
+        seen->seq = f->fingerprint.seq;
+        seen->fingerprint = f->fingerprint;
     }
 
-    if ((int32_t)(f->print.seq - g->seq) > 0 || ours->seq != f->print.seq) return true;
+    if ((int32_t)(f->fingerprint.seq - g->seq) > 0 || ours->seq != f->fingerprint.seq) return true;
 
     // A message is left over from a finished call that looked the same: the calls were not the same
     // after all.
-    field = idist__fingerprint_difference(&f->print, ours);
-    while (t && (t->group != g || t->seq != f->print.seq)) t = t->next;
+    field = idist__fingerprint_difference(&f->fingerprint, ours);
+    while (t && (t->group != g || t->seq != f->fingerprint.seq)) t = t->next;
     if (!field && is_message && !t) field = "sequence";
 
     if (field) {
-        idist__history_mismatch(ring, g, peer, &f->print, ours, field);
+        idist__history_mismatch(ring, g, peer, &f->fingerprint, ours, field);
         return false;
     }
 
@@ -1264,7 +1271,8 @@ static idist__transfer *idist__match_recv(idist__ring *ring, idist_group *g, int
         char text[256];
 
         idist__transfer_take(v);
-        if (idist__message_fits(&v->task->call, (idist_dtype)f->print.dtype, (size_t)f->print.check,
+        if (idist__message_fits(&v->task->call, (idist_dtype)f->fingerprint.dtype,
+                                (size_t)f->fingerprint.check,
                                 idist__ring_group_of(g)->rank_of[peer], (int)f->tag, &status, text,
                                 sizeof text))
             return v;
@@ -1284,7 +1292,7 @@ static idist__transfer *idist__match_step(idist__ring *ring, const idist__transf
     for (; hook; hook = hook->next) {
         idist__transfer *v = idist__index_transfer(hook);
         if (v->list != list || v->frame.ctx != f->ctx) continue;
-        if (v->frame.print.seq != f->print.seq || v->frame.tag != f->tag) continue;
+        if (v->frame.fingerprint.seq != f->fingerprint.seq || v->frame.tag != f->tag) continue;
         idist__transfer_take(v);
         return v;
     }
@@ -1300,7 +1308,7 @@ static idist__transfer *idist__match_frame(idist__ring *ring, idist__link *l, in
     char cause[400];
 
     if (!g || g->status != IDIST_OK) return NULL;
-    if (f->print.kind == IDIST__SEND) return idist__match_recv(ring, g, peer, f);
+    if (f->fingerprint.kind == IDIST__SEND) return idist__match_recv(ring, g, peer, f);
     if (!idist__history_agrees(ring, g, peer, f)) return NULL;
 
     v = idist__match_step(ring, &l->posted, peer, f);
@@ -1314,23 +1322,17 @@ static idist__transfer *idist__match_frame(idist__ring *ring, idist__link *l, in
     return NULL;
 }
 
-// The granted receive for the first DATA of a message. NULL: none, or the group has failed.
+// The receive for the first DATA of a message; the caller checks that it granted this number. NULL:
+// none, or the group has failed.
 static idist__transfer *idist__match_granted(idist__ring *ring, idist__link *l, int peer,
                                              const idist__frame *f) {
     idist__frame whole = *f;
     idist__transfer *v;
 
-    if (f->print.kind == IDIST__SEND) return NULL; // its receive was cancelled
+    if (f->fingerprint.kind == IDIST__SEND) return NULL; // its receive was cancelled
     whole.nbytes = f->aux;
     v = idist__match_frame(ring, l, peer, &whole);
-    if (!v) return NULL;
-
-    if (v->id != f->id) { // an error of the peer
-        idist__transfer_put(ring, &l->posted, v, idist__index_frame_key(peer, f));
-        return NULL;
-    }
-
-    idist__transfer_put(ring, &l->receiving, v, idist__index_id_key(v->id));
+    if (v) idist__transfer_put(ring, &l->receiving, v, idist__index_id_key(v->id));
 
     return v;
 }
@@ -1351,7 +1353,7 @@ static idist__message *idist__send_find_grant(idist__ring *ring, int peer, const
         idist__message *m = idist__index_message(hook);
 
         if (m->frame.type != IDIST__CTS || m->peer != peer || m->frame.ctx != f->ctx) continue;
-        if (m->frame.print.seq == f->print.seq && m->frame.tag == f->tag) return m;
+        if (m->frame.fingerprint.seq == f->fingerprint.seq && m->frame.tag == f->tag) return m;
     }
 
     return NULL;
@@ -1395,7 +1397,7 @@ static void idist__send_post(idist__task *t, int world_rank, uint32_t tag, const
     v->nbytes = nbytes;
     v->frame.ctx = t->group->ctx;
     v->frame.tag = tag;
-    v->frame.print = *fingerprint;
+    v->frame.fingerprint = *fingerprint;
     v->frame.nbytes = nbytes;
 
     if (fingerprint->kind == IDIST__SEND) {
@@ -1458,7 +1460,7 @@ static void idist__send_to_self(idist__task *t, const idist__fingerprint *finger
     f.type = IDIST__EAGER;
     f.ctx = t->group->ctx;
     f.tag = (uint32_t)t->call.tag;
-    f.print = *fingerprint;
+    f.fingerprint = *fingerprint;
     f.nbytes = nbytes;
     m = idist__message_new(ring, l, &f, eager ? nbytes : 0);
 
@@ -1540,7 +1542,7 @@ static bool idist__send_quick(idist_group *g, const idist__call *c) {
     f.type = IDIST__EAGER;
     f.ctx = g->ctx;
     f.tag = (uint32_t)c->tag;
-    f.print = idist__send_fingerprint(g, c);
+    f.fingerprint = idist__send_fingerprint(g, c);
     f.nbytes = c->count * idist_dtype_size(c->dtype);
 
     if (!idist__link_is_eager(l, (size_t)f.nbytes)) return false;
@@ -1590,7 +1592,7 @@ static void idist__recv_step(idist__task *t, int slot, int from, uint32_t step, 
     v->nbytes = nbytes;
     v->frame.ctx = t->group->ctx;
     v->frame.tag = step;
-    v->frame.print = idist__fingerprint_of_task(t, o->algorithm);
+    v->frame.fingerprint = idist__fingerprint_of_task(t, o->algorithm);
     key = idist__index_key(v->frame.ctx, peer, false, t->seq);
     idist__transfer_put(ring, &l->posted, v, key);
     if (idist__link_grants(l, nbytes)) idist__link_grant(ring, l, v);
@@ -1599,8 +1601,8 @@ static void idist__recv_step(idist__task *t, int slot, int from, uint32_t step, 
         idist__message *m = idist__index_message(hook);
 
         if (m->peer != peer || m->claim || m->frame.ctx != v->frame.ctx) continue;
-        if (m->frame.print.kind == IDIST__SEND || m->frame.type > IDIST__RTS) continue;
-        if (m->frame.print.seq != t->seq || m->frame.tag != step) continue;
+        if (m->frame.fingerprint.kind == IDIST__SEND || m->frame.type > IDIST__RTS) continue;
+        if (m->frame.fingerprint.seq != t->seq || m->frame.tag != step) continue;
         v = idist__match_frame(ring, l, peer, &m->frame);
         if (v) idist__message_give(ring, l, peer, m, v);
         return;
@@ -1620,18 +1622,19 @@ static bool idist__recv_quick(idist_group *g, const idist__call *c) {
     for (turns = 0; !l->transport->peek(l->port, &f, sizeof f); turns++)
         if (!idist__ring_quick_wait(ring, turns)) return false;
 
-    if (f.type != IDIST__EAGER || f.ctx != g->ctx || f.print.kind != IDIST__SEND) return false;
-    if (f.print.dtype != c->dtype || f.print.check > c->count) return false;
+    if (f.type != IDIST__EAGER || f.ctx != g->ctx || f.fingerprint.kind != IDIST__SEND)
+        return false;
+    if (f.fingerprint.dtype != c->dtype || f.fingerprint.check > c->count) return false;
     if (c->tag != IDIST_ANY_TAG && (uint32_t)c->tag != f.tag) return false;
     if (f.nbytes > IDIST__EAGER_BYTES || f.nbytes + sizeof f > l->their_window) return false;
-    if (f.nbytes != f.print.check * idist_dtype_size(c->dtype)) return false;
+    if (f.nbytes != f.fingerprint.check * idist_dtype_size(c->dtype)) return false;
     if (!l->transport->read_all(l->port, &f, sizeof f, c->recv, (size_t)f.nbytes)) return false;
 
     l->p2p_received++;
     l->peer_waits.type = 0;
     l->their_window -= (size_t)f.nbytes + sizeof f;
     idist__link_consumed(ring, l, (size_t)f.nbytes);
-    idist__message_describe(c, c->root, (int)f.tag, (size_t)f.print.check);
+    idist__message_describe(c, c->root, (int)f.tag, (size_t)f.fingerprint.check);
 
     return true;
 }
@@ -1639,7 +1642,7 @@ static bool idist__recv_quick(idist_group *g, const idist__call *c) {
 // Whether a receive of recv wants this message, as one from world rank `from`.
 static bool idist__recv_takes(const idist__task *t, const idist__message *m, int from) {
     if (m->peer != from || m->claim || m->frame.type > IDIST__RTS) return false;
-    if (m->frame.print.kind != IDIST__SEND || m->frame.ctx != t->group->ctx) return false;
+    if (m->frame.fingerprint.kind != IDIST__SEND || m->frame.ctx != t->group->ctx) return false;
     return idist__message_matches(t, from, (int)m->frame.tag);
 }
 

@@ -432,15 +432,15 @@ static bool idist__slot_is_remote(const idist__task *t) {
     const idist__segment *m = idist__region_share(t)->shm;
     idist__kind kind = t->call.kind;
 
-    if (!m->far || t->group->w->cfg.algorithm == IDIST__ALGO_CHUNKED) return false;
+    if (!m->reads_remote || t->group->w->cfg.algorithm == IDIST__ALGO_CHUNKED) return false;
     if (idist__kind_reduces(kind))
-        return !m->crowded && idist__flow_send_nbytes(t) >= IDIST__REMOTE_REDUCTION;
+        return !m->oversubscribed && idist__flow_send_nbytes(t) >= IDIST__REMOTE_REDUCTION;
     if (kind == IDIST__BROADCAST)
-        return !m->crowded && o->nbytes >= IDIST__REMOTE_BYTES &&
+        return !m->oversubscribed && o->nbytes >= IDIST__REMOTE_BYTES &&
                o->nbytes < IDIST__REMOTE_BROADCAST_MAX;
-    if (kind == IDIST__ALL_GATHER && m->crowded && o->n > 4) return false;
+    if (kind == IDIST__ALL_GATHER && m->oversubscribed && o->n > 4) return false;
 
-    return o->nbytes >= (m->crowded ? IDIST__REMOTE_OVERSUBSCRIBED : IDIST__REMOTE_BYTES);
+    return o->nbytes >= (m->oversubscribed ? IDIST__REMOTE_OVERSUBSCRIBED : IDIST__REMOTE_BYTES);
 }
 
 // Notes where the buffers of a rank are in a CHUNKED call.
@@ -1033,7 +1033,7 @@ static void idist__chunk_plan(idist__task *t) {
     size_t line = IDIST__LINE / o->size; // NOLINT(clang-analyzer-core.DivideZero)
     size_t nbytes = share->chunk_nbytes, chunk_count;
 
-    if (share->shm->crowded && nbytes > IDIST__CHUNK_OVERSUBSCRIBED)
+    if (share->shm->oversubscribed && nbytes > IDIST__CHUNK_OVERSUBSCRIBED)
         nbytes = IDIST__CHUNK_OVERSUBSCRIBED; // all ranks share the caches
     chunk_count = nbytes / nblocks / o->size;
     if (chunk_count > line) chunk_count -= chunk_count % line;
@@ -1492,7 +1492,7 @@ static void idist__share_update_seen(const idist__task *t) {
                 continue; // its owner is writing
             if ((int32_t)(fingerprint.seq - rg->seen[i].seq) <= 0) continue;
             rg->seen[i].seq = fingerprint.seq;
-            rg->seen[i].print = fingerprint;
+            rg->seen[i].fingerprint = fingerprint;
         }
     }
 }

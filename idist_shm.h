@@ -142,9 +142,9 @@ typedef struct idist__segment {
     idist__window *window; // holds the mapping
     char *base;
     int n, me;                    // ranks on this host, and ours
-    bool crowded;                 // there are more ranks than cores
+    bool oversubscribed;          // there are more ranks than cores
     bool fenced;                  // see idist__doorbell_any_asleep
-    bool far;                     // each rank can read the memory of all others
+    bool reads_remote;            // each rank can read the memory of all others
     uint64_t proof;               // the others read it to find that out
     idist__os_process *processes; // by rank on this host
     char *remote_pieces; // cross-memory reads to be reduced: IDIST__REMOTE_PIECE for each rank
@@ -418,8 +418,9 @@ static bool idist__pipe_write_all(void *port, const idist__os_part *parts, int n
 static bool idist__pipe_exposes_memory(void *port, uint8_t *withdrawn) {
     const idist__segment *m = ((const idist__pipe_port *)port)->shm;
 
-    if (m->far && withdrawn) *withdrawn = (uint8_t)idist__segment_doorbell(m, m->me)->withdrawn;
-    return m->far;
+    if (m->reads_remote && withdrawn)
+        *withdrawn = (uint8_t)idist__segment_doorbell(m, m->me)->withdrawn;
+    return m->reads_remote;
 }
 
 static bool idist__pipe_pull(void *port, uint64_t address, uint8_t withdrawn, void *buf,
@@ -427,7 +428,8 @@ static bool idist__pipe_pull(void *port, uint64_t address, uint8_t withdrawn, vo
     const idist__pipe_port *p = (const idist__pipe_port *)port;
     const idist__counter *now = &idist__segment_doorbell(p->shm, p->peer)->withdrawn;
 
-    if (!p->shm->far || idist__segment_read_remote(p->shm, p->peer, address, buf, nbytes) != 0)
+    if (!p->shm->reads_remote ||
+        idist__segment_read_remote(p->shm, p->peer, address, buf, nbytes) != 0)
         return false;
     __atomic_thread_fence(__ATOMIC_ACQUIRE);
     return (uint8_t)__atomic_load_n(now, __ATOMIC_ACQUIRE) == withdrawn;

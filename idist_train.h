@@ -3632,10 +3632,10 @@ static idist_status idist__on_device_int8_start(idist_bucket *b, void *arg) {
     memset(&args, 0, sizeof args);
     args.op = IDIST__PACK_GIVE;
     args.in = b->data;
-    args.error = (float *)state->error;
+    args.residual = (float *)state->error;
     args.out = state->send;
     args.count = b->count;
-    args.padded = (size_t)reduction->group_size * state->block;
+    args.padded_count = (size_t)reduction->group_size * state->block;
     status = idist__own_pack("ddp", &b->opts, IDIST__PACK_BYTES, &args);
     if (status != IDIST_OK) return status;
 
@@ -3652,9 +3652,9 @@ static idist_status idist__on_device_int8_finish(idist_bucket *b, void *arg) {
     memset(&args, 0, sizeof args);
     args.op = IDIST__PACK_ADD;
     args.in = state->recv;
-    args.error = (float *)state->block_error;
+    args.residual = (float *)state->block_error;
     args.out = state->send;
-    args.padded = state->block;
+    args.padded_count = state->block;
     args.factor = (float)b->scale;
     args.n = reduction->group_size;
     status = idist__own_pack("ddp", &b->opts, IDIST__PACK_BYTES, &args);

@@ -157,9 +157,9 @@ static void table_sleep(idist__world *w, int64_t until_ns) {
     struct timespec nap = {0, 200000};
 
     (void)until_ns;
-    pthread_mutex_unlock(&w->lock);
+    idist__os_mutex_unlock(&w->lock);
     nanosleep(&nap, NULL);
-    pthread_mutex_lock(&w->lock);
+    idist__world_lock(w);
     table_progress(w);
 }
 

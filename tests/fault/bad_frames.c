@@ -84,9 +84,10 @@ static void send_bad(idist_group *world, const bad *what, uint64_t pair) {
         f.type = what->type;
         f.ctx = what->of_the_pair ? pair : pair + 1 + (uint64_t)i;
         f.nbytes = what->nbytes;
-        f.print.kind = what->type == IDIST__RTS || what->type == IDIST__EAGER ? IDIST__BARRIER
-                                                                              : IDIST__ALL_REDUCE;
-        f.print.seq = 5;
+        f.fingerprint.kind = what->type == IDIST__RTS || what->type == IDIST__EAGER
+                                 ? IDIST__BARRIER
+                                 : IDIST__ALL_REDUCE;
+        f.fingerprint.seq = 5;
         pthread_mutex_lock(&w->lock);
         idist__link_control(ring, &ring->links[0], &f, NULL);
         if (i % 64 == 63) idist__ring_progress(w); // so that they go out
@@ -134,6 +135,43 @@ static int body(idist_group *world, int rank, int n, proc_slot *slot, void *arg)
     return 0;
 }
 
+// Rank 0 has granted the message of a broadcast, and rank 1 sends it under a number that is *arg
+// higher.
+static int other_number(idist_group *world, int rank, int n, proc_slot *slot, void *arg) {
+    enum { NBYTES = 100000 };
+    static char x[NBYTES];
+    idist_opts o = opts_of(world);
+    idist__ring *ring = idist__ring_of(world->w);
+    idist__link *l = &ring->links[0];
+    int64_t end_ns = tap_now_ns() + 10000000000;
+    bool sent = false;
+    (void)n;
+    (void)slot;
+    if (rank == 0) {
+        rank_is(rank, idist_broadcast(x, NBYTES, IDIST_U8, 1, &o), IDIST_ERR_PEER_LOST);
+        rank_check(text_has_word(idist_last_error(), "malformed"), "got \"%s\"",
+                   idist_last_error());
+    }
+    while (rank == 1 && l->open && tap_now_ns() < end_ns) {
+        pthread_mutex_lock(&world->w->lock);
+        idist__ring_poll(ring, 0, false);
+        idist__ring_progress(world->w);
+        if (!sent && l->early && l->early->frame.type == IDIST__CTS) {
+            idist__frame f = l->early->frame;
+            f.type = IDIST__DATA;
+            f.id = f.aux + *(const uint64_t *)arg;
+            f.aux = NBYTES;
+            idist__link_control(ring, l, &f, NULL);
+            sent = true;
+        }
+        pthread_mutex_unlock(&world->w->lock);
+        tap_sleep_ms(1);
+    }
+    rank_check(rank == 0 || sent, "rank 1 got no grant");
+    idist_close(&world);
+    return 0;
+}
+
 // Messages for groups that nobody knows may come from an honest rank, too: only what is kept of
 // them is bounded.
 static int unknown_groups(idist_group *world, int rank, int n, proc_slot *slot, void *arg) {
@@ -150,7 +188,7 @@ static int unknown_groups(idist_group *world, int rank, int n, proc_slot *slot, 
         memset(&f, 0, sizeof f);
         f.type = types[i % 4];
         f.ctx = w->group.ctx + 1 + (uint64_t)i;
-        f.print.kind = IDIST__BARRIER;
+        f.fingerprint.kind = IDIST__BARRIER;
         f.aux = (uint64_t)(int64_t)IDIST_ERR_ABORTED;
         pthread_mutex_lock(&w->lock);
         if (f.type == IDIST__EAGER && idist__ring_of(w)->links[0].window < 64) f.type = IDIST__RTS;
@@ -245,6 +283,17 @@ int main(void) {
                    rounds, transports[t]);
         ranks_case(2, &d, odd_status, NULL, "an early ABORT with a status that is none, %s",
                    transports[t]);
+    }
+    idist_desc d = desc_with("tcp", "latency"); // where receives are granted
+    for (uint64_t i = 0; i < 2; i++) {
+        uint64_t more = i ? 1000 : 1;
+        tap_running("a number that was not granted");
+        ranks_reset();
+        procs p;
+        procs_start(&p, 2, &d, other_number, &more);
+        rank_check(procs_wait(&p, RANKS_TIMEOUT_MS) == 0, "a rank hangs");
+        procs_free(&p);
+        ranks_report("DATA of a number that was not granted, %d more", (int)more);
     }
     return tap_done();
 }

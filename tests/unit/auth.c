@@ -116,19 +116,20 @@ static void key_of(const char *text, uint8_t key[32]) {
 
 static int64_t in_ms(int64_t ms) { return idist__os_clock_now_ns() + ms * 1000000; }
 
-// The porch gives places to newcomers: free ones, then those of strangers whose time is over, then
-// of whoever has said nothing for 50 ms, then of whoever has been there for a second, but no other.
-static void porch(void) {
+// The list of pending connections gives slots to newcomers: free ones, then those of strangers
+// whose time is over, then of whoever has said nothing for 50 ms, then of whoever has been there
+// for a second, but no other.
+static void pending(void) {
     idist__pending p;
     idist__pending_init(&p);
     tap_ok(idist__pending_slot(&p) == &p.place[0], "a free place");
-    tap_ok(!idist__pending_evict(&p), "an empty porch has nobody to send away");
+    tap_ok(!idist__pending_evict(&p), "an empty list of pending connections has none to evict");
     for (int i = 0; i < IDIST__PENDING_SLOTS; i++) {
         p.place[i].fd = dup(STDOUT_FILENO);
         p.place[i].stage = 1;
         p.place[i].deadline_ns = in_ms(IDIST__PENDING_MS);
     }
-    tap_ok(idist__pending_slot(&p) == NULL, "a porch full of newcomers has no room");
+    tap_ok(idist__pending_slot(&p) == NULL, "a list full of newcomers has no room");
     p.place[3].stage = 0;
     tap_ok(idist__pending_slot(&p) == NULL, "one of them may still say something");
     tap_ok(idist__pending_evict(&p) && p.place[3].fd >= 0, "also where descriptors are short");
@@ -210,7 +211,7 @@ int main(void) {
         if (t.server_sure) wrong++;
     }
     tap_is(wrong, 0, "cut off after each byte: never accepted");
-    porch();
+    pending();
     other_users();
     return tap_done();
 }

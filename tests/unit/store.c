@@ -623,31 +623,31 @@ static void test_garbage(void) {
     fixture_close(&k);
 }
 
-// Silent strangers, more than there are places on the porch. What unit/auth.c checks with times of
-// its own choice happens here for real.
-static void test_full_porch(void) {
+// Silent strangers, more than there are slots for pending connections. What unit/auth.c checks with
+// times of its own choice happens here for real.
+static void test_no_slot_left(void) {
     enum { N_OPEN = 80 };
     int open_fds[N_OPEN + 1];
     char byte;
     fixture k;
     if (!test_long()) {
-        tap_skip("porch: more silent strangers than places",
+        tap_skip("pending: more silent connections than slots",
                  "takes seven seconds; IDIST_TEST_LONG=1 runs it");
         return;
     }
-    tap_running("a full porch");
+    tap_running("no slot left");
     if (!fixture_open(&k, TCP)) return;
     int port = idist_store_port(k.handles[0]);
     struct pollfd first = {connect_raw(port), POLLIN, 0};
     tap_ok(poll(&first, 1, 8000 * test_slow_factor()) == 1 &&
                recv(first.fd, &byte, 1, MSG_DONTWAIT) == 0,
-           "porch: who says nothing has to go after five seconds");
+           "pending: who says nothing has to go after five seconds");
     open_fds[N_OPEN] = first.fd;
     for (int i = 0; i < N_OPEN; i++) open_fds[i] = connect_raw(port);
     int64_t start_ms = tap_now_ms();
     tap_is(open_status(k.url, false, PATIENT_MS, NULL), IDIST_OK,
-           "porch: a client gets in past %d strangers", N_OPEN);
-    tap_ok(tap_now_ms() - start_ms < 3500 * test_slow_factor(), "porch: after %d ms",
+           "pending: a client gets in past %d silent ones", N_OPEN);
+    tap_ok(tap_now_ms() - start_ms < 3500 * test_slow_factor(), "pending: after %d ms",
            (int)(tap_now_ms() - start_ms));
     for (int i = 0; i <= N_OPEN; i++) close(open_fds[i]);
     fixture_close(&k);
@@ -906,7 +906,7 @@ int main(void) {
     test_secret();
     test_secret_file();
     test_garbage();
-    test_full_porch();
+    test_no_slot_left();
     test_waiters_are_woken();
     test_odd_clients();
     test_lengths();
