@@ -9,10 +9,11 @@
 CONTENTS
 
       [gpu:types]   worlds, groups and calls, as device memory sees them
-      [gpu:device]  CUDA errors; the current device of a thread
-      [gpu:pinned]  pinned host memory
-      [gpu:task]    calls and the parts of them that the host's backend gets
+      [gpu:device]  CUDA errors, and whose device is the current one
+      [gpu:pinned]  host memory that devices copy from
+      [gpu:task]    calls, and the parts of them that the host's backend gets
       [gpu:agree]   what the members of a group tell each other
+      [gpu:leave]   closing a world waits for the threads that use it
       [gpu:stage]   calls that go through pinned memory, a chunk at a time
 */
 #ifndef IDIST_NCCL_H
@@ -40,12 +41,12 @@ CONTENTS
 //
 // What never comes back is given up at a deadline, and its memory is kept instead of freed:
 //
-//     what does not come back                 flag             what stays in memory
-//     copies on the streams of a group        gg->stuck        pinned memory of its calls
-//     anything that waits for the device      gpu->stuck       what is mapped or pinned there
-//     the probe of a group's arenas           setup.stuck      the arena; sets gpu->stuck
-//     a job with a thread of its own          IDIST__JOB_LEFT  the job, until its thread ends
-//     a thread of the program, inside a call  w->abandoned     the world; sets gpu->stuck
+//     what does not come back                 flag                   what stays in memory
+//     copies on the streams of a group        gg->stuck              pinned memory of its calls
+//     anything that waits for the device      gpu->stuck             what is mapped or pinned there
+//     the probe of a group's arenas           setup.stuck            the arena; sets gpu->stuck
+//     a job with a thread of its own          IDIST__JOB_STATE_LEFT  the job, until its thread ends
+//     a thread of the program, inside a call  w->abandoned           the world; sets gpu->stuck
 //------------------------------------------------------------------------------
 
 #define IDIST__GPU_SPIN_NS ((int64_t)30000)         // a waiting thread polls that long, ...
@@ -68,12 +69,12 @@ CONTENTS
 #define IDIST__IPC_RANKS 16
 #define IDIST__IPC_KERNELS (CUDART_VERSION >= 12080) // this CUDA can load kernels from PTX
 
-// The state of a job with a thread of its own. It changes by atomic exchange, and whoever of the
-// two, thread and waiter, comes second frees the job.
+// The state of a job with a thread of its own. Jobs that can be left behind change it by atomic
+// exchange: of the two, thread and waiter, the one that comes second frees the job.
 enum {
-    IDIST__JOB_RUNS = 0,
-    IDIST__JOB_DONE = 1,
-    IDIST__JOB_LEFT = 2 // nobody waits for it any more
+    IDIST__JOB_STATE_RUNS = 0,
+    IDIST__JOB_STATE_DONE = 1,
+    IDIST__JOB_STATE_LEFT = 2 // nobody waits for it any more
 };
 
 // How the memory of a call travels.
@@ -160,13 +161,13 @@ typedef struct idist__gpu {
     bool stuck;                // something on the device never ends: nothing that waits for it is
                                // freed
     int user_count;            // threads that use this, or a group's part, without the lock
-    int64_t leave_deadline_ns; // until then the end of the world waits for them; 0: not begun
+    int64_t leave_deadline_ns; // until then closing the world waits for them; 0: not begun
     bool loading;              // a thread loads the kernels, without the lock
 #if IDIST__IPC_KERNELS
     cudaLibrary_t library;
     cudaKernel_t kernels[7]; // numbered in [ipc:ptx]
 #endif
-    idist__task *held_calls; // by idist_group_begin, in order
+    idist__task *held_calls; // by the idist_group_begin of any thread, oldest first
 } idist__gpu;
 
 // The streams of a group. IPC uses the first one only.
@@ -177,19 +178,21 @@ typedef struct idist__gpu_group {
     idist__gpu_path path;
     bool preparing, ready; // what the members set up together
     cudaStream_t stream[IDIST__STREAM_COUNT];
-    idist__task *queue, **queue_end;   // calls with parts left for the backend, in order
-    void *comm;                        // NULL: none, or aborted
-    bool adopted;                      // comm is the user's
-    bool captured;                     // a CUDA graph may hold calls
-    uint32_t ticket_count;             // calls that are to be handed to NCCL, in this order, ...
-    uint32_t turn;                     // ... and the ticket whose turn it is
-    struct idist__nccl_gate *gate;     // whether a thread is inside NCCL with comm
-    int fault;                         // NCCL's error about another rank; 0: none
-    int64_t fault_deadline_ns;         // until then the host may find out which rank
-    struct idist__nccl_job *abort_job; // aborts comm
-    bool must_abort;                   // comm, perhaps when a thread has come out of it
-    bool waited_for_abort;
-    bool stuck; // its copies never end
+    idist__task *queue, **queue_end; // calls with parts left for the backend, in order
+    void *comm;                      // NULL: none, or aborted
+    bool adopted;                    // comm is the user's
+    bool captured;                   // a CUDA graph may hold calls
+    uint32_t ticket_count;           // calls that are to be handed to NCCL, in this order, ...
+    uint32_t turn;                   // ... and the ticket whose turn it is
+    struct idist__nccl_gate *gate;   // whether a thread is inside NCCL with comm; freed with the
+                                     // group, or by the job that aborts comm
+    int fault;                       // NCCL's error about another rank; 0: none
+    int64_t fault_deadline_ns;       // until then the host may find out which rank
+    bool must_abort; // comm is to be aborted; without ncclCommRevoke by the thread inside NCCL,
+                     // once it comes out
+    struct idist__nccl_job *abort_job; // aborts what was comm, until the job is left to itself
+    bool waited_for_abort;             // its grace has been spent: not again
+    bool stuck;                        // its copies never end
     idist__ipc_arena *own_arena;
     char *arena[IDIST__IPC_RANKS]; // of each member
 } idist__gpu_group;
@@ -221,13 +224,13 @@ typedef struct idist__gpu_op {
     bool met;                       // NCCL: all ranks have made the call
     idist_status meeting_status;    // NCCL: the ranks met, but do not agree on a message
     size_t size;                    // bytes per element
-    size_t chunk;                   // elements of each part of the buffers that move at a time
-    size_t chunk_count;
+    size_t chunk_count;             // elements of each part of the buffers that move at a time
+    size_t nchunks;
     size_t enqueued_count;      // chunks (IPC: phases) enqueued on the device
     size_t started_count;       // those given to the host's backend
     cudaError_t error;          // of a copy, reported at the next safe place
     idist_recv_info info;       // of a staged receive
-    uint64_t header[2];         // of a send on a stream: how many bytes
+    uint64_t message_nbytes;    // of a send or receive over NCCL: the sender tells the receiver
     void *comm;                 // used by this call; NULL: aborted
     void *send_copy;            // of an all_to_all in place
     uint64_t *counts;           // v-forms: ours, theirs, and those we expect of them
@@ -266,7 +269,7 @@ static idist_status idist__gpu_fail(const char *what, cudaError_t error) {
     return idist__fail(
         IDIST_ERR_DEVICE, "%s: %s (%s)%s", what, cudaGetErrorString(error), cudaGetErrorName(error),
         error == cudaErrorInvalidResourceHandle
-            ? "; is the stream one of idist_device()? Each thread chooses by cudaSetDevice"
+            ? "; was the stream created on idist_device()? cudaSetDevice applies to one thread"
             : "");
 }
 
@@ -371,7 +374,7 @@ typedef struct idist__pinning {
     idist__pinned *memory;
     int device;
     cudaError_t error;
-    int done; // atomic: IDIST__JOB_RUNS or IDIST__JOB_DONE
+    int state; // atomic: IDIST__JOB_STATE_RUNS or IDIST__JOB_STATE_DONE; the waiter frees the job
     idist__os_thread thread;
 } idist__pinning;
 
@@ -383,7 +386,7 @@ static void *idist__pinned_work(void *arg) {
     cudaSetDevice(job->device);
     cudaThreadExchangeStreamCaptureMode(&mode);
     job->error = cudaHostRegister(job->memory->data, job->memory->nbytes, cudaHostRegisterPortable);
-    __atomic_store_n(&job->done, IDIST__JOB_DONE, __ATOMIC_RELEASE);
+    __atomic_store_n(&job->state, IDIST__JOB_STATE_DONE, __ATOMIC_RELEASE);
     return NULL;
 }
 
@@ -410,7 +413,7 @@ static bool idist__pinned_finish(const idist__world *w) {
     idist__pinning *job = gpu->pinning_job;
 
     if (!job) return true;
-    if (!__atomic_load_n(&job->done, __ATOMIC_ACQUIRE)) return false;
+    if (!__atomic_load_n(&job->state, __ATOMIC_ACQUIRE)) return false;
     idist__os_thread_join(job->thread);
     job->memory->is_pinned = job->error == cudaSuccess;
     if (!job->memory->is_pinned)
@@ -495,7 +498,7 @@ static void idist__pinned_end(const idist__world *w) {
     }
 }
 
-// Frees memory that is not pinned any more. Where the device never ends it still is, and stays.
+// Frees memory that has been unpinned. If the device is stuck, it is still pinned, and is kept.
 static void idist__pinned_free_list(const idist__world *w, idist__pinned *list) {
     idist__pinned *p;
 
@@ -534,7 +537,7 @@ idist_allocator idist_pinned_allocator(void) {
 }
 
 //------------------------------------------------------------------------------
-// [gpu:task]  calls and their parts
+// [gpu:task]  calls, and the parts of them that the host's backend gets
 // uses clock kind model core:world core:task core:call types device pinned
 //------------------------------------------------------------------------------
 
@@ -757,6 +760,62 @@ static idist_status idist__gpu_all_succeeded(idist_group *g, bool failed, char *
 }
 
 //------------------------------------------------------------------------------
+// [gpu:leave]  closing a world waits for the threads that use it
+// uses clock mutex fail model types device agree
+//
+// The thread that closes a world calls idist__gpu_wait_unused. A thread that has released the lock
+// asks idist__gpu_goes_on when it has it again, and leaves if the world is being closed.
+//------------------------------------------------------------------------------
+
+// Called when the lock has been released meanwhile: another thread may be closing the world, and
+// waits for us to leave it.
+static idist_status idist__gpu_goes_on(const idist_group *g, idist_status status) {
+    if (status != IDIST_OK || !g->w->thread_stops) return status;
+    return idist__fail(IDIST_ERR_STATE, "another thread closes the world");
+}
+
+static bool idist__gpu_is_unused(const void *arg) {
+    return !idist__gpu_of((const idist__world *)arg)->user_count;
+}
+
+// Sets, once, the deadline by which other threads must have left the world.
+static void idist__gpu_set_leave_deadline(idist__gpu *gpu) {
+    if (!gpu->leave_deadline_ns)
+        gpu->leave_deadline_ns = idist__os_clock_deadline(IDIST__GPU_ABORT_MS);
+}
+
+// Takes the lock in the thread that closes the world. False: another thread never releases it; the
+// world is abandoned.
+static bool idist__gpu_lock_to_leave(idist__world *w) {
+    idist__gpu *gpu = idist__gpu_of(w);
+    int turns = 0;
+
+    idist__gpu_set_leave_deadline(gpu);
+
+    while (!w->abandoned && !idist__os_mutex_try_lock(&w->lock)) {
+        w->abandoned = idist__os_clock_now_ns() > gpu->leave_deadline_ns;
+        idist__gpu_nap(&turns);
+    }
+
+    return !w->abandoned;
+}
+
+// The world is being closed: waits, once, for the threads that use without the lock what is to be
+// freed. False: some still do, and nothing that they use is freed. Called without the lock.
+static bool idist__gpu_wait_unused(idist__world *w) {
+    idist__gpu *gpu = idist__gpu_of(w);
+
+    if (idist__gpu_lock_to_leave(w)) {
+        w->abandoned = !idist__gpu_wait_until(w, idist__gpu_is_unused, w, gpu->leave_deadline_ns);
+        idist__os_mutex_unlock(&w->lock);
+    }
+
+    gpu->stuck = gpu->stuck || w->abandoned;
+
+    return !w->abandoned;
+}
+
+//------------------------------------------------------------------------------
 // [gpu:stage]  calls that go through pinned memory, a chunk at a time
 // uses kind model core:group extent types pinned task
 //
@@ -784,14 +843,14 @@ static void idist__gpu_plan_chunks(idist__task *t, size_t nbytes, size_t parts) 
     const idist__call *c = &op->call;
 
     op->enqueued_count = op->started_count = 0;
-    op->chunk_count = 1;
-    op->chunk = c->count;
+    op->nchunks = 1;
+    op->chunk_count = c->count;
     if (idist__gpu_is_unchunked(c) || c->kind == IDIST__BARRIER) return;
-    op->chunk = nbytes / parts / op->size;
-    if (op->chunk > 1024) op->chunk &= ~(size_t)1023;
-    if (!op->chunk) op->chunk = 1;
-    if (op->chunk > c->count) op->chunk = c->count;
-    if (op->chunk) op->chunk_count = (c->count + op->chunk - 1) / op->chunk;
+    op->chunk_count = nbytes / parts / op->size;
+    if (op->chunk_count > 1024) op->chunk_count &= ~(size_t)1023;
+    if (!op->chunk_count) op->chunk_count = 1;
+    if (op->chunk_count > c->count) op->chunk_count = c->count;
+    if (op->chunk_count) op->nchunks = (c->count + op->chunk_count - 1) / op->chunk_count;
 }
 
 // The host's call for chunk `nth`: its buffers are pinned memory, the same for both where the call
@@ -800,12 +859,12 @@ static bool idist__stage_slot(idist__task *t, size_t nth, idist__call *part) {
     idist_group *g = t->group;
     idist__gpu_op *op = idist__gpu_op_of(t);
     idist__gpu_slot *slot = &op->slots[nth % IDIST__GPU_SLOTS];
-    size_t at = nth * op->chunk, nsend, nrecv, recv_at = 0;
+    size_t at = nth * op->chunk_count, nsend, nrecv, recv_at = 0;
     idist__extent e;
 
     *part = op->call;
     if (!idist__gpu_is_unchunked(part))
-        part->count = part->count - at < op->chunk ? part->count - at : op->chunk;
+        part->count = part->count - at < op->chunk_count ? part->count - at : op->chunk_count;
     if (part->kind == IDIST__RECV) part->info = &op->info;
     if (op->user.used) part->user = &op->user;
     if (idist__extent_of(g, part, &e) != IDIST_OK) return false; // the call was checked before
@@ -825,8 +884,8 @@ static bool idist__stage_slot(idist__task *t, size_t nth, idist__call *part) {
     return true;
 }
 
-// Whether a copy between the device and this memory may be enqueued. One of memory that is not
-// pinned waits until it has had its turn: it begins when the group's streams are idle.
+// Whether a copy between the device and this memory may be enqueued. If the memory is not pinned,
+// the copy blocks this thread until the stream comes to it, so the group's streams must be idle.
 static bool idist__stage_may_copy(const idist__task *t, const idist__pinned *memory) {
     const idist__gpu_group *gg = idist__gpu_group_of(t->group);
     int i;
@@ -848,7 +907,7 @@ static bool idist__stage_out(idist__task *t) {
     idist__gpu_op *op = idist__gpu_op_of(t);
     const idist__call *c = &op->call;
     idist__gpu_slot *slot = &op->slots[op->enqueued_count % IDIST__GPU_SLOTS];
-    size_t at = op->enqueued_count * op->chunk * op->size;
+    size_t at = op->enqueued_count * op->chunk_count * op->size;
     cudaError_t error = cudaSuccess;
     idist__call part;
     idist__extent e;
@@ -907,13 +966,13 @@ static cudaError_t idist__stage_in_whole(idist__task *t, const idist__call *part
     return error;
 }
 
-// Copies the chunk into the device that the backend is done with.
+// Copies the chunk that the host's backend has just finished to the device.
 static cudaError_t idist__stage_in(idist__task *t) {
     idist_group *g = t->group;
     idist__gpu_group *gg = idist__gpu_group_of(g);
     idist__gpu_op *op = idist__gpu_op_of(t);
     const idist__call *c = &op->call;
-    size_t nth = op->started_count - 1, at = nth * op->chunk * op->size;
+    size_t nth = op->started_count - 1, at = nth * op->chunk_count * op->size;
     idist__gpu_slot *slot = &op->slots[nth % IDIST__GPU_SLOTS];
     bool keeps = (c->kind == IDIST__BROADCAST && c->root == g->rank) ||
                  (c->kind == IDIST__EXSCAN && g->rank == 0);
@@ -946,7 +1005,7 @@ static bool idist__stage_step(idist__task *t) {
         op->state = IDIST__GPU_MOVE;
     }
 
-    while (op->enqueued_count < op->chunk_count &&
+    while (op->enqueued_count < op->nchunks &&
            op->enqueued_count < op->started_count + IDIST__GPU_SLOTS && op->error == cudaSuccess)
         if (!idist__stage_out(t)) {
             if (t->group->status != IDIST_OK || op->enqueued_count == op->started_count)
@@ -957,7 +1016,7 @@ static bool idist__stage_step(idist__task *t) {
     if (!idist__gpu_event_done(t, slot->out)) return false;
     if (!idist__stage_may_copy(t, slot->memory)) return false; // in again, when the part is done
     idist__stage_slot(t, op->started_count++, &part);
-    if (op->started_count == op->chunk_count)
+    if (op->started_count == op->nchunks)
         idist__gpu_dequeue(t); // the next calls may use the backend now
     idist__gpu_start_part(t, &part);
 
@@ -972,7 +1031,7 @@ static bool idist__stage_part_done(idist__task *t) {
 
     if (op->call.info) *op->call.info = op->info;
     if (op->error == cudaSuccess) op->error = error;
-    if (op->started_count < op->chunk_count) return false;
+    if (op->started_count < op->nchunks) return false;
     op->state = IDIST__GPU_END;
     if (op->error == cudaSuccess && !idist__gpu_shape_of(t->group, &op->call).recv) return true;
     if (op->error == cudaSuccess)

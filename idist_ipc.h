@@ -4,18 +4,20 @@
     where NCCL does not go: for ranks of one host that share a GPU. It takes CUDA 12.8 or later;
     with an older one, and wherever IPC does not work, the group is staged through host memory.
 
-    The device backend "ipc" supports all collectives except prefix sums and v-forms; reductions of
-    F16, BF16, F32 and F64 with SUM, PROD, MIN, MAX and AVG (and premultiplied sums of the last
-    two). The rest is staged. The results have the same bits as the ring's.
+    The device backend "ipc" supports all collectives except barriers, prefix sums and v-forms; of
+    reductions, SUM, PROD, MIN, MAX and AVG of F16, BF16, F32 and F64, and premultiplied sums of F32
+    and F64. The rest is staged. The operands are combined in the order of the ranks, so the results
+    have the same bits as those of host memory that the ranks share.
 
 WHAT IT COSTS
 
     64 MiB of device memory for each rank of each group that makes such calls, kept for the next
     group. Each call first copies its data into that memory.
 
-    The first call of a group compiles the kernels, and reads the memory of every rank once. If the
-    driver is too old for them, or the machine corrupts what one GPU reads from another (an IOMMU,
-    or PCIe ACS; boot with iommu=pt, or disable ACS), the group is staged, with a warning.
+    The kernels are compiled once per world, in its first such call. The first call of each group
+    also reads the memory of every rank once. If the driver is too old for them, or the machine
+    corrupts what one GPU reads from another (an IOMMU, or PCIe ACS; boot with iommu=pt, or disable
+    ACS), the group is staged, with a warning.
 
 CONTENTS
 
@@ -73,12 +75,12 @@ enum { IDIST__PACK_GIVE, IDIST__PACK_ADD };
 
 typedef struct idist__pack_args {
     const void *in;
-    float *error; // bytes: the rounding error so far, `padded` of them
+    float *residual; // PACK_BYTES: rounding errors carried over, padded_count floats
     void *out;
-    unsigned long long count;  // floats
-    unsigned long long padded; // bytes: count, rounded up to whole chunks of 1,024
-    float factor;              // ADD: the sum is multiplied by it
-    int n;                     // ADD: contributions, one after another in `in`
+    unsigned long long count;        // floats
+    unsigned long long padded_count; // PACK_BYTES: count, rounded up to a multiple of 1,024
+    float factor;                    // ADD: the sum is multiplied by it
+    int n;                           // ADD: contributions, one after another in `in`
     int op;
 } idist__pack_args;
 
@@ -761,57 +763,16 @@ static void idist__ipc_abandon_arena(idist_group *g) {
 //
 //     idist_finalize      idist__ipc_unmap_arenas   this rank maps nothing any more
 //                         the ranks meet            nobody maps our own arenas any more
-//     groups are closed   idist__ipc_wait_unused    other threads leave
+//     groups are closed   [gpu:leave]               other threads leave
 //     world is freed      idist__ipc_free_all       all memory that the device knows
 //------------------------------------------------------------------------------
-
-static bool idist__ipc_is_unused(const void *arg) {
-    return !idist__gpu_of((const idist__world *)arg)->user_count;
-}
-
-// Starts the time that the end of the world waits for other threads, in all.
-static void idist__ipc_set_leave_deadline(idist__gpu *gpu) {
-    if (!gpu->leave_deadline_ns)
-        gpu->leave_deadline_ns = idist__os_clock_deadline(IDIST__GPU_ABORT_MS);
-}
-
-// Takes the lock in the thread that closes the world. False: another thread never releases it; the
-// world is abandoned.
-static bool idist__ipc_lock_to_leave(idist__world *w) {
-    idist__gpu *gpu = idist__gpu_of(w);
-    int turns = 0;
-
-    idist__ipc_set_leave_deadline(gpu);
-
-    while (!w->abandoned && !idist__os_mutex_try_lock(&w->lock)) {
-        w->abandoned = idist__os_clock_now_ns() > gpu->leave_deadline_ns;
-        idist__gpu_nap(&turns);
-    }
-
-    return !w->abandoned;
-}
-
-// The world is being closed: waits, once, for the threads that use without the lock what is to be
-// freed. False: some still do, and nothing that they use is freed. Called without the lock.
-static bool idist__ipc_wait_unused(idist__world *w) {
-    idist__gpu *gpu = idist__gpu_of(w);
-
-    if (idist__ipc_lock_to_leave(w)) {
-        w->abandoned = !idist__gpu_wait_until(w, idist__ipc_is_unused, w, gpu->leave_deadline_ns);
-        idist__os_mutex_unlock(&w->lock);
-    }
-
-    gpu->stuck = gpu->stuck || w->abandoned;
-
-    return !w->abandoned;
-}
 
 // What a thread of its own gives back to the device, because each of these calls may wait for all
 // work of the device.
 typedef struct idist__ipc_cleanup {
     idist__gpu gpu; // only the device, and what is given back: imports, arenas, library,
                     // free_pinned, barrier_word
-    int done;       // atomic: IDIST__JOB_*
+    int state;      // atomic: IDIST__JOB_STATE_*
 } idist__ipc_cleanup;
 
 static void *idist__ipc_cleanup_run(void *arg) {
@@ -829,15 +790,17 @@ static void *idist__ipc_cleanup_run(void *arg) {
     cudaFree(job->gpu.barrier_word);
     idist__ipc_unload_kernels(&job->gpu);
 
-    if (__atomic_exchange_n(&job->done, IDIST__JOB_DONE, __ATOMIC_ACQ_REL) == IDIST__JOB_LEFT)
+    if (__atomic_exchange_n(&job->state, IDIST__JOB_STATE_DONE, __ATOMIC_ACQ_REL) ==
+        IDIST__JOB_STATE_LEFT)
         free(job);
 
     return NULL;
 }
 
-// Gives these back and waits for that until a deadline. False: the device is busy, and the thread
-// goes on by itself. Called without the lock.
-static bool idist__ipc_cleanup_start(const idist__gpu *what) {
+// Gives back what `what` lists, in a thread of its own, and waits for it up to IDIST__GPU_ABORT_MS.
+// False: the device is busy and the thread goes on by itself, or there is no such thread. Called
+// without the lock.
+static bool idist__ipc_clean_up(const idist__gpu *what) {
     idist__ipc_cleanup *job = (idist__ipc_cleanup *)calloc(1, sizeof *job);
     int64_t deadline = idist__os_clock_deadline(IDIST__GPU_ABORT_MS);
     idist__os_thread thread;
@@ -851,10 +814,11 @@ static bool idist__ipc_cleanup_start(const idist__gpu *what) {
         return false;
     }
 
-    while (!__atomic_load_n(&job->done, __ATOMIC_ACQUIRE) && idist__os_clock_now_ns() < deadline)
+    while (!__atomic_load_n(&job->state, __ATOMIC_ACQUIRE) && idist__os_clock_now_ns() < deadline)
         idist__gpu_nap(&turns);
 
-    if (__atomic_exchange_n(&job->done, IDIST__JOB_LEFT, __ATOMIC_ACQ_REL) != IDIST__JOB_DONE) {
+    if (__atomic_exchange_n(&job->state, IDIST__JOB_STATE_LEFT, __ATOMIC_ACQ_REL) !=
+        IDIST__JOB_STATE_DONE) {
         idist__os_thread_detach(thread); // it frees the job
         return false;
     }
@@ -913,7 +877,7 @@ static void idist__ipc_unmap_arenas(idist__world *w) {
     gpu->imports = NULL;
 
     idist__os_mutex_unlock(&w->lock);
-    closed = idist__ipc_cleanup_start(&what);
+    closed = idist__ipc_clean_up(&what);
     idist__world_lock(w);
     if (closed) idist__ipc_free_list(w, what.imports);
     else gpu->stuck = true;
@@ -925,7 +889,7 @@ static void idist__ipc_free_all(idist__world *w) {
     idist__gpu *gpu = idist__gpu_of(w);
     bool any = gpu->imports || gpu->arenas || gpu->free_pinned || gpu->barrier_word ||
                idist__ipc_is_loaded(gpu);
-    bool busy = any && !gpu->stuck && !idist__ipc_cleanup_start(gpu);
+    bool busy = any && !gpu->stuck && !idist__ipc_clean_up(gpu);
 
     if (!busy && !w->abandoned) { // else a thread still reads the lists
         idist__ipc_free_list(w, gpu->imports);
@@ -944,7 +908,7 @@ static void idist__ipc_free_all(idist__world *w) {
 
 //------------------------------------------------------------------------------
 // [ipc:probe]  does this rank read what the others have written?
-// uses clock cpu hash model gpu:types ptx kernel
+// uses clock hash model gpu:types device ptx kernel
 //
 // What each rank leaves in its arena, for the others to check that they read it: whole numbers,
 // never 0, and so small that their sum is exact. A driver that grants peer access does not know
@@ -978,13 +942,15 @@ static void idist__ipc_probe_set_deadline(const idist__world *w, idist__ipc_prob
 
 // True: the stream has finished. It may never do so.
 static bool idist__ipc_probe_wait(const idist__ipc_probe *probe, cudaError_t *error) {
+    int turns = 0;
+
     while (*error == cudaSuccess) {
         *error = cudaStreamQuery(probe->stream);
         if (*error == cudaSuccess) return true;
         if (*error != cudaErrorNotReady || idist__os_clock_now_ns() > probe->deadline_ns)
             return false;
         *error = cudaSuccess;
-        idist__os_cpu_relax();
+        idist__gpu_nap(&turns);
     }
 
     return false;
@@ -1065,8 +1031,9 @@ static cudaError_t idist__ipc_probe_read(const idist_group *g, idist__ipc_probe 
 
     if (strcmp(mine, other))
         cause = ": an IOMMU or PCIe ACS is in the way; boot with iommu=pt, or disable ACS";
-    snprintf(probe->text, sizeof probe->text, "GPU %.16s %s what is on GPU %.16s%s", mine,
-             error == cudaSuccess ? "does not read" : "waits in vain for", other, cause);
+    snprintf(probe->text, sizeof probe->text, "GPU %.16s %s GPU %.16s%s", mine,
+             error == cudaSuccess ? "reads wrong data from" : "timed out reading from", other,
+             cause);
 
     return cudaErrorUnknown;
 }
@@ -1090,8 +1057,8 @@ static bool idist__ipc_probe_free(idist__ipc_probe *probe) {
 
 //------------------------------------------------------------------------------
 // [ipc:setup]  what the members of a group set up in its first call
-// uses mutex fail text mem base:log model core:world gpu:types gpu:agree kernel
-// uses arena probe
+// uses mutex fail text mem base:log model core:world gpu:types gpu:agree
+// uses gpu:leave kernel arena probe
 //
 //     own     load the kernels; take an arena, and write a pattern into it
 //     others  exchange the handles; map the arenas of the others, and read the patterns
@@ -1132,13 +1099,6 @@ static void idist__ipc_setup_own(idist_group *g, idist__ipc_setup *setup) {
         setup->error = idist__ipc_probe_write(g, &setup->probe);
     idist__world_lock(w);
     setup->mine.failed = setup->error != cudaSuccess;
-}
-
-// Called when the lock has been released meanwhile: another thread may be closing the world, and
-// waits for us to leave it.
-static idist_status idist__ipc_goes_on(const idist_group *g, idist_status status) {
-    if (status != IDIST_OK || !g->w->thread_stops) return status;
-    return idist__fail(IDIST_ERR_STATE, "another thread closes the world");
 }
 
 // Maps the arenas of the others and reads them once. Releases the lock meanwhile.
@@ -1202,7 +1162,7 @@ static idist_status idist__ipc_prepare(idist_group *g) {
     if (setup.infos) status = IDIST_OK;
     gpu->user_count++;
     idist__ipc_setup_own(g, &setup);
-    status = idist__ipc_goes_on(g, status);
+    status = idist__gpu_goes_on(g, status);
     if (status == IDIST_OK) status = idist__ipc_setup_others(g, &setup);
 
     idist__os_mutex_unlock(&w->lock);
@@ -1214,7 +1174,7 @@ static idist_status idist__ipc_prepare(idist_group *g) {
         idist__ipc_abandon_arena(g);
     }
 
-    status = idist__ipc_goes_on(g, status);
+    status = idist__gpu_goes_on(g, status);
     if (status == IDIST_OK) status = idist__ipc_setup_agree(g, &setup);
     idist__mem_free(&w->cfg.mem, setup.infos);
     gpu->user_count--;
@@ -1294,7 +1254,7 @@ static bool idist__ipc_is_large(const idist__task *t) {
 static size_t idist__ipc_slice_begin(const idist__task *t, size_t k, int rank) {
     const idist__gpu_op *op = idist__gpu_op_of(t);
     size_t line = 128 / op->size, n = (size_t)t->group->size;
-    size_t at = ((op->chunk + n - 1) / n + line - 1) / line * line * (size_t)rank;
+    size_t at = ((op->chunk_count + n - 1) / n + line - 1) / line * line * (size_t)rank;
     return at < k ? at : k;
 }
 
@@ -1443,21 +1403,21 @@ typedef enum idist__ipc_phase_step {
     IDIST__IPC_COLLECT
 } idist__ipc_phase_step;
 
-static size_t idist__ipc_depth(const idist__gpu_op *op) { return op->chunk_count > 1 ? 2 : 1; }
+static size_t idist__ipc_depth(const idist__gpu_op *op) { return op->nchunks > 1 ? 2 : 1; }
 
 // Enqueues one step of the next phase, if there is a chunk for it.
 static cudaError_t idist__ipc_enqueue_step(const idist__task *t, idist__ipc_phase_step step) {
     const idist__gpu_group *gg = idist__gpu_group_of(t->group);
     const idist__gpu_op *op = idist__gpu_op_of(t);
     size_t behind = (size_t)step * idist__ipc_depth(op), nth = op->enqueued_count - behind;
-    size_t at = nth * op->chunk, k, slot;
+    size_t at = nth * op->chunk_count, k, slot;
     char *arena[IDIST__IPC_RANKS];
     int i;
 
-    if (op->enqueued_count < behind || nth >= op->chunk_count) return cudaSuccess;
+    if (op->enqueued_count < behind || nth >= op->nchunks) return cudaSuccess;
     if (idist__gpu_of(t->group->w)->closed) return cudaErrorNotPermitted;
 
-    k = op->call.count - at < op->chunk ? op->call.count - at : op->chunk;
+    k = op->call.count - at < op->chunk_count ? op->call.count - at : op->chunk_count;
     slot = nth % IDIST__IPC_SLOTS * IDIST__IPC_CHUNK;
     for (i = 0; i < t->group->size; i++) arena[i] = gg->arena[i] + slot;
     if (step == IDIST__IPC_GIVE) return idist__ipc_give(t, arena[t->group->rank], at, k);
@@ -1471,7 +1431,7 @@ static cudaError_t idist__ipc_enqueue_step(const idist__task *t, idist__ipc_phas
 static bool idist__ipc_step(idist__task *t) {
     idist__gpu_op *op = idist__gpu_op_of(t);
     size_t depth = idist__ipc_depth(op), lag = idist__ipc_is_large(t) ? 2 : 1;
-    size_t nphases = op->chunk_count + lag * depth, ahead;
+    size_t nphases = op->nchunks + lag * depth, ahead;
     int step, last_step = idist__ipc_is_large(t) ? IDIST__IPC_COLLECT : IDIST__IPC_TAKE;
     cudaStream_t stream = idist__gpu_group_of(t->group)->stream[IDIST__STREAM_OUT];
 
@@ -1617,7 +1577,7 @@ IDIST__UNUSED static idist_status idist__own_scale(const char *name, const idist
 IDIST__UNUSED static idist_status idist__own_pack(const char *name, const idist_opts *o, int kernel,
                                                   const idist__pack_args *args) {
     // Packing bytes takes a warp for each chunk.
-    size_t nthreads = kernel == IDIST__PACK_BYTES ? args->padded / 32 : args->count;
+    size_t nthreads = kernel == IDIST__PACK_BYTES ? args->padded_count / 32 : args->count;
     idist__own own;
     idist_status status = idist__own_begin(&own, name, o, true);
 

@@ -359,7 +359,7 @@ typedef struct idist__nccl_job {
     idist__nccl_job_kind kind;
     int device, rank, size;
     int result;
-    int done; // atomic: IDIST__JOB_*
+    int state; // atomic: IDIST__JOB_STATE_*
     void *comm;
     idist__os_thread thread;
     struct idist__nccl_job *next; // in gpu->ending_jobs
@@ -391,7 +391,7 @@ static bool idist__nccl_is_given_up(const idist__nccl_job *job) {
 static bool idist__nccl_must_stop(const idist__nccl_job *job) {
     if (job->kind == IDIST__JOB_INIT) return idist__nccl_is_given_up(job);
     if (job->kind == IDIST__JOB_ABORT) return idist__os_clock_now_ns() > job->deadline_ns;
-    return __atomic_load_n(&job->done, __ATOMIC_ACQUIRE) == IDIST__JOB_LEFT;
+    return __atomic_load_n(&job->state, __ATOMIC_ACQUIRE) == IDIST__JOB_STATE_LEFT;
 }
 
 // The final result of a call with a non-blocking communicator; IN_PROGRESS if the job must stop
@@ -504,7 +504,7 @@ static void idist__nccl_free_buffer(idist__nccl_job *job) {
 }
 
 static bool idist__nccl_job_done(const idist__nccl_job *job) {
-    return __atomic_load_n(&job->done, __ATOMIC_ACQUIRE) != 0;
+    return __atomic_load_n(&job->state, __ATOMIC_ACQUIRE) != 0;
 }
 
 // A thread still inside NCCL looks at the gate when it comes out.
@@ -524,7 +524,8 @@ static bool idist__nccl_job_join(idist__nccl_job *job, int64_t deadline_ns, int 
     thread = job->thread;
     *result = IDIST__NCCL_IN_PROGRESS;
 
-    if (__atomic_exchange_n(&job->done, IDIST__JOB_LEFT, __ATOMIC_ACQ_REL) != IDIST__JOB_DONE) {
+    if (__atomic_exchange_n(&job->state, IDIST__JOB_STATE_LEFT, __ATOMIC_ACQ_REL) !=
+        IDIST__JOB_STATE_DONE) {
         idist__os_thread_detach(thread); // the job frees itself
         return false;
     }
@@ -576,7 +577,8 @@ static void *idist__nccl_job_run(void *arg) {
         if (job->result == IDIST__NCCL_OK) job->result = job->nccl.CommDestroy(job->comm);
     }
 
-    if (__atomic_exchange_n(&job->done, IDIST__JOB_DONE, __ATOMIC_ACQ_REL) == IDIST__JOB_LEFT)
+    if (__atomic_exchange_n(&job->state, IDIST__JOB_STATE_DONE, __ATOMIC_ACQ_REL) ==
+        IDIST__JOB_STATE_LEFT)
         idist__nccl_job_free(job);
 
     return NULL;
@@ -1016,10 +1018,10 @@ static void idist__nccl_start_meeting(idist__task *t) {
                          IDIST_U64);
 
     if (idist__kind_is_p2p(c->kind)) {
-        idist__call_init(&part, c->kind, op->header, op->header, 1, IDIST_U64);
+        idist__call_init(&part, c->kind, &op->message_nbytes, &op->message_nbytes, 1, IDIST_U64);
         part.root = c->root;
         part.tag = c->tag;
-        op->header[0] = c->kind == IDIST__SEND ? c->count * op->size : 0;
+        op->message_nbytes = c->kind == IDIST__SEND ? c->count * op->size : 0;
     }
 
     idist__gpu_start_part(t, &part);
@@ -1032,8 +1034,8 @@ static bool idist__nccl_check_counts(const idist__task *t, char *text, size_t ca
     const idist__gpu_op *op = idist__gpu_op_of(t);
     int i;
 
-    if (op->call.kind == IDIST__RECV && op->header[0] != op->call.count * op->size) {
-        idist__explain_counts(g->ranks[op->call.root], op->header[0], g->ranks[g->rank],
+    if (op->call.kind == IDIST__RECV && op->message_nbytes != op->call.count * op->size) {
+        idist__explain_counts(g->ranks[op->call.root], op->message_nbytes, g->ranks[g->rank],
                               op->call.count * op->size, "bytes", t, text, capacity);
         return false;
     }
@@ -1216,8 +1218,8 @@ static void idist__nccl_launch(idist__task *first) {
 //------------------------------------------------------------------------------
 // [nccl:setup]  how a group moves device memory
 // uses clock os:thread mutex cond fail mem base:log model core:world core:group
-// uses core:thread gpu:types device gpu:agree arena ipc:setup load job issue
-// uses abort
+// uses core:thread gpu:types device gpu:agree gpu:leave arena ipc:setup load
+// uses job issue abort
 //------------------------------------------------------------------------------
 
 // Whether two members share a GPU.
@@ -1455,7 +1457,7 @@ static idist_status idist__nccl_agree(idist_group *g, bool has_thread) {
     char reason[256] = "";
 
     if (infos) job = idist__nccl_prepare_local(g, &mine, reason, sizeof reason);
-    if (job) status = idist__ipc_goes_on(g, IDIST_OK);
+    if (job) status = idist__gpu_goes_on(g, IDIST_OK);
     if (status == IDIST_OK) status = idist__gpu_exchange(g, &mine, infos, sizeof mine);
 
     if (status == IDIST_OK) {
@@ -1465,7 +1467,7 @@ static idist_status idist__nccl_agree(idist_group *g, bool has_thread) {
         free(job);
     }
 
-    status = idist__ipc_goes_on(g, status);
+    status = idist__gpu_goes_on(g, status);
     if (ok && !has_thread)
         snprintf(reason, sizeof reason, "cannot start a thread to watch the other ranks");
     if (status == IDIST_OK)
@@ -1590,7 +1592,7 @@ static idist_status idist__gpu_prepare(idist_group *g) {
         status = idist__fail(IDIST_ERR_TIMEOUT,
                              "another thread's first call of the group on device memory has not "
                              "returned: is the device busy?");
-    else status = idist__ipc_goes_on(g, IDIST_OK);
+    else status = idist__gpu_goes_on(g, IDIST_OK);
     if (status == IDIST_OK && !idist__gpu_group_of(g)->ready) status = idist__gpu_prepare_path(g);
     gpu->user_count--;
     g->running_count--;
@@ -1601,8 +1603,8 @@ static idist_status idist__gpu_prepare(idist_group *g) {
 
 //------------------------------------------------------------------------------
 // [nccl:route]  which calls are for the device
-// uses fail kind model core:wait extent gpu:types device leave ipc:call issue
-// uses setup
+// uses fail kind model core:wait extent gpu:types device ipc:leave ipc:call
+// uses issue setup
 //------------------------------------------------------------------------------
 
 static cudaError_t idist__gpu_is_device_pointer(const void *p, bool *holds) {
@@ -1779,8 +1781,8 @@ static idist_status idist__gpu_route(idist_group *g, const idist__call *c, const
 // [nccl:engine]  the device's part of a backend
 // uses clock mutex fail text mem base:log base:type kind model core:world
 // uses fingerprint core:task core:group core:wait core:call core:message
-// uses gpu:types device pinned gpu:task stage leave ipc:call job abort launch
-// uses setup route
+// uses gpu:types device pinned gpu:task gpu:leave stage ipc:leave ipc:call job
+// uses abort launch setup route
 //
 // A world with a device has a backend that consists of these functions; they pass on to the host's
 // backend what concerns host memory.
@@ -2241,14 +2243,14 @@ static bool idist__gpu_group_leave(idist_group *closing) {
     idist__world *w = closing->w;
     idist_group *g;
 
-    if (w->leaves && idist__ipc_lock_to_leave(w)) {
+    if (w->leaves && idist__gpu_lock_to_leave(w)) {
         if (!idist__gpu_group_of(closing)->adopted) idist__nccl_abort(closing);
         for (g = &w->group; g; g = g->next)
             if (g->device && !idist__gpu_group_of(g)->adopted) idist__nccl_abort(g);
         idist__os_mutex_unlock(&w->lock);
     }
 
-    return idist__ipc_wait_unused(w);
+    return idist__gpu_wait_unused(w);
 }
 
 static void idist__gpu_group_close(idist_group *g) {
@@ -2278,7 +2280,7 @@ static void idist__gpu_free(idist__world *w) {
     const idist_allocator *mem = &w->cfg.mem;
     idist__task *t;
     int device = gpu->host_backend ? idist__gpu_set_device(gpu) : -1; // -1: not installed
-    bool left = idist__ipc_wait_unused(w);
+    bool left = idist__gpu_wait_unused(w);
 
     if (!idist__nccl_reap(w, idist__os_clock_deadline(IDIST__GPU_ABORT_MS)))
         idist__log_print(&w->log, IDIST_LOG_WARN,

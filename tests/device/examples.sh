@@ -66,7 +66,7 @@ fi
 ok_later cuda "the stand-in for CUDA: builds"
 ok_later nccl "the stand-in for NCCL: builds"
 line=$(build_line examples/10_gpu_all_reduce.c |
-    sed 's|-L.*-lcudart|cuda.o -rdynamic -lpthread -ldl|; s|-o .*|-o fake_10|')
+    sed 's|-O2|-O0|; s|-L.*-lcudart|cuda.o -rdynamic -lpthread -ldl|; s|-o .*|-o fake_10|')
 later fake_10 120 sh -c "$line"
 mkdir fake_sources
 for name in 11_gpu_train 12_zero; do
@@ -75,7 +75,7 @@ for name in 11_gpu_train 12_zero; do
         examples/$name.cu >fake_sources/$name.cc
     grep -q '<<<\|blockIdx' fake_sources/$name.cc
     ok $((!$?)) "$name: its launches were found"
-    later fake_${name%%_*} 120 g++ -std=c++11 "${fake[@]}" -DIDIST_IMPLEMENTATION -include \
+    later fake_${name%%_*} 120 g++ -std=c++11 "${fake[@]}" -O0 -DIDIST_IMPLEMENTATION -include \
         launch.h \
         fake_sources/$name.cc cuda.o -rdynamic -lpthread -ldl -o "fake_${name%%_*}"
 done

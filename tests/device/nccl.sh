@@ -114,7 +114,8 @@ python=$WORK/venv/lib/python3.12/site-packages/nvidia/nccl/lib
 mkdir -p "$python"
 cc "${flags[@]}" -shared -fPIC tests/fake/nccl.c -o "$python/libidist_fake.so.2" >"$WORK/log" 2>&1 \
     &&
-    cc "${flags[@]}" -DIDIST_IMPLEMENTATION -DIDIST__NCCL_FILE='"libidist_fake.so.2"' -include \
+    cc "${flags[@]}" "${NOT_OPTIMIZED[@]}" -DIDIST_IMPLEMENTATION \
+        -DIDIST__NCCL_FILE='"libidist_fake.so.2"' -include \
         idist_nccl.h "$WORK/where.c" \
         "$PARTS/cuda.o" -rdynamic -o "$WORK/where" -lpthread -ldl -lm >>"$WORK/log" 2>&1
 ok $? "a program that looks for NCCL builds" || diag <"$WORK/log"

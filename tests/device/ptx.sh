@@ -8,21 +8,27 @@
 cuda=${CUDA_HOME:-}
 [ -n "$cuda" ] || ! nvcc=$(command -v nvcc) || cuda=$(dirname "$(dirname "$(readlink -f "$nvcc")")")
 [ -n "$cuda" ] || cuda=/usr/local/cuda
-strict=(-std=gnu11 -O1 -g -ffp-contract=off -Wall -Wextra -Wpedantic -Wshadow -Wconversion -Werror
-    -I. -Itests/lib)
+strict=(-std=gnu11 -g -ffp-contract=off -Wall -Wextra -Wpedantic -Wshadow -Wconversion -Werror -I.
+    -Itests/lib)
 
-compilers=(gcc clang "gcc -fsanitize=address,undefined -fno-sanitize-recover=all")
-for i in "${!compilers[@]}"; do
-    with="${compilers[i]} ${strict[*]}"
-    command -v "${with%% *}" >/dev/null &&
-        later "host$i" 160 bash -c \
-            "$with tests/gpu/test_reduce.c -o $WORK/host$i -lpthread && $WORK/host$i"
-done
-for i in "${!compilers[@]}"; do
-    name="the kernels on the host have its bits, ${compilers[i]}"
-    if [ -n "${LATER[host$i]:-}" ]; then ok_later "host$i" "$name"; else skip "$name" \
-        "no ${compilers[i]%% *}"; fi
-done
+host() { # ID COMPILER FLAGS...
+    local id=$1
+    shift
+    command -v "$1" >/dev/null || return
+    # shellcheck disable=SC2016 # the inner shell expands it
+    later "$id" 160 bash -c '"$@" -o "$0" -lpthread && "$0"' "$WORK/$id" "$@" "${strict[@]}" \
+        tests/gpu/test_reduce.c
+}
+host_passes() { # ID NAME
+    local name="the kernels on the host have its bits, $2"
+    if [ -n "${LATER[$1]:-}" ]; then ok_later "$1" "$name"; else skip "$name" "no ${2%% *}"; fi
+}
+host gcc gcc -O1
+host clang clang -O1
+host sanitized gcc -fsanitize=address,undefined -fno-sanitize-recover=all "${NOT_OPTIMIZED[@]}"
+host_passes gcc gcc
+host_passes clang clang
+host_passes sanitized "gcc -fsanitize=address,undefined"
 
 name="idist_ipc.h has what pack.cu gives"
 rc=0

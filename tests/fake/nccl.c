@@ -830,15 +830,16 @@ static void add_moves(const call *c, transfers *list) {
 }
 
 // One block of a reduction: pieces to and from every rank, then the sum in the order of ranks.
-// room: 2 blocks per rank.
-static bool reduce_block(const call *c, transfers *list, char *room, size_t from, size_t count) {
+// room: two blocks per rank, one for what goes to it and one for what comes from it.
+static bool reduce_block(const call *c, transfers *list, char *room, size_t block_bytes,
+                         size_t from, size_t count) {
     ncclComm_t comm = c->comm;
     size_t width = size_of(c->type), nbytes = count * width;
     bool any = false;
     list->n = 0;
     for (int other = 0; other < comm->n_ranks; other++) {
         route r = route_to(c, other);
-        char *out = room + (size_t)(2 * other) * BLOCK_BYTES, *in = out + BLOCK_BYTES;
+        char *out = room + (size_t)(2 * other) * block_bytes, *in = out + block_bytes;
         if (r.out) {
             memcpy(out, c->send + (r.out_at * c->count + from) * width, nbytes);
             scale(&c->reduction, c->type, out, count);
@@ -852,20 +853,22 @@ static bool reduce_block(const call *c, transfers *list, char *room, size_t from
     if (!exchange(comm, list)) return false;
     if (!any) return true;
     char *sum = c->recv + from * width;
-    memcpy(sum, room + BLOCK_BYTES, nbytes);
+    memcpy(sum, room + block_bytes, nbytes);
     for (int other = 1; other < comm->n_ranks; other++)
-        combine_all(c->reduction.op, c->type, sum, room + (size_t)(2 * other + 1) * BLOCK_BYTES,
+        combine_all(c->reduction.op, c->type, sum, room + (size_t)(2 * other + 1) * block_bytes,
                     nbytes);
     if (c->reduction.divided) divide(c->type, sum, count, comm->n_ranks);
     return true;
 }
 
 static bool run_reduction(const call *c, transfers *list) {
-    char *room = calloc((size_t)c->comm->n_ranks, 2 * (size_t)BLOCK_BYTES);
-    size_t most = BLOCK_BYTES / size_of(c->type);
+    size_t width = size_of(c->type), most = BLOCK_BYTES / width;
+    if (most > c->count) most = c->count;
+    char *room = malloc(2 * (size_t)c->comm->n_ranks * most * width + 1);
     bool ok = room != NULL;
     for (size_t from = 0; ok && from < c->count; from += most)
-        ok = reduce_block(c, list, room, from, c->count - from < most ? c->count - from : most);
+        ok = reduce_block(c, list, room, most * width, from,
+                          c->count - from < most ? c->count - from : most);
     free(room);
     return ok;
 }
@@ -964,7 +967,7 @@ static cudaError_t launch_comm(ncclComm_t comm, const call *calls, int n) {
     return error;
 }
 
-// Which connections a collective needs. Not the real thresholds, but like them: small and large
+// Which connections a collective needs. The thresholds are far below the real ones: small and large
 // calls, and those that a switch can add up, differ.
 enum { RING = 1, TREE = 2, PAT = 4, NVLS = 8 };
 static unsigned algorithm(const call *c) {
@@ -973,11 +976,11 @@ static unsigned algorithm(const call *c) {
     size_t nbytes = c->count * size_of(c->type) * parts;
     bool reduces = c->kind <= REDUCE_SCATTER;
     bool by_switch =
-        nbytes >= 1 << 17 &&
+        nbytes >= 1 << 14 &&
         (!reduces || ((c->op == ncclSum || c->op == ncclAvg) && c->type >= ncclFloat16));
     if (c->kind == BROADCAST || c->kind == REDUCE) return RING;
     if (by_switch) return NVLS;
-    if (nbytes >= 1 << 14) return RING;
+    if (nbytes >= 1 << 11) return RING;
     return c->kind == ALL_REDUCE ? TREE : PAT;
 }
 

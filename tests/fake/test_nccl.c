@@ -24,8 +24,8 @@ static void runs_ahead(idist_group *world, int rank, int n, void *arg) {
 // The same with every collective that NCCL has, in sizes for which it takes different algorithms:
 // the first of each is the one that would wait on the host.
 static void runs_ahead_of_all(idist_group *world, int rank, int n, void *arg) {
-    enum { MOST = 1 << 16, SIZES = 3 };
-    static const size_t sizes[SIZES] = {1, 5000, MOST};
+    enum { MOST = 1 << 13, SIZES = 3 };
+    static const size_t sizes[SIZES] = {1, 600, MOST};
     cudaStream_t s = new_stream();
     int32_t *x = device_of(1, MOST * (size_t)n), *y = device_of(1, MOST * (size_t)n), word = rank;
     idist_opts o = on_stream(world, s), host = opts_of(world);

@@ -277,21 +277,24 @@ static int makes_two_groups(int number, void *arg) {
 
 // A rank dies while the communicator of the world is set up, in which nobody waits on the host: the
 // others notice it long before the set-up has taken too long.
-static void *dies_soon(void *arg) {
-    tap_sleep_ms(*(const int *)arg);
+static void *dies_in_nccl(void *arg) {
+    int64_t end_ms = tap_now_ms() + 10000 * test_slow_factor();
+    (void)arg;
+    while (!fake_count_comms() && tap_now_ms() < end_ms)
+        tap_sleep_ms(5); // until the ranks have met
+    tap_sleep_ms(200);
     _exit(0);
 }
 
 static int dies_in_set_up(int number, void *arg) {
     idist_desc d = desc_of(number, 3, ((const trouble *)arg)->port);
     int64_t start = tap_now_ms();
-    int soon_ms = 400 + 100 * test_slow_factor();
     pthread_t thread;
     setenv("FAKE_NCCL_INIT_HANGS", "1", 1);
     setenv("FAKE_CUDA_DEVICES", "3", 1);
     d.init_timeout_ms = 15000 * test_slow_factor();
     if (number == 1)
-        rank_check(pthread_create(&thread, NULL, dies_soon, &soon_ms) == 0, "no thread");
+        rank_check(pthread_create(&thread, NULL, dies_in_nccl, NULL) == 0, "no thread");
     rank_is(number, idist_initialize(&d), IDIST_ERR_PEER_LOST);
     rank_check(text_names_rank(idist_last_error(), 1), "rank %d: got \"%s\"", number,
                idist_last_error());

@@ -70,13 +70,20 @@ gpu_join() { # N BASE
     } >"$2.md"
 }
 
-gpu_cc() {
-    "$(command -v cc || echo gcc)" "$@" >"$WORK/log" 2>&1 </dev/null || {
+gpu_run_cc() {
+    "$@" >"$WORK/log" 2>&1 </dev/null || {
         diag <"$WORK/log"
         echo "Bail out! the compiler fails"
         exit 1
     }
     diag <"$WORK/log" # warnings
+}
+gpu_cc() { gpu_run_cc "$(command -v cc || echo gcc)" "$@"; }
+# NAME ARGUMENT...: to build/fake/gpu/NAME, for all who ask for the same.
+gpu_cc_once() {
+    local name=$1
+    shift
+    gpu_run_cc tests/lib/build_once.sh "build/fake/gpu/$name" "$(command -v cc || echo gcc)" "$@"
 }
 
 # PROGRAM SOURCE yes|no: yes is for the stand-ins. They come as the program's own CUDA, and as a
@@ -91,14 +98,16 @@ gpu_build() {
         -Itests/gpu -isystem "$cuda")
     [ -z "$nccl" ] || [ "$nccl" = "$cuda" ] || flags+=(-isystem "$nccl")
     flags+=(-pthread)
-    if [ "$fake" = yes ]; then flags+=(-O1 -DIDIST_NCCL_CONNECT_BYTES=262144)
+    if [ "$fake" = yes ]; then flags+=(-O1 -DIDIST_NCCL_CONNECT_BYTES=32768)
     elif [ -e /dev/nvidia0 ]; then flags+=(-O2)
     else flags+=(-O0); fi # only to skip
     GPU_ENV=(env)
     if [ "$fake" = yes ]; then
-        gpu_cc "${flags[@]}" -shared -fPIC tests/fake/nccl.c -o "$WORK/libnccl.so.2"
-        gpu_cc "${flags[@]}" "$source" tests/fake/cuda.c -rdynamic -o "$program" -ldl -lm
-        GPU_ENV+=(IDIST_NCCL_LIB="$WORK/libnccl.so.2")
+        gpu_cc_once libnccl.so.2 "${flags[@]}" -shared -fPIC tests/fake/nccl.c
+        gpu_cc_once "$(basename "$program")" "${flags[@]}" "$source" tests/fake/cuda.c -rdynamic \
+            -ldl -lm
+        ln -sf "$PWD/build/fake/gpu/$(basename "$program")" "$program"
+        GPU_ENV+=(IDIST_NCCL_LIB="$PWD/build/fake/gpu/libnccl.so.2")
         return
     fi
     runtime=$(gpu_library cudart) || gpu_skip "no libcudart.so (CUDA_HOME says where)"
