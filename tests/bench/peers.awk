@@ -1,18 +1,51 @@
-# peers.awk - the report of bench_peers.sh, from its lines: library,round,op,mode,ranks,bytes,p50_us,min_us
+# peers.awk - the report of bench_peers.sh, from its lines:
+#
+#     library,round,op,mode,ranks,bytes,p50_us,min_us
 #
 # With -v curve=LIBRARY -v ranks=N: only the points "bytes us" of that curve of all_reduce.
-# A ratio is the peer's time / idist's: above 1 idist is faster. The best peer is the fastest one at that point.
+# A ratio is the peer's time / idist's: above 1 idist is faster. The best peer is the fastest one
+# at that point.
 
-function target(op, n, what) { # 0: none
+#------------------------------------------------------------------------------
+# targets
+#------------------------------------------------------------------------------
+
+function pick(what, openmpi, best_peer, worst_size) {
+    if (what == "openmpi") return openmpi
+    if (what == "best") return best_peer
+    return worst_size
+}
+
+# What a ratio should reach; 0: there is no target, as for calls back to back.
+function target(op, mode, n, what) {
+    if (mode == "b2b") return 0
     if (what == "alloc") return op == "all_reduce" ? 4 : 0
-    if (op == "all_reduce" && n == 2) return what == "openmpi" ? 1.6 : what == "best" ? 1.25 : 0.95
-    if (op == "all_reduce" && n == 4) return what == "openmpi" ? 2 : what == "best" ? 1.4 : 1
-    if (op == "all_reduce" && n == 8) return what == "openmpi" ? 2.5 : what == "best" ? 1.5 : 1
-    if (n == 2 || n == 4 || n == 8) return what == "openmpi" ? 0 : what == "best" ? 1.2 : 0.9
+
+    if (op == "all_reduce" && n == 2) return pick(what, 1.6, 1.25, 0.95)
+    if (op == "all_reduce" && n == 4) return pick(what, 2, 1.4, 1)
+    if (op == "all_reduce" && n == 8) return pick(what, 2.5, 1.5, 1)
+
+    if (n == 2 || n == 4 || n == 8) return pick(what, 0, 1.2, 0.9)
     return 0
 }
 
-function goal_of(op, mode, n, what) { return mode == "b2b" ? 0 : target(op, n, what) } # none back to back
+# What the time of idist should stay under, in the unit of single(); 0: there is no target.
+function single_target(op, n) {
+    if (op == "blocked") return 0.03
+    if (n == 2) return 15
+    if (n == 32) return 250
+    return 0
+}
+
+# Counts a target that was met, or keeps the words about one that was missed.
+function count(is_met, words) {
+    if (is_met) n_met++
+    else missed[++n_missed] = words
+}
+
+#------------------------------------------------------------------------------
+# times
+#------------------------------------------------------------------------------
 
 function sort(a, n,    i, j, x) {
     for (i = 2; i <= n; i++) {
@@ -26,6 +59,7 @@ function median(key,    a, n, i) {
     n = split(points[key], a, " ")
     for (i = 1; i <= n; i++) a[i] += 0
     sort(a, n)
+
     return n ? (a[int((n + 1) / 2)] + a[int(n / 2) + 1]) / 2 : 0
 }
 
@@ -33,152 +67,293 @@ function median(key,    a, n, i) {
 function time(library, op, mode, n, bytes,    key) {
     key = library SUBSEP op SUBSEP mode SUBSEP n SUBSEP bytes
     if (!(key in cached)) cached[key] = key in points ? median(key) : 0
+
     return cached[key]
+}
+
+# Whether any library has a time at a point.
+function any_time(op, mode, n, bytes,    i) {
+    for (i = 1; i <= n_libraries; i++) {
+        if (time(libraries[i], op, mode, n, bytes)) return 1
+    }
+    return 0
 }
 
 # The fastest of the peers whose names start with `prefix`; best_name says which.
 function best(prefix, op, mode, n, bytes,    i, t, least) {
-    best_name = "-"; least = 0
+    best_name = "-"
+    least = 0
+
     for (i = 1; i <= n_libraries; i++) {
         if (libraries[i] ~ /^idist/ || index(libraries[i], prefix) != 1) continue
+
         t = time(libraries[i], op, mode, n, bytes)
-        if (t > 0 && (least == 0 || t < least)) { least = t; best_name = libraries[i] }
+        if (t > 0 && (least == 0 || t < least)) {
+            least = t
+            best_name = libraries[i]
+        }
     }
     return least
 }
 
+#------------------------------------------------------------------------------
+# text
+#------------------------------------------------------------------------------
+
 function size_text(x) {
-    return x >= 1048576 ? x / 1048576 " Mi" : x >= 1024 ? (x % 1024 ? sprintf("%.1f Ki", x / 1024) : x / 1024 " Ki") : x ""
+    if (x >= 1048576) return x / 1048576 " Mi"
+    if (x < 1024) return x ""
+    return x % 1024 ? sprintf("%.1f Ki", x / 1024) : x / 1024 " Ki"
 }
-function us_text(us) { return us == 0 ? "-" : sprintf(us < 99.995 ? "%.2f" : us < 999.95 ? "%.1f" : "%.0f", us) }
-function ratio_text(r) { return r > 0 ? sprintf("%.2f", r) : "-" }
+
+function us_text(us) {
+    if (us == 0) return "-"
+    if (us < 99.995) return sprintf("%.2f", us)
+    return sprintf(us < 999.95 ? "%.1f" : "%.0f", us)
+}
+
+function ratio_text(r) {
+    return r > 0 ? sprintf("%.2f", r) : "-"
+}
+
+# Names of the libraries that have a column of their own on the left.
+function print_names(    i) {
+    for (i = 1; i <= n_libraries; i++) {
+        if (libraries[i] != "idist_alloc") printf " %9s", libraries[i]
+    }
+}
+
+#------------------------------------------------------------------------------
+# ratios of one kind over the sizes
+#------------------------------------------------------------------------------
+
+function start_ratios(kind) {
+    sum[kind] = 0
+    number[kind] = 0
+    worst[kind] = 0
+    worst_at[kind] = ""
+}
+
+function add_ratio(kind, r, at) {
+    if (r <= 0) return
+
+    sum[kind] += log(r)
+    number[kind]++
+
+    if (worst[kind] == 0 || r < worst[kind]) {
+        worst[kind] = r
+        worst_at[kind] = " at " at
+    }
+}
+
+function mean(kind) {
+    return exp(sum[kind] / number[kind])
+}
+
+#------------------------------------------------------------------------------
+# the table of an operation
+#------------------------------------------------------------------------------
+
+function table_head(with_alloc) {
+    printf "\n%s, us\n  %9s", where, "bytes"
+    print_names()
+    printf " | %9s %8s %8s", "best peer", "/ best", "/ OMPI"
+
+    if (with_alloc) printf " | %11s %8s", "idist_alloc", "/ best"
+    printf "\n"
+}
+
+# The line of a size; where idist has no figure, `lacking` gets the size.
+function table_row(op, mode, n, bytes,    i, at, own, alloc, peer, to_best, to_openmpi) {
+    at = size_text(bytes)
+    printf "  %9s", at
+
+    for (i = 1; i <= n_libraries; i++) {
+        if (libraries[i] == "idist_alloc") continue
+        printf " %9s", us_text(time(libraries[i], op, mode, n, bytes))
+    }
+
+    own = time("idist", op, mode, n, bytes)
+    if (!own && "idist" in present) lacking = lacking " " at
+
+    peer = best("openmpi", op, mode, n, bytes)
+    to_openmpi = own > 0 ? peer / own : 0
+    add_ratio("openmpi", to_openmpi, at)
+
+    peer = best("", op, mode, n, bytes)
+    to_best = own > 0 ? peer / own : 0
+    add_ratio("best", to_best, at)
+    printf " | %9s %8s %8s", best_name, ratio_text(to_best), ratio_text(to_openmpi)
+
+    alloc = time("idist_alloc", op, mode, n, bytes)
+    if (alloc) {
+        add_ratio("alloc", peer / alloc, at)
+        printf " | %11s %8s", us_text(alloc), ratio_text(peer / alloc)
+    }
+    printf "\n"
+}
 
 function judge(text, value, goal, at) {
     printf "  %-52s %8.3f%s", text, value, at
+
     if (goal > 0) {
         printf "   target %.2f: %s", goal, (value >= goal ? "met" : "MISSED")
-        if (value >= goal) n_met++
-        else missed[++n_missed] = where ": " text sprintf(" %.3f", value) at sprintf(", target %.2f", goal)
+        count(value >= goal, where ": " text sprintf(" %.3f%s, target %.2f", value, at, goal))
     }
     printf "\n"
 }
 
-# Ratios of one kind over the sizes.
-function start_ratios(kind) { sum[kind] = 0; number[kind] = 0; worst[kind] = 0; worst_at[kind] = "" }
-function add_ratio(kind, r, at) {
-    if (r <= 0) return
-    sum[kind] += log(r); number[kind]++
-    if (worst[kind] == 0 || r < worst[kind]) { worst[kind] = r; worst_at[kind] = " at " at }
+function judge_mean(text, kind, goal) {
+    judge("geometric mean / " text, mean(kind), goal, "")
 }
-function mean(kind) { return exp(sum[kind] / number[kind]) }
 
-function table(op, mode, n,    i, j, k, t, own, any, with_alloc, lacking) {
-    start_ratios("openmpi"); start_ratios("best"); start_ratios("alloc")
-    where = op ", " n " ranks" (mode == "b2b" ? ", back to back" : "")
-    with_alloc = 0; lacking = ""
-    for (j = 1; j <= n_sizes; j++) if (time("idist_alloc", op, mode, n, sizes[j])) with_alloc = 1
-    printf "\n%s, us\n  %9s", where, "bytes"
-    for (i = 1; i <= n_libraries; i++) if (libraries[i] != "idist_alloc") printf " %9s", libraries[i]
-    printf " | %9s %8s %8s", "best peer", "/ best", "/ OMPI"
-    if (with_alloc) printf " | %11s %8s", "idist_alloc", "/ best"
-    printf "\n"
-    for (j = 1; j <= n_sizes; j++) {
-        any = 0
-        for (i = 1; i <= n_libraries; i++) if (time(libraries[i], op, mode, n, sizes[j])) any = 1
-        if (!any) continue
-        printf "  %9s", size_text(sizes[j])
-        for (i = 1; i <= n_libraries; i++)
-            if (libraries[i] != "idist_alloc") printf " %9s", us_text(time(libraries[i], op, mode, n, sizes[j]))
-        own = time("idist", op, mode, n, sizes[j])
-        if (!own && "idist" in present) lacking = lacking " " size_text(sizes[j])
-        t = best("openmpi", op, mode, n, sizes[j])
-        k = own > 0 ? t / own : 0
-        add_ratio("openmpi", k, size_text(sizes[j]))
-        t = best("", op, mode, n, sizes[j])
-        add_ratio("best", own > 0 ? t / own : 0, size_text(sizes[j]))
-        printf " | %9s %8s %8s", best_name, ratio_text(own > 0 ? t / own : 0), ratio_text(k)
-        own = time("idist_alloc", op, mode, n, sizes[j])
-        if (own) {
-            add_ratio("alloc", t / own, size_text(sizes[j]))
-            printf " | %11s %8s", us_text(own), ratio_text(t / own)
-        }
-        printf "\n"
-    }
+function judge_worst(text, kind, goal) {
+    judge("worst size " text, worst[kind], goal, worst_at[kind])
+}
+
+function table_verdict(op, mode, n) {
     if (lacking != "") {
         printf "  idist has no figure at%s\n", lacking
-        missed[++n_missed] = where ": idist has no figure at" lacking
+        count(0, where ": idist has no figure at" lacking)
     }
-    if (number["openmpi"])
-        judge("geometric mean / the faster Open MPI", mean("openmpi"), goal_of(op, mode, n, "openmpi"), "")
+
+    if (number["openmpi"]) {
+        judge_mean("the faster Open MPI", "openmpi", target(op, mode, n, "openmpi"))
+    }
+
     if (number["best"]) {
-        judge("geometric mean / the best peer", mean("best"), goal_of(op, mode, n, "best"), "")
-        judge("worst size / the best peer", worst["best"], goal_of(op, mode, n, "worst"), worst_at["best"])
+        judge_mean("the best peer", "best", target(op, mode, n, "best"))
+        judge_worst("/ the best peer", "best", target(op, mode, n, "worst"))
     }
-    if (number["alloc"])
-        judge("worst size of idist_alloc / the best peer", worst["alloc"], goal_of(op, mode, n, "alloc"), worst_at["alloc"])
+
+    if (number["alloc"]) {
+        judge_worst("of idist_alloc / the best peer", "alloc", target(op, mode, n, "alloc"))
+    }
 }
 
-# One line of figures for each number of ranks.
-function single(op, title, unit, scale,    i, j, t, header, goal) {
-    header = 0
+function table(op, mode, n,    j, with_alloc) {
+    start_ratios("openmpi")
+    start_ratios("best")
+    start_ratios("alloc")
+
+    where = op ", " n " ranks" (mode == "b2b" ? ", back to back" : "")
+    lacking = ""
+
+    with_alloc = 0
+    for (j = 1; j <= n_sizes; j++) {
+        if (time("idist_alloc", op, mode, n, sizes[j])) with_alloc = 1
+    }
+    table_head(with_alloc)
+
+    for (j = 1; j <= n_sizes; j++) {
+        if (any_time(op, mode, n, sizes[j])) table_row(op, mode, n, sizes[j])
+    }
+    table_verdict(op, mode, n)
+}
+
+#------------------------------------------------------------------------------
+# one line of figures for each number of ranks
+#------------------------------------------------------------------------------
+
+function single_row(op, n, unit, scale,    i, t, goal) {
+    printf "  %9d", n
+    for (i = 1; i <= n_libraries; i++) {
+        if (libraries[i] == "idist_alloc") continue
+
+        t = time(libraries[i], op, "-", n, 0) / scale
+        printf " %9s", (t > 0 ? sprintf("%.3f", t) : "-")
+    }
+
+    t = time("idist", op, "-", n, 0) / scale
+    goal = single_target(op, n)
+    if (t > 0 && goal) {
+        printf "   target of idist: under %g %s: %s", goal, unit, (t < goal ? "met" : "MISSED")
+        count(t < goal, op ", " n " ranks: " t " " unit ", target under " goal)
+    }
+    printf "\n"
+}
+
+function single(op, title, unit, scale,    j, n_rows) {
+    n_rows = 0
     for (j = 1; j <= n_ranks; j++) {
-        if (!((op SUBSEP "-" SUBSEP ranks_list[j]) in tables)) continue
-        if (!header++) {
+        if (!((op, "-", ranks_list[j]) in tables)) continue
+
+        if (n_rows++ == 0) {
             printf "\n%s\n  %9s", title, "ranks"
-            for (i = 1; i <= n_libraries; i++) if (libraries[i] != "idist_alloc") printf " %9s", libraries[i]
+            print_names()
             printf "\n"
         }
-        printf "  %9d", ranks_list[j]
-        for (i = 1; i <= n_libraries; i++) {
-            t = time(libraries[i], op, "-", ranks_list[j], 0) / scale
-            if (libraries[i] != "idist_alloc") printf " %9s", (t > 0 ? sprintf("%.3f", t) : "-")
-        }
-        t = time("idist", op, "-", ranks_list[j], 0) / scale
-        goal = op == "blocked" ? 0.03 : ranks_list[j] == 2 ? 15 : ranks_list[j] == 32 ? 250 : 0
-        if (t > 0 && goal) {
-            printf "   target of idist: under %g %s: %s", goal, unit, (t < goal ? "met" : "MISSED")
-            if (t < goal) n_met++
-            else missed[++n_missed] = op ", " ranks_list[j] " ranks: " t " " unit ", target under " goal
-        }
-        printf "\n"
+        single_row(op, ranks_list[j], unit, scale)
     }
+}
+
+#------------------------------------------------------------------------------
+# input and output
+#------------------------------------------------------------------------------
+
+function print_curve(    j, t) {
+    for (j = 1; j <= n_sizes; j++) {
+        t = time(curve, "all_reduce", "barrier", ranks, sizes[j])
+        if (t > 0) print sizes[j], t
+    }
+}
+
+function print_report(    i, j, n) {
+    printf "Time of the slowest rank, median of the iterations, median of %d round%s.",
+        n_rounds, (n_rounds == 1 ? "" : "s")
+    printf " A ratio is peer / idist.\n"
+
+    for (i = 1; i <= n_ops; i++) {
+        for (j = 1; j <= n_ranks; j++) {
+            n = ranks_list[j]
+            if ((ops[i], "barrier", n) in tables) table(ops[i], "barrier", n)
+            if ((ops[i], "b2b", n) in tables) table(ops[i], "b2b", n)
+        }
+    }
+
+    single("start", "start, barrier, end, ms", "ms", 1e3)
+    single("blocked", "CPU time of a rank that waits 3 s in a barrier, s", "s", 1e6)
+
+    printf "\nTargets met: %d, missed: %d\n", n_met, n_missed
+    for (i = 1; i <= n_missed; i++) print "    " missed[i]
 }
 
 BEGIN {
     FS = ","
-    n_libraries = split("idist idist_alloc openmpi4 openmpi5 impi mpich4 mpich5 gloo", order, " ")
+    n_order = split("idist idist_alloc openmpi4 openmpi5 impi mpich4 mpich5 gloo", order, " ")
 }
 
 NF == 8 {
     present[$1]
-    if (!(("op", $3) in known)) { known["op", $3]; ops[++n_ops] = $3 }
-    if (!(("n", $5) in known)) { known["n", $5]; ranks_list[++n_ranks] = $5 + 0 }
-    if (!(("b", $6) in known)) { known["b", $6]; sizes[++n_sizes] = $6 + 0 }
     tables[$3, $4, $5]
+
+    if (!(("op", $3) in known)) {
+        known["op", $3]
+        ops[++n_ops] = $3
+    }
+
+    if (!(("n", $5) in known)) {
+        known["n", $5]
+        ranks_list[++n_ranks] = $5 + 0
+    }
+
+    if (!(("b", $6) in known)) {
+        known["b", $6]
+        sizes[++n_sizes] = $6 + 0
+    }
+
     key = $1 SUBSEP $3 SUBSEP $4 SUBSEP $5 SUBSEP $6
     points[key] = points[key] " " $7
     if ($2 + 0 > n_rounds) n_rounds = $2 + 0
 }
 
 END {
-    for (i = 1; i <= n_libraries; i++) if (order[i] in present) libraries[++n_present] = order[i]
-    n_libraries = n_present + 0
+    for (i = 1; i <= n_order; i++) {
+        if (order[i] in present) libraries[++n_libraries] = order[i]
+    }
     sort(sizes, n_sizes)
     sort(ranks_list, n_ranks)
-    if (curve != "") {
-        for (j = 1; j <= n_sizes; j++)
-            if ((t = time(curve, "all_reduce", "barrier", ranks, sizes[j])) > 0) print sizes[j], t
-        exit
-    }
-    printf "Time of the slowest rank, median of the iterations, median of %d round%s. A ratio is peer / idist.\n",
-        n_rounds, n_rounds == 1 ? "" : "s"
-    for (o = 1; o <= n_ops; o++)
-        for (r = 1; r <= n_ranks; r++) {
-            if ((ops[o], "barrier", ranks_list[r]) in tables) table(ops[o], "barrier", ranks_list[r])
-            if ((ops[o], "b2b", ranks_list[r]) in tables) table(ops[o], "b2b", ranks_list[r])
-        }
-    single("start", "start, barrier, end, ms", "ms", 1e3)
-    single("blocked", "CPU time of a rank that waits 3 s in a barrier, s", "s", 1e6)
-    printf "\nTargets met: %d, missed: %d\n", n_met, n_missed
-    for (i = 1; i <= n_missed; i++) print "    " missed[i]
+
+    if (curve != "") print_curve()
+    else print_report()
 }

@@ -14,10 +14,11 @@ build() { # build ID COMPILER STD SOURCE FLAGS...
         -DIDIST_NO_RING -I. "$@" "$source" -o "$WORK/$id" -pthread
 }
 
-build plain cc gnu11 tests/compile/fast_math.c -O1
 # COMPILER STD SOURCE FLAGS. One compiles all of the library with the flag. In the others it is
 # static, so that only what the test calls is optimized: half of the time.
 used="-DIDIST_API=static -Wno-unused-function"
+# shellcheck disable=SC2086 # a list
+build plain cc gnu11 tests/compile/fast_math.c -O1 $used
 plan="gcc gnu11 tests/compile/fast_math.c -Ofast
 gcc gnu11 tests/compile/fast_math.c -O1 -ffast-math $used
 clang gnu11 tests/compile/fast_math.c -Ofast $used

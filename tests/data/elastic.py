@@ -3,9 +3,10 @@
 
     python3 tests/data/elastic.py .../horovod/torch/elastic/sampler.py >tests/data/elastic.txt
 
-The class is that of Horovod, with another answer to "how many ranks are there". Unshuffled, so that an index is a place in
-the epoch's order. A line: length, ranks and samples recorded per rank at first, the same after one reset, ranks after the
-second, rank, samples, checksum (as in sampler.py), the first twelve.
+The class is that of Horovod, with another answer to "how many ranks are there". Unshuffled, so that
+an index is a place in the epoch's order. A line: length, ranks and samples recorded per rank at
+first, the same after one reset, ranks after the second, rank, samples, checksum (as in sampler.py),
+the first twelve.
 """
 import importlib.util
 import sys
@@ -40,4 +41,5 @@ for length in (1, 7, 10, 97, 1797):
                     continue  # Horovod's own assert fails there
                 indices = list(sampler)
                 check = sum(index * place for place, index in enumerate(indices, 1)) % 2**32
-                print(length, first, one, second, other, third, rank, len(indices), check, *indices[:12])
+                print(length, first, one, second, other, third, rank, end=" ")
+                print(len(indices), check, *indices[:12])

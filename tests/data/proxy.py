@@ -1,11 +1,12 @@
 #!/usr/bin/env python3
-"""proxy.py - writes proxy.txt: what Ignite's DistributedProxySampler makes of a sampler, for tests/unit/sampler.c
+"""proxy.py - writes proxy.txt: what Ignite's DistributedProxySampler makes of a sampler, for
+tests/unit/sampler.c
 
     pip install pytorch-ignite; python3 tests/data/proxy.py >tests/data/proxy.txt
 
-A line: length, replicas, epoch, rank, samples of the rank, a checksum of all of them (the sum of index * place, modulo 2^32,
-places from 1), and the first twelve. The sampler inside counts down from epoch + 3 * run, modulo length; run is how often it
-was asked before in this epoch.
+A line: length, replicas, epoch, rank, samples of the rank, a checksum of all of them (the sum of
+index * place, modulo 2^32, places from 1), and the first twelve. The sampler inside counts down
+from epoch + 3 * run, modulo length; run is how often it was asked before in this epoch.
 """
 import ignite
 import torch

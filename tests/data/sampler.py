@@ -1,36 +1,44 @@
 #!/usr/bin/env python3
-"""sampler.py - writes sampler.txt: what torch.utils.data.DistributedSampler and random.shuffle yield, for
-tests/unit/sampler.c
+"""sampler.py - writes sampler.txt: what torch.utils.data.DistributedSampler and random.shuffle
+yield, for tests/unit/sampler.c
 
     python3 tests/data/sampler.py >tests/data/sampler.txt
 
-A line: length, replicas, drop_last, shuffle, seed, epoch, rank, samples of the rank, a checksum of all of them (the sum of
-index * place, modulo 2^32, places from 1), and the first twelve. Or: "partition", length, seed, part of the fractions 0.7,
-0.2 and 0.1, samples, checksum, the first twelve.
+A line: length, replicas, drop_last, shuffle, seed, epoch, rank, samples of the rank, a checksum of
+all of them (the sum of index * place, modulo 2^32, places from 1), and the first twelve. Or:
+"partition", length, seed, part of the fractions 0.7, 0.2 and 0.1, samples, checksum, the first
+twelve.
 """
 import random
 
 import torch
 from torch.utils.data import DistributedSampler
 
+ORDERS = ((False, 0, 0), (True, 0, 0), (True, 0, 3), (True, 1234, 7), (True, 2**33 + 5, 1))
+
 print(f"# made by sampler.py with torch {torch.__version__}")
 for length in (1, 2, 3, 8, 10, 97, 624, 1797, 20000):
     for replicas in (1, 2, 3, 4, 5, 8):
         for drop_last in (False, True):
-            for shuffle, seed, epoch in ((False, 0, 0), (True, 0, 0), (True, 0, 3), (True, 1234, 7), (True, 2**33 + 5, 1)):
+            for shuffle, seed, epoch in ORDERS:
                 for rank in sorted({0, replicas // 2, replicas - 1}):
                     sampler = DistributedSampler(
-                        range(length), replicas, rank, shuffle=shuffle, seed=seed, drop_last=drop_last
+                        range(length),
+                        replicas,
+                        rank,
+                        shuffle=shuffle,
+                        seed=seed,
+                        drop_last=drop_last,
                     )
                     sampler.set_epoch(epoch)
-                    if drop_last and length < replicas:  # torch fails in its own assert or yields nothing
+                    # Without a sample for each, torch fails in its own assert or yields nothing.
+                    if drop_last and length < replicas:
                         indices = []
                     else:
                         indices = list(sampler)
                     check = sum(index * place for place, index in enumerate(indices, 1)) % 2**32
-                    print(
-                        length, replicas, int(drop_last), int(shuffle), seed, epoch, rank, len(indices), check, *indices[:12]
-                    )
+                    print(length, replicas, int(drop_last), int(shuffle), seed, epoch, end=" ")
+                    print(rank, len(indices), check, *indices[:12])
 
 # The DataPartitioner of the tutorial.
 for length in (0, 1, 2, 9, 10, 97, 1000, 65536, 65537):

