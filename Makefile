@@ -34,12 +34,13 @@ TEST_PROGRAMS := $(TEST_SRC:%.c=$(BUILD)/%)
 # ms or less, some count the files or sockets of the whole machine.
 ALONE_SRC := tests/dist/many.c tests/unit/store.c \
     $(addprefix tests/fault/,kill.c late.c leftovers.c mismatch.c shm.c spawn.c)
-ALONE_SCRIPTS := tests/launch/mpi.sh tests/launch/torchrun.sh
+ALONE_SCRIPTS := tests/launch/mpi.sh
 # Ranks of MPI spin: these have only each other beside them, two at a time.
 SPINNING_SCRIPTS := $(wildcard tests/mpi/*.sh)
 # These sleep most of their time and hold the library to no short limit: they run beside the others.
-WAITING_SRC := $(addprefix tests/fault/,waits.c init_kill.c stop.c no_memory.c reach.c)
-WAITING_SCRIPTS := tests/device/faults.sh tests/device/ipc.sh
+# The longest come first.
+WAITING_SRC := $(addprefix tests/fault/,init_kill.c stop.c waits.c no_memory.c reach.c)
+WAITING_SCRIPTS := tests/device/faults.sh tests/device/ipc.sh tests/launch/torchrun.sh
 EXAMPLES := $(patsubst examples/%.c,build/%,\
     $(filter-out %_mpi.c $(wildcard examples/*_gpu_*.c),$(wildcard examples/*.c)))
 EXAMPLES += $(if $(shell command -v c++),\
@@ -169,7 +170,7 @@ asan ubsan tsan: export IDIST_TEST_SLOW = 4
 sanitize-%: need-prove build-%
 	@+$(MAKE) --no-print-directory check-programs BUILD=$(BUILD) DEADLINE=$$(($(DEADLINE) * 4))
 build-%:
-	@+$(MAKE) --no-print-directory $(PARALLEL) programs BUILD=$(BUILD) \
+	@+$(MAKE) --no-print-directory $(PARALLEL) programs BUILD=$(BUILD) CC='$(CC)' \
 	    CFLAGS='$(SAN_FLAGS) -fsanitize=$* -fno-sanitize-recover=all'
 # Without running them: make build-asan.
 build-asan: BUILD = build/asan

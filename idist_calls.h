@@ -430,6 +430,7 @@ static void idist__world_end(idist__world *w) {
     idist_group *g;
 
     if (!w->abandoned) {
+        if (w->device_api) w->device_api->end_calls(w);
         while (w->group.next) idist__group_free(w->group.next);
         w->backend->group_close(&w->group);
         w->backend->close(w, !w->leaves);

@@ -437,19 +437,21 @@ enum { IDIST__BACKEND_ABI = 7 };
 // ---- the contract between the core and a device backend ----
 //
 // A device backend moves device memory. It sits in front of the world's backend (see `wrap` in
-// idist_backend_api) and leaves host memory to it. The core asks it at four points of a call:
+// idist_backend_api) and leaves host memory to it. The core asks it at four points of a call and at
+// the end of the world:
 //
 //     idist__call_locked      route      does this call concern the device?
 //       idist__task_start     (start of the wrapping backend)
 //     idist_group_end         launch     submit what idist_group_begin held back
 //     idist__task_complete    landed     the backend is done: is the device, too?
 //     idist_wait_stream       follow     make a stream wait instead of this thread
+//     idist__world_end        end_calls  nobody is to be inside any more
 //
-// All are called with the world's lock held. The table belongs to the device backend and lives as
-// long as w->device_api points to it; w->device, group->device and task->device are its own data,
-// which the core stores and passes on, but never frees. None of the four is NULL. If a thread that
-// released the lock does not come back before the world ends, the device backend sets w->abandoned
-// and leaves its data and this table in place.
+// The first four are called with the world's lock held. The table belongs to the device backend and
+// lives as long as w->device_api points to it; w->device, group->device and task->device are its
+// own data, which the core stores and passes on, but never frees. None of the five is NULL. If a
+// thread that released the lock does not come back before the world ends, the device backend sets
+// w->abandoned and leaves its data and this table in place.
 typedef struct idist_device_api {
     // Whether a call is for the device (*on_device), by looking at its buffers and its stream.
     // *detached: nobody is to wait for the task, because the stream orders what follows. May block:
@@ -471,6 +473,11 @@ typedef struct idist_device_api {
     // Makes `stream` wait for a task that is `followed` but not done, and detaches the task, also
     // when it fails. Releases the lock while it adds to the stream, whose queue may be full.
     idist_status (*follow)(idist__task *t, void *stream);
+
+    // The world is being closed: waits for the threads that have released the lock in one of the
+    // others, and first ends what they may wait for on the device if w->leaves. Called once,
+    // without the lock, before the first group_close.
+    void (*end_calls)(idist__world *w);
 } idist_device_api;
 
 // ---- the world ----

@@ -801,8 +801,8 @@ static bool idist__gpu_lock_to_leave(idist__world *w) {
 }
 
 // The world is being closed: waits, once, for the threads that use without the lock what is to be
-// freed. False: some still do, and nothing that they use is freed. Called without the lock.
-static bool idist__gpu_wait_unused(idist__world *w) {
+// freed. If some still do (w->abandoned), nothing that they use is freed. Called without the lock.
+static void idist__gpu_wait_unused(idist__world *w) {
     idist__gpu *gpu = idist__gpu_of(w);
 
     if (idist__gpu_lock_to_leave(w)) {
@@ -811,8 +811,6 @@ static bool idist__gpu_wait_unused(idist__world *w) {
     }
 
     gpu->stuck = gpu->stuck || w->abandoned;
-
-    return !w->abandoned;
 }
 
 //------------------------------------------------------------------------------

@@ -2235,22 +2235,18 @@ static void idist__nccl_finalize(idist_group *g) {
     gpu->ending_jobs = job;
 }
 
-// The world is being closed: aborts the communicators if it must, as other threads may wait for
-// what runs on the device, in this group or in another one, and waits for these threads. False: one
-// is left. Releases the lock while it waits. The world's list of groups does not have `closing` any
-// more, unless it is the world's.
-static bool idist__gpu_group_leave(idist_group *closing) {
-    idist__world *w = closing->w;
+// Ends the calls of other threads, as idist_device_api demands. They may wait for what runs on the
+// device, in their own group or in another one.
+static void idist__gpu_end_calls(idist__world *w) {
     idist_group *g;
 
     if (w->leaves && idist__gpu_lock_to_leave(w)) {
-        if (!idist__gpu_group_of(closing)->adopted) idist__nccl_abort(closing);
         for (g = &w->group; g; g = g->next)
             if (g->device && !idist__gpu_group_of(g)->adopted) idist__nccl_abort(g);
         idist__os_mutex_unlock(&w->lock);
     }
 
-    return idist__gpu_wait_unused(w);
+    idist__gpu_wait_unused(w);
 }
 
 static void idist__gpu_group_close(idist_group *g) {
@@ -2258,16 +2254,16 @@ static void idist__gpu_group_close(idist_group *g) {
     idist__gpu *gpu = idist__gpu_of(w);
     idist__gpu_group *gg = idist__gpu_group_of(g);
     idist__gpu_guard guard;
-    bool unused;
 
     if (gg) {
         guard = idist__gpu_enter(gpu);
-        unused = !w->thread_stops || idist__gpu_group_leave(g);
 
+        if (w->leaves && !w->abandoned && !gg->adopted)
+            idist__nccl_abort(g); // a thread has created it meanwhile
         if (g->status != IDIST_OK || gg->must_abort) idist__nccl_abort_end(g);
         else if (!idist__nccl_is_inside(gg)) idist__nccl_finalize(g);
         idist__nccl_reap(w, 0);
-        if (unused) idist__gpu_group_free(g);
+        if (!w->abandoned) idist__gpu_group_free(g);
         idist__gpu_leave(gpu, guard);
     }
 
@@ -2280,7 +2276,7 @@ static void idist__gpu_free(idist__world *w) {
     const idist_allocator *mem = &w->cfg.mem;
     idist__task *t;
     int device = gpu->host_backend ? idist__gpu_set_device(gpu) : -1; // -1: not installed
-    bool left = idist__gpu_wait_unused(w);
+    bool left = !w->abandoned;
 
     if (!idist__nccl_reap(w, idist__os_clock_deadline(IDIST__GPU_ABORT_MS)))
         idist__log_print(&w->log, IDIST_LOG_WARN,
@@ -2649,7 +2645,8 @@ static idist_status idist__gpu_agree_device(idist__world *w, bool *all) {
 
 static void idist__gpu_install(idist__world *w) {
     static const idist_device_api device_api = {idist__gpu_route, idist__gpu_launch_held,
-                                                idist__gpu_part_done, idist__gpu_follow};
+                                                idist__gpu_part_done, idist__gpu_follow,
+                                                idist__gpu_end_calls};
     idist__gpu *gpu = idist__gpu_of(w);
 
     gpu->host_backend = w->backend;

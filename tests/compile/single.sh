@@ -97,8 +97,8 @@ done
 awk '/^```c$/ && !seen { inside = seen = 1; next } /^```/ { inside = 0 } inside' README.md \
     >"$SINGLE/app.c"
 later app 100 sh -c "cd '$SINGLE' && cc app.c -o app"
-later train 300 cc -O0 -w -DIDIST_IMPLEMENTATION -x c -c "$SINGLE/idist_train.h" -o "$WORK/train.o"
-later idist 300 cc -O0 -w -DIDIST_IMPLEMENTATION -x c -c "$SINGLE/idist.h" -o "$WORK/idist.o"
+later train 300 cc "${NOT_OPTIMIZED[@]}" -w -DIDIST_IMPLEMENTATION -x c -c "$SINGLE/idist_train.h" -o "$WORK/train.o"
+later idist 300 cc "${NOT_OPTIMIZED[@]}" -w -DIDIST_IMPLEMENTATION -x c -c "$SINGLE/idist.h" -o "$WORK/idist.o"
 names=
 for source in "$SINGLE"/examples/[0-9]*.c; do
     name=$(basename "$source" .c)
@@ -106,7 +106,7 @@ for source in "$SINGLE"/examples/[0-9]*.c; do
     names="$names $name"
     flags=-D_GNU_SOURCE # the others need no second copy of the implementation, and link with one
     [ "$name" = 20_cifar10 ] && flags=-DIDIST_IMPLEMENTATION # has its <time.h>
-    later "$name" 100 cc -O0 $flags -Wall -Wextra -Werror -c "$source" -o "$WORK/$name.o"
+    later "$name" 100 cc "${NOT_OPTIMIZED[@]}" $flags -Wall -Wextra -Werror -c "$source" -o "$WORK/$name.o"
 done
 tests="reduce p2p v_forms groups"
 for name in $tests; do

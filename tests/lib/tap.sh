@@ -42,6 +42,8 @@ ok_run() { # STATUS NAME SECONDS COMMAND...
     [ $rc -eq 124 ] && echo "hang: no end after $seconds s" >>"$WORK/log"
     ok $((rc != want)) "$name" && return 0
     grep -A 4 '^not ok' "$WORK/log" | head -n 30 | diag # of a test in it
+    grep -m 1 -A 30 -E '(WARNING: Thread|ERROR: (Address|Leak))Sanitizer|runtime error:' \
+        "$WORK/log" | diag
     echo "exit status $rc, expected $want; the output ends with" | diag
     tail -n 15 "$WORK/log" | diag
     return 1
