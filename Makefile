@@ -35,7 +35,7 @@ TEST_PROGRAMS := $(TEST_SRC:%.c=$(BUILD)/%)
 ALONE_SRC := tests/dist/many.c tests/unit/store.c \
     $(addprefix tests/fault/,kill.c late.c leftovers.c mismatch.c shm.c spawn.c)
 ALONE_SCRIPTS := tests/launch/mpi.sh
-# Ranks of MPI spin: these have only each other beside them, two at a time.
+# Ranks of MPI spin: these have only each other beside them, three at a time.
 SPINNING_SCRIPTS := $(wildcard tests/mpi/*.sh)
 # These sleep most of their time and hold the library to no short limit: they run beside the others.
 # The longest come first.
@@ -128,7 +128,7 @@ CHECKED_SHARED = $(filter-out $(CHECKED_ALONE) $(CHECKED_SPINNING) $(CHECKED_WAI
 RUN_SHARED = $(PROVE) -j3 $(CHECKED_WAITING) >$(BUILD)/waiting.log 2>&1 & waiting=$$!; \
     $(PROVE) -j$(TEST_JOBS) $(CHECKED_SHARED) || status=1; \
     wait $$waiting || status=1; cat $(BUILD)/waiting.log;
-RUN_SPINNING = $(if $(CHECKED_SPINNING),$(PROVE) -j2 $(CHECKED_SPINNING) || status=1;)
+RUN_SPINNING = $(if $(CHECKED_SPINNING),$(PROVE) -j3 $(CHECKED_SPINNING) || status=1;)
 check-programs: export IDIST_LOG ?= error
 check-programs:
 	@rm -f $(BUILD)/report.* $(BUILD)/status

@@ -97,8 +97,12 @@ done
 awk '/^```c$/ && !seen { inside = seen = 1; next } /^```/ { inside = 0 } inside' README.md \
     >"$SINGLE/app.c"
 later app 100 sh -c "cd '$SINGLE' && cc app.c -o app"
-later train 300 cc "${NOT_OPTIMIZED[@]}" -w -DIDIST_IMPLEMENTATION -x c -c "$SINGLE/idist_train.h" -o "$WORK/train.o"
-later idist 300 cc "${NOT_OPTIMIZED[@]}" -w -DIDIST_IMPLEMENTATION -x c -c "$SINGLE/idist.h" -o "$WORK/idist.o"
+for name in train idist; do
+    header=$SINGLE/idist.h
+    [ $name = idist ] || header=$SINGLE/idist_train.h
+    later $name 300 cc "${NOT_OPTIMIZED[@]}" -w -DIDIST_IMPLEMENTATION -x c -c "$header" \
+        -o "$WORK/$name.o"
+done
 names=
 for source in "$SINGLE"/examples/[0-9]*.c; do
     name=$(basename "$source" .c)
@@ -106,7 +110,8 @@ for source in "$SINGLE"/examples/[0-9]*.c; do
     names="$names $name"
     flags=-D_GNU_SOURCE # the others need no second copy of the implementation, and link with one
     [ "$name" = 20_cifar10 ] && flags=-DIDIST_IMPLEMENTATION # has its <time.h>
-    later "$name" 100 cc "${NOT_OPTIMIZED[@]}" $flags -Wall -Wextra -Werror -c "$source" -o "$WORK/$name.o"
+    later "$name" 100 cc "${NOT_OPTIMIZED[@]}" $flags -Wall -Wextra -Werror \
+        -c "$source" -o "$WORK/$name.o"
 done
 tests="reduce p2p v_forms groups"
 for name in $tests; do
