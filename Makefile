@@ -54,7 +54,7 @@ PROVE = prove --timer --directives --failures --comments --exec 'timeout -k 5 $(
 
 .PHONY: run test test-all asan build-asan ubsan tsan check-programs need-prove programs examples who
 .PHONY: perf fuzz lint format single dist install uninstall deps deps-nccl peers print-deps
-.PHONY: bench-peers bench-mpi bench-train test-gpu bench-gpu clean help
+.PHONY: bench-peers bench-net bench-mpi bench-train test-gpu bench-gpu clean help
 
 run: build/05_train_digits
 	build/05_train_digits
@@ -179,6 +179,10 @@ build-asan: build-address
 # ROUNDS, OPS, RANKS, SIZES, ... choose a part: see the head of the script.
 bench-peers: build/idist_perf
 	@tests/bench/bench_peers.sh
+
+# Between hosts, which are network namespaces. PARTS, ROUNDS, RATE: see the head of the script.
+bench-net: build/idist_perf
+	@tests/bench/bench_net.sh
 
 bench-mpi:
 	@tests/bench/bench_mpi.sh
@@ -336,6 +340,7 @@ help:
 	@echo "make examples   build every example into build/"
 	@echo "make perf       build build/idist_perf, which times every operation (NATIVE=-march=native)"
 	@echo "make bench-peers  compare it with Open MPI, MPICH, Intel MPI and gloo, where installed"
+	@echo "make bench-net  all_reduce between hosts, beside Open MPI and gloo over TCP; needs root"
 	@echo "make bench-mpi  what idist costs on top of each MPI that is installed"
 	@echo "make bench-train  how 20_cifar10 scales, and what idist_ddp adds to bare all_reduces"
 	@echo "make test-gpu   the tests for a machine with one or more GPUs; elsewhere they skip."

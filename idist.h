@@ -198,7 +198,12 @@ LAUNCHING
         IDIST_ALGO           auto, latency, bandwidth or chunked
         IDIST_SHM_MIB        shared memory per rank in MiB
         IDIST_HOSTID         ranks with equal values share a host
-        IDIST_ADDR           the address at which other hosts reach this one
+        IDIST_ADDR           the address or name at which other hosts reach this one
+        IDIST_SOCKET_IFNAME  network interfaces that other hosts reach: prefixes (eth,ib), whole
+                             names (=eth0), or all but those (^docker). Without it
+                             NCCL_SOCKET_IFNAME, in the same grammar, then GLOO_SOCKET_IFNAME, a
+                             list of whole names. Without any of them: the interface on the way to
+                             rank 0. idist_show_config tells the address and the interface
         IDIST_BIND=core      keeps each rank on one processor
         IDIST_CHECK=0        the mpi backend does not compare calls (the ring always does)
         IDIST_START_METHOD   fork or exec
@@ -301,8 +306,9 @@ SECURITY
     Every connection begins with a mutual handshake that proves knowledge of a secret (HMAC-SHA256).
     idist_spawn makes a secret by itself. Otherwise it comes from desc.secret, the file
     IDIST_SECRET_FILE (mode 600) or IDIST_SECRET. Local sockets also check the user, and shared
-    memory is passed through them. Listening beyond loopback without a secret is refused
-    (IDIST_ERR_NO_SECRET) unless IDIST_INSECURE=1. The data itself is neither encrypted nor signed:
+    memory is passed through them. Ranks of several hosts listen at all addresses of their host.
+    Without a secret that is refused (IDIST_ERR_NO_SECRET) unless IDIST_INSECURE=1; then they listen
+    only at the address that they tell each other. The data itself is neither encrypted nor signed:
     on a network you do not trust, use a tunnel.
 
 WRITING A BACKEND

@@ -329,11 +329,19 @@ static idist_status idist__world_new(const idist__config *cfg, idist__world **ou
 static void idist__world_settle_in(idist__world *w) {
     const idist__rank_info *me = &w->nodes[w->group.rank];
     int own = idist__os_cpu_count(), ncores = w->ncores ? w->ncores : own;
-    bool oversubscribed = me->local_size > ncores;
+    int rank = me->local_rank, size = me->local_size;
+    bool oversubscribed;
 
+    if (w->sharing_size > size) {
+        rank = w->sharing_rank;
+        size = w->sharing_size;
+        ncores = own;
+    }
+
+    oversubscribed = size > ncores;
     w->spin_ns = w->spin_budget_ns = oversubscribed ? 0 : IDIST__SPIN_NS;
     if (own < 2 || !(w->cfg.bind || oversubscribed)) return;
-    if (idist__os_cpu_bind(me->local_rank % own, w->cfg.bind)) return;
+    if (idist__os_cpu_bind(rank % own, w->cfg.bind)) return;
     idist__log_print(&w->log, w->cfg.bind ? IDIST_LOG_WARN : IDIST_LOG_INFO,
                      "could not bind to a processor: %s", strerror(errno));
 }
@@ -739,6 +747,7 @@ const char *idist_show_config(void) {
     if (w)
         idist__text_append(buf, cap, "rendezvous: %s\ntimeout: %d ms\n",
                            w->cfg.where[0] ? w->cfg.where : "none", w->cfg.timeout_ms);
+    if (w && w->advertised[0]) idist__text_append(buf, cap, "advertising %s\n", w->advertised);
 
     return buf;
 }

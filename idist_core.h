@@ -317,8 +317,9 @@ typedef struct idist__rank_info {
 // What it may call. A backend is compiled in the file that defines IDIST_IMPLEMENTATION, and may
 // use all that stands in this file above [core:call], [core:message], idist__self_collective, and
 // the files that this one uses. Of a task it writes only call.user and what `impl` points to, of a
-// group what `impl` points to; of the world it sets impl, nodes, ncores, foreign_thread_count and
-// single_threaded, and counts moved_count up for each step forward.
+// group what `impl` points to; of the world it sets impl, nodes, ncores, sharing_rank,
+// sharing_size, advertised, foreign_thread_count and single_threaded, and counts moved_count up for
+// each step forward.
 struct idist_backend_api {
     uint32_t abi;        // IDIST__BACKEND_ABI
     uint32_t size;       // of this struct
@@ -504,6 +505,7 @@ struct idist__world {
     idist__task *detached;                 // running or done, newest first
     uint32_t detached_done_count;          // those in the list that are done
     char hostname[64];
+    char advertised[160];    // where other hosts reach this rank, and its interface; "": nowhere
     char backends[512];      // names of those registered
     idist__rank_info *nodes; // of every rank
     int nnodes;
@@ -528,6 +530,9 @@ struct idist__world {
     int64_t next_look_ns;       // when a thread that polls looks at the timers again
     int64_t timers_due_ns;      // no task needs idist__timer_run before
     int ncores; // that the ranks of this host may use together; 0: the backend could not tell
+    // Among the ranks that have the same processors, perhaps as several hosts, in containers; 0, 0:
+    // the backend could not tell.
+    int sharing_rank, sharing_size;
     bool thread_running, thread_stops;
     int foreign_thread_count; // threads of other libraries, which never call; INT32_MAX / 4 or
                               // more: only one thread may call at all

@@ -50,10 +50,11 @@ enum { IDIST__JOIN_AUTO = 0, IDIST__JOIN_TCP_ONLY = 2 };
 
 typedef struct idist__record { // what a rank says about itself
     char hostname[64];
-    uint64_t host;      // equal for all ranks of a host
-    char local[64];     // address of its local socket, or ""
-    uint32_t shm;       // whether it takes part in shared memory
-    uint32_t algorithm; // its setting IDIST_ALGO, which must be equal on all ranks
+    uint64_t host;       // equal for all ranks of a host
+    char local[64];      // address of its local socket, or ""
+    uint64_t processors; // equal for all ranks that have the same ones
+    uint32_t shm;        // whether it takes part in shared memory
+    uint32_t algorithm;  // its setting IDIST_ALGO, which must be equal on all ranks
 } idist__record;
 
 typedef struct idist__join {
@@ -67,7 +68,7 @@ typedef struct idist__join {
     uint64_t job;                 // number of the job
     uint8_t key[32];              // authenticates connections of this job
     int listeners[2];             // local socket, TCP; -1: none
-    char tcp_address[128];        // where our TCP socket listens
+    char tcp_address[160];        // where our TCP socket listens
     const idist__record *records; // by rank
     idist__handshake *outgoing;   // by rank, to lower ranks only
     int64_t *retry_ns;            // when to connect to a lower rank again; 0: under way, or done
@@ -462,8 +463,8 @@ static idist_status idist__join_store_leave(idist__join *j) {
 
 //------------------------------------------------------------------------------
 // [join:table]  the number of the job, and a record of every rank
-// uses os:random os:env socket fail text sha address connection secret client
-// uses config model state store
+// uses os:random os:env socket fail text sha address interface connection
+// uses secret client config model state store
 //
 // Rank 0 draws a random job number, from which the key of all connections is derived. Each rank
 // then publishes a record: its host, and where its local socket listens. Rank 0 collects the
@@ -514,52 +515,64 @@ static idist_status idist__table_listen_local(idist__join *j, idist__record *me)
     return idist__connection_listen(&address, me->local, &j->listeners[0]);
 }
 
-// The address at which other hosts reach this one: IDIST_ADDR, or the local end of our connection
-// to the store.
-static idist_status idist__table_own_ip(idist__join *j, bool one_host, char *ip, size_t capacity) {
-    const char *env = idist__os_env("IDIST_ADDR");
-    bool store_is_socket = j->owns_store && strncmp(j->w->cfg.where, "file:", 5) != 0;
-    idist__os_address address;
+// An address of this host that another one uses, or that we use to reach another one: our end of
+// the connection to the store. Rank 0 and its neighbors may have reached the store through
+// loopback; but at rank 0 the others look for the store. False: none is known.
+static bool idist__table_hint(const idist__join *j, idist__os_address *hint) {
+    const char *where = j->w->cfg.where;
+    bool is_socket = j->owns_store && strncmp(where, "file:", 5) != 0;
 
-    if (env) {
-        idist__text_copy(ip, capacity, env);
-    } else if (one_host) {
-        idist__text_copy(ip, capacity, "127.0.0.1");
-    } else if (store_is_socket &&
-               idist__os_socket_own_address(((idist__client_store *)j->store->impl)->fd,
-                                            &address) &&
-               !idist__os_socket_is_local(&address)) {
-        idist__os_socket_host_text(&address, ip, capacity);
-    } else {
-        return idist__fail(IDIST_ERR_ENV, "initialize: no address known at which other hosts reach "
-                                          "this one: set IDIST_ADDR, or use tcp://");
-    }
+    if (is_socket &&
+        idist__os_socket_own_address(((idist__client_store *)j->store->impl)->fd, hint) &&
+        !idist__os_socket_is_loopback(hint))
+        return true;
+    return j->w->group.rank == 0 && strncmp(where, "tcp:", 4) == 0 &&
+           idist__address_parse(hint, where) == IDIST_OK;
+}
+
+// The address to publish. All ranks on one host use TCP only because the user wants it.
+static idist_status idist__table_own_address(const idist__join *j, bool one_host,
+                                             idist__own_address *own) {
+    idist__os_address hint;
+
+    if (!one_host || idist__os_env("IDIST_ADDR"))
+        return idist__interface_choose(idist__table_hint(j, &hint) ? &hint : NULL, own);
+
+    memset(own, 0, sizeof *own);
+    idist__text_copy(own->ip, sizeof own->ip, "127.0.0.1");
 
     return IDIST_OK;
 }
 
+// Listens on all addresses where a secret keeps strangers out, or else at the one that is
+// published.
 static idist_status idist__table_listen_tcp(idist__join *j, bool one_host) {
+    idist__world *w = j->w;
+    bool has_secret = w->cfg.secret.nbytes != 0;
     idist__os_address address;
-    char ip[64];
-    idist_status status = idist__table_own_ip(j, one_host, ip, sizeof ip);
+    idist__own_address own;
+    idist_status status = idist__table_own_address(j, one_host, &own);
 
-    if (status == IDIST_OK) status = idist__address_tcp(&address, ip, 0);
+    if (status == IDIST_OK) status = idist__address_tcp(&address, own.ip, 0);
     if (status != IDIST_OK) return status;
-    if (!idist__os_socket_is_loopback(&address) && !j->w->cfg.secret.nbytes &&
-        !j->w->cfg.secret.insecure)
+    if (!idist__os_socket_is_loopback(&address) && !has_secret && !w->cfg.secret.insecure)
         return idist__fail(
             IDIST_ERR_NO_SECRET,
             "initialize: listening at %s, beyond this host, needs a shared secret: set "
             "IDIST_SECRET or IDIST_SECRET_FILE on all ranks, or IDIST_INSECURE=1 to trust the "
             "network",
-            ip);
+            own.ip);
 
-    status = idist__connection_listen(&address, ip, &j->listeners[1]);
+    if (has_secret && !idist__os_socket_is_loopback(&address))
+        status = idist__connection_listen_everywhere(0, own.ip, &j->listeners[1]);
+    else status = idist__connection_listen(&address, own.ip, &j->listeners[1]);
     if (status != IDIST_OK) return status;
     if (!idist__os_socket_own_address(j->listeners[1], &address))
         return idist__fail_errno("initialize: asking for the port of a listener", errno);
-    snprintf(j->tcp_address, sizeof j->tcp_address, "tcp:[%s]:%d", ip,
+    snprintf(j->tcp_address, sizeof j->tcp_address, "tcp:[%s]:%d", own.ip,
              idist__os_socket_port(&address));
+    snprintf(w->advertised, sizeof w->advertised, own.ifname[0] ? "%s (%s)" : "%s", own.ip,
+             own.ifname);
 
     return idist__state_set(j, "tcp", j->w->group.rank, j->tcp_address, sizeof j->tcp_address);
 }
@@ -610,6 +623,7 @@ static idist_status idist__table_make(idist__join *j, idist__record *records) {
 
     idist__text_copy(me->hostname, sizeof me->hostname, w->hostname);
     me->host = host;
+    me->processors = idist__config_processor_key();
     me->shm = w->cfg.transport == IDIST__JOIN_AUTO;
     me->algorithm = (uint32_t)w->cfg.algorithm;
     if (w->cfg.transport != IDIST__JOIN_TCP_ONLY) status = idist__table_listen_local(j, me);
@@ -618,6 +632,9 @@ static idist_status idist__table_make(idist__join *j, idist__record *records) {
     for (i = 0; i < w->group.size && status == IDIST_OK; i++) {
         status = idist__table_enter(j, &records[i], i);
         if (records[i].host != host) one_host = false;
+        if (records[i].processors != me->processors) continue;
+        if (i < w->group.rank) w->sharing_rank++;
+        w->sharing_size++;
     }
 
     j->records = records;
@@ -693,7 +710,7 @@ static idist_status idist__links_connect(idist__join *j, int rank) {
     idist__os_address address;
     idist__handshake *handshake = &j->outgoing[rank];
     int64_t until_ns = idist__os_clock_deadline(IDIST__LINKS_CONNECT_MS);
-    char where[128];
+    char where[160];
     idist_status status;
     int fd;
 
@@ -741,6 +758,7 @@ static void idist__links_add(idist__join *j, int rank, int fd) {
     idist__os_address address;
     bool local = idist__os_socket_own_address(fd, &address) && idist__os_socket_is_local(&address);
 
+    if (!local) idist__os_socket_measured(fd);
     l->fd = fd;
     idist__link_open(j->ring, l, local ? &idist__transport_unix : &idist__transport_tcp, &l->fd);
     j->link_count++;

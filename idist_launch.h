@@ -312,7 +312,7 @@ static idist_status idist__slurm_check_env(idist__config *config, bool *valid) {
 //------------------------------------------------------------------------------
 // [launch:pmi]  PMI-1, the text protocol of MPICH's launchers
 // uses clock os:random os:env descriptor mutex poll socket fail text address
-// uses connection env
+// uses interface connection env
 //
 // Lines of "cmd=NAME key=value ..." over a socket that the launcher (hydra) hands down as PMI_FD,
 // or to which we connect (mpiexec -pmi-port: PMI_PORT). We need three things of it: who we are, a
@@ -434,26 +434,44 @@ static idist_status idist__pmi_introduce(idist__config *config, const char *port
                        port);
 }
 
-// Ranks of several hosts meet at a TCP port of rank 0.
-static idist_status idist__pmi_listen_tcp(idist__config *config, char *where, size_t capacity) {
-    const char *host = idist__os_env("IDIST_ADDR");
+// The address of rank 0 for the others: that of this host's name, if it is one of its interfaces.
+static idist_status idist__pmi_choose_address(idist__own_address *own) {
     char name[256];
     idist__os_address address;
+    bool known = idist__os_socket_host_name(name, sizeof name) &&
+                 idist__address_tcp(&address, name, 0) == IDIST_OK;
+
+    return idist__interface_choose(known ? &address : NULL, own);
+}
+
+// Ranks of several hosts, or of one where the user wants TCP, meet at a TCP port of rank 0.
+static idist_status idist__pmi_listen_tcp(idist__config *config, char *where, size_t capacity) {
+    bool one_host = config->local_size == config->world_size && !idist__os_env("IDIST_ADDR");
+    idist__os_address address;
+    idist__own_address own;
     idist_status status;
 
-    if (!config->secret.nbytes && !config->secret.insecure)
+    if (!one_host && !config->secret.nbytes && !config->secret.insecure)
         return idist__fail(
             IDIST_ERR_NO_SECRET,
             "initialize: ranks on several hosts need a shared secret: set IDIST_SECRET or "
             "IDIST_SECRET_FILE on all ranks, or IDIST_INSECURE=1 to trust the network");
-    idist__os_socket_host_name(name, sizeof name);
-    status = idist__address_tcp(&address, "0.0.0.0", 0);
-    if (status == IDIST_OK)
-        status = idist__connection_listen(&address, "0.0.0.0", &config->listener);
+
+    if (one_host) {
+        idist__text_copy(own.ip, sizeof own.ip, "127.0.0.1");
+        status = idist__address_tcp(&address, own.ip, 0);
+        if (status == IDIST_OK)
+            status = idist__connection_listen(&address, own.ip, &config->listener);
+    } else {
+        status = idist__pmi_choose_address(&own);
+        if (status == IDIST_OK)
+            status = idist__connection_listen_everywhere(0, "a free port", &config->listener);
+    }
+
     if (status != IDIST_OK) return status;
     if (!idist__os_socket_own_address(config->listener, &address))
         return idist__fail_errno("initialize: asking for the port of a listener", errno);
-    snprintf(where, capacity, "tcp:%s:%d", host ? host : name, idist__os_socket_port(&address));
+    snprintf(where, capacity, "tcp:[%s]:%d", own.ip, idist__os_socket_port(&address));
 
     return IDIST_OK;
 }
@@ -1090,7 +1108,7 @@ static idist_status idist__where_find(idist__config *config, const idist_desc *d
 
 //------------------------------------------------------------------------------
 // [launch:config]  explicit field, then environment, then built-in
-// uses os:env socket fail text hash secret env detect where
+// uses os:env cpu socket fail text hash secret env detect where
 //
 // idist__launch_config is the only place where defaults are filled in.
 //------------------------------------------------------------------------------
@@ -1239,6 +1257,18 @@ IDIST__UNUSED static uint64_t idist__config_host_key(const idist__config *config
     if (config->host_id[0]) return idist__hash(config->host_id, strlen(config->host_id));
     idist__os_socket_reach(text, sizeof text);
     return idist__hash(text, strlen(text));
+}
+
+// The same number on all ranks that have the same processors of one machine, although it may be
+// several hosts to them.
+IDIST__UNUSED static uint64_t idist__config_processor_key(void) {
+    char machine[65];
+    idist__os_cpu_set cpus;
+
+    idist__os_socket_machine(machine, sizeof machine);
+    idist__os_cpu_usable(&cpus);
+
+    return idist__hash_mix(idist__hash(machine, strlen(machine)), idist__hash(&cpus, sizeof cpus));
 }
 
 #endif // IDIST_LAUNCH_H

@@ -11,6 +11,7 @@ CONTENTS
 
       [net:parse]       numbers and host:port in texts
       [net:address]     addresses as texts
+      [net:interface]   the address at which other hosts reach this one
       [net:connection]  listening, and whole transfers with a deadline
       [net:auth]        a mutual handshake on every connection
       [net:secret]      the secret that the ranks of a job share
@@ -79,25 +80,210 @@ static idist_status idist__address_local(idist__os_address *address, const char 
                        name, IDIST__OS_SOCKET_NAME_MAX);
 }
 
-// Blocks while the name is looked up.
-static idist_status idist__address_tcp(idist__os_address *address, const char *host, int port) {
-    const char *error = idist__os_socket_resolve(address, host, port);
+// One of the addresses of a host, see idist__os_socket_resolve. Blocks while the name is looked up.
+// The resolver takes a name of digits only, as jobs and nodes may have it, for an address in
+// 0.0.0.0/8.
+static idist_status idist__address_one_of(idist__os_address *address, const char *host, int port,
+                                          int which, int *count) {
+    const char *error;
 
+    if (host[strspn(host, "0123456789")] == 0)
+        return idist__fail(IDIST_ERR_ARG,
+                           "the host name \"%s\" would be taken for a number: use the address, or "
+                           "the name with its domain",
+                           host);
+
+    error = idist__os_socket_resolve(address, host, port, which, count);
     if (!error) return IDIST_OK;
+
     return idist__fail(IDIST_ERR_SYSTEM, "the host name \"%s\" cannot be resolved: %s", host,
                        error);
 }
 
-// IDIST_ERR_ARG: it is no address; other failures may pass.
-static idist_status idist__address_parse(idist__os_address *address, const char *text) {
+// The first of them.
+static idist_status idist__address_tcp(idist__os_address *address, const char *host, int port) {
+    int count;
+    return idist__address_one_of(address, host, port, 0, &count);
+}
+
+// Address number `which`, modulo *count, of those that the text stands for. IDIST_ERR_ARG: it is no
+// address; other failures may pass.
+static idist_status idist__address_parse_one_of(idist__os_address *address, const char *text,
+                                                int which, int *count) {
     char host[256];
     int port;
 
+    *count = 1;
     memset(address, 0, sizeof *address);
     if (strncmp(text, "unix:", 5) == 0) return idist__address_local(address, text + 5);
     if (strncmp(text, "tcp:", 4) == 0 && idist__parse_host_port(text + 4, host, sizeof host, &port))
-        return idist__address_tcp(address, host, port);
+        return idist__address_one_of(address, host, port, which, count);
     return idist__fail(IDIST_ERR_ARG, "\"%s\" is not an address", text);
+}
+
+// The first of them.
+static idist_status idist__address_parse(idist__os_address *address, const char *text) {
+    int count;
+    return idist__address_parse_one_of(address, text, 0, &count);
+}
+
+//------------------------------------------------------------------------------
+// [net:interface]  the address at which other hosts reach this one
+// uses os:env socket fail text
+//
+// In this order:
+//
+//   IDIST_ADDR            as it is; a name or the address of a router are possible, too
+//   IDIST_SOCKET_IFNAME   the first address of an interface that it admits
+//   the hint              an address of this host that another host is known to use, or this host
+//                         itself to reach another one
+//   otherwise             the first address of an interface that is not made for containers
+//
+// Addresses of the hint's family come first. Loopback and link-local addresses are of no use to
+// other hosts: only IDIST_ADDR can name one.
+//------------------------------------------------------------------------------
+
+enum { IDIST__INTERFACES = 64 };
+
+typedef struct idist__own_address {
+    char ip[112];    // or the name that IDIST_ADDR gives
+    char ifname[32]; // "": not known
+} idist__own_address;
+
+// A variable that says which interfaces are meant.
+typedef struct idist__interface_filter {
+    const char *variable, *list; // NULL: none is set
+    bool exact;                  // the list has whole names, without prefixes
+} idist__interface_filter;
+
+static idist__interface_filter idist__interface_filter_of_user(void) {
+    static const char *const variables[] = {"IDIST_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME",
+                                            "GLOO_SOCKET_IFNAME"};
+    idist__interface_filter filter = {NULL, NULL, false};
+    int i;
+
+    for (i = 0; i < 3 && !filter.list; i++) {
+        filter.variable = variables[i];
+        filter.list = idist__os_env(variables[i]);
+        filter.exact = i == 2;
+    }
+
+    return filter;
+}
+
+// Whether a list of interfaces in NCCL's grammar admits one: prefixes, parted by commas; "=" before
+// the list: whole names; "^" before that: all but these.
+static bool idist__interface_admits(const char *list, bool exact, const char *name) {
+    bool excludes = *list == '^', found = false;
+
+    if (excludes) list++;
+
+    if (*list == '=') {
+        exact = true;
+        list++;
+    }
+
+    while (*list && !found) {
+        size_t nbytes = strcspn(list, ",");
+        found = nbytes && strncmp(list, name, nbytes) == 0 && (!exact || !name[nbytes]);
+        list += nbytes;
+        if (*list) list++;
+    }
+
+    return found != excludes;
+}
+
+static bool idist__interface_serves(const idist__os_interface *at) {
+    return !idist__os_socket_is_loopback(&at->address) &&
+           !idist__os_socket_is_link_local(&at->address);
+}
+
+// The first interface that a list admits, of the family of `like` if there is one. NULL: none.
+static const idist__os_interface *idist__interface_first(const idist__os_interface *all, int count,
+                                                         const char *list, bool exact,
+                                                         const idist__os_address *like) {
+    const idist__os_interface *first = NULL;
+    int i;
+
+    for (i = 0; i < count; i++) {
+        if (!idist__interface_serves(&all[i])) continue;
+        if (!idist__interface_admits(list, exact, all[i].name)) continue;
+        if (!like || idist__os_socket_is_ipv4(&all[i].address) == idist__os_socket_is_ipv4(like))
+            return &all[i];
+        if (!first) first = &all[i];
+    }
+
+    return first;
+}
+
+// The interface that has the address of the hint, which may be NULL.
+static const idist__os_interface *
+idist__interface_of_hint(const idist__os_interface *all, int count, const idist__os_address *hint) {
+    int i;
+
+    for (i = 0; hint && i < count; i++)
+        if (idist__interface_serves(&all[i]) &&
+            idist__os_socket_is_same_host(&all[i].address, hint))
+            return &all[i];
+
+    return NULL;
+}
+
+static idist_status idist__interface_none(const idist__interface_filter *filter,
+                                          const idist__os_interface *all, int count) {
+    char text[400] = "", ip[64];
+    int i;
+
+    for (i = 0; i < count; i++) {
+        idist__os_socket_host_text(&all[i].address, ip, sizeof ip);
+        idist__text_append(text, sizeof text, "%s%s (%s)", i ? ", " : "", ip, all[i].name);
+    }
+
+    if (filter->list)
+        return idist__fail(IDIST_ERR_ENV,
+                           "initialize: %s=%s leaves no interface that other hosts can reach: this "
+                           "host has %s",
+                           filter->variable, filter->list, count ? text : "none");
+    return idist__fail(IDIST_ERR_ENV,
+                       "initialize: no address known at which other hosts reach this one: set "
+                       "IDIST_ADDR; this host has %s",
+                       count ? text : "none");
+}
+
+// The address to tell the other hosts. hint: see above; NULL: none.
+static idist_status idist__interface_choose(const idist__os_address *hint,
+                                            idist__own_address *own) {
+    idist__os_interface all[IDIST__INTERFACES];
+    idist__interface_filter filter = idist__interface_filter_of_user();
+    const char *user = idist__os_env("IDIST_ADDR");
+    const idist__os_interface *chosen = NULL;
+    int count;
+
+    memset(own, 0, sizeof *own);
+
+    if (user) {
+        if (strlen(user) >= sizeof own->ip)
+            return idist__fail(IDIST_ERR_ENV, "initialize: IDIST_ADDR has more than %d characters",
+                               (int)sizeof own->ip - 1);
+        idist__text_copy(own->ip, sizeof own->ip, user);
+        return IDIST_OK;
+    }
+
+    count = idist__os_socket_interfaces(all, IDIST__INTERFACES);
+
+    if (filter.list) {
+        chosen = idist__interface_first(all, count, filter.list, filter.exact, hint);
+    } else {
+        chosen = idist__interface_of_hint(all, count, hint);
+        if (!chosen) chosen = idist__interface_first(all, count, "^docker,virbr", false, hint);
+        if (!chosen) chosen = idist__interface_first(all, count, "^", false, hint);
+    }
+
+    if (!chosen) return idist__interface_none(&filter, all, count);
+    idist__os_socket_host_text(&chosen->address, own->ip, sizeof own->ip);
+    idist__text_copy(own->ifname, sizeof own->ifname, chosen->name);
+
+    return IDIST_OK;
 }
 
 //------------------------------------------------------------------------------
@@ -105,12 +291,7 @@ static idist_status idist__address_parse(idist__os_address *address, const char 
 // uses poll socket fail
 //------------------------------------------------------------------------------
 
-// `what` is the address in the words of the caller. Returns the socket in *fd, -1 on failure.
-static idist_status idist__connection_listen(const idist__os_address *address, const char *what,
-                                             int *fd) {
-    *fd = idist__os_socket_listen(address);
-    if (*fd >= 0) return IDIST_OK;
-
+static idist_status idist__connection_listen_failed(const char *what) {
     if (errno == EADDRINUSE)
         return idist__fail(
             IDIST_ERR_ADDR_IN_USE,
@@ -118,6 +299,19 @@ static idist_status idist__connection_listen(const idist__os_address *address, c
             what);
 
     return idist__fail_errno(what, errno);
+}
+
+// `what` is the address in the words of the caller. Returns the socket in *fd, -1 on failure.
+static idist_status idist__connection_listen(const idist__os_address *address, const char *what,
+                                             int *fd) {
+    *fd = idist__os_socket_listen(address);
+    return *fd >= 0 ? IDIST_OK : idist__connection_listen_failed(what);
+}
+
+// The same at a port of all addresses of this host. Port 0: a free one.
+static idist_status idist__connection_listen_everywhere(int port, const char *what, int *fd) {
+    *fd = idist__os_socket_listen_everywhere(port);
+    return *fd >= 0 ? IDIST_OK : idist__connection_listen_failed(what);
 }
 
 // Blocks until the buffer is full. False: errno is ETIMEDOUT when the deadline has passed, 0 at the

@@ -67,6 +67,8 @@ CONTENTS
 #include <unistd.h>
 
 #include <arpa/inet.h>
+#include <ifaddrs.h>
+#include <net/if.h>
 #include <netdb.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
@@ -755,11 +757,12 @@ static bool idist__os_socket_local_address(idist__os_address *address, const cha
     return true;
 }
 
-// The first TCP address of a host, which is a name or the text of an IP address. May block for as
-// long as the resolver takes. Returns NULL, or why the lookup failed (a static text).
-static const char *idist__os_socket_resolve(idist__os_address *address, const char *host,
-                                            int port) {
-    struct addrinfo hints, *list = NULL;
+// One of the TCP addresses of a host, which is a name or the text of an IP address: *count gets how
+// many it has, and `which`, counted modulo that, chooses. May block for as long as the resolver
+// takes. Returns NULL, or why the lookup failed (a static text).
+static const char *idist__os_socket_resolve(idist__os_address *address, const char *host, int port,
+                                            int which, int *count) {
+    struct addrinfo hints, *list = NULL, *at;
     char service[16];
     int error;
 
@@ -770,8 +773,13 @@ static const char *idist__os_socket_resolve(idist__os_address *address, const ch
     error = getaddrinfo(host, service, &hints, &list);
     if (error != 0 || !list) return gai_strerror(error);
 
-    memcpy(&address->sa, list->ai_addr, list->ai_addrlen);
-    address->nbytes = list->ai_addrlen;
+    *count = 0;
+    for (at = list; at; at = at->ai_next) ++*count;
+    which %= *count;
+    for (at = list; which > 0; which--) at = at->ai_next;
+
+    memcpy(&address->sa, at->ai_addr, at->ai_addrlen);
+    address->nbytes = at->ai_addrlen;
     freeaddrinfo(list);
 
     return NULL;
@@ -800,6 +808,28 @@ static bool idist__os_socket_is_loopback(const idist__os_address *address) {
     return IN6_IS_ADDR_LOOPBACK(&((const struct sockaddr_in6 *)&address->sa)->sin6_addr) != 0;
 }
 
+// Whether it is an IP address that is valid on one link only: 169.254.0.0/16 or fe80::/10.
+static bool idist__os_socket_is_link_local(const idist__os_address *address) {
+    if (idist__os_socket_is_ipv4(address)) {
+        const struct sockaddr_in *v4 = (const struct sockaddr_in *)&address->sa;
+        return (ntohl(v4->sin_addr.s_addr) >> 16) == 0xA9FE;
+    }
+
+    return IN6_IS_ADDR_LINKLOCAL(&((const struct sockaddr_in6 *)&address->sa)->sin6_addr) != 0;
+}
+
+// Whether two IP addresses are equal, whatever their ports.
+static bool idist__os_socket_is_same_host(const idist__os_address *a, const idist__os_address *b) {
+    if (a->sa.ss_family != b->sa.ss_family) return false;
+
+    if (idist__os_socket_is_ipv4(a))
+        return ((const struct sockaddr_in *)&a->sa)->sin_addr.s_addr ==
+               ((const struct sockaddr_in *)&b->sa)->sin_addr.s_addr;
+
+    return memcmp(&((const struct sockaddr_in6 *)&a->sa)->sin6_addr,
+                  &((const struct sockaddr_in6 *)&b->sa)->sin6_addr, sizeof(struct in6_addr)) == 0;
+}
+
 // The text of an IP address, without the port.
 static void idist__os_socket_host_text(const idist__os_address *address, char *buf,
                                        size_t capacity) {
@@ -826,20 +856,65 @@ static bool idist__os_socket_own_address(int fd, idist__os_address *address) {
     return getsockname(fd, (struct sockaddr *)&address->sa, &address->nbytes) == 0;
 }
 
+// The congestion control of a TCP socket. False: the system does not tell.
+static bool idist__os_socket_congestion(int fd, char name[16]) {
+    socklen_t nbytes = 15;
+
+    memset(name, 0, 16);
+    return getsockopt(fd, IPPROTO_TCP, TCP_CONGESTION, name, &nbytes) == 0;
+}
+
 // A stream socket without Nagle's delay, or -1.
+//
+// BBR sends by a timer, which inside a machine room costs more than half of the bandwidth. Another
+// congestion control takes its place until idist__os_socket_measured.
 static int idist__os_socket_open(int family) {
     int one = 1, fd = socket(family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
-    if (fd >= 0 && family != AF_UNIX) setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof one);
+    char name[16];
+
+    if (fd < 0 || family == AF_UNIX) return fd;
+    setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof one);
+
+    if (idist__os_socket_congestion(fd, name) && strncmp(name, "bbr", 3) == 0 &&
+        setsockopt(fd, IPPROTO_TCP, TCP_CONGESTION, "cubic", 5) != 0)
+        setsockopt(fd, IPPROTO_TCP, TCP_CONGESTION, "reno", 4); // every system has it
+
     return fd;
+}
+
+// Called when some bytes have gone back and forth through a TCP socket: if the peer is far away,
+// the congestion control of the system returns, as BBR is what helps against losses there.
+static void idist__os_socket_measured(int fd) {
+    // struct tcp_info, of which the C library may know the beginning only.
+    enum { MIN_RTT_AT = 148, NEAR_US = 2000 };
+    unsigned char info[256];
+    socklen_t nbytes = sizeof info;
+    uint32_t min_rtt_us = 0;
+    char name[16];
+    int fresh;
+
+    memset(info, 0, sizeof info);
+    if (getsockopt(fd, IPPROTO_TCP, TCP_INFO, info, &nbytes) != 0) return;
+    if (nbytes >= MIN_RTT_AT + sizeof min_rtt_us)
+        memcpy(&min_rtt_us, info + MIN_RTT_AT, sizeof min_rtt_us);
+    if (min_rtt_us < NEAR_US) return;
+
+    fresh = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0); // has that of the system
+    if (fresh < 0) return;
+    if (idist__os_socket_congestion(fresh, name))
+        setsockopt(fd, IPPROTO_TCP, TCP_CONGESTION, name, (socklen_t)strlen(name));
+    close(fresh);
 }
 
 // A socket that listens at an address, or -1; errno EADDRINUSE: another socket does.
 static int idist__os_socket_listen(const idist__os_address *address) {
-    int one = 1, error, fd = idist__os_socket_open(address->sa.ss_family);
+    int one = 1, zero = 0, error, fd = idist__os_socket_open(address->sa.ss_family);
 
     if (fd < 0) return -1;
     if (!idist__os_socket_is_local(address))
         setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &one, sizeof one);
+    if (address->sa.ss_family == AF_INET6) // IPv4 as well, at the wildcard
+        setsockopt(fd, IPPROTO_IPV6, IPV6_V6ONLY, &zero, sizeof zero);
     if (bind(fd, (const struct sockaddr *)&address->sa, address->nbytes) == 0 &&
         listen(fd, 4096) == 0)
         return fd;
@@ -849,6 +924,62 @@ static int idist__os_socket_listen(const idist__os_address *address) {
     errno = error;
 
     return -1;
+}
+
+// A socket that listens at a port of all addresses of this host, IPv4 and IPv6, or -1 as above.
+// Port 0: a free one.
+static int idist__os_socket_listen_everywhere(int port) {
+    idist__os_address any;
+    struct sockaddr_in6 *v6 = (struct sockaddr_in6 *)&any.sa;
+    struct sockaddr_in *v4 = (struct sockaddr_in *)&any.sa;
+    int fd;
+
+    memset(&any, 0, sizeof any);
+    v6->sin6_family = AF_INET6;
+    v6->sin6_port = htons((uint16_t)port);
+    any.nbytes = sizeof *v6;
+    fd = idist__os_socket_listen(&any);
+    if (fd >= 0 || errno == EADDRINUSE) return fd;
+
+    memset(&any, 0, sizeof any); // a system without IPv6
+    v4->sin_family = AF_INET;
+    v4->sin_port = htons((uint16_t)port);
+    any.nbytes = sizeof *v4;
+
+    return idist__os_socket_listen(&any);
+}
+
+// An IP address of a network interface that is up.
+typedef struct idist__os_interface {
+    char name[32];
+    idist__os_address address;
+} idist__os_interface;
+
+// The addresses of this host, in the order of the system, at most `capacity`. Returns how many are
+// in `list`.
+static int idist__os_socket_interfaces(idist__os_interface *list, int capacity) {
+    struct ifaddrs *all = NULL;
+    const struct ifaddrs *at;
+    int count = 0;
+
+    if (getifaddrs(&all) != 0) return 0;
+
+    for (at = all; at && count < capacity; at = at->ifa_next) {
+        idist__os_interface *to = &list[count];
+        int family = at->ifa_addr ? at->ifa_addr->sa_family : AF_UNSPEC;
+
+        if (!(at->ifa_flags & IFF_UP) || (family != AF_INET && family != AF_INET6)) continue;
+        memset(to, 0, sizeof *to);
+        snprintf(to->name, sizeof to->name, "%s", at->ifa_name);
+        to->address.nbytes =
+            family == AF_INET ? sizeof(struct sockaddr_in) : sizeof(struct sockaddr_in6);
+        memcpy(&to->address.sa, at->ifa_addr, to->address.nbytes);
+        count++;
+    }
+
+    freeifaddrs(all);
+
+    return count;
 }
 
 // Whether the process at the other end of a local socket belongs to our user: abstract sockets have
@@ -1044,21 +1175,30 @@ static bool idist__os_socket_host_name(char *buf, size_t capacity) {
     return gethostname(buf, capacity - 1) == 0;
 }
 
-// A text that exactly those processes have in common which can connect through local sockets: the
-// boot (or the host name), the network namespace and the user.
-IDIST__UNUSED static void idist__os_socket_reach(char *text, size_t capacity) {
-    struct stat name_space;
-    char boot[65] = "";
+// A text that the processes of one machine have in common, whatever containers they are in: that of
+// the boot, or else the host name.
+static void idist__os_socket_machine(char *text, size_t capacity) {
     ssize_t n;
     int fd = open("/proc/sys/kernel/random/boot_id", O_RDONLY | O_CLOEXEC);
 
+    memset(text, 0, capacity);
+
     if (fd >= 0) {
-        do n = read(fd, boot, sizeof boot - 1);
+        do n = read(fd, text, capacity - 1);
         while (n < 0 && errno == EINTR);
         close(fd);
     }
 
-    if (!boot[0] && !idist__os_socket_host_name(boot, sizeof boot)) boot[0] = '?';
+    if (!text[0] && !idist__os_socket_host_name(text, capacity)) text[0] = '?';
+}
+
+// A text that exactly those processes have in common which can connect through local sockets: the
+// machine, the network namespace and the user.
+IDIST__UNUSED static void idist__os_socket_reach(char *text, size_t capacity) {
+    struct stat name_space;
+    char boot[65];
+
+    idist__os_socket_machine(boot, sizeof boot);
     if (stat("/proc/self/ns/net", &name_space) == 0)
         snprintf(text, capacity, "%s/%llu/%lu", boot, (unsigned long long)name_space.st_ino,
                  idist__os_socket_user());

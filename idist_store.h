@@ -1559,8 +1559,8 @@ static idist_status idist__server_start(const idist_allocator *mem, int listener
 
 //------------------------------------------------------------------------------
 // [store:client]  a store behind a socket
-// uses clock descriptor mutex socket fail text mem address connection auth
-// uses pending buffer table wire multicast server
+// uses clock descriptor mutex socket fail text mem parse address connection
+// uses auth pending buffer table wire multicast server
 //
 // Every process has one connection, which its threads share; the process that owns the table
 // connects to its own server. A call goes through
@@ -1575,6 +1575,7 @@ enum {
     IDIST__CLIENT_ANSWER_MS = 30000, // for the answer to a request that does not wait for keys
     IDIST__CLIENT_SLICE_MS = 50,     // for which a waiting thread keeps the connection
     IDIST__CLIENT_PROBE_MS = 5000,   // after which it asks anew: does the server still answer?
+    IDIST__CLIENT_ATTEMPT_MS = 1000, // for one address of a host that has several
     IDIST__CLIENT_RETRY_MS = 10000   // for which it tries again after the server closed on it
 };
 
@@ -1892,14 +1893,16 @@ static idist_status idist__client_handshake(idist__client_store *client, const u
     return status;
 }
 
-// One attempt to connect. *retry: the failure is one that may pass.
+// One attempt to connect. A host may have several addresses, of which some lead nowhere: the number
+// of the attempt chooses. *retry: the failure is one that may pass.
 static idist_status idist__client_attempt(idist__client_store *client, const char *address_text,
-                                          const uint8_t key[32], int64_t deadline_ns,
+                                          int number, const uint8_t key[32], int64_t deadline_ns,
                                           int64_t *give_up_ns, bool *retry) {
     idist__os_address address;
-    idist_status status = idist__address_parse(&address, address_text);
+    int count, error;
+    idist_status status = idist__address_parse_one_of(&address, address_text, number, &count);
     bool local = status == IDIST_OK && idist__os_socket_is_local(&address);
-    int error;
+    int64_t soon_ns = idist__os_clock_deadline(IDIST__CLIENT_ATTEMPT_MS);
 
     *retry = false;
     if (status == IDIST_OK && !local && idist__os_socket_port(&address) == 0)
@@ -1910,7 +1913,9 @@ static idist_status idist__client_attempt(idist__client_store *client, const cha
         return status;
     }
 
-    client->fd = idist__os_socket_connect(&address, deadline_ns);
+    client->fd =
+        idist__os_socket_connect(&address,
+                                 count > 1 && soon_ns < deadline_ns ? soon_ns : deadline_ns);
     if (client->fd >= 0)
         return key ? idist__client_handshake(client, key, deadline_ns, give_up_ns, retry)
                    : IDIST_OK;
@@ -1933,12 +1938,12 @@ static idist_status idist__client_attempt(idist__client_store *client, const cha
 static idist_status idist__client_connect(idist__client_store *client, const char *address_text,
                                           const uint8_t key[32], int64_t deadline_ns) {
     int64_t give_up_ns = 0;
-    int pause_ms = 1;
+    int number, pause_ms = 1;
 
-    for (;;) {
+    for (number = 0;; number++) {
         bool retry;
-        idist_status status =
-            idist__client_attempt(client, address_text, key, deadline_ns, &give_up_ns, &retry);
+        idist_status status = idist__client_attempt(client, address_text, number, key, deadline_ns,
+                                                    &give_up_ns, &retry);
 
         if (!retry) return status;
         if (idist__os_clock_ms_until(deadline_ns) == 0)
@@ -1976,15 +1981,43 @@ typedef struct idist__client_serving {
     int listener; // a socket that listens already, as spawn hands down; -1: none
     const uint8_t *key;
     bool may_be_public; // there is a secret, or the user trusts the network
+    bool has_secret;
 } idist__client_serving;
 
+// Whether an address is a port of this host's loopback interface in the user's own words. The name
+// of a host may be a loopback address, too: many systems have it in /etc/hosts.
+static bool idist__client_wants_loopback(const char *address_text) {
+    char host[256];
+    int port;
+
+    return strncmp(address_text, "tcp:", 4) == 0 &&
+           idist__parse_host_port(address_text + 4, host, sizeof host, &port) &&
+           idist__address_host_is_loopback(host);
+}
+
+// Listens at the address; beyond this host, where a secret keeps strangers out, at its port of all
+// addresses of this host. A name that is no address other hosts can use, or not known yet, leaves
+// nothing else.
 static idist_status idist__client_listen(const idist__client_serving *serving, int *listener) {
+    const char *text = serving->address_text;
     idist__os_address address;
     idist_status status;
+    bool is_public;
+    int port;
+    char host[256];
 
     *listener = serving->listener;
     if (*listener >= 0) return IDIST_OK;
-    status = idist__address_parse(&address, serving->address_text);
+    status = idist__address_parse(&address, text);
+    is_public = serving->may_be_public && strncmp(text, "tcp:", 4) == 0 &&
+                status != IDIST_ERR_ARG && !idist__client_wants_loopback(text);
+
+    if (is_public &&
+        (serving->has_secret || status != IDIST_OK || idist__os_socket_is_loopback(&address))) {
+        idist__parse_host_port(text + 4, host, sizeof host, &port);
+        return idist__connection_listen_everywhere(port, text, listener);
+    }
+
     if (status != IDIST_OK) return status;
     if (!serving->may_be_public && !idist__os_socket_is_loopback(&address))
         return idist__fail(
@@ -2013,6 +2046,8 @@ static idist_status idist__client_serve(idist_store *store, const idist__client_
     if (idist__os_socket_own_address(listener, &address) && !idist__os_socket_is_local(&address)) {
         store->port = idist__os_socket_port(&address);
         idist__os_socket_host_text(&address, ip, sizeof ip);
+        if (strcmp(ip, "::") == 0 || strcmp(ip, "0.0.0.0") == 0) // all addresses
+            idist__text_copy(ip, sizeof ip, "127.0.0.1");
         snprintf(own_text, capacity, "tcp:[%s]:%d", ip, store->port);
     }
 
@@ -2230,6 +2265,7 @@ static idist_status idist__store_open(const char *where, const idist_store_desc 
     serving.listener = listener;
     serving.key = key;
     serving.may_be_public = secret.nbytes || secret.insecure;
+    serving.has_secret = secret.nbytes != 0;
     status = idist__store_open_kind(store, where, desc->server, &serving,
                                     idist__os_clock_deadline(store->timeout_ms));
 

@@ -6,7 +6,8 @@
 //     rank 0: local 0 of 3, node 0
 //     ...
 //
-// With a status, that rank (or all) ends with it.
+// With a status, that rank (or all) ends with it. WHO_SHOWS=WORD: every rank prints the lines of
+// idist_show_config that begin with it.
 
 #include "idist.h"
 
@@ -19,6 +20,16 @@ extern char **environ;
 typedef struct place {
     int32_t local, local_size, node, nodes;
 } place;
+
+static void show(const char *word) {
+    const char *line = idist_show_config();
+    while (*line) {
+        int nbytes = (int)strcspn(line, "\n");
+        if (strncmp(line, word, strlen(word)) == 0) printf("%.*s\n", nbytes, line);
+        line += nbytes;
+        if (*line) line++;
+    }
+}
 
 int main(int argc, char **argv) {
     int32_t sum = 1, vars = 0;
@@ -42,6 +53,7 @@ int main(int argc, char **argv) {
                 vars, idist_last_error());
         return 1;
     }
+    if (getenv("WHO_SHOWS")) show(getenv("WHO_SHOWS"));
     if (rank == 0) printf("launcher %s, size %d, nodes %d\n", idist_launcher(), n, own.nodes);
     for (int i = 0; rank == 0 && i < n; i++)
         printf("rank %d: local %d of %d, node %d\n", i, all[i].local, all[i].local_size,

@@ -1,0 +1,66 @@
+# net.awk - the report of bench_net.sh. Input: PART,PLACES,LIBRARY,op,mode,ranks,bytes,p50,min in
+# microseconds. -v rate: of a link in Mbit/s, for the part "rate".
+#
+# The bound of an all_reduce of S bytes over H hosts is 2 (H - 1) / H * S / rate: what each host has
+# to send and to receive at least, however many ranks it has.
+
+function median(list,    values, n, i, j, x) {
+    n = split(list, values, " ")
+    for (i = 2; i <= n; i++) {
+        x = values[i] + 0
+        for (j = i - 1; j >= 1 && values[j] + 0 > x; j--) values[j + 1] = values[j]
+        values[j + 1] = x
+    }
+    return n ? values[int((n + 1) / 2)] + 0 : 0
+}
+
+function hosts_of(places,    list, seen, n, i, count) {
+    n = split(places, list, " ")
+    for (i = 1; i <= n; i++) if (!(list[i] in seen)) { seen[list[i]] = 1; count++ }
+    return count
+}
+
+function size_text(nbytes) {
+    if (nbytes >= 1048576) return nbytes / 1048576 " Mi"
+    if (nbytes >= 1024) return nbytes / 1024 " Ki"
+    return nbytes ""
+}
+
+BEGIN { FS = "," }
+
+NF == 9 {
+    row = $1 SUBSEP $2 SUBSEP $7
+    if (!(row in known)) { known[row] = 1; rows[++row_count] = row }
+    if (!($3 in libraries)) { libraries[$3] = 1; order[++library_count] = $3 }
+    p50[row, $3] = p50[row, $3] " " $8
+    least[row, $3] = least[row, $3] " " $9
+}
+
+END {
+    for (i = 1; i <= row_count; i++) {
+        split(rows[i], key, SUBSEP)
+        if (key[1] != part || key[2] != places) {
+            part = key[1]
+            places = key[2]
+            printf "\n%s, a rank on each of: %s\n%10s", part, places, "bytes"
+            for (k = 1; k <= library_count; k++) printf " %12s", order[k] " us"
+            for (k = 1; k <= library_count; k++)
+                if (order[k] != "idist") printf " %12s", order[k] " x"
+            print "   p50 / min" (part == "rate" ? "   of the bound" : "")
+        }
+        own = median(p50[rows[i], "idist"])
+        printf "%10s", size_text(key[3])
+        for (k = 1; k <= library_count; k++) printf " %12.1f", median(p50[rows[i], order[k]])
+        for (k = 1; k <= library_count; k++)
+            if (order[k] != "idist")
+                printf " %12.2f", own ? median(p50[rows[i], order[k]]) / own : 0
+        fastest = median(least[rows[i], "idist"])
+        printf " %11.2f", fastest ? own / fastest : 0
+        if (part == "rate") {
+            h = hosts_of(places)
+            bound = 2 * (h - 1) / h * key[3] * 8 / rate
+            printf " %12.1f %%", own ? 100 * bound / own : 0
+        }
+        print ""
+    }
+}

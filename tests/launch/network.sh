@@ -1,0 +1,124 @@
+#!/usr/bin/env bash
+# network.sh - ranks on hosts of their own: which addresses they listen at, tell each other and
+# connect to, whatever names and interfaces their hosts have
+# shellcheck source=tests/lib/tap.sh
+. "$(dirname "$0")/../lib/tap.sh"
+# shellcheck source=tests/lib/launch.sh
+. tests/lib/launch.sh
+# shellcheck source=tests/lib/net.sh
+. tests/lib/net.sh
+net_hosts 3 || { ok 1 "three hosts" && done_testing; }
+launch_build
+
+# A container's bridge, which is the first interface after loopback; a second network, and a
+# link-local address.
+prepare() {
+    local h=$1 i=$(($1 + 1))
+    ip -n "$NET.$h" link del eth0 && ip -n "$NET.$h" link add docker0 type bridge &&
+        ip -n "$NET.$h" link set docker0 up &&
+        ip -n "$NET.$h" addr add 172.17.0.1/16 dev docker0 && net_port "$h" eth0 "p$h" br0 &&
+        ip -n "$NET.$h" addr add "169.254.7.$i/16" dev eth0 &&
+        ip -n "$NET.$h" addr add "10.7.0.$i/24" dev eth0 &&
+        ip -n "$NET.$h" addr add "fd07::$i/64" dev eth0 nodad && net_port "$h" ib0 "q$h" br1 &&
+        ip -n "$NET.$h" addr add "10.8.0.$i/24" dev ib0
+}
+ip -n "$NET.s" link add br1 type bridge mcast_snooping 0 && ip -n "$NET.s" link set br1 up
+for h in 0 1 2; do
+    prepare $h
+    ok $? "the interfaces of host $h"
+done
+
+# join NAME [HOST:]VARIABLE=VALUE...: one rank per host, whose output goes to $WORK/rank.N.
+# Variables are for all ranks or for the one on HOST. Status 0: all came to their end.
+join() {
+    local pids=() status=0 h setting env
+    shift
+    for h in 0 1 2; do
+        env=()
+        for setting; do
+            case $setting in
+            [0-9]:*) [ "${setting%%:*}" != $h ] || env+=("${setting#*:}") ;;
+            *) env+=("$setting") ;;
+            esac
+        done
+        on_host $h env RANK=$h WORLD_SIZE=3 LOCAL_RANK=0 LOCAL_WORLD_SIZE=1 MASTER_ADDR=10.7.0.1 \
+            MASTER_PORT=29500 IDIST_SECRET=0123456789abcdef WHO_SHOWS=advertising \
+            IDIST_INIT_TIMEOUT_MS=8000 "${env[@]}" timeout -k 5 30 "$WHO" >"$WORK/rank.$h" 2>&1 \
+            </dev/null &
+        pids+=($!)
+    done
+    for h in "${pids[@]}"; do wait "$h" || status=1; done
+    return $status
+}
+# come NAME ADDRESSES SETTING...: they join and advertise these, one per rank.
+come() {
+    local name=$1 addresses=$2 h wanted
+    shift 2
+    join "$name" "$@"
+    ok $? "$name: the ranks join" || {
+        cat "$WORK"/rank.? | diag
+        return
+    }
+    for h in 0 1 2; do
+        wanted=$(cut -d ' ' -f $((h + 1)) <<<"$addresses")
+        grep -qxF "advertising ${wanted/@/ }" "$WORK/rank.$h"
+        ok $? "$name: rank $h advertises ${wanted/@/ }" || diag <"$WORK/rank.$h"
+    done
+}
+# fail NAME TEXT SETTING...: each rank says TEXT.
+fail() {
+    local name=$1 text=$2 h
+    shift 2
+    join "$name" "$@"
+    [ $? = 1 ]
+    ok $? "$name: nobody joins" || cat "$WORK"/rank.? | diag
+    for h in 0 1 2; do
+        grep -qF -- "$text" "$WORK/rank.$h"
+        ok $? "$name: rank $h says why" || diag <"$WORK/rank.$h"
+    done
+}
+
+eth="10.7.0.1@(eth0) 10.7.0.2@(eth0) 10.7.0.3@(eth0)"
+ib="10.8.0.1@(ib0) 10.8.0.2@(ib0) 10.8.0.3@(ib0)"
+come "nothing set" "$eth"
+come "a network to trust" "$eth" IDIST_SECRET= IDIST_INSECURE=1
+come "IPv6" "fd07::1@(eth0) fd07::2@(eth0) fd07::3@(eth0)" MASTER_ADDR=fd07::1
+come "the other network" "$ib" MASTER_ADDR=10.8.0.1
+
+come "a prefix" "$ib" IDIST_SOCKET_IFNAME=eno,ib
+come "a whole name" "$ib" IDIST_SOCKET_IFNAME==ib0
+come "all but some" "$ib" "IDIST_SOCKET_IFNAME=^docker,eth"
+come "NCCL's variable" "$ib" NCCL_SOCKET_IFNAME=ib GLOO_SOCKET_IFNAME=eth0
+come "gloo's variable" "$ib" GLOO_SOCKET_IFNAME=ib0
+come "our own variable first" "$eth" IDIST_SOCKET_IFNAME=eth NCCL_SOCKET_IFNAME=ib
+come "an address before all" "10.8.0.1 10.7.0.2@(eth0) 10.7.0.3@(eth0)" 0:IDIST_ADDR=10.8.0.1 \
+    IDIST_SOCKET_IFNAME=eth
+
+fail "no such interface" "IDIST_SOCKET_IFNAME=wlan leaves no interface" IDIST_SOCKET_IFNAME=wlan
+grep -qF "10.8.0.1 (ib0)" "$WORK/rank.0"
+ok $? "no such interface: it says which there are" || diag <"$WORK/rank.0"
+fail "gloo takes whole names" "GLOO_SOCKET_IFNAME=ib leaves" GLOO_SOCKET_IFNAME=ib
+fail "loopback is for nobody else" "NCCL_SOCKET_IFNAME=lo leaves" NCCL_SOCKET_IFNAME=lo
+
+# A name as installers write it: at home it is a loopback address.
+host_knows 0 "127.0.1.1 first"
+host_knows 1 "10.7.0.1 first"
+host_knows 2 "10.7.0.1 first"
+come "its own name is loopback" "$eth" MASTER_ADDR=first
+come "its own name is loopback, a network to trust" "$eth" MASTER_ADDR=first IDIST_SECRET= \
+    IDIST_INSECURE=1
+# The first of two addresses leads nowhere.
+host_knows 1 "10.7.0.99 first" "10.7.0.1 first"
+come "a name with two addresses" "$eth" MASTER_ADDR=first
+# A name that becomes known while the ranks wait.
+host_knows 1
+host_knows 2
+(sleep 1.5 && host_knows 1 "10.7.0.1 first" && host_knows 2 "10.7.0.1 first") &
+come "a name that is not known yet" "$eth" MASTER_ADDR=first
+wait
+# One that the resolver takes for a number.
+fail "a name of digits" 'the host name "6841231" would be taken for a number' MASTER_ADDR=6841231
+
+for h in 0 1 2; do on_host $h sysctl -qw net.ipv6.conf.all.disable_ipv6=1; done
+come "without IPv6" "$eth"
+done_testing

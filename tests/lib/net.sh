@@ -1,0 +1,52 @@
+# net.sh - hosts for tests: network namespaces that a switch connects. Source it after tap.sh; it
+# skips the test where they cannot be made. They go away when the test ends.
+# shellcheck shell=bash
+
+NET=idist$$ # host number i is the namespace $NET.i, the switch $NET.s
+NET_COUNT=0
+
+net_remove() {
+    local i
+    for ((i = 0; i < NET_COUNT; i++)); do
+        ip netns del "$NET.$i" 2>/dev/null
+        rm -rf "/etc/netns/$NET.$i"
+    done
+    ip netns del "$NET.s" 2>/dev/null
+}
+
+# net_hosts N: host i has 10.7.0.(i+1) and fd07::(i+1) at eth0.
+net_hosts() {
+    local i
+    if ! command -v ip >/dev/null || ! ip netns add "$NET.s" 2>/dev/null; then
+        echo "1..0 # SKIP no network namespaces: Debian package iproute2, and root"
+        exit 0
+    fi
+    trap 'net_remove; rm -rf "$WORK"' EXIT
+    NET_COUNT=$1
+    ip -n "$NET.s" link add br0 type bridge mcast_snooping 0 && ip -n "$NET.s" link set br0 up
+    for ((i = 0; i < NET_COUNT; i++)); do
+        ip netns add "$NET.$i" && ip -n "$NET.$i" link set lo up && net_port "$i" eth0 "p$i" br0 &&
+            ip -n "$NET.$i" addr add "10.7.0.$((i + 1))/24" dev eth0 &&
+            ip -n "$NET.$i" addr add "fd07::$((i + 1))/64" dev eth0 nodad || return
+    done
+}
+
+# net_port HOST INTERFACE PORT BRIDGE: connects an interface of a host to a port of the switch.
+net_port() {
+    ip -n "$NET.s" link add "$3" type veth peer name "$2" netns "$NET.$1" &&
+        ip -n "$NET.s" link set "$3" master "$4" up && ip -n "$NET.$1" link set "$2" up
+}
+
+on_host() { # HOST COMMAND...
+    local host=$1
+    shift
+    ip netns exec "$NET.$host" "$@"
+}
+
+# host_knows HOST LINE...: its /etc/hosts, which on_host puts into place.
+host_knows() {
+    local host=$1
+    shift
+    mkdir -p "/etc/netns/$NET.$host"
+    printf '127.0.0.1 localhost\n%s\n' "$@" >"/etc/netns/$NET.$host/hosts"
+}
