@@ -1093,14 +1093,22 @@ static void idist__bruck_all_to_all(idist__task *t) {
 //   bytes over the network   what one rank sends, per host instead of per rank
 //   latency                  two local steps, and one among as many ranks as there are hosts
 //
-// A call makes a plan, a list of steps, and carries them out one by one; each step is a task of its
-// own on near or leads. Calls on the same group queue up (idist__ring_group.head), so that all
-// ranks take the steps in the same order.
+// A large all_reduce, reduce or broadcast is cut into pieces, so that the network is used from the
+// first piece to the last:
+//
+//   round      0   1   2   3
+//   step 1     a   b   c
+//   step 2         a   b   c
+//   step 3             a   b   c
+//
+// A call makes a plan, a list of steps in rounds, and carries out one round after the other; each
+// step is a task of its own on near or leads. Calls on the same group queue up
+// (idist__ring_group.first), so that all ranks take the steps in the same order.
 //
 //   idist__host_serves      whether a call can go this way
 //   idist__host_start       appends it to the queue, and runs it if the queue was empty
-//   idist__host_run         makes the plan; then for each step: begin, wait, divide an average
-//   idist__host_progress    resumes the first call of each group once its step has completed
+//   idist__host_run         makes the plan; then for each round: begin, wait, divide an average
+//   idist__host_progress    resumes the first call of each group once its round has completed
 //
 // Used when a group spans several hosts, at least one of them has several members, and IDIST_ALGO
 // is auto. These are made of messages among all ranks instead:
@@ -1119,10 +1127,13 @@ typedef struct idist__host_step { // a call on near or leads
     size_t count;
     const size_t *recvcounts, *recvdispls; // of an all_gatherv
     int root;
+    size_t round;
     bool completes_sum; // recv holds the sum over all ranks: divide it for AVG
 } idist__host_step;
 
-enum { IDIST__HOST_STEPS = 3 }; // of a plan, without one reduction per host in reduce_scatter
+enum { IDIST__HOST_STEPS = 3 }; // of a piece, without one reduction per host in reduce_scatter
+// Of a piece, per host. Smaller ones cost more by their latency than they gain.
+#define IDIST__HOST_PIECE_BYTES ((size_t)512 * 1024)
 
 static uint64_t idist__host_of(const idist_group *g, int rank) {
     return g->w->nodes[g->ranks[rank]].host;
@@ -1152,10 +1163,41 @@ static bool idist__host_serves(const idist_group *g, const idist__call *c) {
 
 // ---- the plan of a call ----
 
-static idist__host_step *idist__host_add(idist__op *o, idist_group *group, idist__kind kind,
-                                         const void *send, void *recv, size_t count, int root) {
+// A part of a call's elements, and the round that its first step is in.
+typedef struct idist__host_piece {
+    size_t at, nbytes, count; // `at` in bytes
+    size_t round;
+} idist__host_piece;
+
+// How many pieces a call has: the same on all ranks.
+static size_t idist__host_piece_count(const idist__task *t) {
+    const idist__op *o = idist__op_of(t);
+    size_t nbytes = IDIST__HOST_PIECE_BYTES * (size_t)idist__ring_group_of(t->group)->nhosts;
+    bool is_cut = t->call.kind == IDIST__ALL_REDUCE || t->call.kind == IDIST__REDUCE ||
+                  t->call.kind == IDIST__BROADCAST;
+
+    return is_cut && o->nbytes > nbytes ? o->nbytes / nbytes : 1;
+}
+
+// Cuts a call into n pieces. False: it has no piece number `round`.
+static bool idist__host_cut(const idist__op *o, size_t n, size_t round, idist__host_piece *piece) {
+    size_t count = o->count / n, rest = o->count % n; // the first ones have one element more
+
+    if (round >= n) return false;
+    piece->round = round;
+    piece->count = count + (round < rest ? 1 : 0);
+    piece->at = (count * round + (round < rest ? round : rest)) * o->size;
+    piece->nbytes = piece->count * o->size;
+
+    return true;
+}
+
+static idist__host_step *idist__host_add(idist__op *o, size_t round, idist_group *group,
+                                         idist__kind kind, const void *send, void *recv,
+                                         size_t count, int root) {
     idist__host_step *step = &o->u.host.steps[o->u.host.step_count++];
 
+    step->round = round;
     step->group = group;
     step->kind = kind;
     step->send = send;
@@ -1175,54 +1217,79 @@ typedef struct idist__host_plan {
 } idist__host_plan;
 
 // The first step of reductions: the sum over this host, on its lead.
-static void idist__host_reduce_near(idist__task *t, char *sum, size_t count) {
+static void idist__host_reduce_near(idist__task *t, size_t round, const void *in, char *sum,
+                                    size_t count) {
     idist__op *o = idist__op_of(t);
     idist_group *near = idist__ring_group_of(t->group)->near;
 
     if (near) {
-        idist__host_add(o, near, IDIST__REDUCE, o->in, sum, count, 0);
+        idist__host_add(o, round, near, IDIST__REDUCE, in, sum, count, 0);
         return;
     }
 
-    idist__block_copy(sum, o->in, count * o->size);
+    idist__block_copy(sum, in, count * o->size);
     if (o->user && !o->user->fn) idist__reduce_scale(sum, count, t->call.dtype, o->user->factor);
 }
 
 static void idist__host_plan_all_reduce(idist__task *t) {
     idist__op *o = idist__op_of(t);
     const idist__ring_group *rg = idist__ring_group_of(t->group);
+    size_t n = idist__host_piece_count(t), round;
+    idist__host_piece piece;
     idist__host_step *step;
 
-    idist__host_reduce_near(t, o->out, o->count);
+    for (round = 0; round < n + 2; round++) {
+        if (idist__host_cut(o, n, round, &piece))
+            idist__host_reduce_near(t, round, o->in + piece.at, o->out + piece.at, piece.count);
+
+        if (rg->leads && idist__host_cut(o, n, round - 1, &piece)) {
+            step = idist__host_add(o, round, rg->leads, IDIST__ALL_REDUCE, o->out + piece.at,
+                                   o->out + piece.at, piece.count, -1);
+            step->completes_sum = true;
+        }
+
+        if (rg->near && idist__host_cut(o, n, round - 2, &piece))
+            idist__host_add(o, round, rg->near, IDIST__BROADCAST, NULL, o->out + piece.at,
+                            piece.count, 0);
+    }
+}
+
+// The last step of a reduce, where the root is not the lead of its host.
+static void idist__host_reduce_end(idist__task *t, const idist__host_plan *plan, size_t round,
+                                   char *sum, size_t count) {
+    idist__op *o = idist__op_of(t);
+    const idist__ring_group *rg = idist__ring_group_of(t->group);
+    idist__host_step *step;
 
     if (rg->leads) {
-        step = idist__host_add(o, rg->leads, IDIST__ALL_REDUCE, o->out, o->out, o->count, -1);
+        idist__host_add(o, round, rg->near, IDIST__SEND, sum, NULL, count, plan->near_root);
+    } else if (o->rank == o->root) {
+        step = idist__host_add(o, round, rg->near, IDIST__RECV, NULL, sum, count, 0);
         step->completes_sum = true;
     }
-
-    if (rg->near) idist__host_add(o, rg->near, IDIST__BROADCAST, NULL, o->out, o->count, 0);
 }
 
 static void idist__host_plan_reduce(idist__task *t, const idist__host_plan *plan) {
     idist__op *o = idist__op_of(t);
     const idist__ring_group *rg = idist__ring_group_of(t->group);
     char *sum = o->rank == o->root ? o->out : plan->collected;
+    size_t n = idist__host_piece_count(t), round;
+    idist__host_piece piece;
     idist__host_step *step;
 
-    idist__host_reduce_near(t, sum, o->count);
+    for (round = 0; round < n + 2; round++) {
+        if (idist__host_cut(o, n, round, &piece))
+            idist__host_reduce_near(t, round, o->in + piece.at, sum + piece.at, piece.count);
 
-    if (rg->leads) {
-        step = idist__host_add(o, rg->leads, IDIST__REDUCE, sum, sum, o->count, plan->lead_root);
-        step->completes_sum = plan->near_root == 0;
-    }
+        if (rg->leads && idist__host_cut(o, n, round - 1, &piece)) {
+            step = idist__host_add(o, round, rg->leads, IDIST__REDUCE, sum + piece.at,
+                                   sum + piece.at, piece.count, plan->lead_root);
+            step->completes_sum = plan->near_root == 0;
+        }
 
-    if (plan->near_root <= 0) return; // the root is this host's lead, or on another host
-
-    if (rg->leads) {
-        idist__host_add(o, rg->near, IDIST__SEND, sum, NULL, o->count, plan->near_root);
-    } else if (o->rank == o->root) {
-        step = idist__host_add(o, rg->near, IDIST__RECV, NULL, o->out, o->count, 0);
-        step->completes_sum = true;
+        // near_root <= 0: the root is this host's lead, or on another host
+        if (plan->near_root > 0 && idist__host_cut(o, n, round - 2, &piece))
+            idist__host_reduce_end(t, plan, round, sum + piece.at, piece.count);
     }
 }
 
@@ -1232,21 +1299,22 @@ static void idist__host_plan_reduce_scatter(idist__task *t, const idist__host_pl
     char *sum = plan->collected;
     char *own = sum + (size_t)o->rank * o->nbytes; // of a lead: where the blocks of its host begin
     idist__host_step *step;
+    size_t round = 0;
     int host;
 
-    idist__host_reduce_near(t, sum, o->count * (size_t)o->n);
+    idist__host_reduce_near(t, round++, o->in, sum, o->count * (size_t)o->n);
 
     for (host = 0; rg->leads && host < rg->nhosts; host++) {
         char *blocks = sum + plan->displs[host] * o->size;
         bool is_result = host == rg->leads->rank && !rg->near;
 
-        step = idist__host_add(o, rg->leads, IDIST__REDUCE, blocks, is_result ? o->out : blocks,
-                               plan->counts[host], host);
+        step = idist__host_add(o, round++, rg->leads, IDIST__REDUCE, blocks,
+                               is_result ? o->out : blocks, plan->counts[host], host);
         step->completes_sum = is_result;
     }
 
     if (rg->near) {
-        step = idist__host_add(o, rg->near, IDIST__SCATTER, own, o->out, o->count, 0);
+        step = idist__host_add(o, round, rg->near, IDIST__SCATTER, own, o->out, o->count, 0);
         step->completes_sum = true;
     }
 }
@@ -1257,39 +1325,46 @@ static void idist__host_plan_all_gather(idist__task *t, const idist__host_plan *
     char *own = o->out + (size_t)o->rank * o->nbytes;
     idist__host_step *step;
 
-    if (rg->near) idist__host_add(o, rg->near, IDIST__GATHER, o->in, own, o->count, 0);
+    if (rg->near) idist__host_add(o, 0, rg->near, IDIST__GATHER, o->in, own, o->count, 0);
     else if (o->in != own) idist__block_copy(own, o->in, o->nbytes);
 
     if (rg->leads) {
-        step = idist__host_add(o, rg->leads, IDIST__ALL_GATHERV, own, o->out,
+        step = idist__host_add(o, 1, rg->leads, IDIST__ALL_GATHERV, own, o->out,
                                plan->counts[rg->leads->rank], -1);
         step->recvcounts = plan->counts;
         step->recvdispls = plan->displs;
     }
 
     if (rg->near)
-        idist__host_add(o, rg->near, IDIST__BROADCAST, NULL, o->out, o->count * (size_t)o->n, 0);
+        idist__host_add(o, 2, rg->near, IDIST__BROADCAST, NULL, o->out, o->count * (size_t)o->n, 0);
 }
 
 static void idist__host_plan_broadcast(idist__task *t, const idist__host_plan *plan) {
     idist__op *o = idist__op_of(t);
     const idist__ring_group *rg = idist__ring_group_of(t->group);
+    size_t n = idist__host_piece_count(t), round;
+    idist__host_piece piece;
 
-    if (rg->near && plan->near_root >= 0)
-        idist__host_add(o, rg->near, IDIST__BROADCAST, NULL, o->out, o->count, plan->near_root);
-    if (rg->leads)
-        idist__host_add(o, rg->leads, IDIST__BROADCAST, NULL, o->out, o->count, plan->lead_root);
-    if (rg->near && plan->near_root < 0)
-        idist__host_add(o, rg->near, IDIST__BROADCAST, NULL, o->out, o->count, 0);
+    for (round = 0; round < n + 2; round++) {
+        if (rg->near && plan->near_root >= 0 && idist__host_cut(o, n, round, &piece))
+            idist__host_add(o, round, rg->near, IDIST__BROADCAST, NULL, o->out + piece.at,
+                            piece.count, plan->near_root);
+        if (rg->leads && idist__host_cut(o, n, round - 1, &piece))
+            idist__host_add(o, round, rg->leads, IDIST__BROADCAST, NULL, o->out + piece.at,
+                            piece.count, plan->lead_root);
+        if (rg->near && plan->near_root < 0 && idist__host_cut(o, n, round - 2, &piece))
+            idist__host_add(o, round, rg->near, IDIST__BROADCAST, NULL, o->out + piece.at,
+                            piece.count, 0);
+    }
 }
 
 static void idist__host_plan_barrier(idist__task *t) {
     idist__op *o = idist__op_of(t);
     const idist__ring_group *rg = idist__ring_group_of(t->group);
 
-    if (rg->near) idist__host_add(o, rg->near, IDIST__BARRIER, NULL, NULL, 0, -1);
-    if (rg->leads) idist__host_add(o, rg->leads, IDIST__BARRIER, NULL, NULL, 0, -1);
-    if (rg->near) idist__host_add(o, rg->near, IDIST__BARRIER, NULL, NULL, 0, -1);
+    if (rg->near) idist__host_add(o, 0, rg->near, IDIST__BARRIER, NULL, NULL, 0, -1);
+    if (rg->leads) idist__host_add(o, 1, rg->leads, IDIST__BARRIER, NULL, NULL, 0, -1);
+    if (rg->near) idist__host_add(o, 2, rg->near, IDIST__BARRIER, NULL, NULL, 0, -1);
 }
 
 static void idist__host_find_root(const idist__task *t, idist__host_plan *plan) {
@@ -1327,7 +1402,8 @@ static bool idist__host_make_plan(idist__task *t) {
     idist__op *o = idist__op_of(t);
     const idist__ring_group *rg = idist__ring_group_of(t->group);
     size_t nhosts = (size_t)rg->nhosts;
-    size_t steps_nbytes = (IDIST__HOST_STEPS + nhosts) * sizeof(idist__host_step);
+    size_t max_steps = IDIST__HOST_STEPS * idist__host_piece_count(t) + nhosts;
+    size_t steps_nbytes = max_steps * sizeof(idist__host_step);
     size_t table_nbytes = steps_nbytes + 2 * nhosts * sizeof(size_t);
     size_t collected_nbytes = 0;
     idist__host_plan plan;
@@ -1366,8 +1442,9 @@ static void idist__host_no_memory(const idist__task *t) {
                      "a rank is out of memory");
 }
 
-// Begins a step. We own its task until idist__host_step_done has seen it end.
-static void idist__host_step_begin(idist__task *t, const idist__host_step *step) {
+// Begins a step. We own its task until idist__host_round_done has seen it end. NULL: the call has
+// failed.
+static idist__task *idist__host_step_begin(idist__task *t, const idist__host_step *step) {
     idist__op *o = idist__op_of(t);
     idist_group *group = step->group;
     bool on_leads = group == idist__ring_group_of(t->group)->leads;
@@ -1376,13 +1453,13 @@ static void idist__host_step_begin(idist__task *t, const idist__host_step *step)
 
     if (group->status != IDIST_OK) { // NOLINT(clang-analyzer-core.NullDereference)
         idist__ring_fail(idist__ring_of(t->group->w), t->group, group->status, group->cause);
-        return;
+        return NULL;
     }
 
     child = idist__task_new(group);
     if (!child) {
         idist__host_no_memory(t);
-        return;
+        return NULL;
     }
 
     child->call = t->call;
@@ -1401,27 +1478,82 @@ static void idist__host_step_begin(idist__task *t, const idist__host_step *step)
     child->timeout_ms = -1; // the parent has a deadline, and says what it waits for
     child->announced = true;
     child->warned = true;
-    o->u.host.child = child;
     idist__task_start(child);
+
+    return child;
 }
 
-// Whether the step under way has completed; if it failed, so does the call.
-static bool idist__host_step_done(idist__task *t) {
-    idist__op *o = idist__op_of(t);
-    idist__host_op *host = &o->u.host;
-    idist__task *child = host->child;
-    bool ok;
+// Begins all steps of the current round.
+static void idist__host_round_begin(idist__task *t) {
+    idist__host_op *host = &idist__op_of(t)->u.host;
+    const idist__host_step *first = &host->steps[host->current];
+    size_t i, left = host->step_count - host->current;
 
-    if (!child || !child->done) return false;
-    ok = child->status == IDIST_OK;
-    if (!ok) // alone, or with its group
-        idist__ring_fail(idist__ring_of(t->group->w), t->group, child->status,
-                         child->group->status == IDIST_OK ? child->text : child->group->cause);
+    for (i = 0; i < left && first[i].round == first->round; i++) {
+        host->running[i] = idist__host_step_begin(t, &first[i]);
+        host->running_count = i + 1;
+        if (!host->running[i]) return;
+    }
+}
 
-    idist__task_free(child);
-    host->child = NULL;
+// Whether all steps under way have ended, and nobody has looked at them yet.
+static bool idist__host_round_ended(const idist__host_op *host) {
+    size_t i;
+
+    for (i = 0; i < host->running_count; i++)
+        if (!host->running[i] || !host->running[i]->done) return false;
+
+    return host->running_count > 0;
+}
+
+// The step that a call waits for. NULL: none.
+IDIST__UNUSED static idist__task *idist__host_step_of(const idist__task *t) {
+    const idist__host_op *host = &idist__op_of(t)->u.host;
+    size_t i;
+
+    for (i = 0; i < host->running_count; i++)
+        if (host->running[i] && !host->running[i]->done) return host->running[i];
+
+    return NULL;
+}
+
+// Whether the round under way has completed; if a step failed, so does the call.
+static bool idist__host_round_done(idist__task *t) {
+    idist__host_op *host = &idist__op_of(t)->u.host;
+    bool ok = true;
+    size_t i;
+
+    if (!idist__host_round_ended(host)) return false;
+
+    for (i = 0; i < host->running_count; i++) {
+        idist__task *child = host->running[i];
+
+        if (child->status != IDIST_OK && ok) { // alone, or with its group
+            ok = false;
+            idist__ring_fail(idist__ring_of(t->group->w), t->group, child->status,
+                             child->group->status == IDIST_OK ? child->text : child->group->cause);
+        }
+
+        idist__task_free(child);
+        host->running[i] = NULL;
+    }
 
     return ok;
+}
+
+// The averages that the current round has completed. Goes on to the next round.
+static void idist__host_round_end(idist__task *t) {
+    const idist__op *o = idist__op_of(t);
+    idist__host_op *host = &idist__op_of(t)->u.host;
+    size_t end = host->current + host->running_count;
+
+    for (; host->current < end; host->current++) {
+        const idist__host_step *step = &host->steps[host->current];
+        if (step->completes_sum && t->call.op == IDIST_AVG)
+            idist__reduce_divide(step->recv, step->count, t->call.dtype, o->n);
+    }
+
+    host->running_count = 0;
 }
 
 // Takes a call out of the queue of its group.
@@ -1438,22 +1570,18 @@ static void idist__host_remove(idist__task *t) {
 static void idist__host_run(idist__task *t) {
     idist__op *o = idist__op_of(t);
     idist__host_op *host = &o->u.host;
-    const idist__host_step *step;
 
     if (!host->steps && !idist__host_make_plan(t)) {
         idist__host_no_memory(t);
         return;
     }
 
-    step = &host->steps[host->current];
     IDIST__CO_BEGIN(o)
 
-    for (; host->current < host->step_count; host->current++) {
-        step = &host->steps[host->current];
-        idist__host_step_begin(t, step);
-        IDIST__CO_AWAIT(o, idist__host_step_done(t));
-        if (step->completes_sum && t->call.op == IDIST_AVG)
-            idist__reduce_divide(step->recv, step->count, t->call.dtype, o->n);
+    while (host->current < host->step_count) {
+        idist__host_round_begin(t);
+        IDIST__CO_AWAIT(o, idist__host_round_done(t));
+        idist__host_round_end(t);
     }
 
     idist__host_remove(t);
@@ -1480,17 +1608,23 @@ static void idist__host_start(idist__task *t) {
 // any more. False: one is, and it uses the memory of the call.
 static bool idist__host_cancel(idist__task *t) {
     idist__host_op *host = &idist__op_of(t)->u.host;
+    size_t i;
 
-    if (host->child && !host->child->done) return false;
+    for (i = 0; i < host->running_count; i++)
+        if (host->running[i] && !host->running[i]->done) return false;
+
     idist__host_remove(t);
-    if (host->child) idist__task_free(host->child);
-    host->child = NULL;
+
+    for (i = 0; i < host->running_count; i++) {
+        if (host->running[i]) idist__task_free(host->running[i]);
+        host->running[i] = NULL;
+    }
 
     return true;
 }
 
-// Resumes the first call of each group once its step has completed, and the next call once that one
-// is done.
+// Resumes the first call of each group once its round has completed, and the next call once that
+// one is done.
 static void idist__host_progress(idist__ring *ring) {
     const idist_group *g;
 
@@ -1502,9 +1636,9 @@ static void idist__host_progress(idist__ring *ring) {
             const idist__op *o = idist__op_of(t);
             const idist__host_op *host = &o->u.host;
 
-            if ((host->child && !host->child->done) || o->running) break;
+            if ((host->running_count && !idist__host_round_ended(host)) || o->running) break;
             idist__op_run(rg->first);
-            if (rg->first == t && (!host->child || !host->child->done)) break;
+            if (rg->first == t && !idist__host_round_ended(host)) break;
         }
     }
 }

@@ -34,7 +34,7 @@ PATH OF A MESSAGE
 //------------------------------------------------------------------------------
 // [engine:deadlock]  two ranks that wait for each other in different calls
 // uses launch:env kind model core:world explain msg:types msg:op msg:failure
-// uses share:share
+// uses share:share host
 //
 // Calls on different groups, or a receive and a collective, exchange nothing that could be
 // compared. They are found by WAITS, a frame that a rank sends once it has waited for a while.
@@ -74,11 +74,10 @@ static bool idist__deadlock_needs(const idist__link *l, const idist__task *t, in
 
     if (t->call.kind != IDIST__SEND &&
         o->algorithm == IDIST__ALGO_BY_HOST) { // ask the step under way
-        const idist__task *step = o->u.host.child;
+        const idist__task *step = idist__host_step_of(t);
         int rank = -1;
 
-        if (step && !step->done)
-            rank = idist__ring_group_of(step->group)->rank_of[t->group->ranks[group_rank]];
+        if (step) rank = idist__ring_group_of(step->group)->rank_of[t->group->ranks[group_rank]];
         return rank >= 0 && idist__deadlock_needs(l, step, rank);
     }
 
@@ -1077,7 +1076,8 @@ static void idist__ring_tell(idist_group *g) {
 
 //------------------------------------------------------------------------------
 // [engine:missing]  names the ranks that a call waits for
-// uses text launch:env kind model explain msg:types msg:op share:share deadlock
+// uses text launch:env kind model explain msg:types msg:op share:share host
+// uses deadlock
 //
 // A call that waits for long or misses its deadline names the ranks that hold it up. It knows how
 // far each member has come (idist__seen) and, once it has sent WAITS, whether the member answered.
@@ -1142,7 +1142,7 @@ static int idist__ring_missing(idist__task *t, char *text, size_t capacity) {
         return idist__missing_sender(t, text, capacity);
     if (idist__kind_is_p2p(t->call.kind)) return idist__explain_missing_peer(t, text, capacity);
 
-    step = idist__op_of(t)->algorithm == IDIST__ALGO_BY_HOST ? idist__op_of(t)->u.host.child : NULL;
+    step = idist__op_of(t)->algorithm == IDIST__ALGO_BY_HOST ? idist__host_step_of(t) : NULL;
 
     if (step && !t->announced) { // nobody was asked yet
         if (!idist__ring_missing(step, text, capacity))

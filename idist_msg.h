@@ -393,12 +393,15 @@ typedef struct idist__bruck_op { // [algo:bruck]
     size_t packed_blocks;        // all_to_all: blocks that travel in this round
 } idist__bruck_op;
 
+enum { IDIST__HOST_ROUND = 3 }; // steps of a plan that run at once
+
 typedef struct idist__host_op {     // [algo:host]
     struct idist__host_step *steps; // the plan; NULL: not made yet
     size_t step_count;
-    size_t current;     // the step under way
-    idist__task *child; // its task, until we have seen it end
-    idist__task *next;  // the next call in the queue of the group
+    size_t current;                          // the first step of the round under way
+    size_t running_count;                    // steps of that round
+    idist__task *running[IDIST__HOST_ROUND]; // their tasks, until we have seen them all end
+    idist__task *next;                       // the next call in the queue of the group
 } idist__host_op;
 
 typedef struct idist__shared_op { // idist_share.h

@@ -4,12 +4,15 @@
 // Ranks of one host talk through shared memory, hosts through TCP, and every rank has more streams
 // than it asks one by one (idist__ring_move). The announcement of a waiting rank, which would wake
 // the others after 20 ms, never comes: a lost wake-up is a hang, and that a time-out.
-// IDIST_TEST_FULL=1: 30 rounds over 2+2+2+2, which otherwise are 3.
+// IDIST_TEST_FULL=1: 30 rounds over 2+2+2+2, which otherwise are 3. Then calls of all sizes around
+// that of a piece.
 #ifndef RANKS_MPI
 #define IDIST__ANNOUNCE_NS ((int64_t)3600 * 1000000000)
 #define IDIST_IMPLEMENTATION
 #endif
 #include "idist.h"
+
+#include <math.h>
 
 #include "ranks.h"
 
@@ -206,6 +209,58 @@ static void all_operations(idist_group *world, int rank, int n, void *arg) {
 }
 
 //------------------------------------------------------------------------------
+// calls that are cut into pieces, 512 Ki per host each
+//------------------------------------------------------------------------------
+
+enum { PIECE = 512 * 1024 / 8 }; // doubles, per host
+
+static void fill(double *x, size_t count, int rank) {
+    for (size_t i = 0; i < count; i++) x[i] = (double)((i * 7 + (size_t)rank * 13) % 1009);
+}
+
+// Elements are `divided` parts of the sum over all ranks from lo to hi.
+static void check_parts(const char *what, int rank, const double *x, size_t count, int lo, int hi,
+                        double divided) {
+    for (size_t i = 0; i < count; i++) {
+        double want = 0;
+        for (int k = lo; k < hi; k++) want += (double)((i * 7 + (size_t)k * 13) % 1009);
+        if (fabs(x[i] - want / divided) < 1e-9) continue;
+        rank_fail("%s of %zu: rank %d: element %zu: got %g expected %g", what, count, rank, i, x[i],
+                  want / divided);
+        return;
+    }
+}
+
+static void pieces(idist_group *world, int rank, int n, void *arg) {
+    const size_t piece = PIECE * *(const size_t *)arg;
+    const size_t counts[] = {piece - 1, piece, 2 * piece - 1, 2 * piece + 1, 5 * piece + 7};
+    double *x = (double *)malloc((5 * piece + 7) * 8), *y = (double *)malloc((5 * piece + 7) * 8);
+    idist_opts o = opts_of(world);
+    TAP_REQUIRE(x && y);
+    for (size_t k = 0; k < sizeof counts / sizeof counts[0]; k++) {
+        const size_t count = counts[k];
+        idist_request r[2];
+        idist_opts first = opts_async(world, &r[0]), second = opts_async(world, &r[1]);
+        int root = (int)k % n;
+        fill(x, count, rank);
+        rank_ok(rank, idist_all_reduce(x, x, count, IDIST_F64, IDIST_AVG, &o));
+        check_parts("average", rank, x, count, 0, n, n);
+        fill(x, count, rank);
+        rank_ok(rank, idist_reduce(x, y, count, IDIST_F64, IDIST_AVG, root, &o));
+        if (rank == root) check_parts("average on a rank", rank, y, count, 0, n, n);
+        fill(x, count, rank);
+        if (rank == root) fill(y, count, rank);
+        rank_ok(rank, idist_broadcast(y, count, IDIST_F64, root, &first));
+        rank_ok(rank, idist_all_reduce(x, x, count, IDIST_F64, IDIST_SUM, &second));
+        rank_ok(rank, idist_wait_all(r, 2));
+        check_parts("broadcast beside a sum", rank, y, count, root, root + 1, 1);
+        check_parts("sum beside a broadcast", rank, x, count, 0, n, 1);
+    }
+    free(x);
+    free(y);
+}
+
+//------------------------------------------------------------------------------
 // idist_free_group reads from the links, perhaps what another thread sleeps for
 //------------------------------------------------------------------------------
 
@@ -290,6 +345,16 @@ int main(void) {
         ranks_reset();
         ranks_processes(others[i].n, &d, all_operations, &l, 100000 * slow);
         ranks_report("every operation on %zu MiB over %s", l.nbytes >> 20, d.transport);
+    }
+    for (int i = 0; i < 3; i++) {
+        static const struct {
+            int n;
+            const char *hosts;
+            size_t nhosts;
+        } cut[3] = {{4, "2+2", 2}, {6, "1+3+2", 3}, {5, "1+1+1+2", 4}};
+        size_t nhosts = cut[i].nhosts;
+        d.transport = cut[i].hosts;
+        ranks_case(cut[i].n, &d, pieces, &nhosts, "calls in pieces over %s", d.transport);
     }
     for (int i = 0; i < N_TRANSPORTS; i++) {
         freeing f;
