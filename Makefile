@@ -40,7 +40,8 @@ SPINNING_SCRIPTS := $(wildcard tests/mpi/*.sh)
 # These sleep most of their time and hold the library to no short limit: they run beside the others.
 # The longest come first.
 WAITING_SRC := $(addprefix tests/fault/,init_kill.c stop.c waits.c no_memory.c reach.c)
-WAITING_SCRIPTS := tests/device/faults.sh tests/device/ipc.sh tests/launch/torchrun.sh
+WAITING_SCRIPTS := tests/device/faults.sh tests/device/ipc.sh tests/launch/hosts.sh \
+    tests/launch/torchrun.sh
 EXAMPLES := $(patsubst examples/%.c,build/%,\
     $(filter-out %_mpi.c $(wildcard examples/*_gpu_*.c),$(wildcard examples/*.c)))
 EXAMPLES += $(if $(shell command -v c++),\

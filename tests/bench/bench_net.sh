@@ -15,6 +15,7 @@
 #                free       links without a limit
 #                small      small calls
 #                loopback   TCP on one host
+#                far        20 ms away, 100 Mbit/s
 #     ROUNDS     3
 #     RATE       1000: Mbit/s of each host, in either direction
 #     LIBRARIES  idist openmpi4 gloo
@@ -25,7 +26,7 @@ cd "$(dirname "${BASH_SOURCE[0]}")/../.." || exit 1
 ROUNDS=${ROUNDS:-3}
 RATE=${RATE:-1000}
 LIMIT=${LIMIT:-120}
-read -ra PARTS <<<"${PARTS:-rate free small loopback}"
+read -ra PARTS <<<"${PARTS:-rate free small loopback far}"
 read -ra LIBRARIES <<<"${LIBRARIES:-idist openmpi4 gloo}"
 OUT=$PWD/build/bench
 CSV=$OUT/net.csv
@@ -79,6 +80,10 @@ build_library() {
 # running
 #------------------------------------------------------------------------------
 
+FAR= # set: by the slow network
+device() { if [ -n "$FAR" ]; then echo far0; else echo eth0; fi; }
+address() { if [ -n "$FAR" ]; then echo "10.9.0.$(($1 + 1))"; else echo "10.7.0.$(($1 + 1))"; fi; }
+
 # run_LIBRARY PLACES ARGS...: PLACES has the host of each rank; "lo": all on this host. Rank 0
 # prints to $WORK/out.
 
@@ -91,7 +96,7 @@ run_idist() {
         return
     fi
     for h in "${places[@]}"; do
-        on_host "$h" env RANK=$rank WORLD_SIZE=${#places[@]} MASTER_ADDR=10.7.0.1 \
+        on_host "$h" env RANK=$rank WORLD_SIZE=${#places[@]} MASTER_ADDR="$(address 0)" \
             MASTER_PORT=29500 IDIST_SECRET=0123456789abcdef build/idist_perf "$@" \
             >"$WORK/out.$rank" </dev/null &
         pids+=($!)
@@ -125,7 +130,8 @@ run_openmpi4() {
     fi
     hosts=$(printf 'h%s,' "${places[@]}")
     on_host 0 unshare -u sh -c 'hostname h0; exec "$@"' sh "${command[@]}" --host "${hosts%,}" \
-        --mca plm_rsh_agent "$WORK/agent" --mca btl vader,tcp,self --mca btl_tcp_if_include eth0 \
+        --mca plm_rsh_agent "$WORK/agent" --mca btl vader,tcp,self \
+        --mca btl_tcp_if_include "$(device)" \
         --mca oob_tcp_if_include eth0 "$OUT/peer_openmpi4" "$@" >"$WORK/out" </dev/null
 }
 
@@ -134,9 +140,10 @@ run_gloo() {
     read -ra places <<<"$1"
     shift
     [ "${places[0]}" = lo ] || export PEER_NAMESPACE=/run/netns/$NET. PEER_PLACES="${places[*]}"
+    [ -z "$FAR" ] || export PEER_SUBNET=10.9.0.
     "$OUT/peer_gloo" -n ${#places[@]} "$@" >"$WORK/out" </dev/null
     local status=$?
-    unset PEER_NAMESPACE PEER_PLACES
+    unset PEER_NAMESPACE PEER_PLACES PEER_SUBNET
     return $status
 }
 
@@ -184,6 +191,13 @@ measure_part() {
         for hosts in "lo lo" "lo lo lo lo"; do
             measure loopback "$hosts" -s 4,256,4K,16K,64K,1M,4M,16M,64M -x barrier
         done
+        ;;
+    far)
+        net_far delay=20 rate=100
+        FAR=1
+        measure far "0 1 2 3" -s 4,4M,16M -x b2b
+        FAR=
+        net_near
         ;;
     *)
         echo "bench_net.sh: no part $1" >&2

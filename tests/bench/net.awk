@@ -1,5 +1,5 @@
 # net.awk - the report of bench_net.sh. Input: PART,PLACES,LIBRARY,op,mode,ranks,bytes,p50,min in
-# microseconds. -v rate: of a link in Mbit/s, for the part "rate".
+# microseconds. -v rate: of a link in Mbit/s, for the part "rate"; that of the part "far" is 100.
 #
 # The bound of an all_reduce of S bytes over H hosts is 2 (H - 1) / H * S / rate: what each host has
 # to send and to receive at least, however many ranks it has.
@@ -46,7 +46,7 @@ END {
             for (k = 1; k <= library_count; k++) printf " %12s", order[k] " us"
             for (k = 1; k <= library_count; k++)
                 if (order[k] != "idist") printf " %12s", order[k] " x"
-            print "   p50 / min" (part == "rate" ? "   of the bound" : "")
+            print "   p50 / min" (part == "rate" || part == "far" ? "   of the bound" : "")
         }
         own = median(p50[rows[i], "idist"])
         printf "%10s", size_text(key[3])
@@ -56,9 +56,9 @@ END {
                 printf " %12.2f", own ? median(p50[rows[i], order[k]]) / own : 0
         fastest = median(least[rows[i], "idist"])
         printf " %11.2f", fastest ? own / fastest : 0
-        if (part == "rate") {
+        if (part == "rate" || (part == "far" && key[3] > 1048576)) {
             h = hosts_of(places)
-            bound = 2 * (h - 1) / h * key[3] * 8 / rate
+            bound = 2 * (h - 1) / h * key[3] * 8 / (part == "far" ? 100 : rate)
             printf " %12.1f %%", own ? 100 * bound / own : 0
         }
         print ""

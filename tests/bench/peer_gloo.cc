@@ -154,7 +154,8 @@ std::string enter_host(int rank) {
     int fd = open(path.c_str(), O_RDONLY | O_CLOEXEC);
     if (fd < 0 || syscall(SYS_setns, fd, 0) != 0) throw std::runtime_error("no " + path);
     close(fd);
-    return "10.7.0." + std::to_string(host + 1);
+    const char *subnet = getenv("PEER_SUBNET");
+    return (subnet ? subnet : "10.7.0.") + std::to_string(host + 1);
 }
 
 context_ptr connect(int rank, int n, const char *name, gloo::rendezvous::Store &store,

@@ -6,6 +6,7 @@ NET=idist$$ # host number i is the namespace $NET.i, the switch $NET.s
 NET_COUNT=0
 
 net_remove() {
+    net_near
     local i
     for ((i = 0; i < NET_COUNT; i++)); do
         ip netns del "$NET.$i" 2>/dev/null
@@ -49,4 +50,27 @@ host_knows() {
     shift
     mkdir -p "/etc/netns/$NET.$host"
     printf '127.0.0.1 localhost\n%s\n' "$@" >"/etc/netns/$NET.$host/hosts"
+}
+
+# net_far OPTION...: a slow network besides, see far.c. Host i has 10.9.0.(i+1) at far0. Another
+# call takes its place.
+net_far() {
+    local i tries=100
+    [ -x build/far ] && [ build/far -nt tests/lib/far.c ] ||
+        cc -O2 -Wall -Wextra tests/lib/far.c -o build/far || return
+    net_near
+    build/far "$NET." "$NET_COUNT" "$@" >"$WORK/far" &
+    NET_FAR=$!
+    until grep -q ready "$WORK/far"; do
+        [ $((tries--)) -gt 0 ] && kill -0 "$NET_FAR" || return
+        sleep 0.05
+    done
+    for ((i = 0; i < NET_COUNT; i++)); do
+        ip -n "$NET.$i" addr add "10.9.0.$((i + 1))/24" dev far0 &&
+            ip -n "$NET.$i" link set far0 up || return
+    done
+}
+net_near() { # ends it
+    [ -z "${NET_FAR:-}" ] || { kill "$NET_FAR" && wait "$NET_FAR"; } 2>/dev/null
+    NET_FAR=
 }

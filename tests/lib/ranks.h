@@ -218,10 +218,29 @@ static inline int ranks__host_of(const char *transport, int rank, int n) {
     }
 }
 
+// IDIST_TEST_NETWORK: the hosts are real to the system, network namespaces that tests/lib/net.sh
+// has made; this is their path without the number. IDIST_TEST_MASTER is the address of the first
+// one.
+static inline const char *ranks__network(const idist_desc *desc) {
+    return ranks__placed(desc) ? getenv("IDIST_TEST_NETWORK") : NULL;
+}
+
+// From now on this thread, and those that it starts, are on a host.
+static inline void ranks__enter(const char *network, int host) {
+    char path[200];
+    snprintf(path, sizeof path, "%s%d", network, host);
+    int fd = open(path, O_RDONLY | O_CLOEXEC);
+    TAP_REQUIRE(fd >= 0 && syscall(SYS_setns, fd, 0) == 0);
+    close(fd);
+}
+
 static inline void ranks__place(idist_desc *desc) {
     static const char *const ids[] = {"a", "b", "c", "d", "e", "f", "g", "h"};
+    const char *network = ranks__network(desc);
     if (!ranks__placed(desc)) return;
-    desc->host_id = ids[ranks__host_of(desc->transport, desc->rank, desc->world_size)];
+    int host = ranks__host_of(desc->transport, desc->rank, desc->world_size);
+    if (network) ranks__enter(network, host);
+    desc->host_id = ids[host];
     desc->transport = "auto";
 }
 
@@ -279,7 +298,7 @@ static inline void ranks__run_threads(int n, const idist_desc *base, ranks_fn fn
     idist_store *store = NULL;
     TAP_REQUIRE(n >= 1 && n <= RANKS_MAX);
     (void)ranks__log();
-    if (ranks__placed(base)) setenv("IDIST_ADDR", "127.0.0.1", 1);
+    if (ranks__placed(base) && !ranks__network(base)) setenv("IDIST_ADDR", "127.0.0.1", 1);
     if (!rank_ok(-1, idist_store_open("mem://", NULL, &store))) return;
     for (int k = 0; k < n; k++) {
         threads[k].base = base;
@@ -495,11 +514,12 @@ static inline void procs__child_main(procs *p, int rank, int port, const idist_d
     alarm((unsigned)(60 * test_slow_factor())); // SIGALRM ends a rank that outlives every deadline
     memset(&desc, 0, sizeof desc);
     if (base) desc = *base;
-    snprintf(url, sizeof url, "tcp://127.0.0.1:%d", port);
+    const char *network = ranks__network(&desc), *master = getenv("IDIST_TEST_MASTER");
+    snprintf(url, sizeof url, "tcp://%s:%d", network && master ? master : "127.0.0.1", port);
     desc.init_method = url;
     desc.rank = rank;
     desc.world_size = p->n;
-    if (ranks__placed(&desc)) setenv("IDIST_ADDR", "127.0.0.1", 1);
+    if (ranks__placed(&desc) && !network) setenv("IDIST_ADDR", "127.0.0.1", 1);
     ranks__place(&desc);
     if (desc.timeout_ms == 0) desc.timeout_ms = RANKS_TIMEOUT_MS;
     if (desc.init_timeout_ms == 0) desc.init_timeout_ms = RANKS_TIMEOUT_MS;
