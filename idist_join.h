@@ -57,6 +57,10 @@ typedef struct idist__record { // what a rank says about itself
     uint32_t algorithm;  // its setting IDIST_ALGO, which must be equal on all ranks
 } idist__record;
 
+typedef struct idist__tcp_text {
+    char text[160]; // "tcp:[ADDRESS]:PORT"
+} idist__tcp_text;
+
 typedef struct idist__join {
     idist__world *w;
     idist__ring *ring;
@@ -68,10 +72,11 @@ typedef struct idist__join {
     uint64_t job;                 // number of the job
     uint8_t key[32];              // authenticates connections of this job
     int listeners[2];             // local socket, TCP; -1: none
-    char tcp_address[160];        // where our TCP socket listens
+    idist__tcp_text *tcp;         // where the TCP socket of each rank listens; NULL: nowhere
     const idist__record *records; // by rank
     idist__handshake *outgoing;   // by rank, to lower ranks only
     int64_t *retry_ns;            // when to connect to a lower rank again; 0: under way, or done
+    int64_t *connect_ns;          // when to give up an attempt to connect to a lower rank; 0: none
     idist__pending *incoming;
     int link_count; // connected ranks
     int64_t deadline_ns;
@@ -88,7 +93,7 @@ static idist_status idist__state_set(idist__join *j, const char *what, int rank,
                                      size_t nbytes) {
     char name[128];
     idist__state_name(j, name, sizeof name, what, rank);
-    return idist_store_set(j->store, name, value, nbytes);
+    return idist__store_post(j->store, name, value, nbytes);
 }
 
 // Whether the store is that of a torch agent, which outlives the workers and does not support last
@@ -328,7 +333,7 @@ static idist_status idist__failure_late(idist__join *j, const char *what, int ra
 
 //------------------------------------------------------------------------------
 // [join:store]  opening the store, and values that a rank waits for
-// uses clock os:env fail store:store launch:env pmi state failure
+// uses clock os:env fail client store:store launch:env pmi state failure
 //
 // Worlds made one after another through the same store must not see each other's values. So each
 // rank counts its worlds in the store, and the count is part of all names. In a store of our own
@@ -411,6 +416,36 @@ static void idist__join_store_leave_will(idist__join *j) {
     idist__failure_will(j, &will);
 }
 
+static idist_status idist__join_store_rank_taken(const idist__join *j) {
+    const idist__config *cfg = &j->w->cfg;
+
+    return idist__fail(IDIST_ERR_RANK_TAKEN,
+                       "initialize: another process is already rank %d of this job (%s)", cfg->rank,
+                       cfg->rank_var ? cfg->rank_var : "desc.rank");
+}
+
+// Whether this rank's number comes together with the answer to its next request, which saves a
+// round trip. See idist__join_store_claim.
+static bool idist__join_store_claims_late(const idist__join *j) {
+    return j->owns_store && j->w->cfg.rank != 0 && j->store->run == idist__client_run &&
+           !idist__state_is_torch(j);
+}
+
+// An answer has come: whether we are the only process with this rank. Until then this rank has told
+// nobody anything.
+static idist_status idist__join_store_claim(idist__join *j) {
+    if (!idist__join_store_claims_late(j)) return IDIST_OK;
+
+    if (idist__store_posted_sum(j->store) != 1) {
+        j->prefix[0] = 0; // the others need not know
+        return idist__join_store_rank_taken(j);
+    }
+
+    idist__join_store_leave_will(j);
+
+    return IDIST_OK;
+}
+
 static idist_status idist__join_store_open(idist__join *j) {
     const idist__config *cfg = &j->w->cfg;
     const char *restart = idist__os_env("TORCHELASTIC_RESTART_COUNT");
@@ -428,12 +463,15 @@ static idist_status idist__join_store_open(idist__join *j) {
 
     if (torch) snprintf(base, sizeof base, "idist-%.20s", restart ? restart : "0");
     snprintf(name, sizeof name, "%s/%d", base, cfg->rank);
+
+    if (idist__join_store_claims_late(j)) {
+        snprintf(j->prefix, sizeof j->prefix, "%s/1/", base);
+        return idist__store_post_add(j->store, name, 1);
+    }
+
     status = idist_store_add(j->store, name, 1, &world_number);
     if (status != IDIST_OK) return status;
-    if (j->owns_store && world_number != 1 && !torch)
-        return idist__fail(IDIST_ERR_RANK_TAKEN,
-                           "initialize: another process is already rank %d of this job (%s)",
-                           cfg->rank, cfg->rank_var ? cfg->rank_var : "desc.rank");
+    if (j->owns_store && world_number != 1 && !torch) return idist__join_store_rank_taken(j);
 
     snprintf(j->prefix, sizeof j->prefix, "%s/%lld/", base, (long long)world_number);
     idist__join_store_leave_will(j);
@@ -444,26 +482,22 @@ static idist_status idist__join_store_open(idist__join *j) {
 // This rank is done. Rank 0 closes the store only when all ranks are, because until then they learn
 // of a death through it. (It may close the store before it has answered the last request.)
 static idist_status idist__join_store_leave(idist__join *j) {
-    int64_t joined = 0;
-    char name[128], one = 1;
-    idist_status status;
+    char one = 1;
+    idist_status status = idist__state_set(j, "joined", j->w->group.rank, &one, sizeof one);
+    int i;
 
-    status = idist__state_set(j, "joined", j->w->group.rank, &one, sizeof one);
-    if (status != IDIST_OK) return status;
-    idist__state_name(j, name, sizeof name, "njoined", -1);
-    status = idist_store_add(j->store, name, 1, &joined);
-    if (status != IDIST_OK) return status;
+    if (status == IDIST_OK) idist__failure_will(j, NULL);
+    if (!j->owns_store || j->w->group.rank != 0) return status;
 
-    if (joined == j->w->group.size) idist__state_set(j, "all", -1, &one, sizeof one);
-    idist__failure_will(j, NULL);
-    if (!j->owns_store || j->w->group.rank != 0) return IDIST_OK;
+    for (i = 1; i < j->w->group.size && status == IDIST_OK; i++)
+        status = idist__join_store_get(j, "joined", i, NULL, &one, sizeof one);
 
-    return idist__join_store_get(j, "all", -1, "joined", &one, sizeof one);
+    return status;
 }
 
 //------------------------------------------------------------------------------
 // [join:table]  the number of the job, and a record of every rank
-// uses os:random os:env socket fail text sha address interface connection
+// uses os:random os:env socket fail text mem sha address interface connection
 // uses secret client config model state store
 //
 // Rank 0 draws a random job number, from which the key of all connections is derived. Each rank
@@ -485,6 +519,7 @@ static idist_status idist__table_agree_on_job(idist__join *j) {
         status = idist__state_set(j, "job", -1, job, sizeof job);
     } else {
         status = idist__join_store_get(j, "job", -1, NULL, job, sizeof job);
+        if (status == IDIST_OK) status = idist__join_store_claim(j);
     }
 
     if (status != IDIST_OK) return status;
@@ -569,30 +604,47 @@ static idist_status idist__table_listen_tcp(idist__join *j, bool one_host) {
     if (status != IDIST_OK) return status;
     if (!idist__os_socket_own_address(j->listeners[1], &address))
         return idist__fail_errno("initialize: asking for the port of a listener", errno);
-    snprintf(j->tcp_address, sizeof j->tcp_address, "tcp:[%s]:%d", own.ip,
+    snprintf(j->tcp[w->group.rank].text, sizeof j->tcp->text, "tcp:[%s]:%d", own.ip,
              idist__os_socket_port(&address));
     snprintf(w->advertised, sizeof w->advertised, own.ifname[0] ? "%s (%s)" : "%s", own.ip,
              own.ifname);
 
-    return idist__state_set(j, "tcp", j->w->group.rank, j->tcp_address, sizeof j->tcp_address);
+    return IDIST_OK;
 }
 
-// Rank 0 collects the records and publishes the table.
-static idist_status idist__table_exchange(idist__join *j, idist__record *records) {
-    int i, n = j->w->group.size;
-    int me = j->w->group.rank;
-    size_t table_nbytes = sizeof *records * (size_t)n;
-    idist_status status = idist__state_set(j, "node", me, &records[me], sizeof *records);
+// Every rank has filled in its own row of a table: rank 0 collects them, under `row`, and publishes
+// the whole, as `all`.
+static idist_status idist__table_exchange(idist__join *j, const char *row, const char *all,
+                                          void *table, size_t row_nbytes) {
+    char *rows = (char *)table;
+    int i, n = j->w->group.size, me = j->w->group.rank;
+    idist_status status = idist__state_set(j, row, me, rows + (size_t)me * row_nbytes, row_nbytes);
 
     if (status != IDIST_OK) return status;
-    if (me) return idist__join_store_get(j, "nodes", -1, "node", records, table_nbytes);
+    if (me) return idist__join_store_get(j, all, -1, row, table, row_nbytes * (size_t)n);
 
     for (i = 1; i < n; i++) {
-        status = idist__join_store_get(j, "node", i, NULL, &records[i], sizeof *records);
+        status = idist__join_store_get(j, row, i, NULL, rows + (size_t)i * row_nbytes, row_nbytes);
         if (status != IDIST_OK) return status;
     }
 
-    return idist__state_set(j, "nodes", -1, records, table_nbytes);
+    return idist__state_set(j, all, -1, table, row_nbytes * (size_t)n);
+}
+
+// The same for the addresses of the TCP sockets.
+static idist_status idist__table_exchange_tcp(idist__join *j, bool one_host) {
+    size_t i, n = (size_t)j->w->group.size;
+    idist_status status;
+
+    j->tcp = (idist__tcp_text *)idist__mem_alloc(&j->w->cfg.mem, sizeof *j->tcp * n);
+    if (!j->tcp) return IDIST_ERR_NO_MEMORY;
+    status = idist__table_listen_tcp(j, one_host);
+    if (status != IDIST_OK) return status;
+
+    status = idist__table_exchange(j, "tcp", "tcps", j->tcp, sizeof *j->tcp);
+    for (i = 0; i < n; i++) j->tcp[i].text[sizeof j->tcp->text - 1] = 0;
+
+    return status;
 }
 
 // Checks the record of a rank and remembers its host.
@@ -627,7 +679,8 @@ static idist_status idist__table_make(idist__join *j, idist__record *records) {
     me->shm = w->cfg.transport == IDIST__JOIN_AUTO;
     me->algorithm = (uint32_t)w->cfg.algorithm;
     if (w->cfg.transport != IDIST__JOIN_TCP_ONLY) status = idist__table_listen_local(j, me);
-    if (status == IDIST_OK) status = idist__table_exchange(j, records);
+    if (status == IDIST_OK)
+        status = idist__table_exchange(j, "node", "nodes", records, sizeof *records);
 
     for (i = 0; i < w->group.size && status == IDIST_OK; i++) {
         status = idist__table_enter(j, &records[i], i);
@@ -639,7 +692,7 @@ static idist_status idist__table_make(idist__join *j, idist__record *records) {
 
     j->records = records;
     if (status == IDIST_OK && (w->cfg.transport == IDIST__JOIN_TCP_ONLY || !one_host))
-        status = idist__table_listen_tcp(j, one_host);
+        status = idist__table_exchange_tcp(j, one_host);
 
     return status;
 }
@@ -647,7 +700,7 @@ static idist_status idist__table_make(idist__join *j, idist__record *records) {
 //------------------------------------------------------------------------------
 // [join:links]  a connection between each pair of ranks
 // uses clock descriptor poll socket fail text mem base:log address auth pending
-// uses msg:types msg:transport link state failure store
+// uses msg:types msg:transport link state failure
 //
 // Each rank connects to all lower ones and accepts the higher ones: a local socket inside a host,
 // TCP between hosts. Both ends prove that they know the key of the job, and exchange their ranks.
@@ -662,7 +715,12 @@ static idist_status idist__table_make(idist__join *j, idist__record *records) {
 // failure of an outgoing one is fatal.
 //------------------------------------------------------------------------------
 
-enum { IDIST__LINKS_CONNECT_MS = 3000, IDIST__LINKS_RETRY_MS = 20, IDIST__LINKS_POLL_MS = 20 };
+enum {
+    IDIST__LINKS_CONNECT_MS = 3000,
+    IDIST__LINKS_RETRY_MS = 20,
+    IDIST__LINKS_POLL_MS = 20,
+    IDIST__LINKS_ASK_MS = 400 // before it asks for the first time whether a rank has given up
+};
 
 static bool idist__links_is_local(const idist__join *j, int rank) {
     const idist__record *me = &j->records[j->w->group.rank];
@@ -672,15 +730,8 @@ static bool idist__links_is_local(const idist__join *j, int rank) {
 }
 
 // Where a rank listens for us.
-static idist_status idist__links_find(idist__join *j, int rank, char *where, size_t capacity) {
-    idist_status status = IDIST_OK;
-
-    idist__text_copy(where, capacity, j->records[rank].local);
-    if (!idist__links_is_local(j, rank))
-        status = idist__join_store_get(j, "tcp", rank, NULL, where, capacity);
-    where[capacity - 1] = 0;
-
-    return status;
+static const char *idist__links_find(const idist__join *j, int rank) {
+    return idist__links_is_local(j, rank) ? j->records[rank].local : j->tcp[rank].text;
 }
 
 // Connecting failed: schedules another attempt, or fails.
@@ -706,21 +757,36 @@ static idist_status idist__links_connect_failed(idist__join *j, int rank, const 
     return idist__failure_lost(j, rank, how);
 }
 
+// Begins to connect.
 static idist_status idist__links_connect(idist__join *j, int rank) {
     idist__os_address address;
-    idist__handshake *handshake = &j->outgoing[rank];
-    int64_t until_ns = idist__os_clock_deadline(IDIST__LINKS_CONNECT_MS);
-    char where[160];
-    idist_status status;
+    const char *where = idist__links_find(j, rank);
+    idist_status status = idist__address_parse(&address, where);
     int fd;
 
     j->retry_ns[rank] = 0;
-    status = idist__links_find(j, rank, where, sizeof where);
-    if (status == IDIST_OK) status = idist__address_parse(&address, where);
     if (status != IDIST_OK) return status;
-
-    fd = idist__os_socket_connect(&address, until_ns < j->deadline_ns ? until_ns : j->deadline_ns);
+    fd = idist__os_socket_connect_begin(&address);
     if (fd < 0) return idist__links_connect_failed(j, rank, where, errno);
+
+    memset(&j->outgoing[rank], 0, sizeof j->outgoing[rank]);
+    j->outgoing[rank].fd = fd;
+    j->connect_ns[rank] = idist__os_clock_deadline(IDIST__LINKS_CONNECT_MS);
+
+    return IDIST_OK;
+}
+
+// An attempt to connect has ended, or its time is up: begins the handshake, or schedules another
+// attempt.
+static idist_status idist__links_connected(idist__join *j, int rank) {
+    idist__handshake *handshake = &j->outgoing[rank];
+    int error = ETIMEDOUT, fd = handshake->fd;
+
+    j->connect_ns[rank] = 0;
+    if (handshake->ready) error = idist__os_socket_connect_end(&fd, idist__links_is_local(j, rank));
+    else idist__os_descriptor_close(&fd);
+    handshake->fd = -1;
+    if (error) return idist__links_connect_failed(j, rank, idist__links_find(j, rank), error);
 
     idist__auth_begin(handshake, fd, false, j->key, IDIST__ROLE_LINK, j->job, j->w->group.rank,
                       j->w->group.size, j->deadline_ns);
@@ -832,7 +898,9 @@ static int idist__links_poll_set(const idist__join *j, bool accepts,
         const idist__handshake *handshake = &j->outgoing[i];
 
         if (handshake->fd >= 0)
-            idist__os_poll_watch(&entries[count++], handshake->fd, idist__auth_awaits(handshake));
+            idist__os_poll_watch(&entries[count++], handshake->fd,
+                                 j->connect_ns[i] ? IDIST__OS_WRITABLE
+                                                  : idist__auth_awaits(handshake));
     }
 
     return count + idist__pending_fill_polls(j->incoming, entries + count);
@@ -860,7 +928,11 @@ static idist_status idist__links_progress(idist__join *j) {
     for (i = 0; i < j->w->group.rank && status == IDIST_OK; i++) {
         idist__handshake *handshake = &j->outgoing[i];
 
-        if (handshake->fd >= 0 && handshake->ready) status = idist__links_step(j, handshake, i);
+        if (j->connect_ns[i]) {
+            if (handshake->ready || idist__os_clock_now_ns() >= j->connect_ns[i])
+                status = idist__links_connected(j, i);
+        } else if (handshake->fd >= 0 && handshake->ready)
+            status = idist__links_step(j, handshake, i);
         else if (j->retry_ns[i] && idist__os_clock_now_ns() >= j->retry_ns[i])
             status = idist__links_connect(j, i);
     }
@@ -895,6 +967,7 @@ static idist_status idist__links_connect_all(idist__join *j) {
     idist__os_poll_entry *entries =
         (idist__os_poll_entry *)idist__mem_alloc(&j->w->cfg.mem, sizeof *entries * capacity);
     int64_t asked_ns = idist__os_clock_now_ns();
+    int64_t ask_ns = IDIST__LINKS_ASK_MS * IDIST__MS;
     idist_status status = entries ? IDIST_OK : IDIST_ERR_NO_MEMORY;
 
     for (i = 0; i < j->w->group.rank && status == IDIST_OK; i++)
@@ -903,10 +976,12 @@ static idist_status idist__links_connect_all(idist__join *j) {
     while (status == IDIST_OK && j->link_count < size - 1) {
         status = idist__links_turn(j, entries);
 
-        if (status == IDIST_OK &&
-            idist__os_clock_now_ns() - asked_ns > idist__state_ask_ms(j) * IDIST__MS) {
-            status = idist__failure_check(j);
+        if (status == IDIST_OK && idist__os_clock_now_ns() - asked_ns > ask_ns) {
+            int64_t begun_ns = idist__os_clock_now_ns();
+
+            status = idist__failure_check(j); // meanwhile no handshake advances
             asked_ns = idist__os_clock_now_ns();
+            ask_ns = idist__state_ask_ms(j) * IDIST__MS + 4 * (asked_ns - begun_ns);
         }
     }
 
@@ -1395,11 +1470,12 @@ static idist_status idist__open_meet(idist__join *j) {
 
     j->outgoing = (idist__handshake *)idist__mem_alloc(mem, sizeof *j->outgoing * n);
     j->retry_ns = (int64_t *)idist__mem_alloc(mem, sizeof *j->retry_ns * n);
+    j->connect_ns = (int64_t *)idist__mem_alloc(mem, sizeof *j->connect_ns * n);
     j->incoming = (idist__pending *)idist__mem_raw(mem, sizeof *j->incoming);
     for (i = 0; j->outgoing && i < n; i++) j->outgoing[i].fd = -1;
     if (j->incoming) idist__pending_init(j->incoming);
 
-    if (!records || !j->outgoing || !j->retry_ns || !j->incoming) {
+    if (!records || !j->outgoing || !j->retry_ns || !j->connect_ns || !j->incoming) {
         idist__mem_free(mem, records);
         return IDIST_ERR_NO_MEMORY;
     }
@@ -1429,6 +1505,8 @@ static void idist__open_end(idist__join *j) {
     if (j->incoming) idist__pending_close(j->incoming);
     idist__mem_free(mem, j->incoming);
     idist__mem_free(mem, j->retry_ns);
+    idist__mem_free(mem, j->connect_ns);
+    idist__mem_free(mem, j->tcp);
     idist__mem_free(mem, j->outgoing);
 
     if (j->owns_store) {

@@ -1014,29 +1014,52 @@ static int idist__os_socket_accept(int listener) {
     return -1;
 }
 
-// One attempt to connect; blocks until the deadline at the latest. -1: errno says why, and the
-// caller decides whether to try again. ETIMEDOUT: the deadline has passed. EPERM: another user
-// listens at the local address.
-static int idist__os_socket_connect(const idist__os_address *address, int64_t deadline_ns) {
-    int fd = idist__os_socket_open(address->sa.ss_family), error = 0;
-    socklen_t nbytes = sizeof error;
+// Begins to connect. The socket is writable once the attempt has ended; see below. -1: errno says
+// why.
+static int idist__os_socket_connect_begin(const idist__os_address *address) {
+    int error, fd = idist__os_socket_open(address->sa.ss_family);
 
     if (fd < 0) return -1;
-    if (connect(fd, (const struct sockaddr *)&address->sa, address->nbytes) != 0) error = errno;
+    if (connect(fd, (const struct sockaddr *)&address->sa, address->nbytes) == 0) return fd;
+    if (errno == EINPROGRESS || errno == EINTR) return fd;
 
-    if (error == EINPROGRESS || error == EINTR) {
-        if (!idist__os_poll_wait(fd, IDIST__OS_WRITABLE, deadline_ns)) error = ETIMEDOUT;
-        else if (getsockopt(fd, SOL_SOCKET, SO_ERROR, &error, &nbytes) != 0) error = errno;
-    }
-
-    if (!error && idist__os_socket_is_local(address) && !idist__os_socket_is_same_user(fd))
-        error = EPERM;
-    if (!error) return fd;
-
+    error = errno;
     close(fd);
     errno = error;
 
     return -1;
+}
+
+// The attempt has ended: 0, or why it failed; then the socket is closed. EPERM: another user
+// listens at the local address.
+static int idist__os_socket_connect_end(int *fd, bool local) {
+    int error = 0;
+    socklen_t nbytes = sizeof error;
+
+    if (getsockopt(*fd, SOL_SOCKET, SO_ERROR, &error, &nbytes) != 0) error = errno;
+    if (!error && local && !idist__os_socket_is_same_user(*fd)) error = EPERM;
+    if (error) idist__os_descriptor_close(fd);
+
+    return error;
+}
+
+// One attempt to connect; blocks until the deadline at the latest. -1: errno says why, and the
+// caller decides whether to try again. ETIMEDOUT: the deadline has passed.
+static int idist__os_socket_connect(const idist__os_address *address, int64_t deadline_ns) {
+    int error, fd = idist__os_socket_connect_begin(address);
+
+    if (fd < 0) return -1;
+
+    if (idist__os_poll_wait(fd, IDIST__OS_WRITABLE, deadline_ns)) {
+        error = idist__os_socket_connect_end(&fd, idist__os_socket_is_local(address));
+    } else {
+        error = ETIMEDOUT;
+        idist__os_descriptor_close(&fd);
+    }
+
+    errno = error;
+
+    return fd;
 }
 
 // Whether an error of connect means that the network is down rather than the peer.

@@ -95,7 +95,9 @@ enum {
     IDIST__STORE_NUM_KEYS = 7,
     IDIST__STORE_DELETE = 8,
     IDIST__STORE_CANCEL_WAIT = 12,
-    IDIST__STORE_SET_WILL = 100 // ours, not torch's: set this key when my connection ends
+    // Ours, not torch's:
+    IDIST__STORE_SET_WILL = 100,   // set this key when my connection ends
+    IDIST__STORE_AWAIT_VALUE = 101 // WAIT and GET in one
 };
 
 #define IDIST__KEY_MAX 1024u
@@ -126,6 +128,7 @@ typedef struct idist__store_request {
     size_t capacity;
     size_t nbytes;       // the size of the value, also when it does not fit
     bool flag;           // CHECK: all keys exist; DELETE: the key existed
+    bool posted;         // SET, ADD: do not wait for an answer
     int64_t deadline_ns; // of GET and WAIT
 } idist__store_request;
 
@@ -900,6 +903,7 @@ static const char *idist__wire_fields(int op) {
     case IDIST__STORE_SET_WILL: return "kv";
     case IDIST__STORE_COMPARE_SET: return "khh";
     case IDIST__STORE_GET:
+    case IDIST__STORE_AWAIT_VALUE:
     case IDIST__STORE_DELETE: return "k";
     case IDIST__STORE_ADD: return "kn";
     case IDIST__STORE_CHECK:
@@ -1230,9 +1234,10 @@ static bool idist__server_set_will(idist__server *server, idist__server_client *
 // False: drop the client.
 static bool idist__server_request(idist__server *server, idist__server_client *client,
                                   idist__store_request *request, bool *wait, bool *changed) {
-    bool changed_here = false;
+    bool changed_here = false, awaits = request->op == IDIST__STORE_AWAIT_VALUE;
 
     *wait = false;
+    if (awaits) request->op = IDIST__STORE_GET;
 
     if (request->op == IDIST__STORE_VALIDATE) {
         client->valid = request->number == (int64_t)IDIST__STORE_MAGIC;
@@ -1256,12 +1261,15 @@ static bool idist__server_request(idist__server *server, idist__server_client *c
     if (changed_here) *changed = true;
 
     // The key was deleted between the client's WAIT and its GET: the answer makes it wait again.
-    if (*wait && request->op == IDIST__STORE_GET) {
+    if (*wait && request->op == IDIST__STORE_GET && !awaits) {
         *wait = false;
         return idist__server_reply_number(server, client, (int64_t)IDIST__NO_VALUE);
     }
 
-    return *wait || idist__server_reply_to(server, client, request);
+    if (*wait) return true;
+    if (awaits && !idist__server_reply_flag(server, client, true)) return false;
+
+    return idist__server_reply_to(server, client, request);
 }
 
 // Serves what has arrived from a client, up to a request that has to wait. *changed is set when the
@@ -1588,6 +1596,9 @@ typedef struct idist__client_store {
     size_t nout;
     size_t out_capacity;
     idist_status broken; // why the connection is unusable; IDIST_OK: it is not
+    bool is_own;         // the server is one of ours, not torch's
+    bool owes_number;    // the answer to a posted ADD comes before the next one
+    int64_t number;      // that answer, once the next one has come
 } idist__client_store;
 
 static bool idist__client_put(idist_store *store, const void *data, size_t nbytes) {
@@ -1717,6 +1728,15 @@ static idist_status idist__client_cancel_wait(idist__client_store *client, uint8
     return IDIST_OK;
 }
 
+// Takes the answer to a posted ADD. Returns the status of the connection.
+static idist_status idist__client_receive_owed(idist__client_store *client, int64_t deadline_ns) {
+    if (!client->owes_number) return IDIST_OK;
+    client->owes_number = false;
+    if (idist__client_receive(client, &client->number, sizeof client->number, deadline_ns))
+        return IDIST_OK;
+    return idist__client_break(client);
+}
+
 // Waits for keys until the deadline, or at the end of a slice until another thread wants the
 // connection. request->flag: the keys exist.
 static idist_status idist__client_wait(idist__client_store *client, idist__store_request *request) {
@@ -1752,6 +1772,7 @@ static idist_status idist__client_wait(idist__client_store *client, idist__store
 static idist_status idist__client_exchange(idist_store *store, idist__store_request *request) {
     idist__client_store *client = (idist__client_store *)store->impl;
     int64_t deadline_ns = idist__os_clock_deadline(IDIST__CLIENT_ANSWER_MS);
+    idist_status status;
     uint8_t byte;
 
     if (client->broken != IDIST_OK)
@@ -1760,7 +1781,21 @@ static idist_status idist__client_exchange(idist_store *store, idist__store_requ
     if (!idist__connection_write_all(client->fd, client->out, client->nout, deadline_ns))
         return idist__client_break(client);
 
+    if (request->posted) {
+        client->owes_number = client->owes_number || request->op == IDIST__STORE_ADD;
+        return IDIST_OK;
+    }
+
+    status = idist__client_receive_owed(client, deadline_ns);
+    if (status != IDIST_OK) return status;
+
     switch (request->op) {
+    case IDIST__STORE_AWAIT_VALUE:
+        status = idist__client_wait(client, request);
+        if (status != IDIST_OK || !request->flag) return status;
+        status = idist__client_receive_value(client, request, deadline_ns);
+        request->flag = status == IDIST_OK;
+        return status;
     case IDIST__STORE_GET:
     case IDIST__STORE_COMPARE_SET: return idist__client_receive_value(client, request, deadline_ns);
     case IDIST__STORE_ADD:
@@ -1794,9 +1829,18 @@ static idist_status idist__client_confirm(idist_store *store, const idist__store
 // Tries a request once, with the connection locked. *wait: try it again, its keys do not exist yet.
 static idist_status idist__client_try(idist_store *store, idist__store_request *request,
                                       bool *wait) {
+    const idist__client_store *client = (const idist__client_store *)store->impl;
     idist_status status = IDIST_OK;
 
     *wait = false;
+
+    if (request->op == IDIST__STORE_GET && client->is_own) {
+        request->op = IDIST__STORE_AWAIT_VALUE;
+        status = idist__client_exchange(store, request);
+        request->op = IDIST__STORE_GET;
+        *wait = status == IDIST_OK && !request->flag;
+        return status;
+    }
 
     if (request->op == IDIST__STORE_WAIT || request->op == IDIST__STORE_GET) {
         idist__store_request waiting = *request;
@@ -1810,7 +1854,7 @@ static idist_status idist__client_try(idist_store *store, idist__store_request *
     }
 
     status = idist__client_exchange(store, request);
-    if (status == IDIST_OK && request->op == IDIST__STORE_SET)
+    if (status == IDIST_OK && request->op == IDIST__STORE_SET && !request->posted)
         status = idist__client_confirm(store, request);
     if (status == IDIST_OK && request->op == IDIST__STORE_GET) *wait = request->flag;
 
@@ -2087,6 +2131,7 @@ static idist_status idist__client_begin(idist_store *store, idist__client_servin
     }
 
     serving->address_text = at;
+    client->is_own = serving->key != NULL;
     idist__text_copy(own_text, sizeof own_text, at);
     if (status == IDIST_OK && server)
         status = idist__client_serve(store, serving, &multicast, own_text, sizeof own_text);
@@ -2374,6 +2419,35 @@ idist_status idist_store_set(idist_store *store, const char *key, const void *va
     if (status == IDIST_OK)
         status = idist__store_value(&request.a, value, nbytes, IDIST__VALUE_MAX);
     return status == IDIST_OK ? store->run(store, &request) : status;
+}
+
+// Sets a value without waiting until other clients can see it: they do before this one has the
+// answer to its next request.
+IDIST__UNUSED static idist_status idist__store_post(idist_store *store, const char *key,
+                                                    const void *value, size_t nbytes) {
+    idist__store_request request;
+    idist_status status = idist__store_begin_key(store, &request, IDIST__STORE_SET, key, 0);
+
+    if (status == IDIST_OK)
+        status = idist__store_value(&request.a, value, nbytes, IDIST__VALUE_MAX);
+    request.posted = true;
+    return status == IDIST_OK ? store->run(store, &request) : status;
+}
+
+// Adds to a number without waiting for the sum, which idist__store_posted_sum knows when the answer
+// to the next request has come. For stores with a server of ours.
+IDIST__UNUSED static idist_status idist__store_post_add(idist_store *store, const char *key,
+                                                        int64_t delta) {
+    idist__store_request request;
+    idist_status status = idist__store_begin_key(store, &request, IDIST__STORE_ADD, key, 0);
+
+    request.number = delta;
+    request.posted = true;
+    return status == IDIST_OK ? store->run(store, &request) : status;
+}
+
+IDIST__UNUSED static int64_t idist__store_posted_sum(const idist_store *store) {
+    return ((const idist__client_store *)store->impl)->number;
 }
 
 // Runs a request that returns a value. `name` is the public function.

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # network.sh - ranks on hosts of their own: which addresses they listen at, tell each other and
-# connect to, whatever names and interfaces their hosts have
+# connect to, whatever names and interfaces their hosts have, and in how many round trips
 # shellcheck source=tests/lib/tap.sh
 . "$(dirname "$0")/../lib/tap.sh"
 # shellcheck source=tests/lib/launch.sh
@@ -118,6 +118,17 @@ come "a name that is not known yet" "$eth" MASTER_ADDR=first
 wait
 # One that the resolver takes for a number.
 fail "a name of digits" 'the host name "6841231" would be taken for a number' MASTER_ADDR=6841231
+
+# Nine round trips, of 200 ms each.
+net_far delay=100
+ok $? "a network far away"
+come "far away" "10.9.0.1@(far0) 10.9.0.2@(far0) 10.9.0.3@(far0)" MASTER_ADDR=10.9.0.1
+for h in 0 1 2; do
+    took=$(sed -n 's/^joined in \(.*\) ms$/\1/p' "$WORK/rank.$h")
+    [ "${took:-9999}" -lt 2200 ]
+    ok $? "far away: rank $h joins within eleven round trips" || echo "$took ms" | diag
+done
+net_near
 
 for h in 0 1 2; do on_host $h sysctl -qw net.ipv6.conf.all.disable_ipv6=1; done
 come "without IPv6" "$eth"

@@ -7,19 +7,26 @@
 //     ...
 //
 // With a status, that rank (or all) ends with it. WHO_SHOWS=WORD: every rank prints the lines of
-// idist_show_config that begin with it.
+// idist_show_config that begin with it, and how long it took to join.
 
 #include "idist.h"
 
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 extern char **environ;
 
 typedef struct place {
     int32_t local, local_size, node, nodes;
 } place;
+
+static int64_t now_ms(void) {
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (int64_t)t.tv_sec * 1000 + t.tv_nsec / 1000000;
+}
 
 static void show(const char *word) {
     const char *line = idist_show_config();
@@ -34,11 +41,13 @@ static void show(const char *word) {
 int main(int argc, char **argv) {
     int32_t sum = 1, vars = 0;
     place own, *all;
+    int64_t begun_ms = now_ms();
     for (int i = 0; environ[i]; i++) vars += (int32_t)strlen(environ[i]);
     if (idist_initialize(NULL) != IDIST_OK) {
         fprintf(stderr, "%s\n", idist_last_error());
         return 1;
     }
+    int64_t joined_ms = now_ms();
     for (int i = 0; environ[i]; i++) vars -= (int32_t)strlen(environ[i]);
     int rank = idist_get_rank(), n = idist_get_world_size();
     own.local = idist_get_local_rank();
@@ -53,7 +62,10 @@ int main(int argc, char **argv) {
                 vars, idist_last_error());
         return 1;
     }
-    if (getenv("WHO_SHOWS")) show(getenv("WHO_SHOWS"));
+    if (getenv("WHO_SHOWS")) {
+        show(getenv("WHO_SHOWS"));
+        printf("joined in %d ms\n", (int)(joined_ms - begun_ms));
+    }
     if (rank == 0) printf("launcher %s, size %d, nodes %d\n", idist_launcher(), n, own.nodes);
     for (int i = 0; rank == 0 && i < n; i++)
         printf("rank %d: local %d of %d, node %d\n", i, all[i].local, all[i].local_size,
