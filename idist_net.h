@@ -87,6 +87,7 @@ static idist_status idist__address_one_of(idist__os_address *address, const char
                                           int which, int *count) {
     const char *error;
 
+    memset(address, 0, sizeof *address);
     if (host[strspn(host, "0123456789")] == 0)
         return idist__fail(IDIST_ERR_ARG,
                            "the host name \"%s\" would be taken for a number: use the address, or "
