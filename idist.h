@@ -203,7 +203,8 @@ LAUNCHING
                              names (=eth0), or all but those (^docker). Without it
                              NCCL_SOCKET_IFNAME, in the same grammar, then GLOO_SOCKET_IFNAME, a
                              list of whole names. Without any of them: the interface on the way to
-                             rank 0. idist_show_config tells the address and the interface
+                             rank 0, or else the first one. idist_show_config tells the address and
+                             the interface
         IDIST_BIND=core      keeps each rank on one processor
         IDIST_CHECK=0        the mpi backend does not compare calls (the ring always does)
         IDIST_START_METHOD   fork or exec
@@ -307,9 +308,9 @@ SECURITY
     idist_spawn makes a secret by itself. Otherwise it comes from desc.secret, the file
     IDIST_SECRET_FILE (mode 600) or IDIST_SECRET. Local sockets also check the user, and shared
     memory is passed through them. Ranks of several hosts listen at all addresses of their host.
-    Without a secret that is refused (IDIST_ERR_NO_SECRET) unless IDIST_INSECURE=1; then they listen
-    only at the address that they tell each other. The data itself is neither encrypted nor signed:
-    on a network you do not trust, use a tunnel.
+    Without a secret that is refused (IDIST_ERR_NO_SECRET) unless IDIST_INSECURE=1; then each
+    listens at one address only. The data itself is neither encrypted nor signed: on a network you
+    do not trust, use a tunnel.
 
 WRITING A BACKEND
 
@@ -1078,7 +1079,7 @@ typedef struct idist_store_desc {
     bool server;          // tcp, file: this process owns the table (rank 0, and no other)
     int timeout_ms;       // default of every wait; 0: 5 minutes
     const void *secret;   // as in idist_desc; tcp beyond loopback needs one (or IDIST_INSECURE=1)
-    size_t secret_nbytes; //
+    size_t secret_nbytes; // with one, a tcp server listens at that port of all addresses
     idist_allocator allocator;
 } idist_store_desc;
 

@@ -1442,9 +1442,10 @@ static void idist__host_no_memory(const idist__task *t) {
                      "a rank is out of memory");
 }
 
-// Begins a step. We own its task until idist__host_round_done has seen it end. NULL: the call has
-// failed.
-static idist__task *idist__host_step_begin(idist__task *t, const idist__host_step *step) {
+// Begins a step. We own its task, *begun, until idist__host_round_done has seen it end. It may end
+// at once, and the call with it, if it fails; NULL: it could not begin, and the call fails.
+static void idist__host_step_begin(idist__task *t, const idist__host_step *step,
+                                   idist__task **begun) {
     idist__op *o = idist__op_of(t);
     idist_group *group = step->group;
     bool on_leads = group == idist__ring_group_of(t->group)->leads;
@@ -1453,13 +1454,13 @@ static idist__task *idist__host_step_begin(idist__task *t, const idist__host_ste
 
     if (group->status != IDIST_OK) { // NOLINT(clang-analyzer-core.NullDereference)
         idist__ring_fail(idist__ring_of(t->group->w), t->group, group->status, group->cause);
-        return NULL;
+        return;
     }
 
     child = idist__task_new(group);
     if (!child) {
         idist__host_no_memory(t);
-        return NULL;
+        return;
     }
 
     child->call = t->call;
@@ -1478,9 +1479,8 @@ static idist__task *idist__host_step_begin(idist__task *t, const idist__host_ste
     child->timeout_ms = -1; // the parent has a deadline, and says what it waits for
     child->announced = true;
     child->warned = true;
+    *begun = child;
     idist__task_start(child);
-
-    return child;
 }
 
 // Begins all steps of the current round.
@@ -1490,20 +1490,23 @@ static void idist__host_round_begin(idist__task *t) {
     size_t i, left = host->step_count - host->current;
 
     for (i = 0; i < left && first[i].round == first->round; i++) {
-        host->running[i] = idist__host_step_begin(t, &first[i]);
         host->running_count = i + 1;
-        if (!host->running[i]) return;
+        idist__host_step_begin(t, &first[i], &host->running[i]);
+        if (t->group->status != IDIST_OK || !host->running[i]) return; // the plan may be gone
     }
 }
 
-// Whether all steps under way have ended, and nobody has looked at them yet.
+// Whether all steps under way have ended, or one has failed, and nobody has looked at them yet.
 static bool idist__host_round_ended(const idist__host_op *host) {
-    size_t i;
+    size_t i, done_count = 0;
 
-    for (i = 0; i < host->running_count; i++)
-        if (!host->running[i] || !host->running[i]->done) return false;
+    for (i = 0; i < host->running_count && host->running[i]; i++) {
+        if (!host->running[i]->done) continue;
+        if (host->running[i]->status != IDIST_OK) return true;
+        done_count++;
+    }
 
-    return host->running_count > 0;
+    return done_count && done_count == host->running_count;
 }
 
 // The step that a call waits for. NULL: none.
@@ -1517,28 +1520,29 @@ IDIST__UNUSED static idist__task *idist__host_step_of(const idist__task *t) {
     return NULL;
 }
 
-// Whether the round under way has completed; if a step failed, so does the call.
+// Whether the round under way has completed. If a step failed, so does the call, which then forgets
+// them all.
 static bool idist__host_round_done(idist__task *t) {
     idist__host_op *host = &idist__op_of(t)->u.host;
-    bool ok = true;
     size_t i;
 
     if (!idist__host_round_ended(host)) return false;
 
     for (i = 0; i < host->running_count; i++) {
-        idist__task *child = host->running[i];
+        const idist__task *child = host->running[i];
 
-        if (child->status != IDIST_OK && ok) { // alone, or with its group
-            ok = false;
-            idist__ring_fail(idist__ring_of(t->group->w), t->group, child->status,
-                             child->group->status == IDIST_OK ? child->text : child->group->cause);
-        }
+        if (!child || !child->done || child->status == IDIST_OK) continue;
+        idist__ring_fail(idist__ring_of(t->group->w), t->group, child->status, // or with its group
+                         child->group->status == IDIST_OK ? child->text : child->group->cause);
+        return false;
+    }
 
-        idist__task_free(child);
+    for (i = 0; i < host->running_count; i++) {
+        idist__task_free(host->running[i]);
         host->running[i] = NULL;
     }
 
-    return ok;
+    return true;
 }
 
 // The averages that the current round has completed. Goes on to the next round.

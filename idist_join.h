@@ -55,6 +55,7 @@ typedef struct idist__record { // what a rank says about itself
     uint64_t processors; // equal for all ranks that have the same ones
     uint32_t shm;        // whether it takes part in shared memory
     uint32_t algorithm;  // its setting IDIST_ALGO, which must be equal on all ranks
+    uint64_t loopback;   // whether it has reached the store through loopback
 } idist__record;
 
 typedef struct idist__tcp_text {
@@ -431,19 +432,19 @@ static bool idist__join_store_claims_late(const idist__join *j) {
            !idist__state_is_torch(j);
 }
 
-// An answer has come: whether we are the only process with this rank. Until then this rank has told
-// nobody anything.
-static idist_status idist__join_store_claim(idist__join *j) {
-    if (!idist__join_store_claims_late(j)) return IDIST_OK;
+// The request after the number has ended with this status: whether we are the only process with
+// this rank. If we are not, or cannot tell, the others are told nothing of us.
+static idist_status idist__join_store_claim(idist__join *j, idist_status status) {
+    if (!idist__join_store_claims_late(j)) return status;
 
     if (idist__store_posted_sum(j->store) != 1) {
-        j->prefix[0] = 0; // the others need not know
-        return idist__join_store_rank_taken(j);
+        j->prefix[0] = 0;
+        return status == IDIST_OK ? idist__join_store_rank_taken(j) : status;
     }
 
-    idist__join_store_leave_will(j);
+    if (status == IDIST_OK) idist__join_store_leave_will(j);
 
-    return IDIST_OK;
+    return status;
 }
 
 static idist_status idist__join_store_open(idist__join *j) {
@@ -519,7 +520,7 @@ static idist_status idist__table_agree_on_job(idist__join *j) {
         status = idist__state_set(j, "job", -1, job, sizeof job);
     } else {
         status = idist__join_store_get(j, "job", -1, NULL, job, sizeof job);
-        if (status == IDIST_OK) status = idist__join_store_claim(j);
+        status = idist__join_store_claim(j, status);
     }
 
     if (status != IDIST_OK) return status;
@@ -550,28 +551,21 @@ static idist_status idist__table_listen_local(idist__join *j, idist__record *me)
     return idist__connection_listen(&address, me->local, &j->listeners[0]);
 }
 
-// An address of this host that another one uses, or that we use to reach another one: our end of
-// the connection to the store. Rank 0 and its neighbors may have reached the store through
-// loopback; but at rank 0 the others look for the store. False: none is known.
-static bool idist__table_hint(const idist__join *j, idist__os_address *hint) {
-    const char *where = j->w->cfg.where;
-    bool is_socket = j->owns_store && strncmp(where, "file:", 5) != 0;
-
-    if (is_socket &&
-        idist__os_socket_own_address(((idist__client_store *)j->store->impl)->fd, hint) &&
-        !idist__os_socket_is_loopback(hint))
-        return true;
-    return j->w->group.rank == 0 && strncmp(where, "tcp:", 4) == 0 &&
-           idist__address_parse(hint, where) == IDIST_OK;
+// Our end of the connection to the store. False: it is no TCP connection of ours.
+static bool idist__table_store_address(const idist__join *j, idist__os_address *address) {
+    return j->owns_store && j->store->run == idist__client_run &&
+           idist__os_socket_own_address(((idist__client_store *)j->store->impl)->fd, address) &&
+           !idist__os_socket_is_local(address);
 }
 
-// The address to publish. All ranks on one host use TCP only because the user wants it.
-static idist_status idist__table_own_address(const idist__join *j, bool one_host,
+// The address to publish. by_loopback: all ranks are on one host, and use TCP because the user
+// wants it, or have reached the store through loopback, so that they reach each other as well.
+static idist_status idist__table_own_address(const idist__join *j, bool by_loopback,
                                              idist__own_address *own) {
     idist__os_address hint;
 
-    if (!one_host || idist__os_env("IDIST_ADDR"))
-        return idist__interface_choose(idist__table_hint(j, &hint) ? &hint : NULL, own);
+    if (!by_loopback || idist__os_env("IDIST_ADDR"))
+        return idist__interface_choose(idist__table_store_address(j, &hint) ? &hint : NULL, own);
 
     memset(own, 0, sizeof *own);
     idist__text_copy(own->ip, sizeof own->ip, "127.0.0.1");
@@ -581,12 +575,12 @@ static idist_status idist__table_own_address(const idist__join *j, bool one_host
 
 // Listens on all addresses where a secret keeps strangers out, or else at the one that is
 // published.
-static idist_status idist__table_listen_tcp(idist__join *j, bool one_host) {
+static idist_status idist__table_listen_tcp(idist__join *j, bool by_loopback) {
     idist__world *w = j->w;
     bool has_secret = w->cfg.secret.nbytes != 0;
     idist__os_address address;
     idist__own_address own;
-    idist_status status = idist__table_own_address(j, one_host, &own);
+    idist_status status = idist__table_own_address(j, by_loopback, &own);
 
     if (status == IDIST_OK) status = idist__address_tcp(&address, own.ip, 0);
     if (status != IDIST_OK) return status;
@@ -632,13 +626,13 @@ static idist_status idist__table_exchange(idist__join *j, const char *row, const
 }
 
 // The same for the addresses of the TCP sockets.
-static idist_status idist__table_exchange_tcp(idist__join *j, bool one_host) {
+static idist_status idist__table_exchange_tcp(idist__join *j, bool by_loopback) {
     size_t i, n = (size_t)j->w->group.size;
     idist_status status;
 
     j->tcp = (idist__tcp_text *)idist__mem_alloc(&j->w->cfg.mem, sizeof *j->tcp * n);
     if (!j->tcp) return IDIST_ERR_NO_MEMORY;
-    status = idist__table_listen_tcp(j, one_host);
+    status = idist__table_listen_tcp(j, by_loopback);
     if (status != IDIST_OK) return status;
 
     status = idist__table_exchange(j, "tcp", "tcps", j->tcp, sizeof *j->tcp);
@@ -669,7 +663,8 @@ static idist_status idist__table_make(idist__join *j, idist__record *records) {
     idist__world *w = j->w;
     idist__record *me = &records[w->group.rank];
     uint64_t host = idist__config_host_key(&w->cfg);
-    bool one_host = true;
+    bool one_host = true, all_local = true, all_loopback = true;
+    idist__os_address address;
     idist_status status = IDIST_OK;
     int i;
 
@@ -678,6 +673,8 @@ static idist_status idist__table_make(idist__join *j, idist__record *records) {
     me->processors = idist__config_processor_key();
     me->shm = w->cfg.transport == IDIST__JOIN_AUTO;
     me->algorithm = (uint32_t)w->cfg.algorithm;
+    me->loopback =
+        idist__table_store_address(j, &address) && idist__os_socket_is_loopback(&address);
     if (w->cfg.transport != IDIST__JOIN_TCP_ONLY) status = idist__table_listen_local(j, me);
     if (status == IDIST_OK)
         status = idist__table_exchange(j, "node", "nodes", records, sizeof *records);
@@ -685,14 +682,16 @@ static idist_status idist__table_make(idist__join *j, idist__record *records) {
     for (i = 0; i < w->group.size && status == IDIST_OK; i++) {
         status = idist__table_enter(j, &records[i], i);
         if (records[i].host != host) one_host = false;
+        if (!records[i].local[0]) all_local = false; // this rank uses TCP only
+        if (!records[i].loopback) all_loopback = false;
         if (records[i].processors != me->processors) continue;
         if (i < w->group.rank) w->sharing_rank++;
         w->sharing_size++;
     }
 
     j->records = records;
-    if (status == IDIST_OK && (w->cfg.transport == IDIST__JOIN_TCP_ONLY || !one_host))
-        status = idist__table_exchange_tcp(j, one_host);
+    if (status == IDIST_OK && !(one_host && all_local)) // the same on all ranks
+        status = idist__table_exchange_tcp(j, one_host || all_loopback);
 
     return status;
 }

@@ -130,7 +130,7 @@ static idist_status idist__address_parse(idist__os_address *address, const char 
 
 //------------------------------------------------------------------------------
 // [net:interface]  the address at which other hosts reach this one
-// uses os:env socket fail text
+// uses os:env socket fail text address
 //
 // In this order:
 //
@@ -138,7 +138,9 @@ static idist_status idist__address_parse(idist__os_address *address, const char 
 //   IDIST_SOCKET_IFNAME   the first address of an interface that it admits
 //   the hint              an address of this host that another host is known to use, or this host
 //                         itself to reach another one
-//   otherwise             the first address of an interface that is not made for containers
+//   otherwise             the first address of an interface, if possible of one that is not made
+//   for
+//                         containers
 //
 // Addresses of the hint's family come first. Loopback and link-local addresses are of no use to
 // other hosts: only IDIST_ADDR can name one.
@@ -170,6 +172,21 @@ static idist__interface_filter idist__interface_filter_of_user(void) {
     }
 
     return filter;
+}
+
+// The address by which this host reaches its own server, which listens at all addresses: the one
+// that the others use, so that the connection shows it; loopback where that is no address of this
+// host.
+static void idist__interface_reach_self(const char *address_text, char *ip, size_t capacity) {
+    idist__os_interface all[IDIST__INTERFACES];
+    int i, count = idist__os_socket_interfaces(all, IDIST__INTERFACES);
+    idist__os_address address;
+
+    idist__text_copy(ip, capacity, "127.0.0.1");
+    if (idist__address_parse(&address, address_text) != IDIST_OK) return;
+    for (i = 0; i < count; i++)
+        if (idist__os_socket_is_same_host(&all[i].address, &address))
+            idist__os_socket_host_text(&address, ip, capacity);
 }
 
 // Whether a list of interfaces in NCCL's grammar admits one: prefixes, parted by commas; "=" before

@@ -1567,8 +1567,8 @@ static idist_status idist__server_start(const idist_allocator *mem, int listener
 
 //------------------------------------------------------------------------------
 // [store:client]  a store behind a socket
-// uses clock descriptor mutex socket fail text mem parse address connection
-// uses auth pending buffer table wire multicast server
+// uses clock descriptor mutex socket fail text mem parse address interface
+// uses connection auth pending buffer table wire multicast server
 //
 // Every process has one connection, which its threads share; the process that owns the table
 // connects to its own server. A call goes through
@@ -1583,7 +1583,7 @@ enum {
     IDIST__CLIENT_ANSWER_MS = 30000, // for the answer to a request that does not wait for keys
     IDIST__CLIENT_SLICE_MS = 50,     // for which a waiting thread keeps the connection
     IDIST__CLIENT_PROBE_MS = 5000,   // after which it asks anew: does the server still answer?
-    IDIST__CLIENT_ATTEMPT_MS = 1000, // for one address of a host that has several
+    IDIST__CLIENT_ATTEMPT_MS = 2000, // for one address of a host that has several
     IDIST__CLIENT_RETRY_MS = 10000   // for which it tries again after the server closed on it
 };
 
@@ -1982,9 +1982,9 @@ static idist_status idist__client_attempt(idist__client_store *client, const cha
 static idist_status idist__client_connect(idist__client_store *client, const char *address_text,
                                           const uint8_t key[32], int64_t deadline_ns) {
     int64_t give_up_ns = 0;
-    int number, pause_ms = 1;
+    int number = 0, pause_ms = 1;
 
-    for (number = 0;; number++) {
+    for (;;) {
         bool retry;
         idist_status status = idist__client_attempt(client, address_text, number, key, deadline_ns,
                                                     &give_up_ns, &retry);
@@ -1994,6 +1994,7 @@ static idist_status idist__client_connect(idist__client_store *client, const cha
             return idist__fail(IDIST_ERR_TIMEOUT, "store: %s", idist__me.text);
         idist__os_clock_pause_ms(pause_ms);
         if (pause_ms < 50) pause_ms *= 2;
+        if (!give_up_ns) number++; // else the server is there, and had no room
     }
 }
 
@@ -2039,13 +2040,14 @@ static bool idist__client_wants_loopback(const char *address_text) {
            idist__address_host_is_loopback(host);
 }
 
-// Listens at the address; beyond this host, where a secret keeps strangers out, at its port of all
-// addresses of this host. A name that is no address other hosts can use, or not known yet, leaves
-// nothing else.
+// Listens at the address. Beyond this host, where a secret keeps strangers out, at its port of all
+// addresses of this host; without a secret, if other hosts cannot use the address or it is not
+// known yet, at the one that this host advertises.
 static idist_status idist__client_listen(const idist__client_serving *serving, int *listener) {
     const char *text = serving->address_text;
     idist__os_address address;
     idist_status status;
+    idist__own_address own;
     bool is_public;
     int port;
     char host[256];
@@ -2056,11 +2058,12 @@ static idist_status idist__client_listen(const idist__client_serving *serving, i
     is_public = serving->may_be_public && strncmp(text, "tcp:", 4) == 0 &&
                 status != IDIST_ERR_ARG && !idist__client_wants_loopback(text);
 
-    if (is_public &&
-        (serving->has_secret || status != IDIST_OK || idist__os_socket_is_loopback(&address))) {
-        idist__parse_host_port(text + 4, host, sizeof host, &port);
+    if (is_public) idist__parse_host_port(text + 4, host, sizeof host, &port);
+    if (is_public && serving->has_secret)
         return idist__connection_listen_everywhere(port, text, listener);
-    }
+    if (is_public && (status != IDIST_OK || idist__os_socket_is_loopback(&address)) &&
+        idist__interface_choose(NULL, &own) == IDIST_OK)
+        status = idist__address_tcp(&address, own.ip, port);
 
     if (status != IDIST_OK) return status;
     if (!serving->may_be_public && !idist__os_socket_is_loopback(&address))
@@ -2091,7 +2094,7 @@ static idist_status idist__client_serve(idist_store *store, const idist__client_
         store->port = idist__os_socket_port(&address);
         idist__os_socket_host_text(&address, ip, sizeof ip);
         if (strcmp(ip, "::") == 0 || strcmp(ip, "0.0.0.0") == 0) // all addresses
-            idist__text_copy(ip, sizeof ip, "127.0.0.1");
+            idist__interface_reach_self(serving->address_text, ip, sizeof ip);
         snprintf(own_text, capacity, "tcp:[%s]:%d", ip, store->port);
     }
 

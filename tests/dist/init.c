@@ -72,6 +72,18 @@ static int of_host_id(int rank, void *arg) {
     return run_rank(d, &p);
 }
 
+// One rank has IDIST_TRANSPORT=tcp; which one, says the first character.
+static int of_transports(int rank, void *arg) {
+    static const placement p = {3, {NULL}, {0, 1, 2}, {3, 3, 3}, {0, 0, 0}, 1};
+    const char *text = (const char *)arg;
+    idist_desc d = desc_with(rank == text[0] - '0' ? "tcp" : "auto", "auto");
+    d.init_method = text + 1;
+    d.rank = rank;
+    d.world_size = 3;
+    d.timeout_ms = d.init_timeout_ms = 20000;
+    return run_rank(d, &p);
+}
+
 // Processes 1 and 2 are both rank 1: at least one of them is told so, and nobody joins.
 typedef struct takers {
     const char *url;
@@ -228,6 +240,14 @@ int main(void) {
     ranks_reset();
     procs_run(3, 20000, of_host_id, url);
     ranks_report("IDIST_HOSTID tells hosts apart");
+    for (int k = 0; k < 3; k++) {
+        snprintf(url, sizeof url, "%dfile://%s", k, file);
+        tap_running("rank %d uses TCP only", k);
+        ranks_reset();
+        procs_run(3, 20000, of_transports, url);
+        ranks_report("rank %d alone uses TCP only", k);
+    }
+    snprintf(url, sizeof url, "tcp://127.0.0.1:%d", port);
     rank_taken(url);
     other_version();
     return tap_done();
