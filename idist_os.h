@@ -884,7 +884,7 @@ static int idist__os_socket_open(int family) {
 
 // Called when some bytes have gone back and forth through a TCP socket: if the peer is far away,
 // the congestion control of the system returns, as BBR is what helps against losses there.
-static void idist__os_socket_measured(int fd) {
+IDIST__UNUSED static void idist__os_socket_measured(int fd) {
     // struct tcp_info, of which the C library may know the beginning only.
     enum { MIN_RTT_AT = 148, NEAR_US = 2000 };
     unsigned char info[256];
