@@ -25,7 +25,9 @@ UsePAM no
 UseDNS no
 StrictModes no
 PermitRootLogin yes
+SetEnv HOME=$WORK/home
 END
+mkdir "$WORK/home" # what the start-up files of the user's shell print is not part of the test
 [ "$(id -u)" != 0 ] || mkdir -p /run/sshd
 "$SSHD" -D -f "$WORK/sshd_config" -E "$WORK/sshd.log" </dev/null &
 DAEMON=$!
