@@ -1538,7 +1538,7 @@ static bool idist__host_round_done(idist__task *t) {
     }
 
     for (i = 0; i < host->running_count; i++) {
-        idist__task_free(host->running[i]);
+        if (host->running[i]) idist__task_free(host->running[i]);
         host->running[i] = NULL;
     }
 

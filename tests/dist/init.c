@@ -185,6 +185,17 @@ static void wrong_answers(const char *url, int port) {
     tap_ok(waitpid(liar, &status, 0) == liar && WIFSIGNALED(status), "who lied to the end");
 }
 
+static void transports_differ(const char *file) {
+    char url[200];
+    for (int k = 0; k < 3; k++) {
+        snprintf(url, sizeof url, "%dfile://%s", k, file);
+        tap_running("rank %d uses TCP only", k);
+        ranks_reset();
+        procs_run(3, 20000, of_transports, url);
+        ranks_report("rank %d alone uses TCP only", k);
+    }
+}
+
 int main(void) {
     static const char *const transports[] = {"auto", "tcp"};
     static const placement placements[] = {
@@ -240,13 +251,7 @@ int main(void) {
     ranks_reset();
     procs_run(3, 20000, of_host_id, url);
     ranks_report("IDIST_HOSTID tells hosts apart");
-    for (int k = 0; k < 3; k++) {
-        snprintf(url, sizeof url, "%dfile://%s", k, file);
-        tap_running("rank %d uses TCP only", k);
-        ranks_reset();
-        procs_run(3, 20000, of_transports, url);
-        ranks_report("rank %d alone uses TCP only", k);
-    }
+    transports_differ(file);
     snprintf(url, sizeof url, "tcp://127.0.0.1:%d", port);
     rank_taken(url);
     other_version();
