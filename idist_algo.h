@@ -1131,8 +1131,8 @@ typedef struct idist__host_step { // a call on near or leads
     bool completes_sum; // recv holds the sum over all ranks: divide it for AVG
 } idist__host_step;
 
-enum { IDIST__HOST_STEPS = 3 }; // of a piece, without one reduction per host in reduce_scatter
-// Of a piece, per host. Smaller ones cost more by their latency than they gain.
+enum { IDIST__HOST_STEPS = 3 }; // for each piece, without one reduction per host in reduce_scatter
+// Size of a piece, per host. Smaller pieces cost more in latency than they gain.
 #define IDIST__HOST_PIECE_BYTES ((size_t)512 * 1024)
 
 static uint64_t idist__host_of(const idist_group *g, int rank) {
@@ -1163,10 +1163,9 @@ static bool idist__host_serves(const idist_group *g, const idist__call *c) {
 
 // ---- the plan of a call ----
 
-// A part of a call's elements, and the round that its first step is in.
-typedef struct idist__host_piece {
-    size_t at, nbytes, count; // `at` in bytes
-    size_t round;
+typedef struct idist__host_piece { // of a call's elements
+    size_t at;                     // in bytes
+    size_t count;
 } idist__host_piece;
 
 // How many pieces a call has: the same on all ranks.
@@ -1179,15 +1178,13 @@ static size_t idist__host_piece_count(const idist__task *t) {
     return is_cut && o->nbytes > nbytes ? o->nbytes / nbytes : 1;
 }
 
-// Cuts a call into n pieces. False: it has no piece number `round`.
-static bool idist__host_cut(const idist__op *o, size_t n, size_t round, idist__host_piece *piece) {
+// Piece number `index` of n. False: there is none.
+static bool idist__host_cut(const idist__op *o, size_t n, size_t index, idist__host_piece *piece) {
     size_t count = o->count / n, rest = o->count % n; // the first ones have one element more
 
-    if (round >= n) return false;
-    piece->round = round;
-    piece->count = count + (round < rest ? 1 : 0);
-    piece->at = (count * round + (round < rest ? round : rest)) * o->size;
-    piece->nbytes = piece->count * o->size;
+    if (index >= n) return false;
+    piece->count = count + (index < rest ? 1 : 0);
+    piece->at = (count * index + (index < rest ? index : rest)) * o->size;
 
     return true;
 }

@@ -55,7 +55,7 @@ typedef struct idist__record { // what a rank says about itself
     uint64_t processors; // equal for all ranks that have the same ones
     uint32_t shm;        // whether it takes part in shared memory
     uint32_t algorithm;  // its setting IDIST_ALGO, which must be equal on all ranks
-    uint64_t loopback;   // whether it has reached the store through loopback
+    uint64_t loopback;   // idist__config_reach_key, if it has reached the store by loopback; else 0
 } idist__record;
 
 typedef struct idist__tcp_text {
@@ -673,8 +673,8 @@ static idist_status idist__table_make(idist__join *j, idist__record *records) {
     me->processors = idist__config_processor_key();
     me->shm = w->cfg.transport == IDIST__JOIN_AUTO;
     me->algorithm = (uint32_t)w->cfg.algorithm;
-    me->loopback =
-        idist__table_store_address(j, &address) && idist__os_socket_is_loopback(&address);
+    if (idist__table_store_address(j, &address) && idist__os_socket_is_loopback(&address))
+        me->loopback = idist__config_reach_key();
     if (w->cfg.transport != IDIST__JOIN_TCP_ONLY) status = idist__table_listen_local(j, me);
     if (status == IDIST_OK)
         status = idist__table_exchange(j, "node", "nodes", records, sizeof *records);
@@ -683,7 +683,7 @@ static idist_status idist__table_make(idist__join *j, idist__record *records) {
         status = idist__table_enter(j, &records[i], i);
         if (records[i].host != host) one_host = false;
         if (!records[i].local[0]) all_local = false; // this rank uses TCP only
-        if (!records[i].loopback) all_loopback = false;
+        if (!me->loopback || records[i].loopback != me->loopback) all_loopback = false;
         if (records[i].processors != me->processors) continue;
         if (i < w->group.rank) w->sharing_rank++;
         w->sharing_size++;

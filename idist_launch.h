@@ -1252,14 +1252,19 @@ static idist_status idist__launch_config(idist__config *config, const idist_desc
     return status;
 }
 
+// The same number on all processes that can reach each other by local sockets, and so by loopback.
+IDIST__UNUSED static uint64_t idist__config_reach_key(void) {
+    char text[256];
+
+    idist__os_socket_reach(text, sizeof text);
+    return idist__hash(text, strlen(text));
+}
+
 // The same number on all ranks that can share memory and local sockets, and on no others: host_id,
 // or else what the operating system says.
 IDIST__UNUSED static uint64_t idist__config_host_key(const idist__config *config) {
-    char text[256];
-
     if (config->host_id[0]) return idist__hash(config->host_id, strlen(config->host_id));
-    idist__os_socket_reach(text, sizeof text);
-    return idist__hash(text, strlen(text));
+    return idist__config_reach_key();
 }
 
 // The same number on all ranks that have the same processors of one machine, although it may be

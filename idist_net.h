@@ -138,9 +138,8 @@ static idist_status idist__address_parse(idist__os_address *address, const char 
 //   IDIST_SOCKET_IFNAME   the first address of an interface that it admits
 //   the hint              an address of this host that another host is known to use, or this host
 //                         itself to reach another one
-//   otherwise             the first address of an interface, if possible of one that is not made
-//   for
-//                         containers
+//   otherwise             the first address of an interface; those of containers only if there is
+//                         no other
 //
 // Addresses of the hint's family come first. Loopback and link-local addresses are of no use to
 // other hosts: only IDIST_ADDR can name one.
