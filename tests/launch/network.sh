@@ -107,8 +107,14 @@ host_knows 2 "10.7.0.1 first"
 come "its own name is loopback" "$eth" MASTER_ADDR=first
 come "its own name is loopback, a network to trust" "$eth" MASTER_ADDR=first IDIST_SECRET= \
     IDIST_INSECURE=1
-# The first of two addresses leads nowhere.
-host_knows 1 "10.7.0.99 first" "10.7.0.1 first"
+# The others use an address that host 0 would not choose.
+host_knows 1 "10.8.0.1 first"
+host_knows 2 "10.8.0.1 first"
+come "its own name is loopback, another network" "10.7.0.1@(eth0) 10.8.0.2@(ib0) 10.8.0.3@(ib0)" \
+    MASTER_ADDR=first
+# The first of two addresses, by the resolver's order, is that of another host.
+host_knows 1 "10.7.0.3 first" "10.7.0.1 first"
+host_knows 2 "10.7.0.1 first"
 come "a name with two addresses" "$eth" MASTER_ADDR=first
 # A name that becomes known while the ranks wait.
 host_knows 1
