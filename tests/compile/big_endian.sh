@@ -90,7 +90,7 @@ END
 
 flags=(-std=gnu11 -I. -Itests/lib -pthread)
 warn=(-Wall -Wextra -Wpedantic -Wshadow -Wconversion -Werror)
-later world 100 nice $cc "${flags[@]}" -O1 "${warn[@]}" -DIDIST_IMPLEMENTATION "$WORK/world.c" -o \
+later world 200 $cc "${flags[@]}" -O1 "${warn[@]}" -DIDIST_IMPLEMENTATION "$WORK/world.c" -o \
     "$WORK/world"
 later train 100 $cc "${flags[@]}" -O0 "${warn[@]}" -DIDIST_IMPLEMENTATION -x c -c idist_train.h -o \
     "$WORK/train.o"

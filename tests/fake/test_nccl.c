@@ -694,7 +694,7 @@ extern int cuDevicePrimaryCtxGetState(int device, unsigned *flags, int *active);
 
 typedef struct stranger {
     int number;
-    int32_t *x, *y;
+    int32_t *x, *y, *z; // y and z only in the stream: nothing orders x after its work
     cudaStream_t stream;
 } stranger;
 
@@ -705,10 +705,10 @@ static void *calls_as_stranger(void *arg) {
     int32_t host = 1;
     rank_ok(a->number, idist_all_reduce(&host, &host, 1, IDIST_I32, IDIST_SUM, &o));
     rank_ok(a->number, idist_all_reduce(a->x, a->x, 5, IDIST_I32, IDIST_MAX, &o));
-    rank_ok(a->number, idist_all_reduce(a->x, a->x, 5, IDIST_I32, IDIST_MAX, &on));
-    rank_ok(a->number, idist_all_to_all(a->x, a->y, 1, IDIST_I32, &on));
+    rank_ok(a->number, idist_all_reduce(a->z, a->z, 5, IDIST_I32, IDIST_MAX, &on));
+    rank_ok(a->number, idist_all_to_all(a->z, a->y, 1, IDIST_I32, &on));
     rank_ok(a->number, idist_scan(a->x, a->x, 5, IDIST_I32, IDIST_MAX, &o));
-    rank_ok(a->number, idist_scan(a->x, a->x, 5, IDIST_I32, IDIST_MAX, &on));
+    rank_ok(a->number, idist_scan(a->z, a->z, 5, IDIST_I32, IDIST_MAX, &on));
     o.request = &r;
     rank_ok(a->number, idist_all_reduce(a->x, a->x, 5, IDIST_I32, IDIST_MAX, &o));
     rank_ok(a->number, idist_wait_stream(&r, a->stream));
@@ -716,7 +716,7 @@ static void *calls_as_stranger(void *arg) {
     rank_ok(a->number, idist_wait(&r));
     rank_ok(a->number, idist_group_begin());
     for (int k = 0; k < 2; k++)
-        rank_ok(a->number, idist_all_reduce(a->x, a->x, 5, IDIST_I32, IDIST_MAX, &on));
+        rank_ok(a->number, idist_all_reduce(a->z, a->z, 5, IDIST_I32, IDIST_MAX, &on));
     rank_ok(a->number, idist_group_end());
     return NULL;
 }
@@ -737,6 +737,7 @@ static int has_strangers(int number, void *arg) {
     a.number = number;
     a.x = device_of(1, 5);
     a.y = device_of(1, 5);
+    a.z = device_of(1, 5);
     a.stream = new_stream();
     rank_check(pthread_create(&thread, NULL, calls_as_stranger, &a) == 0, "no thread");
     pthread_join(thread, NULL);
