@@ -71,7 +71,7 @@ CONTENTS
       idist_calls.h    the public functions
       idist_spawn.h    worker processes, and Ignite's Parallel
       idist_ring.h     the ring backend; its parts are idist_shm.h, idist_msg.h, idist_share.h,
-                       idist_algo.h, idist_engine.h and idist_join.h
+                       idist_algo.h, idist_connect.h, idist_engine.h and idist_join.h
 
     Include these yourself, in addition, to use what they add:
 
@@ -243,7 +243,9 @@ ERRORS
 
     When a rank dies, or exits without idist_finalize, every rank that is blocked in a call learns
     of it within milliseconds, because the connection ends. A machine that disappears without
-    closing its connections is detected by the time-out.
+    closing its connections is detected by the time-out. In a world of more than 64 ranks not every
+    rank is connected to every other one (see idist_ring.h): there the ranks that are in calls pass
+    on the news of any failure of a group, also of idist_abort.
 
     Ranks that call different operations get IDIST_ERR_MISMATCH. The text names two of them and the
     field that differs (operation, dtype, op, root, count, group, sequence). A rank whose own part
@@ -272,7 +274,7 @@ THREADS
     signals, and the library installs no signal handlers.
 
     After fork() the child has no world, and its calls return IDIST_ERR_STATE. It should exec or
-    exit before its parent does: a child that holds the connections open hides the death of its
+    exit before its parent does: a child that holds its descriptors open hides the death of its
     parent from the other ranks.
 
 MEMORY
@@ -280,9 +282,9 @@ MEMORY
     desc.allocator serves everything except idist_alloc, shared memory, the handles of worlds and
     groups, and a few short-lived buffers. Handles of closed worlds (up to 16) and of their groups
     (up to 256), about 340 KiB in all, are kept so that a call with a stale handle returns
-    IDIST_ERR_STATE (see idist_close). A ring world takes 32 KiB, another 32 KiB per connection, and
-    up to 1 MiB per connection for messages that arrive before their receive. Large reductions over
-    sockets use scratch memory of up to twice the message size.
+    IDIST_ERR_STATE (see idist_close). A ring world takes 32 KiB, another 32 KiB per rank, and up to
+    1 MiB per rank for messages that arrive before their receive. Large reductions over sockets use
+    scratch memory of up to twice the message size.
 
     Ranks on one host share an anonymous file of 4 MiB per rank (desc.shm_nbytes). It is reserved
     when they join and disappears with the last of them. If it cannot be had (no memfd, or a limit

@@ -196,7 +196,7 @@ static idist_status idist__backend_find_device(idist__world *w) {
 //------------------------------------------------------------------------------
 // [calls:world]  open and close a world
 // uses clock cpu os:thread mutex cond os:memory socket fail text mem base:log
-// uses launch:env config kind model core:world tracer core:task ended
+// uses launch:env config kind model core:world tracer core:task core:ended
 // uses core:group core:wait core:call backend
 //
 //     idist__world_open
@@ -748,6 +748,7 @@ const char *idist_show_config(void) {
         idist__text_append(buf, cap, "rendezvous: %s\ntimeout: %d ms\n",
                            w->cfg.where[0] ? w->cfg.where : "none", w->cfg.timeout_ms);
     if (w && w->advertised[0]) idist__text_append(buf, cap, "advertising %s\n", w->advertised);
+    if (w && w->network[0]) idist__text_append(buf, cap, "network: %s\n", w->network);
 
     return buf;
 }

@@ -11,9 +11,10 @@ CONTENTS
 
       [engine:deadlock]  two ranks that wait for each other in different calls
       [engine:frame]     what an arriving frame does
+      [engine:announce]  tells other members that this rank waits in a call
       [engine:progress]  reads links, writes what is queued, finds links that ended
       [engine:wait]      sleeping, waking, and waiting until everything is written
-      [engine:task]      calls start, are checked against other ranks, and announce that they wait
+      [engine:task]      calls start, and are checked against other ranks
       [engine:cancel]    forgetting a call, and telling others that a group failed
       [engine:missing]   names the ranks that a call waits for
       [engine:group]     opening and closing a group, and its groups by host
@@ -158,7 +159,7 @@ static void idist__frame_abort(idist__ring *ring, idist__link *l) {
         return;
     }
 
-    if (idist__ring_has_closed(ring, l->in.ctx)) return;
+    if (idist__ring_find_closed(ring, l->in.ctx)) return;
     m = idist__message_new(ring, l, &l->in, sizeof l->text);
     if (!m) return;
     m->frame.aux = (uint64_t)(int64_t)status;
@@ -171,10 +172,15 @@ static void idist__frame_abort(idist__ring *ring, idist__link *l) {
 static void idist__frame_waits(idist__ring *ring, idist__link *l, int peer) {
     const idist__frame *waits = &l->in;
     idist_group *g = idist__world_find_group(ring->w, waits->ctx);
+    const idist__closed *closed = g ? NULL : idist__ring_find_closed(ring, waits->ctx);
     bool p2p = waits->fingerprint.kind == IDIST__SEND || waits->fingerprint.kind == IDIST__RECV;
     idist__frame answer;
 
     l->peer_waits = *waits;
+
+    // It may not have been connected when the group failed.
+    if (closed && closed->status != IDIST_OK)
+        idist__link_abort(ring, l, waits->ctx, closed->status, "the group has failed before");
 
     if (!p2p && g && g->status == IDIST_OK) {
         if (!idist__history_agrees(ring, g, peer, waits)) return;
@@ -206,7 +212,7 @@ static bool idist__frame_message(idist__ring *ring, idist__link *l, int peer) {
     const idist__frame *f = &l->in;
     idist_group *g = idist__world_find_group(ring->w, f->ctx);
     bool p2p = f->fingerprint.kind == IDIST__SEND;
-    bool closed = !g && idist__ring_has_closed(ring, f->ctx);
+    bool closed = !g && idist__ring_find_closed(ring, f->ctx);
     idist__transfer *receive;
 
     if (p2p &&
@@ -252,7 +258,7 @@ static void idist__frame_granted(idist__ring *ring, idist__link *l, int peer) {
     idist_group *g = idist__world_find_group(ring->w, l->in.ctx);
     idist__transfer *v;
 
-    if (g ? g->status != IDIST_OK : idist__ring_has_closed(ring, l->in.ctx)) return;
+    if (g ? g->status != IDIST_OK : idist__ring_find_closed(ring, l->in.ctx) != NULL) return;
     if (g && !idist__history_agrees(ring, g, peer, &l->in)) return;
 
     v = idist__match_step(ring, &l->waiting, peer, &l->in);
@@ -388,9 +394,84 @@ static void idist__frame_end(idist__ring *ring, idist__link *l, int peer) {
 }
 
 //------------------------------------------------------------------------------
+// [engine:announce]  tells other members that this rank waits in a call
+// uses launch:env kind model core:world fingerprint msg:types msg:failure link
+// uses deadlock
+// uses
+//
+// A call that waits is announced to the members to which there is a connection, and to others when
+// there is one. When they are asked once more before the call is given up (g->asked_ns),
+// connections are made to all: those that do not answer will be named.
+//------------------------------------------------------------------------------
+
+// Tells a member, by its rank in the group, that this rank waits in t.
+static void idist__announce_to(idist__ring *ring, const idist__task *t, bool only_call, int rank) {
+    const idist__ring_group *rg = idist__ring_group_of(t->group);
+    idist__link *l = &ring->links[t->group->ranks[rank]];
+    bool p2p = idist__kind_is_p2p(t->call.kind);
+    const idist__transfer *v;
+    idist__frame f;
+
+    if (rank == t->group->rank || (p2p && t->call.root != rank)) return;
+    memset(&f, 0, sizeof f);
+    f.type = IDIST__WAITS;
+    f.ctx = t->group->ctx;
+    f.fingerprint = p2p ? idist__fingerprint_of_task(t, IDIST__ALGO_AUTO)
+                        : rg->history[t->seq % IDIST__HISTORY];
+    f.aux = l->p2p_received;
+
+    // Only the search for deadlocks needs these, and there is no deadlock while this rank can do
+    // something else.
+    if (only_call) f.flags = IDIST__ONLY_CALL;
+    if (only_call && idist__deadlock_needs(l, t, rank)) f.flags |= IDIST__NEEDS_YOU;
+    for (v = l->waiting.first; v && p2p && only_call; v = v->next)
+        if (v->task == t) f.id = v->id;
+
+    idist__link_control(ring, l, &f, NULL);
+    idist__deadlock_find(ring, t->group->ranks[rank]);
+}
+
+// Tells the other members, so that they can object, and answer that they are there.
+static void idist__ring_announce(idist__task *t) {
+    idist__ring *ring = idist__ring_of(t->group->w);
+    bool asks_all = t->group->asked_ns > t->started_ns;
+    bool only_call = idist__world_only_call(ring->w) == t;
+    int i;
+
+    for (i = 0; i < t->group->size && t->group->size > 1; i++) {
+        idist__announce_to(ring, t, only_call, i);
+        if (asks_all) idist__link_want(ring, &ring->links[t->group->ranks[i]]);
+    }
+
+    idist__ring_settle(ring);
+}
+
+// There is a connection to a rank now: it learns what others were told before.
+static void idist__announce_late(idist__ring *ring, int peer) {
+    idist__world *w = ring->w;
+    idist__link *l = &ring->links[peer];
+    const idist__task *t, *only = idist__world_only_call(w);
+    const idist_group *g;
+
+    for (g = &w->group; g; g = g->next)
+        if (g->status != IDIST_OK && g->rank >= 0 && idist__ring_group_of(g)->rank_of[peer] >= 0)
+            idist__link_abort(ring, l, g->ctx, g->status, g->cause);
+
+    for (t = w->tasks; t && !ring->failed; t = t->next) {
+        int rank = idist__ring_group_of(t->group)->rank_of[peer];
+        if (t->announced && !t->done && !t->group->inner && rank >= 0)
+            idist__announce_to(ring, t, t == only, rank);
+    }
+
+    if (ring->said_bye) idist__link_bye(ring, l);
+    idist__link_flush(ring, l);
+}
+
+//------------------------------------------------------------------------------
 // [engine:progress]  reads links, writes what is queued, finds links that ended
-// uses clock mutex poll model core:group msg:types msg:failure link share:share
-// uses host frame
+// uses clock mutex poll os:watch beacon fail text base:log model core:group
+// uses shm:segment shm:ended msg:types msg:failure link share:share host
+// uses attempt connector deadlock frame announce
 //
 // A link has a stage, memory for bytes that were read ahead: many small frames arrive by one read.
 // The rest of a large payload bypasses the stage: it is read straight to where it belongs.
@@ -402,7 +483,9 @@ static void idist__frame_end(idist__ring *ring, idist__link *l, int peer) {
 enum {
     IDIST__PROGRESS_READS = 16,    // of one link before the others get their turn
     IDIST__PROGRESS_DIRECT = 4096, // from how many bytes on a payload bypasses the stage
-    IDIST__PROGRESS_FEW = 4        // up to how many polled links trying each is cheaper than poll
+    IDIST__PROGRESS_FEW = 4,       // up to how many polled links trying each is cheaper than poll
+    IDIST__PROGRESS_WAKES = 3,     // entries of a poll set before those of the connector
+    IDIST__PROGRESS_POLLS = IDIST__PROGRESS_WAKES + IDIST__CONNECTOR_POLLS // besides one per rank
 };
 
 static size_t idist__progress_least(size_t a, size_t b) { return a < b ? a : b; }
@@ -498,21 +581,24 @@ static bool idist__progress_read(idist__ring *ring, int peer) {
     return true;
 }
 
-// A stream has ended. When one rank dies, others that have heard of it may end too, and their
-// streams with them; but those have sent the reason before. So all other links are read first, and
-// the ranks whose streams ended are declared lost after that.
-static void idist__progress_judge(idist__ring *ring) {
-    int i;
+// Whether the process of a rank is known to have died, rather than to have left the world.
+static bool idist__progress_has_died(const idist__ring *ring, int peer) {
+    int local = ring->shm ? ring->shm->local[peer] : -1;
+    return local >= 0 && idist__ended_get(ring->shm, local) == IDIST__ENDED_DIED;
+}
 
-    for (i = 0; i < ring->w->group.size; i++)
-        if (ring->links[i].open && !ring->links[i].ended) idist__progress_read(ring, i);
+// Declares ranks lost whose streams have ended: those that are known to have died, or all.
+static void idist__progress_declare(idist__ring *ring, bool all) {
+    int i;
 
     for (i = 0; i < ring->w->group.size; i++) {
         const idist__link *l = &ring->links[i];
-        char how[160];
+        char how[240];
 
-        if (!l->open || !l->ended) continue;
-        if (l->ended_errno)
+        if (!l->open || !l->ended || !(all || idist__progress_has_died(ring, i))) continue;
+        if (!idist__link_is_connected(l))
+            snprintf(how, sizeof how, "it cannot be reached any more: %s", ring->unreachable);
+        else if (l->ended_errno)
             snprintf(how, sizeof how, "its connection broke: %s", strerror(l->ended_errno));
         else
             snprintf(how, sizeof how,
@@ -521,62 +607,219 @@ static void idist__progress_judge(idist__ring *ring) {
     }
 }
 
-// Serves the links that poll reports. With `sleep` it waits until there is one, `wake` is called or
-// the deadline passes.
-static void idist__ring_poll(idist__ring *ring, int64_t until_ns, bool sleep) {
-    idist__world *w = ring->w;
-    // One thread may sleep over the first half of the table while another one looks briefly with
-    // the second half.
-    int half = sleep ? 0 : w->group.size + 1;
-    idist__os_poll_entry *polls = ring->polls + half;
-    int *ranks = ring->poll_ranks + half;
-    int i, ready, count = 1;
+// A stream has ended. When one rank dies, others that have heard of it may end too, and their
+// streams with them. So what there is to know is gathered first: those others may have sent the
+// reason before they ended, and one whose process died is more likely to be the first than one that
+// has left.
+static void idist__progress_judge(idist__ring *ring) {
+    int i;
 
-    idist__os_poll_watch(&polls[0], ring->wake, IDIST__OS_READABLE);
-
-    for (i = 0; i < w->group.size; i++) {
-        idist__link *l = &ring->links[i];
-        int events = 0, fd = -1;
-
-        if (l->open) events = l->transport->poll_events(l->port, l->out && !l->write_dead, &fd);
-        if (!events) continue;
-        idist__os_poll_watch(&polls[count], fd, events);
-        ranks[count++] = i;
+    if (ring->shm) {
+        idist__ended_look(ring->shm, ring->shm->n);
+        idist__ended_any(ring->shm);
     }
 
-    if (sleep) idist__os_mutex_unlock(&w->lock);
-    ready = idist__os_poll(polls, count, sleep ? idist__os_clock_ms_until(until_ns) : 0);
-    if (sleep) idist__os_mutex_lock(&w->lock);
+    for (i = 0; i < ring->w->group.size; i++) {
+        const idist__link *l = &ring->links[i];
+
+        if (l->open && !l->ended) idist__progress_read(ring, i);
+        while (l->open && !l->ended && idist__progress_has_died(ring, i)) {
+            ring->shm->ports[ring->shm->local[i]].look = true; // its death may not be counted yet
+            idist__progress_read(ring, i);                     // the rest of what it has written
+        }
+    }
+
+    if (ring->shm) idist__share_progress(ring); // a rank may leave once it has done its part
+    idist__ring_settle(ring);
+
+    idist__progress_declare(ring, false);
+    idist__progress_declare(ring, true);
+}
+
+// Whether a call waits for something from this rank, or has something for it.
+static bool idist__progress_needs(const idist__ring *ring, int peer) {
+    const idist__link *l = &ring->links[peer];
+    const idist__transfer *v;
+    const idist__task *t;
+
+    for (v = l->out; v; v = v->next)
+        if (v->task) return true;
+
+    for (t = ring->w->tasks; t; t = t->next) {
+        int rank = idist__ring_group_of(t->group)->rank_of[peer];
+        if (rank >= 0 && rank != t->group->rank && idist__deadlock_needs(l, t, rank)) return true;
+    }
+
+    return false;
+}
+
+// Descriptors are short: what needs a connection goes on trying, and may miss its deadline.
+static void idist__progress_short_of_fds(idist__ring *ring) {
+    if (!ring->no_fds_ns)
+        idist__log_print(&ring->w->log, IDIST_LOG_WARN,
+                         "out of file descriptors: this rank cannot connect to others; raise "
+                         "ulimit -n");
+    ring->no_fds_ns = idist__os_clock_now_ns();
+}
+
+// A rank cannot be reached. If nothing waits for it, it may have left the world in order. Returns
+// whether it is lost.
+static bool idist__progress_unreachable(idist__ring *ring, const idist__connect_event *event) {
+    idist__link *l = &ring->links[event->rank];
+
+    if (!idist__progress_needs(ring, event->rank)) return false;
+    l->ended = true;
+    l->ended_errno = event->error;
+    idist__text_copy(ring->unreachable, sizeof ring->unreachable,
+                     event->error ? strerror(event->error) : idist__me.text);
+
+    return true;
+}
+
+// Makes connections for links that want one, and takes those that other ranks make. Returns whether
+// anything has happened.
+static bool idist__progress_connect(idist__ring *ring) {
+    idist__connector *c = ring->connector;
+    idist__connect_event event;
+    bool happened = false, ended = false;
+
+    if (!c) return false;
+
+    while (ring->wanted) {
+        idist__link *l = ring->wanted;
+
+        ring->wanted = l->next_wanted;
+        l->wanted = false;
+        if (!l->open || idist__link_is_connected(l)) continue;
+        if (idist__connector_call(c, idist__link_rank(ring, l))) continue;
+        idist__ring_fail(ring, &ring->w->group, IDIST_ERR_NO_MEMORY, "a rank is out of memory");
+        happened = true;
+    }
+
+    while (idist__connector_next(c, &event)) {
+        if (event.status == IDIST_ERR_NO_FDS) {
+            idist__progress_short_of_fds(ring);
+            continue;
+        }
+
+        happened = true;
+        if (event.status == IDIST_OK) idist__announce_late(ring, event.rank);
+        else if (idist__progress_unreachable(ring, &event)) ended = true;
+    }
+
+    if (ended) idist__progress_judge(ring);
+
+    return happened;
+}
+
+// Serves the links of which ring->watch reports something.
+static void idist__progress_serve(idist__ring *ring) {
+    idist__os_watch_events events;
+    int i, count = idist__os_watch_take(ring->watch, &events);
+    bool ended = false;
+
+    for (i = 0; i < count; i++) {
+        int rank = idist__os_watch_tag(&events, i);
+        idist__link *l = &ring->links[rank];
+
+        if (l->open && idist__os_watch_writable(&events, i)) idist__link_flush(ring, l);
+        if (!l->open || !idist__os_watch_readable(&events, i)) continue;
+        if (!idist__progress_read(ring, rank)) ended = true;
+    }
+
+    if (ended) idist__progress_judge(ring);
+}
+
+// Fills a poll set with what can wake a rank. Returns the number of entries.
+static int idist__progress_watch(idist__ring *ring, idist__os_poll_entry *polls) {
+    idist__os_poll_watch(&polls[0], ring->wake, IDIST__OS_READABLE);
+    idist__os_poll_watch(&polls[1], ring->shm ? ring->shm->beacon : -1, IDIST__OS_READABLE);
+    idist__os_poll_watch(&polls[2], ring->watch, IDIST__OS_READABLE);
+    if (!ring->connector) return IDIST__PROGRESS_WAKES;
+
+    return IDIST__PROGRESS_WAKES +
+           idist__connector_polls(ring->connector, polls + IDIST__PROGRESS_WAKES);
+}
+
+// Waits for something to happen to the links, at most until the deadline or until `wake` is called,
+// and serves them.
+static void idist__progress_sleep(idist__ring *ring, int64_t until_ns) {
+    idist__os_poll_entry *polls = ring->polls;
+    int i, ready, count;
+
+    if (idist__progress_connect(ring)) until_ns = 0; // the caller has to look at what has happened
+
+    if (ring->connector) {
+        int64_t due_ns = idist__connector_due_ns(ring->connector);
+        if (due_ns < until_ns) until_ns = due_ns;
+    }
+
+    count = idist__progress_watch(ring, polls);
+    idist__os_mutex_unlock(&ring->w->lock);
+    ready = idist__os_poll(polls, count, idist__os_clock_ms_until(until_ns));
+    idist__os_mutex_lock(&ring->w->lock);
 
     if (ready <= 0) return;
-    if (sleep && idist__os_poll_ready(&polls[0]))
-        idist__os_poll_wakeup_clear(ring->wake); // it is for the sleeper
+    if (idist__os_poll_ready(&polls[0])) idist__os_poll_wakeup_clear(ring->wake);
+    if (idist__os_poll_ready(&polls[1])) idist__os_beacon_clear(ring->shm->beacon);
+    if (idist__os_poll_ready(&polls[2])) idist__progress_serve(ring);
 
-    for (i = 1; i < count; i++) {
-        idist__link *l = &ring->links[ranks[i]];
+    for (i = IDIST__PROGRESS_WAKES; i < count && !idist__os_poll_ready(&polls[i]); i++) continue;
+    if (i == count) return;
+    idist__connector_polled(ring->connector);
+    idist__progress_connect(ring);
+}
 
-        if (idist__os_poll_writable(&polls[i])) idist__link_flush(ring, l);
-        if (!l->open || !idist__os_poll_readable(&polls[i])) continue;
-        if (l->transport->note_readable) l->transport->note_readable(l->port);
-        if (!idist__progress_read(ring, ranks[i])) idist__progress_judge(ring);
-    }
+// Serves the links, and goes on with connections, without blocking. The poll set is not that of
+// idist__progress_sleep, in which another thread may be.
+static void idist__progress_turn(idist__ring *ring) {
+    idist__os_poll_entry *polls = ring->polls + ring->w->group.size + IDIST__PROGRESS_POLLS;
+    int count;
+
+    if (ring->watch >= 0) idist__progress_serve(ring);
+    if (!ring->connector) return;
+
+    idist__progress_connect(ring);
+    count = idist__connector_polls(ring->connector, polls);
+    if (count <= 0 || idist__os_poll(polls, count, 0) <= 0) return;
+    idist__connector_polled(ring->connector);
+    idist__progress_connect(ring);
 }
 
 // Moves everything that can move, without blocking.
 static void idist__ring_move(idist__ring *ring) {
-    bool few = ring->polled_link_count <= IDIST__PROGRESS_FEW;
+    bool few = ring->polled_link_count <= IDIST__PROGRESS_FEW && !ring->connector, ended = false;
     int i;
+
+    if (ring->shm) idist__ended_any(ring->shm); // then reading tells which one
 
     for (i = 0; i < ring->w->group.size; i++) {
         idist__link *l = &ring->links[i];
         if (!l->open || (l->polled && !few)) continue;
         if (l->out) idist__link_flush(ring, l);
-        if (!idist__progress_read(ring, i)) idist__progress_judge(ring);
+        if (!idist__progress_read(ring, i)) ended = true;
     }
 
-    if (!few) idist__ring_poll(ring, 0, false);
+    if (ended) idist__progress_judge(ring);
+    if (!few) idist__progress_turn(ring);
     if (ring->shm) idist__share_progress(ring);
     if (ring->w->nnodes > 1) idist__host_progress(ring);
+}
+
+// How often a rank looks for processes of its host that have ended.
+static int64_t idist__progress_look_ns(const idist__segment *m) {
+    return idist__ended_patience(m) * IDIST__LOOK_NS;
+}
+
+// If it is time for that, looks for what neither reading nor the doorbell tells: the end of a
+// process on this host and, in case this rank never sleeps, what its sockets have. waits: this rank
+// is about to sleep; otherwise it is busy, and looks at a few beacons only.
+static void idist__progress_look(idist__ring *ring, int64_t now_ns, bool waits) {
+    if (!ring->shm || now_ns - ring->looked_ns <= idist__progress_look_ns(ring->shm)) return;
+    ring->looked_ns = now_ns;
+    idist__ended_look(ring->shm, waits ? idist__ended_share(ring->shm) : IDIST__ENDED_LOOKS_LEAST);
+    if (idist__ended_any(ring->shm)) idist__ring_move(ring);
+    if (ring->polled_link_count) idist__progress_turn(ring);
 }
 
 static void idist__ring_progress(idist__world *w) {
@@ -587,16 +830,17 @@ static void idist__ring_progress(idist__world *w) {
 //------------------------------------------------------------------------------
 // [engine:wait]  sleeping, waking, and waiting until everything is written
 // uses clock mutex wake poll model shm:segment doorbell msg:types msg:failure
-// uses progress
+// uses link share:share connector progress
 //
 // A rank sleeps in one of three ways:
 //
 //   no shared memory             in poll, over all sockets and the wake-up of this process
-//   shared memory and streams    in poll as well; its doorbell says 2, so that a rank of this host
-//                                wakes it by a byte through the socket between the two
-//   shared memory only           on its doorbell, a futex (1). Its sockets only ever show the end
-//                                of a rank; it polls them every IDIST__LOOK_NS (10 ms), in a long
-//                                wait every 30 ms
+//   shared memory and streams    in poll as well, and its beacon is in the set; its doorbell says
+//                                2, so that a rank of this host wakes it by the beacon
+//   shared memory only           on its doorbell, a futex (1)
+//
+// With shared memory it looks for processes that have ended every IDIST__LOOK_NS (10 ms), in a long
+// wait every 30 ms, and less often while many ranks sleep: see [shm:ended].
 //
 // A rank marks its doorbell before it sleeps and then looks at everything once more, so no wake-up
 // is lost between the look and the sleep. A doorbell that has been rung is not rung again. The last
@@ -605,16 +849,23 @@ static void idist__ring_progress(idist__world *w) {
 // as well; it has to call `wake` afterwards.
 //------------------------------------------------------------------------------
 
-// Sleeps on the doorbell. Each sleep that nothing interrupts makes the next one a little longer.
-static void idist__wait_on_doorbell(idist__ring *ring, int64_t now_ns, int64_t until_ns) {
+// Sleeps beside the other ranks of this host: in poll or on the doorbell, until something happens
+// or it is time to look for processes that have ended. Each sleep that nothing interrupts makes the
+// next one a little longer.
+static void idist__wait_near_others(idist__ring *ring, int64_t now_ns, int64_t until_ns) {
     idist__world *w = ring->w;
     const idist__segment *m = ring->shm;
-    int64_t look_ns = now_ns + IDIST__LOOK_NS + ring->extra_sleep_ns;
+    int64_t look_ns = now_ns + idist__progress_look_ns(m) + ring->extra_sleep_ns;
+    int64_t wake_ns = look_ns < until_ns ? look_ns : until_ns;
 
-    idist__os_mutex_unlock(&w->lock);
-    idist__os_wake_await_word(&idist__segment_doorbell(m, m->me)->asleep, IDIST__ASLEEP_ON_WORD,
-                              look_ns < until_ns ? look_ns : until_ns);
-    idist__os_mutex_lock(&w->lock);
+    if (ring->polled_link_count) {
+        idist__progress_sleep(ring, wake_ns);
+    } else {
+        idist__os_mutex_unlock(&w->lock);
+        idist__os_wake_await_word(&idist__segment_doorbell(m, m->me)->asleep, IDIST__ASLEEP_ON_WORD,
+                                  wake_ns);
+        idist__os_mutex_lock(&w->lock);
+    }
 
     if (idist__os_clock_now_ns() < look_ns) ring->extra_sleep_ns = 0;
     else if (ring->extra_sleep_ns < 2 * IDIST__LOOK_NS) ring->extra_sleep_ns += IDIST__MS;
@@ -626,25 +877,23 @@ static void idist__ring_sleep(idist__world *w, int64_t until_ns) {
     const idist__segment *m = ring->shm;
     uint32_t ended = w->ended_count;
     int64_t now_ns = idist__os_clock_now_ns();
+    uint32_t place = ring->polled_link_count ? IDIST__ASLEEP_IN_POLL : IDIST__ASLEEP_ON_WORD;
+    int awaited;
 
     if (!m) {
-        idist__ring_poll(ring, until_ns, true);
+        idist__progress_sleep(ring, until_ns);
         idist__ring_settle(ring);
         return;
     }
 
-    if (now_ns - ring->polled_ns > IDIST__LOOK_NS) {
-        ring->polled_ns = now_ns;
-        idist__ring_poll(ring, 0, false);
-    }
-
-    idist__doorbell_arm(m, ring->polled_link_count ? IDIST__ASLEEP_IN_POLL : IDIST__ASLEEP_ON_WORD);
+    idist__progress_look(ring, now_ns, true);
+    awaited = idist__share_awaited(ring);
+    idist__doorbell_arm(m, place, awaited);
     idist__ring_move(ring);
 
-    if (w->ended_count == ended && !ring->failed && !idist__doorbell_was_rung(m)) {
-        if (ring->polled_link_count) idist__ring_poll(ring, until_ns, true);
-        else idist__wait_on_doorbell(ring, now_ns, until_ns);
-    }
+    if (w->ended_count == ended && !ring->failed && !idist__doorbell_was_rung(m) &&
+        idist__share_awaited(ring) == awaited)
+        idist__wait_near_others(ring, now_ns, until_ns);
 
     idist__doorbell_disarm(m);
     idist__ring_settle(ring);
@@ -668,19 +917,20 @@ static bool idist__wait_is_busy(const idist__ring *ring, bool clean) {
 
     for (i = 0; i < ring->w->group.size; i++) {
         const idist__link *l = &ring->links[i];
-        if (!l->open) continue;
+        if (!idist__link_is_connected(l)) continue;
         if (l->out && !l->write_dead) return true;
         if (clean && !l->bye && l->transport->lossy_close) return true;
     }
 
-    return false;
+    return clean && ring->connector && idist__connector_leave(ring->connector);
 }
 
 static void idist__wait_drain(idist__ring *ring, bool clean, int64_t until_ns) {
     while (idist__wait_is_busy(ring, clean) && idist__os_clock_ms_until(until_ns) != 0) {
         int64_t soon_ns =
             idist__os_clock_now_ns() + IDIST__MS; // no wake-up is sent when a pipe has space again
-        idist__ring_poll(ring, soon_ns < until_ns && ring->shm ? soon_ns : until_ns, true);
+        idist__progress_sleep(ring, soon_ns < until_ns && ring->shm ? soon_ns : until_ns);
+        idist__progress_look(ring, idist__os_clock_now_ns(), true);
         idist__ring_move(ring);
     }
 }
@@ -691,10 +941,9 @@ static void idist__ring_flush(idist__world *w, int64_t until_ns) {
 }
 
 //------------------------------------------------------------------------------
-// [engine:task]  calls start, are checked against other ranks, and announce that they wait
-// uses clock launch:env kind model core:world fingerprint self msg:types msg:op
-// uses index msg:failure link history send recv share:share host choose
-// uses deadlock progress
+// [engine:task]  calls start, and are checked against other ranks
+// uses clock launch:env kind model fingerprint self doorbell msg:types msg:op
+// uses index msg:failure history send recv share:share host choose progress
 //
 // idist__ring_start sends a call one of five ways:
 //
@@ -753,11 +1002,9 @@ static void idist__task_listen(idist__ring *ring, const idist__task *t) {
 
     ring->last_start_ns = t->started_ns;
 
-    // The end of a process shows only at its socket. A sleeping rank polls those, but this one may
-    // never sleep.
-    if (ring->shm && t->started_ns - ring->polled_ns > IDIST__LOOK_NS && !t->group->inner) {
-        ring->polled_ns = t->started_ns;
-        idist__ring_poll(ring, 0, false);
+    // A sleeping rank looks for processes that have ended, but this one may never sleep.
+    if (!t->group->inner) {
+        idist__progress_look(ring, t->started_ns, false);
         idist__ring_settle(ring);
     }
 }
@@ -794,6 +1041,7 @@ static void idist__ring_start(idist__task *t) {
     bool collective = t->call.kind < IDIST__SEND;
     idist__algorithm algorithm = IDIST__ALGO_AUTO;
 
+    if (ring->shm) idist__doorbell_widen(ring->shm);
     if (collective) memset(t->impl, 0, sizeof(idist__op));
     else idist__op_of(t)->transfer = NULL;
 
@@ -806,46 +1054,6 @@ static void idist__ring_start(idist__task *t) {
     else if (t->call.kind == IDIST__RECV) idist__recv_start(t);
     else if (t->group->size == 1) idist__self_collective(t);
     else idist__task_start_collective(ring, t, algorithm);
-
-    idist__ring_settle(ring);
-}
-
-// Tells the other members that this rank waits in t, so that they can object, and answer that they
-// are there.
-static void idist__ring_announce(idist__task *t) {
-    idist__ring *ring = idist__ring_of(t->group->w);
-    const idist__ring_group *rg = idist__ring_group_of(t->group);
-    bool p2p = idist__kind_is_p2p(t->call.kind);
-    bool only_call;
-    idist__frame f;
-    int i;
-
-    if (t->group->size == 1) return;
-    only_call = idist__world_only_call(ring->w) == t;
-    memset(&f, 0, sizeof f);
-    f.type = IDIST__WAITS;
-    f.ctx = t->group->ctx;
-    f.fingerprint = p2p ? idist__fingerprint_of_task(t, IDIST__ALGO_AUTO)
-                        : rg->history[t->seq % IDIST__HISTORY];
-
-    for (i = 0; i < t->group->size; i++) {
-        idist__link *l = &ring->links[t->group->ranks[i]];
-        const idist__transfer *v;
-
-        if (i == t->group->rank || (p2p && t->call.root != i)) continue;
-        f.aux = l->p2p_received;
-        f.flags = 0;
-
-        // Only the search for deadlocks needs these, and there is no deadlock while this rank can
-        // do something else.
-        if (only_call) f.flags = IDIST__ONLY_CALL;
-        if (only_call && idist__deadlock_needs(l, t, i)) f.flags |= IDIST__NEEDS_YOU;
-        for (v = l->waiting.first; v && p2p && only_call; v = v->next)
-            if (v->task == t) f.id = v->id;
-
-        idist__link_control(ring, l, &f, NULL);
-        idist__deadlock_find(ring, t->group->ranks[i]);
-    }
 
     idist__ring_settle(ring);
 }
@@ -1057,17 +1265,13 @@ static bool idist__ring_cancel(idist__task *t) {
 static void idist__ring_tell(idist_group *g) {
     idist__ring *ring = idist__ring_of(g->w);
     const idist__ring_group *rg = idist__ring_group_of(g);
-    idist__frame f;
     int i;
 
-    memset(&f, 0, sizeof f);
-    f.type = IDIST__ABORT;
-    f.ctx = g->ctx;
-    f.aux = (uint64_t)(int64_t)g->status;
     idist__share_withdraw(g);
 
     for (i = 0; i < g->size; i++)
-        if (i != g->rank) idist__link_control(ring, &ring->links[g->ranks[i]], &f, g->cause);
+        if (i != g->rank)
+            idist__link_abort(ring, &ring->links[g->ranks[i]], g->ctx, g->status, g->cause);
 
     if (rg->near) idist__group_fail(rg->near, g->status, g->cause);
     if (rg->leads) idist__group_fail(rg->leads, g->status, g->cause);
@@ -1126,6 +1330,13 @@ static int idist__missing_absence(const idist__task *t, int rank) {
     return absence;
 }
 
+// Whether this rank itself could not connect to those that it names.
+static void idist__missing_fds(const idist__task *t, char *text, size_t capacity) {
+    if (idist__ring_of(t->group->w)->no_fds_ns > t->started_ns)
+        idist__text_append(text, capacity,
+                           "; this rank is out of file descriptors: raise ulimit -n");
+}
+
 // Which members to name: those of the first row below that fits any. A rank that has not entered
 // the call may itself wait in an earlier one; then it answers. A rank that has entered may have
 // been stopped since, or may have finished the call and be computing; in the second case this rank
@@ -1140,7 +1351,12 @@ static int idist__ring_missing(idist__task *t, char *text, size_t capacity) {
 
     if (t->call.kind == IDIST__RECV && !idist__ring_is_unmatched(t))
         return idist__missing_sender(t, text, capacity);
-    if (idist__kind_is_p2p(t->call.kind)) return idist__explain_missing_peer(t, text, capacity);
+
+    if (idist__kind_is_p2p(t->call.kind)) {
+        count = idist__explain_missing_peer(t, text, capacity);
+        idist__missing_fds(t, text, capacity);
+        return count;
+    }
 
     step = idist__op_of(t)->algorithm == IDIST__ALGO_BY_HOST ? idist__host_step_of(t) : NULL;
 
@@ -1163,6 +1379,7 @@ static int idist__ring_missing(idist__task *t, char *text, size_t capacity) {
     if (count > 8) idist__text_append(text, capacity, " and %d more", count - 8);
     if (count && (order[row] & IDIST__SILENT))
         idist__text_append(text, capacity, ", which does not answer");
+    idist__missing_fds(t, text, capacity);
 
     return count;
 }
@@ -1184,8 +1401,12 @@ static int idist__ring_missing(idist__task *t, char *text, size_t capacity) {
 enum { IDIST__GROUP_NEAR = 1, IDIST__GROUP_LEADS = 2 }; // mixed into the context of the parent
 
 // Drops what has arrived for a context, and what still arrives.
-static void idist__group_drop(idist__ring *ring, uint64_t ctx) {
+static void idist__group_drop(idist__ring *ring, uint64_t ctx, idist_status status) {
+    idist__closed *closed = &ring->closed[ring->nclosed++ % IDIST__CLOSED];
     int i;
+
+    closed->ctx = ctx;
+    closed->status = status;
 
     for (i = 0; i < ring->w->group.size; i++) {
         idist__link *l = &ring->links[i];
@@ -1201,8 +1422,6 @@ static void idist__group_drop(idist__ring *ring, uint64_t ctx) {
             if (complete && i != ring->w->group.rank) idist__link_consumed(ring, l, nbytes);
         }
     }
-
-    ring->closed[ring->nclosed++ % IDIST__CLOSED] = ctx;
 }
 
 static bool idist__group_spans_hosts(const idist_group *g) {
@@ -1218,17 +1437,18 @@ static bool idist__group_spans_hosts(const idist_group *g) {
 static void idist__ring_group_close(idist_group *g) {
     idist__ring *ring = idist__ring_of(g->w);
     idist__ring_group *rg = idist__ring_group_of(g);
-    bool has_failed = g->status != IDIST_OK && !g->inner && idist__group_spans_hosts(g);
+    bool has_failed = g->status != IDIST_OK && !g->inner && rg->spans_hosts;
     bool drops_near = has_failed && !rg->near, drops_leads = has_failed && !rg->leads;
     const idist_group *parent;
 
-    idist__group_drop(ring, g->ctx);
+    idist__group_drop(ring, g->ctx, g->status);
     if (rg->near) idist__group_free(rg->near);
     if (rg->leads) idist__group_free(rg->leads);
 
     // If the group failed before its members met here, others may have used the groups by host.
-    if (drops_near) idist__group_drop(ring, idist__hash_mix(g->ctx, IDIST__GROUP_NEAR));
-    if (drops_leads) idist__group_drop(ring, idist__hash_mix(g->ctx, IDIST__GROUP_LEADS));
+    if (drops_near) idist__group_drop(ring, idist__hash_mix(g->ctx, IDIST__GROUP_NEAR), g->status);
+    if (drops_leads)
+        idist__group_drop(ring, idist__hash_mix(g->ctx, IDIST__GROUP_LEADS), g->status);
 
     for (parent = &g->w->group; g->inner && parent; parent = parent->next) {
         idist__ring_group *of =
@@ -1273,6 +1493,7 @@ static idist_status idist__group_init(idist_group *g) {
         return IDIST_ERR_NO_MEMORY;
     }
 
+    rg->spans_hosts = idist__group_spans_hosts(g);
     for (i = 0; i < g->w->group.size; i++) rg->rank_of[i] = -1;
     for (i = 0; i < g->size; i++) rg->rank_of[g->ranks[i]] = i;
 

@@ -1,8 +1,9 @@
-/* idist_join.h - v0.2.0 - how ranks meet and connect to each other - MIT licence
+/* idist_join.h - v0.2.0 - how ranks meet - MIT licence
 
     What idist_initialize does in the ring backend: the ranks meet in a key-value store, learn where
-    each of them listens, connect every pair, and agree on shared memory inside each host. From then
-    on nobody needs the store, and nobody listens any more.
+    each of them listens, agree on shared memory inside each host, and connect the pairs that have
+    none: all of them, or in a world of many ranks some ([join:links]). From then on nobody needs
+    the store, and nobody listens any more, unless connections are still to be made.
 
     Part of the implementation of idist: idist_ring.h includes it. The way in is idist__ring_open.
 
@@ -12,7 +13,7 @@ CONTENTS
       [join:failure]  a rank that gives up, and how the others learn why
       [join:store]    opening the store, and values that a rank waits for
       [join:table]    the number of the job, and a record of every rank
-      [join:links]    a connection between each pair of ranks
+      [join:links]    connections that ranks need from the start
       [join:share]    memory shared inside a host
       [join:open]     all steps in order; making and freeing the ring
 
@@ -26,11 +27,10 @@ STEPS
       node/R      what rank R says about itself                   idist__table_exchange
       nodes       all of these, collected by rank 0
       tcp/R       where rank R listens for other hosts            idist__table_listen_tcp
-      -           each rank connects to the lower ones            idist__links_connect_all
       -           ranks of a host map one file in memory          idist__join_share_share
-      joined/R    rank R is done                                  idist__join_store_leave
-      njoined     how many ranks are
-      all         all of them are: rank 0 may close the store
+      -           each rank connects to other, lower ones         idist__links_connect
+      joined/R    rank R is done; rank 0 awaits all of them and   idist__join_store_leave
+                  closes the store
 
     And when a rank cannot join:
 
@@ -42,7 +42,7 @@ STEPS
 
 //------------------------------------------------------------------------------
 // [join:state]  what the sections below share
-// uses clock auth pending store:table server client store:store model msg:types
+// uses clock store:table server client store:store model msg:types connector
 //------------------------------------------------------------------------------
 
 // Values of idist__config.transport that matter here.
@@ -58,9 +58,11 @@ typedef struct idist__record { // what a rank says about itself
     uint64_t loopback;   // idist__config_reach_key, if it has reached the store by loopback; else 0
 } idist__record;
 
-typedef struct idist__tcp_text {
-    char text[160]; // "tcp:[ADDRESS]:PORT"
-} idist__tcp_text;
+typedef struct idist__tcp_record {
+    char text[160];         // where a rank listens: "tcp:[ADDRESS]:PORT"
+    uint32_t round_trip_us; // to the server of the store; 0: not known
+    uint32_t mbits;         // bandwidth of the interface; 0: not known
+} idist__tcp_record;
 
 typedef struct idist__join {
     idist__world *w;
@@ -70,16 +72,11 @@ typedef struct idist__join {
     bool others_know;             // somebody else has told all ranks why we give up
     bool told_by_server;          // ... namely the server, for a process that ended
     char prefix[64];              // of our names in the store
-    uint64_t job;                 // number of the job
-    uint8_t key[32];              // authenticates connections of this job
-    int listeners[2];             // local socket, TCP; -1: none
-    idist__tcp_text *tcp;         // where the TCP socket of each rank listens; NULL: nowhere
+    idist__tcp_record *tcp;       // by rank; NULL: there is no TCP
     const idist__record *records; // by rank
-    idist__handshake *outgoing;   // by rank, to lower ranks only
-    int64_t *retry_ns;            // when to connect to a lower rank again; 0: under way, or done
-    int64_t *connect_ns;          // when to give up an attempt to connect to a lower rank; 0: none
-    idist__pending *incoming;
-    int link_count; // connected ranks
+    idist__connector *connector;
+    bool *wanted;     // by rank: a connection is needed now, and there is none yet
+    int wanted_count; // ranks of which that is true
     int64_t deadline_ns;
 } idist__join;
 
@@ -125,8 +122,6 @@ static int idist__state_ms_left(const idist__join *j) {
     return left > INT32_MAX ? INT32_MAX : (int)left;
 }
 
-static bool idist__state_is_out_of_fds(int error) { return error == EMFILE || error == ENFILE; }
-
 //------------------------------------------------------------------------------
 // [join:failure]  a rank that gives up, and how the others learn why
 // uses clock fail text store:table store:file server client store:store state
@@ -151,7 +146,7 @@ typedef struct idist__failure { // the value of "failed"
 static idist_status idist__failure_no_fds(const idist__join *j) {
     return idist__fail(
         IDIST_ERR_NO_FDS,
-        "initialize: out of file descriptors; a world of %d needs about %d: raise ulimit -n",
+        "initialize: out of file descriptors; a world of %d needs up to %d: raise ulimit -n",
         j->w->group.size, 2 * j->w->group.size + 8);
 }
 
@@ -343,6 +338,8 @@ static idist_status idist__failure_late(idist__join *j, const char *what, int ra
 // names too.
 //------------------------------------------------------------------------------
 
+enum { IDIST__JOIN_BATCH = 64 }; // values that one request waits for
+
 // Waits for a value. After a time-out the error names the ranks that have not set it, or that have
 // not set `cause`, a value that must exist first.
 static idist_status idist__join_store_get(idist__join *j, const char *what, int rank,
@@ -369,6 +366,48 @@ static idist_status idist__join_store_get(idist__join *j, const char *what, int 
     } while (idist__os_clock_ms_until(j->deadline_ns) != 0);
 
     return idist__failure_late(j, cause ? cause : what, rank < 0 ? 0 : rank);
+}
+
+// Waits until these ranks, at most IDIST__JOIN_BATCH of them, have set a value.
+static idist_status idist__join_store_await_some(idist__join *j, const char *what, int first,
+                                                 int count) {
+    char names[IDIST__JOIN_BATCH][128];
+    const char *list[IDIST__JOIN_BATCH];
+    int i, ask_ms = idist__state_ask_ms(j);
+    idist_status status;
+
+    for (i = 0; i < count; i++) {
+        idist__state_name(j, names[i], sizeof names[i], what, first + i);
+        list[i] = names[i];
+    }
+
+    do {
+        int ms = idist__state_ms_left(j);
+
+        if (ms < 0 || ms > ask_ms) ms = ask_ms;
+        status = idist_store_wait(j->store, list, (size_t)count, ms);
+        if (status != IDIST_ERR_TIMEOUT) return status;
+        status = idist__failure_check(j);
+        if (status != IDIST_OK) return status;
+    } while (idist__os_clock_ms_until(j->deadline_ns) != 0);
+
+    return idist__failure_late(j, what, 0);
+}
+
+// Waits until all ranks have set a value, by few requests: each of them may have to wait for a
+// processor that hundreds of ranks want.
+static idist_status idist__join_store_await_all(idist__join *j, const char *what) {
+    int first, n = j->w->group.size;
+    idist_status status = IDIST_OK;
+
+    for (first = 0; first < n && status == IDIST_OK; first += IDIST__JOIN_BATCH) {
+        int left = n - first;
+
+        if (left > IDIST__JOIN_BATCH) left = IDIST__JOIN_BATCH;
+        status = idist__join_store_await_some(j, what, first, left);
+    }
+
+    return status;
 }
 
 // Opens a store of our own at the address from the launcher or the environment.
@@ -485,15 +524,11 @@ static idist_status idist__join_store_open(idist__join *j) {
 static idist_status idist__join_store_leave(idist__join *j) {
     char one = 1;
     idist_status status = idist__state_set(j, "joined", j->w->group.rank, &one, sizeof one);
-    int i;
 
     if (status == IDIST_OK) idist__failure_will(j, NULL);
-    if (!j->owns_store || j->w->group.rank != 0) return status;
+    if (!j->owns_store || j->w->group.rank != 0 || status != IDIST_OK) return status;
 
-    for (i = 1; i < j->w->group.size && status == IDIST_OK; i++)
-        status = idist__join_store_get(j, "joined", i, NULL, &one, sizeof one);
-
-    return status;
+    return idist__join_store_await_all(j, "joined");
 }
 
 //------------------------------------------------------------------------------
@@ -530,9 +565,9 @@ static idist_status idist__table_agree_on_job(idist__join *j) {
             "initialize: rank 0 was started with a world of %llu ranks, this rank with %d",
             (unsigned long long)job[1], j->w->group.size);
 
-    j->job = job[0];
+    j->connector->job = job[0];
     idist__secret_key(&j->w->cfg.secret, key);
-    idist__sha_hmac(key, "links", &j->job, sizeof j->job, NULL, 0, j->key);
+    idist__sha_hmac(key, "links", &job[0], sizeof job[0], NULL, 0, j->connector->key);
 
     return IDIST_OK;
 }
@@ -548,7 +583,7 @@ static idist_status idist__table_listen_local(idist__join *j, idist__record *me)
     status = idist__address_parse(&address, me->local);
     if (status != IDIST_OK) return status;
 
-    return idist__connection_listen(&address, me->local, &j->listeners[0]);
+    return idist__connection_listen(&address, me->local, &j->connector->listeners[0]);
 }
 
 // Our end of the connection to the store. False: it is no TCP connection of ours.
@@ -593,15 +628,19 @@ static idist_status idist__table_listen_tcp(idist__join *j, bool by_loopback) {
             own.ip);
 
     if (has_secret && !idist__os_socket_is_loopback(&address))
-        status = idist__connection_listen_everywhere(0, own.ip, &j->listeners[1]);
-    else status = idist__connection_listen(&address, own.ip, &j->listeners[1]);
+        status = idist__connection_listen_everywhere(0, own.ip, &j->connector->listeners[1]);
+    else status = idist__connection_listen(&address, own.ip, &j->connector->listeners[1]);
     if (status != IDIST_OK) return status;
-    if (!idist__os_socket_own_address(j->listeners[1], &address))
+    if (!idist__os_socket_own_address(j->connector->listeners[1], &address))
         return idist__fail_errno("initialize: asking for the port of a listener", errno);
     snprintf(j->tcp[w->group.rank].text, sizeof j->tcp->text, "tcp:[%s]:%d", own.ip,
              idist__os_socket_port(&address));
     snprintf(w->advertised, sizeof w->advertised, own.ifname[0] ? "%s (%s)" : "%s", own.ip,
              own.ifname);
+    if (idist__table_store_address(j, &address))
+        j->tcp[w->group.rank].round_trip_us =
+            idist__os_socket_round_trip_us(((idist__client_store *)j->store->impl)->fd);
+    if (own.ifname[0]) j->tcp[w->group.rank].mbits = idist__os_socket_interface_mbits(own.ifname);
 
     return IDIST_OK;
 }
@@ -625,18 +664,40 @@ static idist_status idist__table_exchange(idist__join *j, const char *row, const
     return idist__state_set(j, all, -1, table, row_nbytes * (size_t)n);
 }
 
+// Bytes that the network moves in the time of an empty message, from the longest round trip and the
+// lowest speed of an interface that any rank reports. All ranks have the same table, and so get the
+// same.
+static void idist__table_measure(idist__join *j) {
+    enum { OVERHEAD_US = 5 }; // of a sender and a receiver
+    uint32_t round_trip_us = 0, mbits = 0;
+    int i;
+
+    for (i = 0; i < j->w->group.size; i++) {
+        const idist__tcp_record *record = &j->tcp[i];
+
+        if (record->round_trip_us > round_trip_us) round_trip_us = record->round_trip_us;
+        if (record->mbits && (!mbits || record->mbits < mbits)) mbits = record->mbits;
+    }
+
+    if (!round_trip_us || !mbits) return;
+    j->w->latency_nbytes = (round_trip_us / 2 + OVERHEAD_US) * (uint64_t)mbits / 8;
+    snprintf(j->w->network, sizeof j->w->network, "%u us there and back, %u Mbit/s", round_trip_us,
+             mbits);
+}
+
 // The same for the addresses of the TCP sockets.
 static idist_status idist__table_exchange_tcp(idist__join *j, bool by_loopback) {
     size_t i, n = (size_t)j->w->group.size;
     idist_status status;
 
-    j->tcp = (idist__tcp_text *)idist__mem_alloc(&j->w->cfg.mem, sizeof *j->tcp * n);
+    j->tcp = (idist__tcp_record *)idist__mem_alloc(&j->w->cfg.mem, sizeof *j->tcp * n);
     if (!j->tcp) return IDIST_ERR_NO_MEMORY;
     status = idist__table_listen_tcp(j, by_loopback);
     if (status != IDIST_OK) return status;
 
     status = idist__table_exchange(j, "tcp", "tcps", j->tcp, sizeof *j->tcp);
     for (i = 0; i < n; i++) j->tcp[i].text[sizeof j->tcp->text - 1] = 0;
+    if (status == IDIST_OK && !by_loopback) idist__table_measure(j);
 
     return status;
 }
@@ -697,176 +758,54 @@ static idist_status idist__table_make(idist__join *j, idist__record *records) {
 }
 
 //------------------------------------------------------------------------------
-// [join:links]  a connection between each pair of ranks
-// uses clock descriptor poll socket fail text mem base:log address auth pending
-// uses msg:types msg:transport link state failure
+// [join:links]  connections that ranks need from the start
+// uses clock poll socket fail text mem attempt connector state failure
+// uses
 //
-// Each rank connects to all lower ones and accepts the higher ones: a local socket inside a host,
-// TCP between hosts. Both ends prove that they know the key of the job, and exchange their ranks.
-// All handshakes run concurrently, so no order of ranks can block another.
+// Ranks that share memory need no connection in the end: they connect in a tree, over which they
+// agree on the memory, and close that. Of all other pairs, in a world of up to IDIST__LINKS_MANY
+// ranks, all connect. In a larger one those connect whose distance is a power of two, around the
+// ring of all ranks: the partners in the algorithms of few steps, and the neighbours in rings. News
+// of a failure spreads over these. The rest connect when they need to.
 //
-//   idist__links_connect    begins a connection, or says when to try again
-//   idist__links_accept     accepts connections while there is room for more handshakes
-//   idist__links_step       advances a handshake; a successful one becomes a link
+//   idist__links_want       asks for a connection to a rank
+//   idist__links_connect    makes those that are wanted: of two ranks, the higher one connects
 //
-// Strangers may connect too. An incoming handshake that fails is closed and forgotten. An outgoing
-// one that breaks off is tried again, because the peer may have had no room for it; any other
-// failure of an outgoing one is fatal.
+// A failure of an incoming handshake is no failure of ours. One of an outgoing handshake is, unless
+// the connection just broke off: then there is another attempt.
 //------------------------------------------------------------------------------
 
 enum {
-    IDIST__LINKS_CONNECT_MS = 3000,
-    IDIST__LINKS_RETRY_MS = 20,
     IDIST__LINKS_POLL_MS = 20,
     IDIST__LINKS_ASK_MS = 400 // before it asks for the first time whether a rank has given up
 };
 
-static bool idist__links_is_local(const idist__join *j, int rank) {
+#ifndef IDIST__LINKS_MANY // a test has few ranks
+#define IDIST__LINKS_MANY 64
+#endif
+#ifndef IDIST__LINKS_NEAR // a test has none of these: all connections are made on demand
+#define IDIST__LINKS_NEAR 1
+#endif
+
+// Whether two ranks connect in a world of many ranks before they need to.
+static bool idist__links_are_near(int a, int b, int n) {
+    int there = a < b ? b - a : a - b, back = n - there;
+    return IDIST__LINKS_NEAR && (!(there & (there - 1)) || !(back & (back - 1)));
+}
+
+// Where the ranks listen for us: at a local socket on this host, or else at TCP.
+static void idist__links_find(idist__join *j) {
     const idist__record *me = &j->records[j->w->group.rank];
-    const idist__record *other = &j->records[rank];
-    return j->w->cfg.transport != IDIST__JOIN_TCP_ONLY && other->host == me->host &&
-           other->local[0];
-}
+    int i;
 
-// Where a rank listens for us.
-static const char *idist__links_find(const idist__join *j, int rank) {
-    return idist__links_is_local(j, rank) ? j->records[rank].local : j->tcp[rank].text;
-}
+    for (i = 0; i < j->w->group.size; i++) {
+        const idist__record *other = &j->records[i];
+        bool local = j->w->cfg.transport != IDIST__JOIN_TCP_ONLY && other->host == me->host &&
+                     other->local[0];
+        const char *where = local ? other->local : j->tcp[i].text;
 
-// Connecting failed: schedules another attempt, or fails.
-static idist_status idist__links_connect_failed(idist__join *j, int rank, const char *where,
-                                                int error) {
-    char how[200];
-
-    if (idist__state_is_out_of_fds(error)) return idist__failure_no_fds(j);
-
-    if (error == EAGAIN || error == ETIMEDOUT || error == EINTR) { // its accept queue may be full
-        j->retry_ns[rank] = idist__os_clock_deadline(IDIST__LINKS_RETRY_MS);
-        return idist__failure_check(j);
+        idist__text_copy(j->connector->where[i].text, sizeof j->connector->where->text, where);
     }
-
-    if (idist__os_socket_is_unreachable(error))
-        return idist__fail(IDIST_ERR_SYSTEM,
-                           "initialize: rank %d on %s cannot be reached at %s (%s): the network "
-                           "interface is down, or no route leads there",
-                           rank, j->w->nodes[rank].hostname, where, strerror(error));
-
-    snprintf(how, sizeof how, "no connection to %s: %s", where, strerror(error));
-
-    return idist__failure_lost(j, rank, how);
-}
-
-// Begins to connect.
-static idist_status idist__links_connect(idist__join *j, int rank) {
-    idist__os_address address;
-    const char *where = idist__links_find(j, rank);
-    idist_status status = idist__address_parse(&address, where);
-    int fd;
-
-    j->retry_ns[rank] = 0;
-    if (status != IDIST_OK) return status;
-    fd = idist__os_socket_connect_begin(&address);
-    if (fd < 0) return idist__links_connect_failed(j, rank, where, errno);
-
-    memset(&j->outgoing[rank], 0, sizeof j->outgoing[rank]);
-    j->outgoing[rank].fd = fd;
-    j->connect_ns[rank] = idist__os_clock_deadline(IDIST__LINKS_CONNECT_MS);
-
-    return IDIST_OK;
-}
-
-// An attempt to connect has ended, or its time is up: begins the handshake, or schedules another
-// attempt.
-static idist_status idist__links_connected(idist__join *j, int rank) {
-    idist__handshake *handshake = &j->outgoing[rank];
-    int error = ETIMEDOUT, fd = handshake->fd;
-
-    j->connect_ns[rank] = 0;
-    if (handshake->ready) error = idist__os_socket_connect_end(&fd, idist__links_is_local(j, rank));
-    else idist__os_descriptor_close(&fd);
-    handshake->fd = -1;
-    if (error) return idist__links_connect_failed(j, rank, idist__links_find(j, rank), error);
-
-    idist__auth_begin(handshake, fd, false, j->key, IDIST__ROLE_LINK, j->job, j->w->group.rank,
-                      j->w->group.size, j->deadline_ns);
-    handshake->ready = true;
-
-    return IDIST_OK;
-}
-
-static idist_status idist__links_accept(idist__join *j, int listener) {
-    idist__handshake *handshake = idist__pending_slot(j->incoming);
-
-    while (handshake) {
-        int fd = idist__os_socket_accept(listener);
-
-        if (fd < 0 && idist__state_is_out_of_fds(errno)) {
-            if (!idist__pending_evict(j->incoming)) return idist__failure_no_fds(j);
-            idist__os_clock_pause_ms(1); // rather than spin while descriptors are short
-            return IDIST_OK;
-        }
-
-        if (fd < 0) return IDIST_OK;
-        idist__os_descriptor_close(&handshake->fd);
-        idist__auth_begin(handshake, fd, true, j->key, IDIST__ROLE_LINK, j->job, j->w->group.rank,
-                          j->w->group.size, idist__os_clock_deadline(IDIST__PENDING_MS));
-        handshake->ready = true;
-        handshake = idist__pending_slot(j->incoming);
-    }
-
-    return IDIST_OK;
-}
-
-// A handshake has succeeded: its connection becomes a link.
-static void idist__links_add(idist__join *j, int rank, int fd) {
-    idist__link *l = &j->ring->links[rank];
-    idist__os_address address;
-    bool local = idist__os_socket_own_address(fd, &address) && idist__os_socket_is_local(&address);
-
-    if (!local) idist__os_socket_measured(fd);
-    l->fd = fd;
-    idist__link_open(j->ring, l, local ? &idist__transport_unix : &idist__transport_tcp, &l->fd);
-    j->link_count++;
-}
-
-// Checks which rank is at the other end. to: the rank that we connected to; -1: it connected to us.
-static idist_status idist__links_check_rank(const idist__join *j, int rank, int to) {
-    if (to >= 0 && rank != to) return IDIST_ERR_AUTH;
-    if (to < 0 && (rank <= j->w->group.rank || rank >= j->w->group.size)) return IDIST_ERR_AUTH;
-    return j->ring->links[rank].open ? IDIST_ERR_RANK_TAKEN : IDIST_OK;
-}
-
-// Advances a handshake.
-static idist_status idist__links_step(idist__join *j, idist__handshake *handshake, int to) {
-    bool done = false;
-    idist_status status;
-
-    handshake->ready = false;
-    status = idist__auth_step(handshake, &done);
-    if (status == IDIST_OK && !done) return IDIST_OK;
-    if (status == IDIST_OK) status = idist__links_check_rank(j, (int)handshake->theirs.rank, to);
-
-    if (status == IDIST_OK) {
-        idist__links_add(j, (int)handshake->theirs.rank, handshake->fd);
-        handshake->fd = -1;
-        return IDIST_OK;
-    }
-
-    idist__os_descriptor_close(&handshake->fd);
-
-    if (to < 0) {
-        idist__log_print(&j->w->log, IDIST_LOG_DEBUG, "a connection was refused: %s",
-                         idist__me.text);
-        return IDIST_OK;
-    }
-
-    if (handshake->broke) {
-        j->retry_ns[to] = idist__os_clock_deadline(5 + to % 16); // not all ranks at the same moment
-        return IDIST_OK;
-    }
-
-    return idist__fail(status, "initialize: connecting to rank %d on %s: %s", to,
-                       j->w->nodes[to].hostname, idist__me.text);
 }
 
 static idist_status idist__links_late(const idist__join *j) {
@@ -874,95 +813,75 @@ static idist_status idist__links_late(const idist__join *j) {
     int i, missing = 0;
 
     for (i = 0; i < j->w->group.size; i++)
-        if (i != j->w->group.rank && !j->ring->links[i].open && missing++ < 16)
+        if (j->wanted[i] && missing++ < 16)
             idist__text_append(text, sizeof text, "%s%d", missing > 1 ? ", " : "", i);
 
     return idist__fail(IDIST_ERR_TIMEOUT, "initialize: not connected within %d ms to rank %s%s",
                        j->w->cfg.init_timeout_ms, text, missing > 16 ? ", ..." : "");
 }
 
-// ---- all of them at once ----
+// A connection could not be made.
+static idist_status idist__links_failed(idist__join *j, const idist__connect_event *event) {
+    const char *where = event->rank < 0 ? "" : j->connector->where[event->rank].text;
+    char how[sizeof idist__me.text];
 
-// Fills the poll set: the listeners, if there is room for another handshake; outgoing handshakes,
-// in the order of ranks; incoming ones. Returns the number of entries.
-static int idist__links_poll_set(const idist__join *j, bool accepts,
-                                 idist__os_poll_entry *entries) {
-    int i, count = 0;
+    if (event->status == IDIST_ERR_NO_FDS) return idist__failure_no_fds(j);
 
-    for (i = 0; i < 2; i++)
-        if (j->listeners[i] >= 0 && accepts)
-            idist__os_poll_watch(&entries[count++], j->listeners[i], IDIST__OS_READABLE);
+    if (idist__os_socket_is_unreachable(event->error))
+        return idist__fail(IDIST_ERR_SYSTEM,
+                           "initialize: rank %d on %s cannot be reached at %s (%s): the network "
+                           "interface is down, or no route leads there",
+                           event->rank, j->w->nodes[event->rank].hostname, where,
+                           strerror(event->error));
 
-    for (i = 0; i < j->w->group.rank; i++) {
-        const idist__handshake *handshake = &j->outgoing[i];
+    idist__text_copy(how, sizeof how, idist__me.text);
+    if (!event->error)
+        return idist__fail(event->status, "initialize: connecting to rank %d on %s: %s",
+                           event->rank, j->w->nodes[event->rank].hostname, how);
 
-        if (handshake->fd >= 0)
-            idist__os_poll_watch(&entries[count++], handshake->fd,
-                                 j->connect_ns[i] ? IDIST__OS_WRITABLE
-                                                  : idist__auth_awaits(handshake));
-    }
+    snprintf(how, sizeof how, "no connection to %s: %s", where, strerror(event->error));
 
-    return count + idist__pending_fill_polls(j->incoming, entries + count);
+    return idist__failure_lost(j, event->rank, how);
 }
 
-// Marks the handshakes that poll has reported; the entries are those of idist__links_poll_set.
-static void idist__links_polled(idist__join *j, bool accepts, const idist__os_poll_entry *entries) {
-    int i, count = 0;
-
-    for (i = 0; i < 2; i++)
-        if (j->listeners[i] >= 0 && accepts) count++;
-    for (i = 0; i < j->w->group.rank; i++)
-        if (j->outgoing[i].fd >= 0) j->outgoing[i].ready = idist__os_poll_ready(&entries[count++]);
-    idist__pending_take_polls(j->incoming, entries + count);
-}
-
-// Advances everything that is ready.
+// Goes on with all connections, as far as possible.
 static idist_status idist__links_progress(idist__join *j) {
-    int i;
-    idist_status status = IDIST_OK;
+    idist__connect_event event;
 
-    for (i = 0; i < 2 && status == IDIST_OK; i++)
-        if (j->listeners[i] >= 0) status = idist__links_accept(j, j->listeners[i]);
-
-    for (i = 0; i < j->w->group.rank && status == IDIST_OK; i++) {
-        idist__handshake *handshake = &j->outgoing[i];
-
-        if (j->connect_ns[i]) {
-            if (handshake->ready || idist__os_clock_now_ns() >= j->connect_ns[i])
-                status = idist__links_connected(j, i);
-        } else if (handshake->fd >= 0 && handshake->ready)
-            status = idist__links_step(j, handshake, i);
-        else if (j->retry_ns[i] && idist__os_clock_now_ns() >= j->retry_ns[i])
-            status = idist__links_connect(j, i);
+    while (idist__connector_next(j->connector, &event)) {
+        if (event.status != IDIST_OK) return idist__links_failed(j, &event);
+        if (j->wanted[event.rank]) j->wanted_count--;
+        j->wanted[event.rank] = false;
     }
 
-    for (i = 0; i < IDIST__PENDING_SLOTS && status == IDIST_OK; i++) {
-        idist__handshake *handshake = &j->incoming->place[i];
-        if (handshake->fd >= 0 && handshake->ready) status = idist__links_step(j, handshake, -1);
-    }
-
-    return status;
+    return IDIST_OK;
 }
 
-// Sleeps until something is ready, and advances it.
+// Sleeps until something is ready, and goes on.
 static idist_status idist__links_turn(idist__join *j, idist__os_poll_entry *entries) {
-    bool accepts = idist__pending_slot(j->incoming) != NULL;
-    int count = idist__links_poll_set(j, accepts, entries);
-    int ms = idist__os_clock_ms_until(j->deadline_ns);
+    int count = idist__connector_polls(j->connector, entries);
+    int ms = idist__os_clock_ms_until(j->deadline_ns), ready;
 
     if (ms == 0) return idist__links_late(j);
     if (ms < 0 || ms > IDIST__LINKS_POLL_MS) ms = IDIST__LINKS_POLL_MS;
-    if (idist__os_poll(entries, count, ms) < 0 && errno != EINTR)
-        return idist__fail_errno("poll", errno);
-
-    idist__links_polled(j, accepts, entries);
+    ready = idist__os_poll(entries, count, ms);
+    if (ready < 0 && errno != EINTR) return idist__fail_errno("poll", errno);
+    if (ready > 0) idist__connector_polled(j->connector);
 
     return idist__links_progress(j);
 }
 
-static idist_status idist__links_connect_all(idist__join *j) {
+// Asks for a connection to a rank, unless there is one.
+static void idist__links_want(idist__join *j, int rank) {
+    if (j->wanted[rank] || j->ring->links[rank].open) return;
+    j->wanted[rank] = true;
+    j->wanted_count++;
+}
+
+// Makes the connections that are wanted.
+static idist_status idist__links_connect(idist__join *j) {
     int i, size = j->w->group.size;
-    size_t capacity = (size_t)size + IDIST__PENDING_SLOTS + 2;
+    size_t capacity = (size_t)size + IDIST__CONNECTOR_POLLS;
     idist__os_poll_entry *entries =
         (idist__os_poll_entry *)idist__mem_alloc(&j->w->cfg.mem, sizeof *entries * capacity);
     int64_t asked_ns = idist__os_clock_now_ns();
@@ -970,9 +889,10 @@ static idist_status idist__links_connect_all(idist__join *j) {
     idist_status status = entries ? IDIST_OK : IDIST_ERR_NO_MEMORY;
 
     for (i = 0; i < j->w->group.rank && status == IDIST_OK; i++)
-        status = idist__links_connect(j, i);
+        if (j->wanted[i] && !idist__connector_call(j->connector, i)) status = IDIST_ERR_NO_MEMORY;
+    if (status == IDIST_OK) status = idist__links_progress(j);
 
-    while (status == IDIST_OK && j->link_count < size - 1) {
+    while (status == IDIST_OK && j->wanted_count) {
         status = idist__links_turn(j, entries);
 
         if (status == IDIST_OK && idist__os_clock_now_ns() - asked_ns > ask_ns) {
@@ -991,26 +911,41 @@ static idist_status idist__links_connect_all(idist__join *j) {
 
 //------------------------------------------------------------------------------
 // [join:share]  memory shared inside a host
-// uses clock os:random descriptor cpu os:memory poll process os:segment fail
-// uses mem base:window base:log connection shm:segment pipe msg:types link
-// uses region state failure
+// uses clock os:random descriptor cpu os:memory poll socket beacon process
+// uses os:segment fail mem base:window base:log address connection shm:segment
+// uses pipe msg:types msg:transport link region state failure links
 //
-// Once the ranks of a host are connected, the lowest one makes the file ([shm:segment]) and sends
-// its descriptor to the others. Each rank maps the file, reserves its own part, and votes on
+// The ranks of a host form a binomial tree, whose root is the lowest one. Each of them connects to
+// its parent. The root makes the file ([shm:segment]) and sends its descriptor to its children, as
+// every rank does that gets it. Each rank maps the file, reserves its own part, and votes on
 // whether that worked:
 //
-//   lowest rank    makes the file    sends it        maps it   collects votes   sends the lowest
-//   other ranks                      receive it      map it    send votes       receive it
+//   root           makes the file    sends it    maps it   collects votes   sends the lowest
+//   other ranks    receive it        send it     map it    collect votes,   receive the lowest
+//                                                          send the lowest  and send it
 //
-// The file is used only if it worked everywhere. If it did not, they try once more without windows,
-// since a limit on address space may be the reason, and then the links stay sockets.
+// The file is used only if it worked everywhere; then the connections of the tree are closed. If it
+// did not, they try once more without windows, since a limit on address space may be the reason,
+// and then the tree's connections stay, and all other pairs connect as well.
 //
 // A second vote decides whether they read each other's memory through the kernel. Each rank tries
 // to read a random number at the address that every other rank has left in the file.
 //------------------------------------------------------------------------------
 
+enum { IDIST__JOIN_CHILDREN = 32 }; // of a rank, at most
+
+typedef struct idist__join_share { // memory of this host that is being agreed on
+    idist__segment *m;
+    const int *ranks; // world ranks of those that take part, by rank on this host
+    int parent;       // the world rank of our parent in the tree; -1: we are the root
+    int children[IDIST__JOIN_CHILDREN];
+    int child_count;
+    int error; // why there can be no beacons: an errno, or 0
+} idist__join_share;
+
 // Votes; the lowest one decides.
 enum {
+    IDIST__VOTE_HOPELESS, // nor would it work at the second attempt
     IDIST__VOTE_FAILED,
     IDIST__VOTE_FENCED, // mapped, but the kernel has no membarrier: writers need a fence
     IDIST__VOTE_MAPPED
@@ -1030,33 +965,40 @@ static size_t idist__join_share_round_up(size_t nbytes) {
     return (nbytes + IDIST__PAGE - 1) & ~(IDIST__PAGE - 1);
 }
 
-// The part of a rank: doorbell | a pipe from each rank | regions. Region 0 has large buffers, the
-// others a quarter of that; there are as many as fit.
+// See [shm:segment]. Region 0 has large buffers, the others a quarter of that; there are as many as
+// fit into shm_nbytes for each rank.
 static void idist__join_share_layout(idist__segment *m, size_t shm_nbytes, size_t window_nbytes) {
-    size_t room, first, other, chunk;
+    size_t used, room, first, other, chunk;
 
     m->pipe_nbytes = 128 * 1024;
     while (m->pipe_nbytes > IDIST__PAGE && (size_t)m->n * m->pipe_nbytes > shm_nbytes / 4)
         m->pipe_nbytes /= 2;
 
-    m->regions_at = sizeof(idist__doorbell) + (size_t)m->n * (sizeof(idist__pipe) + m->pipe_nbytes);
-    m->regions_at = idist__join_share_round_up(m->regions_at);
-    room = shm_nbytes > m->regions_at ? shm_nbytes - m->regions_at : 0;
+    m->buffers_at = (size_t)m->n * (sizeof(idist__pipe) + m->pipe_nbytes);
+    m->buffers_at = idist__join_share_round_up(m->buffers_at) + IDIST__BUFFERS_SKEW;
+    used = sizeof(idist__doorbell) + m->buffers_at;
+    room = shm_nbytes > used ? shm_nbytes - used : 0;
 
     chunk = room / (2 * IDIST__BUFFERS);
     if (chunk > IDIST__CHUNK_MAX) chunk = IDIST__CHUNK_MAX;
     m->chunk_nbytes[0] = chunk & ~(IDIST__LINE - 1);
     m->chunk_nbytes[1] = (chunk / 4) & ~(IDIST__LINE - 1);
-    first = idist__region_nbytes(m->chunk_nbytes[0]);
-    other = idist__region_nbytes(m->chunk_nbytes[1]);
+    first = IDIST__REGION_HEAD_BYTES + IDIST__BUFFERS * m->chunk_nbytes[0];
+    other = IDIST__REGION_HEAD_BYTES + IDIST__BUFFERS * m->chunk_nbytes[1];
 
     m->region_count = room < first ? 0 : 1 + (int)((room - first) / other);
     if (m->region_count > (int)IDIST__COUNT_OF(m->taken))
         m->region_count = (int)IDIST__COUNT_OF(m->taken);
 
-    m->part_nbytes = m->regions_at;
-    if (m->region_count) m->part_nbytes += first + (size_t)(m->region_count - 1) * other;
-    m->window_at = IDIST__PAGE + (size_t)m->n * m->part_nbytes;
+    m->front_nbytes = idist__join_share_round_up(
+        sizeof(idist__doorbell) + (size_t)m->region_count * IDIST__REGION_HEAD_BYTES);
+    m->part_nbytes = m->buffers_at;
+    if (m->region_count)
+        m->part_nbytes += IDIST__BUFFERS *
+                          (m->chunk_nbytes[0] + (size_t)(m->region_count - 1) * m->chunk_nbytes[1]);
+    m->part_nbytes = idist__join_share_round_up(m->part_nbytes);
+    m->parts_at = IDIST__PAGE + (size_t)m->n * m->front_nbytes;
+    m->window_at = m->parts_at + (size_t)m->n * m->part_nbytes;
     m->window_nbytes = window_nbytes;
 }
 
@@ -1073,17 +1015,26 @@ static size_t idist__join_share_window_nbytes(int n) {
 
 // ---- mapping it ----
 
-// Maps the file and reserves our part of it. Takes the descriptor. 0, or an errno.
+// Reserves memory for our front and our part. 0, or an errno.
+static int idist__join_share_reserve(const idist__segment *m, int fd) {
+    size_t me = (size_t)m->me;
+    int error = 0;
+
+    if (idist__os_segment_nbytes(fd) < idist__join_share_nbytes(m)) return EINVAL;
+    if (!me) error = idist__os_memory_reserve(fd, 0, IDIST__PAGE);
+    if (!error)
+        error = idist__os_memory_reserve(fd, IDIST__PAGE + me * m->front_nbytes, m->front_nbytes);
+    if (!error)
+        error = idist__os_memory_reserve(fd, m->parts_at + me * m->part_nbytes, m->part_nbytes);
+
+    return error;
+}
+
+// Maps the file and reserves our memory in it. Takes the descriptor. 0, or an errno.
 static int idist__join_share_map(idist__segment *m, int fd) {
     idist__doorbell *bell;
     idist__os_cpu_set cpus;
-    int i, error = 0;
-
-    if (idist__os_segment_nbytes(fd) < idist__join_share_nbytes(m)) error = EINVAL;
-    if (!error)
-        error = idist__os_memory_reserve(fd, IDIST__PAGE + (size_t)m->me * m->part_nbytes,
-                                         m->part_nbytes);
-    if (!error && m->me == 0) error = idist__os_memory_reserve(fd, 0, IDIST__PAGE);
+    int i, error = idist__join_share_reserve(m, fd);
 
     if (error) {
         idist__os_descriptor_close(&fd);
@@ -1189,46 +1140,54 @@ static idist_status idist__join_share_await(idist__join *j, int rank) {
     }
 }
 
-// Sets *vote to the lowest vote of the ranks of this host. The lowest rank collects them.
-static idist_status idist__join_share_vote(idist__join *j, const idist__segment *m,
-                                           const int *ranks, char *vote) {
-    const idist__link *links = j->ring->links;
-    int i, lead = ranks[0];
-    int others = m->me == 0 ? m->n : 1; // of the lead: ranks[1 .. others)
-    idist_status status;
+// Gets the next message of a rank in a vote.
+static idist_status idist__join_share_hear(idist__join *j, int rank, char *vote) {
+    idist_status status = idist__join_share_await(j, rank);
 
-    for (i = 1; i < others; i++) {
+    if (status != IDIST_OK) return status;
+    if (idist__connection_read_all(j->ring->links[rank].fd, vote, 1, j->deadline_ns))
+        return IDIST_OK;
+
+    return idist__join_share_broken(j, rank);
+}
+
+static idist_status idist__join_share_say(idist__join *j, int rank, const char *vote) {
+    if (idist__connection_write_all(j->ring->links[rank].fd, vote, 1, j->deadline_ns))
+        return IDIST_OK;
+    return idist__join_share_broken(j, rank);
+}
+
+// Sets *vote to the lowest vote of the ranks of this host: up the tree, and down again.
+static idist_status idist__join_share_vote(idist__join *j, const idist__join_share *share,
+                                           char *vote) {
+    idist_status status = IDIST_OK;
+    int i;
+
+    for (i = 0; i < share->child_count && status == IDIST_OK; i++) {
         char other = 0;
-
-        status = idist__join_share_await(j, ranks[i]);
-        if (status != IDIST_OK) return status;
-        if (!idist__connection_read_all(links[ranks[i]].fd, &other, 1, j->deadline_ns))
-            return idist__join_share_broken(j, ranks[i]);
+        status = idist__join_share_hear(j, share->children[i], &other);
         if (other < *vote) *vote = other;
     }
 
-    for (i = 1; i < others; i++)
-        if (!idist__connection_write_all(links[ranks[i]].fd, vote, 1, j->deadline_ns))
-            return idist__join_share_broken(j, ranks[i]);
-    if (!m->me) return IDIST_OK;
+    if (share->parent >= 0 && status == IDIST_OK) {
+        status = idist__join_share_say(j, share->parent, vote);
+        if (status == IDIST_OK) status = idist__join_share_hear(j, share->parent, vote);
+    }
 
-    if (!idist__connection_write_all(links[lead].fd, vote, 1, j->deadline_ns))
-        return idist__join_share_broken(j, lead);
-    status = idist__join_share_await(j, lead);
-    if (status != IDIST_OK) return status;
-    if (!idist__connection_read_all(links[lead].fd, vote, 1, j->deadline_ns))
-        return idist__join_share_broken(j, lead);
+    for (i = 0; i < share->child_count && status == IDIST_OK; i++)
+        status = idist__join_share_say(j, share->children[i], vote);
 
-    return IDIST_OK;
+    return status;
 }
 
 // ---- one attempt ----
 
-// Makes the file and sends it to the others, or receives it. Without a file *fd is -1 and *error
+// Makes the file or receives it, and sends it to our children. Without a file *fd is -1 and *error
 // says why; the ranks vote all the same.
-static idist_status idist__join_share_pass(idist__join *j, idist__segment *m, const int *ranks,
-                                           int *fd, int *error) {
+static idist_status idist__join_share_pass(idist__join *j, const idist__join_share *share, int *fd,
+                                           int *error) {
     const idist__link *links = j->ring->links;
+    idist__segment *m = share->m;
     idist__join_share_hello hello;
     idist_status status;
     int i;
@@ -1238,57 +1197,63 @@ static idist_status idist__join_share_pass(idist__join *j, idist__segment *m, co
     hello.shm_nbytes = j->w->cfg.shm_nbytes;
     hello.window_nbytes = m->window_nbytes;
 
-    if (m->me) {
-        status = idist__join_share_await(j, ranks[0]);
+    if (share->parent >= 0) {
+        status = idist__join_share_await(j, share->parent);
         if (status != IDIST_OK) return status;
-        if (!idist__join_share_receive(links[ranks[0]].fd, &hello, sizeof hello, fd,
-                                       j->deadline_ns))
-            return idist__join_share_broken(j, ranks[0]);
-        idist__join_share_layout(m, (size_t)hello.shm_nbytes, (size_t)hello.window_nbytes);
-        return IDIST_OK;
+        if (!idist__join_share_receive(links[share->parent].fd, &hello, sizeof hello, fd,
+                                       j->deadline_ns)) {
+            status = idist__join_share_broken(j, share->parent);
+            idist__os_descriptor_close(fd);
+            return status;
+        }
     }
 
     idist__join_share_layout(m, (size_t)hello.shm_nbytes, (size_t)hello.window_nbytes);
-    *fd = idist__os_memory_file(idist__join_share_nbytes(m));
-    if (*fd < 0) *error = errno;
 
-    for (i = 1; i < m->n; i++)
-        if (!idist__join_share_send(links[ranks[i]].fd, &hello, sizeof hello, *fd,
+    if (share->parent < 0) {
+        *fd = idist__os_memory_file(idist__join_share_nbytes(m));
+        if (*fd < 0) *error = errno;
+    }
+
+    for (i = 0; i < share->child_count; i++)
+        if (!idist__join_share_send(links[share->children[i]].fd, &hello, sizeof hello, *fd,
                                     j->deadline_ns)) {
             idist__os_descriptor_close(fd);
-            return idist__join_share_broken(j, ranks[i]);
+            return idist__join_share_broken(j, share->children[i]);
         }
 
     return IDIST_OK;
 }
 
-// *all: every rank of the host has mapped the file.
-static idist_status idist__join_share_attempt(idist__join *j, idist__segment *m, const int *ranks,
-                                              bool *all) {
+// *vote: the lowest of this host. Above IDIST__VOTE_FAILED, every rank has mapped the file.
+static idist_status idist__join_share_attempt(idist__join *j, const idist__join_share *share,
+                                              char *vote) {
+    idist__segment *m = share->m;
     int fd, error;
-    char vote;
-    idist_status status = idist__join_share_pass(j, m, ranks, &fd, &error);
+    char reads;
+    idist_status status = idist__join_share_pass(j, share, &fd, &error);
 
     if (status != IDIST_OK) return status;
-    if (fd >= 0) error = idist__join_share_map(m, fd);
+    if (fd >= 0) error = share->error;
+    if (fd >= 0 && !error) error = idist__join_share_map(m, fd);
+    else idist__os_descriptor_close(&fd);
     if (error)
         idist__log_print(&j->w->log, IDIST_LOG_INFO, "no shared memory: %s", strerror(error));
 
-    if (error) vote = IDIST__VOTE_FAILED;
-    else vote = idist__os_cpu_fence_others(true) ? IDIST__VOTE_MAPPED : IDIST__VOTE_FENCED;
-    status = idist__join_share_vote(j, m, ranks, &vote);
-    *all = status == IDIST_OK && vote != IDIST__VOTE_FAILED;
-    if (!*all) return status;
+    if (error) *vote = share->error ? IDIST__VOTE_HOPELESS : IDIST__VOTE_FAILED;
+    else *vote = idist__os_cpu_fence_others(true) ? IDIST__VOTE_MAPPED : IDIST__VOTE_FENCED;
+    status = idist__join_share_vote(j, share, vote);
+    if (status != IDIST_OK || *vote <= IDIST__VOTE_FAILED) return status;
 
     if (m->me == 0) {
         idist__segment_header *head = idist__segment_header_of(m);
         head->ncores = (uint32_t)idist__os_cpu_set_count(&head->cpus);
-        head->fenced = vote == IDIST__VOTE_FENCED || m->n > (int)head->ncores;
+        head->fenced = *vote == IDIST__VOTE_FENCED || m->n > (int)head->ncores;
     }
 
-    vote = idist__join_share_reads_all(m); // by now everybody has left its proof
-    status = idist__join_share_vote(j, m, ranks, &vote);
-    m->reads_remote = vote != 0;
+    reads = idist__join_share_reads_all(m); // by now everybody has left its proof
+    status = idist__join_share_vote(j, share, &reads);
+    m->reads_remote = reads != 0;
 
     return status;
 }
@@ -1298,6 +1263,8 @@ static idist_status idist__join_share_attempt(idist__join *j, idist__segment *m,
 static void idist__join_share_free(const idist_allocator *mem, idist__segment *m) {
     if (!m) return;
     if (m->window) idist__window_close(m->window);
+    idist__os_descriptor_close(&m->beacon);
+    idist__os_descriptor_close(&m->observer);
     idist__mem_free(mem, m->local);
     idist__mem_free(mem, m->processes);
     idist__mem_free(mem, m->remote_pieces);
@@ -1310,6 +1277,8 @@ static idist__segment *idist__join_share_new(const idist_allocator *mem, size_t 
     idist__segment *m = (idist__segment *)idist__mem_alloc(mem, sizeof *m);
 
     if (!m) return NULL;
+    m->beacon = -1;
+    m->observer = -1;
     m->local = (int *)idist__mem_alloc(mem, sizeof *m->local * 2 * world_size);
     m->ports = (idist__pipe_port *)idist__mem_alloc(mem, sizeof *m->ports * world_size);
     m->processes = (idist__os_process *)idist__mem_alloc(mem, sizeof *m->processes * world_size);
@@ -1321,8 +1290,48 @@ static idist__segment *idist__join_share_new(const idist_allocator *mem, size_t 
     return NULL;
 }
 
+// The beacon of a rank: its local socket has the same name without the last word.
+static bool idist__join_share_beacon(const idist__join *j, int rank, idist__os_address *address) {
+    char where[sizeof j->records->local + 8];
+
+    snprintf(where, sizeof where, "%s-beacon", j->records[rank].local);
+
+    return idist__address_parse(address, where) == IDIST_OK;
+}
+
+// Lights our beacon, before anybody may look for it. 0, or an errno.
+static int idist__join_share_light(const idist__join *j, const idist__join_share *share) {
+    idist__segment *m = share->m;
+    int i;
+
+    for (i = 0; i < m->n; i++)
+        if (!idist__join_share_beacon(j, share->ranks[i], &m->ports[i].beacon)) return EINVAL;
+
+    m->beacon = idist__os_beacon_light(&m->ports[m->me].beacon);
+    if (m->beacon < 0) return errno;
+    m->observer = idist__os_beacon_observer();
+    if (m->observer < 0) return errno;
+    m->next_look = m->me;
+
+    return 0;
+}
+
+// Whether the system lets us see beacons: our own and those of our parent and children, which are
+// lit because we are connected. 0, or an errno.
+static int idist__join_share_see(const idist__segment *m) {
+    int bit, error = idist__os_beacon_look(m->observer, &m->ports[m->me].beacon);
+
+    if (!error && m->me)
+        error = idist__os_beacon_look(m->observer, &m->ports[m->me & (m->me - 1)].beacon);
+    for (bit = 1; !error && m->me + bit < m->n && !(m->me & bit); bit *= 2)
+        error = idist__os_beacon_look(m->observer, &m->ports[m->me + bit].beacon);
+
+    return error;
+}
+
 // From here on the links inside this host are pipes in the file.
-static void idist__join_share_take_over(idist__join *j, idist__segment *m, const int *ranks) {
+static void idist__join_share_take_over(idist__join *j, const idist__join_share *share) {
+    idist__segment *m = share->m;
     const idist__segment_header *head = idist__segment_header_of(m);
     int i;
 
@@ -1331,70 +1340,131 @@ static void idist__join_share_take_over(idist__join *j, idist__segment *m, const
     j->w->ncores = (int)head->ncores;
 
     for (i = 0; i < m->n; i++) {
-        idist__link *l = &j->ring->links[ranks[i]];
+        idist__link *l = &j->ring->links[share->ranks[i]];
         idist__pipe_port *port = &m->ports[i];
 
-        m->local[ranks[i]] = i;
-        port->fd = -1;
+        m->local[share->ranks[i]] = i;
         if (i == m->me) continue;
         port->shm = m;
         port->peer = i;
         port->in = idist__segment_pipe(m, i, m->me);
         port->out = idist__segment_pipe(m, m->me, i);
-        port->fd = l->fd;
-        l->fd = -1;
-        idist__link_open(j->ring, l, &idist__pipe_transport, port);
+        idist__link_open(j->ring, l, &idist__pipe_transport, port); // closes the connection
     }
 
     j->ring->shm = m;
 }
 
-static idist_status idist__join_share_share(idist__join *j) {
-    const idist_allocator *mem = &j->w->cfg.mem;
-    const idist__record *records = j->records;
-    const idist__record *own = &records[j->w->group.rank];
-    int i, attempt, size = j->w->group.size;
-    int *ranks; // the ranks of this host that take part
-    idist__segment *m;
-    bool all = false;
-    idist_status status = IDIST_OK;
+// The ranks of this host, and our place in their tree: the parent of a rank on this host is the
+// rank without its lowest set bit.
+static void idist__join_share_find(const idist__join *j, idist__join_share *share, int *ranks) {
+    const idist__record *own = &j->records[j->w->group.rank];
+    idist__segment *m = share->m;
+    int i, bit;
 
-    if (!own->shm) return IDIST_OK;
-    m = idist__join_share_new(mem, (size_t)size);
-    if (!m) return IDIST_ERR_NO_MEMORY;
-    ranks = m->local + size; // room for these was allocated with it
+    for (i = 0; i < j->w->group.size; i++) {
+        const idist__record *record = &j->records[i];
 
-    for (i = 0; i < size; i++) {
         m->local[i] = -1;
-        if (!records[i].shm || records[i].host != own->host || !records[i].local[0]) continue;
+        if (!record->shm || record->host != own->host || !record->local[0]) continue;
         if (i == j->w->group.rank) m->me = m->n;
         ranks[m->n++] = i;
     }
 
+    share->ranks = ranks;
+    share->parent = m->me ? ranks[m->me & (m->me - 1)] : -1;
+    for (bit = 1; m->me + bit < m->n && !(m->me & bit); bit *= 2)
+        share->children[share->child_count++] = ranks[m->me + bit];
+}
+
+// Agrees on memory with the other ranks of this host, if there are any. *all: it worked.
+static idist_status idist__join_share_agree(idist__join *j, idist__join_share *share, bool *all) {
+    idist__segment *m = share->m;
+    char vote = IDIST__VOTE_FAILED;
+    idist_status status;
+    int i, attempt;
+
+    if (m->n < 2) return IDIST_OK;
+    share->error = idist__join_share_light(j, share);
+    if (share->parent >= 0) idist__links_want(j, share->parent);
+    for (i = 0; i < share->child_count; i++) idist__links_want(j, share->children[i]);
+    status = idist__links_connect(j);
+    if (!share->error) share->error = idist__join_share_see(m);
     m->window_nbytes = idist__join_share_window_nbytes(m->n);
 
-    for (attempt = 0; attempt < 2 && m->n > 1 && status == IDIST_OK && !all; attempt++) {
+    for (attempt = 0; attempt < 2 && status == IDIST_OK && vote == IDIST__VOTE_FAILED; attempt++) {
         if (attempt) m->window_nbytes = 0;
-        status = idist__join_share_attempt(j, m, ranks, &all);
-        if (m->window && !all) idist__window_close(m->window);
-        if (!all) m->window = NULL;
+        status = idist__join_share_attempt(j, share, &vote);
+        *all = status == IDIST_OK && vote > IDIST__VOTE_FAILED;
+        if (m->window && !*all) idist__window_close(m->window);
+        if (!*all) m->window = NULL;
     }
-
-    if (status == IDIST_OK && all) idist__join_share_take_over(j, m, ranks);
-    else idist__join_share_free(mem, m);
 
     return status;
 }
 
+static idist_status idist__join_share_share(idist__join *j) {
+    const idist_allocator *mem = &j->w->cfg.mem;
+    int size = j->w->group.size;
+    idist__join_share share;
+    bool all = false;
+    idist_status status;
+
+    if (!j->records[j->w->group.rank].shm) return IDIST_OK;
+    memset(&share, 0, sizeof share);
+    share.m = idist__join_share_new(mem, (size_t)size);
+    if (!share.m) return IDIST_ERR_NO_MEMORY;
+
+    // Room for the ranks was allocated with the other table.
+    idist__join_share_find(j, &share, share.m->local + size);
+    status = idist__join_share_agree(j, &share, &all);
+
+    if (status == IDIST_OK && all) idist__join_share_take_over(j, &share);
+    else idist__join_share_free(mem, share.m);
+
+    return status;
+}
+
+// Connects to the ranks with which we do not share memory, or only to some of them.
+static idist_status idist__join_share_connect_others(idist__join *j) {
+    int i, me = j->w->group.rank, n = j->w->group.size;
+    bool many = n > IDIST__LINKS_MANY, lacks_some = false;
+    idist_status status;
+
+    for (i = 0; i < n; i++)
+        if (i != me && (!many || idist__links_are_near(i, me, n))) idist__links_want(j, i);
+
+    status = idist__links_connect(j);
+    if (status != IDIST_OK || !many) return status;
+
+    for (i = 0; i < n; i++) {
+        idist__link *l = &j->ring->links[i];
+
+        if (i == me || l->open) continue;
+        idist__link_open(j->ring, l, &idist__transport_none, NULL);
+        lacks_some = true;
+    }
+
+    if (lacks_some) { // the ring makes the rest
+        j->ring->connector = j->connector;
+        j->connector = NULL;
+    }
+
+    return IDIST_OK;
+}
+
 //------------------------------------------------------------------------------
 // [join:open]  all steps in order; making and freeing the ring
-// uses clock descriptor cpu poll fail text mem auth pending store:store model
-// uses msg:types link msg:message state failure store table links share
+// uses clock descriptor cpu poll os:watch fail text mem store:store model
+// uses shm:ended msg:types link msg:message connector engine:progress state
+// uses failure store table links share
 //------------------------------------------------------------------------------
 
 static void idist__ring_free(idist__ring *ring) {
     const idist_allocator *mem = &ring->w->cfg.mem;
     int i;
+
+    if (ring->shm) idist__ended_tell(ring->shm, ring->shm->me, IDIST__ENDED_LEFT);
 
     for (i = 0; ring->links && i < ring->w->group.size; i++) {
         idist__link *l = &ring->links[i];
@@ -1407,8 +1477,6 @@ static void idist__ring_free(idist__ring *ring) {
             next = m->next;
             idist__message_free(ring, l, m);
         }
-
-        idist__mem_free(mem, l->stage);
     }
 
     while (ring->idle) {
@@ -1417,11 +1485,13 @@ static void idist__ring_free(idist__ring *ring) {
         idist__mem_free(mem, v);
     }
 
+    idist__connector_free(ring->connector);
     idist__os_descriptor_close(&ring->wake);
+    idist__os_descriptor_close(&ring->watch);
     idist__join_share_free(mem, ring->shm);
     idist__mem_free(mem, ring->links);
+    idist__mem_free(mem, ring->stages);
     idist__mem_free(mem, ring->polls);
-    idist__mem_free(mem, ring->poll_ranks);
     idist__mem_free(mem, ring);
 }
 
@@ -1430,18 +1500,21 @@ static idist_status idist__ring_new(idist__world *w, idist__ring **out) {
     const idist_allocator *mem = &w->cfg.mem;
     idist__ring *ring = (idist__ring *)idist__mem_alloc(mem, sizeof *ring);
     size_t n = (size_t)w->group.size, i;
-    size_t poll_count = 2 * (n + 1); // two sets of each link and the wake-up
+    size_t poll_count = 2 * (n + IDIST__PROGRESS_POLLS); // two sets of what can wake us
 
     *out = ring;
     if (!ring) return IDIST_ERR_NO_MEMORY;
     ring->w = w;
+    ring->watch = -1;
     ring->wake = idist__os_poll_wakeup_new();
-    if (ring->wake < 0) return idist__fail_errno("initialize: opening a wake-up descriptor", errno);
+    if (ring->wake >= 0) ring->watch = idist__os_watch_new();
+    if (ring->watch < 0)
+        return idist__fail_errno("initialize: opening a wake-up descriptor", errno);
 
     ring->links = (idist__link *)idist__mem_alloc(mem, sizeof *ring->links * n);
     ring->polls = (idist__os_poll_entry *)idist__mem_alloc(mem, sizeof *ring->polls * poll_count);
-    ring->poll_ranks = (int *)idist__mem_alloc(mem, sizeof(int) * poll_count);
-    if (!ring->links || !ring->polls || !ring->poll_ranks) return IDIST_ERR_NO_MEMORY;
+    ring->stages = (char *)idist__mem_raw(mem, IDIST__STAGE_BYTES * n);
+    if (!ring->links || !ring->polls || !ring->stages) return IDIST_ERR_NO_MEMORY;
 
     for (i = 0; i < n; i++) {
         idist__link *l = &ring->links[i];
@@ -1450,11 +1523,7 @@ static idist_status idist__ring_new(idist__world *w, idist__ring **out) {
         l->window = IDIST__WINDOW_BYTES;
         l->their_window = IDIST__WINDOW_BYTES;
         l->fd = -1;
-    }
-
-    for (i = 0; i < n; i++) {
-        ring->links[i].stage = (char *)idist__mem_raw(mem, IDIST__STAGE_BYTES);
-        if (!ring->links[i].stage) return IDIST_ERR_NO_MEMORY;
+        l->stage = ring->stages + i * IDIST__STAGE_BYTES;
     }
 
     return IDIST_OK;
@@ -1463,26 +1532,23 @@ static idist_status idist__ring_new(idist__world *w, idist__ring **out) {
 // Meets the other ranks; the store is open.
 static idist_status idist__open_meet(idist__join *j) {
     const idist_allocator *mem = &j->w->cfg.mem;
-    size_t n = (size_t)j->w->group.size, i;
+    size_t n = (size_t)j->w->group.size;
     idist__record *records = (idist__record *)idist__mem_alloc(mem, sizeof *records * n);
     idist_status status;
 
-    j->outgoing = (idist__handshake *)idist__mem_alloc(mem, sizeof *j->outgoing * n);
-    j->retry_ns = (int64_t *)idist__mem_alloc(mem, sizeof *j->retry_ns * n);
-    j->connect_ns = (int64_t *)idist__mem_alloc(mem, sizeof *j->connect_ns * n);
-    j->incoming = (idist__pending *)idist__mem_raw(mem, sizeof *j->incoming);
-    for (i = 0; j->outgoing && i < n; i++) j->outgoing[i].fd = -1;
-    if (j->incoming) idist__pending_init(j->incoming);
+    j->wanted = (bool *)idist__mem_alloc(mem, sizeof *j->wanted * n);
+    j->connector = idist__connector_new(j->ring);
 
-    if (!records || !j->outgoing || !j->retry_ns || !j->connect_ns || !j->incoming) {
+    if (!records || !j->wanted || !j->connector) {
         idist__mem_free(mem, records);
         return IDIST_ERR_NO_MEMORY;
     }
 
     status = idist__table_agree_on_job(j);
     if (status == IDIST_OK) status = idist__table_make(j, records);
-    if (status == IDIST_OK) status = idist__links_connect_all(j);
+    if (status == IDIST_OK) idist__links_find(j);
     if (status == IDIST_OK) status = idist__join_share_share(j);
+    if (status == IDIST_OK) status = idist__join_share_connect_others(j);
     if (status == IDIST_OK) status = idist__join_store_leave(j);
 
     j->records = NULL;
@@ -1494,19 +1560,11 @@ static idist_status idist__open_meet(idist__join *j) {
 // Frees what only meeting needed, whether it succeeded or not.
 static void idist__open_end(idist__join *j) {
     const idist_allocator *mem = &j->w->cfg.mem;
-    int i;
 
     idist__os_descriptor_close(&j->w->cfg.listener);
-    idist__os_descriptor_close(&j->listeners[0]);
-    idist__os_descriptor_close(&j->listeners[1]);
-    for (i = 0; j->outgoing && i < j->w->group.size; i++)
-        idist__os_descriptor_close(&j->outgoing[i].fd);
-    if (j->incoming) idist__pending_close(j->incoming);
-    idist__mem_free(mem, j->incoming);
-    idist__mem_free(mem, j->retry_ns);
-    idist__mem_free(mem, j->connect_ns);
+    idist__connector_free(j->connector);
+    idist__mem_free(mem, j->wanted);
     idist__mem_free(mem, j->tcp);
-    idist__mem_free(mem, j->outgoing);
 
     if (j->owns_store) {
         char text[sizeof idist__me.text];
@@ -1522,8 +1580,6 @@ static idist_status idist__ring_open(idist__world *w) {
 
     memset(&j, 0, sizeof j);
     j.w = w;
-    j.listeners[0] = -1;
-    j.listeners[1] = -1;
     j.deadline_ns = idist__os_clock_deadline(w->cfg.init_timeout_ms);
 
     // Announced now rather than when it is needed: with a second thread, such as the server of the
@@ -1539,6 +1595,8 @@ static idist_status idist__ring_open(idist__world *w) {
     idist__failure_of_store(&j, status);
     if (status != IDIST_OK) idist__failure_tell(&j, status);
     idist__open_end(&j);
+    if (status == IDIST_OK && !j.ring->polled_link_count)
+        idist__os_descriptor_close(&j.ring->watch); // nothing will ever be watched
 
     w->impl = j.ring;
     if (status != IDIST_OK && j.ring) idist__ring_free(j.ring);

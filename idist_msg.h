@@ -45,7 +45,7 @@ A LARGE MESSAGE OF A COLLECTIVE, WHERE THE RECEIVER CANNOT READ THE SENDER'S MEM
 CONTENTS
 
       [msg:types]      frames, transfers, messages, links, the backend's part of world and group
-      [msg:transport]  bytes over stream sockets
+      [msg:transport]  bytes over stream sockets, and none without a connection
       [msg:op]         a collective under way, and the macros that let an algorithm wait
       [msg:index]      finding transfers and messages by what frames say
       [msg:transfer]   the life of a send or receive
@@ -127,8 +127,11 @@ enum { IDIST__NEEDS_YOU = 1, IDIST__ONLY_CALL = 2 }; // flags of WAITS
 #define IDIST__QUICK_YIELDS 16 // polls of the quick way when cores are oversubscribed
 #define IDIST__TURN_NS 64      // a poll of the quick way takes about this long
 #define IDIST__HISTORY 64
-// A rank that sleeps on shared memory looks at its sockets this often.
+// A rank that sleeps looks this often whether processes of its host have ended, or less often: see
+// [shm:ended].
+#ifndef IDIST__LOOK_NS // a test sets it so high that nobody ever looks
 #define IDIST__LOOK_NS (10 * IDIST__MS)
+#endif
 
 enum { IDIST__CLOSED = 256 };       // groups whose end a ring remembers
 enum { IDIST__UNKNOWN_MAX = 1024 }; // messages of a rank that are kept for groups not known here
@@ -191,9 +194,10 @@ typedef struct idist__link { // the connection to one rank
     int fd;
     void *port; // the transport's: &fd for sockets, an idist__pipe_port for shared memory
     bool open;
-    bool polled; // as its transport says
-    bool bye;    // the peer has finalized: the end of the stream is no loss
-    bool ended;  // the stream is at its end; [engine:progress] decides what that means
+    bool polled;       // as its transport says
+    bool awaits_space; // ring->watch reports when its descriptor takes output
+    bool bye;          // the peer has finalized: the end of the stream is no loss
+    bool ended;        // the stream is at its end; [engine:progress] decides what that means
     int ended_errno;
     bool write_dead; // writing has failed; reading will tell why
 
@@ -211,7 +215,7 @@ typedef struct idist__link { // the connection to one rank
     size_t owed;         // eager bytes that we have consumed and not yet told the peer
     size_t their_window; // eager bytes that the peer may still send
 
-    char *stage; // bytes that have been read from the transport; stage[at .. end) are new
+    char *stage; // our part of ring->stages: bytes read ahead, of which [at .. end) are new
     size_t at, end;
     idist__frame in;                  // the frame that is being read
     size_t in_moved;                  // bytes of it
@@ -224,24 +228,38 @@ typedef struct idist__link { // the connection to one rank
     idist__frame peer_waits;         // the last WAITS, while nothing else has come after it
     uint64_t p2p_sent, p2p_received; // messages of send / recv
     int64_t here_ns;                 // when the last HERE came
+
+    struct idist__link *next_wanted; // see ring->wanted
+    bool wanted;
 } idist__link;
+
+typedef struct idist__closed { // a group that has been closed
+    uint64_t ctx;
+    idist_status status;
+} idist__closed;
 
 typedef struct idist__ring { // the backend's part of a world
     idist__world *w;
     idist__link *links;          // by world rank; our own one holds messages to ourselves
-    idist__os_poll_entry *polls; // scratch of [engine:wait]
-    int *poll_ranks;
-    int wake;                   // descriptor that ends a sleep
-    struct idist__segment *shm; // memory that the ranks of this host share, or NULL
-    int polled_link_count;      // open links that are polled
-    int64_t polled_ns;      // when we last looked at the sockets that stand beside shared memory
-    int64_t extra_sleep_ns; // how much longer than IDIST__LOOK_NS we sleep there by now
+    idist__os_poll_entry *polls; // scratch of [engine:progress]
+    int watch;                   // of the descriptors of links, each tagged with its rank; -1: none
+    char *stages;                // of all links, in one allocation; most are never touched
+    int wake;                    // descriptor that ends a sleep
+    struct idist__segment *shm;  // memory that the ranks of this host share, or NULL
+    int polled_link_count;       // open links that are polled
+    idist__link *wanted;         // links without a connection through which a message is to go
+    struct idist__connector *connector; // NULL: no rank makes connections any more
+    bool said_bye;                      // all that have a connection were told that we leave
+    char unreachable[200];              // why the last connection that was needed could not be made
+    int64_t no_fds_ns;                  // when descriptors were short the last time; 0: never
+    int64_t looked_ns;      // when we last looked for processes of this host that have ended
+    int64_t extra_sleep_ns; // how much longer than IDIST__LOOK_NS we sleep beside them by now
     int64_t last_start_ns;  // when the last task started; after a pause of 1 ms the next one reads
                             // the links first
     idist__transfer *idle;  // transfers that can be used again
     uint64_t stamp, next_id;
-    uint64_t closed[IDIST__CLOSED]; // ctx of the groups that were closed last: what still arrives
-    uint32_t nclosed;               // for them is dropped
+    idist__closed closed[IDIST__CLOSED]; // groups that were closed last: what still arrives for
+    uint32_t nclosed;                    // them is dropped
 
     // A failure that is noticed in the middle of something; see [msg:failure].
     idist_group *failed;
@@ -270,6 +288,7 @@ typedef struct idist__ring_group { // the backend's part of a group
     bool met;                   // all members know of all members' regions
 
     // A group over several hosts; see [algo:host].
+    bool spans_hosts;
     int nhosts;                // 0: its collectives do not go by host
     bool in_order;             // the members on each host have successive ranks
     idist_group *near, *leads; // the members on this host; the first members of all hosts (or NULL)
@@ -284,8 +303,8 @@ static idist__ring_group *idist__ring_group_of(const idist_group *g) {
 }
 
 //------------------------------------------------------------------------------
-// [msg:transport]  bytes over stream sockets
-// uses descriptor poll socket shm:transport
+// [msg:transport]  bytes over stream sockets, and none without a connection
+// uses descriptor socket shm:transport
 //------------------------------------------------------------------------------
 
 static ptrdiff_t idist__transport_read(void *port, void *buf, size_t nbytes) {
@@ -298,20 +317,15 @@ static ptrdiff_t idist__transport_write(void *port, const idist__os_part *parts,
 
 static void idist__transport_close(void *port) { idist__os_descriptor_close((int *)port); }
 
-static int idist__transport_poll_events(void *port, bool has_output, int *fd) {
-    *fd = *(int *)port;
-    if (*fd < 0) return 0;
-    return has_output ? IDIST__OS_READABLE | IDIST__OS_WRITABLE : IDIST__OS_READABLE;
-}
+static int idist__transport_descriptor(void *port) { return *(int *)port; }
 
 static const idist__transport idist__transport_tcp = {"tcp",
                                                       idist__transport_read,
                                                       idist__transport_write,
                                                       idist__transport_close,
-                                                      idist__transport_poll_events,
+                                                      idist__transport_descriptor,
                                                       true,
                                                       true,
-                                                      NULL,
                                                       NULL,
                                                       NULL,
                                                       NULL,
@@ -322,10 +336,46 @@ static const idist__transport idist__transport_unix = {"unix",
                                                        idist__transport_read,
                                                        idist__transport_write,
                                                        idist__transport_close,
-                                                       idist__transport_poll_events,
+                                                       idist__transport_descriptor,
                                                        true,
                                                        false,
                                                        NULL,
+                                                       NULL,
+                                                       NULL,
+                                                       NULL,
+                                                       NULL};
+
+// A link without a connection: what is to go out waits until there is one.
+
+static ptrdiff_t idist__transport_read_nothing(void *port, void *buf, size_t nbytes) {
+    (void)port;
+    (void)buf;
+    (void)nbytes;
+    return 0;
+}
+
+static ptrdiff_t idist__transport_write_nothing(void *port, const idist__os_part *parts,
+                                                int nparts) {
+    (void)port;
+    (void)parts;
+    (void)nparts;
+    return 0;
+}
+
+static void idist__transport_close_nothing(void *port) { (void)port; }
+
+static int idist__transport_no_descriptor(void *port) {
+    (void)port;
+    return -1;
+}
+
+static const idist__transport idist__transport_none = {"none",
+                                                       idist__transport_read_nothing,
+                                                       idist__transport_write_nothing,
+                                                       idist__transport_close_nothing,
+                                                       idist__transport_no_descriptor,
+                                                       true,
+                                                       false,
                                                        NULL,
                                                        NULL,
                                                        NULL,
@@ -407,6 +457,7 @@ typedef struct idist__host_op {     // [algo:host]
 typedef struct idist__shared_op { // idist_share.h
     uint32_t call_number;         // among the shared calls of the group
     int next_rank;                // where the check of the other members goes on
+    int awaited;                  // the member whose next step is awaited
     bool entered;                 // our slot announces the call
     bool remote;                  // contributions may be read across memories, through the kernel
     bool in_place;                // our contribution is read where it is
@@ -744,26 +795,62 @@ static void idist__ring_settle(idist__ring *ring) {
 
 //------------------------------------------------------------------------------
 // [msg:link]  frames out of one link, credits, rendezvous
-// uses socket mem model core:world core:message shm:transport types index
-// uses transfer failure
+// uses os:watch socket mem model core:world core:message shm:transport types
+// uses transport index transfer failure
 //------------------------------------------------------------------------------
 
-// Gives a link the transport that moves its bytes from now on.
-static void idist__link_open(idist__ring *ring, idist__link *l, const idist__transport *transport,
+static int idist__link_rank(const idist__ring *ring, const idist__link *l) {
+    return (int)(l - ring->links);
+}
+
+static void idist__link_close(idist__ring *ring, idist__link *l) {
+    int fd;
+
+    if (!l->open) return;
+    l->open = false;
+    fd = l->transport->descriptor(l->port);
+    if (fd >= 0) idist__os_watch_remove(ring->watch, fd);
+    l->awaits_space = false;
+    l->transport->close(l->port);
+    if (l->polled) ring->polled_link_count--;
+}
+
+// Gives a link the transport that moves its bytes from now on. False: errno says why it cannot.
+static bool idist__link_open(idist__ring *ring, idist__link *l, const idist__transport *transport,
                              void *port) {
-    if (l->open && l->polled) ring->polled_link_count--;
+    int fd = transport->descriptor(port);
+
+    if (fd >= 0 && !idist__os_watch_add(ring->watch, fd, idist__link_rank(ring, l))) return false;
+    idist__link_close(ring, l);
     l->transport = transport;
     l->port = port;
     l->open = true;
     l->polled = transport->polled;
     if (l->polled) ring->polled_link_count++;
+
+    return true;
 }
 
-static void idist__link_close(idist__ring *ring, idist__link *l) {
-    if (!l->open) return;
-    l->open = false;
-    l->transport->close(l->port);
-    if (l->polled) ring->polled_link_count--;
+// Whether its descriptor is to be watched for space.
+static void idist__link_await_space(const idist__ring *ring, idist__link *l, bool awaits) {
+    int fd = l->transport->descriptor(l->port);
+
+    if (fd < 0 || l->awaits_space == awaits) return;
+    l->awaits_space = awaits;
+    idist__os_watch_output(ring->watch, fd, idist__link_rank(ring, l), awaits);
+}
+
+static bool idist__link_is_connected(const idist__link *l) {
+    return l->open && l->transport != &idist__transport_none;
+}
+
+// A message is to go through this link, in either direction: asks for a connection, if there is
+// none. Also the receiver asks, because otherwise it would not learn that its peer has died.
+static void idist__link_want(idist__ring *ring, idist__link *l) {
+    if (l->wanted || !l->open || l->transport != &idist__transport_none) return;
+    l->wanted = true;
+    l->next_wanted = ring->wanted;
+    ring->wanted = l;
 }
 
 static void idist__link_push(idist__link *l, idist__transfer *v) {
@@ -816,6 +903,8 @@ static void idist__link_sent(idist__ring *ring, idist__link *l, idist__transfer 
 
 // Writes as much as the transport takes.
 static void idist__link_flush(idist__ring *ring, idist__link *l) {
+    bool full = false;
+
     while (l->out && !l->write_dead) {
         idist__transfer *v = l->out;
         size_t frame_left = IDIST__FRAME_BYTES - v->frame_moved, of_frame;
@@ -836,10 +925,11 @@ static void idist__link_flush(idist__ring *ring, idist__link *l) {
         n = l->transport->write(l->port, parts, nparts);
         if (n < 0) {
             idist__link_write_failed(ring, l);
-            return;
+            break;
         }
 
-        if (n == 0) return;
+        full = n == 0;
+        if (full) break;
         v->started = true;
         of_frame = frame_left < (size_t)n ? frame_left : (size_t)n;
         v->frame_moved += of_frame;
@@ -847,6 +937,8 @@ static void idist__link_flush(idist__ring *ring, idist__link *l) {
         if (v->frame_moved == IDIST__FRAME_BYTES && v->piece_moved == v->piece)
             idist__link_sent(ring, l, v);
     }
+
+    if (l->polled) idist__link_await_space(ring, l, full);
 }
 
 // The text of an ABORT goes behind its frame. Without memory for it the frame goes alone.
@@ -864,12 +956,15 @@ static void idist__link_add_text(idist__ring *ring, idist__transfer *v, const ch
     v->frame.nbytes = v->nbytes;
 }
 
-// Queues a control frame, for which no task waits. `text`, if not NULL, follows it.
+// Queues a control frame, for which no task waits. `text`, if not NULL, follows it. Where there is
+// no connection, RTS and CTS wait for one; WAITS, HERE, ABORT and BYE are dropped, because those
+// who have a new connection are told (idist__announce_late).
 static void idist__link_control(idist__ring *ring, idist__link *l, const idist__frame *f,
                                 const char *text) {
+    bool waits = f->type == IDIST__RTS || f->type == IDIST__CTS;
     idist__transfer *v;
 
-    if (!l->open || l->write_dead) return;
+    if (!l->open || l->write_dead || !(waits || idist__link_is_connected(l))) return;
     v = idist__transfer_new(ring);
 
     if (!v) { // the peer would wait for what the frame says
@@ -885,6 +980,27 @@ static void idist__link_control(idist__ring *ring, idist__link *l, const idist__
 
     idist__link_push(l, v);
     idist__link_flush(ring, l);
+}
+
+// Tells a rank that this one has passed the last barrier.
+static void idist__link_bye(idist__ring *ring, idist__link *l) {
+    idist__frame f;
+
+    memset(&f, 0, sizeof f);
+    f.type = IDIST__BYE;
+    idist__link_control(ring, l, &f, NULL);
+}
+
+// Tells a rank that a group has failed.
+static void idist__link_abort(idist__ring *ring, idist__link *l, uint64_t ctx, idist_status status,
+                              const char *cause) {
+    idist__frame f;
+
+    memset(&f, 0, sizeof f);
+    f.type = IDIST__ABORT;
+    f.ctx = ctx;
+    f.aux = (uint64_t)(int64_t)status;
+    idist__link_control(ring, l, &f, cause);
 }
 
 // Eager bytes have been consumed. The sender gets them back as credit once they amount to half of
@@ -1028,13 +1144,14 @@ static void idist__message_drop_unknown(idist__ring *ring, idist__link *l) {
     if (complete) idist__link_consumed(ring, l, nbytes);
 }
 
-// Whether the group is one of those that were closed last.
-static bool idist__ring_has_closed(const idist__ring *ring, uint64_t ctx) {
+// The group, if it is one of those that were closed last; else NULL.
+static const idist__closed *idist__ring_find_closed(const idist__ring *ring, uint64_t ctx) {
     uint32_t i;
 
     for (i = 0; i < IDIST__CLOSED && i < ring->nclosed; i++)
-        if (ring->closed[i] == ctx) return true;
-    return false;
+        if (ring->closed[i].ctx == ctx) return &ring->closed[i];
+
+    return NULL;
 }
 
 // Allocates a message that begins with this frame, with a buffer of `payload` bytes. NULL: out of
@@ -1048,7 +1165,7 @@ static idist__message *idist__message_new(idist__ring *ring, idist__link *l, con
     m->frame = *f;
     m->data = (char *)(m + 1);
     m->stamp = ++ring->stamp;
-    m->peer = (int)(l - ring->links);
+    m->peer = idist__link_rank(ring, l);
 
     m->unknown = !idist__world_find_group(ring->w, f->ctx);
     if (m->unknown && ++l->unknown_count > IDIST__UNKNOWN_MAX) idist__message_drop_unknown(ring, l);
@@ -1428,6 +1545,8 @@ static void idist__send_post(idist__task *t, int world_rank, uint32_t tag, const
         return;
     }
 
+    idist__link_want(ring, l);
+
     if (v->frame.type == IDIST__DATA) {
         idist__send_by_grant(t, world_rank, v);
         return;
@@ -1598,6 +1717,7 @@ static void idist__recv_step(idist__task *t, int slot, int from, uint32_t step, 
     v->frame.fingerprint = idist__fingerprint_of_task(t, o->algorithm);
     key = idist__index_key(v->frame.ctx, peer, false, t->seq);
     idist__transfer_put(ring, &l->posted, v, key);
+    idist__link_want(ring, l);
     if (idist__link_grants(l, nbytes)) idist__link_grant(ring, l, v);
 
     for (hook = ring->messages[key % IDIST__BUCKETS].first; hook; hook = hook->next) {
@@ -1671,6 +1791,8 @@ static void idist__recv_post(idist__ring *ring, idist__task *t, idist__transfer 
     idist__ring_group *rg = idist__ring_group_of(t->group);
     int root = t->call.root;
     uint64_t key;
+
+    if (root >= 0) idist__link_want(ring, &ring->links[t->group->ranks[root]]);
 
     if (root == IDIST_ANY_SOURCE || t->call.tag == IDIST_ANY_TAG) {
         idist__transfer_append(&rg->wild, v);

@@ -4,7 +4,7 @@
 
     Two programs that want to exchange bytes meet here: addresses as text, sockets with deadlines
     and error texts, and the mutual handshake that every connection begins with. The store's server
-    (idist_store.h) and the links between ranks (idist_join.h) both accept strangers, so both use
+    (idist_store.h) and the links between ranks (idist_connect.h) both accept strangers, so both use
     the bounded set of pending connections at the end of this file.
 
 CONTENTS
@@ -400,7 +400,7 @@ static bool idist__connection_write_all(int fd, const void *buf, size_t nbytes,
 // Neither side blocks: idist__auth_step goes as far as the socket allows.
 //------------------------------------------------------------------------------
 
-#define IDIST__WIRE_VERSION 5
+#define IDIST__WIRE_VERSION 6
 #define IDIST__HELLO_BYTES 64
 
 // Part of the wire format.
@@ -438,6 +438,9 @@ typedef struct idist__handshake {
     size_t done; // bytes of this stage
     bool broke;  // the connection ended or failed
     bool ready;  // poll has reported it, or it is new
+    // A server with `asks` stops before it accepts, and sets `proven`. Its caller then closes the
+    // connection, or sets asks to false and goes on.
+    bool asks, proven;
     const uint8_t *key;
     idist__hello mine, theirs;
     uint8_t out[96], in[96];
@@ -595,7 +598,8 @@ static idist_status idist__auth_fail_transfer(void) {
 }
 
 // Continues a handshake without blocking. IDIST_OK with *done set: each side has proven itself to
-// the other. A failure is final; h->broke tells whether the connection was the cause.
+// the other. IDIST_OK with h->proven set: the caller decides. A failure is final; h->broke tells
+// whether the connection was the cause.
 static idist_status idist__auth_step(idist__handshake *h, bool *done) {
     static const size_t nbytes[IDIST__AUTH_DONE] = {IDIST__HELLO_BYTES,
                                                     IDIST__HELLO_BYTES + IDIST__AUTH_TAG_NBYTES,
@@ -615,6 +619,9 @@ static idist_status idist__auth_step(idist__handshake *h, bool *done) {
         status = h->server ? idist__auth_next_of_server(h) : idist__auth_next_of_client(h);
         h->stage++;
         if (status != IDIST_OK) return status;
+
+        h->proven = h->asks && h->stage == IDIST__AUTH_ACCEPTED;
+        if (h->proven) return IDIST_OK;
     }
 
     *done = true;
@@ -798,21 +805,26 @@ static idist__handshake *idist__pending_slot(idist__pending *pending) {
     return idist__pending_find_evictable(pending);
 }
 
+static int idist__pending_count(const idist__pending *pending) {
+    int i, count = 0;
+
+    for (i = 0; i < IDIST__PENDING_SLOTS; i++)
+        if (pending->place[i].fd >= 0) count++;
+
+    return count;
+}
+
 // Descriptors are short: evicts a connection if one may be. False: none is pending, so it is not
 // strangers who use them up.
 static bool idist__pending_evict(idist__pending *pending) {
     idist__handshake *evicted = idist__pending_find_evictable(pending);
-    int i;
 
     if (evicted) {
         idist__os_descriptor_close(&evicted->fd);
         return true;
     }
 
-    for (i = 0; i < IDIST__PENDING_SLOTS; i++)
-        if (pending->place[i].fd >= 0) return true;
-
-    return false;
+    return idist__pending_count(pending) > 0;
 }
 
 // Fills the entries of poll for all pending connections, and returns how many there are.

@@ -33,7 +33,9 @@ CONTENTS
       [os:wake]        sleeping until another process changes a word
       [os:calendar]    the time of day, as a calendar and other hosts have it
       [os:poll]        waiting for descriptors, and waking the thread that waits
+      [os:watch]       waiting for descriptors that are watched again and again
       [os:socket]      stream sockets, multicast datagrams, addresses and name lookup
+      [os:beacon]      a name that exists as long as its process, and wakes it
       [os:file]        files, and locks on single bytes of them
       [os:window]      a part of a file as memory
       [os:folder]      the names in a folder
@@ -73,6 +75,7 @@ CONTENTS
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <sched.h>
+#include <sys/epoll.h>
 #include <sys/eventfd.h>
 #include <sys/mman.h>
 #include <sys/prctl.h>
@@ -607,12 +610,6 @@ IDIST__UNUSED static void idist__os_wake_word(uint32_t *word) {
     syscall(IDIST__OS_FUTEX, word, IDIST__OS_FUTEX_WAKE, INT32_MAX, NULL, NULL, 0);
 }
 
-// Sends one byte through a socket, so that a peer that sleeps in poll on it wakes up. Never blocks:
-// when the socket is full, the peer has enough to read.
-IDIST__UNUSED static void idist__os_wake_peer(int fd) {
-    send(fd, "", 1, MSG_DONTWAIT | MSG_NOSIGNAL);
-}
-
 //------------------------------------------------------------------------------
 // [os:calendar]  the time of day, as a calendar and other hosts have it
 // uses -
@@ -698,15 +695,6 @@ static bool idist__os_poll_wait(int fd, int events, int64_t deadline_ns) {
     }
 }
 
-// Whether the other end of a stream is closed, even when unread bytes precede the end. Does not
-// block.
-IDIST__UNUSED static bool idist__os_poll_hung_up(int fd) {
-    idist__os_poll_entry entry;
-
-    idist__os_poll_watch(&entry, fd, 0);
-    return idist__os_poll(&entry, 1, 0) > 0 && (entry.revents & (POLLHUP | POLLERR));
-}
-
 // A new wake-up, or -1 and errno.
 IDIST__UNUSED static int idist__os_poll_wakeup_new(void) {
     return eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
@@ -722,6 +710,70 @@ IDIST__UNUSED static void idist__os_poll_wakeup_signal(int wakeup) {
 IDIST__UNUSED static void idist__os_poll_wakeup_clear(int wakeup) {
     uint64_t count;
     while (read(wakeup, &count, sizeof count) < 0 && errno == EINTR) continue;
+}
+
+//------------------------------------------------------------------------------
+// [os:watch]  waiting for descriptors that are watched again and again
+// uses -
+// uses
+//
+// The cost of a look does not grow with the number of descriptors: epoll on Linux, a kqueue on
+// macOS. A watch is itself a descriptor, readable while one of those is ready, and closed by
+// idist__os_descriptor_close. A descriptor is removed before it is closed.
+//------------------------------------------------------------------------------
+
+enum { IDIST__OS_WATCH_EVENTS = 32 }; // that are taken at once, at most
+
+typedef struct idist__os_watch_events {
+    struct epoll_event event[IDIST__OS_WATCH_EVENTS];
+} idist__os_watch_events;
+
+// A new watch, or -1 and errno.
+IDIST__UNUSED static int idist__os_watch_new(void) { return epoll_create1(EPOLL_CLOEXEC); }
+
+static int idist__os_watch_control(int watch, int what, int fd, int tag, bool output) {
+    struct epoll_event event;
+
+    memset(&event, 0, sizeof event);
+    event.events = output ? EPOLLIN | EPOLLOUT : EPOLLIN;
+    event.data.u32 = (uint32_t)tag;
+
+    return epoll_ctl(watch, what, fd, &event);
+}
+
+// Watches a descriptor for bytes, the end of its stream, and errors; its events bear this tag.
+// False: errno says why it cannot.
+IDIST__UNUSED static bool idist__os_watch_add(int watch, int fd, int tag) {
+    return idist__os_watch_control(watch, EPOLL_CTL_ADD, fd, tag, false) == 0;
+}
+
+// Whether to watch it, from now on, for space for output as well.
+IDIST__UNUSED static void idist__os_watch_output(int watch, int fd, int tag, bool output) {
+    idist__os_watch_control(watch, EPOLL_CTL_MOD, fd, tag, output);
+}
+
+IDIST__UNUSED static void idist__os_watch_remove(int watch, int fd) {
+    idist__os_watch_control(watch, EPOLL_CTL_DEL, fd, 0, false);
+}
+
+// Takes what has happened, without blocking. Returns the number of events, in turns of all
+// descriptors that are ready.
+IDIST__UNUSED static int idist__os_watch_take(int watch, idist__os_watch_events *events) {
+    int n = epoll_wait(watch, events->event, IDIST__OS_WATCH_EVENTS, 0);
+    return n < 0 ? 0 : n;
+}
+
+IDIST__UNUSED static int idist__os_watch_tag(const idist__os_watch_events *events, int i) {
+    return (int)events->event[i].data.u32;
+}
+
+// As idist__os_poll_writable and idist__os_poll_readable.
+IDIST__UNUSED static bool idist__os_watch_writable(const idist__os_watch_events *events, int i) {
+    return (events->event[i].events & EPOLLOUT) != 0;
+}
+
+IDIST__UNUSED static bool idist__os_watch_readable(const idist__os_watch_events *events, int i) {
+    return (events->event[i].events & ~(uint32_t)EPOLLOUT) != 0;
 }
 
 //------------------------------------------------------------------------------
@@ -882,22 +934,50 @@ static int idist__os_socket_open(int family) {
     return fd;
 }
 
-// Called when some bytes have gone back and forth through a TCP socket: if the peer is far away,
-// the congestion control of the system returns, as BBR is what helps against losses there.
-IDIST__UNUSED static void idist__os_socket_measured(int fd) {
-    // struct tcp_info, of which the C library may know the beginning only.
-    enum { MIN_RTT_AT = 148, NEAR_US = 2000 };
+// The shortest round trip through a TCP socket so far, in us; 0: not known.
+IDIST__UNUSED static uint32_t idist__os_socket_round_trip_us(int fd) {
+    enum { MIN_RTT_AT = 148 }; // in struct tcp_info, of which the C library may know the beginning
     unsigned char info[256];
     socklen_t nbytes = sizeof info;
     uint32_t min_rtt_us = 0;
+
+    memset(info, 0, sizeof info);
+    if (getsockopt(fd, IPPROTO_TCP, TCP_INFO, info, &nbytes) != 0) return 0;
+    if (nbytes >= MIN_RTT_AT + sizeof min_rtt_us)
+        memcpy(&min_rtt_us, info + MIN_RTT_AT, sizeof min_rtt_us);
+
+    return min_rtt_us != UINT32_MAX ? min_rtt_us : 0; // the kernel has not measured any
+}
+
+// The bandwidth of a network interface in Mbit/s, as its driver gives it; 0: not known.
+IDIST__UNUSED static uint32_t idist__os_socket_interface_mbits(const char *name) {
+    char path[96], text[16];
+    long long mbits = 0;
+    ssize_t n;
+    int fd;
+
+    snprintf(path, sizeof path, "/sys/class/net/%s/speed", name);
+    fd = open(path, O_RDONLY | O_CLOEXEC);
+    if (fd < 0) return 0;
+    n = read(fd, text, sizeof text - 1);
+    close(fd);
+
+    if (n > 0) {
+        text[n] = 0;
+        mbits = strtoll(text, NULL, 10);
+    }
+
+    return mbits > 0 && mbits < UINT32_MAX ? (uint32_t)mbits : 0;
+}
+
+// Called when some bytes have gone back and forth through a TCP socket: if the peer is far away,
+// the congestion control of the system returns, as BBR is what helps against losses there.
+IDIST__UNUSED static void idist__os_socket_measured(int fd) {
+    enum { NEAR_US = 2000 };
     char name[16];
     int fresh;
 
-    memset(info, 0, sizeof info);
-    if (getsockopt(fd, IPPROTO_TCP, TCP_INFO, info, &nbytes) != 0) return;
-    if (nbytes >= MIN_RTT_AT + sizeof min_rtt_us)
-        memcpy(&min_rtt_us, info + MIN_RTT_AT, sizeof min_rtt_us);
-    if (min_rtt_us < NEAR_US) return;
+    if (idist__os_socket_round_trip_us(fd) < NEAR_US) return;
 
     fresh = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0); // has that of the system
     if (fresh < 0) return;
@@ -1226,6 +1306,68 @@ IDIST__UNUSED static void idist__os_socket_reach(char *text, size_t capacity) {
         snprintf(text, capacity, "%s/%llu/%lu", boot, (unsigned long long)name_space.st_ino,
                  idist__os_socket_user());
     else snprintf(text, capacity, "%s/%lu", boot, idist__os_socket_user());
+}
+
+//------------------------------------------------------------------------------
+// [os:beacon]  a name that exists as long as its process, and wakes it
+// uses descriptor socket
+//
+// A process lights a beacon under a local name. The kernel takes the name away when the process
+// ends, however it ends. Others need no connection to see that, or to wake the process while it
+// watches its beacon in poll: one socket of their own serves for any number of beacons.
+//
+// Here a beacon is a datagram socket. On macOS its name is a path, and one on which no socket is
+// open gives ECONNREFUSED, too. On Windows the same takes a named mutex, which tells that its owner
+// has ended, and an event.
+//------------------------------------------------------------------------------
+
+// A beacon under a local address, or -1 and errno. Watch it for IDIST__OS_READABLE.
+IDIST__UNUSED static int idist__os_beacon_light(const idist__os_address *address) {
+    int error, fd = socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+
+    if (fd < 0) return -1;
+    if (bind(fd, (const struct sockaddr *)&address->sa, address->nbytes) == 0) return fd;
+
+    error = errno;
+    idist__os_descriptor_close(&fd);
+    errno = error;
+
+    return -1;
+}
+
+// The socket that the next two functions take, or -1 and errno.
+IDIST__UNUSED static int idist__os_beacon_observer(void) {
+    return socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+}
+
+// Makes a beacon readable. Never blocks.
+//
+// EAGAIN has two reasons. The queue of the beacon may be full; then it is readable already. Or the
+// bytes that we have sent to all beacons, and that nobody has read yet, fill the send buffer of our
+// socket (about 280 of them); then another socket can send.
+IDIST__UNUSED static void idist__os_beacon_wake(int observer, const idist__os_address *address) {
+    const struct sockaddr *to = (const struct sockaddr *)&address->sa;
+    int fresh;
+
+    if (sendto(observer, "", 1, MSG_DONTWAIT | MSG_NOSIGNAL, to, address->nbytes) >= 0) return;
+    if (errno != EAGAIN) return;
+    fresh = idist__os_beacon_observer();
+    if (fresh < 0) return;
+    sendto(fresh, "", 1, MSG_DONTWAIT | MSG_NOSIGNAL, to, address->nbytes);
+    idist__os_descriptor_close(&fresh);
+}
+
+// Looks at a beacon, without waking its process. 0: it is lit; ECONNREFUSED: it has gone out;
+// another errno: the system does not let us see it.
+IDIST__UNUSED static int idist__os_beacon_look(int observer, const idist__os_address *address) {
+    return connect(observer, (const struct sockaddr *)&address->sa, address->nbytes) == 0 ? 0
+                                                                                          : errno;
+}
+
+// Makes our own beacon unreadable again.
+IDIST__UNUSED static void idist__os_beacon_clear(int beacon) {
+    char bytes[8];
+    while (recv(beacon, bytes, sizeof bytes, MSG_DONTWAIT) >= 0 || errno == EINTR) continue;
 }
 
 //------------------------------------------------------------------------------

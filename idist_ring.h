@@ -32,13 +32,19 @@ CONTENTS
       idist_msg.h     frames, links, and matching of sends and receives
       idist_share.h   collectives of ranks that share memory
       idist_algo.h    collectives made of messages; begin there to learn how collectives work
+      idist_connect.h connections between ranks
       idist_engine.h  progress: what arrives, who waits, what is cancelled
-      idist_join.h    how ranks meet and connect to each other
+      idist_join.h    how ranks meet
 
 LIMITS
 
-    n ranks need n descriptors each, and rank 0 needs about 2n + 8 while they meet. A dead machine,
-    as opposed to a dead process, is noticed by the time-out only.
+    Ranks that share memory need no descriptors for each other. Of the others, up to 64 ranks need
+    one for each pair. In a larger world a rank begins with those whose distance is a power of two,
+    2 log2(n) of them, and connects to more when it exchanges a first message with them, while both
+    are in calls; until the world is closed it listens, and either of two ranks may have to connect
+    to the other. While they meet, rank 0 needs about 2n + 8 descriptors.
+
+    A dead machine, as opposed to a dead process, is noticed by the time-out only.
 
     Over several hosts, gather, scatter, all_to_all, scan, the v-forms, and reductions of floats of
     16 and 8 bits or in a fixed order are made of messages among all ranks.
@@ -78,6 +84,7 @@ IDIST_API const idist_backend_api *idist_ring_backend(void);
 #include "idist_msg.h"
 #include "idist_share.h"
 #include "idist_algo.h"
+#include "idist_connect.h"
 #include "idist_engine.h"
 #include "idist_join.h"
 
@@ -122,16 +129,12 @@ static void idist__ring_close(idist__world *w, bool clean) {
     idist__ring *ring = idist__ring_of(w);
     int64_t until_ns =
         idist__os_clock_deadline(clean ? IDIST__CLOSE_CLEAN_MS : IDIST__CLOSE_FAILED_MS);
-    idist__frame bye;
     int i;
-
-    memset(&bye, 0, sizeof bye);
-    bye.type = IDIST__BYE;
 
     idist__os_mutex_lock(&w->lock);
     w->group.rank = -1; // frames that still arrive concern nobody
-    for (i = 0; i < w->group.size && clean; i++)
-        idist__link_control(ring, &ring->links[i], &bye, NULL);
+    ring->said_bye = clean;
+    for (i = 0; i < w->group.size && clean; i++) idist__link_bye(ring, &ring->links[i]);
 
     idist__wait_drain(ring, clean, until_ns);
     if (!clean) idist__close_linger(ring, until_ns);
@@ -143,8 +146,9 @@ static void idist__ring_close(idist__world *w, bool clean) {
 
 //------------------------------------------------------------------------------
 // [ring:backend]  the table of the backend's functions
-// uses launch:env model core:backend msg:types msg:op pool engine:progress
-// uses engine:wait engine:task cancel missing engine:group join:open close
+// uses launch:env model core:backend msg:types msg:op pool announce
+// uses engine:progress engine:wait engine:task cancel missing engine:group
+// uses join:open close
 //------------------------------------------------------------------------------
 
 static idist_status idist__ring_backend_claim(idist__config *config, const char **why) {

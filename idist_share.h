@@ -57,7 +57,8 @@ CONTENTS
 // [share:region]  the memory that a rank shows the others
 // uses cpu os:thread os:memory model shm:segment doorbell msg:types
 //
-//   region   slot 0 | slot 1 | ... | slot 7 | progress | buffer 0 | buffer 1 | buffer 2
+//   head      slot 0 | slot 1 | ... | slot 7 | progress
+//   buffers   buffer 0 | buffer 1 | buffer 2
 //
 // A slot announces one call: its number, its fingerprint and a small contribution. A large
 // contribution passes through the three buffers, a chunk at a time. The progress counters count
@@ -75,6 +76,8 @@ CONTENTS
 #define IDIST__INLINE_BYTES ((size_t)32)
 // The last line holds the fingerprint of the previous call if that was made of messages.
 #define IDIST__SLOT_BYTES (2 * IDIST__LINE + IDIST__FLAT_BYTES)
+#define IDIST__REGION_HEAD_BYTES \
+    (IDIST__REGION_SLOTS * IDIST__SLOT_BYTES + sizeof(idist__region_progress))
 #define IDIST__CHUNK_MAX ((size_t)384 * 1024)
 enum { IDIST__BUFFERS = 3 };
 
@@ -119,7 +122,7 @@ typedef struct idist__location {
 
 typedef struct idist__share { // a group's part, where its members share memory
     idist__segment *shm;
-    char **regions;             // by rank in the group
+    char **heads, **buffers;    // of the regions, by rank in the group
     uint32_t *entered;          // by rank: the last shared call that it is known to have entered
     const void **operands;      // scratch, one per rank
     idist__location *locations; // CHUNKED: by rank, in the current call
@@ -136,17 +139,10 @@ typedef struct idist__share { // a group's part, where its members share memory
     bool entered_early;        // idist__share_quick has entered the call that comes next
 } idist__share;
 
-static size_t idist__region_nbytes(size_t chunk_nbytes) {
-    size_t nbytes = IDIST__REGION_SLOTS * IDIST__SLOT_BYTES + sizeof(idist__region_progress) +
-                    IDIST__BUFFERS * chunk_nbytes;
-
-    return (nbytes + IDIST__PAGE - 1) & ~(IDIST__PAGE - 1);
-}
-
 static idist__call_slot *idist__region_slot(const idist__share *share, int rank,
                                             uint32_t call_number) {
     size_t at = (call_number % IDIST__REGION_SLOTS) * IDIST__SLOT_BYTES;
-    return (idist__call_slot *)(void *)(share->regions[rank] + at);
+    return (idist__call_slot *)(void *)(share->heads[rank] + at);
 }
 
 // The fingerprint of the call that the rank made before this one. Written only if that one was made
@@ -159,7 +155,7 @@ static idist__fingerprint *idist__region_previous_call(const idist__share *share
 
 static idist__region_progress *idist__region_progress_of(const idist__share *share, int rank) {
     size_t at = IDIST__REGION_SLOTS * IDIST__SLOT_BYTES;
-    return (idist__region_progress *)(void *)(share->regions[rank] + at);
+    return (idist__region_progress *)(void *)(share->heads[rank] + at);
 }
 
 static uint64_t idist__region_reached(const idist__share *share, int rank,
@@ -169,8 +165,7 @@ static uint64_t idist__region_reached(const idist__share *share, int rank,
 }
 
 static char *idist__region_buffer(const idist__share *share, int rank, uint64_t chunk) {
-    return share->regions[rank] + IDIST__REGION_SLOTS * IDIST__SLOT_BYTES +
-           sizeof(idist__region_progress) + (size_t)(chunk % IDIST__BUFFERS) * share->chunk_nbytes;
+    return share->buffers[rank] + (size_t)(chunk % IDIST__BUFFERS) * share->chunk_nbytes;
 }
 
 // Copies to lines that other cores have in their caches: prefetches the lines further on while it
@@ -197,7 +192,7 @@ static void idist__region_wake_members(const idist__share *share, const idist_gr
 
     if (!idist__doorbell_any_asleep(share->shm)) return;
     for (i = 0; i < g->size; i++)
-        if (i != g->rank) idist__doorbell_wake(share->shm, share->shm->local[g->ranks[i]]);
+        if (i != g->rank) idist__doorbell_wake_for_step(share->shm, share->shm->local[g->ranks[i]]);
 }
 
 // Says that this rank has reached a milestone in all chunks before number `chunks`.
@@ -399,6 +394,7 @@ static bool idist__slot_may_enter(idist__task *t) {
 
     for (i = 0; i < t->group->size; i++) {
         if (i == t->group->rank) continue;
+        idist__op_of(t)->u.shared.awaited = i;
         if (!idist__slot_has_entered(share, i, call_number)) return false;
         if (!idist__slot_compare(t, i, call_number)) return false;
     }
@@ -662,6 +658,7 @@ static bool idist__slot_all_entered(idist__task *t, bool all) {
         int rank = o->u.shared.next_rank;
         if (rank == o->rank) continue;
         if (!all && !idist__flow_reads(t, rank)) continue;
+        o->u.shared.awaited = rank;
         if (!idist__slot_has_entered(share, rank, o->u.shared.call_number)) return false;
         if (!idist__slot_agree(t, rank)) return false;
     }
@@ -947,6 +944,7 @@ static bool idist__chunk_all_reached(idist__task *t, idist__milestone milestone,
     for (; o->u.shared.next_rank < o->n; o->u.shared.next_rank++) {
         int rank = o->u.shared.next_rank;
         if (rank == o->rank || (only_sources && !idist__flow_reads(t, rank))) continue;
+        o->u.shared.awaited = rank;
         if (idist__region_reached(share, rank, milestone) < chunks) return false;
     }
 
@@ -1399,6 +1397,19 @@ static void idist__share_progress(idist__ring *ring) {
     }
 }
 
+// The rank of this host whose next step is all that we wait for, or -1.
+static int idist__share_awaited(const idist__ring *ring) {
+    const idist__task *t = ring->w->tasks;
+    const idist__share *share;
+
+    if (!t || t->next || t->call.kind >= IDIST__SEND || t->group->size == 1) return -1;
+    if (!idist__share_serves(idist__op_of(t)->algorithm)) return -1;
+    share = idist__region_share(t);
+    if (!share || share->first != t) return -1;
+
+    return ring->shm->local[t->group->ranks[idist__op_of(t)->u.shared.awaited]];
+}
+
 // The group has failed here. A rank that comes late must not go on with what our slots say; it
 // reads its links instead, and learns of the failure there.
 static void idist__share_withdraw(idist_group *g) {
@@ -1508,18 +1519,22 @@ static void idist__share_update_seen(const idist__task *t) {
 // themselves in the region (members_done), or, if they never learnt its number, send LEFT.
 //------------------------------------------------------------------------------
 
+static char *idist__pool_head(const idist__segment *m, int rank, int index) {
+    char *first = idist__segment_front(m, rank) + sizeof(idist__doorbell);
+    return first + (size_t)index * IDIST__REGION_HEAD_BYTES;
+}
+
 // The first region of a rank has larger buffers than the others.
-static char *idist__pool_region(const idist__segment *m, int rank, int index) {
-    char *first = idist__segment_part(m, rank) + m->regions_at;
-    size_t large = idist__region_nbytes(m->chunk_nbytes[0]),
-           small = idist__region_nbytes(m->chunk_nbytes[1]);
+static char *idist__pool_buffers(const idist__segment *m, int rank, int index) {
+    char *first = idist__segment_part(m, rank) + m->buffers_at;
+    size_t large = IDIST__BUFFERS * m->chunk_nbytes[0], small = IDIST__BUFFERS * m->chunk_nbytes[1];
 
     return index == 0 ? first : first + large + (size_t)(index - 1) * small;
 }
 
 static idist__region_progress *idist__pool_progress(const idist__segment *m, int rank, int index) {
     size_t at = IDIST__REGION_SLOTS * IDIST__SLOT_BYTES;
-    return (idist__region_progress *)(void *)(idist__pool_region(m, rank, index) + at);
+    return (idist__region_progress *)(void *)(idist__pool_head(m, rank, index) + at);
 }
 
 // What we offer the other members of a new group: the number of a region, from 1 on; 0 for none.
@@ -1539,8 +1554,7 @@ static uint64_t idist__pool_offer_region(idist_group *g) {
             if (done < m->region_members[i]) continue;
         }
 
-        memset(idist__pool_region(m, m->me, i), 0,
-               IDIST__REGION_SLOTS * IDIST__SLOT_BYTES + sizeof(idist__region_progress));
+        memset(idist__pool_head(m, m->me, i), 0, IDIST__REGION_HEAD_BYTES);
         m->taken[i] = true;
         m->region_members[i] = nmembers;
         m->region_groups[i] = g->ctx;
@@ -1552,7 +1566,8 @@ static uint64_t idist__pool_offer_region(idist_group *g) {
 
 static void idist__pool_discard(const idist_allocator *mem, idist__share *share) {
     idist__mem_free(mem, share->quick_task);
-    idist__mem_free(mem, share->regions);
+    idist__mem_free(mem, share->heads);
+    idist__mem_free(mem, share->buffers);
     idist__mem_free(mem, share->entered);
     idist__mem_free(mem, share->operands);
     idist__mem_free(mem, share->locations);
@@ -1598,7 +1613,7 @@ static void idist__pool_leave(idist_group *g) {
     if (!share) return;
 
     for (i = 0; i < g->size; i++) {
-        if (!share->regions[i]) continue;
+        if (!share->heads[i]) continue;
         __atomic_fetch_add(&idist__region_progress_of(share, i)->members_done, 1u,
                            __ATOMIC_RELEASE);
     }
@@ -1611,15 +1626,16 @@ static idist__share *idist__pool_new_share(const idist_allocator *mem, size_t si
     idist__share *share = (idist__share *)idist__mem_alloc(mem, sizeof *share);
 
     if (!share) return NULL;
-    share->regions = (char **)idist__mem_alloc(mem, sizeof *share->regions * size);
+    share->heads = (char **)idist__mem_alloc(mem, sizeof *share->heads * size);
+    share->buffers = (char **)idist__mem_alloc(mem, sizeof *share->buffers * size);
     share->entered = (uint32_t *)idist__mem_alloc(mem, sizeof *share->entered * size);
     share->operands = (const void **)idist__mem_alloc(mem, sizeof *share->operands * size);
     share->locations = (idist__location *)idist__mem_alloc(mem, sizeof *share->locations * size);
     share->quick_task =
         (idist__task *)idist__mem_alloc(mem, sizeof(idist__task) + sizeof(idist__op));
 
-    if (!share->regions || !share->entered || !share->operands || !share->locations ||
-        !share->quick_task) {
+    if (!share->heads || !share->buffers || !share->entered || !share->operands ||
+        !share->locations || !share->quick_task) {
         idist__pool_discard(mem, share);
         return NULL;
     }
@@ -1654,7 +1670,8 @@ static idist_status idist__pool_meet(idist_group *g, const uint64_t *offers) {
     share->quick_task->impl = share->quick_task + 1;
 
     for (i = 0; i < g->size; i++) {
-        share->regions[i] = idist__pool_region(m, m->local[g->ranks[i]], (int)offers[i] - 1);
+        share->heads[i] = idist__pool_head(m, m->local[g->ranks[i]], (int)offers[i] - 1);
+        share->buffers[i] = idist__pool_buffers(m, m->local[g->ranks[i]], (int)offers[i] - 1);
         // All members cut a call into the same chunks: those of the smallest region.
         if (offers[i] > 1) share->chunk_nbytes = m->chunk_nbytes[1];
     }

@@ -7,7 +7,8 @@ WHAT IT IS
     A file in memory that all ranks of a host have mapped, and two things made of it: a doorbell for
     each rank, on which it sleeps until another one wakes it, and a pipe for each pair of ranks, the
     transport of their link. The rest of the file is for collectives (idist_share.h) and for
-    idist_alloc.
+    idist_alloc. The ranks need no connection to each other, and a rank has as many descriptors on a
+    host of 1,000 ranks as on one of two.
 
 HOW IT FITS
 
@@ -18,14 +19,15 @@ A MESSAGE THROUGH A PIPE
 
     idist__pipe_write            copy to the ring buffer, publish the new tail
     idist__doorbell_any_asleep   one load in the common case: nobody sleeps
-    idist__doorbell_wake              futex, or one byte through a socket
-    idist__pipe_read              load the tail, copy out, publish the new head
+    idist__doorbell_wake         futex, or the beacon of the rank
+    idist__pipe_read             load the tail, copy out, publish the new head
 
 CONTENTS
 
       [shm:transport]  what a link needs of whatever moves its bytes
       [shm:segment]    layout of the shared file, and reading the memory of other processes
       [shm:doorbell]   sleeping until another rank writes something
+      [shm:ended]      noticing that a process has ended
       [shm:pipe]       a transport through shared memory
 */
 #ifndef IDIST_SHM_H
@@ -51,16 +53,12 @@ typedef struct idist__transport {
 
     void (*close)(void *port);
 
-    // What a rank watches in poll to learn that `read` may find something, or, while it has bytes
-    // to write, that `write` may take some: a descriptor and the events for idist__os_poll_watch.
-    // 0: there is nothing to watch.
-    int (*poll_events)(void *port, bool has_output, int *fd);
+    // The descriptor that a rank watches to learn that `read` may find something, or that `write`
+    // may take some; -1: there is none.
+    int (*descriptor)(void *port);
 
     bool polled;      // a read costs a system call, so poll is to tell when to read many links
     bool lossy_close; // closing with unread bytes may destroy what the peer has not read yet
-
-    // Has to be called before a read when the descriptor was found readable.
-    void (*note_readable)(void *port);
 
     // Copies the next nbytes without consuming them. False: fewer have arrived.
     bool (*peek)(void *port, void *buf, size_t nbytes);
@@ -82,32 +80,43 @@ typedef struct idist__transport {
 
 //------------------------------------------------------------------------------
 // [shm:segment]  layout of the shared file, and reading the memory of other processes
-// uses cpu os:memory process base:window
+// uses cpu os:memory socket process base:window
 //
 // One file in memory, without a name, mapped by all ranks of the host. Ranks are numbered from 0 in
 // the order of their world ranks.
 //
-//   | header | part of rank 0 | part of rank 1 | ... | window of rank 0 | window of rank 1 | ...
+//   | header | front 0 | front 1 | ... | part 0 | part 1 | ... | window 0 | window 1 | ...
 //
-//   part     doorbell | a pipe from each rank | regions, for collectives ([share:region])
+//   front    doorbell | heads of the regions, for collectives ([share:region])
+//   part     a pipe from each rank | buffers of the regions
 //   window   a hole, until idist_alloc fills pages of it ([base:window])
 //
-// Memory for the parts is reserved when the file is mapped, so that no access to it can fail later.
+// Each rank has one of each. What all ranks look at often is in the fronts, so that it takes few
+// page tables, which every process has for itself: with parts of 4 MiB and one look at each, 512
+// processes would have 1 GiB of them.
+//
+// Memory for fronts and parts is reserved when the file is mapped, so that no access to it can fail
+// later.
 //------------------------------------------------------------------------------
 
-#define IDIST__LINE ((size_t)64)                 // of a cache
-#define IDIST__PAGE ((size_t)4096)               // the layout's unit
+#define IDIST__LINE ((size_t)64)   // of a cache
+#define IDIST__PAGE ((size_t)4096) // the layout's unit
+// Programs align buffers to pages. Ours are not: copies between addresses that agree in their low
+// 12 bits are several times as slow, because the processor takes loads and stores for dependent.
+#define IDIST__BUFFERS_SKEW ((size_t)1152)
 #define IDIST__REMOTE_PIECE ((size_t)128 * 1024) // of a cross-memory read that is reduced at once
 #define IDIST__PREFETCH_BYTES ((size_t)1024)     // to prefetch for writing, at most
 
 typedef struct idist__doorbell {
-    uint32_t asleep; // an idist__sleep_place
-    char pad[60];
+    uint32_t asleep;  // an idist__sleep_place
+    uint32_t awaited; // 1 + the rank of this host of which the sleeper awaits a step; 0: of any
+    char pad[56];
     int64_t pid; // of the process whose memory this rank is in, ...
     uint64_t proof,
         proof_address;        // ... a random number in it, and where: who reads that can read all
     idist__counter withdrawn; // sends that ended early: what was read in their buffers is invalid
-    char pad2[32];
+    uint32_t ended;           // an idist__ended_how
+    char pad2[28];
 } idist__doorbell;
 
 typedef struct idist__segment_header {
@@ -117,13 +126,15 @@ typedef struct idist__segment_header {
     uint32_t fenced;        // set once by the lowest rank, for all; see idist__doorbell_any_asleep
     uint32_t ncores;        // processors that all ranks together may use, ...
     idist__os_cpu_set cpus; // ... and which
+    uint32_t ended_count;   // goes up with each doorbell that says `ended`, and each closed pipe
 } idist__segment_header;
 
 // A ring buffer from one rank to another; the bytes follow. The counters never go back, and each is
 // written by one side only.
 typedef struct idist__pipe {
     idist__counter tail; // bytes written so far
-    char pad[56];
+    uint32_t closed;     // nothing more will be written
+    char pad[52];
     idist__counter head; // bytes read so far
     char pad2[56];
 } idist__pipe;
@@ -131,11 +142,11 @@ typedef struct idist__pipe {
 typedef struct idist__pipe_port { // our end of a link through two pipes
     struct idist__segment *shm;
     idist__pipe *in, *out;
-    uint64_t head, tail; // our own counters, kept where the peer cannot change them
-    uint64_t out_head;   // how far the peer had read when we last had to look
-    int peer;            // its rank on this host
-    int fd;              // the socket between the two, whose end tells the end of the peer
-    bool look;           // poll has found the socket readable
+    uint64_t head, tail;      // our own counters, kept where the peer cannot change them
+    uint64_t out_head;        // how far the peer had read when we last had to look
+    int peer;                 // its rank on this host
+    bool look;                // some process or pipe has ended; it may be this one
+    idist__os_address beacon; // of the peer
 } idist__pipe_port;
 
 typedef struct idist__segment {
@@ -150,9 +161,12 @@ typedef struct idist__segment {
     char *remote_pieces; // cross-memory reads to be reduced: IDIST__REMOTE_PIECE for each rank
     int *local;          // rank on this host by world rank; -1: on another one
 
-    size_t pipe_nbytes, part_nbytes, window_at, window_nbytes;
-    size_t chunk_nbytes[2]; // of a buffer in region 0, and in the others
-    size_t regions_at;      // offset of the regions in a part
+    size_t pipe_nbytes;              // of the bytes in one
+    size_t front_nbytes;             // the fronts come behind the first page
+    size_t parts_at, part_nbytes;    // offset of the first part; of each part
+    size_t window_at, window_nbytes; // the same for the windows
+    size_t buffers_at;               // offset of the regions' buffers in a part
+    size_t chunk_nbytes[2];          // of a buffer in region 0, and in the others
 
     int region_count;            // regions of each rank
     bool taken[64];              // ours: whether a group has it, ...
@@ -160,10 +174,18 @@ typedef struct idist__segment {
     uint64_t region_groups[64];  // ... and its ctx
 
     idist__pipe_port *ports; // by rank on this host
+
+    int beacon, observer; // ours, and the descriptor with which we look at those of the others
+    int next_look;        // the rank whose beacon we look at next
+    uint32_t ended_seen;  // how much of ended_count has reached our ports
 } idist__segment;
 
+static char *idist__segment_front(const idist__segment *m, int rank) {
+    return m->base + IDIST__PAGE + (size_t)rank * m->front_nbytes;
+}
+
 static char *idist__segment_part(const idist__segment *m, int rank) {
-    return m->base + IDIST__PAGE + (size_t)rank * m->part_nbytes;
+    return m->base + m->parts_at + (size_t)rank * m->part_nbytes;
 }
 
 static idist__segment_header *idist__segment_header_of(const idist__segment *m) {
@@ -171,14 +193,12 @@ static idist__segment_header *idist__segment_header_of(const idist__segment *m) 
 }
 
 static idist__doorbell *idist__segment_doorbell(const idist__segment *m, int rank) {
-    return (idist__doorbell *)(void *)idist__segment_part(m, rank);
+    return (idist__doorbell *)(void *)idist__segment_front(m, rank);
 }
 
 static idist__pipe *idist__segment_pipe(const idist__segment *m, int from, int to) {
     size_t pipe_nbytes = sizeof(idist__pipe) + m->pipe_nbytes;
-    char *first = idist__segment_part(m, to) + sizeof(idist__doorbell);
-
-    return (idist__pipe *)(void *)(first + (size_t)from * pipe_nbytes);
+    return (idist__pipe *)(void *)(idist__segment_part(m, to) + (size_t)from * pipe_nbytes);
 }
 
 // Copies from the memory of another rank's process. 0, or an errno.
@@ -189,7 +209,7 @@ static int idist__segment_read_remote(const idist__segment *m, int rank, uint64_
 
 //------------------------------------------------------------------------------
 // [shm:doorbell]  sleeping until another rank writes something
-// uses cpu wake segment
+// uses cpu wake beacon segment
 //
 // A rank that writes something that another one may wait for looks afterwards whether that one
 // sleeps, and wakes it. A rank that is about to sleep says so in its doorbell, and then looks once
@@ -203,12 +223,15 @@ static int idist__segment_read_remote(const idist__segment *m, int rank, uint64_
 // which takes as long as a small collective. So where the kernel can make the other processes fence
 // (membarrier), the sleeper asks for that and the writers have no fence of their own. When cores
 // are oversubscribed, sleep is common and each writer has its own (`fenced`).
+//
+// In a collective a rank usually waits for the next step of one certain member, and says that too:
+// if each of n members woke all who wait, a barrier would take n * n wake-ups.
 //------------------------------------------------------------------------------
 
 typedef enum idist__sleep_place {
     IDIST__AWAKE = 0,
     IDIST__ASLEEP_ON_WORD = 1, // in a futex, on the doorbell
-    IDIST__ASLEEP_IN_POLL = 2  // a byte through the socket ends it
+    IDIST__ASLEEP_IN_POLL = 2  // its beacon ends it
 } idist__sleep_place;
 
 // Wakes a rank if it sleeps or is about to. The caller has called idist__doorbell_any_asleep since
@@ -219,7 +242,15 @@ static void idist__doorbell_wake(const idist__segment *m, int rank) {
 
     if (place) place = __atomic_exchange_n(&bell->asleep, IDIST__AWAKE, __ATOMIC_ACQ_REL);
     if (place == IDIST__ASLEEP_ON_WORD) idist__os_wake_word(&bell->asleep);
-    if (place == IDIST__ASLEEP_IN_POLL) idist__os_wake_peer(m->ports[rank].fd);
+    if (place == IDIST__ASLEEP_IN_POLL) idist__os_beacon_wake(m->observer, &m->ports[rank].beacon);
+}
+
+// The same after a step in a collective, which concerns a rank only if it waits for our steps.
+static void idist__doorbell_wake_for_step(const idist__segment *m, int rank) {
+    const idist__doorbell *bell = idist__segment_doorbell(m, rank);
+    uint32_t awaited = __atomic_load_n(&bell->awaited, __ATOMIC_RELAXED);
+
+    if (!awaited || awaited == 1 + (uint32_t)m->me) idist__doorbell_wake(m, rank);
 }
 
 // Whether any rank sleeps, after something was written.
@@ -229,11 +260,25 @@ static bool idist__doorbell_any_asleep(const idist__segment *m) {
     return __atomic_load_n(&idist__segment_header_of(m)->sleeper_count, __ATOMIC_RELAXED) != 0;
 }
 
-// Says that we are about to sleep. The caller looks for what was written, sleeps if there is
-// nothing, and calls idist__doorbell_disarm.
-static void idist__doorbell_arm(const idist__segment *m, uint32_t place) {
+// Says that we are about to sleep, and of which rank of this host we await a step (-1: of any). The
+// caller looks for what was written, sleeps if there is nothing, and calls idist__doorbell_disarm.
+static void idist__doorbell_arm(const idist__segment *m, uint32_t place, int awaited) {
+    idist__doorbell *bell = idist__segment_doorbell(m, m->me);
+
     __atomic_fetch_add(&idist__segment_header_of(m)->sleeper_count, 1u, __ATOMIC_RELAXED);
-    __atomic_store_n(&idist__segment_doorbell(m, m->me)->asleep, place, __ATOMIC_RELAXED);
+    __atomic_store_n(&bell->awaited, (uint32_t)(awaited + 1), __ATOMIC_RELAXED);
+    __atomic_store_n(&bell->asleep, place, __ATOMIC_RELAXED);
+    __atomic_thread_fence(__ATOMIC_SEQ_CST);
+    if (!m->fenced) idist__os_cpu_fence_others(false);
+}
+
+// Another thread of this process is about to begin a call: the one that sleeps must be woken by any
+// rank's step from now on.
+static void idist__doorbell_widen(const idist__segment *m) {
+    idist__doorbell *bell = idist__segment_doorbell(m, m->me);
+
+    if (!__atomic_load_n(&bell->asleep, __ATOMIC_RELAXED)) return;
+    __atomic_store_n(&bell->awaited, 0u, __ATOMIC_RELAXED);
     __atomic_thread_fence(__ATOMIC_SEQ_CST);
     if (!m->fenced) idist__os_cpu_fence_others(false);
 }
@@ -250,12 +295,115 @@ static void idist__doorbell_disarm(const idist__segment *m) {
 }
 
 //------------------------------------------------------------------------------
-// [shm:pipe]  a transport through shared memory
-// uses descriptor cpu os:thread os:memory poll socket transport segment
-// uses doorbell
+// [shm:ended]  noticing that a process has ended
+// uses beacon segment doorbell
 //
-// Two ring buffers, one for each direction. The socket that the two ranks had before stays open: it
-// carries the bytes that end a sleep in poll, and its end tells the end of the peer.
+// Memory does not tell when the process that writes to it ends; its beacon does. Each rank that
+// sleeps looks now and then at the beacons of some others, at all of them in turn. Whoever finds
+// that one has gone out writes that down for all, and wakes them:
+//
+//   doorbell.ended   the process of this rank has died, or has left the world
+//   pipe.closed      the rank writes nothing more to this pipe
+//   ended_count      goes up with each of the two
+//
+// A rank that sees the count go up looks at all of its pipes.
+//------------------------------------------------------------------------------
+
+typedef enum idist__ended_how {
+    IDIST__ENDED_NOT = 0,
+    IDIST__ENDED_LEFT = 1, // it says so itself
+    IDIST__ENDED_DIED = 2  // somebody has found that its beacon had gone out
+} idist__ended_how;
+
+// So many sleepers share the work; more of them sleep longer instead.
+enum { IDIST__ENDED_SHARERS = 32, IDIST__ENDED_LOOKS_LEAST = 8 };
+
+// Makes all others look at their pipes.
+static void idist__ended_wake_all(const idist__segment *m) {
+    int i;
+
+    __atomic_fetch_add(&idist__segment_header_of(m)->ended_count, 1u, __ATOMIC_RELEASE);
+    if (!idist__doorbell_any_asleep(m)) return;
+    for (i = 0; i < m->n; i++)
+        if (i != m->me) idist__doorbell_wake(m, i);
+}
+
+// The process of a rank has ended in this way. What is said first counts.
+static void idist__ended_tell(const idist__segment *m, int rank, idist__ended_how how) {
+    uint32_t *ended = &idist__segment_doorbell(m, rank)->ended, not_yet = IDIST__ENDED_NOT;
+
+    if (__atomic_compare_exchange_n(ended, &not_yet, (uint32_t)how, false, __ATOMIC_ACQ_REL,
+                                    __ATOMIC_ACQUIRE))
+        idist__ended_wake_all(m);
+}
+
+static idist__ended_how idist__ended_get(const idist__segment *m, int rank) {
+    return (idist__ended_how)__atomic_load_n(&idist__segment_doorbell(m, rank)->ended,
+                                             __ATOMIC_ACQUIRE);
+}
+
+// Looks at the beacon of a rank, and tells all if it has gone out. Returns whether the process has
+// ended.
+static bool idist__ended_look_at(const idist__segment *m, int rank) {
+    if (rank == m->me) return false;
+    if (idist__ended_get(m, rank) != IDIST__ENDED_NOT) return true;
+    if (idist__os_beacon_look(m->observer, &m->ports[rank].beacon) != ECONNREFUSED) return false;
+    idist__ended_tell(m, rank, IDIST__ENDED_DIED);
+    return true;
+}
+
+// Ranks of this host that sleep, ourselves included.
+static int idist__ended_sleepers(const idist__segment *m) {
+    uint32_t count = __atomic_load_n(&idist__segment_header_of(m)->sleeper_count, __ATOMIC_RELAXED);
+    if (count > (uint32_t)m->n) count = (uint32_t)m->n;
+    return count ? (int)count : 1;
+}
+
+// How many times longer than alone a rank sleeps between two looks.
+static int idist__ended_patience(const idist__segment *m) {
+    int sleepers = idist__ended_sleepers(m);
+    return sleepers > IDIST__ENDED_SHARERS ? sleepers / IDIST__ENDED_SHARERS : 1;
+}
+
+// At how many beacons a rank that sleeps looks at a time. Alone it looks at all; with others that
+// sleep, all of them together do, in about the same time.
+static int idist__ended_share(const idist__segment *m) {
+    int sleepers = idist__ended_sleepers(m), share;
+
+    if (sleepers > IDIST__ENDED_SHARERS) sleepers = IDIST__ENDED_SHARERS;
+    share = m->n / sleepers;
+
+    return share > IDIST__ENDED_LOOKS_LEAST ? share : IDIST__ENDED_LOOKS_LEAST;
+}
+
+// Looks at the next beacons, about 1 us each. Whoever found one out may have been killed before it
+// could tell, so the pipe of a rank that has ended is looked at in any case.
+static void idist__ended_look(idist__segment *m, int looks) {
+    int i;
+
+    for (i = 0; i < looks && i < m->n; i++) {
+        if (idist__ended_look_at(m, m->next_look)) m->ports[m->next_look].look = true;
+        m->next_look = (m->next_look + 1) % m->n;
+    }
+}
+
+// Whether any process or pipe has ended since the last call; then reading will find out which one.
+static bool idist__ended_any(idist__segment *m) {
+    uint32_t count = __atomic_load_n(&idist__segment_header_of(m)->ended_count, __ATOMIC_ACQUIRE);
+    int i;
+
+    if (count == m->ended_seen) return false;
+    m->ended_seen = count;
+    for (i = 0; i < m->n; i++) m->ports[i].look = true;
+
+    return true;
+}
+
+//------------------------------------------------------------------------------
+// [shm:pipe]  a transport through shared memory
+// uses cpu os:thread os:memory socket transport segment doorbell ended
+//
+// Two ring buffers, one for each direction.
 //------------------------------------------------------------------------------
 
 static void idist__pipe_copy_out(const idist__pipe_port *p, char *buf, size_t nbytes) {
@@ -281,29 +429,26 @@ static uint64_t idist__pipe_unread(const idist__pipe_port *p) {
     return __atomic_load_n(&p->in->tail, __ATOMIC_ACQUIRE) - p->head;
 }
 
-// Discards the wake-up bytes in the socket. -1 at its end, which is that of the link after what is
-// left in the pipe.
-static ptrdiff_t idist__pipe_check_peer(idist__pipe_port *p) {
-    char bytes[64];
-    ptrdiff_t n;
-
-    p->look = false;
-    do n = idist__os_socket_read(p->fd, bytes, sizeof bytes);
-    while (n > 0);
-    if (n < 0) p->look = true;
-
-    return n;
+// Whether the peer writes nothing more: what is in the pipe now is the last.
+static bool idist__pipe_has_ended(const idist__pipe_port *p) {
+    return __atomic_load_n(&p->in->closed, __ATOMIC_ACQUIRE) ||
+           idist__ended_get(p->shm, p->peer) != IDIST__ENDED_NOT;
 }
 
 static ptrdiff_t idist__pipe_read(void *port, void *buf, size_t nbytes) {
     idist__pipe_port *p = (idist__pipe_port *)port;
     uint64_t unread = idist__pipe_unread(p);
 
-    if (!unread && p->look && idist__pipe_check_peer(p) < 0) {
-        int err = errno;
+    if (!unread && p->look) {
+        bool ended = idist__pipe_has_ended(p);
+
         unread = idist__pipe_unread(p); // the last that it wrote
-        errno = err;
-        if (!unread) return -1;
+        if (ended && !unread) {
+            errno = 0;
+            return -1;
+        }
+
+        p->look = ended;
     }
 
     if (!unread) return 0;
@@ -435,33 +580,33 @@ static bool idist__pipe_pull(void *port, uint64_t address, uint8_t withdrawn, vo
     return (uint8_t)__atomic_load_n(now, __ATOMIC_ACQUIRE) == withdrawn;
 }
 
-// Whether the peer's process has ended, also while wake-up bytes that nobody has read precede the
-// end of the socket.
+// Whether the peer's process has ended, also while there are unread bytes of it. Tells all if so.
 static bool idist__pipe_peer_gone(const idist__pipe_port *p) {
-    return p->fd < 0 || idist__os_poll_hung_up(p->fd);
+    return idist__ended_look_at(p->shm, p->peer);
 }
 
-// Bytes move through memory; the socket only gets readable by wake-up bytes and at its end.
-static int idist__pipe_poll_events(void *port, bool has_output, int *fd) {
-    (void)has_output;
-    *fd = ((idist__pipe_port *)port)->fd;
-    return *fd < 0 ? 0 : IDIST__OS_READABLE;
+// There is no descriptor: see [shm:ended].
+static int idist__pipe_descriptor(void *port) {
+    (void)port;
+    return -1;
 }
-
-static void idist__pipe_note_readable(void *port) { ((idist__pipe_port *)port)->look = true; }
 
 static void idist__pipe_close(void *port) {
-    idist__os_descriptor_close(&((idist__pipe_port *)port)->fd);
+    const idist__pipe_port *p = (const idist__pipe_port *)port;
+
+    if (idist__ended_get(p->shm, p->shm->me) != IDIST__ENDED_NOT) return; // all know
+    __atomic_store_n(&p->out->closed, 1u, __ATOMIC_RELEASE);
+    __atomic_fetch_add(&idist__segment_header_of(p->shm)->ended_count, 1u, __ATOMIC_RELEASE);
+    if (idist__doorbell_any_asleep(p->shm)) idist__doorbell_wake(p->shm, p->peer);
 }
 
 static const idist__transport idist__pipe_transport = {"shm",
                                                        idist__pipe_read,
                                                        idist__pipe_write,
                                                        idist__pipe_close,
-                                                       idist__pipe_poll_events,
+                                                       idist__pipe_descriptor,
                                                        false,
                                                        false,
-                                                       idist__pipe_note_readable,
                                                        idist__pipe_peek,
                                                        idist__pipe_read_all,
                                                        idist__pipe_write_all,

@@ -6,6 +6,8 @@
 // the others after 20 ms, never comes: a lost wake-up is a hang, and that a time-out.
 // IDIST_TEST_FULL=1: 30 rounds over 2+2+2+2, which otherwise are 3. Then calls of all sizes around
 // that of a piece.
+//
+//     hosts MIB PLACEMENT...    instead: every operation on so many MiB, over these placements
 #ifndef RANKS_MPI
 #define IDIST__ANNOUNCE_NS ((int64_t)3600 * 1000000000)
 #define IDIST_IMPLEMENTATION
@@ -321,7 +323,33 @@ static void free_beside_receive(idist_group *world, int rank, int n, void *arg) 
     for (int k = 0; k < N_FREED && rank; k++) rank_ok(rank, idist_free_group(&mine.groups[k]));
 }
 
-int main(void) {
+static int ranks_of(const char *placement) {
+    int n = 0;
+    for (char *end; *placement; placement = *end ? end + 1 : end)
+        n += (int)strtol(placement, &end, 10);
+    return n;
+}
+
+static int run_placements(const char *mib, char **placements, int count) {
+    large l = {(size_t)atoi(mib) << 20, 1};
+    int slow = test_slow_factor();
+    idist_desc d = desc_with("2+2", "auto");
+    TAP_REQUIRE(l.nbytes);
+    tap_deadline(280 * slow);
+    d.timeout_ms = RANKS_TIMEOUT_MS * slow;
+    for (int i = 0; i < count; i++) {
+        int n = ranks_of(placements[i]);
+        TAP_REQUIRE(n > 1 && n <= BLOCKS);
+        d.transport = placements[i];
+        tap_running("%s", d.transport);
+        ranks_reset();
+        ranks_processes(n, &d, all_operations, &l, 120000 * slow);
+        ranks_report("every operation on %s MiB over %s", mib, d.transport);
+    }
+    return tap_done();
+}
+
+int main(int argc, char **argv) {
     static const struct {
         int n;
         const char *hosts;
@@ -331,6 +359,7 @@ int main(void) {
     large l = {(size_t)32 << 20, all ? 30 : test_quick() ? 1 : 3};
     int slow = test_slow_factor();
     idist_desc d = desc_with("2+2+2+2", "auto");
+    if (argc > 2) return run_placements(argv[1], argv + 2, argc - 2);
     tap_deadline((all ? 900 : 150) * slow);
     d.timeout_ms = RANKS_TIMEOUT_MS * slow;
     ranks_reset();

@@ -1,32 +1,61 @@
 // many: hundreds of ranks on this machine, a start among thousands of connections that say nothing,
 // and groups that overlap where shared memory is short
 //
-// IDIST_TEST_FULL=1: 512 ranks, which otherwise are 320; MANY_RANKS: another number.
+// 64 ranks that share memory in the short form, 512 otherwise; over TCP 96 and 256. MANY_RANKS:
+// another number.
 #include "idist.h"
 
 #include "ranks.h"
 
+#include <dirent.h>
 #include <sys/resource.h>
 #include <sys/un.h>
 
-enum { N_SILENT = 2000, LIMIT_MS = 2000 };
+enum { N_SILENT = 2000, LIMIT_MS = 2000, DESCRIPTORS = 12 };
 
-static int one_barrier(int local_rank, void *arg) {
-    int n = *(int *)arg;
-    (void)local_rank;
-    return idist_get_world_size() == n && idist_barrier(NULL) == IDIST_OK ? 0 : 1;
+// Descriptors of this process.
+static int count_descriptors(void) {
+    DIR *d = opendir("/proc/self/fd");
+    int n = 0;
+    while (d && readdir(d)) n++;
+    if (d) closedir(d);
+    return n - 3; // ".", ".." and d itself
 }
 
-static void hundreds(void) {
-    const char *full = getenv("IDIST_TEST_FULL"), *asked = getenv("MANY_RANKS");
-    int n = asked ? atoi(asked) : full && strcmp(full, "1") == 0 ? 512 : test_quick() ? 64 : 320;
+typedef struct hundred {
+    int n;
+    int inherited; // descriptors before the start
+    int most;      // that a rank may open
+} hundred;
+
+static int one_barrier(int local_rank, void *arg) {
+    const hundred *h = (const hundred *)arg;
+    int32_t x = 1, sum = 0;
+    int own;
+    (void)local_rank;
+    if (idist_get_world_size() != h->n || idist_barrier(NULL) != IDIST_OK) return 1;
+    if (idist_all_reduce(&x, &sum, 1, IDIST_I32, IDIST_SUM, NULL) != IDIST_OK) return 1;
+    own = count_descriptors() - h->inherited;
+    if (own > h->most) {
+        fprintf(stderr, "# %d descriptors for a world of %d, at most %d\n", own, h->n, h->most);
+        return 1;
+    }
+    // Nobody leaves while another one counts.
+    return sum == h->n && idist_barrier(NULL) == IDIST_OK ? 0 : 1;
+}
+
+// most: descriptors that a rank may open.
+static void hundreds(const char *transport, int n, int most) {
     int64_t begun = tap_now_ms();
     idist_desc d;
     memset(&d, 0, sizeof d);
     d.timeout_ms = d.init_timeout_ms = 150000;
-    tap_running("%d ranks", n);
-    idist_status status = idist_spawn(one_barrier, &n, n, &d);
-    tap_is(status, IDIST_OK, "%d ranks start and meet", n);
+    d.transport = transport;
+    tap_running("%d ranks, %s", n, transport);
+    hundred h = {n, count_descriptors(), most};
+    idist_status status = idist_spawn(one_barrier, &h, n, &d);
+    tap_is(status, IDIST_OK, "%d ranks start and meet, each with at most %d descriptors, %s", n,
+           most, transport);
     if (status) tap_diag("%s", idist_last_error());
     tap_diag("after %.1f s", (double)(tap_now_ms() - begun) / 1000);
 }
@@ -203,7 +232,11 @@ int main(void) {
     if (test_sanitized()) {
         tap_skip("hundreds of ranks", "a sanitizer takes too much memory for each");
     } else {
-        hundreds();
+        int n = getenv("MANY_RANKS") ? atoi(getenv("MANY_RANKS")) : 0;
+        int sockets = n ? n : test_quick() ? 96 : 256, near_count = 0;
+        for (int k = 1; k < sockets; k *= 2) near_count += 2;
+        hundreds("auto", n ? n : test_quick() ? 64 : 512, DESCRIPTORS);
+        hundreds("tcp", sockets, DESCRIPTORS + near_count);
         small_shares();
     }
     return tap_done();

@@ -95,7 +95,7 @@ static void send_bad(idist_group *world, const bad *what, uint64_t pair) {
     }
     while (ring->links[0].open && tap_now_ns() < end_ns) { // stays until rank 0 has had enough
         pthread_mutex_lock(&w->lock);
-        idist__ring_poll(ring, 0, false);
+        idist__progress_turn(ring);
         idist__ring_progress(w);
         pthread_mutex_unlock(&w->lock);
         tap_sleep_ms(1);
@@ -154,7 +154,7 @@ static int other_number(idist_group *world, int rank, int n, proc_slot *slot, vo
     }
     while (rank == 1 && l->open && tap_now_ns() < end_ns) {
         pthread_mutex_lock(&world->w->lock);
-        idist__ring_poll(ring, 0, false);
+        idist__progress_turn(ring);
         idist__ring_progress(world->w);
         if (!sent && l->early && l->early->frame.type == IDIST__CTS) {
             idist__frame f = l->early->frame;

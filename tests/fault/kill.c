@@ -206,6 +206,39 @@ static void left_because_of(const char *transport) {
                  transport);
 }
 
+// On a host of many ranks, each of them looks at some of the others at a time. Here rank 0 alone
+// waits, while the others compute, and has to find out by itself.
+static int waits_alone(idist_group *world, int rank, int n, proc_slot *slot, void *arg) {
+    idist_opts o = opts_of(world);
+    char x = 0;
+    (void)arg;
+    proc_phase(slot, 1);
+    while (rank == n - 1) pause();
+    if (rank) tap_sleep_ms(300);
+    proc_result(slot, rank ? idist_barrier(&o) : idist_recv(&x, 1, IDIST_U8, n - 1, 0, NULL, &o));
+    return idist_close(&world) != IDIST_OK && world == NULL ? 0 : 92;
+}
+
+static void killed_among_many(void) {
+    enum { N = 40 };
+    procs p;
+    idist_desc d = desc_with("auto", "auto");
+    tap_running("SIGKILL of one of %d ranks", N);
+    ranks_reset();
+    procs_start(&p, N, &d, waits_alone, NULL);
+    rank_check(procs_await_phase(&p, 1, 10000), "the ranks did not start");
+    int64_t killed_ns = tap_now_ns();
+    kill(p.pid[N - 1], SIGKILL);
+    procs_wait(&p, 5000);
+    judge(&p, N - 1, killed_ns, "many ranks");
+    long long ms = (long long)((p.slot[0].when_ns - killed_ns) / 1000000);
+    rank_check(ms < 250 * test_slow_factor(), "the only rank that waits heard of it after %lld ms",
+               ms);
+    ranks_report("SIGKILL of one of %d ranks of a host, while one waits and the others compute", N);
+    tap_diag("the rank that waits heard of it after %lld ms", ms);
+    procs_free(&p);
+}
+
 int main(void) {
     const char *text = getenv("IDIST_TEST_TRIALS");
     int wanted = text ? atoi(text) : 0, most = test_quick() ? 10 : 40;
@@ -229,5 +262,6 @@ int main(void) {
         left_because_of(name);
     }
     kill_with_shared_memory(&random_state);
+    killed_among_many();
     return tap_done();
 }

@@ -11,20 +11,6 @@ ok_run 0 "the programs build" 300 make -s "${tests[@]/#/build/tests/dist/}" || d
 export IDIST_TEST_NETWORK=/run/netns/$NET. IDIST_TEST_MASTER=10.7.0.1 IDIST_SECRET=0123456789abcdef
 export IDIST_LOG=error IDIST_TEST_QUICK=1 IDIST_TEST_SLOW=2
 
-sent() { ip netns exec "$NET.0" cat "/sys/class/net/$1/statistics/tx_bytes"; }
-# passes NAME DEVICE KIB SECONDS TEST...: the tests pass, and the first host has sent so much there.
-passes() {
-    local name=$1 device=$2 kib=$3 seconds=$4 test before
-    shift 4
-    for test; do
-        before=$(sent "$device")
-        ok_run 0 "$name: dist/$test" "$seconds" "build/tests/dist/$test"
-        [ $((($(sent "$device") - before) / 1024)) -ge "$kib" ]
-        ok $? "$name: dist/$test: it was over the network" ||
-            echo "$((($(sent "$device") - before) / 1024)) KiB" | diag
-    done
-}
-
 IDIST_TEST_THIN=3 passes "a switch" eth0 32 150 "${tests[@]}"
 
 for h in 0 1 2 3 4 5 6 7; do

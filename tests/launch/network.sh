@@ -134,6 +134,15 @@ for h in 0 1 2; do
     [ "${took:-9999}" -lt 2200 ]
     ok $? "far away: rank $h joins within eleven round trips" || echo "$took ms" | diag
 done
+# What the ranks know of the network is the same on all of them.
+join "far away" WHO_SHOWS=network MASTER_ADDR=10.9.0.1
+read -r _ us _ <<<"$(sed -n '/^network: /p' "$WORK/rank.2")"
+[ "${us:-0}" -ge 200000 ] && [ "$us" -lt 400000 ]
+ok $? "far away: the round trip is known" || diag <"$WORK/rank.2"
+for h in 0 1; do
+    grep -qxF "$(sed -n '/^network: /p' "$WORK/rank.2")" "$WORK/rank.$h"
+    ok $? "far away: rank $h knows the same" || diag <"$WORK/rank.$h"
+done
 net_near
 
 for h in 0 1 2; do on_host $h sysctl -qw net.ipv6.conf.all.disable_ipv6=1; done

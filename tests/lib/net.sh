@@ -74,3 +74,20 @@ net_near() { # ends it
     [ -z "${NET_FAR:-}" ] || { kill "$NET_FAR" && wait "$NET_FAR"; } 2>/dev/null
     NET_FAR=
 }
+
+# Bytes that host 0 has sent through a device.
+sent() { ip netns exec "$NET.0" cat "/sys/class/net/$1/statistics/tx_bytes"; }
+# passes NAME DEVICE KIB SECONDS TEST...: the tests pass, and the first host has sent so much there.
+# A test may have arguments.
+passes() {
+    local name=$1 device=$2 kib=$3 seconds=$4 test before words
+    shift 4
+    for test; do
+        before=$(sent "$device")
+        read -ra words <<<"$test"
+        ok_run 0 "$name: dist/$test" "$seconds" "build/tests/dist/${words[0]}" "${words[@]:1}"
+        [ $((($(sent "$device") - before) / 1024)) -ge "$kib" ]
+        ok $? "$name: dist/$test: it was over the network" ||
+            echo "$((($(sent "$device") - before) / 1024)) KiB" | diag
+    done
+}

@@ -24,7 +24,7 @@
 #include <sys/socket.h>
 #include <sys/syscall.h>
 
-#define RANKS_MAX 16
+#define RANKS_MAX 48
 #define RANKS_MESSAGES 10
 #define RANKS_TIMEOUT_MS \
     20000 // nothing in these tests takes that long: a deadlock becomes IDIST_ERR_TIMEOUT first

@@ -49,8 +49,8 @@ import sys
 FLOORS = ['idist_begin.h', 'idist_end.h', 'idist_os.h', 'idist_base.h', 'idist_net.h',
           'idist_store.h', 'idist_launch.h', 'idist_core.h', 'idist_calls.h', 'idist.h',
           'idist_spawn.h',
-          'idist_shm.h', 'idist_msg.h', 'idist_share.h', 'idist_algo.h', 'idist_engine.h',
-          'idist_join.h', 'idist_ring.h',
+          'idist_shm.h', 'idist_msg.h', 'idist_share.h', 'idist_algo.h', 'idist_connect.h',
+          'idist_engine.h', 'idist_join.h', 'idist_ring.h',
           'idist_mpi.h', 'idist_gpu.h', 'idist_ipc.h', 'idist_nccl.h', 'idist_trace.h',
           'idist_train.h']
 
@@ -61,7 +61,7 @@ EXTRA_PREFIXES = {
 # The same for all sections of a file.
 FILE_PREFIXES = {
     'idist_shm.h': ['ring'], 'idist_msg.h': ['ring'], 'idist_share.h': ['ring'],
-    'idist_algo.h': ['ring'], 'idist_engine.h': ['ring'], 'idist_join.h': ['ring'],
+    'idist_algo.h': ['ring'], 'idist_connect.h': ['ring'], 'idist_engine.h': ['ring'], 'idist_join.h': ['ring'],
     'idist_mpi.h': ['mpi'], 'idist_gpu.h': ['gpu'], 'idist_ipc.h': ['ipc', 'gpu'],
     'idist_nccl.h': ['nccl', 'gpu'],
     'idist_trace.h': ['trace'],

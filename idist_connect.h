@@ -1,0 +1,506 @@
+/* idist_connect.h - v0.2.0 - connections between ranks - MIT licence
+
+    Connects two ranks by a local socket or TCP. While ranks join (idist_join.h) they make the
+    connections that they certainly need. In a world of many ranks that shares no memory these are
+    few; the others are made when a first message is to go through them (idist_engine.h).
+
+    Part of the implementation of idist: idist_ring.h includes it.
+
+CONTENTS
+
+      [connect:attempt]    one rank connects to another
+      [connect:connector]  all that is under way: listeners, attempts, handshakes
+
+WHO CONNECTS
+
+    Each rank listens, and either of two may connect to the other. Both ends prove that they know
+    the key of the job, and tell their ranks. When both connect at once, the connection that the
+    higher rank has begun is the one that stays:
+
+      - a rank to which a lower one connects turns it away while it connects to that one itself;
+      - a rank to which a higher one connects gives up its own attempt, and accepts.
+
+    An accepting rank decides once the other has proven who it is, and before it says so. What it
+    has accepted is a link from then on. A rank that is turned away tries again a little later, but
+    by then, mostly, the other one has connected to it.
+
+    Strangers may connect too. An incoming handshake that fails is closed and forgotten.
+*/
+#ifndef IDIST_CONNECT_H
+#define IDIST_CONNECT_H
+
+//------------------------------------------------------------------------------
+// [connect:attempt]  one rank connects to another
+// uses clock descriptor socket address auth
+// uses
+//
+//     WAITS  ->  CONNECTS  ->  GREETS  ->  the connection becomes a link
+//
+// From CONNECTS and GREETS an attempt may go back to WAITS, for a few milliseconds.
+//------------------------------------------------------------------------------
+
+enum {
+    IDIST__ATTEMPT_MS = 3000, // until one that nobody answers begins again
+    IDIST__ATTEMPT_WAIT_MS = 20
+};
+
+typedef struct idist__where { // where a rank listens for another one
+    char text[160];           // "tcp:[ADDRESS]:PORT" or "unix:NAME"
+} idist__where;
+
+typedef enum idist__attempt_state {
+    IDIST__ATTEMPT_WAITS,    // until due_ns
+    IDIST__ATTEMPT_CONNECTS, // until due_ns at most
+    IDIST__ATTEMPT_GREETS    // the handshake is under way
+} idist__attempt_state;
+
+typedef struct idist__attempt { // to connect to a rank
+    struct idist__attempt *next;
+    int rank;
+    idist__attempt_state state;
+    int64_t due_ns;
+    idist__handshake handshake; // its fd is that of the connection in all states; -1: none
+} idist__attempt;
+
+// What has become of a connection. Functions below return true when there is an event.
+typedef struct idist__connect_event {
+    int rank;            // -1: no rank, this one cannot accept
+    idist_status status; // IDIST_OK: the link of that rank is connected
+    int error;           // the errno with which connecting failed; 0: idist__me.text tells
+} idist__connect_event;
+
+static void idist__attempt_wait(idist__attempt *a, int ms) {
+    idist__os_descriptor_close(&a->handshake.fd);
+    a->state = IDIST__ATTEMPT_WAITS;
+    a->due_ns = idist__os_clock_deadline(ms);
+}
+
+// Connecting failed. No event: there is another attempt.
+static bool idist__attempt_failed(idist__attempt *a, int error, idist__connect_event *event) {
+    idist_status status =
+        idist__os_socket_out_of_fds(error) ? IDIST_ERR_NO_FDS : IDIST_ERR_PEER_LOST;
+
+    idist__attempt_wait(a, IDIST__ATTEMPT_WAIT_MS);
+    if (error == EAGAIN || error == ETIMEDOUT || error == EINTR) // its accept queue may be full
+        return false;
+    event->rank = a->rank;
+    event->error = error;
+    event->status = status;
+
+    return true;
+}
+
+// WAITS -> CONNECTS.
+static bool idist__attempt_begin(idist__attempt *a, const idist__where *where,
+                                 idist__connect_event *event) {
+    idist__os_address address;
+    int fd;
+
+    event->rank = a->rank;
+    event->status = idist__address_parse(&address, where->text);
+    if (event->status != IDIST_OK) return true;
+    fd = idist__os_socket_connect_begin(&address);
+    if (fd < 0) return idist__attempt_failed(a, errno, event);
+
+    memset(&a->handshake, 0, sizeof a->handshake);
+    a->handshake.fd = fd;
+    a->state = IDIST__ATTEMPT_CONNECTS;
+    a->due_ns = idist__os_clock_deadline(IDIST__ATTEMPT_MS);
+
+    return false;
+}
+
+//------------------------------------------------------------------------------
+// [connect:connector]  all that is under way: listeners, attempts, handshakes
+// uses clock descriptor poll socket fail mem base:log auth pending msg:types
+// uses msg:transport link attempt
+// uses
+//
+//     idist__connector_call    connects to a rank, or goes on trying
+//     idist__connector_polls   what to watch in poll
+//     idist__connector_next    goes on as far as possible without blocking, to the next event
+//
+// An attempt ends with the event that tells of it, except with IDIST_ERR_NO_FDS: then it goes on.
+//------------------------------------------------------------------------------
+
+enum {
+    IDIST__CONNECTOR_POLLS = 2 + IDIST__PENDING_SLOTS, // entries besides those of attempts
+    IDIST__CONNECTOR_LOOK_MS = 50                      // at incoming handshakes that say nothing
+};
+
+typedef struct idist__connector {
+    idist__ring *ring;
+    int rank;                // ours
+    int listeners[2];        // local socket, TCP; -1: none
+    idist__where *where;     // by rank
+    uint64_t job;            // its number
+    uint8_t key[32];         // authenticates connections of this job
+    bool knocks;             // somebody may wait at a listener
+    bool leaves;             // no new attempts
+    int64_t no_fds_until_ns; // descriptors were short: nothing is accepted before this; 0: they are
+                             // not
+    idist__attempt *attempts;
+    idist__pending incoming;
+    int incoming_count; // handshakes in it
+} idist__connector;
+
+static void idist__connector_free(idist__connector *c) {
+    const idist_allocator *mem;
+
+    if (!c) return;
+    mem = &c->ring->w->cfg.mem;
+
+    while (c->attempts) {
+        idist__attempt *a = c->attempts;
+        c->attempts = a->next;
+        idist__os_descriptor_close(&a->handshake.fd);
+        idist__mem_free(mem, a);
+    }
+
+    idist__pending_close(&c->incoming);
+    idist__os_descriptor_close(&c->listeners[0]);
+    idist__os_descriptor_close(&c->listeners[1]);
+    idist__mem_free(mem, c->where);
+    idist__mem_free(mem, c);
+}
+
+static idist__connector *idist__connector_new(idist__ring *ring) {
+    const idist_allocator *mem = &ring->w->cfg.mem;
+    size_t n = (size_t)ring->w->group.size;
+    idist__connector *c = (idist__connector *)idist__mem_alloc(mem, sizeof *c);
+
+    if (!c) return NULL;
+    c->ring = ring;
+    c->rank = ring->w->group.rank;
+    c->listeners[0] = -1;
+    c->listeners[1] = -1;
+    idist__pending_init(&c->incoming);
+    c->where = (idist__where *)idist__mem_alloc(mem, sizeof *c->where * n);
+    if (c->where) return c;
+
+    idist__connector_free(c);
+
+    return NULL;
+}
+
+// The place of the attempt to connect to a rank in the list, or of the end of the list.
+static idist__attempt **idist__connector_find(idist__connector *c, int rank) {
+    idist__attempt **at = &c->attempts;
+    while (*at && (*at)->rank != rank) at = &(*at)->next;
+    return at;
+}
+
+// Gives up connecting to a rank, or forgets that it is done.
+static void idist__connector_drop(idist__connector *c, int rank) {
+    idist__attempt **at = idist__connector_find(c, rank), *a = *at;
+
+    if (!a) return;
+    *at = a->next;
+    idist__os_descriptor_close(&a->handshake.fd);
+    idist__mem_free(&c->ring->w->cfg.mem, a);
+}
+
+// Connects to a rank. Returns whether there was memory for that.
+static bool idist__connector_call(idist__connector *c, int rank) {
+    idist__attempt **end = idist__connector_find(c, rank), *a;
+
+    if (*end || c->leaves) return true;
+    a = (idist__attempt *)idist__mem_alloc(&c->ring->w->cfg.mem, sizeof *a);
+    if (!a) return false;
+    a->rank = rank;
+    a->handshake.fd = -1;
+    *end = a;
+
+    return true;
+}
+
+// Whether the link of a rank waits for its first connection. Not if it had one that has ended.
+static bool idist__connector_lacks(const idist__connector *c, int rank) {
+    const idist__link *l = &c->ring->links[rank];
+    return !l->transport || (l->open && !idist__link_is_connected(l));
+}
+
+// A handshake has succeeded: its connection becomes a link. There is an event.
+static void idist__connector_add(idist__connector *c, idist__handshake *h,
+                                 idist__connect_event *event) {
+    int rank = (int)h->theirs.rank;
+    idist__link *l = &c->ring->links[rank];
+    idist__os_address address;
+    bool local =
+        idist__os_socket_own_address(h->fd, &address) && idist__os_socket_is_local(&address);
+
+    if (!local) idist__os_socket_measured(h->fd);
+    l->fd = h->fd;
+    h->fd = -1;
+    event->rank = rank;
+    event->status = IDIST_OK;
+
+    if (!idist__link_open(c->ring, l, local ? &idist__transport_unix : &idist__transport_tcp,
+                          &l->fd)) {
+        event->error = errno;
+        event->status = idist__fail_errno("watching a connection", errno);
+        idist__os_descriptor_close(&l->fd);
+    }
+
+    idist__connector_drop(c, rank);
+}
+
+// ---- accepting ----
+
+static bool idist__connector_accept(idist__connector *c, int listener,
+                                    idist__connect_event *event) {
+    idist__handshake *h = idist__pending_slot(&c->incoming);
+
+    while (h) {
+        int fd = idist__os_socket_accept(listener);
+
+        if (fd < 0 && idist__os_socket_out_of_fds(errno)) {
+            c->no_fds_until_ns = idist__os_clock_deadline(IDIST__ATTEMPT_WAIT_MS);
+            if (idist__pending_evict(&c->incoming)) return false; // strangers use them up
+            event->rank = -1;
+            event->status = IDIST_ERR_NO_FDS;
+            return true;
+        }
+
+        if (fd < 0) return false;
+        idist__os_descriptor_close(&h->fd);
+        idist__auth_begin(h, fd, true, c->key, IDIST__ROLE_LINK, c->job, c->rank,
+                          c->ring->w->group.size, idist__os_clock_deadline(IDIST__PENDING_MS));
+        h->asks = true;
+        h->ready = true;
+        h = idist__pending_slot(&c->incoming);
+    }
+
+    return false;
+}
+
+// Whether to accept the rank that has proven to be at the other end.
+static bool idist__connector_welcomes(idist__connector *c, const idist__handshake *h) {
+    int rank = (int)h->theirs.rank;
+
+    if (rank < 0 || rank >= c->ring->w->group.size || rank == c->rank) return false;
+    if (!idist__connector_lacks(c, rank)) return false;
+
+    return rank > c->rank || !*idist__connector_find(c, rank);
+}
+
+// Advances an incoming handshake.
+static bool idist__connector_answer(idist__connector *c, idist__handshake *h,
+                                    idist__connect_event *event) {
+    bool done = false;
+    idist_status status;
+
+    h->ready = false;
+    status = idist__auth_step(h, &done);
+
+    if (status == IDIST_OK && h->proven) {
+        if (!idist__connector_welcomes(c, h)) {
+            idist__os_descriptor_close(&h->fd);
+            return false;
+        }
+
+        h->asks = false;
+        status = idist__auth_step(h, &done);
+    }
+
+    if (status == IDIST_OK && !done) return false;
+
+    if (status == IDIST_OK && idist__connector_lacks(c, (int)h->theirs.rank)) {
+        idist__connector_add(c, h, event);
+        return true;
+    }
+
+    idist__os_descriptor_close(&h->fd);
+    if (status != IDIST_OK)
+        idist__log_print(&c->ring->w->log, IDIST_LOG_DEBUG, "a connection was refused: %s",
+                         idist__me.text);
+
+    return false;
+}
+
+// Accepts, and advances all incoming handshakes.
+static bool idist__connector_receive(idist__connector *c, idist__connect_event *event) {
+    int64_t now_ns = idist__os_clock_now_ns();
+    bool is_full = c->incoming_count == IDIST__PENDING_SLOTS;
+    bool waited = c->no_fds_until_ns && now_ns >= c->no_fds_until_ns;
+    bool happened = false;
+    int i;
+
+    if (waited) c->no_fds_until_ns = 0;
+
+    for (i = 0; i < 2 && !c->no_fds_until_ns && (c->knocks || is_full || waited); i++)
+        if (c->listeners[i] >= 0 && !happened)
+            happened = idist__connector_accept(c, c->listeners[i], event);
+
+    c->knocks = false;
+
+    for (i = 0; i < IDIST__PENDING_SLOTS && !happened; i++) {
+        idist__handshake *h = &c->incoming.place[i];
+
+        if (h->fd >= 0 && h->ready) happened = idist__connector_answer(c, h, event);
+        if (h->fd >= 0 && now_ns >= h->deadline_ns) idist__os_descriptor_close(&h->fd);
+    }
+
+    c->incoming_count = idist__pending_count(&c->incoming);
+
+    return happened;
+}
+
+// ---- connecting ----
+
+// CONNECTS -> GREETS, if it is connected.
+static bool idist__connector_connected(idist__connector *c, idist__attempt *a,
+                                       idist__connect_event *event) {
+    bool local = strncmp(c->where[a->rank].text, "unix:", 5) == 0;
+    int error, fd = a->handshake.fd;
+
+    if (!idist__os_poll_wait(fd, IDIST__OS_WRITABLE, 0)) {
+        if (idist__os_clock_now_ns() < a->due_ns) return false;
+        return idist__attempt_failed(a, ETIMEDOUT, event);
+    }
+
+    error = idist__os_socket_connect_end(&fd, local);
+    a->handshake.fd = fd;
+    if (error) return idist__attempt_failed(a, error, event);
+
+    idist__auth_begin(&a->handshake, fd, false, c->key, IDIST__ROLE_LINK, c->job, c->rank,
+                      c->ring->w->group.size, IDIST__FOREVER);
+    a->handshake.ready = true;
+    a->state = IDIST__ATTEMPT_GREETS;
+
+    return false;
+}
+
+// Advances the handshake of an attempt.
+static bool idist__connector_greet(idist__connector *c, idist__attempt *a,
+                                   idist__connect_event *event) {
+    idist__handshake *h = &a->handshake;
+    bool done = false;
+    idist_status status;
+
+    h->ready = false;
+    status = idist__auth_step(h, &done);
+    if (status == IDIST_OK && !done) return false;
+
+    if (status != IDIST_OK && h->broke) {         // turned away, or there was no room for us
+        idist__attempt_wait(a, 5 + a->rank % 16); // not all ranks at the same moment
+        return false;
+    }
+
+    if (status == IDIST_OK && (int)h->theirs.rank == a->rank) {
+        idist__connector_add(c, h, event);
+        return true;
+    }
+
+    if (status == IDIST_OK)
+        status = idist__fail(IDIST_ERR_AUTH, "another rank listens at its address");
+    event->rank = a->rank;
+    event->status = status;
+
+    return true;
+}
+
+// Advances an attempt. With an event the attempt is gone, unless descriptors are short.
+static bool idist__connector_try(idist__connector *c, idist__attempt *a,
+                                 idist__connect_event *event) {
+    int rank = a->rank;
+    bool happened = false;
+
+    if (a->state == IDIST__ATTEMPT_WAITS && idist__os_clock_now_ns() >= a->due_ns)
+        happened = idist__attempt_begin(a, &c->where[rank], event);
+    if (!happened && a->state == IDIST__ATTEMPT_CONNECTS)
+        happened = idist__connector_connected(c, a, event);
+    if (!happened && a->state == IDIST__ATTEMPT_GREETS && a->handshake.ready)
+        happened = idist__connector_greet(c, a, event);
+    if (happened && event->status != IDIST_ERR_NO_FDS) idist__connector_drop(c, rank);
+
+    return happened;
+}
+
+// ---- all of them ----
+
+// This rank leaves the world: gives up what the other side cannot know of. An attempt of which it
+// may, because we have proven who we are, goes on; its link says BYE then. Returns whether there is
+// one.
+static bool idist__connector_leave(idist__connector *c) {
+    const idist__attempt *a = c->attempts;
+
+    c->leaves = true;
+
+    while (a) {
+        const idist__attempt *next = a->next;
+        bool is_known =
+            a->state == IDIST__ATTEMPT_GREETS && a->handshake.stage >= IDIST__AUTH_PROOF;
+
+        if (!is_known) idist__connector_drop(c, a->rank);
+        a = next;
+    }
+
+    return c->attempts != NULL;
+}
+
+// When to go on even if poll reports nothing.
+static int64_t idist__connector_due_ns(const idist__connector *c) {
+    const idist__attempt *a;
+    int64_t due_ns = IDIST__FOREVER;
+
+    if (c->incoming_count) due_ns = idist__os_clock_deadline(IDIST__CONNECTOR_LOOK_MS);
+    if (c->no_fds_until_ns && c->no_fds_until_ns < due_ns) due_ns = c->no_fds_until_ns;
+    for (a = c->attempts; a; a = a->next)
+        if (a->state != IDIST__ATTEMPT_GREETS && a->due_ns < due_ns) due_ns = a->due_ns;
+
+    return due_ns;
+}
+
+// Fills entries of poll, at most one for each rank besides IDIST__CONNECTOR_POLLS. Returns how
+// many.
+static int idist__connector_polls(const idist__connector *c, idist__os_poll_entry *entries) {
+    bool accepts = c->incoming_count < IDIST__PENDING_SLOTS && !c->no_fds_until_ns;
+    const idist__attempt *a;
+    int i, count = 0;
+
+    for (i = 0; i < 2; i++)
+        if (c->listeners[i] >= 0 && accepts)
+            idist__os_poll_watch(&entries[count++], c->listeners[i], IDIST__OS_READABLE);
+
+    for (a = c->attempts; a; a = a->next)
+        if (a->state != IDIST__ATTEMPT_WAITS)
+            idist__os_poll_watch(&entries[count++], a->handshake.fd,
+                                 a->state == IDIST__ATTEMPT_CONNECTS
+                                     ? IDIST__OS_WRITABLE
+                                     : idist__auth_awaits(&a->handshake));
+
+    if (c->incoming_count) count += idist__pending_fill_polls(&c->incoming, entries + count);
+
+    return count;
+}
+
+// Poll has reported one of these entries. Which one is not looked at, because another thread may
+// have closed some meanwhile: all that is under way tries to go on.
+static void idist__connector_polled(idist__connector *c) {
+    idist__attempt *a;
+    int i;
+
+    c->knocks = true;
+    for (a = c->attempts; a; a = a->next) a->handshake.ready = true;
+    for (i = 0; i < IDIST__PENDING_SLOTS && c->incoming_count; i++)
+        c->incoming.place[i].ready = true;
+}
+
+// Goes on until something happens. False: nothing more can happen now.
+static bool idist__connector_next(idist__connector *c, idist__connect_event *event) {
+    idist__attempt *a, *next;
+
+    memset(event, 0, sizeof *event);
+
+    for (a = c->attempts; a; a = next) {
+        next = a->next;
+        if (idist__connector_try(c, a, event)) return true;
+    }
+
+    if (!c->knocks && !c->incoming_count && !c->no_fds_until_ns) return false;
+
+    return idist__connector_receive(c, event);
+}
+
+#endif // IDIST_CONNECT_H

@@ -1,0 +1,414 @@
+// demand: in a world of many ranks connections are made when they are needed
+//
+// Here 12 ranks are many, and in most cases none of them connect before they need to.
+static int near_links;
+#define IDIST_IMPLEMENTATION
+#define IDIST_NO_RING // by itself: the core takes its private macros back
+#include "idist.h"
+#define IDIST__LINKS_MANY 0
+#define IDIST__LINKS_NEAR near_links
+#include "idist_ring.h"
+
+#include "ranks.h"
+
+#include <sys/resource.h>
+#include <sys/socket.h>
+
+enum { N = 12, LOG_N = 4, N_STRANGERS = 300 };
+
+// ---- how many there are ----
+
+// Rank 0 calls, tells the number of its descriptors, and all go on.
+static int fds_after(idist_group *world, int rank, idist_status status) {
+    idist_opts o = opts_of(world);
+    int fds;
+    rank_is(rank, status, IDIST_OK);
+    fds = count_fds();
+    rank_ok(rank, idist_barrier(&o)); // nobody leaves while another one counts
+    return fds;
+}
+
+static void count_connections(idist_group *world, int rank, int n, void *arg) {
+    enum { COUNT = 20000 };
+    idist_opts o = opts_of(world);
+    int32_t *mine = (int32_t *)calloc(N * COUNT, sizeof *mine);
+    int32_t *all = (int32_t *)calloc(N * COUNT, sizeof *all);
+    int begun = count_fds(), after;
+    (void)arg;
+    for (int i = 0; i < n; i++) mine[i * COUNT] = 100 * rank + i;
+    after = fds_after(world, rank, idist_barrier(&o)) - begun;
+    rank_check(after >= 1 && after <= 2 * LOG_N, "rank %d: %d connections after a barrier", rank,
+               after);
+    for (int k = 0; k < 2; k++) {
+        after = fds_after(world, rank, idist_all_to_all(mine, all, COUNT, IDIST_I32, &o)) - begun;
+        rank_check(after == n - 1, "rank %d: %d connections after all_to_all", rank, after);
+        for (int i = 0; i < n; i++)
+            rank_check(all[i * COUNT] == 100 * i + rank, "rank %d: block %d: got %d", rank, i,
+                       all[i * COUNT]);
+    }
+    free(mine);
+    free(all);
+}
+
+// ---- both connect at once ----
+
+// Each pair begins at the same moment, with messages of all kinds in both directions.
+static void all_at_once(idist_group *world, int rank, int n, void *arg) {
+    enum { COUNT = 40000 };
+    idist_opts o = opts_of(world);
+    idist_request requests[2 * N];
+    int32_t *in = (int32_t *)malloc(sizeof(int32_t) * N * COUNT);
+    int32_t *out = (int32_t *)malloc(sizeof(int32_t) * COUNT);
+    int count = rank % 2 ? COUNT : 100, made = 0;
+    (void)arg;
+    for (int i = 0; i < COUNT; i++) out[i] = rank * COUNT + i;
+    for (int k = 1; k < n; k++) {
+        int peer = (rank + k) % n;
+        o.request = &requests[made++];
+        rank_ok(rank, idist_send(out, (size_t)count, IDIST_I32, peer, 7, &o));
+        o.request = &requests[made++];
+        rank_ok(rank, idist_recv(in + peer * COUNT, COUNT, IDIST_I32, peer, 7, NULL, &o));
+    }
+    for (int i = 0; i < made; i++) rank_ok(rank, idist_wait(&requests[i]));
+    for (int peer = 0; peer < n; peer++)
+        for (int i = 0; i < (peer % 2 ? COUNT : 100) && peer != rank; i += 99)
+            rank_check(in[peer * COUNT + i] == peer * COUNT + i, "rank %d: element %d of %d: %d",
+                       rank, i, peer, in[peer * COUNT + i]);
+    free(in);
+    free(out);
+}
+
+// ---- the other rank is not there ----
+
+// A request makes its connection while the program computes.
+static void sends_and_computes(idist_group *world, int rank, int n, void *arg) {
+    idist_opts o = opts_of(world);
+    idist_request request;
+    int32_t x[2] = {40 + rank, 0};
+    int64_t begun = tap_now_ms();
+    (void)arg;
+    for (int i = 0; i < n - 1 && rank == n - 1; i++) {
+        rank_ok(rank, idist_recv(x, 2, IDIST_I32, i, 3, NULL, &o));
+        rank_check(x[0] == 40 + i && x[1] == 0, "from %d: got %d, %d", i, x[0], x[1]);
+    }
+    rank_check(rank != n - 1 || tap_now_ms() - begun < 400 * test_slow_factor(), "it took %d ms",
+               (int)(tap_now_ms() - begun));
+    if (rank == n - 1) return;
+    o.request = &request;
+    rank_ok(rank, idist_send(x, 2, IDIST_I32, n - 1, 3, &o));
+    tap_sleep_ms(600);
+    rank_ok(rank, idist_wait(&request));
+}
+
+// ... and waits for a rank that comes later.
+static void sends_to_absent(idist_group *world, int rank, int n, void *arg) {
+    idist_opts o = opts_of(world);
+    int32_t x = 40 + rank;
+    (void)arg;
+    if (rank == n - 1) tap_sleep_ms(300);
+    for (int i = 0; i < n - 1 && rank == n - 1; i++) {
+        rank_ok(rank, idist_recv(&x, 1, IDIST_I32, i, 3, NULL, &o));
+        rank_check(x == 40 + i, "from %d: got %d", i, x);
+    }
+    if (rank < n - 1) rank_ok(rank, idist_send(&x, 1, IDIST_I32, n - 1, 3, &o));
+}
+
+// Any source: whoever sends makes the connection.
+static void from_any(idist_group *world, int rank, int n, void *arg) {
+    idist_opts o = opts_of(world);
+    int32_t x = rank, sum = 0;
+    (void)arg;
+    for (int i = 1; i < n && rank == 0; i++) {
+        rank_ok(rank, idist_recv(&x, 1, IDIST_I32, IDIST_ANY_SOURCE, 1, NULL, &o));
+        sum += x;
+    }
+    if (rank) rank_ok(rank, idist_send(&x, 1, IDIST_I32, 0, 1, &o));
+    else rank_check(sum == n * (n - 1) / 2, "got %d", sum);
+}
+
+// Nobody receives what all send to all, and all leave: nobody waits for another.
+static void not_received(idist_group *world, int rank, int n, void *arg) {
+    idist_opts o = opts_of(world);
+    (void)arg;
+    for (int i = 0; i < n; i++)
+        if (i != rank) rank_ok(rank, idist_send(&rank, 1, IDIST_I32, i, 1, &o));
+}
+
+// ---- failures ----
+
+enum { VICTIM = N - 1, FAR = 5 }; // no power of two apart
+
+// The victim dies while only FAR waits for it. The others come later.
+static int dies_far_away(idist_group *world, int rank, int n, proc_slot *slot, void *arg) {
+    idist_opts o = opts_of(world);
+    int32_t x = 0;
+    (void)arg;
+    (void)n;
+    proc_phase(slot, 1);
+    if (rank == VICTIM) pause();
+    if (rank == FAR) {
+        proc_result(slot, idist_recv(&x, 1, IDIST_I32, VICTIM, 0, NULL, &o));
+    } else {
+        tap_sleep_ms(300);
+        proc_result(slot, idist_barrier(&o));
+    }
+    return idist_close(&world) != IDIST_OK && world == NULL ? 0 : 92;
+}
+
+static void killed(void) {
+    procs p;
+    idist_desc d = desc_with("tcp", "auto");
+    tap_running("SIGKILL of a rank without a connection");
+    ranks_reset();
+    near_links = 1;
+    procs_start(&p, N, &d, dies_far_away, NULL);
+    near_links = 0;
+    rank_check(procs_await_phase(&p, 1, 10000), "the ranks did not start");
+    tap_sleep_ms(100);
+    int64_t killed_ns = tap_now_ns();
+    kill(p.pid[VICTIM], SIGKILL);
+    rank_check(procs_wait(&p, 5000) == 0, "a rank hangs");
+    for (int k = 0; k < N; k++) {
+        const proc_slot *slot = &p.slot[k];
+        long long ms = (long long)((slot->when_ns - killed_ns) / 1000000);
+        if (k == VICTIM) continue;
+        rank_check(slot->has_result && slot->status == IDIST_ERR_PEER_LOST &&
+                       text_names_only(slot->text, VICTIM, k, N),
+                   "rank %d: %s", k, slot->text);
+        rank_check(ms < (k == FAR ? 100 : 500) * test_slow_factor(), "rank %d: after %lld ms", k,
+                   ms);
+    }
+    procs_free(&p);
+    ranks_report("SIGKILL of a rank to which the one that waits is not connected before");
+}
+
+// A group fails while two of its members are not connected, and those between them are not in a
+// call. The second one comes later.
+static void late_to_failure(idist_group *world, int rank, int n, void *arg) {
+    enum { FIRST = 1, SECOND = 7 };
+    idist_group *all = NULL;
+    idist_opts o = opts_of(world), of_all;
+    int32_t x = 0;
+    (void)arg;
+    (void)n;
+    rank_ok(rank, idist_split(world, 0, rank, &all));
+    of_all = opts_of(all);
+    if (rank == FIRST) {
+        rank_check(!idist__link_is_connected(&idist__ring_of(world->w)->links[SECOND]),
+                   "there is a connection");
+        rank_ok(rank, idist_abort(all));
+        rank_ok(rank, idist_recv(&x, 1, IDIST_I32, SECOND, 0, NULL, &o));
+    } else if (rank == SECOND) {
+        int64_t begun = tap_now_ms();
+        tap_sleep_ms(200);
+        rank_is(rank, idist_recv(&x, 1, IDIST_I32, FIRST, 0, NULL, &of_all), IDIST_ERR_ABORTED);
+        rank_check(tap_now_ms() - begun < 500 * test_slow_factor(), "after %d ms",
+                   (int)(tap_now_ms() - begun));
+        rank_ok(rank, idist_send(&x, 1, IDIST_I32, FIRST, 0, &o));
+    } else {
+        tap_sleep_ms(700);
+    }
+    rank_ok(rank, idist_barrier(&o));
+    if (all) idist_free_group(&all);
+}
+
+// FAR does not come: the others name it, and nobody else.
+static int waits_for_late(idist_group *world, int rank, int n, proc_slot *slot, void *arg) {
+    idist_opts o = opts_of(world);
+    (void)arg;
+    (void)n;
+    o.timeout_ms = 1500;
+    if (rank == FAR) tap_sleep_ms(3000);
+    proc_result(slot, rank == FAR ? IDIST_OK : idist_barrier(&o));
+    return idist_close(&world) != IDIST_OK && world == NULL ? 0 : 92;
+}
+
+static void late(void) {
+    procs p;
+    idist_desc d = desc_with("tcp", "auto");
+    tap_running("a rank is late");
+    ranks_reset();
+    procs_start(&p, N, &d, waits_for_late, NULL);
+    rank_check(procs_wait(&p, 8000) == 0, "a rank hangs");
+    for (int k = 0; k < N; k++)
+        rank_check(k == FAR || (p.slot[k].status == IDIST_ERR_TIMEOUT &&
+                                text_names_only(p.slot[k].text, FAR, k, N)),
+                   "rank %d: %s", k, p.slot[k].text);
+    procs_free(&p);
+    ranks_report("a time-out names the rank that did not come, and nobody else");
+}
+
+// ---- strangers ----
+
+// The port at which this process listens.
+static int own_port(void) {
+    for (int fd = 0; fd < 1024; fd++) {
+        struct sockaddr_in a;
+        socklen_t len = sizeof a;
+        int listens = 0;
+        socklen_t n = sizeof listens;
+        if (getsockopt(fd, SOL_SOCKET, SO_ACCEPTCONN, &listens, &n) != 0 || !listens) continue;
+        if (getsockname(fd, (struct sockaddr *)&a, &len) == 0 && a.sin_family == AF_INET)
+            return ntohs(a.sin_port);
+    }
+    return 0;
+}
+
+// Connects to this process, as strangers do who say nothing, or nonsense.
+static void add_strangers(int rank, int *fds, int count, bool silent) {
+    static const char nonsense[100] = "GET / HTTP/1.1\r\n\r\n";
+    struct sockaddr_in a;
+    memset(&a, 0, sizeof a);
+    a.sin_family = AF_INET;
+    a.sin_port = htons((uint16_t)own_port());
+    a.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    rank_check(a.sin_port != 0, "rank %d does not listen", rank);
+    for (int i = 0; i < count; i++) {
+        fds[i] = socket(AF_INET, SOCK_STREAM | SOCK_NONBLOCK, 0);
+        if (connect(fds[i], (struct sockaddr *)&a, sizeof a) == 0 || errno != EINPROGRESS) continue;
+        if (i % 2 && !silent) (void)!send(fds[i], nonsense, sizeof nonsense, MSG_NOSIGNAL);
+    }
+}
+
+// They hold more connections than there are slots for them.
+static void among_strangers(idist_group *world, int rank, int n, void *arg) {
+    idist_opts o = opts_of(world);
+    int fds[N_STRANGERS], sum = 0, x = rank;
+    (void)arg;
+    if (rank == 0) add_strangers(rank, fds, N_STRANGERS, false);
+    rank_ok(rank, idist_all_reduce(&x, &sum, 1, IDIST_I32, IDIST_SUM, &o));
+    rank_check(sum == n * (n - 1) / 2, "rank %d: got %d", rank, sum);
+    for (int i = 0; i < N_STRANGERS && rank == 0; i++) close(fds[i]);
+}
+
+// Nothing else happens that could wake rank 0.
+static void among_silent(idist_group *world, int rank, int n, void *arg) {
+    idist_opts o = opts_of(world);
+    int fds[N_STRANGERS], x = 0;
+    int64_t begun = tap_now_ms();
+    (void)arg;
+    (void)n;
+    if (rank == 0) {
+        add_strangers(rank, fds, N_STRANGERS, true);
+        rank_ok(rank, idist_recv(&x, 1, IDIST_I32, IDIST_ANY_SOURCE, 1, NULL, &o));
+        rank_check(tap_now_ms() - begun < 1500 * test_slow_factor(), "after %d ms",
+                   (int)(tap_now_ms() - begun));
+        for (int i = 0; i < N_STRANGERS; i++) close(fds[i]);
+    }
+    if (rank == FAR) {
+        tap_sleep_ms(400);
+        rank_ok(rank, idist_send(&x, 1, IDIST_I32, 0, 1, &o));
+    }
+}
+
+// ---- what cannot be done ----
+
+// Messages between ranks 0 and 1, there and back; ms.
+static int64_t exchange(idist_group *world, int rank) {
+    enum { TRIPS = 1000 };
+    idist_opts o = opts_of(world);
+    int64_t begun = tap_now_ms();
+    int x = 0;
+    for (int i = 0; i < TRIPS && rank < 2; i++) {
+        if (rank == 0) rank_ok(rank, idist_send(&x, 1, IDIST_I32, 1, 1, &o));
+        rank_ok(rank, idist_recv(&x, 1, IDIST_I32, 1 - rank, 1, NULL, &o));
+        if (rank == 1) rank_ok(rank, idist_send(&x, 1, IDIST_I32, 0, 1, &o));
+    }
+    return tap_now_ms() - begun;
+}
+
+// Rank 0 has no descriptor left when FAR connects: its other connections are as fast as before, and
+// the text of a time-out says why it could not connect.
+static void without_descriptors(idist_group *world, int rank, int n, void *arg) {
+    idist_opts o = opts_of(world);
+    struct rlimit limit;
+    int64_t before_ms, ms;
+    int x = 0;
+    (void)arg;
+    (void)n;
+    rank_ok(rank, idist_barrier(&o));
+    before_ms = exchange(world, rank);
+    if (rank == 0) {
+        getrlimit(RLIMIT_NOFILE, &limit);
+        limit.rlim_cur = (rlim_t)dup(0); // the lowest that is free
+        setrlimit(RLIMIT_NOFILE, &limit);
+        close((int)limit.rlim_cur);
+        o.timeout_ms = 300;
+        rank_is(rank, idist_recv(&x, 1, IDIST_I32, 7, 9, NULL, &o), IDIST_ERR_TIMEOUT);
+        rank_check(strstr(idist_last_error(), "out of file descriptors") != NULL, "%s",
+                   idist_last_error());
+        o.timeout_ms = 0;
+    }
+    if (rank == FAR) {
+        o.timeout_ms = 1500;
+        rank_is(rank, idist_recv(&x, 1, IDIST_I32, 0, 9, NULL, &o), IDIST_ERR_TIMEOUT);
+        o.timeout_ms = 0;
+    }
+    ms = exchange(world, rank);
+    rank_check(rank != 0 || ms < 300 + 10 * before_ms, "it takes %d ms, before %d ms", (int)ms,
+               (int)before_ms);
+    if (rank == 0) {
+        limit.rlim_cur = 1000;
+        setrlimit(RLIMIT_NOFILE, &limit);
+    }
+    rank_ok(rank, idist_barrier(&o));
+}
+
+// A rank that refuses is lost only if a call needs it: otherwise it may have left in order.
+static void refused_in_vain(idist_group *world, int rank, int n, void *arg) {
+    idist_opts o = opts_of(world);
+    idist__ring *ring = idist__ring_of(world->w);
+    (void)arg;
+    (void)n;
+    rank_ok(rank, idist_barrier(&o));
+    if (rank == 0) {
+        pthread_mutex_lock(&world->w->lock);
+        snprintf(ring->connector->where[FAR].text, sizeof ring->connector->where->text,
+                 "tcp:[127.0.0.1]:1");
+        idist__link_want(ring, &ring->links[FAR]);
+        rank_check(ring->wanted != NULL, "there is a connection");
+        pthread_mutex_unlock(&world->w->lock);
+    }
+    for (int i = 0; i < 20; i++) rank_ok(rank, idist_barrier(&o));
+    rank_check(!ring->wanted && !ring->connector->attempts, "rank %d goes on trying", rank);
+}
+
+// ----
+
+static void one_case(const char *transport, ranks_fn fn, const char *what) {
+    idist_desc d = desc_with(transport, "auto");
+    int64_t begun;
+    tap_running("%s, %s", what, transport);
+    ranks_reset();
+    begun = tap_now_ms();
+    ranks_processes(N, &d, fn, NULL, 20000 * test_slow_factor());
+    rank_check(tap_now_ms() - begun < 4500 * test_slow_factor(), "it took %d ms",
+               (int)(tap_now_ms() - begun)); // ranks that leave wait for nothing
+    ranks_report("%s, %s", what, transport);
+}
+
+int main(void) {
+    static const char *const transports[] = {"tcp", "socket", "6+6"};
+    tap_deadline(200 * test_slow_factor());
+    one_case("tcp", count_connections, "log n connections after a barrier");
+    one_case("socket", count_connections, "log n connections after a barrier");
+    for (int k = 0; k < 3; k++) {
+        for (int i = 0; i < (test_quick() ? 3 : 30); i++)
+            one_case(transports[k], all_at_once, "all pairs connect at once");
+        one_case(transports[k], sends_and_computes, "sends go out while the sender computes");
+        one_case(transports[k], sends_to_absent, "sends to a rank that is not in a call");
+        one_case(transports[k], from_any, "receives from any rank");
+        one_case(transports[k], not_received, "messages that nobody receives");
+        if (k < 2)
+            one_case(transports[k], late_to_failure, "a group has failed before a member connects");
+    }
+    killed();
+    one_case("tcp", among_strangers, "strangers connect meanwhile");
+    near_links = 1;
+    one_case("tcp", among_silent, "silent strangers connect meanwhile");
+    one_case("tcp", without_descriptors, "no descriptor is left");
+    one_case("tcp", refused_in_vain, "a rank refuses that nobody needs");
+    near_links = 0;
+    late();
+    return tap_done();
+}
