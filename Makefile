@@ -41,7 +41,7 @@ SPINNING_SCRIPTS := $(wildcard tests/mpi/*.sh)
 # The longest come first.
 WAITING_SRC := $(addprefix tests/fault/,init_kill.c stop.c waits.c no_memory.c reach.c)
 WAITING_SCRIPTS := tests/device/faults.sh tests/device/ipc.sh tests/launch/hosts.sh \
-    tests/launch/torchrun.sh
+    tests/launch/limited.sh tests/launch/torchrun.sh
 EXAMPLES := $(patsubst examples/%.c,build/%,\
     $(filter-out %_mpi.c $(wildcard examples/*_gpu_*.c),$(wildcard examples/*.c)))
 EXAMPLES += $(if $(shell command -v c++),\
@@ -55,7 +55,7 @@ PROVE = prove --timer --directives --failures --comments --exec 'timeout -k 5 $(
 
 .PHONY: run test test-all asan build-asan ubsan tsan check-programs need-prove programs examples who
 .PHONY: perf fuzz lint format single dist install uninstall deps deps-nccl peers print-deps
-.PHONY: bench-peers bench-net bench-mpi bench-train test-gpu bench-gpu clean help
+.PHONY: bench-peers bench-net tune model bench-mpi bench-train test-gpu bench-gpu clean help
 
 run: build/05_train_digits
 	build/05_train_digits
@@ -184,6 +184,16 @@ bench-peers: build/idist_perf
 # Between hosts, which are network namespaces. PARTS, ROUNDS, RATE: see the head of the script.
 bench-net: build/idist_perf
 	@tests/bench/bench_net.sh
+
+# OPS, RANKS, LAUNCH, ...: see the head of the script.
+tune: build/idist_perf
+	@tests/bench/tune.sh
+
+# ARGS='-L us -o us -g us -G Gbit/s': the network.
+model:
+	@mkdir -p build
+	@cc -O2 -I. -Itests/lib tests/unit/model.c -o build/model
+	@build/model -table $(ARGS)
 
 bench-mpi:
 	@tests/bench/bench_mpi.sh
@@ -342,6 +352,8 @@ help:
 	@echo "make perf       build build/idist_perf, which times every operation (NATIVE=-march=native)"
 	@echo "make bench-peers  compare it with Open MPI, MPICH, Intel MPI and gloo, where installed"
 	@echo "make bench-net  all_reduce between hosts, beside Open MPI and gloo over TCP; needs root"
+	@echo "make tune       from which size on the algorithms of few bytes are faster here"
+	@echo "make model      projected times for 8 to 4,096 hosts, of the real schedules (LogGP)"
 	@echo "make bench-mpi  what idist costs on top of each MPI that is installed"
 	@echo "make bench-train  how 20_cifar10 scales, and what idist_ddp adds to bare all_reduces"
 	@echo "make test-gpu   the tests for a machine with one or more GPUs; elsewhere they skip."

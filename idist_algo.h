@@ -25,7 +25,8 @@ CONTENTS
 COSTS
 
     n is the number of ranks, B the bytes that one rank contributes, c the number of chunks; log is
-    log2, rounded up. A message takes a latency a, plus b per byte. A reduction also takes a time
+    log2, rounded up. A message takes a latency a, plus b per byte; of the latency, o occupies the
+    sender or the receiver, and the rest of several messages overlaps. A reduction also takes a time
     per byte received, so it has the factors of b.
 
       operation        few steps (latency)                  few bytes (bandwidth)
@@ -35,13 +36,15 @@ COSTS
       all_reduce       doubling       (a + bB) log n        ring    2 (n - 1) (a + bB/n)
       reduce_scatter   doubling       (a + bBn) log n       ring    (n - 1) (a + bB)
       all_gather       Bruck          a log n + bB (n - 1)  ring    (n - 1) (a + bB)
-      gather, scatter  binomial tree  a log n + bB (n - 1)  direct  (n - 1) (a + bB)
-      all_to_all       Bruck          (a + bBn/2) log n     direct  (n - 1) (a + bB)
-      scan, exscan     doubling       (a + bB) log n        chain   (a + bB/c) (n - 2 + c)
+      gather, scatter  binomial tree  a log n + bB (n - 1)  direct  a + (n - 1) (o + bB)
+      all_to_all       Bruck          (a + bBn/2) log n     direct  a + (n - 1) (o + bB)
+      scan             doubling       (a + bB) log n        chain   (a + bB/c) (n - 2 + c)
+      exscan           doubling       (a + bB) (log n + 1)  chain   (a + bB/c) (n - 2 + c)
       v-forms          -                                    direct; all_gatherv as a ring
 
     For reduce_scatter, scatter and all_to_all B is one block of n; elsewhere it is the whole
-    buffer. Which column a call uses is a table: see idist__choose_table.
+    buffer. Which column a call uses is a table: see idist__choose_table. tests/unit/model.c runs
+    these algorithms on a LogGP network (make model); make tune measures where the columns meet.
 
 REPRODUCIBILITY
 
@@ -661,7 +664,7 @@ static void idist__dissemination_barrier(idist__task *t) {
 
 //------------------------------------------------------------------------------
 // [algo:tree]  broadcast, reduce, gather and scatter of small messages
-// uses kind model block msg:op send recv
+// uses kind model block core:message msg:op send recv
 //
 // A binomial tree over v, the rank counted from the root. The parent of v is v without its lowest
 // set bit; its children are v plus each power of two below that bit:
@@ -721,10 +724,14 @@ static void idist__tree_broadcast(idist__task *t) {
         IDIST__CO_AWAIT(o, !o->slots_pending);
     }
 
-    for (state->distance /= 2; state->distance; state->distance /= 2)
-        if (v + state->distance < n)
-            idist__send_step(t, idist__block_wrap(v + state->distance + o->root, n), 0, o->out,
-                             o->nbytes);
+    // A large message goes to one child after the other, the one with the largest subtree first:
+    // were they sent at once, all children would have it only when the last one has.
+    for (state->distance /= 2; state->distance; state->distance /= 2) {
+        if (v + state->distance >= n) continue;
+        idist__send_step(t, idist__block_wrap(v + state->distance + o->root, n), 0, o->out,
+                         o->nbytes);
+        IDIST__CO_AWAIT(o, !o->sends_pending || o->nbytes <= IDIST__EAGER_BYTES);
+    }
 
     IDIST__CO_AWAIT(o, !o->sends_pending);
     idist__op_done(t);
@@ -1646,8 +1653,9 @@ static void idist__host_progress(idist__ring *ring) {
 
 //------------------------------------------------------------------------------
 // [algo:choose]  which algorithm a call uses, and its scratch memory
-// uses mem base:type float reduce launch:env kind model core:world block msg:op
-// uses share:share ring chain direct dissemination tree doubling bruck host
+// uses mem base:type float reduce launch:env kind model core:world block
+// uses msg:types msg:op share:share ring chain direct dissemination tree
+// uses doubling bruck host
 //
 // idist__choose_algorithm takes the first that can serve the call:
 //
@@ -1683,8 +1691,11 @@ typedef struct idist__choice { // NOLINT(clang-analyzer-optin.performance.Paddin
 } idist__choice;
 
 // Read a row as: all_reduce uses recursive doubling up to 64 KiB per rank, and a ring beyond. The
-// limits were measured with idist_perf over unix sockets and loopback TCP at 2 to 8 ranks. A limit
-// is low where the latency algorithm carries blocks through several ranks.
+// limits hold for up to IDIST__CHOICE_RANKS ranks; they were measured with idist_perf over unix
+// sockets and loopback TCP at 2 to 8 ranks, and `make tune` measures them on other machines. A
+// limit is low where the latency algorithm carries blocks through several ranks. Of reduce_scatter,
+// scatter and all_to_all it is that of one block. See idist__choose_limit for more ranks, and for
+// networks between hosts.
 static const idist__choice idist__choose_table[] = {
     // clang-format off
     // operation            few steps                      KiB  few bytes                    order
@@ -1712,6 +1723,100 @@ static const idist__choice *idist__choose_row(idist__kind kind) {
     return row;
 }
 
+enum {
+    IDIST__CHOICE_RANKS = 8,
+    IDIST__CHOICE_RANKS_MOST = 65536, // beyond, limits stay
+    IDIST__CHOICE_LATENCY = 8 * 1024, // a / b where the limits of the table were measured
+    IDIST__CHOICE_COPY = 4,           // bytes that memory copies in the time in which one is sent
+    IDIST__CHOICE_OVERHEAD = 12,      // a / o between hosts, roughly
+    // The bandwidth that an interface reports may be wrong, so a / b has a bound, and so have the
+    // limits that follow from it, for each IDIST__CHOICE_RANKS ranks.
+    IDIST__CHOICE_LATENCY_MOST = 512 * 1024,
+    IDIST__CHOICE_MOST = 512 * 1024
+};
+
+// The two algorithms take the same time when a rank contributes this many bytes. It follows from
+// COSTS at the top of this file; the time that reductions take is left out. latency: a / b, the
+// bytes that the network moves in the time of an empty message. UINT64_MAX: the one of few steps
+// is never slower.
+static uint64_t idist__choose_break_even(idist__kind kind, uint64_t n, uint64_t latency) {
+    uint64_t log = 0, direct;
+    uint64_t folded_log; // of doubling: ranks beyond a power of two join before and after
+
+    while ((uint64_t)1 << log < n) log++;
+    folded_log = (n & (n - 1)) ? log + 1 : log;
+
+    switch (kind) {
+    case IDIST__ALL_REDUCE:
+        if (folded_log * n == 2 * (n - 1)) return UINT64_MAX;
+        return (2 * (n - 1) - folded_log) * n * latency / (folded_log * n - 2 * (n - 1));
+    case IDIST__REDUCE_SCATTER:
+        if (folded_log * n == n - 1 || n - 1 < folded_log) return 0;
+        return (n - 1 - folded_log) * latency / (folded_log * n - (n - 1));
+    case IDIST__ALL_GATHER: // Bruck copies n blocks once more
+        return IDIST__CHOICE_COPY * (n - 1 - log) * latency / n;
+    case IDIST__GATHER:
+    case IDIST__SCATTER: // in a tree, half of the blocks wait for the other half
+    case IDIST__ALL_TO_ALL:
+        direct = latency + (n - 1) * latency / IDIST__CHOICE_OVERHEAD;
+        if (direct <= log * latency || n < 4) return 0;
+        return (direct - log * latency) /
+               (kind == IDIST__ALL_TO_ALL ? n * log / 2 - (n - 1) : n / 2);
+    default: break;
+    }
+
+    if (kind == IDIST__EXSCAN) log++;
+    if (n - 1 < log) return 0;
+    if (log == 1) return kind == IDIST__BROADCAST ? UINT64_MAX : IDIST__CHUNK_BYTES;
+
+    // A chain of chunks takes (n - 2) steps of one chunk, a, and b for each byte.
+    return ((n - 2) * (latency + IDIST__CHUNK_BYTES) + latency - log * latency) / (log - 1);
+}
+
+// Whether the other algorithm is direct, whose messages overlap. What that gains on one host is
+// little.
+static bool idist__choose_is_direct(idist__kind kind) {
+    return kind == IDIST__GATHER || kind == IDIST__SCATTER || kind == IDIST__ALL_TO_ALL;
+}
+
+// The limit for a group over several hosts.
+static uint64_t idist__choose_between_hosts(const idist__choice *row, uint64_t n,
+                                            uint64_t latency) {
+    uint64_t groups = (n + IDIST__CHOICE_RANKS - 1) / IDIST__CHOICE_RANKS;
+    uint64_t most = groups * IDIST__CHOICE_MOST;
+    uint64_t even;
+
+    if (idist__choose_is_direct(row->kind)) most = (uint64_t)row->latency_kib * 1024;
+    if (latency > IDIST__CHOICE_LATENCY_MOST) latency = IDIST__CHOICE_LATENCY_MOST;
+    even = idist__choose_break_even(row->kind, n, latency);
+
+    return even < most ? even : most;
+}
+
+// The limit for a group on one host: that of the table. For more ranks it changes as the break-even
+// does.
+static uint64_t idist__choose_inside_host(const idist__choice *row, uint64_t n) {
+    uint64_t limit = (uint64_t)row->latency_kib * 1024;
+    uint64_t at_table, at_n;
+
+    if (n <= IDIST__CHOICE_RANKS || idist__choose_is_direct(row->kind)) return limit;
+    at_table = idist__choose_break_even(row->kind, IDIST__CHOICE_RANKS, IDIST__CHOICE_LATENCY);
+    at_n = idist__choose_break_even(row->kind, n, IDIST__CHOICE_LATENCY);
+
+    return at_table ? limit * at_n / at_table : limit;
+}
+
+// Up to which contribution of a rank the latency algorithm is used. Integer arithmetic, so that
+// every rank computes the same.
+static size_t idist__choose_limit(const idist_group *g, const idist__choice *row) {
+    int n = g->size < IDIST__CHOICE_RANKS_MOST ? g->size : IDIST__CHOICE_RANKS_MOST;
+    uint64_t latency = idist__ring_group_of(g)->spans_hosts ? g->w->latency_nbytes : 0;
+    uint64_t limit = latency && n > 1 ? idist__choose_between_hosts(row, (uint64_t)n, latency)
+                                      : idist__choose_inside_host(row, (uint64_t)n);
+
+    return limit < SIZE_MAX ? (size_t)limit : SIZE_MAX;
+}
+
 // Whether elements are widened to F32 for the reduction.
 static bool idist__choose_widens(const idist__call *c, const idist__user_op *user) {
     bool is_function = user && user->fn;
@@ -1737,7 +1842,8 @@ static idist__algorithm idist__choose_over_messages(const idist_group *g, const 
     if (g->w->cfg.algorithm == IDIST__ALGO_LATENCY) return IDIST__ALGO_LATENCY;
     if (g->w->cfg.algorithm == IDIST__ALGO_BANDWIDTH) return IDIST__ALGO_BANDWIDTH;
 
-    return c->count * size <= row->latency_kib * 1024 ? IDIST__ALGO_LATENCY : IDIST__ALGO_BANDWIDTH;
+    return c->count * size <= idist__choose_limit(g, row) ? IDIST__ALGO_LATENCY
+                                                          : IDIST__ALGO_BANDWIDTH;
 }
 
 static idist__algorithm idist__choose_algorithm(const idist_group *g, const idist__call *c) {
