@@ -189,7 +189,7 @@ bench-net: build/idist_perf
 tune: build/idist_perf
 	@tests/bench/tune.sh
 
-# ARGS='-L us -o us -g us -G Gbit/s': the network.
+# ARGS='-L us -o us -g us -G Gbit/s -R GB/s': the network, and how fast a rank reduces.
 model:
 	@mkdir -p build
 	@cc -O2 -I. -Itests/lib tests/unit/model.c -o build/model
@@ -352,7 +352,7 @@ help:
 	@echo "make perf       build build/idist_perf, which times every operation (NATIVE=-march=native)"
 	@echo "make bench-peers  compare it with Open MPI, MPICH, Intel MPI and gloo, where installed"
 	@echo "make bench-net  all_reduce between hosts, beside Open MPI and gloo over TCP; needs root"
-	@echo "make tune       from which size on the algorithms of few bytes are faster here"
+	@echo "make tune       from which size on bandwidth algorithms beat latency algorithms here"
 	@echo "make model      projected times for 8 to 4,096 hosts, of the real schedules (LogGP)"
 	@echo "make bench-mpi  what idist costs on top of each MPI that is installed"
 	@echo "make bench-train  how 20_cifar10 scales, and what idist_ddp adds to bare all_reduces"

@@ -205,6 +205,8 @@ LAUNCHING
                              list of whole names. Without any of them: the interface on the way to
                              rank 0, or else the first one. idist_show_config tells the address and
                              the interface
+        IDIST_SOCKETS        TCP connections between two ranks, for networks that limit each
+                             connection; see desc.sockets
         IDIST_BIND=core      keeps each rank on one processor
         IDIST_CHECK=0        the mpi backend does not compare calls (the ring always does)
         IDIST_START_METHOD   fork or exec
@@ -242,10 +244,12 @@ ERRORS
         of init     IDIST_ERR_ENV, _NO_BACKEND, _AUTH ...: there is no world.
 
     When a rank dies, or exits without idist_finalize, every rank that is blocked in a call learns
-    of it within milliseconds, because the connection ends. A machine that disappears without
-    closing its connections is detected by the time-out. In a world of more than 64 ranks not every
-    rank is connected to every other one (see idist_ring.h): there the ranks that are in calls pass
-    on the news of any failure of a group, also of idist_abort.
+    of it within milliseconds: the connection ends, or within a host somebody looks every 10 to 30
+    ms (less often if more than 32 ranks sleep there). A machine that disappears without closing its
+    connections is detected by the time-out. In a world of more than 64 ranks not every rank is
+    connected to every other one (see idist_ring.h): there the ranks that are in calls pass on the
+    news of any failure of a group, also of idist_abort. A rank that comes long after the others
+    have left may then name one of those.
 
     Ranks that call different operations get IDIST_ERR_MISMATCH. The text names two of them and the
     field that differs (operation, dtype, op, root, count, group, sequence). A rank whose own part
@@ -290,7 +294,8 @@ MEMORY
     when they join and disappears with the last of them. If it cannot be had (no memfd, or a limit
     on memory, address space or file size), they use local sockets, and a log line at info level
     says why. Large buffers are read directly from the memory of the other process where the kernel
-    permits it; a program that changes its user after joining must set IDIST_TRANSPORT=socket.
+    permits it. A program that changes its user after joining, or forbids itself system calls
+    (seccomp), must set IDIST_TRANSPORT=socket.
     Memory from idist_alloc is mapped by all ranks of the host.
 
 WAITING
@@ -311,7 +316,8 @@ SECURITY
     IDIST_SECRET_FILE (mode 600) or IDIST_SECRET. Local sockets also check the user, and shared
     memory is passed through them. Ranks of several hosts listen at all addresses of their host.
     Without a secret that is refused (IDIST_ERR_NO_SECRET) unless IDIST_INSECURE=1; then each
-    listens at one address only. The data itself is neither encrypted nor signed: on a network you
+    listens at one address only. In a world of more than 64 ranks they listen until it is closed,
+    otherwise while they join. The data itself is neither encrypted nor signed: on a network you
     do not trust, use a tunnel.
 
 WRITING A BACKEND
@@ -658,6 +664,11 @@ typedef struct idist_desc {
 
     // idist's own work on the device has priority. IDIST_HIGH_PRIORITY_STREAM=1.
     bool high_priority_stream;
+
+    // TCP connections between two ranks, at most 8, over which messages are spread; the highest
+    // number that any rank asks for counts. 0: one, and more where the round trip is so long that
+    // one cannot fill the network. IDIST_SOCKETS.
+    int sockets;
 } idist_desc;
 
 //------------------------------------------------------------------------------
@@ -860,8 +871,9 @@ IDIST_API idist_status idist_all_gather_bytes(const void *send, size_t nbytes, v
 //
 // dst and src are ranks of the group, and may be the caller's own. Messages from one rank to
 // another with the same tag arrive in the order in which they were sent. A send may return before
-// the receiver asks for the message (up to some KiB), or only afterwards; rely on neither. Tags are
-// 0 .. 2^31 - 1.
+// the receiver asks for the message (up to some KiB), or only afterwards; rely on neither. In a world
+// of more than 64 ranks, the first message to a rank may wait until that one is in a call on the
+// same world. Tags are 0 .. 2^31 - 1.
 //
 // A receive that times out before a message arrives is cancelled: IDIST_ERR_TIMEOUT, and the group
 // goes on. A send of more than some KiB that times out also fails the group, because the receiver

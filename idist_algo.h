@@ -82,13 +82,24 @@ SOURCES
 //
 // Item i is sent when i < head or item i - head has been taken: a ring sends its own block first
 // (head = its chunks) and then forwards what it took; an inner link of a chain only forwards
-// (head = 0). Items are taken in order; IDIST__SLOTS receives are posted ahead. The tag of a
-// message is the index of its item.
+// (head = 0). Items are taken in order. The tag of a message is the index of its item.
+//
+// Some receives are posted ahead, each in a slot. The sender may send only what it knows to be
+// posted, so over a long network it takes more slots to keep the network full: what is under way
+// there, and some that are being taken.
 //------------------------------------------------------------------------------
+
+static size_t idist__stream_slot_count(const idist_group *g) {
+    uint64_t under_way = idist__ring_group_of(g)->spans_hosts ? g->w->network_nbytes : 0;
+    uint64_t count = (under_way + IDIST__CHUNK_BYTES - 1) / IDIST__CHUNK_BYTES + 2;
+
+    if (count < IDIST__SLOTS) return IDIST__SLOTS;
+    return count < IDIST__SLOTS_MOST ? (size_t)count : IDIST__SLOTS_MOST;
+}
 
 static char *idist__stream_slot(const idist__op *o, size_t index) {
     const idist__stream_op *stream = &o->u.stream;
-    return stream->slots + (index % IDIST__SLOTS) * stream->chunk_count * o->size;
+    return stream->slots + (index % o->slot_count) * stream->chunk_count * o->size;
 }
 
 static void idist__stream_run(idist__task *t) {
@@ -97,26 +108,26 @@ static void idist__stream_run(idist__task *t) {
 
     for (;;) {
         while (stream->posted < stream->recv_total &&
-               stream->posted < stream->taken + IDIST__SLOTS) {
+               stream->posted < stream->taken + o->slot_count) {
             size_t index = stream->posted++;
             idist__item item = stream->recv_at(t, index);
             char *data = item.data;
 
             if (!data && stream->slots) data = idist__stream_slot(o, index);
-            idist__recv_step(t, (int)(index % IDIST__SLOTS), item.peer, (uint32_t)index, data,
+            idist__recv_step(t, (int)(index % o->slot_count), item.peer, (uint32_t)index, data,
                              item.nbytes);
         }
 
         while (stream->sent < stream->send_total &&
                (stream->sent < stream->head || stream->sent - stream->head < stream->taken) &&
-               o->sends_pending < IDIST__SLOTS) {
+               o->sends_pending < (int)o->slot_count) {
             size_t index = stream->sent++;
             idist__item item = stream->send_at(t, index);
             idist__send_step(t, item.peer, (uint32_t)index, item.data, item.nbytes);
         }
 
         if (stream->taken == stream->posted ||
-            (o->slots_pending & (1u << (stream->taken % IDIST__SLOTS))))
+            (o->slots_pending & (1u << (stream->taken % o->slot_count))))
             break;
         if (stream->take) stream->take(t, stream->taken);
         stream->taken++;
@@ -1139,8 +1150,10 @@ typedef struct idist__host_step { // a call on near or leads
 } idist__host_step;
 
 enum { IDIST__HOST_STEPS = 3 }; // for each piece, without one reduction per host in reduce_scatter
-// Size of a piece, per host. Smaller pieces cost more in latency than they gain.
+// Size of a piece, per host: smaller pieces cost more in latency than they gain. Over a long network
+// so many times what is under way there, because the hosts wait for each other after each piece.
 #define IDIST__HOST_PIECE_BYTES ((size_t)512 * 1024)
+#define IDIST__HOST_PIECE_NETWORKS 8
 
 static uint64_t idist__host_of(const idist_group *g, int rank) {
     return g->w->nodes[g->ranks[rank]].host;
@@ -1178,11 +1191,14 @@ typedef struct idist__host_piece { // of a call's elements
 // How many pieces a call has: the same on all ranks.
 static size_t idist__host_piece_count(const idist__task *t) {
     const idist__op *o = idist__op_of(t);
-    size_t nbytes = IDIST__HOST_PIECE_BYTES * (size_t)idist__ring_group_of(t->group)->nhosts;
+    uint64_t of_host = IDIST__HOST_PIECE_NETWORKS * t->group->w->network_nbytes, nbytes;
     bool is_cut = t->call.kind == IDIST__ALL_REDUCE || t->call.kind == IDIST__REDUCE ||
                   t->call.kind == IDIST__BROADCAST;
 
-    return is_cut && o->nbytes > nbytes ? o->nbytes / nbytes : 1;
+    if (of_host < IDIST__HOST_PIECE_BYTES) of_host = IDIST__HOST_PIECE_BYTES;
+    nbytes = of_host * (uint64_t)idist__ring_group_of(t->group)->nhosts;
+
+    return is_cut && o->nbytes > nbytes ? (size_t)(o->nbytes / nbytes) : 1;
 }
 
 // Piece number `index` of n. False: there is none.
@@ -1921,8 +1937,8 @@ static size_t idist__choose_slots_nbytes(const idist__task *t) {
     const idist__op *o = idist__op_of(t);
 
     if (!idist__kind_reduces(t->call.kind) || o->algorithm != IDIST__ALGO_BANDWIDTH) return 0;
-    if (o->nbytes >= IDIST__CHUNK_BYTES) return IDIST__SLOTS * IDIST__CHUNK_BYTES;
-    return IDIST__SLOTS * idist__choose_align(o->nbytes);
+    if (o->nbytes >= IDIST__CHUNK_BYTES) return o->slot_count * IDIST__CHUNK_BYTES;
+    return o->slot_count * idist__choose_align(o->nbytes);
 }
 
 // False when memory is short.
@@ -1990,6 +2006,7 @@ static bool idist__choose_begin(idist__task *t, idist__algorithm algorithm) {
 
     idist__choose_operands(t);
     o->algorithm = algorithm;
+    o->slot_count = idist__stream_slot_count(t->group);
     if (!idist__choose_allocate(t)) return false;
     idist__choose_convert_input(t);
     if (idist__kind_reduces(t->call.kind)) o->finish = idist__choose_finish;

@@ -17,12 +17,15 @@ WHO CONNECTS
     the key of the job, and tell their ranks. When both connect at once, the connection that the
     higher rank has begun is the one that stays:
 
-      - a rank to which a lower one connects turns it away while it connects to that one itself;
+      - a rank to which a lower one connects turns it away if it has reached that one itself;
       - a rank to which a higher one connects gives up its own attempt, and accepts.
 
     An accepting rank decides once the other has proven who it is, and before it says so. What it
     has accepted is a link from then on. A rank that is turned away tries again a little later, but
     by then, mostly, the other one has connected to it.
+
+    A link over TCP may have several sockets ([msg:transport]). Each of them is connected by itself,
+    from either end; the link is connected when all are.
 
     Strangers may connect too. An incoming handshake that fails is closed and forgotten.
 */
@@ -40,7 +43,9 @@ WHO CONNECTS
 //------------------------------------------------------------------------------
 
 enum {
-    IDIST__ATTEMPT_MS = 3000, // until one that nobody answers begins again
+    // A connect that is not answered is tried again after this time. A handshake has no limit,
+    // because the peer may not be in a call.
+    IDIST__ATTEMPT_MS = 3000,
     IDIST__ATTEMPT_WAIT_MS = 20
 };
 
@@ -57,6 +62,7 @@ typedef enum idist__attempt_state {
 typedef struct idist__attempt { // to connect to a rank
     struct idist__attempt *next;
     int rank;
+    int socket; // of the link
     idist__attempt_state state;
     int64_t due_ns;
     idist__handshake handshake; // its fd is that of the connection in all states; -1: none
@@ -75,13 +81,19 @@ static void idist__attempt_wait(idist__attempt *a, int ms) {
     a->due_ns = idist__os_clock_deadline(ms);
 }
 
-// Connecting failed. No event: there is another attempt.
+// Whether the peer may know of it, and may have accepted it, because we have proven who we are.
+static bool idist__attempt_is_known(const idist__attempt *a) {
+    return a->state == IDIST__ATTEMPT_GREETS && a->handshake.stage >= IDIST__AUTH_PROOF;
+}
+
+// Connecting failed. Returns false if it will be tried again without an event.
 static bool idist__attempt_failed(idist__attempt *a, int error, idist__connect_event *event) {
     idist_status status =
         idist__os_socket_out_of_fds(error) ? IDIST_ERR_NO_FDS : IDIST_ERR_PEER_LOST;
 
     idist__attempt_wait(a, IDIST__ATTEMPT_WAIT_MS);
-    if (error == EAGAIN || error == ETIMEDOUT || error == EINTR) // its accept queue may be full
+    if (error == EAGAIN || error == ETIMEDOUT || error == EINTR || error == ENOBUFS ||
+        error == ENOMEM) // its accept queue may be full, or memory is short
         return false;
     event->rank = a->rank;
     event->error = error;
@@ -116,11 +128,11 @@ static bool idist__attempt_begin(idist__attempt *a, const idist__where *where,
 // uses msg:transport link attempt
 // uses
 //
-//     idist__connector_call    connects to a rank, or goes on trying
+//     idist__connector_start   starts an attempt to connect to a rank
 //     idist__connector_polls   what to watch in poll
-//     idist__connector_next    goes on as far as possible without blocking, to the next event
+//     idist__connector_next    advances everything without blocking, up to the next event
 //
-// An attempt ends with the event that tells of it, except with IDIST_ERR_NO_FDS: then it goes on.
+// The event that reports its outcome ends an attempt, except IDIST_ERR_NO_FDS: then it keeps trying.
 //------------------------------------------------------------------------------
 
 enum {
@@ -133,12 +145,13 @@ typedef struct idist__connector {
     int rank;                // ours
     int listeners[2];        // local socket, TCP; -1: none
     idist__where *where;     // by rank
+    int socket_count;        // of a link over TCP
     uint64_t job;            // its number
     uint8_t key[32];         // authenticates connections of this job
-    bool knocks;             // somebody may wait at a listener
+    bool listener_ready;     // somebody may wait at a listener
     bool leaves;             // no new attempts
-    int64_t no_fds_until_ns; // descriptors were short: nothing is accepted before this; 0: they are
-                             // not
+    int64_t no_fds_until_ns; // while descriptors are short, nothing is accepted before this time;
+                             // 0: they are not short
     idist__attempt *attempts;
     idist__pending incoming;
     int incoming_count; // handshakes in it
@@ -174,6 +187,7 @@ static idist__connector *idist__connector_new(idist__ring *ring) {
     c->rank = ring->w->group.rank;
     c->listeners[0] = -1;
     c->listeners[1] = -1;
+    c->socket_count = 1;
     idist__pending_init(&c->incoming);
     c->where = (idist__where *)idist__mem_alloc(mem, sizeof *c->where * n);
     if (c->where) return c;
@@ -183,16 +197,21 @@ static idist__connector *idist__connector_new(idist__ring *ring) {
     return NULL;
 }
 
-// The place of the attempt to connect to a rank in the list, or of the end of the list.
-static idist__attempt **idist__connector_find(idist__connector *c, int rank) {
+// Whether we reach a rank through a local socket.
+static bool idist__connector_is_local(const idist__connector *c, int rank) {
+    return strncmp(c->where[rank].text, "unix:", 5) == 0;
+}
+
+// The place of an attempt in the list, or of the end of the list.
+static idist__attempt **idist__connector_find(idist__connector *c, int rank, int socket) {
     idist__attempt **at = &c->attempts;
-    while (*at && (*at)->rank != rank) at = &(*at)->next;
+    while (*at && ((*at)->rank != rank || (*at)->socket != socket)) at = &(*at)->next;
     return at;
 }
 
-// Gives up connecting to a rank, or forgets that it is done.
-static void idist__connector_drop(idist__connector *c, int rank) {
-    idist__attempt **at = idist__connector_find(c, rank), *a = *at;
+// Gives up an attempt, or forgets one that is done.
+static void idist__connector_drop(idist__connector *c, idist__attempt **at) {
+    idist__attempt *a = *at;
 
     if (!a) return;
     *at = a->next;
@@ -200,52 +219,86 @@ static void idist__connector_drop(idist__connector *c, int rank) {
     idist__mem_free(&c->ring->w->cfg.mem, a);
 }
 
-// Connects to a rank. Returns whether there was memory for that.
-static bool idist__connector_call(idist__connector *c, int rank) {
-    idist__attempt **end = idist__connector_find(c, rank), *a;
+// Gives up connecting to a rank.
+static void idist__connector_give_up(idist__connector *c, int rank) {
+    int i;
 
-    if (*end || c->leaves) return true;
-    a = (idist__attempt *)idist__mem_alloc(&c->ring->w->cfg.mem, sizeof *a);
-    if (!a) return false;
-    a->rank = rank;
-    a->handshake.fd = -1;
-    *end = a;
+    for (i = 0; i < IDIST__SOCKETS_MAX; i++)
+        idist__connector_drop(c, idist__connector_find(c, rank, i));
+}
+
+// Whether the link of a rank has never been connected, and lacks this socket.
+static bool idist__connector_lacks(const idist__connector *c, int rank, int socket) {
+    const idist__link *l = &c->ring->links[rank];
+    bool is_new = !l->transport || (l->open && !idist__link_is_connected(l));
+
+    return is_new && socket < l->sockets.count && l->sockets.fds[socket] < 0;
+}
+
+// Starts to connect to a rank, unless that is under way. False: out of memory.
+static bool idist__connector_start(idist__connector *c, int rank) {
+    int socket;
+
+    for (socket = 0; socket < IDIST__SOCKETS_MAX && !c->leaves; socket++) {
+        idist__attempt **end = idist__connector_find(c, rank, socket), *a;
+
+        if (*end || !idist__connector_lacks(c, rank, socket)) continue;
+        a = (idist__attempt *)idist__mem_alloc(&c->ring->w->cfg.mem, sizeof *a);
+        if (!a) return false;
+        a->rank = rank;
+        a->socket = socket;
+        a->handshake.fd = -1;
+        *end = a;
+    }
 
     return true;
 }
 
-// Whether the link of a rank waits for its first connection. Not if it had one that has ended.
-static bool idist__connector_lacks(const idist__connector *c, int rank) {
-    const idist__link *l = &c->ring->links[rank];
-    return !l->transport || (l->open && !idist__link_is_connected(l));
-}
-
-// A handshake has succeeded: its connection becomes a link. There is an event.
-static void idist__connector_add(idist__connector *c, idist__handshake *h,
+// A handshake has succeeded: its connection becomes a socket of a link. Returns whether there is an
+// event: the link is connected, or cannot be watched.
+static bool idist__connector_add(idist__connector *c, idist__handshake *h, int socket,
                                  idist__connect_event *event) {
     int rank = (int)h->theirs.rank;
+    bool local = idist__connector_is_local(c, rank);
     idist__link *l = &c->ring->links[rank];
-    idist__os_address address;
-    bool local =
-        idist__os_socket_own_address(h->fd, &address) && idist__os_socket_is_local(&address);
 
     if (!local) idist__os_socket_measured(h->fd);
-    l->fd = h->fd;
+    l->sockets.fds[socket] = h->fd;
     h->fd = -1;
+    idist__connector_drop(c, idist__connector_find(c, rank, socket));
+    if (!idist__transport_is_complete(&l->sockets)) return false;
+
     event->rank = rank;
     event->status = IDIST_OK;
 
     if (!idist__link_open(c->ring, l, local ? &idist__transport_unix : &idist__transport_tcp,
-                          &l->fd)) {
+                          &l->sockets)) {
         event->error = errno;
         event->status = idist__fail_errno("watching a connection", errno);
-        idist__os_descriptor_close(&l->fd);
+        idist__transport_close(&l->sockets);
     }
 
-    idist__connector_drop(c, rank);
+    return true;
 }
 
 // ---- accepting ----
+
+// Descriptors are short: gives back those of our own attempts that a higher rank may be making as
+// well, so that its connection can be accepted. Otherwise two ranks with one descriptor each would
+// wait for each other. Returns whether there were any.
+static bool idist__connector_give_way(idist__connector *c) {
+    idist__attempt *a;
+    bool any = false;
+
+    for (a = c->attempts; a; a = a->next) {
+        if (a->rank < c->rank || a->state == IDIST__ATTEMPT_WAITS) continue;
+        if (idist__attempt_is_known(a)) continue; // the answer is on its way
+        idist__attempt_wait(a, 2 * IDIST__ATTEMPT_WAIT_MS);
+        any = true;
+    }
+
+    return any;
+}
 
 static bool idist__connector_accept(idist__connector *c, int listener,
                                     idist__connect_event *event) {
@@ -257,6 +310,7 @@ static bool idist__connector_accept(idist__connector *c, int listener,
         if (fd < 0 && idist__os_socket_out_of_fds(errno)) {
             c->no_fds_until_ns = idist__os_clock_deadline(IDIST__ATTEMPT_WAIT_MS);
             if (idist__pending_evict(&c->incoming)) return false; // strangers use them up
+            if (idist__connector_give_way(c)) return false;
             event->rank = -1;
             event->status = IDIST_ERR_NO_FDS;
             return true;
@@ -274,24 +328,31 @@ static bool idist__connector_accept(idist__connector *c, int listener,
     return false;
 }
 
-// Whether to accept the rank that has proven to be at the other end.
+// Whether to accept the rank that has proven to be at the other end. A lower one is turned away only
+// if we have reached it ourselves.
 static bool idist__connector_welcomes(idist__connector *c, const idist__handshake *h) {
     int rank = (int)h->theirs.rank;
+    int socket = (int)h->theirs.socket;
+    const idist__attempt *ours;
 
     if (rank < 0 || rank >= c->ring->w->group.size || rank == c->rank) return false;
-    if (!idist__connector_lacks(c, rank)) return false;
+    if (socket < 0 || !idist__connector_lacks(c, rank, socket)) return false;
 
-    return rank > c->rank || !*idist__connector_find(c, rank);
+    ours = *idist__connector_find(c, rank, socket);
+
+    return rank > c->rank || !ours || ours->state != IDIST__ATTEMPT_GREETS;
 }
 
 // Advances an incoming handshake.
 static bool idist__connector_answer(idist__connector *c, idist__handshake *h,
                                     idist__connect_event *event) {
     bool done = false;
+    int socket;
     idist_status status;
 
     h->ready = false;
     status = idist__auth_step(h, &done);
+    socket = (int)h->theirs.socket;
 
     if (status == IDIST_OK && h->proven) {
         if (!idist__connector_welcomes(c, h)) {
@@ -305,10 +366,8 @@ static bool idist__connector_answer(idist__connector *c, idist__handshake *h,
 
     if (status == IDIST_OK && !done) return false;
 
-    if (status == IDIST_OK && idist__connector_lacks(c, (int)h->theirs.rank)) {
-        idist__connector_add(c, h, event);
-        return true;
-    }
+    if (status == IDIST_OK && idist__connector_lacks(c, (int)h->theirs.rank, socket))
+        return idist__connector_add(c, h, socket, event);
 
     idist__os_descriptor_close(&h->fd);
     if (status != IDIST_OK)
@@ -328,11 +387,11 @@ static bool idist__connector_receive(idist__connector *c, idist__connect_event *
 
     if (waited) c->no_fds_until_ns = 0;
 
-    for (i = 0; i < 2 && !c->no_fds_until_ns && (c->knocks || is_full || waited); i++)
+    for (i = 0; i < 2 && !c->no_fds_until_ns && (c->listener_ready || is_full || waited); i++)
         if (c->listeners[i] >= 0 && !happened)
             happened = idist__connector_accept(c, c->listeners[i], event);
 
-    c->knocks = false;
+    c->listener_ready = false;
 
     for (i = 0; i < IDIST__PENDING_SLOTS && !happened; i++) {
         idist__handshake *h = &c->incoming.place[i];
@@ -351,7 +410,7 @@ static bool idist__connector_receive(idist__connector *c, idist__connect_event *
 // CONNECTS -> GREETS, if it is connected.
 static bool idist__connector_connected(idist__connector *c, idist__attempt *a,
                                        idist__connect_event *event) {
-    bool local = strncmp(c->where[a->rank].text, "unix:", 5) == 0;
+    bool local = idist__connector_is_local(c, a->rank);
     int error, fd = a->handshake.fd;
 
     if (!idist__os_poll_wait(fd, IDIST__OS_WRITABLE, 0)) {
@@ -365,6 +424,7 @@ static bool idist__connector_connected(idist__connector *c, idist__attempt *a,
 
     idist__auth_begin(&a->handshake, fd, false, c->key, IDIST__ROLE_LINK, c->job, c->rank,
                       c->ring->w->group.size, IDIST__FOREVER);
+    idist__auth_set_socket(&a->handshake, a->socket);
     a->handshake.ready = true;
     a->state = IDIST__ATTEMPT_GREETS;
 
@@ -383,14 +443,12 @@ static bool idist__connector_greet(idist__connector *c, idist__attempt *a,
     if (status == IDIST_OK && !done) return false;
 
     if (status != IDIST_OK && h->broke) {         // turned away, or there was no room for us
-        idist__attempt_wait(a, 5 + a->rank % 16); // not all ranks at the same moment
+        idist__attempt_wait(a, 5 + c->rank % 16); // not all ranks at the same moment
         return false;
     }
 
-    if (status == IDIST_OK && (int)h->theirs.rank == a->rank) {
-        idist__connector_add(c, h, event);
-        return true;
-    }
+    if (status == IDIST_OK && (int)h->theirs.rank == a->rank)
+        return idist__connector_add(c, h, a->socket, event); // frees the attempt
 
     if (status == IDIST_OK)
         status = idist__fail(IDIST_ERR_AUTH, "another rank listens at its address");
@@ -400,7 +458,8 @@ static bool idist__connector_greet(idist__connector *c, idist__attempt *a,
     return true;
 }
 
-// Advances an attempt. With an event the attempt is gone, unless descriptors are short.
+// Advances an attempt, which may be gone after that. With an event all attempts to connect to the
+// rank are, unless descriptors are short.
 static bool idist__connector_try(idist__connector *c, idist__attempt *a,
                                  idist__connect_event *event) {
     int rank = a->rank;
@@ -412,16 +471,16 @@ static bool idist__connector_try(idist__connector *c, idist__attempt *a,
         happened = idist__connector_connected(c, a, event);
     if (!happened && a->state == IDIST__ATTEMPT_GREETS && a->handshake.ready)
         happened = idist__connector_greet(c, a, event);
-    if (happened && event->status != IDIST_ERR_NO_FDS) idist__connector_drop(c, rank);
+    if (happened && event->status != IDIST_ERR_NO_FDS) idist__connector_give_up(c, rank);
 
     return happened;
 }
 
 // ---- all of them ----
 
-// This rank leaves the world: gives up what the other side cannot know of. An attempt of which it
-// may, because we have proven who we are, goes on; its link says BYE then. Returns whether there is
-// one.
+// This rank leaves the world. Attempts that the peer cannot know of are dropped. One in which we
+// have already proven who we are continues, because the peer may have accepted it; its link then
+// says BYE. Returns whether any is left.
 static bool idist__connector_leave(idist__connector *c) {
     const idist__attempt *a = c->attempts;
 
@@ -429,10 +488,9 @@ static bool idist__connector_leave(idist__connector *c) {
 
     while (a) {
         const idist__attempt *next = a->next;
-        bool is_known =
-            a->state == IDIST__ATTEMPT_GREETS && a->handshake.stage >= IDIST__AUTH_PROOF;
 
-        if (!is_known) idist__connector_drop(c, a->rank);
+        if (!idist__attempt_is_known(a))
+            idist__connector_drop(c, idist__connector_find(c, a->rank, a->socket));
         a = next;
     }
 
@@ -452,8 +510,12 @@ static int64_t idist__connector_due_ns(const idist__connector *c) {
     return due_ns;
 }
 
-// Fills entries of poll, at most one for each rank besides IDIST__CONNECTOR_POLLS. Returns how
-// many.
+// Entries of poll that idist__connector_polls fills at most.
+static size_t idist__connector_capacity(const idist__connector *c) {
+    return IDIST__CONNECTOR_POLLS + (size_t)c->ring->w->group.size * (size_t)c->socket_count;
+}
+
+// Fills entries of poll. Returns how many.
 static int idist__connector_polls(const idist__connector *c, idist__os_poll_entry *entries) {
     bool accepts = c->incoming_count < IDIST__PENDING_SLOTS && !c->no_fds_until_ns;
     const idist__attempt *a;
@@ -475,13 +537,13 @@ static int idist__connector_polls(const idist__connector *c, idist__os_poll_entr
     return count;
 }
 
-// Poll has reported one of these entries. Which one is not looked at, because another thread may
-// have closed some meanwhile: all that is under way tries to go on.
+// Poll has reported at least one of these entries. We do not check which, because another thread may
+// have closed some meanwhile: everything tries to advance.
 static void idist__connector_polled(idist__connector *c) {
     idist__attempt *a;
     int i;
 
-    c->knocks = true;
+    c->listener_ready = true;
     for (a = c->attempts; a; a = a->next) a->handshake.ready = true;
     for (i = 0; i < IDIST__PENDING_SLOTS && c->incoming_count; i++)
         c->incoming.place[i].ready = true;
@@ -498,7 +560,7 @@ static bool idist__connector_next(idist__connector *c, idist__connect_event *eve
         if (idist__connector_try(c, a, event)) return true;
     }
 
-    if (!c->knocks && !c->incoming_count && !c->no_fds_until_ns) return false;
+    if (!c->listener_ready && !c->incoming_count && !c->no_fds_until_ns) return false;
 
     return idist__connector_receive(c, event);
 }

@@ -318,8 +318,8 @@ typedef struct idist__rank_info {
 // use all that stands in this file above [core:call], [core:message], idist__self_collective, and
 // the files that this one uses. Of a task it writes only call.user and what `impl` points to, of a
 // group what `impl` points to; of the world it sets impl, nodes, ncores, sharing_rank,
-// sharing_size, latency_nbytes, advertised, network, foreign_thread_count and single_threaded, and
-// counts moved_count up for each step forward.
+// sharing_size, latency_nbytes, network_nbytes, advertised, network, foreign_thread_count and
+// single_threaded, and counts moved_count up for each step forward.
 struct idist_backend_api {
     uint32_t abi;        // IDIST__BACKEND_ABI
     uint32_t size;       // of this struct
@@ -506,7 +506,7 @@ struct idist__world {
     uint32_t detached_done_count;          // those in the list that are done
     char hostname[64];
     char advertised[160];    // where other hosts reach this rank, and its interface; "": nowhere
-    char network[64];        // what is known of the network between the hosts; "": nothing
+    char network[96];        // what is known of the network between the hosts; "": nothing
     char backends[512];      // names of those registered
     idist__rank_info *nodes; // of every rank
     int nnodes;
@@ -536,6 +536,8 @@ struct idist__world {
     int sharing_rank, sharing_size;
     // What the network between hosts moves in the time that an empty message takes; 0: not known.
     uint64_t latency_nbytes;
+    // What is under way between two hosts while they use all of the network; 0: not known.
+    uint64_t network_nbytes;
     bool thread_running, thread_stops;
     int foreign_thread_count; // threads of other libraries, which never call; INT32_MAX / 4 or
                               // more: only one thread may call at all

@@ -453,8 +453,10 @@ static void idist__announce_late(idist__ring *ring, int peer) {
     const idist__task *t, *only = idist__world_only_call(w);
     const idist_group *g;
 
+    // A rank that closes the world has no rank in it any more (-1), but its news is still true.
     for (g = &w->group; g; g = g->next)
-        if (g->status != IDIST_OK && g->rank >= 0 && idist__ring_group_of(g)->rank_of[peer] >= 0)
+        if (g->status != IDIST_OK && (g->rank >= 0 || g == &w->group) &&
+            idist__ring_group_of(g)->rank_of[peer] >= 0)
             idist__link_abort(ring, l, g->ctx, g->status, g->cause);
 
     for (t = w->tasks; t && !ring->failed; t = t->next) {
@@ -476,16 +478,15 @@ static void idist__announce_late(idist__ring *ring, int peer) {
 // A link has a stage, memory for bytes that were read ahead: many small frames arrive by one read.
 // The rest of a large payload bypasses the stage: it is read straight to where it belongs.
 //
-// With few links it is cheapest to try to read every one; with many, poll tells which ones have
-// data. Links of which a read costs no system call are always tried.
+// With few links it is cheapest to try to read every one; with many, ring->watch tells which ones
+// have data. Links of which a read costs no system call are always tried.
 //------------------------------------------------------------------------------
 
 enum {
     IDIST__PROGRESS_READS = 16,    // of one link before the others get their turn
     IDIST__PROGRESS_DIRECT = 4096, // from how many bytes on a payload bypasses the stage
     IDIST__PROGRESS_FEW = 4,       // up to how many polled links trying each is cheaper than poll
-    IDIST__PROGRESS_WAKES = 3,     // entries of a poll set before those of the connector
-    IDIST__PROGRESS_POLLS = IDIST__PROGRESS_WAKES + IDIST__CONNECTOR_POLLS // besides one per rank
+    IDIST__PROGRESS_WAKES = 3      // entries of a poll set before those of the connector
 };
 
 static size_t idist__progress_least(size_t a, size_t b) { return a < b ? a : b; }
@@ -578,6 +579,8 @@ static bool idist__progress_read(idist__ring *ring, int peer) {
         if ((size_t)n < capacity) break; // most likely there is no more
     }
 
+    if (l->open && l->polled) idist__link_watch_next(ring, l, l->watched_out >= 0);
+
     return true;
 }
 
@@ -593,11 +596,13 @@ static void idist__progress_declare(idist__ring *ring, bool all) {
 
     for (i = 0; i < ring->w->group.size; i++) {
         const idist__link *l = &ring->links[i];
-        char how[240];
+        char how[300];
 
         if (!l->open || !l->ended || !(all || idist__progress_has_died(ring, i))) continue;
         if (!idist__link_is_connected(l))
-            snprintf(how, sizeof how, "it cannot be reached any more: %s", ring->unreachable);
+            snprintf(how, sizeof how,
+                     "no connection to it can be made (%s): it died, or left after a failure",
+                     ring->unreachable);
         else if (l->ended_errno)
             snprintf(how, sizeof how, "its connection broke: %s", strerror(l->ended_errno));
         else
@@ -636,7 +641,7 @@ static void idist__progress_judge(idist__ring *ring) {
     idist__progress_declare(ring, true);
 }
 
-// Whether a call waits for something from this rank, or has something for it.
+// Whether a call waits for this rank, or has something to send to it.
 static bool idist__progress_needs(const idist__ring *ring, int peer) {
     const idist__link *l = &ring->links[peer];
     const idist__transfer *v;
@@ -691,7 +696,7 @@ static bool idist__progress_connect(idist__ring *ring) {
         ring->wanted = l->next_wanted;
         l->wanted = false;
         if (!l->open || idist__link_is_connected(l)) continue;
-        if (idist__connector_call(c, idist__link_rank(ring, l))) continue;
+        if (idist__connector_start(c, idist__link_rank(ring, l))) continue;
         idist__ring_fail(ring, &ring->w->group, IDIST_ERR_NO_MEMORY, "a rank is out of memory");
         happened = true;
     }
@@ -773,7 +778,7 @@ static void idist__progress_sleep(idist__ring *ring, int64_t until_ns) {
 // Serves the links, and goes on with connections, without blocking. The poll set is not that of
 // idist__progress_sleep, in which another thread may be.
 static void idist__progress_turn(idist__ring *ring) {
-    idist__os_poll_entry *polls = ring->polls + ring->w->group.size + IDIST__PROGRESS_POLLS;
+    idist__os_poll_entry *polls = ring->polls + ring->poll_capacity;
     int count;
 
     if (ring->watch >= 0) idist__progress_serve(ring);
@@ -811,13 +816,24 @@ static int64_t idist__progress_look_ns(const idist__segment *m) {
     return idist__ended_patience(m) * IDIST__LOOK_NS;
 }
 
+// The system does not let us see whether other processes of this host have ended.
+static void idist__progress_is_blind(idist__ring *ring) {
+    if (!ring->told_blind)
+        idist__log_print(&ring->w->log, IDIST_LOG_WARN,
+                         "cannot see whether other processes of this host have ended (%s), so only "
+                         "a time-out will tell; IDIST_TRANSPORT=socket avoids that",
+                         strerror(ring->shm->blind_error));
+    ring->told_blind = true;
+}
+
 // If it is time for that, looks for what neither reading nor the doorbell tells: the end of a
-// process on this host and, in case this rank never sleeps, what its sockets have. waits: this rank
-// is about to sleep; otherwise it is busy, and looks at a few beacons only.
+// process on this host and, in case this rank never sleeps, what its sockets have. waits: we are
+// about to sleep. Otherwise we are busy, and check only a few beacons.
 static void idist__progress_look(idist__ring *ring, int64_t now_ns, bool waits) {
     if (!ring->shm || now_ns - ring->looked_ns <= idist__progress_look_ns(ring->shm)) return;
     ring->looked_ns = now_ns;
     idist__ended_look(ring->shm, waits ? idist__ended_share(ring->shm) : IDIST__ENDED_LOOKS_LEAST);
+    if (ring->shm->blind_error) idist__progress_is_blind(ring);
     if (idist__ended_any(ring->shm)) idist__ring_move(ring);
     if (ring->polled_link_count) idist__progress_turn(ring);
 }
@@ -834,10 +850,11 @@ static void idist__ring_progress(idist__world *w) {
 //
 // A rank sleeps in one of three ways:
 //
-//   no shared memory             in poll, over all sockets and the wake-up of this process
+//   no shared memory             in poll, on ring->watch (all connections), the sockets of the
+//                                connector and the wake-up of this process
 //   shared memory and streams    in poll as well, and its beacon is in the set; its doorbell says
-//                                2, so that a rank of this host wakes it by the beacon
-//   shared memory only           on its doorbell, a futex (1)
+//                                ASLEEP_IN_POLL, so that a rank of this host wakes it by the beacon
+//   shared memory only           on its doorbell, a futex (ASLEEP_ON_WORD)
 //
 // With shared memory it looks for processes that have ended every IDIST__LOOK_NS (10 ms), in a long
 // wait every 30 ms, and less often while many ranks sleep: see [shm:ended].

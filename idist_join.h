@@ -62,6 +62,8 @@ typedef struct idist__tcp_record {
     char text[160];         // where a rank listens: "tcp:[ADDRESS]:PORT"
     uint32_t round_trip_us; // to the server of the store; 0: not known
     uint32_t mbits;         // bandwidth of the interface; 0: not known
+    uint32_t sockets;       // its setting IDIST_SOCKETS; 0: automatic
+    uint64_t window_nbytes; // that can be under way in one socket; 0: not known
 } idist__tcp_record;
 
 typedef struct idist__join {
@@ -641,6 +643,8 @@ static idist_status idist__table_listen_tcp(idist__join *j, bool by_loopback) {
         j->tcp[w->group.rank].round_trip_us =
             idist__os_socket_round_trip_us(((idist__client_store *)j->store->impl)->fd);
     if (own.ifname[0]) j->tcp[w->group.rank].mbits = idist__os_socket_interface_mbits(own.ifname);
+    j->tcp[w->group.rank].sockets = (uint32_t)w->cfg.sockets;
+    j->tcp[w->group.rank].window_nbytes = idist__os_socket_window_nbytes();
 
     return IDIST_OK;
 }
@@ -664,25 +668,69 @@ static idist_status idist__table_exchange(idist__join *j, const char *row, const
     return idist__state_set(j, all, -1, table, row_nbytes * (size_t)n);
 }
 
-// Bytes that the network moves in the time of an empty message, from the longest round trip and the
-// lowest speed of an interface that any rank reports. All ranks have the same table, and so get the
-// same.
-static void idist__table_measure(idist__join *j) {
-    enum { OVERHEAD_US = 5 }; // of a sender and a receiver
-    uint32_t round_trip_us = 0, mbits = 0;
+// What is known of the network: of all records the longest round trip, the lowest speed of an
+// interface, the smallest window and the highest number of sockets. All ranks have the same table,
+// and so get the same.
+static idist__tcp_record idist__table_network(const idist__join *j) {
+    idist__tcp_record all;
     int i;
+
+    memset(&all, 0, sizeof all);
 
     for (i = 0; i < j->w->group.size; i++) {
         const idist__tcp_record *record = &j->tcp[i];
+        uint64_t window_nbytes = record->window_nbytes;
 
-        if (record->round_trip_us > round_trip_us) round_trip_us = record->round_trip_us;
-        if (record->mbits && (!mbits || record->mbits < mbits)) mbits = record->mbits;
+        if (record->round_trip_us > all.round_trip_us) all.round_trip_us = record->round_trip_us;
+        if (record->mbits && (!all.mbits || record->mbits < all.mbits)) all.mbits = record->mbits;
+        if (record->sockets > all.sockets) all.sockets = record->sockets;
+        if (window_nbytes && (!all.window_nbytes || window_nbytes < all.window_nbytes))
+            all.window_nbytes = window_nbytes;
     }
 
-    if (!round_trip_us || !mbits) return;
-    j->w->latency_nbytes = (round_trip_us / 2 + OVERHEAD_US) * (uint64_t)mbits / 8;
-    snprintf(j->w->network, sizeof j->w->network, "%u us there and back, %u Mbit/s", round_trip_us,
-             mbits);
+    return all;
+}
+
+// What is under way while the network is full: bandwidth times round trip. Virtual interfaces report
+// a bandwidth that is too low, or none; receives that are posted in vain cost little.
+static uint64_t idist__table_network_nbytes(const idist__tcp_record *network) {
+    enum { LEAST_MBITS = 1000 };
+    uint64_t least = LEAST_MBITS, mbits = network->mbits > least ? network->mbits : least;
+
+    return network->round_trip_us * mbits / 8;
+}
+
+// How many sockets it takes to fill the network, when each of them holds a window of it. Only what
+// the interface reports counts: sockets in vain crowd each other out where a link is slow.
+static int idist__table_fill_sockets(const idist__tcp_record *network) {
+    uint64_t nbytes = (uint64_t)network->round_trip_us * network->mbits / 8;
+    uint64_t count = network->window_nbytes ? nbytes / network->window_nbytes + 1 : 1;
+
+    return count < IDIST__SOCKETS_MAX ? (int)count : IDIST__SOCKETS_MAX;
+}
+
+// What is known of the network between the hosts, and how many sockets a link gets.
+static void idist__table_measure(idist__join *j, bool by_loopback) {
+    enum { OVERHEAD_US = 5 }; // of a sender and a receiver
+    idist__tcp_record network = idist__table_network(j);
+    char *text = j->w->network;
+    size_t capacity = sizeof j->w->network;
+
+    if (!by_loopback) j->w->network_nbytes = idist__table_network_nbytes(&network);
+    j->connector->socket_count = by_loopback ? 1 : idist__table_fill_sockets(&network);
+    if (network.sockets) j->connector->socket_count = (int)network.sockets;
+
+    if (!by_loopback && network.round_trip_us && network.mbits) {
+        uint64_t one_way_us = network.round_trip_us / 2 + OVERHEAD_US;
+
+        j->w->latency_nbytes = one_way_us * network.mbits / 8;
+        snprintf(text, capacity, "%u us there and back, %u Mbit/s, ", network.round_trip_us,
+                 network.mbits);
+    }
+
+    if (text[0] || j->connector->socket_count > 1)
+        idist__text_append(text, capacity, "%d socket%s to each rank", j->connector->socket_count,
+                           j->connector->socket_count > 1 ? "s" : "");
 }
 
 // The same for the addresses of the TCP sockets.
@@ -697,7 +745,7 @@ static idist_status idist__table_exchange_tcp(idist__join *j, bool by_loopback) 
 
     status = idist__table_exchange(j, "tcp", "tcps", j->tcp, sizeof *j->tcp);
     for (i = 0; i < n; i++) j->tcp[i].text[sizeof j->tcp->text - 1] = 0;
-    if (status == IDIST_OK && !by_loopback) idist__table_measure(j);
+    if (status == IDIST_OK) idist__table_measure(j, by_loopback);
 
     return status;
 }
@@ -763,7 +811,7 @@ static idist_status idist__table_make(idist__join *j, idist__record *records) {
 // uses
 //
 // Ranks that share memory need no connection in the end: they connect in a tree, over which they
-// agree on the memory, and close that. Of all other pairs, in a world of up to IDIST__LINKS_MANY
+// agree on the memory; then they close it. Of all other pairs, in a world of up to IDIST__LINKS_MANY
 // ranks, all connect. In a larger one those connect whose distance is a power of two, around the
 // ring of all ranks: the partners in the algorithms of few steps, and the neighbours in rings. News
 // of a failure spreads over these. The rest connect when they need to.
@@ -771,8 +819,8 @@ static idist_status idist__table_make(idist__join *j, idist__record *records) {
 //   idist__links_want       asks for a connection to a rank
 //   idist__links_connect    makes those that are wanted: of two ranks, the higher one connects
 //
-// A failure of an incoming handshake is no failure of ours. One of an outgoing handshake is, unless
-// the connection just broke off: then there is another attempt.
+// A failed incoming handshake is ignored. A failed outgoing one fails the join, unless the connection
+// merely broke: then it is tried again.
 //------------------------------------------------------------------------------
 
 enum {
@@ -805,6 +853,8 @@ static void idist__links_find(idist__join *j) {
         const char *where = local ? other->local : j->tcp[i].text;
 
         idist__text_copy(j->connector->where[i].text, sizeof j->connector->where->text, where);
+        idist__transport_set_count(&j->ring->links[i].sockets,
+                                   local ? 1 : j->connector->socket_count);
     }
 }
 
@@ -880,16 +930,16 @@ static void idist__links_want(idist__join *j, int rank) {
 
 // Makes the connections that are wanted.
 static idist_status idist__links_connect(idist__join *j) {
-    int i, size = j->w->group.size;
-    size_t capacity = (size_t)size + IDIST__CONNECTOR_POLLS;
+    size_t capacity = idist__connector_capacity(j->connector);
     idist__os_poll_entry *entries =
         (idist__os_poll_entry *)idist__mem_alloc(&j->w->cfg.mem, sizeof *entries * capacity);
     int64_t asked_ns = idist__os_clock_now_ns();
     int64_t ask_ns = IDIST__LINKS_ASK_MS * IDIST__MS;
     idist_status status = entries ? IDIST_OK : IDIST_ERR_NO_MEMORY;
+    int i;
 
     for (i = 0; i < j->w->group.rank && status == IDIST_OK; i++)
-        if (j->wanted[i] && !idist__connector_call(j->connector, i)) status = IDIST_ERR_NO_MEMORY;
+        if (j->wanted[i] && !idist__connector_start(j->connector, i)) status = IDIST_ERR_NO_MEMORY;
     if (status == IDIST_OK) status = idist__links_progress(j);
 
     while (status == IDIST_OK && j->wanted_count) {
@@ -898,7 +948,7 @@ static idist_status idist__links_connect(idist__join *j) {
         if (status == IDIST_OK && idist__os_clock_now_ns() - asked_ns > ask_ns) {
             int64_t begun_ns = idist__os_clock_now_ns();
 
-            status = idist__failure_check(j); // meanwhile no handshake advances
+            status = idist__failure_check(j); // handshakes stand still while we ask
             asked_ns = idist__os_clock_now_ns();
             ask_ns = idist__state_ask_ms(j) * IDIST__MS + 4 * (asked_ns - begun_ns);
         }
@@ -1130,7 +1180,7 @@ static idist_status idist__join_share_await(idist__join *j, int rank) {
     for (;;) {
         int64_t ask_ns = idist__os_clock_deadline(idist__state_ask_ms(j));
 
-        if (idist__os_poll_wait(j->ring->links[rank].fd, IDIST__OS_READABLE,
+        if (idist__os_poll_wait(j->ring->links[rank].sockets.fds[0], IDIST__OS_READABLE,
                                 ask_ns < j->deadline_ns ? ask_ns : j->deadline_ns))
             return IDIST_OK;
         status = idist__failure_check(j);
@@ -1145,14 +1195,14 @@ static idist_status idist__join_share_hear(idist__join *j, int rank, char *vote)
     idist_status status = idist__join_share_await(j, rank);
 
     if (status != IDIST_OK) return status;
-    if (idist__connection_read_all(j->ring->links[rank].fd, vote, 1, j->deadline_ns))
+    if (idist__connection_read_all(j->ring->links[rank].sockets.fds[0], vote, 1, j->deadline_ns))
         return IDIST_OK;
 
     return idist__join_share_broken(j, rank);
 }
 
 static idist_status idist__join_share_say(idist__join *j, int rank, const char *vote) {
-    if (idist__connection_write_all(j->ring->links[rank].fd, vote, 1, j->deadline_ns))
+    if (idist__connection_write_all(j->ring->links[rank].sockets.fds[0], vote, 1, j->deadline_ns))
         return IDIST_OK;
     return idist__join_share_broken(j, rank);
 }
@@ -1200,7 +1250,7 @@ static idist_status idist__join_share_pass(idist__join *j, const idist__join_sha
     if (share->parent >= 0) {
         status = idist__join_share_await(j, share->parent);
         if (status != IDIST_OK) return status;
-        if (!idist__join_share_receive(links[share->parent].fd, &hello, sizeof hello, fd,
+        if (!idist__join_share_receive(links[share->parent].sockets.fds[0], &hello, sizeof hello, fd,
                                        j->deadline_ns)) {
             status = idist__join_share_broken(j, share->parent);
             idist__os_descriptor_close(fd);
@@ -1216,7 +1266,7 @@ static idist_status idist__join_share_pass(idist__join *j, const idist__join_sha
     }
 
     for (i = 0; i < share->child_count; i++)
-        if (!idist__join_share_send(links[share->children[i]].fd, &hello, sizeof hello, *fd,
+        if (!idist__join_share_send(links[share->children[i]].sockets.fds[0], &hello, sizeof hello, *fd,
                                     j->deadline_ns)) {
             idist__os_descriptor_close(fd);
             return idist__join_share_broken(j, share->children[i]);
@@ -1238,7 +1288,9 @@ static idist_status idist__join_share_attempt(idist__join *j, const idist__join_
     if (fd >= 0 && !error) error = idist__join_share_map(m, fd);
     else idist__os_descriptor_close(&fd);
     if (error)
-        idist__log_print(&j->w->log, IDIST_LOG_INFO, "no shared memory: %s", strerror(error));
+        idist__log_print(&j->w->log, IDIST_LOG_INFO, "no shared memory: %s%s",
+                         share->error ? "the processes of this host cannot see each other end: " : "",
+                         strerror(error));
 
     if (error) *vote = share->error ? IDIST__VOTE_HOPELESS : IDIST__VOTE_FAILED;
     else *vote = idist__os_cpu_fence_others(true) ? IDIST__VOTE_MAPPED : IDIST__VOTE_FENCED;
@@ -1471,7 +1523,8 @@ static void idist__ring_free(idist__ring *ring) {
         idist__message *m, *next;
 
         idist__link_close(ring, l);
-        idist__link_write_failed(ring, l); // frees what was not written
+        idist__transport_close(&l->sockets); // the others had not been connected yet
+        idist__link_write_failed(ring, l);   // frees what was not written
 
         for (m = l->early; m; m = next) {
             next = m->next;
@@ -1500,7 +1553,6 @@ static idist_status idist__ring_new(idist__world *w, idist__ring **out) {
     const idist_allocator *mem = &w->cfg.mem;
     idist__ring *ring = (idist__ring *)idist__mem_alloc(mem, sizeof *ring);
     size_t n = (size_t)w->group.size, i;
-    size_t poll_count = 2 * (n + IDIST__PROGRESS_POLLS); // two sets of what can wake us
 
     *out = ring;
     if (!ring) return IDIST_ERR_NO_MEMORY;
@@ -1512,9 +1564,8 @@ static idist_status idist__ring_new(idist__world *w, idist__ring **out) {
         return idist__fail_errno("initialize: opening a wake-up descriptor", errno);
 
     ring->links = (idist__link *)idist__mem_alloc(mem, sizeof *ring->links * n);
-    ring->polls = (idist__os_poll_entry *)idist__mem_alloc(mem, sizeof *ring->polls * poll_count);
     ring->stages = (char *)idist__mem_raw(mem, IDIST__STAGE_BYTES * n);
-    if (!ring->links || !ring->polls || !ring->stages) return IDIST_ERR_NO_MEMORY;
+    if (!ring->links) return IDIST_ERR_NO_MEMORY;
 
     for (i = 0; i < n; i++) {
         idist__link *l = &ring->links[i];
@@ -1522,11 +1573,26 @@ static idist_status idist__ring_new(idist__world *w, idist__ring **out) {
         l->early_end = &l->early;
         l->window = IDIST__WINDOW_BYTES;
         l->their_window = IDIST__WINDOW_BYTES;
-        l->fd = -1;
-        l->stage = ring->stages + i * IDIST__STAGE_BYTES;
+        l->watched_in = -1;
+        l->watched_out = -1;
+        idist__transport_init(&l->sockets);
+        if (ring->stages) l->stage = ring->stages + i * IDIST__STAGE_BYTES;
     }
 
-    return IDIST_OK;
+    return ring->stages ? IDIST_OK : IDIST_ERR_NO_MEMORY;
+}
+
+// Memory for poll sets, once it is known how many sockets there may be.
+static idist_status idist__open_polls(idist__ring *ring) {
+    int i;
+
+    ring->poll_capacity = IDIST__PROGRESS_WAKES + IDIST__CONNECTOR_POLLS;
+    for (i = 0; i < ring->w->group.size; i++)
+        ring->poll_capacity += (size_t)ring->links[i].sockets.count;
+    ring->polls = (idist__os_poll_entry *)idist__mem_alloc(
+        &ring->w->cfg.mem, sizeof *ring->polls * 2 * ring->poll_capacity);
+
+    return ring->polls ? IDIST_OK : IDIST_ERR_NO_MEMORY;
 }
 
 // Meets the other ranks; the store is open.
@@ -1549,12 +1615,24 @@ static idist_status idist__open_meet(idist__join *j) {
     if (status == IDIST_OK) idist__links_find(j);
     if (status == IDIST_OK) status = idist__join_share_share(j);
     if (status == IDIST_OK) status = idist__join_share_connect_others(j);
+    if (status == IDIST_OK) status = idist__open_polls(j->ring);
     if (status == IDIST_OK) status = idist__join_store_leave(j);
 
     j->records = NULL;
     idist__mem_free(mem, records);
 
     return status;
+}
+
+// Joining failed here, while others may have joined already: tells them why.
+static void idist__open_tell_joined(idist__ring *ring, idist_status status) {
+    const char *cause = idist__me.text;
+    int i;
+
+    if (strncmp(cause, "initialize: ", 12) == 0) cause += 12;
+    for (i = 0; i < ring->w->group.size; i++)
+        if (idist__link_is_connected(&ring->links[i]))
+            idist__link_abort(ring, &ring->links[i], ring->w->group.ctx, status, cause);
 }
 
 // Frees what only meeting needed, whether it succeeded or not.
@@ -1591,7 +1669,8 @@ static idist_status idist__ring_open(idist__world *w) {
     else idist__text_copy(w->nodes[0].hostname, sizeof w->nodes[0].hostname, w->hostname);
 
     if (status == IDIST_OK) status = idist__ring_new(w, &j.ring);
-    if (status == IDIST_OK && w->group.size > 1) status = idist__open_meet(&j);
+    if (status == IDIST_OK)
+        status = w->group.size > 1 ? idist__open_meet(&j) : idist__open_polls(j.ring);
     idist__failure_of_store(&j, status);
     if (status != IDIST_OK) idist__failure_tell(&j, status);
     idist__open_end(&j);
@@ -1599,6 +1678,7 @@ static idist_status idist__ring_open(idist__world *w) {
         idist__os_descriptor_close(&j.ring->watch); // nothing will ever be watched
 
     w->impl = j.ring;
+    if (status != IDIST_OK && j.ring && j.ring->links) idist__open_tell_joined(j.ring, status);
     if (status != IDIST_OK && j.ring) idist__ring_free(j.ring);
 
     return status;

@@ -73,6 +73,7 @@ typedef struct idist__config {
     idist__secret secret;
     int transport;      // IDIST__TRANSPORT_*: inside a host shared memory, local sockets, or TCP
     int algorithm;      // an idist__algorithm, up to CHUNKED
+    int sockets;        // of a link over TCP; 0: automatic
     int bind;           // 1: bind each rank to a processor of its own, if there are enough
     bool shm_asked;     // the user gave shm_nbytes
     bool unchecked;     // a backend with collectives of its own need not compare the ranks' calls
@@ -1168,6 +1169,17 @@ static idist_status idist__config_choices(idist__config *config, const idist_des
     return status;
 }
 
+enum { IDIST__CONFIG_SOCKETS_MAX = 8 };
+
+static idist_status idist__config_sockets(int field, int *sockets) {
+    *sockets = field;
+    if (!field) return idist__env_int("IDIST_SOCKETS", 0, IDIST__CONFIG_SOCKETS_MAX, sockets);
+    if (field > 0 && field <= IDIST__CONFIG_SOCKETS_MAX) return IDIST_OK;
+
+    return idist__fail(IDIST_ERR_ARG, "desc.sockets is %d, and must be from 0 to %d", field,
+                       (int)IDIST__CONFIG_SOCKETS_MAX);
+}
+
 static idist_status idist__config_numbers(idist__config *config, const idist_desc *desc) {
     int shm_mib = 0, check = 1, high_priority = 0;
     idist_status status = idist__config_timeout(desc->timeout_ms, "IDIST_TIMEOUT_MS",
@@ -1177,6 +1189,7 @@ static idist_status idist__config_numbers(idist__config *config, const idist_des
         status = idist__config_timeout(desc->init_timeout_ms, "IDIST_INIT_TIMEOUT_MS",
                                        5 * 60 * 1000, &config->init_timeout_ms);
     if (status == IDIST_OK) status = idist__env_int("IDIST_SHM_MIB", 0, 1024, &shm_mib);
+    if (status == IDIST_OK) status = idist__config_sockets(desc->sockets, &config->sockets);
     if (status == IDIST_OK) status = idist__env_int("IDIST_CHECK", 0, 1, &check);
     if (status == IDIST_OK)
         status = idist__env_int("IDIST_HIGH_PRIORITY_STREAM", 0, 1, &high_priority);

@@ -189,15 +189,24 @@ typedef struct idist__message {
     uint64_t stamp;             // order of arrival
 } idist__message;
 
+enum { IDIST__SOCKETS_MAX = IDIST__CONFIG_SOCKETS_MAX }; // of a link
+
+typedef struct idist__sockets {  // of a link; see [msg:transport]
+    int fds[IDIST__SOCKETS_MAX]; // -1: not connected yet
+    int count;
+    int in, out;              // which socket is read next, and which one is written next
+    size_t in_left, out_left; // bytes until another one is
+} idist__sockets;
+
 typedef struct idist__link { // the connection to one rank
     const idist__transport *transport;
-    int fd;
-    void *port; // the transport's: &fd for sockets, an idist__pipe_port for shared memory
+    idist__sockets sockets;
+    void *port; // the transport's: &sockets, or an idist__pipe_port for shared memory
     bool open;
-    bool polled;       // as its transport says
-    bool awaits_space; // ring->watch reports when its descriptor takes output
-    bool bye;          // the peer has finalized: the end of the stream is no loss
-    bool ended;        // the stream is at its end; [engine:progress] decides what that means
+    bool polled;                 // as its transport says
+    int watched_in, watched_out; // descriptors that ring->watch watches for it; -1: none
+    bool bye;                    // the peer has finalized: the end of the stream is no loss
+    bool ended; // the stream is at its end; [engine:progress] decides what that means
     int ended_errno;
     bool write_dead; // writing has failed; reading will tell why
 
@@ -241,7 +250,8 @@ typedef struct idist__closed { // a group that has been closed
 typedef struct idist__ring { // the backend's part of a world
     idist__world *w;
     idist__link *links;          // by world rank; our own one holds messages to ourselves
-    idist__os_poll_entry *polls; // scratch of [engine:progress]
+    idist__os_poll_entry *polls; // scratch of [engine:progress]: two sets, ...
+    size_t poll_capacity;        // ... of so many entries each
     int watch;                   // of the descriptors of links, each tagged with its rank; -1: none
     char *stages;                // of all links, in one allocation; most are never touched
     int wake;                    // descriptor that ends a sleep
@@ -252,6 +262,7 @@ typedef struct idist__ring { // the backend's part of a world
     bool said_bye;                      // all that have a connection were told that we leave
     char unreachable[200];              // why the last connection that was needed could not be made
     int64_t no_fds_ns;                  // when descriptors were short the last time; 0: never
+    bool told_blind;        // the log says that we cannot look for processes that have ended
     int64_t looked_ns;      // when we last looked for processes of this host that have ended
     int64_t extra_sleep_ns; // how much longer than IDIST__LOOK_NS we sleep beside them by now
     int64_t last_start_ns;  // when the last task started; after a pause of 1 ms the next one reads
@@ -305,19 +316,98 @@ static idist__ring_group *idist__ring_group_of(const idist_group *g) {
 //------------------------------------------------------------------------------
 // [msg:transport]  bytes over stream sockets, and none without a connection
 // uses descriptor socket shm:transport
+//
+// A link over TCP has one socket or several, because one cannot always fill a network: the buffers
+// that the system allows bound what is under way in it, and some clouds limit the bandwidth of each
+// connection. The bytes of the link go through its sockets in stripes, in each direction:
+//
+//   stripe   | 0 | 1 | 2 | 3 | 4 | ...     IDIST__STRIPE_BYTES each
+//   socket     0   1   2   0   1
+//
+// Sender and receiver both count bytes, so nothing has to say where a stripe begins. A stripe is
+// large enough that hardly any small message is cut, and small against what is under way.
 //------------------------------------------------------------------------------
 
+#ifndef IDIST__STRIPE_BYTES // a test cuts frames and payloads anywhere
+#define IDIST__STRIPE_BYTES ((size_t)256 * 1024)
+#endif
+
+static size_t idist__transport_stripe(const idist__sockets *s) {
+    return s->count > 1 ? IDIST__STRIPE_BYTES : SIZE_MAX;
+}
+
+static void idist__transport_init(idist__sockets *s) {
+    int i;
+
+    memset(s, 0, sizeof *s);
+    for (i = 0; i < IDIST__SOCKETS_MAX; i++) s->fds[i] = -1;
+}
+
+// How many sockets the link has, before they are connected.
+static void idist__transport_set_count(idist__sockets *s, int count) {
+    s->count = count;
+    s->in_left = idist__transport_stripe(s);
+    s->out_left = idist__transport_stripe(s);
+}
+
+static bool idist__transport_is_complete(const idist__sockets *s) {
+    int i;
+
+    for (i = 0; i < s->count; i++)
+        if (s->fds[i] < 0) return false;
+
+    return true;
+}
+
+// Bytes have moved through the socket number *turn, *left of which belong to its stripe.
+static void idist__transport_moved(const idist__sockets *s, int *turn, size_t *left,
+                                   size_t nbytes) {
+    *left -= nbytes;
+    if (*left) return;
+    *turn = (*turn + 1) % s->count;
+    *left = idist__transport_stripe(s);
+}
+
 static ptrdiff_t idist__transport_read(void *port, void *buf, size_t nbytes) {
-    return idist__os_socket_read(*(int *)port, buf, nbytes);
+    idist__sockets *s = (idist__sockets *)port;
+    size_t most = nbytes < s->in_left ? nbytes : s->in_left;
+    ptrdiff_t n = idist__os_socket_read(s->fds[s->in], buf, most);
+
+    if (n > 0) idist__transport_moved(s, &s->in, &s->in_left, (size_t)n);
+
+    return n;
 }
 
 static ptrdiff_t idist__transport_write(void *port, const idist__os_part *parts, int nparts) {
-    return idist__os_socket_write(*(int *)port, parts, nparts);
+    idist__sockets *s = (idist__sockets *)port;
+    idist__os_part of_stripe[2]; // a frame and its payload
+    size_t left = s->out_left;
+    ptrdiff_t n;
+    int i;
+
+    for (i = 0; i < nparts && i < 2 && left; i++) {
+        of_stripe[i] = parts[i];
+        if (of_stripe[i].nbytes > left) of_stripe[i].nbytes = left;
+        left -= of_stripe[i].nbytes;
+    }
+
+    n = idist__os_socket_write(s->fds[s->out], of_stripe, i);
+    if (n > 0) idist__transport_moved(s, &s->out, &s->out_left, (size_t)n);
+
+    return n;
 }
 
-static void idist__transport_close(void *port) { idist__os_descriptor_close((int *)port); }
+static void idist__transport_close(void *port) {
+    idist__sockets *s = (idist__sockets *)port;
+    int i;
 
-static int idist__transport_descriptor(void *port) { return *(int *)port; }
+    for (i = 0; i < IDIST__SOCKETS_MAX; i++) idist__os_descriptor_close(&s->fds[i]);
+}
+
+static int idist__transport_descriptor(void *port, bool output) {
+    const idist__sockets *s = (const idist__sockets *)port;
+    return s->fds[output ? s->out : s->in];
+}
 
 static const idist__transport idist__transport_tcp = {"tcp",
                                                       idist__transport_read,
@@ -345,7 +435,8 @@ static const idist__transport idist__transport_unix = {"unix",
                                                        NULL,
                                                        NULL};
 
-// A link without a connection: what is to go out waits until there is one.
+// A link without a connection: what is to go out waits until there is one. It counts as polled, so
+// that the rank sleeps in poll, where the connector's sockets can wake it.
 
 static ptrdiff_t idist__transport_read_nothing(void *port, void *buf, size_t nbytes) {
     (void)port;
@@ -364,8 +455,9 @@ static ptrdiff_t idist__transport_write_nothing(void *port, const idist__os_part
 
 static void idist__transport_close_nothing(void *port) { (void)port; }
 
-static int idist__transport_no_descriptor(void *port) {
+static int idist__transport_no_descriptor(void *port, bool output) {
     (void)port;
+    (void)output;
     return -1;
 }
 
@@ -393,9 +485,10 @@ static const idist__transport idist__transport_none = {"none",
 // holds. No local variable keeps its value across an AWAIT; state lives in idist__op.
 //------------------------------------------------------------------------------
 
-// Receives of a stream that are posted ahead. The peer may send all of them at once, so twice as
-// many are slower: 2 MiB on their way fall out of the caches.
+// Receives of a stream that are posted ahead, at least and at most. The peer may send all of them at
+// once, so twice the least are slower on one host: 2 MiB on their way fall out of the caches.
 #define IDIST__SLOTS 4
+#define IDIST__SLOTS_MOST 32
 #define IDIST__CHUNK_BYTES ((size_t)256 * 1024) // unit of a stream
 
 typedef struct idist__op idist__op;
@@ -484,6 +577,7 @@ struct idist__op {
     bool running;                     // run is on the stack
     uint16_t past;                    // digest of the calls before
     uint32_t slots_pending;           // bit k: the receive in slot k is not complete
+    size_t slot_count;                // receives of a stream that are posted ahead
     int sends_pending, recvs_pending; // not complete
 
     // What it works on.
@@ -803,25 +897,62 @@ static int idist__link_rank(const idist__ring *ring, const idist__link *l) {
     return (int)(l - ring->links);
 }
 
-static void idist__link_close(idist__ring *ring, idist__link *l) {
-    int fd;
+// Watches one descriptor for bytes and one for space, instead of those that were watched; -1: none.
+// False: errno says why it cannot.
+static bool idist__link_watch(const idist__ring *ring, idist__link *l, int in, int out) {
+    int rank = idist__link_rank(ring, l), was[2], i;
+    bool ok = true;
 
-    if (!l->open) return;
-    l->open = false;
-    fd = l->transport->descriptor(l->port);
-    if (fd >= 0) idist__os_watch_remove(ring->watch, fd);
-    l->awaits_space = false;
+    if (l->watched_in == in && l->watched_out == out) return true;
+    was[0] = l->watched_in;
+    was[1] = l->watched_out != l->watched_in ? l->watched_out : -1;
+    l->watched_in = in;
+    l->watched_out = out;
+
+    for (i = 0; i < 2; i++)
+        if (was[i] >= 0 && was[i] != in && was[i] != out)
+            idist__os_watch_set(ring->watch, was[i], rank, false, false);
+
+    if (in >= 0) ok = idist__os_watch_set(ring->watch, in, rank, true, in == out);
+    if (ok && out >= 0 && out != in)
+        ok = idist__os_watch_set(ring->watch, out, rank, false, true);
+
+    return ok;
+}
+
+// Watches what is to be read next and, while output is queued that found no space, what is to be
+// written next.
+static void idist__link_watch_next(idist__ring *ring, idist__link *l, bool awaits_space) {
+    int in = l->transport->descriptor(l->port, false);
+    int out = awaits_space ? l->transport->descriptor(l->port, true) : -1;
+
+    if (!idist__link_watch(ring, l, in, out))
+        idist__ring_fail(ring, &ring->w->group, IDIST_ERR_NO_MEMORY,
+                         "a rank cannot watch its connections");
+}
+
+static void idist__link_leave_transport(idist__ring *ring, idist__link *l) {
     l->transport->close(l->port);
     if (l->polled) ring->polled_link_count--;
 }
 
-// Gives a link the transport that moves its bytes from now on. False: errno says why it cannot.
+static void idist__link_close(idist__ring *ring, idist__link *l) {
+    if (!l->open) return;
+    l->open = false;
+    idist__link_watch(ring, l, -1, -1);
+    idist__link_leave_transport(ring, l);
+}
+
+// Gives a link the transport that moves its bytes from now on. False: errno says why it cannot, and
+// the link is as it was.
 static bool idist__link_open(idist__ring *ring, idist__link *l, const idist__transport *transport,
                              void *port) {
-    int fd = transport->descriptor(port);
+    if (!idist__link_watch(ring, l, transport->descriptor(port, false), -1)) {
+        l->watched_in = -1;
+        return false;
+    }
 
-    if (fd >= 0 && !idist__os_watch_add(ring->watch, fd, idist__link_rank(ring, l))) return false;
-    idist__link_close(ring, l);
+    if (l->open) idist__link_leave_transport(ring, l);
     l->transport = transport;
     l->port = port;
     l->open = true;
@@ -831,21 +962,12 @@ static bool idist__link_open(idist__ring *ring, idist__link *l, const idist__tra
     return true;
 }
 
-// Whether its descriptor is to be watched for space.
-static void idist__link_await_space(const idist__ring *ring, idist__link *l, bool awaits) {
-    int fd = l->transport->descriptor(l->port);
-
-    if (fd < 0 || l->awaits_space == awaits) return;
-    l->awaits_space = awaits;
-    idist__os_watch_output(ring->watch, fd, idist__link_rank(ring, l), awaits);
-}
-
 static bool idist__link_is_connected(const idist__link *l) {
     return l->open && l->transport != &idist__transport_none;
 }
 
 // A message is to go through this link, in either direction: asks for a connection, if there is
-// none. Also the receiver asks, because otherwise it would not learn that its peer has died.
+// none. The receiver asks too, because otherwise it would not learn that its peer has died.
 static void idist__link_want(idist__ring *ring, idist__link *l) {
     if (l->wanted || !l->open || l->transport != &idist__transport_none) return;
     l->wanted = true;
@@ -938,7 +1060,7 @@ static void idist__link_flush(idist__ring *ring, idist__link *l) {
             idist__link_sent(ring, l, v);
     }
 
-    if (l->polled) idist__link_await_space(ring, l, full);
+    if (l->polled) idist__link_watch_next(ring, l, full);
 }
 
 // The text of an ABORT goes behind its frame. Without memory for it the frame goes alone.
@@ -956,9 +1078,9 @@ static void idist__link_add_text(idist__ring *ring, idist__transfer *v, const ch
     v->frame.nbytes = v->nbytes;
 }
 
-// Queues a control frame, for which no task waits. `text`, if not NULL, follows it. Where there is
-// no connection, RTS and CTS wait for one; WAITS, HERE, ABORT and BYE are dropped, because those
-// who have a new connection are told (idist__announce_late).
+// Queues a control frame, for which no task waits. `text`, if not NULL, follows it. Without a
+// connection, RTS and CTS are kept until there is one. All other frames are dropped;
+// idist__announce_late tells a new peer what it has missed.
 static void idist__link_control(idist__ring *ring, idist__link *l, const idist__frame *f,
                                 const char *text) {
     bool waits = f->type == IDIST__RTS || f->type == IDIST__CTS;

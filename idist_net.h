@@ -415,7 +415,8 @@ typedef struct idist__hello {
     uint32_t world_size;
     uint64_t epoch;
     uint8_t nonce[16];
-    uint8_t zero[8];
+    uint32_t socket; // of a link that has several: which one the client connects
+    uint8_t zero[4];
 } idist__hello;
 
 // What the connection is for.
@@ -464,6 +465,12 @@ static void idist__auth_begin(idist__handshake *h, int fd, bool server, const ui
     h->mine.rank = (uint32_t)rank;
     h->mine.world_size = (uint32_t)world_size;
     idist__os_random(h->mine.nonce, sizeof h->mine.nonce);
+    memcpy(h->out, &h->mine, IDIST__HELLO_BYTES);
+}
+
+// Says which socket of a link this is. The client calls it before the first step.
+static void idist__auth_set_socket(idist__handshake *h, int socket) {
+    h->mine.socket = (uint32_t)socket;
     memcpy(h->out, &h->mine, IDIST__HELLO_BYTES);
 }
 

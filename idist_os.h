@@ -731,29 +731,20 @@ typedef struct idist__os_watch_events {
 // A new watch, or -1 and errno.
 IDIST__UNUSED static int idist__os_watch_new(void) { return epoll_create1(EPOLL_CLOEXEC); }
 
-static int idist__os_watch_control(int watch, int what, int fd, int tag, bool output) {
+// Watches a descriptor from now on for bytes and the end of its stream (input), for space (output),
+// for both or for neither; its events carry this tag. False: errno says why it cannot.
+IDIST__UNUSED static bool idist__os_watch_set(int watch, int fd, int tag, bool input, bool output) {
     struct epoll_event event;
 
     memset(&event, 0, sizeof event);
-    event.events = output ? EPOLLIN | EPOLLOUT : EPOLLIN;
+    if (input) event.events |= EPOLLIN;
+    if (output) event.events |= EPOLLOUT;
     event.data.u32 = (uint32_t)tag;
 
-    return epoll_ctl(watch, what, fd, &event);
-}
+    if (!event.events) return epoll_ctl(watch, EPOLL_CTL_DEL, fd, &event) == 0;
+    if (epoll_ctl(watch, EPOLL_CTL_MOD, fd, &event) == 0) return true;
 
-// Watches a descriptor for bytes, the end of its stream, and errors; its events bear this tag.
-// False: errno says why it cannot.
-IDIST__UNUSED static bool idist__os_watch_add(int watch, int fd, int tag) {
-    return idist__os_watch_control(watch, EPOLL_CTL_ADD, fd, tag, false) == 0;
-}
-
-// Whether to watch it, from now on, for space for output as well.
-IDIST__UNUSED static void idist__os_watch_output(int watch, int fd, int tag, bool output) {
-    idist__os_watch_control(watch, EPOLL_CTL_MOD, fd, tag, output);
-}
-
-IDIST__UNUSED static void idist__os_watch_remove(int watch, int fd) {
-    idist__os_watch_control(watch, EPOLL_CTL_DEL, fd, 0, false);
+    return errno == ENOENT && epoll_ctl(watch, EPOLL_CTL_ADD, fd, &event) == 0;
 }
 
 // Takes what has happened, without blocking. Returns the number of events, in turns of all
@@ -947,6 +938,32 @@ IDIST__UNUSED static uint32_t idist__os_socket_round_trip_us(int fd) {
         memcpy(&min_rtt_us, info + MIN_RTT_AT, sizeof min_rtt_us);
 
     return min_rtt_us != UINT32_MAX ? min_rtt_us : 0; // the kernel has not measured any
+}
+
+// The third number in a file of the kernel's settings: the most bytes of a buffer. 0: not known.
+static uint64_t idist__os_socket_setting(const char *path) {
+    char text[64], *at = text;
+    uint64_t number = 0;
+    ssize_t n;
+    int i, fd = open(path, O_RDONLY | O_CLOEXEC);
+
+    if (fd < 0) return 0;
+    n = read(fd, text, sizeof text - 1);
+    close(fd);
+    if (n <= 0) return 0;
+    text[n] = 0;
+    for (i = 0; i < 3; i++) number = strtoull(at, &at, 10);
+
+    return number;
+}
+
+// How many bytes can be under way in one TCP socket, as far as the system's limits on buffers go,
+// of which about half holds data; 0: not known.
+IDIST__UNUSED static uint64_t idist__os_socket_window_nbytes(void) {
+    uint64_t send = idist__os_socket_setting("/proc/sys/net/ipv4/tcp_wmem");
+    uint64_t receive = idist__os_socket_setting("/proc/sys/net/ipv4/tcp_rmem");
+
+    return (send < receive ? send : receive) / 2;
 }
 
 // The bandwidth of a network interface in Mbit/s, as its driver gives it; 0: not known.

@@ -38,11 +38,12 @@ CONTENTS
 
 LIMITS
 
-    Ranks that share memory need no descriptors for each other. Of the others, up to 64 ranks need
-    one for each pair. In a larger world a rank begins with those whose distance is a power of two,
-    2 log2(n) of them, and connects to more when it exchanges a first message with them, while both
-    are in calls; until the world is closed it listens, and either of two ranks may have to connect
-    to the other. While they meet, rank 0 needs about 2n + 8 descriptors.
+    Ranks that share memory need no descriptors for each other. In a world of up to 64 ranks, a rank
+    needs one descriptor (or desc.sockets of them) for each rank with which it shares no memory. In
+    a larger world it connects at first to those whose distance is a power of two, 2 log2(n) of
+    them, and to others when it exchanges a first message with them, while both are in calls. There
+    ranks listen until the world is closed, since either of two may have to connect to the other.
+    While they meet, rank 0 needs about 2n + 8 descriptors.
 
     A dead machine, as opposed to a dead process, is noticed by the time-out only.
 
@@ -98,31 +99,54 @@ IDIST_API const idist_backend_api *idist_ring_backend(void);
 //
 // After a failure: a rank writes the ABORT frames that are queued and shuts down its side of each
 // connection. Then it discards what still arrives until the peers have closed theirs, or for up to
-// IDIST__CLOSE_FAILED_MS. Closing at once could destroy an ABORT that a peer has not read yet.
+// IDIST__CLOSE_FAILED_MS. Closing at once could destroy an ABORT that a peer has not read yet. Where
+// ranks connect on demand, it accepts connections for all of this time: otherwise a rank that comes
+// late would be refused, and blame this one.
 //------------------------------------------------------------------------------
 
 enum { IDIST__CLOSE_CLEAN_MS = 5000, IDIST__CLOSE_FAILED_MS = 200 };
 
+// Ends our side of a connection, and discards what has arrived. Returns whether the peer has closed
+// its side.
+static bool idist__close_discard(int fd) {
+    char dropped[4096];
+
+    idist__os_socket_end_stream(fd);
+    while (idist__os_socket_read(fd, dropped, sizeof dropped) > 0) continue;
+
+    return idist__os_socket_at_end(fd);
+}
+
+// Fills entries of poll with the connections that the peers have not closed yet. Returns how many.
+static int idist__close_polls(const idist__ring *ring, idist__os_poll_entry *entries) {
+    int i, k, count = 0;
+
+    for (i = 0; i < ring->w->group.size; i++) {
+        const idist__link *l = &ring->links[i];
+
+        for (k = 0; k < l->sockets.count && l->open && l->transport->lossy_close; k++)
+            if (!idist__close_discard(l->sockets.fds[k]))
+                idist__os_poll_watch(&entries[count++], l->sockets.fds[k], IDIST__OS_READABLE);
+    }
+
+    return count;
+}
+
 static void idist__close_linger(idist__ring *ring, int64_t until_ns) {
     idist__os_poll_entry *entries = ring->polls;
-    char dropped[4096];
-    int i, open_count;
+    idist__connector *c = ring->connector;
+    int count;
+
+    if (c) idist__connector_leave(c);
 
     do {
-        open_count = 0;
-
-        for (i = 0; i < ring->w->group.size; i++) {
-            const idist__link *l = &ring->links[i];
-
-            if (!l->open || !l->transport->lossy_close) continue;
-            idist__os_socket_end_stream(l->fd);
-            while (l->transport->read(l->port, dropped, sizeof dropped) > 0) continue;
-            if (idist__os_socket_at_end(l->fd)) continue;
-            idist__os_poll_watch(&entries[open_count++], l->fd, IDIST__OS_READABLE);
-        }
-
-        if (open_count) idist__os_poll(entries, open_count, idist__os_clock_ms_until(until_ns));
-    } while (open_count && idist__os_clock_ms_until(until_ns) != 0);
+        if (c) idist__progress_connect(ring);
+        count = idist__close_polls(ring, entries);
+        if (c) count += idist__connector_polls(c, entries + count);
+        if (!count) break;
+        idist__os_poll(entries, count, idist__os_clock_ms_until(until_ns));
+        if (c) idist__connector_polled(c);
+    } while (idist__os_clock_ms_until(until_ns) != 0);
 }
 
 static void idist__ring_close(idist__world *w, bool clean) {

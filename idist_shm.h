@@ -53,11 +53,12 @@ typedef struct idist__transport {
 
     void (*close)(void *port);
 
-    // The descriptor that a rank watches to learn that `read` may find something, or that `write`
-    // may take some; -1: there is none.
-    int (*descriptor)(void *port);
+    // The descriptor that a rank watches to learn that the next `read` may find something, or
+    // (output) that the next `write` may take some; -1: there is none. It may be another one after
+    // each read or write.
+    int (*descriptor)(void *port, bool output);
 
-    bool polled;      // a read costs a system call, so poll is to tell when to read many links
+    bool polled;      // a read costs a system call, so with many links ring->watch tells when to
     bool lossy_close; // closing with unread bytes may destroy what the peer has not read yet
 
     // Copies the next nbytes without consuming them. False: fewer have arrived.
@@ -178,6 +179,7 @@ typedef struct idist__segment {
     int beacon, observer; // ours, and the descriptor with which we look at those of the others
     int next_look;        // the rank whose beacon we look at next
     uint32_t ended_seen;  // how much of ended_count has reached our ports
+    int blind_error;      // the errno with which a look at a beacon failed; 0: none did
 } idist__segment;
 
 static char *idist__segment_front(const idist__segment *m, int rank) {
@@ -304,7 +306,7 @@ static void idist__doorbell_disarm(const idist__segment *m) {
 //
 //   doorbell.ended   the process of this rank has died, or has left the world
 //   pipe.closed      the rank writes nothing more to this pipe
-//   ended_count      goes up with each of the two
+//   ended_count      incremented whenever one of the two is set
 //
 // A rank that sees the count go up looks at all of its pipes.
 //------------------------------------------------------------------------------
@@ -315,7 +317,7 @@ typedef enum idist__ended_how {
     IDIST__ENDED_DIED = 2  // somebody has found that its beacon had gone out
 } idist__ended_how;
 
-// So many sleepers share the work; more of them sleep longer instead.
+// Up to this many sleepers share the work; if there are more, each sleeps longer.
 enum { IDIST__ENDED_SHARERS = 32, IDIST__ENDED_LOOKS_LEAST = 8 };
 
 // Makes all others look at their pipes.
@@ -328,7 +330,7 @@ static void idist__ended_wake_all(const idist__segment *m) {
         if (i != m->me) idist__doorbell_wake(m, i);
 }
 
-// The process of a rank has ended in this way. What is said first counts.
+// The process of a rank has ended in this way. The first report wins.
 static void idist__ended_tell(const idist__segment *m, int rank, idist__ended_how how) {
     uint32_t *ended = &idist__segment_doorbell(m, rank)->ended, not_yet = IDIST__ENDED_NOT;
 
@@ -344,11 +346,17 @@ static idist__ended_how idist__ended_get(const idist__segment *m, int rank) {
 
 // Looks at the beacon of a rank, and tells all if it has gone out. Returns whether the process has
 // ended.
-static bool idist__ended_look_at(const idist__segment *m, int rank) {
+static bool idist__ended_look_at(idist__segment *m, int rank) {
+    int error;
+
     if (rank == m->me) return false;
     if (idist__ended_get(m, rank) != IDIST__ENDED_NOT) return true;
-    if (idist__os_beacon_look(m->observer, &m->ports[rank].beacon) != ECONNREFUSED) return false;
+    error = idist__os_beacon_look(m->observer, &m->ports[rank].beacon);
+    if (error && error != ECONNREFUSED) m->blind_error = error;
+    if (error != ECONNREFUSED) return false;
+
     idist__ended_tell(m, rank, IDIST__ENDED_DIED);
+
     return true;
 }
 
@@ -376,8 +384,8 @@ static int idist__ended_share(const idist__segment *m) {
     return share > IDIST__ENDED_LOOKS_LEAST ? share : IDIST__ENDED_LOOKS_LEAST;
 }
 
-// Looks at the next beacons, about 1 us each. Whoever found one out may have been killed before it
-// could tell, so the pipe of a rank that has ended is looked at in any case.
+// Looks at the next beacons, about 1 us each. The rank that noticed an end may itself have been
+// killed before it told the others, so we read the pipe of a rank that has ended in any case.
 static void idist__ended_look(idist__segment *m, int looks) {
     int i;
 
@@ -586,8 +594,9 @@ static bool idist__pipe_peer_gone(const idist__pipe_port *p) {
 }
 
 // There is no descriptor: see [shm:ended].
-static int idist__pipe_descriptor(void *port) {
+static int idist__pipe_descriptor(void *port, bool output) {
     (void)port;
+    (void)output;
     return -1;
 }
 

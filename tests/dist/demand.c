@@ -18,7 +18,7 @@ enum { N = 12, LOG_N = 4, N_STRANGERS = 300 };
 
 // ---- how many there are ----
 
-// Rank 0 calls, tells the number of its descriptors, and all go on.
+// Each rank counts its descriptors after a call, and all go on together.
 static int fds_after(idist_group *world, int rank, idist_status status) {
     idist_opts o = opts_of(world);
     int fds;
@@ -126,7 +126,7 @@ static void from_any(idist_group *world, int rank, int n, void *arg) {
     else rank_check(sum == n * (n - 1) / 2, "got %d", sum);
 }
 
-// Nobody receives what all send to all, and all leave: nobody waits for another.
+// Everyone sends to everyone, nobody receives, and all leave: nobody may wait.
 static void not_received(idist_group *world, int rank, int n, void *arg) {
     idist_opts o = opts_of(world);
     (void)arg;
@@ -136,7 +136,7 @@ static void not_received(idist_group *world, int rank, int n, void *arg) {
 
 // ---- failures ----
 
-enum { VICTIM = N - 1, FAR = 5 }; // no power of two apart
+enum { VICTIM = N - 1, FAR = 5 }; // their distance is not a power of two: not connected early
 
 // The victim dies while only FAR waits for it. The others come later.
 static int dies_far_away(idist_group *world, int rank, int n, proc_slot *slot, void *arg) {
@@ -180,6 +180,54 @@ static void killed(void) {
     }
     procs_free(&p);
     ranks_report("SIGKILL of a rank to which the one that waits is not connected before");
+}
+
+// A rank hears of a failure, leaves the world, and is still leaving when another rank connects to it,
+// which has heard nothing: that one hears the true cause.
+static int connects_to_leaver(idist_group *world, int rank, int n, proc_slot *slot, void *arg) {
+    enum { LEAVER = 0, LATE = 6 };
+    volatile int *has_failed = (volatile int *)arg;
+    idist_opts o = opts_of(world);
+    idist_status status;
+    int32_t x = 0;
+    (void)n;
+    proc_phase(slot, 1);
+    if (rank == VICTIM) pause();
+    if (rank == LEAVER) {
+        status = idist_recv(&x, 1, IDIST_I32, VICTIM, 0, NULL, &o);
+        *has_failed = 1;
+    } else if (rank == LATE) {
+        while (!*has_failed) tap_sleep_ms(1);
+        tap_sleep_ms(20);
+        status = idist_recv(&x, 1, IDIST_I32, LEAVER, 0, NULL, &o);
+    } else {
+        tap_sleep_ms(1000);
+        status = idist_barrier(&o);
+    }
+    proc_result(slot, status);
+    return idist_close(&world) != IDIST_OK && world == NULL ? 0 : 92;
+}
+
+static void blamed(void) {
+    procs p;
+    idist_desc d = desc_with("tcp", "auto");
+    int *has_failed = (int *)shared_alloc(sizeof *has_failed);
+    tap_running("a rank connects to one that leaves after a failure");
+    ranks_reset();
+    near_links = 1;
+    procs_start(&p, N, &d, connects_to_leaver, has_failed);
+    near_links = 0;
+    rank_check(procs_await_phase(&p, 1, 10000), "the ranks did not start");
+    tap_sleep_ms(100);
+    kill(p.pid[VICTIM], SIGKILL);
+    rank_check(procs_wait(&p, 8000) == 0, "a rank hangs");
+    for (int k = 0; k < N; k++)
+        rank_check(k == VICTIM || (p.slot[k].status == IDIST_ERR_PEER_LOST &&
+                                   strstr(p.slot[k].text, "rank 11 on")),
+                   "rank %d: %s", k, p.slot[k].text);
+    procs_free(&p);
+    munmap(has_failed, sizeof *has_failed);
+    ranks_report("a rank that leaves after a failure tells one that connects to it why");
 }
 
 // A group fails while two of its members are not connected, and those between them are not in a
@@ -354,6 +402,32 @@ static void without_descriptors(idist_group *world, int rank, int n, void *arg) 
     rank_ok(rank, idist_barrier(&o));
 }
 
+// Two ranks connect at once, and each has one descriptor left for that.
+static void last_descriptors(idist_group *world, int rank, int n, void *arg) {
+    idist_opts o = opts_of(world);
+    struct rlimit old, limit;
+    int32_t x = rank, y = -1;
+    (void)arg;
+    (void)n;
+    rank_ok(rank, idist_barrier(&o));
+    if (rank == 0 || rank == FAR) {
+        int lowest = dup(0), next = dup(0);
+        getrlimit(RLIMIT_NOFILE, &old);
+        limit = old;
+        limit.rlim_cur = (rlim_t)next; // the lowest is free, this one is not
+        setrlimit(RLIMIT_NOFILE, &limit);
+        close(lowest);
+        close(next);
+        o.timeout_ms = 4000 * test_slow_factor();
+        rank_ok(rank, idist_sendrecv(&x, 1, FAR - rank, 2, &y, 1, FAR - rank, 2, IDIST_I32, NULL,
+                                     &o));
+        rank_check(y == FAR - rank, "rank %d: got %d", rank, y);
+        setrlimit(RLIMIT_NOFILE, &old);
+        o.timeout_ms = 0;
+    }
+    rank_ok(rank, idist_barrier(&o));
+}
+
 // A rank that refuses is lost only if a call needs it: otherwise it may have left in order.
 static void refused_in_vain(idist_group *world, int rank, int n, void *arg) {
     idist_opts o = opts_of(world);
@@ -403,10 +477,13 @@ int main(void) {
             one_case(transports[k], late_to_failure, "a group has failed before a member connects");
     }
     killed();
+    blamed();
     one_case("tcp", among_strangers, "strangers connect meanwhile");
     near_links = 1;
     one_case("tcp", among_silent, "silent strangers connect meanwhile");
     one_case("tcp", without_descriptors, "no descriptor is left");
+    for (int i = 0; i < (test_quick() ? 3 : 10); i++)
+        one_case("tcp", last_descriptors, "two ranks connect at once by their last descriptors");
     one_case("tcp", refused_in_vain, "a rank refuses that nobody needs");
     near_links = 0;
     late();

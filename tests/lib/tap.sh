@@ -55,20 +55,27 @@ NOT_OPTIMIZED=(-O0 '-Doptimize(level)=')
 # later ID SECONDS COMMAND...: runs it beside others, as many at a time as there are cores. ok_later
 # ID NAME waits for it and is what ok_run 0 would be.
 CORES=$(nproc 2>/dev/null || echo 2)
+# The status goes through a file: bash forgets that of a process once another child gets its number.
 later() {
-    local id=$1 seconds=$2 pid n=$CORES
+    local id=$1 seconds=$2 other n=$CORES
     shift 2
     while [ "$n" -ge "$CORES" ]; do
         n=0
-        for pid in "${LATER[@]}"; do kill -0 "$pid" 2>/dev/null && n=$((n + 1)); done
+        for other in "${!LATER[@]}"; do [ -e "$WORK/$other.status" ] || n=$((n + 1)); done
         [ "$n" -lt "$CORES" ] || sleep 0.05
     done
-    timeout -k 5 "$seconds" "$@" >"$WORK/$id.later" 2>&1 </dev/null &
+    rm -f "$WORK/$id.status"
+    {
+        timeout -k 5 "$seconds" "$@" >"$WORK/$id.later" 2>&1 </dev/null
+        echo $? >"$WORK/$id.ended"
+        mv "$WORK/$id.ended" "$WORK/$id.status"
+    } &
     LATER[$id]=$!
 }
 ok_later() {
-    local rc=0
-    wait "${LATER[$1]}" || rc=$?
+    local rc
+    until [ -e "$WORK/$1.status" ]; do sleep 0.05; done # the process has a deadline
+    rc=$(cat "$WORK/$1.status")
     cp "$WORK/$1.later" "$WORK/log"
     ok "$rc" "$2" && return 0
     echo "exit status $rc (124: it took too long); the output ends with" | diag

@@ -61,7 +61,8 @@ EXTRA_PREFIXES = {
 # The same for all sections of a file.
 FILE_PREFIXES = {
     'idist_shm.h': ['ring'], 'idist_msg.h': ['ring'], 'idist_share.h': ['ring'],
-    'idist_algo.h': ['ring'], 'idist_connect.h': ['ring'], 'idist_engine.h': ['ring'], 'idist_join.h': ['ring'],
+    'idist_algo.h': ['ring'], 'idist_connect.h': ['ring'], 'idist_engine.h': ['ring'],
+    'idist_join.h': ['ring'],
     'idist_mpi.h': ['mpi'], 'idist_gpu.h': ['gpu'], 'idist_ipc.h': ['ipc', 'gpu'],
     'idist_nccl.h': ['nccl', 'gpu'],
     'idist_trace.h': ['trace'],
