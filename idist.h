@@ -871,9 +871,9 @@ IDIST_API idist_status idist_all_gather_bytes(const void *send, size_t nbytes, v
 //
 // dst and src are ranks of the group, and may be the caller's own. Messages from one rank to
 // another with the same tag arrive in the order in which they were sent. A send may return before
-// the receiver asks for the message (up to some KiB), or only afterwards; rely on neither. In a world
-// of more than 64 ranks, the first message to a rank may wait until that one is in a call on the
-// same world. Tags are 0 .. 2^31 - 1.
+// the receiver asks for the message (up to some KiB), or only afterwards; rely on neither. In a
+// world of more than 64 ranks, the first message to a rank may wait until that one is in a call on
+// the same world. Tags are 0 .. 2^31 - 1.
 //
 // A receive that times out before a message arrives is cancelled: IDIST_ERR_TIMEOUT, and the group
 // goes on. A send of more than some KiB that times out also fails the group, because the receiver

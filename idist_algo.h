@@ -64,7 +64,7 @@ SOURCES
 
 //------------------------------------------------------------------------------
 // [algo:stream]  pipelines: chunks that are received, reduced and sent on
-// uses model msg:op send recv
+// uses model msg:types msg:op send recv
 //
 // The bandwidth algorithms cut a block into chunks of IDIST__CHUNK_BYTES, so that a rank can reduce
 // and send on one chunk while it receives the next:
@@ -1150,8 +1150,9 @@ typedef struct idist__host_step { // a call on near or leads
 } idist__host_step;
 
 enum { IDIST__HOST_STEPS = 3 }; // for each piece, without one reduction per host in reduce_scatter
-// Size of a piece, per host: smaller pieces cost more in latency than they gain. Over a long network
-// so many times what is under way there, because the hosts wait for each other after each piece.
+// Size of a piece, per host: smaller pieces cost more in latency than they gain. Over a long
+// network so many times what is under way there, because the hosts wait for each other after each
+// piece.
 #define IDIST__HOST_PIECE_BYTES ((size_t)512 * 1024)
 #define IDIST__HOST_PIECE_NETWORKS 8
 
@@ -1670,7 +1671,7 @@ static void idist__host_progress(idist__ring *ring) {
 //------------------------------------------------------------------------------
 // [algo:choose]  which algorithm a call uses, and its scratch memory
 // uses mem base:type float reduce launch:env kind model core:world block
-// uses msg:types msg:op share:share ring chain direct dissemination tree
+// uses msg:types msg:op share:share stream ring chain direct dissemination tree
 // uses doubling bruck host
 //
 // idist__choose_algorithm takes the first that can serve the call:

@@ -24,7 +24,7 @@ WHO CONNECTS
     has accepted is a link from then on. A rank that is turned away tries again a little later, but
     by then, mostly, the other one has connected to it.
 
-    A link over TCP may have several sockets ([msg:transport]). Each of them is connected by itself,
+    A link over TCP may have several sockets (see idist_msg.h). Each of them is connected by itself,
     from either end; the link is connected when all are.
 
     Strangers may connect too. An incoming handshake that fails is closed and forgotten.
@@ -132,7 +132,8 @@ static bool idist__attempt_begin(idist__attempt *a, const idist__where *where,
 //     idist__connector_polls   what to watch in poll
 //     idist__connector_next    advances everything without blocking, up to the next event
 //
-// The event that reports its outcome ends an attempt, except IDIST_ERR_NO_FDS: then it keeps trying.
+// The event that reports its outcome ends an attempt, except IDIST_ERR_NO_FDS: then it keeps
+// trying.
 //------------------------------------------------------------------------------
 
 enum {
@@ -328,8 +329,8 @@ static bool idist__connector_accept(idist__connector *c, int listener,
     return false;
 }
 
-// Whether to accept the rank that has proven to be at the other end. A lower one is turned away only
-// if we have reached it ourselves.
+// Whether to accept the rank that has proven to be at the other end. A lower one is turned away
+// only if we have reached it ourselves.
 static bool idist__connector_welcomes(idist__connector *c, const idist__handshake *h) {
     int rank = (int)h->theirs.rank;
     int socket = (int)h->theirs.socket;
@@ -537,8 +538,8 @@ static int idist__connector_polls(const idist__connector *c, idist__os_poll_entr
     return count;
 }
 
-// Poll has reported at least one of these entries. We do not check which, because another thread may
-// have closed some meanwhile: everything tries to advance.
+// Poll has reported at least one of these entries. We do not check which, because another thread
+// may have closed some meanwhile: everything tries to advance.
 static void idist__connector_polled(idist__connector *c) {
     idist__attempt *a;
     int i;

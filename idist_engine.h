@@ -486,6 +486,7 @@ enum {
     IDIST__PROGRESS_READS = 16,    // of one link before the others get their turn
     IDIST__PROGRESS_DIRECT = 4096, // from how many bytes on a payload bypasses the stage
     IDIST__PROGRESS_FEW = 4,       // up to how many polled links trying each is cheaper than poll
+    IDIST__PROGRESS_TURNS = 8,     // of a caller that polls, of which one reads all links
     IDIST__PROGRESS_WAKES = 3      // entries of a poll set before those of the connector
 };
 
@@ -791,17 +792,34 @@ static void idist__progress_turn(idist__ring *ring) {
     idist__progress_connect(ring);
 }
 
-// Moves everything that can move, without blocking.
-static void idist__ring_move(idist__ring *ring) {
+// Whether an algorithm waits for something from this link.
+static bool idist__progress_awaits(const idist__link *l) {
+    return l->posted.first || l->receiving.first || l->waiting.first;
+}
+
+static bool idist__progress_awaits_any(const idist__ring *ring) {
+    int i;
+
+    for (i = 0; i < ring->w->group.size; i++)
+        if (ring->links[i].polled && idist__progress_awaits(&ring->links[i])) return true;
+
+    return false;
+}
+
+// Moves what can move, without blocking. all: otherwise, of a few polled links only those are read
+// from which an algorithm waits for something.
+static void idist__progress_move(idist__ring *ring, bool all) {
     bool few = ring->polled_link_count <= IDIST__PROGRESS_FEW && !ring->connector, ended = false;
     int i;
 
     if (ring->shm) idist__ended_any(ring->shm); // then reading tells which one
+    if (few && !all) all = !idist__progress_awaits_any(ring);
 
     for (i = 0; i < ring->w->group.size; i++) {
         idist__link *l = &ring->links[i];
         if (!l->open || (l->polled && !few)) continue;
         if (l->out) idist__link_flush(ring, l);
+        if (l->polled && !all && !idist__progress_awaits(l)) continue;
         if (!idist__progress_read(ring, i)) ended = true;
     }
 
@@ -810,6 +828,9 @@ static void idist__ring_move(idist__ring *ring) {
     if (ring->shm) idist__share_progress(ring);
     if (ring->w->nnodes > 1) idist__host_progress(ring);
 }
+
+// Moves everything that can move, without blocking.
+static void idist__ring_move(idist__ring *ring) { idist__progress_move(ring, true); }
 
 // How often a rank looks for processes of its host that have ended.
 static int64_t idist__progress_look_ns(const idist__segment *m) {
@@ -838,9 +859,13 @@ static void idist__progress_look(idist__ring *ring, int64_t now_ns, bool waits) 
     if (ring->polled_link_count) idist__progress_turn(ring);
 }
 
+// A caller polls. A read that finds nothing costs a system call, so links from which nothing is
+// awaited have their turn less often.
 static void idist__ring_progress(idist__world *w) {
-    idist__ring_move(idist__ring_of(w));
-    idist__ring_settle(idist__ring_of(w));
+    idist__ring *ring = idist__ring_of(w);
+
+    idist__progress_move(ring, ring->polled_count++ % IDIST__PROGRESS_TURNS == 0);
+    idist__ring_settle(ring);
 }
 
 //------------------------------------------------------------------------------
@@ -1013,7 +1038,8 @@ static bool idist__ring_quick(idist_group *g, const idist__call *c) {
 // Before a call starts: reads what has arrived, in case its group has failed.
 static void idist__task_listen(idist__ring *ring, const idist__task *t) {
     if (t->started_ns - ring->last_start_ns > IDIST__MS && !t->group->inner) {
-        idist__ring_progress(t->group->w);
+        idist__ring_move(ring);
+        idist__ring_settle(ring);
         if (t->done) return;
     }
 

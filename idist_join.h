@@ -536,7 +536,7 @@ static idist_status idist__join_store_leave(idist__join *j) {
 //------------------------------------------------------------------------------
 // [join:table]  the number of the job, and a record of every rank
 // uses os:random os:env socket fail text mem sha address interface connection
-// uses secret client config model state store
+// uses secret client config model msg:types state store
 //
 // Rank 0 draws a random job number, from which the key of all connections is derived. Each rank
 // then publishes a record: its host, and where its local socket listens. Rank 0 collects the
@@ -691,8 +691,8 @@ static idist__tcp_record idist__table_network(const idist__join *j) {
     return all;
 }
 
-// What is under way while the network is full: bandwidth times round trip. Virtual interfaces report
-// a bandwidth that is too low, or none; receives that are posted in vain cost little.
+// What is under way while the network is full: bandwidth times round trip. Virtual interfaces
+// report a bandwidth that is too low, or none; receives that are posted in vain cost little.
 static uint64_t idist__table_network_nbytes(const idist__tcp_record *network) {
     enum { LEAST_MBITS = 1000 };
     uint64_t least = LEAST_MBITS, mbits = network->mbits > least ? network->mbits : least;
@@ -807,20 +807,21 @@ static idist_status idist__table_make(idist__join *j, idist__record *records) {
 
 //------------------------------------------------------------------------------
 // [join:links]  connections that ranks need from the start
-// uses clock poll socket fail text mem attempt connector state failure
+// uses clock poll socket fail text mem msg:transport attempt connector state
+// uses failure
 // uses
 //
 // Ranks that share memory need no connection in the end: they connect in a tree, over which they
-// agree on the memory; then they close it. Of all other pairs, in a world of up to IDIST__LINKS_MANY
-// ranks, all connect. In a larger one those connect whose distance is a power of two, around the
-// ring of all ranks: the partners in the algorithms of few steps, and the neighbours in rings. News
-// of a failure spreads over these. The rest connect when they need to.
+// agree on the memory; then they close it. Of all other pairs, in a world of up to
+// IDIST__LINKS_MANY ranks, all connect. In a larger one those connect whose distance is a power of
+// two, around the ring of all ranks: the partners in the algorithms of few steps, and the
+// neighbours in rings. News of a failure spreads over these. The rest connect when they need to.
 //
 //   idist__links_want       asks for a connection to a rank
 //   idist__links_connect    makes those that are wanted: of two ranks, the higher one connects
 //
-// A failed incoming handshake is ignored. A failed outgoing one fails the join, unless the connection
-// merely broke: then it is tried again.
+// A failed incoming handshake is ignored. A failed outgoing one fails the join, unless the
+// connection merely broke: then it is tried again.
 //------------------------------------------------------------------------------
 
 enum {
@@ -1250,8 +1251,8 @@ static idist_status idist__join_share_pass(idist__join *j, const idist__join_sha
     if (share->parent >= 0) {
         status = idist__join_share_await(j, share->parent);
         if (status != IDIST_OK) return status;
-        if (!idist__join_share_receive(links[share->parent].sockets.fds[0], &hello, sizeof hello, fd,
-                                       j->deadline_ns)) {
+        if (!idist__join_share_receive(links[share->parent].sockets.fds[0], &hello, sizeof hello,
+                                       fd, j->deadline_ns)) {
             status = idist__join_share_broken(j, share->parent);
             idist__os_descriptor_close(fd);
             return status;
@@ -1266,8 +1267,8 @@ static idist_status idist__join_share_pass(idist__join *j, const idist__join_sha
     }
 
     for (i = 0; i < share->child_count; i++)
-        if (!idist__join_share_send(links[share->children[i]].sockets.fds[0], &hello, sizeof hello, *fd,
-                                    j->deadline_ns)) {
+        if (!idist__join_share_send(links[share->children[i]].sockets.fds[0], &hello, sizeof hello,
+                                    *fd, j->deadline_ns)) {
             idist__os_descriptor_close(fd);
             return idist__join_share_broken(j, share->children[i]);
         }
@@ -1289,7 +1290,8 @@ static idist_status idist__join_share_attempt(idist__join *j, const idist__join_
     else idist__os_descriptor_close(&fd);
     if (error)
         idist__log_print(&j->w->log, IDIST_LOG_INFO, "no shared memory: %s%s",
-                         share->error ? "the processes of this host cannot see each other end: " : "",
+                         share->error ? "the processes of this host cannot see each other end: "
+                                      : "",
                          strerror(error));
 
     if (error) *vote = share->error ? IDIST__VOTE_HOPELESS : IDIST__VOTE_FAILED;
@@ -1508,8 +1510,8 @@ static idist_status idist__join_share_connect_others(idist__join *j) {
 //------------------------------------------------------------------------------
 // [join:open]  all steps in order; making and freeing the ring
 // uses clock descriptor cpu poll os:watch fail text mem store:store model
-// uses shm:ended msg:types link msg:message connector engine:progress state
-// uses failure store table links share
+// uses shm:ended msg:types msg:transport link msg:message connector
+// uses engine:progress state failure store table links share
 //------------------------------------------------------------------------------
 
 static void idist__ring_free(idist__ring *ring) {
@@ -1587,10 +1589,11 @@ static idist_status idist__open_polls(idist__ring *ring) {
     int i;
 
     ring->poll_capacity = IDIST__PROGRESS_WAKES + IDIST__CONNECTOR_POLLS;
-    for (i = 0; i < ring->w->group.size; i++)
+    for (i = 0; ring->links && i < ring->w->group.size; i++)
         ring->poll_capacity += (size_t)ring->links[i].sockets.count;
-    ring->polls = (idist__os_poll_entry *)idist__mem_alloc(
-        &ring->w->cfg.mem, sizeof *ring->polls * 2 * ring->poll_capacity);
+    ring->polls =
+        (idist__os_poll_entry *)idist__mem_alloc(&ring->w->cfg.mem,
+                                                 sizeof *ring->polls * 2 * ring->poll_capacity);
 
     return ring->polls ? IDIST_OK : IDIST_ERR_NO_MEMORY;
 }

@@ -62,7 +62,7 @@ CONTENTS
 
 //------------------------------------------------------------------------------
 // [msg:types]  frames, transfers, messages, links, the backend's part of world and group
-// uses clock model shm:transport
+// uses clock config model shm:transport
 //------------------------------------------------------------------------------
 
 // A frame is 64 bytes, in the byte order that the handshake found equal on both sides. `nbytes` of
@@ -257,6 +257,7 @@ typedef struct idist__ring { // the backend's part of a world
     int wake;                    // descriptor that ends a sleep
     struct idist__segment *shm;  // memory that the ranks of this host share, or NULL
     int polled_link_count;       // open links that are polled
+    uint32_t polled_count;       // how often a caller has polled
     idist__link *wanted;         // links without a connection through which a message is to go
     struct idist__connector *connector; // NULL: no rank makes connections any more
     bool said_bye;                      // all that have a connection were told that we leave
@@ -315,7 +316,7 @@ static idist__ring_group *idist__ring_group_of(const idist_group *g) {
 
 //------------------------------------------------------------------------------
 // [msg:transport]  bytes over stream sockets, and none without a connection
-// uses descriptor socket shm:transport
+// uses descriptor socket shm:transport types
 //
 // A link over TCP has one socket or several, because one cannot always fill a network: the buffers
 // that the system allows bound what is under way in it, and some clouds limit the bandwidth of each
@@ -485,8 +486,8 @@ static const idist__transport idist__transport_none = {"none",
 // holds. No local variable keeps its value across an AWAIT; state lives in idist__op.
 //------------------------------------------------------------------------------
 
-// Receives of a stream that are posted ahead, at least and at most. The peer may send all of them at
-// once, so twice the least are slower on one host: 2 MiB on their way fall out of the caches.
+// Receives of a stream that are posted ahead, at least and at most. The peer may send all of them
+// at once, so twice the least are slower on one host: 2 MiB on their way fall out of the caches.
 #define IDIST__SLOTS 4
 #define IDIST__SLOTS_MOST 32
 #define IDIST__CHUNK_BYTES ((size_t)256 * 1024) // unit of a stream
@@ -914,8 +915,7 @@ static bool idist__link_watch(const idist__ring *ring, idist__link *l, int in, i
             idist__os_watch_set(ring->watch, was[i], rank, false, false);
 
     if (in >= 0) ok = idist__os_watch_set(ring->watch, in, rank, true, in == out);
-    if (ok && out >= 0 && out != in)
-        ok = idist__os_watch_set(ring->watch, out, rank, false, true);
+    if (ok && out >= 0 && out != in) ok = idist__os_watch_set(ring->watch, out, rank, false, true);
 
     return ok;
 }

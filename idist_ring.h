@@ -91,7 +91,8 @@ IDIST_API const idist_backend_api *idist_ring_backend(void);
 
 //------------------------------------------------------------------------------
 // [ring:close]  leaving the other ranks
-// uses clock mutex poll socket model msg:types link pool engine:wait join:open
+// uses clock mutex poll socket model msg:types link pool connector
+// uses engine:progress engine:wait join:open
 //
 // In order: after the last barrier every rank says BYE, and waits until all of its frames are
 // written. Where closing a connection with unread bytes in it could destroy what the peer has not
@@ -99,9 +100,9 @@ IDIST_API const idist_backend_api *idist_ring_backend(void);
 //
 // After a failure: a rank writes the ABORT frames that are queued and shuts down its side of each
 // connection. Then it discards what still arrives until the peers have closed theirs, or for up to
-// IDIST__CLOSE_FAILED_MS. Closing at once could destroy an ABORT that a peer has not read yet. Where
-// ranks connect on demand, it accepts connections for all of this time: otherwise a rank that comes
-// late would be refused, and blame this one.
+// IDIST__CLOSE_FAILED_MS. Closing at once could destroy an ABORT that a peer has not read yet.
+// Where ranks connect on demand, it accepts connections for all of this time: otherwise a rank that
+// comes late would be refused, and blame this one.
 //------------------------------------------------------------------------------
 
 enum { IDIST__CLOSE_CLEAN_MS = 5000, IDIST__CLOSE_FAILED_MS = 200 };

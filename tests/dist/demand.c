@@ -182,8 +182,8 @@ static void killed(void) {
     ranks_report("SIGKILL of a rank to which the one that waits is not connected before");
 }
 
-// A rank hears of a failure, leaves the world, and is still leaving when another rank connects to it,
-// which has heard nothing: that one hears the true cause.
+// A rank hears of a failure, leaves the world, and is still leaving when another rank connects to
+// it, which has heard nothing: that one hears the true cause.
 static int connects_to_leaver(idist_group *world, int rank, int n, proc_slot *slot, void *arg) {
     enum { LEAVER = 0, LATE = 6 };
     volatile int *has_failed = (volatile int *)arg;
@@ -419,8 +419,8 @@ static void last_descriptors(idist_group *world, int rank, int n, void *arg) {
         close(lowest);
         close(next);
         o.timeout_ms = 4000 * test_slow_factor();
-        rank_ok(rank, idist_sendrecv(&x, 1, FAR - rank, 2, &y, 1, FAR - rank, 2, IDIST_I32, NULL,
-                                     &o));
+        rank_ok(rank,
+                idist_sendrecv(&x, 1, FAR - rank, 2, &y, 1, FAR - rank, 2, IDIST_I32, NULL, &o));
         rank_check(y == FAR - rank, "rank %d: got %d", rank, y);
         setrlimit(RLIMIT_NOFILE, &old);
         o.timeout_ms = 0;

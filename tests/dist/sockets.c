@@ -131,6 +131,38 @@ static int asks(int number, void *arg) {
     return 0;
 }
 
+// Without a setting: as many as it takes to hold what is under way while the network is full.
+static void automatic(void) {
+    static const struct {
+        uint32_t round_trip_us, mbits;
+        uint64_t window_nbytes;
+        int sockets;
+    } rows[] = {{0, 0, 0, 1},           {50, 100000, 2 << 20, 1},  {200, 100000, 2 << 20, 2},
+                {40000, 0, 2 << 20, 1}, {40000, 10, 2 << 20, 1},   {40000, 1000, 2 << 20, 3},
+                {40000, 1000, 0, 1},    {80000, 10000, 2 << 20, 8}};
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
+        idist__tcp_record network;
+        memset(&network, 0, sizeof network);
+        network.round_trip_us = rows[i].round_trip_us;
+        network.mbits = rows[i].mbits;
+        network.window_nbytes = rows[i].window_nbytes;
+        tap_is(idist__table_fill_sockets(&network), rows[i].sockets,
+               "%u us there and back, %u Mbit/s", rows[i].round_trip_us, rows[i].mbits);
+    }
+}
+
+// desc.sockets is checked.
+static void bad_numbers(void) {
+    static const int bad[] = {-1, 9};
+    for (int i = 0; i < 2; i++) {
+        idist_group *world = NULL;
+        idist_desc d = desc_with("tcp", "auto");
+        d.sockets = bad[i];
+        tap_is(idist_open(&d, &world), IDIST_ERR_ARG, "desc.sockets = %d", bad[i]);
+        tap_like(idist_last_error(), "desc.sockets", "the text names it");
+    }
+}
+
 // ---- failures ----
 
 // Rank 0 shuts down one of the sockets of its link to rank 1, in the middle of a stream.
@@ -142,8 +174,7 @@ static int breaks(idist_group *world, int rank, int n, proc_slot *slot, void *ar
     (void)n;
     TAP_REQUIRE(x);
     for (int i = 0; i < 1000 && status == IDIST_OK; i++) {
-        if (i == 20 && rank == 0)
-            shutdown(ring->links[1].sockets.fds[*(int *)arg], SHUT_RDWR);
+        if (i == 20 && rank == 0) shutdown(ring->links[1].sockets.fds[*(int *)arg], SHUT_RDWR);
         status = idist_all_reduce(x, x, LARGEST, IDIST_I32, IDIST_SUM, &o);
     }
     proc_result(slot, status);
@@ -227,6 +258,8 @@ int main(void) {
     ranks_reset();
     procs_run(3, 20000, asks, &port);
     ranks_report("the highest number that a rank asks for counts");
+    automatic();
+    bad_numbers();
     for (int which = 0; which < 3; which++) broken(which);
     killed();
     return tap_done();

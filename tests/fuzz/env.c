@@ -15,7 +15,7 @@ static const char *const names[] = {
     "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT",
     "IDIST_RANK", "IDIST_WORLD_SIZE",
     "IDIST_BACKEND", "IDIST_TRANSPORT", "IDIST_ALGO", "IDIST_TIMEOUT_MS", "IDIST_SECRET",
-    "IDIST_HOSTID", "IDIST_LOG"};
+    "IDIST_HOSTID", "IDIST_LOG", "IDIST_SOCKETS"};
 // clang-format on
 enum { N_NAMES = sizeof names / sizeof names[0] };
 

@@ -143,6 +143,11 @@ for h in 0 1; do
     grep -qxF "$(sed -n '/^network: /p' "$WORK/rank.2")" "$WORK/rank.$h"
     ok $? "far away: rank $h knows the same" || diag <"$WORK/rank.$h"
 done
+join "several sockets" WHO_SHOWS=network MASTER_ADDR=10.9.0.1 IDIST_SOCKETS=3
+for h in 0 1 2; do
+    grep -qE '^network: .* 3 sockets to each rank$' "$WORK/rank.$h"
+    ok $? "several sockets: rank $h has them" || diag <"$WORK/rank.$h"
+done
 net_near
 
 for h in 0 1 2; do on_host $h sysctl -qw net.ipv6.conf.all.disable_ipv6=1; done

@@ -7,7 +7,7 @@ cd "$(dirname "${BASH_SOURCE[0]}")/../.." || exit 1
 ROOT=$PWD
 WORK=$(mktemp -d) || exit 1
 declare -A LATER=() # by id: the process that later started; each has a deadline
-trap 'for pid in "${LATER[@]}"; do wait "$pid" 2>/dev/null; done; rm -rf "$WORK"' EXIT
+trap '[ ${#LATER[@]} = 0 ] || wait "${LATER[@]}" 2>/dev/null; rm -rf "$WORK"' EXIT
 TAP_RUN=0
 TAP_FAILED=0
 
