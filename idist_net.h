@@ -469,7 +469,7 @@ static void idist__auth_begin(idist__handshake *h, int fd, bool server, const ui
 }
 
 // Says which socket of a link this is. The client calls it before the first step.
-static void idist__auth_set_socket(idist__handshake *h, int socket) {
+IDIST__UNUSED static void idist__auth_set_socket(idist__handshake *h, int socket) {
     h->mine.socket = (uint32_t)socket;
     memcpy(h->out, &h->mine, IDIST__HELLO_BYTES);
 }
