@@ -1588,7 +1588,7 @@ static idist_status idist__ring_new(idist__world *w, idist__ring **out) {
 static idist_status idist__open_polls(idist__ring *ring) {
     int i;
 
-    ring->poll_capacity = IDIST__PROGRESS_WAKES + IDIST__CONNECTOR_POLLS;
+    ring->poll_capacity = (size_t)IDIST__PROGRESS_WAKES + (size_t)IDIST__CONNECTOR_POLLS;
     for (i = 0; ring->links && i < ring->w->group.size; i++)
         ring->poll_capacity += (size_t)ring->links[i].sockets.count;
     ring->polls =
