@@ -501,9 +501,10 @@ typedef struct idist_opts {
 
 // What a receive got.
 typedef struct idist_recv_info {
-    int source;   // rank in the group
-    int tag;      // of the message
-    size_t count; // elements received, at most the count of the receive
+    int source;        // rank in the group
+    int tag;           // of the message
+    size_t count;      // elements in it
+    idist_dtype dtype; // of its elements
 } idist_recv_info;
 
 // IDIST_DTYPE(ptr): the dtype of what a pointer points to, at compile time, in C11 and C++. For
@@ -887,10 +888,23 @@ IDIST_API idist_status idist_send(const void *buf, size_t count, idist_dtype dty
 // Receives a message of at most count elements into buf; blocks until it is there. *info says what
 // arrived; info may be NULL, and must otherwise stay valid until the operation is complete. src may
 // be IDIST_ANY_SOURCE and tag IDIST_ANY_TAG (which also matches messages meant for later receives).
-// A longer message gives IDIST_ERR_TRUNCATED, one of another dtype IDIST_ERR_MISMATCH; both remain
-// available to another receive.
+//
+// A longer message gives IDIST_ERR_TRUNCATED, one of another dtype IDIST_ERR_MISMATCH. Then *info
+// describes the message, buf is untouched, and the message stays: the next receive with that source
+// and tag gets it, so it takes one of info->count elements of info->dtype.
 IDIST_API idist_status idist_recv(void *buf, size_t count, idist_dtype dtype, int src, int tag,
                                   idist_recv_info *info, const idist_opts *opts);
+
+// Waits until there is a message that idist_recv would take with this src and tag, and describes it
+// in *info; the message stays. Receives that were posted before come first. Like a receive in all
+// else: opts.request, time-out, lost ranks. Messages from device memory that do not pass through
+// the host are not seen.
+IDIST_API idist_status idist_probe(int src, int tag, idist_recv_info *info, const idist_opts *opts);
+
+// The same without waiting: *found says whether there is one; info may be NULL. opts.request must
+// be NULL, and it is not allowed between idist_group_begin and idist_group_end.
+IDIST_API idist_status idist_iprobe(int src, int tag, bool *found, idist_recv_info *info,
+                                    const idist_opts *opts);
 
 // Both at once, so that neighbours can exchange data without deadlock. Always blocks: opts.request
 // must be NULL, and it is not allowed between idist_group_begin and idist_group_end. The buffers
@@ -901,7 +915,8 @@ IDIST_API idist_status idist_sendrecv(const void *send, size_t sendcount, int ds
                                       const idist_opts *opts);
 
 // Blocks until the operation is complete, returns its status and empties the request. An empty
-// request gives IDIST_OK. Any thread, but one at a time for a request.
+// request gives IDIST_OK. Any thread, but one at a time for a request. A request may be copied or
+// moved in memory while its operation runs; one of the copies is waited for.
 IDIST_API idist_status idist_wait(idist_request *request);
 
 // Does not block. *done says whether the operation is complete; if so, like idist_wait. Requests
@@ -913,12 +928,23 @@ IDIST_API idist_status idist_test(idist_request *request, bool *done);
 // later failure is one of the group.
 IDIST_API idist_status idist_wait_stream(idist_request *request, void *stream);
 
-// Waits for all of them, even after a failure, and returns the failure with the lowest index.
+// Lets a request go: empties it, and the operation goes on. Its buffers must stay until the program
+// knows by other means that it is complete. A failure of it is one of its group. idist_free_group
+// and idist_finalize wait for it.
+IDIST_API idist_status idist_request_free(idist_request *request);
+
+// Waits for all of them, even after a failure, and returns the failure with the lowest index. They
+// may belong to different worlds.
 IDIST_API idist_status idist_wait_all(idist_request *requests, size_t n);
 
 // Waits until one of them is complete, returns its status and empties it; *index says which one. If
-// all are empty, IDIST_OK, and *index is n. IDIST_ERR_ARG if they belong to different worlds.
+// all are empty, IDIST_OK, and *index is n. They may belong to different worlds; then it looks at
+// one world after the other, and may notice an end up to a millisecond late.
 IDIST_API idist_status idist_wait_any(idist_request *requests, size_t n, size_t *index);
+
+// The same for requests that lie here and there. A NULL among the pointers is an empty request.
+IDIST_API idist_status idist_wait_all_of(idist_request *const *requests, size_t n);
+IDIST_API idist_status idist_wait_any_of(idist_request *const *requests, size_t n, size_t *index);
 
 // Calls that this thread makes between begin and end start at once and complete together in
 // idist_group_end, so their order does not matter: exchanges that would deadlock one by one work.

@@ -455,6 +455,10 @@ static void idist__world_end(idist__world *w) {
     idist__world_free(w);
 }
 
+static bool idist__world_is_settled(void *arg) {
+    return !((const idist__world *)arg)->let_go_count;
+}
+
 // force: a worker that failed, with requests open and without the last barrier. For the others it
 // is a lost rank. An idist_group_begin of this thread ends with it; one of another thread still
 // finds its tasks.
@@ -477,6 +481,7 @@ static idist_status idist__world_close(idist__world *w, bool force) {
     }
 
     w->closing = true;
+    if (!force) idist__wait_until(w, idist__world_is_settled, w); // requests that were let go
     if (!force) status = idist__world_last_barrier(w);
 
     w->thread_stops = true;
@@ -1004,23 +1009,109 @@ idist_status idist_recv(void *buf, size_t count, idist_dtype dtype, int src, int
     return idist__call_run(&c, opts);
 }
 
+// A probe is a receive that leaves the message.
+static void idist__p2p_init_probe(idist__call *c, idist__kind label, int src, int tag,
+                                  idist_recv_info *info) {
+    idist__p2p_init(c, IDIST__RECV, NULL, NULL, 0, IDIST_U8, src, tag, info);
+    c->label = label;
+    c->peeks = true;
+}
+
+idist_status idist_probe(int src, int tag, idist_recv_info *info, const idist_opts *opts) {
+    idist__call c;
+
+    if (!info) return idist__fail(IDIST_ERR_ARG, "probe: info is NULL");
+    idist__p2p_init_probe(&c, IDIST__PROBE, src, tag, info);
+
+    return idist__call_run(&c, opts);
+}
+
+// Begins a probe, moves what can move, and takes it back if it has found nothing.
+static idist_status idist__p2p_probe_now(idist_group *g, const idist__call *c, bool *found) {
+    idist__world *w = g->w;
+    idist_opts none;
+    idist__task *t;
+
+    if (g->status != IDIST_OK)
+        return idist__fail(g->status, "iprobe: the group failed earlier: %s", g->cause);
+    t = idist__task_new(g);
+    if (!t) return idist__fail(IDIST_ERR_NO_MEMORY, "iprobe: out of memory");
+
+    memset(&none, 0, sizeof none);
+    idist__call_task_init(t, c, &none, false);
+    idist__task_start(t);
+    if (!t->done && w->driver == IDIST__DRIVER_NONE) w->backend->progress(w);
+    *found = t->done && t->status == IDIST_OK;
+
+    if (!t->done) {
+        w->backend->cancel(t);
+        idist__task_complete(t, IDIST_OK, "");
+    }
+
+    return idist__wait_result(t);
+}
+
+idist_status idist_iprobe(int src, int tag, bool *found, idist_recv_info *info,
+                          const idist_opts *opts) {
+    idist_recv_info unused;
+    idist_group *g = NULL;
+    idist__call c;
+    idist_status status = idist__check_blocking("iprobe", opts);
+
+    if (status == IDIST_OK && !found) status = idist__fail(IDIST_ERR_ARG, "iprobe: found is NULL");
+    if (status != IDIST_OK) return status;
+    *found = false;
+    status = idist__call_enter("iprobe", opts ? opts->group : NULL, &g);
+    if (status != IDIST_OK) return status;
+
+    idist__p2p_init_probe(&c, IDIST__IPROBE, src, tag, info ? info : &unused);
+    status = idist__check_call(g, &c);
+    if (status == IDIST_OK) status = idist__p2p_probe_now(g, &c, found);
+    idist__os_mutex_unlock(&g->w->lock);
+
+    return status;
+}
+
 //------------------------------------------------------------------------------
 // [calls:request]  requests: wait and test
 // uses mutex fail model core:world tracer timer core:wait
 //
-// A request is a pointer to its task (request->impl), NULL once it was waited for.
+// A request is a pointer to its task (request->impl), NULL once it was waited for, or to
+// idist__call_complete.
 //------------------------------------------------------------------------------
 
-// Some requests, and the first of them that is complete.
+// Some requests: one behind the other, or (pointers) here and there.
 typedef struct idist__request_list {
-    const idist__world *w;
-    const idist_request *requests;
-    size_t n, found;
-    uint32_t seen_ended; // w->ended_count when they were looked at
+    idist_request *requests;
+    idist_request *const *pointers;
+    size_t n;
+    const idist__world *w; // wait_any in one world: that one, ...
+    size_t found;          // ... the first request that is complete, ...
+    uint32_t seen_ended;   // ... and w->ended_count when they were looked at
 } idist__request_list;
 
+static idist__request_list idist__request_list_of(idist_request *requests,
+                                                  idist_request *const *pointers, size_t n) {
+    idist__request_list list;
+
+    memset(&list, 0, sizeof list);
+    list.requests = requests;
+    list.pointers = pointers;
+    list.n = n;
+
+    return list;
+}
+
+// Request number i, or an empty one.
+static idist_request *idist__request_at(const idist__request_list *list, size_t i,
+                                        idist_request *empty) {
+    empty->impl = NULL;
+    if (!list->pointers) return &list->requests[i];
+    return list->pointers[i] ? list->pointers[i] : empty;
+}
+
 // The task of a request, with its world locked. NULL: there is none, or *status says why not.
-static idist__task *idist__request_enter(const char *name, const idist_request *request,
+static idist__task *idist__request_enter(const char *name, idist_request *request,
                                          idist_status *status) {
     idist__task *t;
     idist__world *w;
@@ -1032,6 +1123,7 @@ static idist__task *idist__request_enter(const char *name, const idist_request *
         return NULL;
     }
 
+    if (idist__call_was_complete(request)) request->impl = NULL;
     t = (idist__task *)request->impl;
     if (!t) return NULL;
     w = t->group->w;
@@ -1110,15 +1202,34 @@ idist_status idist_test(idist_request *request, bool *done) {
     return status;
 }
 
-idist_status idist_wait_all(idist_request *requests, size_t n) {
+idist_status idist_request_free(idist_request *request) {
+    idist_status status;
+    idist__task *t = idist__request_enter("request_free", request, &status);
+    idist__world *w;
+
+    if (!t) return status;
+    w = t->group->w;
+    request->impl = NULL;
+
+    if (t->done) {
+        status = idist__wait_result(t);
+    } else {
+        idist__task_let_go(t);
+    }
+
+    idist__os_mutex_unlock(&w->lock);
+
+    return status;
+}
+
+static idist_status idist__request_wait_all(const idist__request_list *list) {
     idist_status first = IDIST_OK;
+    idist_request empty;
     char text[sizeof idist__me.text];
     size_t i;
 
-    if (n && !requests) return idist__fail(IDIST_ERR_ARG, "wait_all: requests is NULL");
-
-    for (i = 0; i < n; i++) {
-        idist_status status = idist_wait(&requests[i]);
+    for (i = 0; i < list->n; i++) {
+        idist_status status = idist_wait(idist__request_at(list, i, &empty));
 
         if (status == IDIST_OK || first != IDIST_OK) continue;
         first = status;
@@ -1130,14 +1241,32 @@ idist_status idist_wait_all(idist_request *requests, size_t n) {
     return first;
 }
 
+idist_status idist_wait_all(idist_request *requests, size_t n) {
+    idist__request_list list = idist__request_list_of(requests, NULL, n);
+
+    if (n && !requests) return idist__fail(IDIST_ERR_ARG, "wait_all: requests is NULL");
+
+    return idist__request_wait_all(&list);
+}
+
+idist_status idist_wait_all_of(idist_request *const *requests, size_t n) {
+    idist__request_list list = idist__request_list_of(NULL, requests, n);
+
+    if (n && !requests) return idist__fail(IDIST_ERR_ARG, "wait_all_of: requests is NULL");
+
+    return idist__request_wait_all(&list);
+}
+
 // There may be thousands of requests, so it looks only after a task has ended.
 static bool idist__request_any_ready(void *arg) {
     idist__request_list *list = (idist__request_list *)arg;
+    idist_request empty;
 
     if (list->w->ended_count == list->seen_ended) return false;
 
     for (list->found = 0; list->found < list->n; list->found++) {
-        const idist__task *t = (const idist__task *)list->requests[list->found].impl;
+        const idist__task *t =
+            (const idist__task *)idist__request_at(list, list->found, &empty)->impl;
         if (t && t->done) return true;
     }
 
@@ -1146,40 +1275,96 @@ static bool idist__request_any_ready(void *arg) {
     return false;
 }
 
-idist_status idist_wait_any(idist_request *requests, size_t n, size_t *index) {
-    idist__world *w = NULL;
-    idist__request_list list;
+// All requests are of one world.
+static idist_status idist__request_wait_in(idist__request_list *list, idist__world *w) {
+    idist_request empty, *request;
     idist_status status;
+
+    if (idist__world_enter("wait_any", w) != IDIST_OK) return IDIST_ERR_STATE;
+    list->w = w;
+    idist__world_lock(w);
+    if (idist__me.held_world == w) w->device_api->launch(w);
+    list->seen_ended = w->ended_count - 1;
+    idist__tracer_begin("wait", "wait_any", NULL, NULL);
+    idist__wait_until(w, idist__request_any_ready, list);
+    request = idist__request_at(list, list->found, &empty);
+    status = idist__tracer_end(idist__wait_result((idist__task *)request->impl));
+    request->impl = NULL;
+    idist__os_mutex_unlock(&w->lock);
+
+    return status;
+}
+
+// They are of several worlds: tests one after the other. The pause between two looks grows.
+static idist_status idist__request_wait_among(idist__request_list *list) {
+    int64_t pause_ns = 0;
+    idist_request empty;
+    bool done = false;
+    idist_status status;
+
+    for (;;) {
+        for (list->found = 0; list->found < list->n; list->found++) {
+            idist_request *request = idist__request_at(list, list->found, &empty);
+
+            if (!request->impl) continue;
+            status = idist_test(request, &done);
+            if (done || status != IDIST_OK) return status;
+        }
+
+        if (pause_ns < IDIST__MS) pause_ns += 1000;
+        if (pause_ns < 50000) idist__os_thread_yield();
+        else idist__os_clock_pause_ms(1);
+    }
+}
+
+static idist_status idist__request_wait_any(idist__request_list *list, size_t *index) {
+    idist__world *w = NULL;
+    idist_request empty;
+    idist_status status;
+    bool one_world = true;
     size_t i;
 
-    if ((n && !requests) || !index)
-        return idist__fail(IDIST_ERR_ARG, "wait_any: requests or index is NULL");
-    *index = n;
+    *index = list->n;
 
-    for (i = 0; i < n; i++) {
-        const idist__task *t = (const idist__task *)requests[i].impl;
+    for (i = 0; i < list->n; i++) {
+        idist_request *request = idist__request_at(list, i, &empty);
+        const idist__task *t;
 
-        if (t && w && t->group->w != w)
-            return idist__fail(IDIST_ERR_ARG, "wait_any: the requests belong to different worlds");
+        if (idist__call_was_complete(request)) {
+            request->impl = NULL;
+            *index = i;
+            return IDIST_OK;
+        }
+
+        t = (const idist__task *)request->impl;
+        if (t && w && t->group->w != w) one_world = false;
         if (t) w = t->group->w;
     }
 
     if (!w) return IDIST_OK;
-    if (idist__world_enter("wait_any", w) != IDIST_OK) return IDIST_ERR_STATE;
-    list.w = w;
-    list.requests = requests;
-    list.n = n;
-    list.found = n;
-    idist__world_lock(w);
-    list.seen_ended = w->ended_count - 1;
-    idist__tracer_begin("wait", "wait_any", NULL, NULL);
-    idist__wait_until(w, idist__request_any_ready, &list);
-    *index = list.found;
-    status = idist__tracer_end(idist__wait_result((idist__task *)requests[list.found].impl));
-    requests[list.found].impl = NULL;
-    idist__os_mutex_unlock(&w->lock);
+    list->found = list->n;
+    status = one_world ? idist__request_wait_in(list, w) : idist__request_wait_among(list);
+    *index = list->found;
 
     return status;
+}
+
+idist_status idist_wait_any(idist_request *requests, size_t n, size_t *index) {
+    idist__request_list list = idist__request_list_of(requests, NULL, n);
+
+    if ((n && !requests) || !index)
+        return idist__fail(IDIST_ERR_ARG, "wait_any: requests or index is NULL");
+
+    return idist__request_wait_any(&list, index);
+}
+
+idist_status idist_wait_any_of(idist_request *const *requests, size_t n, size_t *index) {
+    idist__request_list list = idist__request_list_of(NULL, requests, n);
+
+    if ((n && !requests) || !index)
+        return idist__fail(IDIST_ERR_ARG, "wait_any_of: requests or index is NULL");
+
+    return idist__request_wait_any(&list, index);
 }
 
 //------------------------------------------------------------------------------

@@ -69,6 +69,8 @@ typedef enum idist__kind {
     IDIST__ONE_RANK_ONLY,
     IDIST__FINALIZE,
     IDIST__FIRST_DEVICE_CALL,
+    IDIST__PROBE,
+    IDIST__IPROBE,
     IDIST__KIND_COUNT
 } idist__kind;
 
@@ -99,6 +101,8 @@ static const char *const idist__kind_names[IDIST__KIND_COUNT] = {
     "one_rank_only",
     "finalize",
     "first_device_call",
+    "probe",
+    "iprobe",
 };
 
 static bool idist__kind_reduces(idist__kind kind) {
@@ -156,6 +160,7 @@ typedef struct idist__call {
     int root; // or the peer of a send or receive; -1: there is none
     int tag;
     idist_recv_info *info;
+    bool peeks;     // a receive that describes a message and leaves it
     uint64_t check; // must also be equal on all ranks: the count, or a hash of the counts
     // The op of a call that is part of another one, because the program may free its own copy
     // meanwhile. NULL: look it up in the world.
@@ -196,6 +201,7 @@ struct idist__task {
     bool away;      // waits for the device: the backend has not got it yet, or is done with it
     bool followed;  // idist_wait_stream need not wait for the host any more
     bool detached;  // nobody waits for it: it is freed once it is done
+    bool let_go;    // by idist_request_free
     bool pinned;    // a thread works on it without the lock, ...
     bool freed;     // ... and frees it when this is set
     void *stream;   // of the device: the task comes after what it holds already
@@ -369,6 +375,10 @@ struct idist_backend_api {
     // call, also if the group has failed in between, and may continue what quick has begun.
     bool (*quick)(idist_group *g, const idist__call *c);
 
+    // Optional. Tries a send or a receive without a task, and without waiting; there may be tasks.
+    // True: it is complete. False: start follows, for a call of which nothing has begun.
+    bool (*quick_message)(idist_group *g, const idist__call *c);
+
     // Begins a task. The backend calls idist__task_complete once, here or later. If quick has
     // failed the group: with g->status and g->cause.
     void (*start)(idist__task *t);
@@ -433,7 +443,7 @@ struct idist_backend_api {
     idist_status (*wrap)(idist__world *w);
 };
 
-enum { IDIST__BACKEND_ABI = 7 };
+enum { IDIST__BACKEND_ABI = 8 };
 
 // ---- the contract between the core and a device backend ----
 //
@@ -521,6 +531,7 @@ struct idist__world {
     idist__task *idle_tasks; // to be used again
     idist__task *all_tasks;  // ever allocated; freed with the world
     int async_count;         // running tasks with a request
+    int let_go_count;        // of those, the ones that idist_request_free has let go
     int blocked_count;       // callers inside idist__wait_until
     uint32_t ended_count;    // tasks that have ended
     uint32_t moved_count;    // steps forward inside tasks
@@ -539,6 +550,8 @@ struct idist__world {
     // What is under way between two hosts while they use all of the network; 0: not known.
     uint64_t network_nbytes;
     bool thread_running, thread_stops;
+    bool thread_naps;         // the progress thread looks again soon, and needs no signal
+    uint32_t request_count;   // requests that have begun, not counting those complete at once
     int foreign_thread_count; // threads of other libraries, which never call; INT32_MAX / 4 or
                               // more: only one thread may call at all
     bool single_threaded;     // the backend allows one thread only: requests move on inside calls
@@ -786,7 +799,7 @@ static idist__fingerprint idist__fingerprint_of_call(const idist__call *c, uint3
     idist__fingerprint p;
 
     memset(&p, 0, sizeof p);
-    p.kind = (uint8_t)c->label;
+    p.kind = (uint8_t)(c->peeks ? c->kind : c->label); // a probe waits for what a receive does
     p.dtype = (uint8_t)c->dtype;
     p.op = (uint8_t)c->op;
     p.root = c->root;
@@ -972,6 +985,7 @@ static void idist__task_complete(idist__task *t, idist_status status, const char
         w->detached_done_count++;
     }
 
+    if (t->let_go) w->let_go_count--;
     if (t->async) w->async_count--;
     if (t->lane) idist__tracer_now()->done(t);
     if (w->blocked_count) idist__os_cond_broadcast(&w->changed);
@@ -1048,6 +1062,19 @@ static void idist__task_detach(idist__task *t) {
     }
 }
 
+// Nobody waits for it any more, and the progress thread goes on with it.
+static void idist__task_let_go(idist__task *t) {
+    idist__world *w = t->group->w;
+
+    t->detached = true;
+    t->list_next = w->detached;
+    w->detached = t;
+    t->group->detached_count++;
+    t->group->open_request_count--;
+    t->let_go = true;
+    w->let_go_count++;
+}
+
 #ifndef IDIST__ANNOUNCE_NS // a test sets it so high that an announcement never wakes anybody
 #define IDIST__ANNOUNCE_NS (20 * IDIST__MS)
 #endif
@@ -1070,6 +1097,7 @@ static void idist__task_start(idist__task *t) {
     g->running_count++;
 
     if (t->async) {
+        w->request_count++;
         w->async_count++;
         g->open_request_count++;
     }
@@ -1077,7 +1105,7 @@ static void idist__task_start(idist__task *t) {
     w->backend->start(t);
     idist__world_wake_driver(w); // also when t is done: start may have read from the connections
     if (w->driver == IDIST__DRIVER_NONE && !t->done && t->async && w->thread_running &&
-        !w->blocked_count)
+        !w->thread_naps && !w->blocked_count)
         idist__os_cond_signal(&w->work);
 }
 
@@ -1590,9 +1618,14 @@ static idist_status idist__wait_result(idist__task *t) {
 //
 // Drives the backend while there are requests and no caller is blocked; as soon as one blocks, it
 // stops driving. It exists from the first request on.
+//
+// A program that begins requests mostly waits for them soon, and then drives by itself. Waking this
+// thread and taking over from it again costs more than many messages. So while requests begin the
+// thread naps, and drives when none has begun for the length of a nap.
 //------------------------------------------------------------------------------
 
 #define IDIST__WATCH_NS (10 * IDIST__MS)
+#define IDIST__NAP_NS 200000
 
 // While the device waits for other ranks and no thread does: handles what has arrived on the
 // connections, without sleeping, so that the loss of a rank is noticed.
@@ -1607,11 +1640,21 @@ static void idist__thread_look(idist__world *w) {
 
 static void *idist__thread_main(void *arg) {
     idist__world *w = (idist__world *)arg;
+    uint32_t seen_requests;
 
     idist__os_mutex_lock(&w->lock);
+    seen_requests = w->request_count;
 
     while (!w->thread_stops) {
         bool idle = !w->blocked_count && w->driver == IDIST__DRIVER_NONE;
+
+        if (w->request_count != seen_requests) {
+            seen_requests = w->request_count;
+            w->thread_naps = true;
+            idist__os_cond_wait(&w->work, &w->lock, idist__os_clock_now_ns() + IDIST__NAP_NS);
+            w->thread_naps = false;
+            continue;
+        }
 
         if (w->async_count && idle) {
             idist__wait_turn(w, IDIST__DRIVER_THREAD);
@@ -2028,10 +2071,25 @@ static idist_status idist__call_enter(const char *name, idist_group *group, idis
     return IDIST_OK;
 }
 
-// A blocking call without a task, if the backend can do that now.
+// A call without a task, if the backend can do that now. With a request, inside idist_group_begin
+// or beside other calls, only a message can.
 static bool idist__call_quick(idist_group *g, const idist__call *c, const idist_opts *o) {
-    return !g->w->tasks && g->w->backend->quick && g->status == IDIST_OK && !o->request &&
-           !idist__me.group_depth && g->w->backend->quick(g, c);
+    const idist_backend_api *backend = g->w->backend;
+    bool blocks = !o->request && !idist__me.group_depth;
+
+    if (g->status != IDIST_OK || c->peeks) return false;
+    if (blocks && !g->w->tasks) return backend->quick && backend->quick(g, c);
+    if (!backend->quick_message || !idist__kind_is_p2p(c->kind) || idist__tracer_now())
+        return false;
+
+    return backend->quick_message(g, c);
+}
+
+// What the request of a call points to that was complete when the call returned: it has no task.
+static char idist__call_complete;
+
+static bool idist__call_was_complete(const idist_request *request) {
+    return request->impl == &idist__call_complete;
 }
 
 // Whether the device backend takes part in a call. A stream needs one.
@@ -2121,7 +2179,11 @@ static idist_status idist__call_locked(idist_group *g, const idist__call *c, con
         return idist__fail(g->status, "%s: the group failed earlier: %s", name, g->cause);
     if (g->w->thread_stops) // another thread has ended the calls, and would not see this one
         return idist__fail(IDIST_ERR_ABORTED, "%s: another thread closes the world", name);
-    if (!on_device && idist__call_quick(g, c, o)) return IDIST_OK;
+
+    if (!on_device && idist__call_quick(g, c, o)) {
+        if (o->request) o->request->impl = &idist__call_complete;
+        return IDIST_OK;
+    }
 
     if (o->request || idist__me.group_depth) status = idist__call_check_open(g->w, name);
     if (o->request && status == IDIST_OK) status = idist__thread_need(g->w);
@@ -2196,11 +2258,23 @@ IDIST__UNUSED static bool idist__message_matches(const idist__task *t, int rank,
            (c->tag == IDIST_ANY_TAG || c->tag == tag);
 }
 
+static void idist__message_describe(const idist__call *c, int source, int tag, idist_dtype dtype,
+                                    size_t count) {
+    if (!c->info) return;
+    c->info->source = source;
+    c->info->tag = tag;
+    c->info->count = count;
+    c->info->dtype = dtype;
+}
+
 // Checks a message against the receive that takes it; true when it may be taken. Otherwise *status
-// and the text are for the receive, and the message stays for another one.
+// and the text are for the receive, which ends, and the message stays for another one.
 static bool idist__message_fits(const idist__call *recv, idist_dtype dtype, size_t count,
                                 int source, int tag, idist_status *status, char *text, size_t cap) {
     *status = IDIST_OK;
+    text[0] = 0;
+    idist__message_describe(recv, source, tag, dtype, count);
+    if (recv->peeks) return false;
 
     if (dtype != recv->dtype) {
         *status = IDIST_ERR_MISMATCH;
@@ -2218,15 +2292,8 @@ static bool idist__message_fits(const idist__call *recv, idist_dtype dtype, size
     return *status == IDIST_OK;
 }
 
-static void idist__message_describe(const idist__call *c, int source, int tag, size_t count) {
-    if (!c->info) return;
-    c->info->source = source;
-    c->info->tag = tag;
-    c->info->count = count;
-}
-
 static void idist__message_received(idist__task *t, int source, int tag, size_t count) {
-    idist__message_describe(&t->call, source, tag, count);
+    idist__message_describe(&t->call, source, tag, t->call.dtype, count);
     idist__task_complete(t, IDIST_OK, "");
 }
 

@@ -1035,6 +1035,10 @@ static bool idist__ring_quick(idist_group *g, const idist__call *c) {
     return idist__share_quick(g, c);
 }
 
+static bool idist__ring_quick_message(idist_group *g, const idist__call *c) {
+    return c->kind == IDIST__SEND ? idist__send_quick(g, c) : idist__recv_now(g, c);
+}
+
 // Before a call starts: reads what has arrived, in case its group has failed.
 static void idist__task_listen(idist__ring *ring, const idist__task *t) {
     if (t->started_ns - ring->last_start_ns > IDIST__MS && !t->group->inner) {

@@ -1771,8 +1771,8 @@ static bool idist__ring_quick_wait(const idist__ring *ring, int turns) {
     return true;
 }
 
-// A blocking send while nothing else is under way: goes out at once if the transport takes all of
-// it. Needs no task, transfer or clock.
+// A send goes out at once if the transport takes all of it, and no earlier one waits for space.
+// Needs no task, transfer or clock.
 static bool idist__send_quick(idist_group *g, const idist__call *c) {
     idist__ring *ring = idist__ring_of(g->w);
     idist__link *l = &ring->links[idist__group_world_rank(g, c->root)];
@@ -1854,18 +1854,21 @@ static void idist__recv_step(idist__task *t, int slot, int from, uint32_t step, 
     }
 }
 
-// A blocking receive while nothing else is under way: takes the next message of the link if it is
-// the one wanted, eager, and there completely. Otherwise takes nothing.
-static bool idist__recv_quick(idist_group *g, const idist__call *c) {
-    idist__ring *ring = idist__ring_of(g->w);
+// The link from which a receive may take the next message itself. NULL: there is none.
+static idist__link *idist__recv_link(idist__ring *ring, const idist_group *g,
+                                     const idist__call *c) {
     idist__link *l = c->root >= 0 ? &ring->links[idist__group_world_rank(g, c->root)] : NULL;
-    idist__frame f;
-    int turns;
 
-    if (!l || !l->open || !l->transport->peek) return false;
-    if (l->early || l->in_moved || l->ended) return false;
-    for (turns = 0; !l->transport->peek(l->port, &f, sizeof f); turns++)
-        if (!idist__ring_quick_wait(ring, turns)) return false;
+    if (!l || !l->open || !l->transport->peek) return NULL;
+
+    return l->early || l->in_moved || l->ended ? NULL : l;
+}
+
+// Takes the next message of a link, which begins with this frame, if it is the one wanted, eager,
+// and there completely. Otherwise takes nothing.
+static bool idist__recv_take(const idist_group *g, const idist__call *c, idist__link *l,
+                             idist__frame f) {
+    idist__ring *ring = idist__ring_of(g->w);
 
     if (f.type != IDIST__EAGER || f.ctx != g->ctx || f.fingerprint.kind != IDIST__SEND)
         return false;
@@ -1879,9 +1882,37 @@ static bool idist__recv_quick(idist_group *g, const idist__call *c) {
     l->peer_waits.type = 0;
     l->their_window -= (size_t)f.nbytes + sizeof f;
     idist__link_consumed(ring, l, (size_t)f.nbytes);
-    idist__message_describe(c, c->root, (int)f.tag, (size_t)f.fingerprint.check);
+    idist__message_describe(c, c->root, (int)f.tag, c->dtype, (size_t)f.fingerprint.check);
 
     return true;
+}
+
+// A blocking receive while nothing else is under way: waits a moment for its message.
+static bool idist__recv_quick(idist_group *g, const idist__call *c) {
+    idist__ring *ring = idist__ring_of(g->w);
+    idist__link *l = idist__recv_link(ring, g, c);
+    idist__frame f;
+    int turns;
+
+    if (!l) return false;
+    for (turns = 0; !l->transport->peek(l->port, &f, sizeof f); turns++)
+        if (!idist__ring_quick_wait(ring, turns)) return false;
+
+    return idist__recv_take(g, c, l, f);
+}
+
+// A receive beside other calls: takes its message if that has arrived, and no earlier receive wants
+// it.
+static bool idist__recv_now(idist_group *g, const idist__call *c) {
+    idist__ring *ring = idist__ring_of(g->w);
+    idist__link *l = idist__recv_link(ring, g, c);
+    idist__frame f;
+
+    if (!l || ring->failed || !l->transport->peek(l->port, &f, sizeof f)) return false;
+    if (f.ctx != g->ctx || f.fingerprint.kind != IDIST__SEND) return false;
+    if (idist__match_oldest(ring, g, idist__link_rank(ring, l), &f)) return false;
+
+    return idist__recv_take(g, c, l, f);
 }
 
 // Whether a receive of recv wants this message, as one from world rank `from`.

@@ -2013,7 +2013,8 @@ static void idist__gpu_start(idist__task *t) {
 
     if (op->path == IDIST__BY_NCCL) {
         if (t->call.info)
-            idist__message_describe(&t->call, t->call.root, t->call.tag, t->call.count);
+            idist__message_describe(&t->call, t->call.root, t->call.tag, t->call.dtype,
+                                    t->call.count);
         idist__gpu_start_nccl(t);
         return;
     }

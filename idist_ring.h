@@ -200,6 +200,7 @@ static void idist__ring_backend_fill(idist_backend_api *api) {
     api->start = idist__ring_start;
     api->announce = idist__ring_announce;
 
+    api->quick_message = idist__ring_quick_message;
     api->progress = idist__ring_progress; // [engine:progress], [engine:wait]
     api->sleep = idist__ring_sleep;
     api->wake = idist__ring_wake;

@@ -55,7 +55,7 @@ static void big_message(idist_group *world, int rank, int n, void *arg) {
         big_fill(p, BIG_COUNT, 0);
         rank_ok(rank, idist_send(p, BIG_COUNT, IDIST_U8, 1, 0, &o));
     } else {
-        idist_recv_info info = {-1, -1, 0};
+        idist_recv_info info = {-1, -1, 0, IDIST_I8};
         rank_ok(rank, idist_recv(p, BIG_COUNT, IDIST_U8, 0, 0, &info, &o));
         rank_check(info.count == BIG_COUNT, "got %zu expected %zu", info.count, BIG_COUNT);
         size_t wrong = big_find_wrong(p, BIG_COUNT, 0);

@@ -141,7 +141,7 @@ static void messages_stay_inside(idist_group *world, int rank, int n, void *arg)
         rank_ok(rank, idist_send(&a, 1, IDIST_I32, 1, 0, &in_world));
         rank_ok(rank, idist_send(&b, 1, IDIST_I32, n - 2, 0, &in_group)); // rank 1 of the world
     } else if (rank == 1) {
-        idist_recv_info info = {-1, -1, 0};
+        idist_recv_info info = {-1, -1, 0, IDIST_I8};
         rank_ok(rank,
                 idist_recv(&x, 1, IDIST_I32, IDIST_ANY_SOURCE, IDIST_ANY_TAG, &info, &in_group));
         rank_check(x == 2 && info.source == n - 1, "got %d from %d expected 2 from %d", x,

@@ -14,7 +14,7 @@ static void ring_sendrecv(idist_group *world, int rank, int n, void *arg) {
             size_t esize = idist_dtype_size((idist_dtype)d), count = counts[i];
             guarded_buffer s = guarded_buffer_make(count * esize, (size_t)(d % 2)),
                            r = guarded_buffer_make(count * esize, (size_t)(i % 2));
-            idist_recv_info info = {-5, -5, 99};
+            idist_recv_info info = {-5, -5, 99, IDIST_I8};
             pattern_fill(s.p, 0, count, esize, rank, (uint64_t)i);
             rank_ok(rank, idist_sendrecv(s.p, count, right, i, r.p, count, left, i, (idist_dtype)d,
                                          &info, &o));
@@ -92,7 +92,7 @@ static void wildcards(idist_group *world, int rank, int n, void *arg) {
     }
     for (int i = 0; rank == 0 && i < EACH * (n - 1); i++) {
         int32_t x[4] = {-1, -1, -1, -1};
-        idist_recv_info info = {-1, -1, 0};
+        idist_recv_info info = {-1, -1, 0, IDIST_I8};
         rank_ok(rank, idist_recv(x, 4, IDIST_I32, IDIST_ANY_SOURCE, IDIST_ANY_TAG, &info, &o));
         if (info.source < 1 || info.source >= n) {
             rank_fail("source: got %d expected 1..%d", info.source, n - 1);
@@ -124,6 +124,15 @@ static void selective(idist_group *world, int rank, int n, void *arg) {
     rank_ok(rank, idist_barrier(&o));
 }
 
+static void check_info(int rank, const idist_recv_info *info, int source, int tag, size_t count,
+                       idist_dtype dtype) {
+    rank_check(info->source == source && info->tag == tag && info->count == count &&
+                   info->dtype == dtype,
+               "rank %d: info: got %d, %d, %zu, %s expected %d, %d, %zu, %s", rank, info->source,
+               info->tag, info->count, idist_dtype_name(info->dtype), source, tag, count,
+               idist_dtype_name(dtype));
+}
+
 // A message that is too long, or of another dtype, stays for a better receive. Both for messages
 // that were sent at once and for large ones that wait at the sender.
 static void kept_after_misfit(idist_group *world, int rank, int n, void *arg) {
@@ -138,13 +147,16 @@ static void kept_after_misfit(idist_group *world, int rank, int n, void *arg) {
             pattern_fill(b.p, 0, count, 4, 0, 8);
             rank_ok(rank, idist_send(b.p, count, IDIST_F32, 1, 5, &o));
         } else if (rank == 1) {
-            idist_recv_info info = {-1, -1, 0};
-            rank_is(rank, idist_recv(b.p, count - 1, IDIST_F32, 0, 5, NULL, &o),
+            idist_recv_info info = {-1, -1, 0, IDIST_I8};
+            rank_is(rank, idist_recv(b.p, count - 1, IDIST_F32, 0, 5, &info, &o),
                     IDIST_ERR_TRUNCATED);
+            check_info(rank, &info, 0, 5, count, IDIST_F32);
             rank_check(idist_last_error()[0] != 0, "a failure has a text");
             rank_check(guarded_buffer_untouched(&b),
                        "count %zu: nothing is written when the message is too long", count);
-            rank_is(rank, idist_recv(b.p, count, IDIST_I32, 0, 5, NULL, &o), IDIST_ERR_MISMATCH);
+            info.count = 0;
+            rank_is(rank, idist_recv(b.p, count, IDIST_I32, 0, 5, &info, &o), IDIST_ERR_MISMATCH);
+            check_info(rank, &info, 0, 5, count, IDIST_F32);
             rank_check(guarded_buffer_untouched(&b),
                        "count %zu: nothing is written when the dtype is another", count);
             rank_ok(rank, idist_recv(b.p, count, IDIST_F32, IDIST_ANY_SOURCE, 5, &info, &o));
@@ -154,6 +166,98 @@ static void kept_after_misfit(idist_group *world, int rank, int n, void *arg) {
         guarded_buffer_free(&b);
         rank_ok(rank, idist_barrier(&o)); // nothing is broken
     }
+}
+
+// A probe describes a message, of any size, and leaves it. Rank 1 probes before the message is sent
+// (when i is odd) or after.
+static void probes(idist_group *world, int rank, int n, void *arg) {
+    static const size_t counts[4] = {0, 10, 5000, 100000};
+    idist_opts o = opts_of(world);
+    (void)arg;
+    (void)n;
+    for (int i = 0; i < 8; i++) {
+        size_t count = counts[i / 2];
+        guarded_buffer b = guarded_buffer_make(count * 4, 0);
+        idist_request request = {NULL};
+        idist_opts a = opts_async(world, &request);
+        char go = 1;
+        if (rank == 0) {
+            pattern_fill(b.p, 0, count, 4, 0, 8);
+            if (i % 2) rank_ok(rank, idist_recv(&go, 1, IDIST_U8, 1, 1, NULL, &o));
+            rank_ok(rank, idist_send(b.p, count, IDIST_F32, 1, 5 + i, &a));
+            rank_ok(rank, idist_send(&go, 1, IDIST_U8, 1, 100, &o));
+            rank_ok(rank, idist_wait(&request));
+        } else if (rank == 1) {
+            idist_recv_info info = {-1, -1, 0, IDIST_I8};
+            bool found = true;
+            rank_ok(rank, idist_iprobe(0, 99, &found, &info, &o));
+            rank_check(!found, "iprobe finds a message with tag %d", info.tag);
+            if (i % 2) rank_ok(rank, idist_send(&go, 1, IDIST_U8, 0, 1, &o));
+            if (i % 4 < 2) rank_ok(rank, idist_probe(i % 2 ? 0 : IDIST_ANY_SOURCE, 5 + i, &info, &o));
+            else rank_ok(rank, idist_probe(0, IDIST_ANY_TAG, &info, &a));
+            rank_ok(rank, idist_wait(&request));
+            check_info(rank, &info, 0, 5 + i, count, IDIST_F32);
+            memset(&info, 0, sizeof info);
+            rank_ok(rank, idist_iprobe(IDIST_ANY_SOURCE, 5 + i, &found, &info, &o));
+            rank_check(found, "count %zu: iprobe does not find what probe has found", count);
+            check_info(rank, &info, 0, 5 + i, count, IDIST_F32);
+            rank_ok(rank, idist_recv(b.p, info.count, info.dtype, info.source, info.tag, NULL, &o));
+            rank_check(pattern_find_wrong(b.p, 0, count, 4, 0, 8) == count,
+                       "count %zu: wrong data after a probe", count);
+            rank_ok(rank, idist_iprobe(0, 5 + i, &found, NULL, &o));
+            rank_check(!found, "count %zu: iprobe finds what was received", count);
+            rank_ok(rank, idist_recv(&go, 1, IDIST_U8, 0, 100, NULL, &o));
+        }
+        guarded_buffer_free(&b);
+        rank_ok(rank, idist_barrier(&o));
+    }
+}
+
+// A receive that was posted before a probe gets the message; the probe gets the next one.
+static void probe_after_receive(idist_group *world, int rank, int n, void *arg) {
+    idist_opts o = opts_of(world);
+    int32_t x[2] = {7, 8}, y = 0;
+    (void)arg;
+    (void)n;
+    if (rank == 0) {
+        rank_ok(rank, idist_barrier(&o));
+        for (int i = 0; i < 2; i++) rank_ok(rank, idist_send(&x[i], (size_t)1, IDIST_I32, 1, i, &o));
+    } else if (rank == 1) {
+        idist_recv_info info = {-1, -1, 0, IDIST_I8};
+        idist_request requests[2] = {{NULL}, {NULL}};
+        idist_opts a = opts_async(world, &requests[0]), b = opts_async(world, &requests[1]);
+        rank_ok(rank, idist_recv(&y, 1, IDIST_I32, 0, IDIST_ANY_TAG, NULL, &a));
+        rank_ok(rank, idist_probe(IDIST_ANY_SOURCE, IDIST_ANY_TAG, &info, &b));
+        rank_ok(rank, idist_barrier(&o));
+        rank_ok(rank, idist_wait(&requests[0]));
+        rank_check(y == 7, "the receive got %d", y);
+        rank_ok(rank, idist_wait(&requests[1]));
+        check_info(rank, &info, 0, 1, 1, IDIST_I32);
+        rank_ok(rank, idist_recv(&y, 1, IDIST_I32, 0, 1, NULL, &o));
+        rank_check(y == 8, "the next receive got %d", y);
+    }
+    rank_ok(rank, idist_barrier(&o));
+}
+
+static void probe_times_out(idist_group *world, int rank, int n, void *arg) {
+    idist_opts o = opts_of(world);
+    int32_t x = 5;
+    (void)arg;
+    (void)n;
+    if (rank == 1) {
+        idist_recv_info info;
+        idist_opts brief = o;
+        brief.timeout_ms = 30;
+        rank_is(rank, idist_probe(0, 1, &info, &brief), IDIST_ERR_TIMEOUT);
+        rank_check(strstr(idist_last_error(), "probe") != NULL, "%s", idist_last_error());
+        rank_is(rank, idist_probe(0, 1, NULL, &o), IDIST_ERR_ARG);
+        rank_is(rank, idist_iprobe(0, 1, NULL, &info, &o), IDIST_ERR_ARG);
+        rank_is(rank, idist_probe(n, 1, &info, &o), IDIST_ERR_ARG);
+    }
+    rank_ok(rank, idist_barrier(&o));
+    if (rank == 0) rank_ok(rank, idist_send(&x, 1, IDIST_I32, 1, 1, &o));
+    if (rank == 1) rank_ok(rank, idist_recv(&x, 1, IDIST_I32, 0, 1, NULL, &o));
+    rank_ok(rank, idist_barrier(&o));
 }
 
 // A posted receive that turns out too short fails when the message comes; the message stays.
@@ -186,7 +290,7 @@ static void to_self(idist_group *world, int rank, int n, void *arg) {
         guarded_buffer s = guarded_buffer_make(nbytes, 0), r = guarded_buffer_make(nbytes, 0);
         idist_request request[2] = {{NULL}, {NULL}};
         idist_opts a = opts_async(world, &request[0]), b = opts_async(world, &request[1]);
-        idist_recv_info info = {-1, -1, 0};
+        idist_recv_info info = {-1, -1, 0, IDIST_I8};
         pattern_fill(s.p, 0, counts[i], 8, rank, 3);
         rank_ok(rank, idist_send(s.p, counts[i], IDIST_F64, rank, 4, &a));
         rank_ok(rank, idist_recv(r.p, counts[i], IDIST_F64, i % 2 ? rank : IDIST_ANY_SOURCE, 4,
@@ -212,7 +316,7 @@ static void nothing_sent(idist_group *world, int rank, int n, void *arg) {
     if (rank == 0)
         for (int k = 1; k < n; k++) rank_ok(rank, idist_send(NULL, 0, IDIST_F64, k, 3, &o));
     if (rank > 0) {
-        idist_recv_info info = {-1, -1, 77};
+        idist_recv_info info = {-1, -1, 77, IDIST_I8};
         rank_ok(rank, idist_recv(NULL, 0, IDIST_F64, 0, IDIST_ANY_TAG, &info, &o));
         rank_check(info.source == 0 && info.tag == 3 && info.count == 0, "rank %d: got %d %d %zu",
                    rank, info.source, info.tag, info.count);
@@ -371,7 +475,7 @@ static void cancelled_to_self(idist_group *world, int rank, int n, void *arg) {
     const size_t count = 200000;
     idist_opts o = opts_of(world), brief = opts_of(world);
     int32_t *x = (int32_t *)calloc(count, sizeof *x), y = 7, z = -1;
-    idist_recv_info info = {-1, -1, 0};
+    idist_recv_info info = {-1, -1, 0, IDIST_I8};
     TAP_REQUIRE(x);
     (void)n;
     (void)arg;
@@ -449,6 +553,10 @@ int main(void) {
                    "too long or another dtype: the message stays, %s", name);
         ranks_case(2, &d, posted_too_short, NULL, "posted receive too short: the message stays, %s",
                    name);
+        ranks_case(2, &d, probes, NULL, "a probe describes a message and leaves it, %s", name);
+        ranks_case(2, &d, probe_after_receive, NULL, "a posted receive comes before a probe, %s",
+                   name);
+        ranks_case(2, &d, probe_times_out, NULL, "a probe that times out, %s", name);
         ranks_case(3, &d, nothing_sent, NULL, "messages of nothing, %s", name);
         ranks_case(2, &d, recv_times_out, NULL, "recv time-out cancels, %s", name);
         ranks_case(2, &d, request_times_out, NULL, "recv time-out of a request cancels, %s", name);
