@@ -453,10 +453,10 @@ static void idist__announce_late(idist__ring *ring, int peer) {
     const idist__task *t, *only = idist__world_only_call(w);
     const idist_group *g;
 
-    // A rank that closes the world has no rank in it any more (-1), but its news is still true.
+    // While the world is being closed its tables are gone, but its news is still true.
     for (g = &w->group; g; g = g->next)
-        if (g->status != IDIST_OK && (g->rank >= 0 || g == &w->group) &&
-            idist__ring_group_of(g)->rank_of[peer] >= 0)
+        if (g->status != IDIST_OK &&
+            (g == &w->group || (g->rank >= 0 && idist__ring_group_of(g)->rank_of[peer] >= 0)))
             idist__link_abort(ring, l, g->ctx, g->status, g->cause);
 
     for (t = w->tasks; t && !ring->failed; t = t->next) {

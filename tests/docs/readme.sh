@@ -46,6 +46,14 @@ awk -v folder="$WORK/blocks" '
 [ ! -e "$WORK/blocks/unclosed" ]
 ok $? "every block of $README is closed"
 
+# Every name of idist that the text gives exists: in a header, or as a file.
+grep -oE '\b(idist|IDIST)_[A-Za-z0-9_]+' "$README" | sort -u | while read -r name; do
+    word="\\b($name|X\(${name#IDIST_})"
+    [ "${name%_}" = "$name" ] && word="$word\\b" # else it stands for several names
+    grep -qE "$word" idist*.h tests/README.md || compgen -G "*/$name*" >/dev/null || echo "$name"
+done >"$WORK/unknown"
+ok "$(wc -l <"$WORK/unknown")" "every name of idist in $README exists" || diag <"$WORK/unknown"
+
 # word KEY WORDS: the quoted or bare text after KEY, one line for each time it is there.
 word() { printf '%s\n' "$2" | grep -oE "(^|[ ,])$1 +(\"[^\"]*\"|[^ ,]+)" |
     sed -E "s/^[ ,]*$1 +//; s/^\"(.*)\"\$/\1/"; }
