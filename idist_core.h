@@ -2185,6 +2185,9 @@ static idist_status idist__call_locked(idist_group *g, const idist__call *c, con
         return IDIST_OK;
     }
 
+    if (g->status != IDIST_OK && idist__kind_is_p2p(c->kind)) // what has just arrived says so
+        return idist__fail(g->status, "%s: %s", name, g->cause);
+
     if (o->request || idist__me.group_depth) status = idist__call_check_open(g->w, name);
     if (o->request && status == IDIST_OK) status = idist__thread_need(g->w);
     if (status != IDIST_OK) return status;

@@ -492,9 +492,10 @@ enum {
 
 static size_t idist__progress_least(size_t a, size_t b) { return a < b ? a : b; }
 
-// Cuts the bytes in the stage into frames and payloads. False when a frame is malformed.
-static bool idist__progress_parse(idist__ring *ring, idist__link *l, int peer) {
-    while (l->open && l->at < l->end) {
+// Cuts the bytes in the stage into frames and payloads, until `frames` of them are complete. False
+// when one is malformed.
+static bool idist__progress_parse(idist__ring *ring, idist__link *l, int peer, size_t frames) {
+    while (l->open && l->at < l->end && frames) {
         size_t unread = l->end - l->at;
         size_t nbytes;
 
@@ -519,6 +520,7 @@ static bool idist__progress_parse(idist__ring *ring, idist__link *l, int peer) {
 
         if (l->in_moved == IDIST__FRAME_BYTES && !l->left) {
             l->in_moved = 0;
+            frames--;
             idist__frame_end(ring, l, peer);
         }
 
@@ -544,6 +546,9 @@ static void idist__progress_lost(idist__ring *ring, int peer, const char *how) {
 static bool idist__progress_read(idist__ring *ring, int peer) {
     idist__link *l = &ring->links[peer];
     int reads;
+
+    if (l->open && l->at < l->end && !idist__progress_parse(ring, l, peer, SIZE_MAX))
+        idist__progress_lost(ring, peer, "it sent a malformed frame");
 
     for (reads = 0; reads < IDIST__PROGRESS_READS && l->open && !l->ended; reads++) {
         bool direct =
@@ -572,7 +577,7 @@ static bool idist__progress_read(idist__ring *ring, int peer) {
         l->at = 0;
         l->end = (size_t)n;
 
-        if (!idist__progress_parse(ring, l, peer)) {
+        if (!idist__progress_parse(ring, l, peer, SIZE_MAX)) {
             idist__progress_lost(ring, peer, "it sent a malformed frame");
             break;
         }
@@ -581,6 +586,60 @@ static bool idist__progress_read(idist__ring *ring, int peer) {
     }
 
     if (l->open && l->polled) idist__link_watch_next(ring, l, l->watched_out >= 0);
+
+    return true;
+}
+
+// The frame with which the stage of a link goes on, if its payload is there as well.
+static bool idist__progress_staged(const idist__link *l, idist__frame *f) {
+    size_t unread = l->end - l->at;
+
+    if (unread < sizeof *f) return false;
+    memcpy(f, l->stage + l->at, sizeof *f);
+
+    return f->type == IDIST__EAGER && f->nbytes <= unread - sizeof *f;
+}
+
+// Reads what has arrived of a link if its stage is empty. Returns whether it holds anything.
+static bool idist__progress_fill(idist__link *l) {
+    idist__frame f;
+
+    if (l->at < l->end) return true;
+    if (!l->transport->peek(l->port, &f, sizeof f)) return false;
+    l->at = 0;
+    l->end = (size_t)l->transport->read(l->port, l->stage, IDIST__STAGE_BYTES);
+
+    return true;
+}
+
+// A receive beside other calls, or with a request: takes its message out of the stage, without a
+// task. Messages that earlier receives want go to them first.
+static bool idist__progress_take(const idist_group *g, const idist__call *c) {
+    idist__ring *ring = idist__ring_of(g->w);
+    const idist__ring_group *rg = idist__ring_group_of(g);
+    idist__link *l = idist__recv_link(g, c);
+    int peer = l ? idist__link_rank(ring, l) : -1;
+    idist__frame f;
+
+    if (!l || !idist__progress_fill(l)) return false;
+
+    for (;;) {
+        if (!idist__progress_staged(l, &f) || f.ctx != g->ctx) return false;
+        if (f.fingerprint.kind != IDIST__SEND) return false;
+        if (!rg->recvs.first && !rg->wild.first) break;
+        if (!idist__match_oldest(ring, g, peer, &f)) break;
+        if (!idist__progress_parse(ring, l, peer, 1)) {
+            idist__progress_lost(ring, peer, "it sent a malformed frame");
+            return false;
+        }
+
+        if (l->early || !l->open || g->status != IDIST_OK || !idist__progress_fill(l)) return false;
+    }
+
+    if (!idist__recv_wants(g, c, l, &f)) return false;
+    idist__block_copy(c->recv, l->stage + l->at + sizeof f, (size_t)f.nbytes);
+    l->at += sizeof f + (size_t)f.nbytes;
+    idist__recv_taken(ring, c, l, &f);
 
     return true;
 }
@@ -1030,13 +1089,18 @@ static void idist__task_compare(idist__ring *ring, const idist__task *t) {
 
 // A blocking call without a task, while there are no tasks. False: it needs one.
 static bool idist__ring_quick(idist_group *g, const idist__call *c) {
+    const idist__link *l;
+
     if (c->kind == IDIST__SEND) return idist__send_quick(g, c);
-    if (c->kind == IDIST__RECV) return idist__recv_quick(g, c);
-    return idist__share_quick(g, c);
+    if (c->kind != IDIST__RECV) return idist__share_quick(g, c);
+    l = idist__recv_link(g, c);
+    if (!l) return false;
+
+    return l->at < l->end ? idist__progress_take(g, c) : idist__recv_quick(g, c);
 }
 
 static bool idist__ring_quick_message(idist_group *g, const idist__call *c) {
-    return c->kind == IDIST__SEND ? idist__send_quick(g, c) : idist__recv_now(g, c);
+    return c->kind == IDIST__SEND ? idist__send_quick(g, c) : idist__progress_take(g, c);
 }
 
 // Before a call starts: reads what has arrived, in case its group has failed.

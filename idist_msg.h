@@ -224,7 +224,7 @@ typedef struct idist__link { // the connection to one rank
     size_t owed;         // eager bytes that we have consumed and not yet told the peer
     size_t their_window; // eager bytes that the peer may still send
 
-    char *stage; // our part of ring->stages: bytes read ahead, of which [at .. end) are new
+    char *stage; // our part of ring->stages: bytes read ahead, of which [at .. end) are unread
     size_t at, end;
     idist__frame in;                  // the frame that is being read
     size_t in_moved;                  // bytes of it
@@ -1483,7 +1483,7 @@ static bool idist__history_agrees(idist__ring *ring, idist_group *g, int peer,
 //------------------------------------------------------------------------------
 
 // The oldest receive of recv that wants this message, or NULL.
-static idist__transfer *idist__match_oldest(idist__ring *ring, idist_group *g, int peer,
+static idist__transfer *idist__match_oldest(idist__ring *ring, const idist_group *g, int peer,
                                             const idist__frame *f) {
     idist__ring_group *rg = idist__ring_group_of(g);
     idist__transfer *wild = rg->wild.first, *exact = NULL;
@@ -1855,42 +1855,43 @@ static void idist__recv_step(idist__task *t, int slot, int from, uint32_t step, 
 }
 
 // The link from which a receive may take the next message itself. NULL: there is none.
-static idist__link *idist__recv_link(idist__ring *ring, const idist_group *g,
-                                     const idist__call *c) {
+static idist__link *idist__recv_link(const idist_group *g, const idist__call *c) {
+    idist__ring *ring = idist__ring_of(g->w);
     idist__link *l = c->root >= 0 ? &ring->links[idist__group_world_rank(g, c->root)] : NULL;
 
     if (!l || !l->open || !l->transport->peek) return NULL;
 
-    return l->early || l->in_moved || l->ended ? NULL : l;
+    return l->early || l->in_moved || l->ended || ring->failed ? NULL : l;
 }
 
-// Takes the next message of a link, which begins with this frame, if it is the one wanted, eager,
-// and there completely. Otherwise takes nothing.
-static bool idist__recv_take(const idist_group *g, const idist__call *c, idist__link *l,
-                             idist__frame f) {
-    idist__ring *ring = idist__ring_of(g->w);
-
-    if (f.type != IDIST__EAGER || f.ctx != g->ctx || f.fingerprint.kind != IDIST__SEND)
+// Whether a receive takes the message that begins with this frame, as it is. Otherwise it has to go
+// on as a task.
+static bool idist__recv_wants(const idist_group *g, const idist__call *c, const idist__link *l,
+                              const idist__frame *f) {
+    if (f->type != IDIST__EAGER || f->ctx != g->ctx || f->fingerprint.kind != IDIST__SEND)
         return false;
-    if (f.fingerprint.dtype != c->dtype || f.fingerprint.check > c->count) return false;
-    if (c->tag != IDIST_ANY_TAG && (uint32_t)c->tag != f.tag) return false;
-    if (f.nbytes > IDIST__EAGER_BYTES || f.nbytes + sizeof f > l->their_window) return false;
-    if (f.nbytes != f.fingerprint.check * idist_dtype_size(c->dtype)) return false;
-    if (!l->transport->read_all(l->port, &f, sizeof f, c->recv, (size_t)f.nbytes)) return false;
+    if (f->fingerprint.dtype != c->dtype || f->fingerprint.check > c->count) return false;
+    if (c->tag != IDIST_ANY_TAG && (uint32_t)c->tag != f->tag) return false;
+    if (f->nbytes > IDIST__EAGER_BYTES || f->nbytes + sizeof *f > l->their_window) return false;
 
+    return f->nbytes == f->fingerprint.check * idist_dtype_size(c->dtype);
+}
+
+// Accounts for a message that a receive has taken.
+static void idist__recv_taken(idist__ring *ring, const idist__call *c, idist__link *l,
+                              const idist__frame *f) {
     l->p2p_received++;
     l->peer_waits.type = 0;
-    l->their_window -= (size_t)f.nbytes + sizeof f;
-    idist__link_consumed(ring, l, (size_t)f.nbytes);
-    idist__message_describe(c, c->root, (int)f.tag, c->dtype, (size_t)f.fingerprint.check);
-
-    return true;
+    l->their_window -= (size_t)f->nbytes + sizeof *f;
+    idist__link_consumed(ring, l, (size_t)f->nbytes);
+    idist__message_describe(c, c->root, (int)f->tag, c->dtype, (size_t)f->fingerprint.check);
 }
 
-// A blocking receive while nothing else is under way: waits a moment for its message.
-static bool idist__recv_quick(idist_group *g, const idist__call *c) {
+// A blocking receive while nothing else is under way: waits a moment for its message, and takes it
+// if it is the next one and there completely.
+static bool idist__recv_quick(const idist_group *g, const idist__call *c) {
     idist__ring *ring = idist__ring_of(g->w);
-    idist__link *l = idist__recv_link(ring, g, c);
+    idist__link *l = idist__recv_link(g, c);
     idist__frame f;
     int turns;
 
@@ -1898,21 +1899,11 @@ static bool idist__recv_quick(idist_group *g, const idist__call *c) {
     for (turns = 0; !l->transport->peek(l->port, &f, sizeof f); turns++)
         if (!idist__ring_quick_wait(ring, turns)) return false;
 
-    return idist__recv_take(g, c, l, f);
-}
+    if (!idist__recv_wants(g, c, l, &f)) return false;
+    if (!l->transport->read_all(l->port, &f, sizeof f, c->recv, (size_t)f.nbytes)) return false;
+    idist__recv_taken(ring, c, l, &f);
 
-// A receive beside other calls: takes its message if that has arrived, and no earlier receive wants
-// it.
-static bool idist__recv_now(idist_group *g, const idist__call *c) {
-    idist__ring *ring = idist__ring_of(g->w);
-    idist__link *l = idist__recv_link(ring, g, c);
-    idist__frame f;
-
-    if (!l || ring->failed || !l->transport->peek(l->port, &f, sizeof f)) return false;
-    if (f.ctx != g->ctx || f.fingerprint.kind != IDIST__SEND) return false;
-    if (idist__match_oldest(ring, g, idist__link_rank(ring, l), &f)) return false;
-
-    return idist__recv_take(g, c, l, f);
+    return true;
 }
 
 // Whether a receive of recv wants this message, as one from world rank `from`.
