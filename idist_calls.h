@@ -983,7 +983,7 @@ idist_status idist_all_gather_bytes(const void *send, size_t nbytes, void *buf, 
 
 //------------------------------------------------------------------------------
 // [calls:p2p]  send and receive
-// uses kind model core:call
+// uses mutex fail kind model core:task core:wait check core:call
 //------------------------------------------------------------------------------
 
 static void idist__p2p_init(idist__call *c, idist__kind kind, const void *send, void *recv,
@@ -1056,11 +1056,12 @@ idist_status idist_iprobe(int src, int tag, bool *found, idist_recv_info *info,
     idist_recv_info unused;
     idist_group *g = NULL;
     idist__call c;
-    idist_status status = idist__check_blocking("iprobe", opts);
+    idist_status status;
 
-    if (status == IDIST_OK && !found) status = idist__fail(IDIST_ERR_ARG, "iprobe: found is NULL");
-    if (status != IDIST_OK) return status;
+    if (!found) return idist__fail(IDIST_ERR_ARG, "iprobe: found is NULL");
     *found = false;
+    status = idist__check_blocking("iprobe", opts);
+    if (status != IDIST_OK) return status;
     status = idist__call_enter("iprobe", opts ? opts->group : NULL, &g);
     if (status != IDIST_OK) return status;
 
@@ -1074,7 +1075,8 @@ idist_status idist_iprobe(int src, int tag, bool *found, idist_recv_info *info,
 
 //------------------------------------------------------------------------------
 // [calls:request]  requests: wait and test
-// uses mutex fail model core:world tracer timer core:wait
+// uses clock os:thread mutex fail model core:world tracer core:task timer
+// uses core:wait core:call
 //
 // A request is a pointer to its task (request->impl), NULL once it was waited for, or to
 // idist__call_complete.
@@ -1278,7 +1280,8 @@ static bool idist__request_any_ready(void *arg) {
 // All requests are of one world.
 static idist_status idist__request_wait_in(idist__request_list *list, idist__world *w) {
     idist_request empty, *request;
-    idist_status status;
+    idist__task *t;
+    idist_status status = IDIST_OK;
 
     if (idist__world_enter("wait_any", w) != IDIST_OK) return IDIST_ERR_STATE;
     list->w = w;
@@ -1288,7 +1291,9 @@ static idist_status idist__request_wait_in(idist__request_list *list, idist__wor
     idist__tracer_begin("wait", "wait_any", NULL, NULL);
     idist__wait_until(w, idist__request_any_ready, list);
     request = idist__request_at(list, list->found, &empty);
-    status = idist__tracer_end(idist__wait_result((idist__task *)request->impl));
+    t = (idist__task *)request->impl;
+    if (t) status = idist__wait_result(t);
+    idist__tracer_end(status);
     request->impl = NULL;
     idist__os_mutex_unlock(&w->lock);
 

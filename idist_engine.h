@@ -471,9 +471,9 @@ static void idist__announce_late(idist__ring *ring, int peer) {
 
 //------------------------------------------------------------------------------
 // [engine:progress]  reads links, writes what is queued, finds links that ended
-// uses clock mutex poll os:watch beacon fail text base:log model core:group
-// uses shm:segment shm:ended msg:types msg:failure link share:share host
-// uses attempt connector deadlock frame announce
+// uses clock mutex poll os:watch beacon fail text base:log kind model
+// uses core:group block shm:segment shm:ended msg:types msg:failure link match
+// uses recv share:share host attempt connector deadlock frame announce
 //
 // A link has a stage, memory for bytes that were read ahead: many small frames arrive by one read.
 // The rest of a large payload bypasses the stage: it is read straight to where it belongs.

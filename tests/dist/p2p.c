@@ -193,7 +193,8 @@ static void probes(idist_group *world, int rank, int n, void *arg) {
             rank_ok(rank, idist_iprobe(0, 99, &found, &info, &o));
             rank_check(!found, "iprobe finds a message with tag %d", info.tag);
             if (i % 2) rank_ok(rank, idist_send(&go, 1, IDIST_U8, 0, 1, &o));
-            if (i % 4 < 2) rank_ok(rank, idist_probe(i % 2 ? 0 : IDIST_ANY_SOURCE, 5 + i, &info, &o));
+            if (i % 4 < 2)
+                rank_ok(rank, idist_probe(i % 2 ? 0 : IDIST_ANY_SOURCE, 5 + i, &info, &o));
             else rank_ok(rank, idist_probe(0, IDIST_ANY_TAG, &info, &a));
             rank_ok(rank, idist_wait(&request));
             check_info(rank, &info, 0, 5 + i, count, IDIST_F32);
@@ -221,7 +222,8 @@ static void probe_after_receive(idist_group *world, int rank, int n, void *arg) 
     (void)n;
     if (rank == 0) {
         rank_ok(rank, idist_barrier(&o));
-        for (int i = 0; i < 2; i++) rank_ok(rank, idist_send(&x[i], (size_t)1, IDIST_I32, 1, i, &o));
+        for (int i = 0; i < 2; i++)
+            rank_ok(rank, idist_send(&x[i], (size_t)1, IDIST_I32, 1, i, &o));
     } else if (rank == 1) {
         idist_recv_info info = {-1, -1, 0, IDIST_I8};
         idist_request requests[2] = {{NULL}, {NULL}};

@@ -107,8 +107,7 @@ static void let_go(idist_group *world, int rank, int n, void *arg) {
             tap_sleep_ms(20);
         }
         rank_ok(rank, idist_recv(x, COUNT, IDIST_I32, 0, 2, NULL, &o));
-        for (int i = 0; i < COUNT; i += 999)
-            rank_check(x[i] == i, "element %d: got %d", i, x[i]);
+        for (int i = 0; i < COUNT; i += 999) rank_check(x[i] == i, "element %d: got %d", i, x[i]);
         rank_check(sum == 5, "a receive that was let go got %d", sum);
     }
     rank_ok(rank, idist_request_free(&request)); // empty
