@@ -244,12 +244,12 @@ ERRORS
         of init     IDIST_ERR_ENV, _NO_BACKEND, _AUTH ...: there is no world.
 
     When a rank dies, or exits without idist_finalize, every rank that is blocked in a call learns
-    of it within milliseconds: the connection ends, or within a host somebody looks every 10 to 30
-    ms (less often if more than 32 ranks sleep there). A machine that disappears without closing its
-    connections is detected by the time-out. In a world of more than 64 ranks not every rank is
-    connected to every other one (see idist_ring.h): there the ranks that are in calls pass on the
-    news of any failure of a group, also of idist_abort. A rank that comes long after the others
-    have left may then name one of those.
+    of it within milliseconds: the connection ends or, within a host, a waiting rank looks every 10
+    to 30 ms (less often if more than 32 ranks wait there). A machine that disappears without
+    closing its connections is detected by the time-out. In a world of more than 64 ranks not every
+    rank is connected to every other one (see idist_ring.h): there the ranks that are in calls pass
+    on the news of any failure of a group, also of idist_abort. A rank that comes long after the
+    others have left may then name one of those.
 
     Ranks that call different operations get IDIST_ERR_MISMATCH. The text names two of them and the
     field that differs (operation, dtype, op, root, count, group, sequence). A rank whose own part
@@ -294,7 +294,7 @@ MEMORY
     when they join and disappears with the last of them. If it cannot be had (no memfd, or a limit
     on memory, address space or file size), they use local sockets, and a log line at info level
     says why. Large buffers are read directly from the memory of the other process where the kernel
-    permits it. A program that changes its user after joining, or forbids itself system calls
+    permits it. A program that changes its user after joining, or restricts its own system calls
     (seccomp), must set IDIST_TRANSPORT=socket.
     Memory from idist_alloc is mapped by all ranks of the host.
 
@@ -928,9 +928,10 @@ IDIST_API idist_status idist_test(idist_request *request, bool *done);
 // later failure is one of the group.
 IDIST_API idist_status idist_wait_stream(idist_request *request, void *stream);
 
-// Lets a request go: empties it, and the operation goes on. Its buffers must stay until the program
-// knows by other means that it is complete. A failure of it is one of its group. idist_free_group
-// and idist_finalize wait for it.
+// Releases a request without waiting: the request becomes empty and the operation continues. Its
+// buffers must stay until the program knows by other means that it is complete. idist_free_group
+// and idist_finalize wait for it. If it fails alone, as a receive may, only a warning in the log
+// tells.
 IDIST_API idist_status idist_request_free(idist_request *request);
 
 // Waits for all of them, even after a failure, and returns the failure with the lowest index. They
@@ -939,10 +940,10 @@ IDIST_API idist_status idist_wait_all(idist_request *requests, size_t n);
 
 // Waits until one of them is complete, returns its status and empties it; *index says which one. If
 // all are empty, IDIST_OK, and *index is n. They may belong to different worlds; then it looks at
-// one world after the other, and may notice an end up to a millisecond late.
+// one world after the other, and may notice a completion up to a millisecond late.
 IDIST_API idist_status idist_wait_any(idist_request *requests, size_t n, size_t *index);
 
-// The same for requests that lie here and there. A NULL among the pointers is an empty request.
+// The same for requests that are not contiguous in memory. NULL among the pointers is an empty one.
 IDIST_API idist_status idist_wait_all_of(idist_request *const *requests, size_t n);
 IDIST_API idist_status idist_wait_any_of(idist_request *const *requests, size_t n, size_t *index);
 

@@ -85,8 +85,8 @@ SOURCES
 // (head = 0). Items are taken in order. The tag of a message is the index of its item.
 //
 // Some receives are posted ahead, each in a slot. The sender may send only what it knows to be
-// posted, so over a long network it takes more slots to keep the network full: what is under way
-// there, and some that are being taken.
+// posted, so on a network of high latency it takes more slots: enough for the data in flight, and a
+// few that are being taken.
 //------------------------------------------------------------------------------
 
 static size_t idist__stream_slot_count(const idist_group *g) {
@@ -1150,8 +1150,8 @@ typedef struct idist__host_step { // a call on near or leads
 } idist__host_step;
 
 enum { IDIST__HOST_STEPS = 3 }; // for each piece, without one reduction per host in reduce_scatter
-// Size of a piece, per host: smaller pieces cost more in latency than they gain. Over a long
-// network so many times what is under way there, because the hosts wait for each other after each
+// Size of a piece, per host: smaller pieces cost more in latency than they gain. On a network of
+// high latency, so many times the bandwidth-delay product, because the hosts synchronize after each
 // piece.
 #define IDIST__HOST_PIECE_BYTES ((size_t)512 * 1024)
 #define IDIST__HOST_PIECE_NETWORKS 8

@@ -1034,6 +1034,8 @@ static idist_status idist__p2p_probe_now(idist_group *g, const idist__call *c, b
 
     if (g->status != IDIST_OK)
         return idist__fail(g->status, "iprobe: the group failed earlier: %s", g->cause);
+    if (w->thread_stops)
+        return idist__fail(IDIST_ERR_ABORTED, "iprobe: another thread closes the world");
     t = idist__task_new(g);
     if (!t) return idist__fail(IDIST_ERR_NO_MEMORY, "iprobe: out of memory");
 
@@ -1082,7 +1084,7 @@ idist_status idist_iprobe(int src, int tag, bool *found, idist_recv_info *info,
 // idist__call_complete.
 //------------------------------------------------------------------------------
 
-// Some requests: one behind the other, or (pointers) here and there.
+// Some requests: contiguous, or reached through pointers.
 typedef struct idist__request_list {
     idist_request *requests;
     idist_request *const *pointers;

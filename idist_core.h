@@ -959,6 +959,16 @@ IDIST__UNUSED static int idist__explain_missing_peer(const idist__task *t, char 
 // (w->idle_tasks) and goes with the world.
 //------------------------------------------------------------------------------
 
+// A task that was let go has ended. If its group goes on, only the log tells of a failure.
+static void idist__task_report(const idist__task *t) {
+    idist__world *w = t->group->w;
+
+    w->let_go_count--;
+    if (t->status != IDIST_OK && t->group->status == IDIST_OK)
+        idist__log_print(&w->log, IDIST_LOG_WARN, "a request that was let go has failed: %s",
+                         t->text);
+}
+
 // Ends a task. text says why it failed, without the name of the operation.
 static void idist__task_complete(idist__task *t, idist_status status, const char *text) {
     idist__world *w = t->group->w;
@@ -985,7 +995,7 @@ static void idist__task_complete(idist__task *t, idist_status status, const char
         w->detached_done_count++;
     }
 
-    if (t->let_go) w->let_go_count--;
+    if (t->let_go) idist__task_report(t);
     if (t->async) w->async_count--;
     if (t->lane) idist__tracer_now()->done(t);
     if (w->blocked_count) idist__os_cond_broadcast(&w->changed);
@@ -1060,6 +1070,11 @@ static void idist__task_detach(idist__task *t) {
         t->group->open_request_count--;
         t->async = false;
     }
+}
+
+// Whether nobody waits for it because it runs on a stream of the program.
+IDIST__UNUSED static bool idist__task_on_stream(const idist__task *t) {
+    return t->detached && !t->let_go;
 }
 
 // Nobody waits for it any more, and the progress thread goes on with it.
@@ -1621,11 +1636,12 @@ static idist_status idist__wait_result(idist__task *t) {
 //
 // A program that begins requests mostly waits for them soon, and then drives by itself. Waking this
 // thread and taking over from it again costs more than many messages. So while requests begin the
-// thread naps, and drives when none has begun for the length of a nap.
+// thread naps, and drives when none has begun for the length of a nap, or after some naps.
 //------------------------------------------------------------------------------
 
 #define IDIST__WATCH_NS (10 * IDIST__MS)
 #define IDIST__NAP_NS 200000
+enum { IDIST__NAPS = 5 }; // in a row: a program may begin requests all the time, and compute
 
 // While the device waits for other ranks and no thread does: handles what has arrived on the
 // connections, without sleeping, so that the loss of a rank is noticed.
@@ -1641,6 +1657,7 @@ static void idist__thread_look(idist__world *w) {
 static void *idist__thread_main(void *arg) {
     idist__world *w = (idist__world *)arg;
     uint32_t seen_requests;
+    int naps = 0;
 
     idist__os_mutex_lock(&w->lock);
     seen_requests = w->request_count;
@@ -1648,13 +1665,17 @@ static void *idist__thread_main(void *arg) {
     while (!w->thread_stops) {
         bool idle = !w->blocked_count && w->driver == IDIST__DRIVER_NONE;
 
-        if (w->request_count != seen_requests) {
+        if (w->request_count != seen_requests && naps < IDIST__NAPS) {
+            naps++;
             seen_requests = w->request_count;
             w->thread_naps = true;
             idist__os_cond_wait(&w->work, &w->lock, idist__os_clock_now_ns() + IDIST__NAP_NS);
             w->thread_naps = false;
             continue;
         }
+
+        naps = 0;
+        seen_requests = w->request_count;
 
         if (w->async_count && idle) {
             idist__wait_turn(w, IDIST__DRIVER_THREAD);
@@ -2085,7 +2106,7 @@ static bool idist__call_quick(idist_group *g, const idist__call *c, const idist_
     return backend->quick_message(g, c);
 }
 
-// What the request of a call points to that was complete when the call returned: it has no task.
+// The value of request->impl for a call that completed before it returned: it has no task.
 static char idist__call_complete;
 
 static bool idist__call_was_complete(const idist_request *request) {

@@ -630,6 +630,7 @@ static bool idist__progress_take(const idist_group *g, const idist__call *c) {
         if (!idist__match_oldest(ring, g, peer, &f)) break;
         if (!idist__progress_parse(ring, l, peer, 1)) {
             idist__progress_lost(ring, peer, "it sent a malformed frame");
+            idist__ring_settle(ring);
             return false;
         }
 
@@ -918,8 +919,8 @@ static void idist__progress_look(idist__ring *ring, int64_t now_ns, bool waits) 
     if (ring->polled_link_count) idist__progress_turn(ring);
 }
 
-// A caller polls. A read that finds nothing costs a system call, so links from which nothing is
-// awaited have their turn less often.
+// A caller polls. A read that finds nothing costs a system call, so links that no algorithm is
+// waiting on are read less often.
 static void idist__ring_progress(idist__world *w) {
     idist__ring *ring = idist__ring_of(w);
 

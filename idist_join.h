@@ -683,7 +683,8 @@ static idist__tcp_record idist__table_network(const idist__join *j) {
 
         if (record->round_trip_us > all.round_trip_us) all.round_trip_us = record->round_trip_us;
         if (record->mbits && (!all.mbits || record->mbits < all.mbits)) all.mbits = record->mbits;
-        if (record->sockets > all.sockets) all.sockets = record->sockets;
+        if (record->sockets > all.sockets && record->sockets <= IDIST__SOCKETS_MAX)
+            all.sockets = record->sockets;
         if (window_nbytes && (!all.window_nbytes || window_nbytes < all.window_nbytes))
             all.window_nbytes = window_nbytes;
     }
@@ -692,7 +693,7 @@ static idist__tcp_record idist__table_network(const idist__join *j) {
 }
 
 // What is under way while the network is full: bandwidth times round trip. Virtual interfaces
-// report a bandwidth that is too low, or none; receives that are posted in vain cost little.
+// report a bandwidth that is too low, or none; unneeded posted receives cost little.
 static uint64_t idist__table_network_nbytes(const idist__tcp_record *network) {
     enum { LEAST_MBITS = 1000 };
     uint64_t least = LEAST_MBITS, mbits = network->mbits > least ? network->mbits : least;
@@ -701,7 +702,7 @@ static uint64_t idist__table_network_nbytes(const idist__tcp_record *network) {
 }
 
 // How many sockets it takes to fill the network, when each of them holds a window of it. Only what
-// the interface reports counts: sockets in vain crowd each other out where a link is slow.
+// the interface reports counts: unneeded sockets compete with each other on a slow link.
 static int idist__table_fill_sockets(const idist__tcp_record *network) {
     uint64_t nbytes = (uint64_t)network->round_trip_us * network->mbits / 8;
     uint64_t count = network->window_nbytes ? nbytes / network->window_nbytes + 1 : 1;

@@ -393,6 +393,10 @@ static ptrdiff_t idist__transport_write(void *port, const idist__os_part *parts,
     }
 
     n = idist__os_socket_write(s->fds[s->out], of_stripe, i);
+
+    // Reading is to tell why, and may be at another socket, which knows nothing of this.
+    for (i = 0; n < 0 && s->count > 1 && i < s->count; i++) idist__os_socket_end(s->fds[i]);
+
     if (n > 0) idist__transport_moved(s, &s->out, &s->out_left, (size_t)n);
 
     return n;

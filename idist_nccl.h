@@ -956,8 +956,8 @@ static void idist__nccl_check_errors(idist_group *g) {
 
 // The stream that a call is enqueued on.
 static cudaStream_t idist__nccl_stream(const idist__task *t) {
-    return t->detached ? (cudaStream_t)t->stream
-                       : idist__gpu_group_of(t->group)->stream[IDIST__STREAM_NCCL];
+    return idist__task_on_stream(t) ? (cudaStream_t)t->stream
+                                    : idist__gpu_group_of(t->group)->stream[IDIST__STREAM_NCCL];
 }
 
 // Whether a call has been ended before NCCL gets it.
@@ -1064,7 +1064,7 @@ static void idist__nccl_end_meeting(idist__task *t, idist_status status) {
 static bool idist__nccl_set_complete(idist__task *t) {
     idist__gpu_op *op = idist__gpu_op_of(t);
     op->state = IDIST__GPU_END;
-    if (!t->detached || op->meeting_status) idist__gpu_set_waiting(t, true);
+    if (!idist__task_on_stream(t) || op->meeting_status) idist__gpu_set_waiting(t, true);
     return !op->waits_for_device;
 }
 
@@ -1115,7 +1115,7 @@ static int idist__nccl_hand_over(idist__task *first, cudaError_t *error) {
     idist__task *t;
 
     for (t = first; t && *error == cudaSuccess; t = idist__gpu_op_of(t)->next_held) {
-        if (t->detached) continue;
+        if (idist__task_on_stream(t)) continue;
         *error = cudaEventRecord(idist__gpu_op_of(t)->event,
                                  t->stream ? (cudaStream_t)t->stream : cudaStreamLegacy);
         if (*error == cudaSuccess)
@@ -1135,7 +1135,7 @@ static int idist__nccl_hand_over(idist__task *first, cudaError_t *error) {
     for (t = first; t && *error == cudaSuccess; t = idist__gpu_op_of(t)->next_held) {
         idist__gpu_op *op = idist__gpu_op_of(t);
         if (op->send_copy) *error = cudaFreeAsync(op->send_copy, idist__nccl_stream(t));
-        if (t->detached || result != IDIST__NCCL_OK || *error != cudaSuccess) continue;
+        if (idist__task_on_stream(t) || result != IDIST__NCCL_OK || *error != cudaSuccess) continue;
         *error = cudaEventRecord(op->event, idist__nccl_stream(t));
     }
 
@@ -1148,7 +1148,7 @@ static void idist__nccl_end_launch(const idist__task *t, int result, cudaError_t
     idist_group *g = t->group;
 
     if (g->w->thread_stops) return;
-    if (g->status != IDIST_OK && t->detached) idist__nccl_abort(g);
+    if (g->status != IDIST_OK && idist__task_on_stream(t)) idist__nccl_abort(g);
     else if (g->status != IDIST_OK) idist__nccl_abort_wait(g);
     if (g->status == IDIST_OK && error != cudaSuccess)
         idist__gpu_fail_group(g, idist__gpu_fail("handing a call to NCCL", error));
@@ -1172,7 +1172,8 @@ static void idist__nccl_draw_tickets(idist__task *first) {
 static void idist__nccl_launch(idist__task *first) {
     idist__world *w = first->group->w;
     idist__gpu *gpu = idist__gpu_of(w);
-    bool alone = first->detached && !idist__gpu_op_of(first)->next_held; // NCCL handles captures
+    bool alone = idist__task_on_stream(first) &&
+                 !idist__gpu_op_of(first)->next_held; // NCCL handles captures
     int result, device = gpu->device;
     cudaError_t error = cudaSuccess;
     idist__task *t, *next;
@@ -1201,7 +1202,7 @@ static void idist__nccl_launch(idist__task *first) {
         next = op->next_held;
         op->next_held = NULL;
         op->launched = true;
-        t->followed = !t->detached && result == IDIST__NCCL_OK && error == cudaSuccess;
+        t->followed = !idist__task_on_stream(t) && result == IDIST__NCCL_OK && error == cudaSuccess;
         idist__gpu_group_of(t->group)->turn = op->ticket + 1;
         idist__nccl_end_launch(t, result, error);
         if (op->met && !t->done && idist__nccl_set_complete(t))

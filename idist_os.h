@@ -1219,6 +1219,9 @@ static ptrdiff_t idist__os_socket_write(int fd, const idist__os_part *parts, int
 // before. This side may still read. Does not block.
 IDIST__UNUSED static void idist__os_socket_end_stream(int fd) { shutdown(fd, SHUT_WR); }
 
+// Ends both directions: what has arrived can still be read, and then the end.
+IDIST__UNUSED static void idist__os_socket_end(int fd) { shutdown(fd, SHUT_RDWR); }
+
 // Whether the peer has closed the connection and everything it sent has been read.
 IDIST__UNUSED static bool idist__os_socket_at_end(int fd) {
     char byte;
