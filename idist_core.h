@@ -953,7 +953,7 @@ IDIST__UNUSED static int idist__explain_missing_peer(const idist__task *t, char 
 
 //------------------------------------------------------------------------------
 // [core:task]  tasks: allocate, start, complete, free
-// uses clock cond text mem kind model world tracer explain
+// uses clock cond text mem base:log kind model world tracer explain
 //
 // A task is in w->tasks from idist__task_start until idist__task_complete. Its memory is used again
 // (w->idle_tasks) and goes with the world.
