@@ -53,7 +53,7 @@ CONTENTS
       [api:coll]       collectives
       [api:p2p]        send and receive, requests
       [api:group]      groups
-      [api:op]         user-defined reductions
+      [api:op]         user-defined reductions and element types
       [api:spawn]      worker processes
       [api:memory]     buffers
       [api:store]      the key-value store for rendezvous
@@ -418,6 +418,7 @@ IDIST_API const char *idist_last_error(void);
 // float; F8E4M3 and F8E5M2 are the OCP formats (__nv_fp8_e4m3, __nv_fp8_e5m2 in CUDA). Sums and
 // products of these four are computed in float and rounded once, at the end. In the 8-bit formats
 // values that are too large, including infinity, become the largest finite number (448, 57344).
+// idist_dtype_create adds elements of any other kind.
 typedef enum idist_dtype {
     IDIST_I8 = 0,
     IDIST_U8 = 1, // bytes, bool, char
@@ -433,14 +434,44 @@ typedef enum idist_dtype {
     IDIST_F64 = 11,
     IDIST_F8E4M3 = 12,
     IDIST_F8E5M2 = 13,
-    IDIST_DTYPE_COUNT = 14
+    IDIST_F32_I64 = 14, // idist_f32_i64, a value and an index: see IDIST_MINLOC
+    IDIST_F64_I64 = 15,
+    IDIST_I32_I64 = 16,
+    IDIST_I64_I64 = 17,
+    IDIST_DTYPE_COUNT = 18,
+    IDIST_DTYPE_USER = 64, // below what idist_dtype_create returns
+    IDIST_DTYPE_LAST = 0x7fffffff
 } idist_dtype;
+
+// The elements of the pair dtypes.
+typedef struct idist_f32_i64 {
+    float value;
+    int64_t index;
+} idist_f32_i64;
+
+typedef struct idist_f64_i64 {
+    double value;
+    int64_t index;
+} idist_f64_i64;
+
+typedef struct idist_i32_i64 {
+    int32_t value;
+    int64_t index;
+} idist_i32_i64;
+
+typedef struct idist_i64_i64 {
+    int64_t value;
+    int64_t index;
+} idist_i64_i64;
 
 // How two elements are combined. The algorithm fixes the order of the operands, never timing, so
 // every rank gets the same bits in every run. MIN and MAX yield NaN when any operand is NaN. The
 // bitwise and logical ops take integers only; the logical ops yield 0 or 1. AVG is SUM divided by
-// the number of ranks (integers: rounded towards zero). idist_op_create returns further values,
-// from IDIST_OP_USER on.
+// the number of ranks (integers: rounded towards zero).
+//
+// MINLOC and MAXLOC take the pair dtypes, and these take no other built-in op: they yield the pair
+// with the smallest or largest value, of equal values that with the lowest index. A NaN beats every
+// number. idist_op_create returns further values, from IDIST_OP_USER on.
 typedef enum idist_op {
     IDIST_SUM = 0,
     IDIST_PROD = 1,
@@ -452,7 +483,10 @@ typedef enum idist_op {
     IDIST_BXOR = 7,
     IDIST_LAND = 8,
     IDIST_LOR = 9,
-    IDIST_OP_COUNT = 10,
+    IDIST_LXOR = 10,
+    IDIST_MINLOC = 11,
+    IDIST_MAXLOC = 12,
+    IDIST_OP_COUNT = 13,
     IDIST_OP_USER = 16, // the first of the 224 values that idist_op_create returns
     IDIST_OP_LAST = 239
 } idist_op;
@@ -460,7 +494,7 @@ typedef enum idist_op {
 // Bytes per element; 0 for an invalid dtype.
 IDIST_API size_t idist_dtype_size(idist_dtype dtype);
 
-// "F32", "SUM", ... Never NULL.
+// "F32", "SUM", ... Never NULL. "user dtype" and "user op" for those that a program creates.
 IDIST_API const char *idist_dtype_name(idist_dtype dtype);
 IDIST_API const char *idist_op_name(idist_op op);
 
@@ -504,7 +538,7 @@ typedef struct idist_recv_info {
     int source;        // rank in the group
     int tag;           // of the message
     size_t count;      // elements in it
-    idist_dtype dtype; // of its elements
+    idist_dtype dtype; // of its elements; IDIST_DTYPE_COUNT: one that this rank has not created
 } idist_recv_info;
 
 // IDIST_DTYPE(ptr): the dtype of what a pointer points to, at compile time, in C11 and C++. For
@@ -527,7 +561,11 @@ typedef struct idist_recv_info {
         long long: IDIST_I64,                                    \
         unsigned long long: IDIST_U64,                           \
         float: IDIST_F32,                                        \
-        double: IDIST_F64)
+        double: IDIST_F64,                                       \
+        idist_f32_i64: IDIST_F32_I64,                            \
+        idist_f64_i64: IDIST_F64_I64,                            \
+        idist_i32_i64: IDIST_I32_I64,                            \
+        idist_i64_i64: IDIST_I64_I64)
 // clang-format on
 #endif
 #endif
@@ -842,9 +880,18 @@ IDIST_API idist_status idist_scatterv(const void *send, const size_t *sendcounts
                                       const size_t *senddispls, void *recv, size_t recvcount,
                                       idist_dtype dtype, int root, const idist_opts *opts);
 
+// recv[i] = op over all ranks of send[d + i], where block r begins at d, the sum of the recvcounts
+// before recvcounts[r]. The same recvcounts on all ranks.
+// send: the sum of all recvcounts. recv: recvcounts[r]. In place: recv == send + d.
+IDIST_API idist_status idist_reduce_scatterv(const void *send, void *recv, const size_t *recvcounts,
+                                             idist_dtype dtype, idist_op op,
+                                             const idist_opts *opts);
+
 // Sends sendcounts[k] elements at send + senddispls[k] to rank k, and receives recvcounts[k]
-// elements from rank k at recv + recvdispls[k], for every k, itself included. Not in place: the
-// buffers are disjoint.
+// elements from rank k at recv + recvdispls[k], for every k, itself included. Two ranks that
+// exchange elements have the same dtype; others need not.
+// In place: send == recv. Then sendcounts and senddispls are ignored and may be NULL: what goes to
+// rank k is replaced by as many elements from rank k. This takes a copy of the buffer.
 IDIST_API idist_status idist_all_to_allv(const void *send, const size_t *sendcounts,
                                          const size_t *senddispls, void *recv,
                                          const size_t *recvcounts, const size_t *recvdispls,
@@ -995,7 +1042,7 @@ IDIST_API int idist_group_size(const idist_group *group);
 IDIST_API int idist_group_translate(const idist_group *from, int rank, const idist_group *to);
 
 //------------------------------------------------------------------------------
-// [api:op]  user-defined reductions
+// [api:op]  user-defined reductions and element types
 //------------------------------------------------------------------------------
 
 // inout[i] = in[i] (op) inout[i] for i < count; `in` comes from the lower ranks. Must be
@@ -1018,6 +1065,23 @@ IDIST_API idist_status idist_op_create_premul_sum(double factor, idist_group *gr
 // pending requests, complete with the old op, so fn and arg must stay valid until then.
 // IDIST_ERR_ARG if it is no op of this world.
 IDIST_API idist_status idist_op_free(idist_op op, idist_group *group);
+
+// An element of nbytes bytes, 1 to 2^22: a struct, a complex number, a small vector. It travels as
+// it is, padding included, in every call that takes a dtype; reductions need an op of your own,
+// which always gets whole elements. `name`, of which 31 bytes are kept, stands for it in error
+// texts.
+//
+// A local call, but all ranks of the world of `group` (NULL: the default world) create their dtypes
+// in the same order, with the same size and name, or else a call with it is an
+// IDIST_ERR_MISMATCH. The dtype is valid in all groups of that world, until it is freed or the
+// world ends. With it counts are below 2^40. On device memory, IDIST_ERR_UNSUPPORTED for more than
+// 4096 bytes unless NCCL moves them. IDIST_ERR_NO_SPACE if 128 exist.
+IDIST_API idist_status idist_dtype_create(size_t nbytes, const char *name, idist_group *group,
+                                          idist_dtype *dtype);
+
+// Makes the value available for another dtype. Does not wait: operations in flight complete.
+// IDIST_ERR_ARG if it is no dtype of this world.
+IDIST_API idist_status idist_dtype_free(idist_dtype dtype, idist_group *group);
 
 // inout[i] = in[i] (op) inout[i] for i < count, within this process; needs no world. For the
 // built-in ops except AVG. The buffers are disjoint or the same.
@@ -1224,6 +1288,10 @@ inline idist_dtype idist_dtype_of(const long long *) { return IDIST_I64; }
 inline idist_dtype idist_dtype_of(const unsigned long long *) { return IDIST_U64; }
 inline idist_dtype idist_dtype_of(const float *) { return IDIST_F32; }
 inline idist_dtype idist_dtype_of(const double *) { return IDIST_F64; }
+inline idist_dtype idist_dtype_of(const idist_f32_i64 *) { return IDIST_F32_I64; }
+inline idist_dtype idist_dtype_of(const idist_f64_i64 *) { return IDIST_F64_I64; }
+inline idist_dtype idist_dtype_of(const idist_i32_i64 *) { return IDIST_I32_I64; }
+inline idist_dtype idist_dtype_of(const idist_i64_i64 *) { return IDIST_I64_I64; }
 #define IDIST_DTYPE(ptr) (::idist_dtype_of(ptr))
 #endif
 

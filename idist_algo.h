@@ -40,7 +40,8 @@ COSTS
       all_to_all       Bruck          (a + bBn/2) log n     direct  a + (n - 1) (o + bB)
       scan             doubling       (a + bB) log n        chain   (a + bB/c) (n - 2 + c)
       exscan           doubling       (a + bB) (log n + 1)  chain   (a + bB/c) (n - 2 + c)
-      v-forms          -                                    direct; all_gatherv as a ring
+      v-forms          -                                    direct; all_gatherv as a ring;
+                                                            reduce_scatterv as reduce_scatter
 
     For reduce_scatter, scatter and all_to_all B is one block of n; elsewhere it is the whole
     buffer. Which column a call uses is a table: see idist__choose_table. tests/unit/model.c runs
@@ -156,8 +157,9 @@ static idist__item idist__stream_chunk(const idist__op *o, char *block, size_t c
 // Cuts blocks of at most `count` elements into chunks.
 static void idist__stream_cut(idist__op *o, size_t count) {
     idist__stream_op *stream = &o->u.stream;
-    size_t chunk_count = IDIST__CHUNK_BYTES / (o->size ? o->size : 1); // it has 1 to 8 bytes
+    size_t chunk_count = IDIST__CHUNK_BYTES / (o->size ? o->size : 1);
 
+    if (!chunk_count) chunk_count = 1; // an element is larger than a chunk
     stream->chunk_count = chunk_count;
     stream->block_chunks = 1;
     if (count) stream->block_chunks = (count - 1) / chunk_count + 1;
@@ -181,7 +183,7 @@ static void idist__stream_begin(idist__op *o, size_t recv_count, size_t send_cou
 
 //------------------------------------------------------------------------------
 // [algo:ring]  all_reduce, reduce_scatter and all_gather of large messages
-// uses model block extent msg:op stream
+// uses kind model block extent msg:op stream
 //
 // The ranks form a ring. Each one sends to its right neighbour (rank + 1) and receives from its
 // left one, so all links are busy in both directions all the time.
@@ -279,34 +281,48 @@ static void idist__ring_all_reduce(idist__task *t) {
                         idist__ring_all_reduce_send, idist__ring_all_reduce_take);
 }
 
-// ---- reduce_scatter ----
+// ---- reduce_scatter, reduce_scatterv ----
+
+static bool idist__ring_scatters(idist__kind kind) {
+    return kind == IDIST__REDUCE_SCATTER || kind == IDIST__REDUCE_SCATTERV;
+}
+
+// The chunk of item `index` in a block of a buffer of n blocks; no address when there is no buffer.
+static idist__item idist__ring_reduce_scatter_item(const idist__task *t, const char *buffer,
+                                                   size_t index, int block, int peer) {
+    const idist__op *o = idist__op_of(t);
+    size_t at = idist__extent_block_at(&t->call, block) * o->size;
+    char *data = buffer ? (char *)(uintptr_t)buffer + at : NULL;
+
+    return idist__stream_chunk(o, data, idist__extent_block_count(&t->call, block),
+                               index % o->u.stream.block_chunks, peer);
+}
 
 static idist__item idist__ring_reduce_scatter_recv(idist__task *t, size_t index) {
     const idist__op *o = idist__op_of(t);
-    return idist__stream_chunk(o, NULL, o->count, index % o->u.stream.block_chunks,
-                               idist__ring_left(o));
+    return idist__ring_reduce_scatter_item(t, NULL, index, idist__ring_block(o, index, 2),
+                                           idist__ring_left(o));
 }
 
 static idist__item idist__ring_reduce_scatter_send(idist__task *t, size_t index) {
     const idist__op *o = idist__op_of(t);
     const idist__stream_op *stream = &o->u.stream;
     const char *from = index < stream->block_chunks ? o->in : o->work;
-    size_t at = (size_t)idist__ring_block(o, index, 1) * o->nbytes;
 
-    return idist__stream_chunk(o, (char *)(uintptr_t)from + at, o->count,
-                               index % stream->block_chunks, idist__ring_right(o));
+    return idist__ring_reduce_scatter_item(t, from, index, idist__ring_block(o, index, 1),
+                                           idist__ring_right(o));
 }
 
 static void idist__ring_reduce_scatter_take(idist__task *t, size_t index) {
     const idist__op *o = idist__op_of(t);
     const idist__stream_op *stream = &o->u.stream;
-    size_t chunk = index % stream->block_chunks;
-    size_t at = (size_t)idist__ring_block(o, index, 2) * o->nbytes;
+    int block = idist__ring_block(o, index, 2);
     bool last_step = index >= (size_t)(o->n - 2) * stream->block_chunks;
     idist__item own, sum;
 
-    own = idist__stream_chunk(o, (char *)(uintptr_t)o->in + at, o->count, chunk, 0);
-    sum = idist__stream_chunk(o, last_step ? o->out : o->work + at, o->count, chunk, 0);
+    own = idist__ring_reduce_scatter_item(t, o->in, index, block, 0);
+    if (last_step) sum = idist__stream_chunk(o, o->out, o->count, index % stream->block_chunks, 0);
+    else sum = idist__ring_reduce_scatter_item(t, o->work, index, block, 0);
     idist__op_reduce(o, sum.data, idist__stream_slot(o, index), own.data, own.nbytes / o->size,
                      t->call.dtype);
 }
@@ -314,9 +330,15 @@ static void idist__ring_reduce_scatter_take(idist__task *t, size_t index) {
 static void idist__ring_reduce_scatter(idist__task *t) {
     idist__op *o = idist__op_of(t);
     idist__stream_op *stream = &o->u.stream;
-    size_t items;
+    size_t largest = 0, items;
+    int i;
 
-    idist__stream_cut(o, o->count);
+    for (i = 0; i < o->n; i++) {
+        size_t count = idist__extent_block_count(&t->call, i);
+        if (count > largest) largest = count;
+    }
+
+    idist__stream_cut(o, largest);
     items = (size_t)(o->n - 1) * stream->block_chunks;
     idist__stream_begin(o, items, items, stream->block_chunks, idist__ring_reduce_scatter_recv,
                         idist__ring_reduce_scatter_send, idist__ring_reduce_scatter_take);
@@ -858,7 +880,7 @@ static void idist__tree_scatter(idist__task *t) {
 
 //------------------------------------------------------------------------------
 // [algo:doubling]  all_reduce, reduce_scatter and scan of small messages
-// uses kind model block msg:op send recv
+// uses kind model block extent msg:op send recv ring
 //
 // Recursive doubling. In round k partners at distance 2^k exchange their sums and add them; after
 // log n rounds every rank has the sum of all:
@@ -905,8 +927,8 @@ static void idist__doubling_reduce(idist__task *t) {
     bool is_paired = rank < 2 * excess;
     bool sits_out = is_paired && rank % 2;
     int number = is_paired ? rank / 2 : rank - excess; // among the p ranks that exchange
-    bool scatter = t->call.kind == IDIST__REDUCE_SCATTER;
-    size_t count = scatter ? o->count * (size_t)o->n : o->count;
+    bool scatter = idist__ring_scatters(t->call.kind);
+    size_t count = scatter ? idist__extent_block_at(&t->call, o->n) : o->count;
     size_t nbytes = count * o->size;
     char *sum = scatter ? o->work : o->out;
     char *received = scatter ? o->work + nbytes : o->work;
@@ -941,7 +963,9 @@ static void idist__doubling_reduce(idist__task *t) {
     }
 
     IDIST__CO_AWAIT(o, !o->slots_pending && !o->sends_pending);
-    if (scatter) idist__block_copy(o->out, sum + (size_t)rank * o->nbytes, o->nbytes);
+    if (scatter)
+        idist__block_copy(o->out, sum + idist__extent_block_at(&t->call, rank) * o->size,
+                          o->nbytes);
     idist__op_done(t);
     IDIST__CO_END(o)
 }
@@ -1670,7 +1694,7 @@ static void idist__host_progress(idist__ring *ring) {
 
 //------------------------------------------------------------------------------
 // [algo:choose]  which algorithm a call uses, and its scratch memory
-// uses mem base:type float reduce launch:env kind model core:world block
+// uses mem base:type float reduce launch:env kind model core:world block extent
 // uses msg:types msg:op share:share stream ring chain direct dissemination tree
 // uses doubling bruck host
 //
@@ -1731,6 +1755,7 @@ static const idist__choice idist__choose_table[] = {
     {IDIST__GATHERV,        NULL,                           0, idist__direct_begin,         true},
     {IDIST__SCATTERV,       NULL,                           0, idist__direct_begin,         true},
     {IDIST__ALL_TO_ALLV,    NULL,                           0, idist__direct_begin,         true},
+    {IDIST__REDUCE_SCATTERV, idist__doubling_reduce,       16, idist__ring_reduce_scatter,  false},
     // clang-format on
 };
 
@@ -1768,6 +1793,7 @@ static uint64_t idist__choose_break_even(idist__kind kind, uint64_t n, uint64_t 
         if (folded_log * n == 2 * (n - 1)) return UINT64_MAX;
         return (2 * (n - 1) - folded_log) * n * latency / (folded_log * n - 2 * (n - 1));
     case IDIST__REDUCE_SCATTER:
+    case IDIST__REDUCE_SCATTERV:
         if (folded_log * n == n - 1 || n - 1 < folded_log) return 0;
         return (n - 1 - folded_log) * latency / (folded_log * n - (n - 1));
     case IDIST__ALL_GATHER: // Bruck copies n blocks once more
@@ -1852,15 +1878,20 @@ static idist__algorithm idist__choose_over_messages(const idist_group *g, const 
     const idist__user_op *user = has_user_op ? idist__world_user_op(g, c) : NULL;
     bool commutes = !has_user_op || user->commutative;
     size_t size = idist__choose_widens(c, user) ? sizeof(float) : idist_dtype_size(c->dtype);
+    size_t count = c->count;
 
+    if (c->kind == IDIST__REDUCE_SCATTERV) // the same on all ranks: a block of average size
+        count = idist__block_at(idist__extent_block_at(c, g->size), g->size, 1);
     if (!row->bandwidth) return IDIST__ALGO_LATENCY;
     if (!row->latency) return IDIST__ALGO_BANDWIDTH;
-    if (!c->count || (!commutes && !row->keeps_order)) return IDIST__ALGO_LATENCY;
+    if (!count || (!commutes && !row->keeps_order)) return IDIST__ALGO_LATENCY;
+    if (idist__kind_reduces(c->kind) && size > IDIST__CHUNK_BYTES) // no slot holds an element
+        return IDIST__ALGO_LATENCY;
     if (g->w->cfg.algorithm == IDIST__ALGO_LATENCY) return IDIST__ALGO_LATENCY;
     if (g->w->cfg.algorithm == IDIST__ALGO_BANDWIDTH) return IDIST__ALGO_BANDWIDTH;
 
-    return c->count * size <= idist__choose_limit(g, row) ? IDIST__ALGO_LATENCY
-                                                          : IDIST__ALGO_BANDWIDTH;
+    return count * size <= idist__choose_limit(g, row) ? IDIST__ALGO_LATENCY
+                                                       : IDIST__ALGO_BANDWIDTH;
 }
 
 static idist__algorithm idist__choose_algorithm(const idist_group *g, const idist__call *c) {
@@ -1891,12 +1922,13 @@ static void idist__choose_operands(idist__task *t) {
 // How many elements this rank contributes.
 static size_t idist__choose_input_count(const idist__task *t) {
     const idist__op *o = idist__op_of(t);
-    return t->call.kind == IDIST__REDUCE_SCATTER ? o->count * (size_t)o->n : o->count;
+    return idist__ring_scatters(t->call.kind) ? idist__extent_block_at(&t->call, o->n) : o->count;
 }
 
 // ---- scratch memory ----
 //
 //   | widened or scaled input | widened result | what the algorithm works in | slots of a stream |
+//   | one element, if it is larger than IDIST__OP_PIECE |
 //
 // Each part begins at a multiple of 64 bytes, and may be empty.
 
@@ -1911,7 +1943,8 @@ static size_t idist__choose_latency_nbytes(const idist__task *t) {
     case IDIST__REDUCE:
     case IDIST__SCAN:
     case IDIST__EXSCAN: return 2 * o->nbytes;
-    case IDIST__REDUCE_SCATTER: return 2 * n * o->nbytes;
+    case IDIST__REDUCE_SCATTER:
+    case IDIST__REDUCE_SCATTERV: return 2 * idist__choose_input_count(t) * o->size;
     case IDIST__ALL_GATHER: return n * o->nbytes;
     case IDIST__GATHER:
     case IDIST__SCATTER:
@@ -1928,7 +1961,8 @@ static size_t idist__choose_bandwidth_nbytes(const idist__task *t) {
     switch (t->call.kind) {
     case IDIST__REDUCE: return o->rank != o->root ? o->nbytes : 0;
     case IDIST__EXSCAN: return o->nbytes;
-    case IDIST__REDUCE_SCATTER: return n * o->nbytes;
+    case IDIST__REDUCE_SCATTER:
+    case IDIST__REDUCE_SCATTERV: return idist__choose_input_count(t) * o->size;
     case IDIST__ALL_TO_ALL: return t->call.send == t->call.recv ? n * o->nbytes : 0;
     default: return 0;
     }
@@ -1937,9 +1971,16 @@ static size_t idist__choose_bandwidth_nbytes(const idist__task *t) {
 static size_t idist__choose_slots_nbytes(const idist__task *t) {
     const idist__op *o = idist__op_of(t);
 
+    size_t nbytes = o->nbytes;
+    int i;
+
     if (!idist__kind_reduces(t->call.kind) || o->algorithm != IDIST__ALGO_BANDWIDTH) return 0;
-    if (o->nbytes >= IDIST__CHUNK_BYTES) return o->slot_count * IDIST__CHUNK_BYTES;
-    return o->slot_count * idist__choose_align(o->nbytes);
+
+    for (i = 0; t->call.kind == IDIST__REDUCE_SCATTERV && i < o->n; i++) // the largest block
+        if (t->call.sendcounts[i] * o->size > nbytes) nbytes = t->call.sendcounts[i] * o->size;
+
+    if (nbytes >= IDIST__CHUNK_BYTES) return o->slot_count * IDIST__CHUNK_BYTES;
+    return o->slot_count * idist__choose_align(nbytes);
 }
 
 // False when memory is short.
@@ -1950,19 +1991,22 @@ static bool idist__choose_allocate(idist__task *t) {
     size_t result = widens ? idist__choose_align(o->nbytes) : 0;
     size_t work = o->algorithm == IDIST__ALGO_LATENCY ? idist__choose_latency_nbytes(t)
                                                       : idist__choose_bandwidth_nbytes(t);
-    size_t slots = idist__choose_slots_nbytes(t);
+    size_t slots = idist__choose_slots_nbytes(t), element = 0;
 
     work = idist__choose_align(work);
+    if (o->user && o->user->fn && o->size > IDIST__OP_PIECE) element = o->size;
     if (widens || idist__choose_scales(&t->call, o->user))
         input = idist__choose_align(idist__choose_input_count(t) * o->size);
 
-    if (input + result + work + slots) {
-        o->memory = (char *)idist__mem_raw(&t->group->w->cfg.mem, input + result + work + slots);
+    if (input + result + work + slots + element) {
+        o->memory =
+            (char *)idist__mem_raw(&t->group->w->cfg.mem, input + result + work + slots + element);
         if (!o->memory) return false;
     }
 
     o->work = o->memory ? o->memory + input + result : idist__op_buffer(NULL);
     if (slots) o->u.stream.slots = o->work + work;
+    if (element) o->element = o->work + work + slots;
     if (widens && o->memory) o->out = o->memory + input;
 
     return true;

@@ -387,24 +387,58 @@ static void idist__log_print(const idist__log *log, idist_log_level level, const
 //------------------------------------------------------------------------------
 // [base:type]  names and sizes of dtypes and ops
 // uses -
+//
+// A dtype that a program creates has its number in the lowest byte, which is all that fingerprints
+// carry of it, and its size above.
 //------------------------------------------------------------------------------
 
-static const char *const idist__dtype_names[IDIST_DTYPE_COUNT] = {"I8",     "U8",    "I16", "U16",
-                                                                  "I32",    "U32",   "I64", "U64",
-                                                                  "F16",    "BF16",  "F32", "F64",
-                                                                  "F8E4M3", "F8E5M2"};
-static const uint8_t idist__dtype_sizes[IDIST_DTYPE_COUNT] = {1, 1, 2, 2, 4, 4, 8,
-                                                              8, 2, 2, 4, 8, 1, 1};
-static const char *const idist__op_names[IDIST_OP_COUNT] = {"SUM",  "PROD", "MIN",  "MAX",  "AVG",
-                                                            "BAND", "BOR",  "BXOR", "LAND", "LOR"};
+enum {
+    IDIST__USER_DTYPES = 128, // numbers from IDIST_DTYPE_USER on
+    IDIST__DTYPE_MAX_NBYTES = 1 << 22
+};
+
+static const char *const idist__dtype_names[IDIST_DTYPE_COUNT] = {
+    "I8",   "U8",  "I16", "U16",    "I32",    "U32",     "I64",     "U64",     "F16",
+    "BF16", "F32", "F64", "F8E4M3", "F8E5M2", "F32_I64", "F64_I64", "I32_I64", "I64_I64"};
+static const uint8_t idist__dtype_sizes[IDIST_DTYPE_COUNT] = {1,
+                                                              1,
+                                                              2,
+                                                              2,
+                                                              4,
+                                                              4,
+                                                              8,
+                                                              8,
+                                                              2,
+                                                              2,
+                                                              4,
+                                                              8,
+                                                              1,
+                                                              1,
+                                                              sizeof(idist_f32_i64),
+                                                              sizeof(idist_f64_i64),
+                                                              sizeof(idist_i32_i64),
+                                                              sizeof(idist_i64_i64)};
+static const char *const idist__op_names[IDIST_OP_COUNT] = {"SUM",   "PROD", "MIN",  "MAX",
+                                                            "AVG",   "BAND", "BOR",  "BXOR",
+                                                            "LAND",  "LOR",  "LXOR", "MINLOC",
+                                                            "MAXLOC"};
+
+// The number of a dtype that a program created, from 0 on; -1 for all others.
+static int idist__type_user_number(idist_dtype dtype) {
+    int number = (int)(((unsigned)dtype & 255u) - IDIST_DTYPE_USER);
+
+    if ((int)dtype < IDIST_DTYPE_USER || number < 0 || number >= IDIST__USER_DTYPES) return -1;
+    return (unsigned)dtype >> 8 <= IDIST__DTYPE_MAX_NBYTES ? number : -1;
+}
 
 size_t idist_dtype_size(idist_dtype dtype) {
-    return (unsigned)dtype < IDIST_DTYPE_COUNT ? idist__dtype_sizes[(unsigned)dtype] : 0;
+    if ((unsigned)dtype < IDIST_DTYPE_COUNT) return idist__dtype_sizes[(unsigned)dtype];
+    return idist__type_user_number(dtype) >= 0 ? (unsigned)dtype >> 8 : 0;
 }
 
 const char *idist_dtype_name(idist_dtype dtype) {
-    return (unsigned)dtype < IDIST_DTYPE_COUNT ? idist__dtype_names[(unsigned)dtype]
-                                               : "unknown dtype";
+    if ((unsigned)dtype < IDIST_DTYPE_COUNT) return idist__dtype_names[(unsigned)dtype];
+    return idist_dtype_size(dtype) ? "user dtype" : "unknown dtype";
 }
 
 const char *idist_op_name(idist_op op) {
@@ -412,7 +446,14 @@ const char *idist_op_name(idist_op op) {
     return (int)op >= IDIST_OP_USER && (int)op <= IDIST_OP_LAST ? "user op" : "unknown op";
 }
 
-static bool idist__type_is_float(idist_dtype dtype) { return dtype >= IDIST_F16; }
+static bool idist__type_is_float(idist_dtype dtype) {
+    return dtype >= IDIST_F16 && dtype <= IDIST_F8E5M2;
+}
+
+// A value and an index.
+static bool idist__type_is_pair(idist_dtype dtype) {
+    return dtype >= IDIST_F32_I64 && dtype <= IDIST_I64_I64;
+}
 
 // Floats of 16 and 8 bits, which are reduced as F32.
 static bool idist__type_is_narrow(idist_dtype dtype) {
@@ -688,7 +729,8 @@ typedef idist__reduce_fn idist__reduce_row[IDIST_OP_COUNT];
     IDIST__KERNEL(bor_##u, isa, u, wide, x | y)                   \
     IDIST__KERNEL(bxor_##u, isa, u, wide, x ^ y)                  \
     IDIST__KERNEL(land_##u, isa, u, wide, (x && y) ? 1 : 0)       \
-    IDIST__KERNEL(lor_##u, isa, u, wide, (x || y) ? 1 : 0)
+    IDIST__KERNEL(lor_##u, isa, u, wide, (x || y) ? 1 : 0)        \
+    IDIST__KERNEL(lxor_##u, isa, u, wide, (!x != !y) ? 1 : 0)
 // Of two NaNs x wins here, because a processor returns one of them and a compiler may swap the
 // operands. x < y is false when either is NaN, so MIN and MAX return the NaN of either side.
 #define IDIST__KERNELS_FLOAT(f, wide, isa)                          \
@@ -702,13 +744,15 @@ typedef idist__reduce_fn idist__reduce_row[IDIST_OP_COUNT];
         idist__sum_##u##_##isa, idist__prod_##u##_##isa, idist__min_##type##_##isa,     \
             idist__max_##type##_##isa, idist__sum_##u##_##isa, idist__band_##u##_##isa, \
             idist__bor_##u##_##isa, idist__bxor_##u##_##isa, idist__land_##u##_##isa,   \
-            idist__lor_##u##_##isa                                                      \
+            idist__lor_##u##_##isa, idist__lxor_##u##_##isa, 0, 0                       \
     }
-#define IDIST__ROW_FLOAT(f, isa)                                                 \
-    {                                                                            \
-        idist__sum_##f##_##isa, idist__prod_##f##_##isa, idist__min_##f##_##isa, \
-            idist__max_##f##_##isa, idist__sum_##f##_##isa, 0, 0, 0, 0, 0        \
+#define IDIST__ROW_FLOAT(f, isa)                                                   \
+    {                                                                              \
+        idist__sum_##f##_##isa, idist__prod_##f##_##isa, idist__min_##f##_##isa,   \
+            idist__max_##f##_##isa, idist__sum_##f##_##isa, 0, 0, 0, 0, 0, 0, 0, 0 \
     }
+#define IDIST__ROW_PAIR(pair) \
+    { 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, idist__minloc_##pair, idist__maxloc_##pair }
 
 // Beyond the first-level cache AVX-512 beats AVX2 only where AVX2 lacks an instruction: products,
 // MIN and MAX of 64 bits. The floats have it too, for sums that stay in that cache. More instances
@@ -734,6 +778,32 @@ IDIST__KERNELS_WIDE(avx512)
 #pragma clang diagnostic pop
 #endif
 
+// MINLOC and MAXLOC: the pair whose value is best, or of equal values that with the lowest index. A
+// NaN beats every number, and of two NaNs that with the lowest index wins.
+#define IDIST__KERNEL_PAIR(name, pair, better)                                                    \
+    static void idist__##name##_##pair(void *out, const void *lo, const void *hi, size_t count) { \
+        size_t i;                                                                                 \
+        for (i = 0; i < count; i++) {                                                             \
+            idist_##pair x, y;                                                                    \
+            bool x_is_nan, y_is_nan, tie, take_y;                                                 \
+            memcpy(&x, (const char *)lo + i * sizeof x, sizeof x);                                \
+            memcpy(&y, (const char *)hi + i * sizeof y, sizeof y);                                \
+            x_is_nan = x.value != x.value;                                                        \
+            y_is_nan = y.value != y.value;                                                        \
+            tie = x.value == y.value || (x_is_nan && y_is_nan);                                   \
+            take_y = tie ? y.index < x.index : y_is_nan || (!x_is_nan && y.value better x.value); \
+            memcpy((char *)out + i * sizeof x, take_y ? &y : &x, sizeof x);                       \
+        }                                                                                         \
+    }
+#define IDIST__KERNELS_PAIR(pair)       \
+    IDIST__KERNEL_PAIR(minloc, pair, <) \
+    IDIST__KERNEL_PAIR(maxloc, pair, >)
+
+IDIST__KERNELS_PAIR(f32_i64)
+IDIST__KERNELS_PAIR(f64_i64)
+IDIST__KERNELS_PAIR(i32_i64)
+IDIST__KERNELS_PAIR(i64_i64)
+
 // By instruction set, dtype and op. AVG adds; the division comes at the end. Narrow floats are
 // reduced as F32.
 #define IDIST__REDUCE_TABLE(narrow, wide)                                                          \
@@ -743,7 +813,9 @@ IDIST__KERNELS_WIDE(avx512)
             IDIST__ROW_INT(i32, u32, narrow), IDIST__ROW_INT(u32, u32, narrow),                    \
             IDIST__ROW_INT(i64, u64, wide), IDIST__ROW_INT(u64, u64, wide),                        \
             IDIST__ROW_FLOAT(f32, wide), IDIST__ROW_FLOAT(f32, wide), IDIST__ROW_FLOAT(f32, wide), \
-            IDIST__ROW_FLOAT(f64, wide), IDIST__ROW_FLOAT(f32, wide), IDIST__ROW_FLOAT(f32, wide)  \
+            IDIST__ROW_FLOAT(f64, wide), IDIST__ROW_FLOAT(f32, wide), IDIST__ROW_FLOAT(f32, wide), \
+            IDIST__ROW_PAIR(f32_i64), IDIST__ROW_PAIR(f64_i64), IDIST__ROW_PAIR(i32_i64),          \
+            IDIST__ROW_PAIR(i64_i64)                                                               \
     }
 static const idist__reduce_row idist__reduce_tables[][IDIST_DTYPE_COUNT] = {
     IDIST__REDUCE_TABLE(base, base),
@@ -808,7 +880,7 @@ IDIST__VECTORIZE static void idist__reduce_divide(void *buf, size_t count, idist
 // when only one rank contributes.
 static void idist__reduce_finish(void *buf, size_t count, idist_dtype dtype, idist_op op, int n) {
     if (op == IDIST_AVG) idist__reduce_divide(buf, count, dtype, n);
-    if ((op == IDIST_LAND || op == IDIST_LOR) && dtype < IDIST_F16)
+    if ((op == IDIST_LAND || op == IDIST_LOR || op == IDIST_LXOR) && dtype < IDIST_F16)
         idist__reduce_table[(unsigned)dtype][IDIST_LAND](buf, buf, buf, count);
 }
 
@@ -865,8 +937,8 @@ static void idist__reduce_many(void *out, const void *const *in, int n, size_t c
                                idist_dtype dtype, idist_op op, int divide_by) {
     bool narrow = idist__type_is_narrow(dtype);
 
-    if (n == 1 && (op == IDIST_LAND || op == IDIST_LOR)) { // makes it 0 or 1
-        idist__reduce_table[(unsigned)dtype][(unsigned)op](out, in[0], in[0], count);
+    if (n == 1 && (op == IDIST_LAND || op == IDIST_LOR || op == IDIST_LXOR)) { // makes it 0 or 1
+        idist__reduce_table[(unsigned)dtype][IDIST_LAND](out, in[0], in[0], count);
     } else if (n == 1 && !(narrow && divide_by)) {
         if (out != in[0] && count) memcpy(out, in[0], count * idist_dtype_size(dtype));
         if (divide_by) idist__reduce_divide(out, count, dtype, divide_by);
@@ -901,14 +973,14 @@ idist_status idist_reduce_local(const void *in, void *inout, size_t count, idist
                                 idist_op op) {
     const void *operands[2];
 
-    if (!idist_dtype_size(dtype))
+    if ((unsigned)dtype >= IDIST_DTYPE_COUNT)
         return idist__fail(IDIST_ERR_ARG, "reduce_local: invalid dtype %d", (int)dtype);
     if ((unsigned)op >= IDIST_OP_COUNT || op == IDIST_AVG)
         return idist__fail(IDIST_ERR_ARG, "reduce_local: op %s (%d) is not supported here",
                            idist_op_name(op), (int)op);
     if (!idist__reduce_table[(unsigned)dtype][(unsigned)op])
-        return idist__fail(IDIST_ERR_ARG, "reduce_local: %s takes integers only",
-                           idist_op_name(op));
+        return idist__fail(IDIST_ERR_ARG, "reduce_local: %s does not take %s", idist_op_name(op),
+                           idist_dtype_name(dtype));
     if (count && (!in || !inout))
         return idist__fail(IDIST_ERR_ARG, "reduce_local: a buffer is NULL");
     operands[0] = in;

@@ -17,7 +17,7 @@ CONTENTS
       [calls:request]     requests: wait and test
       [calls:several]     calls that progress together: sendrecv, group_begin and group_end
       [calls:group]       groups
-      [calls:op]          ops of the program's own
+      [calls:op]          ops and dtypes of the program's own
       [calls:memory]      memory for buffers
       [calls:one]         one rank first, one rank only
 */
@@ -887,11 +887,28 @@ idist_status idist_all_to_allv(const void *send, const size_t *sendcounts, const
                                idist_dtype dtype, const idist_opts *opts) {
     idist__call c;
 
+    bool in_place = send && send == recv;
+
     idist__call_init(&c, IDIST__ALL_TO_ALLV, send, recv, 0, dtype);
-    c.sendcounts = sendcounts;
-    c.senddispls = senddispls;
+    c.sendcounts = in_place ? recvcounts : sendcounts;
+    c.senddispls = in_place ? recvdispls : senddispls;
     c.recvcounts = recvcounts;
     c.recvdispls = recvdispls;
+    return idist__call_run(&c, opts);
+}
+
+// The blocks of the send buffer are what sendcounts says.
+idist_status idist_reduce_scatterv(const void *send, void *recv, const size_t *recvcounts,
+                                   idist_dtype dtype, idist_op op, const idist_opts *opts) {
+    idist__call c;
+    int n = idist_group_size(opts ? opts->group : NULL);
+    int rank = idist_group_rank(opts ? opts->group : NULL);
+    size_t count = recvcounts && rank >= 0 ? recvcounts[rank] : 0;
+
+    idist__call_init(&c, IDIST__REDUCE_SCATTERV, send, recv, count, dtype);
+    c.sendcounts = recvcounts;
+    c.op = op;
+    c.check = recvcounts ? idist__hash(recvcounts, sizeof *recvcounts * (size_t)n) : 0;
     return idist__call_run(&c, opts);
 }
 
@@ -1899,8 +1916,8 @@ idist_status idist_agree(idist_group *group, int *flag) {
 }
 
 //------------------------------------------------------------------------------
-// [calls:op]  ops of the program's own
-// uses mutex fail model core:call
+// [calls:op]  ops and dtypes of the program's own
+// uses mutex fail text base:type hash model fingerprint core:call
 //------------------------------------------------------------------------------
 
 static idist_status idist__op_add(const char *name, const idist__user_op *user, idist_group *group,
@@ -1960,6 +1977,63 @@ idist_status idist_op_free(idist_op op, idist_group *group) {
     if ((int)op < IDIST_OP_USER || (int)op > IDIST_OP_LAST || !g->w->ops[op - IDIST_OP_USER].used)
         status = idist__fail(IDIST_ERR_ARG, "op_free: invalid user op %d in this world", (int)op);
     else g->w->ops[op - IDIST_OP_USER].used = false;
+    idist__os_mutex_unlock(&g->w->lock);
+
+    return status;
+}
+
+// The dtype with number `i`: that number in the lowest byte, the size above.
+static idist_dtype idist__dtype_of_number(size_t nbytes, int i) {
+    return (idist_dtype)(((unsigned)nbytes << 8) | (unsigned)(IDIST_DTYPE_USER + i));
+}
+
+idist_status idist_dtype_create(size_t nbytes, const char *name, idist_group *group,
+                                idist_dtype *dtype) {
+    idist__user_dtype *user;
+    idist_group *g;
+    idist_status status;
+    uint64_t hash;
+    int i;
+
+    if (!dtype) return idist__fail(IDIST_ERR_ARG, "dtype_create: dtype is NULL");
+    *dtype = IDIST_DTYPE_COUNT;
+    if (!name || !name[0]) return idist__fail(IDIST_ERR_ARG, "dtype_create: the name is missing");
+    if (nbytes < 1 || nbytes > IDIST__DTYPE_MAX_NBYTES)
+        return idist__fail(IDIST_ERR_ARG, "dtype_create: an element has 1 to %d bytes, got %zu",
+                           (int)IDIST__DTYPE_MAX_NBYTES, nbytes);
+    status = idist__call_enter("dtype_create", group, &g);
+    if (status != IDIST_OK) return status;
+    for (i = 0; i < IDIST__USER_DTYPES && g->w->dtypes[i].used; i++) continue;
+
+    if (i == IDIST__USER_DTYPES) {
+        status = idist__fail(IDIST_ERR_NO_SPACE,
+                             "dtype_create: a world has room for %d dtypes; free one with "
+                             "idist_dtype_free",
+                             i);
+    } else {
+        user = &g->w->dtypes[i];
+        idist__text_copy(user->name, sizeof user->name, name);
+        hash = idist__hash_mix(idist__hash(user->name, strlen(user->name)), nbytes);
+        user->tag = (uint32_t)(hash >> (64 - IDIST__TAG_BITS));
+        user->dtype = idist__dtype_of_number(nbytes, i);
+        user->used = true;
+        *dtype = user->dtype;
+    }
+
+    idist__os_mutex_unlock(&g->w->lock);
+
+    return status;
+}
+
+idist_status idist_dtype_free(idist_dtype dtype, idist_group *group) {
+    int user = idist__type_user_number(dtype);
+    idist_group *g;
+    idist_status status = idist__call_enter("dtype_free", group, &g);
+
+    if (status != IDIST_OK) return status;
+    if (user < 0 || !g->w->dtypes[user].used || g->w->dtypes[user].dtype != dtype)
+        status = idist__fail(IDIST_ERR_ARG, "dtype_free: %d is no dtype of this world", (int)dtype);
+    else g->w->dtypes[user].used = false;
     idist__os_mutex_unlock(&g->w->lock);
 
     return status;

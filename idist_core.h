@@ -58,6 +58,7 @@ typedef enum idist__kind {
     IDIST__GATHERV,
     IDIST__SCATTERV,
     IDIST__ALL_TO_ALLV,
+    IDIST__REDUCE_SCATTERV,
     IDIST__SEND,
     IDIST__RECV,
     // Public calls that are built from those above. They only label the fingerprint.
@@ -91,6 +92,7 @@ static const char *const idist__kind_names[IDIST__KIND_COUNT] = {
     "gatherv",
     "scatterv",
     "all_to_allv",
+    "reduce_scatterv",
     "send",
     "recv",
     "broadcast_bytes",
@@ -107,16 +109,21 @@ static const char *const idist__kind_names[IDIST__KIND_COUNT] = {
 
 static bool idist__kind_reduces(idist__kind kind) {
     return kind == IDIST__ALL_REDUCE || kind == IDIST__REDUCE || kind == IDIST__REDUCE_SCATTER ||
-           kind == IDIST__SCAN || kind == IDIST__EXSCAN;
+           kind == IDIST__REDUCE_SCATTERV || kind == IDIST__SCAN || kind == IDIST__EXSCAN;
 }
 
 static bool idist__kind_is_p2p(idist__kind kind) {
     return kind == IDIST__SEND || kind == IDIST__RECV;
 }
 
-// The v-forms, in which each rank may contribute another count.
+// The v-forms, in which the blocks of the ranks may have different counts.
 static bool idist__kind_is_v(idist__kind kind) {
-    return kind >= IDIST__ALL_GATHERV && kind <= IDIST__ALL_TO_ALLV;
+    return kind >= IDIST__ALL_GATHERV && kind <= IDIST__REDUCE_SCATTERV;
+}
+
+// Those in which only the two ranks of a pair know what one sends to the other.
+static bool idist__kind_is_by_pair(idist__kind kind) {
+    return kind == IDIST__GATHERV || kind == IDIST__SCATTERV || kind == IDIST__ALL_TO_ALLV;
 }
 
 static bool idist__kind_has_root(idist__kind kind) {
@@ -126,7 +133,7 @@ static bool idist__kind_has_root(idist__kind kind) {
 
 //------------------------------------------------------------------------------
 // [core:model]  calls, tasks, groups and worlds as data; the contracts with backends
-// uses os:thread mutex cond base:log launch:env kind
+// uses os:thread mutex cond base:log base:type launch:env kind
 //
 //     idist__world --- nodes[rank]                      who the ranks are and where they run
 //        |   |
@@ -146,6 +153,14 @@ typedef struct idist__user_op {
     double factor; // of a premultiplied sum
     bool used, commutative;
 } idist__user_op;
+
+// A dtype that the program created.
+typedef struct idist__user_dtype {
+    char name[32];
+    uint32_t tag; // see idist__fingerprint_tag
+    bool used;
+    idist_dtype dtype;
+} idist__user_dtype;
 
 // An operation as data.
 typedef struct idist__call {
@@ -172,7 +187,7 @@ typedef struct idist__fingerprint {
     uint8_t kind, dtype, op;
     uint8_t algorithm; // an idist__algorithm, combined with IDIST__ON_DEVICE
     int32_t root;
-    uint64_t check; // see idist__call; of a send: its count
+    uint64_t check; // see idist__call; of a send: its count; of a user dtype: and its tag
     uint32_t seq;   // number of the call within its group
     uint32_t whole; // of a part: number of the call it is part of; otherwise 0
 } idist__fingerprint;
@@ -204,6 +219,7 @@ struct idist__task {
     bool let_go;    // by idist_request_free
     bool pinned;    // a thread works on it without the lock, ...
     bool freed;     // ... and frees it when this is set
+    void *copy;     // of a send buffer that the call overwrites; or NULL
     void *stream;   // of the device: the task comes after what it holds already
     void *impl;     // the backend's part, behind this struct
     void *lane;     // its row in the timeline, or NULL
@@ -287,7 +303,9 @@ typedef struct idist__rank_info {
 //   - of a group of one rank (idist__self_collective does the collectives; messages of a rank to
 //     itself obey the same rules as others);
 //   - of count 0, for which buffers may be NULL: they synchronize, and are compared, like others;
-//   - in place (idist__extent_call_in_place). Otherwise the send buffer is not written.
+//   - in place (idist__extent_call_in_place), except all_to_allv, for which the core makes a copy.
+//     Otherwise the send buffer is not written;
+//   - of any dtype, also of those that the program created.
 //
 // A kind, dtype or op that it does not have it completes with IDIST_ERR_UNSUPPORTED, on all ranks
 // alike. Collectives of a group match by seq; several may be under way at once, as requests or
@@ -313,8 +331,8 @@ typedef struct idist__rank_info {
 //
 // Mismatches. The core sees one rank only, so the backend compares. Every member shows the others
 // its idist__fingerprint_of_task. Where idist__fingerprint_difference names a field, or where the
-// counts of a v-form differ (idist__extent_pair_count, idist__extent_balance), all members fail the
-// group with IDIST_ERR_MISMATCH and the text of idist__explain_mismatch or _counts. Ranks that wait
+// counts of a v-form differ (idist__extent_pair, idist__extent_balance), all members fail the group
+// with IDIST_ERR_MISMATCH and the text of idist__explain_mismatch or _pair. Ranks that wait
 // for each other in different groups or messages are to be found through `announce`
 // (idist__explain_deadlock); a backend that cannot do so lets them run into the deadline.
 //
@@ -523,6 +541,7 @@ struct idist__world {
     idist_group *freed_groups; // to be used again
     int *fork_guard;           // reads 0 in a child made by fork; NULL: the kernel has no such page
     idist__user_op ops[IDIST_OP_LAST - IDIST_OP_USER + 1];
+    idist__user_dtype dtypes[IDIST__USER_DTYPES];
 
     idist__os_mutex lock;
     idist__os_cond changed;  // a task ended, or nobody drives any more: for callers
@@ -657,7 +676,7 @@ static const idist_backend_api *idist__backend_fill(idist_backend_api *api,
 
 //------------------------------------------------------------------------------
 // [core:world]  the world, its lock, and who may enter it
-// uses os:thread mutex fail model
+// uses os:thread mutex fail base:type model
 //
 // One mutex per world guards everything in it. A caller that waits drives the backend itself; when
 // several wait, one drives (w->driver) and the others sleep on w->changed until it completes their
@@ -734,6 +753,23 @@ static const idist__user_op *idist__world_user_op(const idist_group *g, const id
     return c->user ? c->user : &g->w->ops[(int)c->op - IDIST_OP_USER];
 }
 
+// The dtype with the number that a fingerprint carries; IDIST_DTYPE_COUNT if there is none.
+static idist_dtype idist__world_dtype(const idist__world *w, uint8_t number) {
+    int user = (int)number - IDIST_DTYPE_USER;
+
+    if (number < IDIST_DTYPE_COUNT) return (idist_dtype)number;
+    if (user < 0 || user >= IDIST__USER_DTYPES || !w->dtypes[user].used) return IDIST_DTYPE_COUNT;
+    return w->dtypes[user].dtype;
+}
+
+// What the program calls a dtype.
+static const char *idist__world_dtype_name(const idist__world *w, idist_dtype dtype) {
+    int user = idist__type_user_number(dtype);
+
+    if (user < 0 || !w->dtypes[user].used) return idist_dtype_name(dtype);
+    return w->dtypes[user].name;
+}
+
 // The call this rank is blocked in, if blocking is all it does; parts of calls do not count. NULL
 // when another thread could still make the call that the others wait for.
 IDIST__UNUSED static idist__task *idist__world_only_call(const idist__world *w) {
@@ -792,18 +828,57 @@ static idist_status idist__tracer_end(idist_status status) {
 
 //------------------------------------------------------------------------------
 // [core:fingerprint]  what two ranks compare about a call
-// uses text base:type launch:env kind model
+// uses text base:type launch:env kind model world
+//
+// Ranks may have created different dtypes under the same number. So the check of a call with one
+// carries a tag, a hash of its size and name:
+//
+//     bits 63 .. 40   the tag
+//     bits 39 .. 0    the count, or the low bits of a hash of counts
+//
+// In all_to_allv each pair of ranks may have a dtype of its own, which goes with the count of the
+// pair (idist__extent_pair) or with its message.
 //------------------------------------------------------------------------------
 
-static idist__fingerprint idist__fingerprint_of_call(const idist__call *c, uint32_t seq) {
+enum { IDIST__TAG_BITS = 24, IDIST__DTYPE_BY_PAIR = 255 };
+#define IDIST__TAGGED_COUNT ((uint64_t)1 << (64 - IDIST__TAG_BITS))
+#define IDIST__PAIR_BITS 56 // see idist__extent_pair
+
+static uint64_t idist__fingerprint_tagged(const idist__world *w, idist_dtype dtype,
+                                          uint64_t check) {
+    int user = idist__type_user_number(dtype);
+
+    if (user < 0) return check;
+    return ((uint64_t)w->dtypes[user].tag << (64 - IDIST__TAG_BITS)) | check % IDIST__TAGGED_COUNT;
+}
+
+// The count that a fingerprint carries.
+static uint64_t idist__fingerprint_count(const idist__fingerprint *p) {
+    return p->dtype >= IDIST_DTYPE_USER ? p->check % IDIST__TAGGED_COUNT : p->check;
+}
+
+// Whether a message of this fingerprint can have so many bytes.
+IDIST__UNUSED static bool idist__fingerprint_has_nbytes(const idist__fingerprint *p,
+                                                        uint64_t nbytes) {
+    uint64_t count = idist__fingerprint_count(p);
+
+    if (count > SIZE_MAX / 16) return false;
+    if (p->dtype < IDIST_DTYPE_USER)
+        return nbytes == count * idist_dtype_size((idist_dtype)p->dtype);
+    if (!count) return !nbytes;
+    return nbytes % count == 0 && nbytes / count <= IDIST__DTYPE_MAX_NBYTES;
+}
+
+static idist__fingerprint idist__fingerprint_of_call(const idist__world *w, const idist__call *c,
+                                                     uint32_t seq) {
     idist__fingerprint p;
 
     memset(&p, 0, sizeof p);
     p.kind = (uint8_t)(c->peeks ? c->kind : c->label); // a probe waits for what a receive does
-    p.dtype = (uint8_t)c->dtype;
+    p.dtype = (uint8_t)(c->kind == IDIST__ALL_TO_ALLV ? IDIST__DTYPE_BY_PAIR : (int)c->dtype);
     p.op = (uint8_t)c->op;
     p.root = c->root;
-    p.check = c->check;
+    p.check = c->kind == IDIST__ALL_TO_ALLV ? 0 : idist__fingerprint_tagged(w, c->dtype, c->check);
     p.seq = seq;
 
     return p;
@@ -821,7 +896,7 @@ static idist__fingerprint idist__fingerprint_of_task(const idist__task *t,
         return p;
     }
 
-    p = idist__fingerprint_of_call(&t->call, t->seq);
+    p = idist__fingerprint_of_call(t->group->w, &t->call, t->seq);
     p.algorithm = (uint8_t)algorithm;
 
     return p;
@@ -831,9 +906,11 @@ static idist__fingerprint idist__fingerprint_of_task(const idist__task *t,
 IDIST__UNUSED static const char *idist__fingerprint_difference(const idist__fingerprint *a,
                                                                const idist__fingerprint *b) {
     if (a->kind != b->kind) return "operation";
-    if (a->dtype != b->dtype) return "dtype";
+    if (a->dtype != b->dtype && a->kind != IDIST__ALL_TO_ALLV) return "dtype";
     if (a->op != b->op) return "op";
     if (a->root != b->root) return "root";
+    if (a->dtype >= IDIST_DTYPE_USER && (a->check ^ b->check) >= IDIST__TAGGED_COUNT)
+        return "definition of the dtype";
     if (a->check != b->check) return a->kind == IDIST__NEW_GROUP ? "group" : "count";
     if ((a->algorithm ^ b->algorithm) & IDIST__ON_DEVICE) return "memory";
     if (a->algorithm != b->algorithm) return "algorithm";
@@ -842,16 +919,21 @@ IDIST__UNUSED static const char *idist__fingerprint_difference(const idist__fing
 }
 
 // "all_reduce #42 (F32 x 1024, SUM)"
-static void idist__fingerprint_text(const idist__fingerprint *p, char *buf, size_t cap) {
+static void idist__fingerprint_text(const idist__world *w, const idist__fingerprint *p, char *buf,
+                                    size_t cap) {
     idist__kind kind = p->kind < IDIST__KIND_COUNT ? (idist__kind)p->kind : IDIST__NONE;
 
     snprintf(buf, cap, "%s", idist__kind_names[kind]);
     if (p->seq) idist__text_append(buf, cap, " #%u", (unsigned)(p->whole ? p->whole : p->seq));
-    if (kind == IDIST__BARRIER || kind >= IDIST__SEND) return;
+    if (kind == IDIST__BARRIER || kind == IDIST__ALL_TO_ALLV || kind >= IDIST__SEND) {
+        if (p->algorithm & IDIST__ON_DEVICE) idist__text_append(buf, cap, " (on a device)");
+        return;
+    }
 
-    idist__text_append(buf, cap, " (%s", idist_dtype_name((idist_dtype)p->dtype));
+    idist__text_append(buf, cap, " (%s",
+                       idist__world_dtype_name(w, idist__world_dtype(w, p->dtype)));
     if (!idist__kind_is_v(kind))
-        idist__text_append(buf, cap, " x %llu", (unsigned long long)p->check);
+        idist__text_append(buf, cap, " x %llu", (unsigned long long)idist__fingerprint_count(p));
     if (idist__kind_reduces(kind))
         idist__text_append(buf, cap, ", %s", idist_op_name((idist_op)p->op));
     if (p->root >= 0) idist__text_append(buf, cap, ", root %d", (int)p->root);
@@ -860,7 +942,7 @@ static void idist__fingerprint_text(const idist__fingerprint *p, char *buf, size
 
 //------------------------------------------------------------------------------
 // [core:explain]  sentences about calls that failed
-// uses text base:type launch:env kind model fingerprint
+// uses text launch:env kind model world fingerprint
 //
 // The same words whichever backend noticed. Ranks are ranks of the world here, since a reader of
 // the log knows no others.
@@ -871,12 +953,13 @@ static void idist__explain_task(const idist__task *t, char *buf, size_t cap) {
 
     if (!idist__kind_is_p2p(c->kind)) {
         idist__fingerprint p = idist__fingerprint_of_task(t, IDIST__ALGO_AUTO);
-        idist__fingerprint_text(&p, buf, cap);
+        idist__fingerprint_text(t->group->w, &p, buf, cap);
         return;
     }
 
-    snprintf(buf, cap, "%s (%s x %zu, %s ", idist__kind_names[c->label], idist_dtype_name(c->dtype),
-             c->count, c->kind == IDIST__SEND ? "to" : "from");
+    snprintf(buf, cap, "%s (%s x %zu, %s ", idist__kind_names[c->label],
+             idist__world_dtype_name(t->group->w, c->dtype), c->count,
+             c->kind == IDIST__SEND ? "to" : "from");
     if (c->root == IDIST_ANY_SOURCE) idist__text_append(buf, cap, "any rank");
     else idist__text_append(buf, cap, "rank %d", c->root);
     if (c->tag == IDIST_ANY_TAG) idist__text_append(buf, cap, ", any tag)");
@@ -884,24 +967,48 @@ static void idist__explain_task(const idist__task *t, char *buf, size_t cap) {
 }
 
 // What two ranks of the world have called, and where it differs. field NULL: in their order.
-IDIST__UNUSED static void idist__explain_mismatch(const char *field, int a,
+IDIST__UNUSED static void idist__explain_mismatch(const idist__world *w, const char *field, int a,
                                                   const idist__fingerprint *of_a, int b,
                                                   const idist__fingerprint *of_b, char *buf,
                                                   size_t cap) {
     char first[128], second[128];
 
-    idist__fingerprint_text(of_a, first, sizeof first);
-    idist__fingerprint_text(of_b, second, sizeof second);
+    idist__fingerprint_text(w, of_a, first, sizeof first);
+    idist__fingerprint_text(w, of_b, second, sizeof second);
     snprintf(buf, cap, "the %s differs: rank %d called %s, rank %d called %s",
              field ? field : "sequence", a, first, b, second);
 }
 
-IDIST__UNUSED static void idist__explain_counts(int from, uint64_t sent, int to, uint64_t expected,
-                                                const char *unit, const idist__task *t, char *buf,
-                                                size_t cap) {
+// Of a message that is part of a collective, in bytes.
+IDIST__UNUSED static void idist__explain_sizes(int from, uint64_t sent, int to, uint64_t expected,
+                                               const idist__task *t, char *buf, size_t cap) {
     snprintf(buf, cap,
-             "the count differs: rank %d sends %llu %s to rank %d, which expects %llu, in %s #%u",
-             from, (unsigned long long)sent, unit, to, (unsigned long long)expected,
+             "the count differs: rank %d sends %llu bytes to rank %d, which expects %llu, in %s "
+             "#%u",
+             from, (unsigned long long)sent, to, (unsigned long long)expected,
+             idist__kind_names[t->call.label], (unsigned)t->seq);
+}
+
+// "5 F32", of what idist__extent_pair says.
+static void idist__explain_pair_text(const idist__world *w, uint64_t pair, char *buf, size_t cap) {
+    uint8_t number = (uint8_t)(pair >> IDIST__PAIR_BITS);
+    uint64_t count = pair & (((uint64_t)1 << IDIST__PAIR_BITS) - 1);
+
+    snprintf(buf, cap, "%llu %s", (unsigned long long)count,
+             count ? idist__world_dtype_name(w, idist__world_dtype(w, number)) : "elements");
+}
+
+// What a rank sends to another one and what that expects, as idist__extent_pair says.
+IDIST__UNUSED static void idist__explain_pair(int from, uint64_t sent, int to, uint64_t expected,
+                                              const idist__task *t, char *buf, size_t cap) {
+    const idist__world *w = t->group->w;
+    bool same_dtype = !sent || !expected || !((sent ^ expected) >> IDIST__PAIR_BITS);
+    char given[64], wanted[64];
+
+    idist__explain_pair_text(w, sent, given, sizeof given);
+    idist__explain_pair_text(w, expected, wanted, sizeof wanted);
+    snprintf(buf, cap, "the %s differs: rank %d sends %s to rank %d, which expects %s, in %s #%u",
+             same_dtype ? "count" : "dtype", from, given, to, wanted,
              idist__kind_names[t->call.label], (unsigned)t->seq);
 }
 
@@ -915,7 +1022,7 @@ IDIST__UNUSED static void idist__explain_deadlock(const idist__task *ours, int p
     bool p2p = idist__kind_is_p2p(ours->call.kind) && idist__kind_is_p2p((idist__kind)print->kind);
 
     idist__explain_task(ours, a, sizeof a);
-    idist__fingerprint_text(print, b, sizeof b);
+    idist__fingerprint_text(ours->group->w, print, b, sizeof b);
     snprintf(text, cap, "rank %d waits for rank %d in %s, rank %d waits for rank %d in %s%s: ", me,
              peer, a, peer, me, b, same_group ? "" : " of another group");
     if (p2p) idist__text_append(text, cap, "a deadlock; use idist_sendrecv, or requests");
@@ -933,7 +1040,7 @@ IDIST__UNUSED static void idist__explain_missing_rank(const idist_group *g, int 
     idist__text_append(text, cap, "%srank %d on %s", already ? ", " : "", g->ranks[rank],
                        g->w->nodes[g->ranks[rank]].hostname);
     if (!seen->seq) return;
-    idist__fingerprint_text(seen, last, sizeof last);
+    idist__fingerprint_text(g->w, seen, last, sizeof last);
     idist__text_append(text, cap, " (last seen in %s)", last);
 }
 
@@ -986,6 +1093,8 @@ static void idist__task_complete(idist__task *t, idist_status status, const char
     else w->tasks = t->next;
     if (t->next) t->next->prev = t->prev;
     t->next = t->prev = NULL;
+    idist__mem_free(&w->cfg.mem, t->copy);
+    t->copy = NULL;
     t->done = true;
     w->ended_count++;
     t->group->running_count--;
@@ -1730,14 +1839,13 @@ static void idist__block_copy(void *dst, const void *src, size_t nbytes) {
 
 //------------------------------------------------------------------------------
 // [core:extent]  where the elements of a call lie
-// uses base:type hash kind model
+// uses base:type hash kind model fingerprint
 //------------------------------------------------------------------------------
 
 // How many elements lie at send and at recv, and where in-place has one start inside the other.
 typedef struct idist__extent {
     size_t send, recv; // elements
-    bool may_alias;    // in place is allowed ...
-    size_t send_at;    // ... when recv starts at this element of send,
+    size_t send_at;    // in place, recv starts at this element of send,
     size_t recv_at;    // or send at this element of recv
 } idist__extent;
 
@@ -1787,7 +1895,11 @@ static void idist__extent_of_v(const idist_group *g, const idist__call *c, idist
     case IDIST__ALL_TO_ALLV:
         e->send = idist__extent_end(c->sendcounts, c->senddispls, g->size);
         e->recv = idist__extent_end(c->recvcounts, c->recvdispls, g->size);
-        e->may_alias = false;
+        break;
+    case IDIST__REDUCE_SCATTERV:
+        e->send = idist__extent_end(c->sendcounts, NULL, g->size);
+        e->recv = c->count;
+        e->send_at = idist__extent_displ(c->sendcounts, NULL, g->rank);
         break;
     default: break;
     }
@@ -1800,7 +1912,6 @@ static idist_status idist__extent_of(const idist_group *g, const idist__call *c,
     memset(e, 0, sizeof *e);
     if (count > SIZE_MAX / 16 / n) return IDIST_ERR_ARG;
     all = n * count;
-    e->may_alias = true;
 
     switch (c->kind) {
     case IDIST__ALL_REDUCE:
@@ -1837,7 +1948,7 @@ static bool idist__extent_in_place(const idist__extent *e, const idist__call *c)
     const char *send = (const char *)c->send, *recv = (const char *)c->recv;
     size_t size = idist_dtype_size(c->dtype);
 
-    if (!e->may_alias || !e->send || !e->recv) return false;
+    if (!e->send || !e->recv) return false;
     return (recv == send + e->send_at * size && !e->recv_at) ||
            (send == recv + e->recv_at * size && !e->send_at);
 }
@@ -1870,10 +1981,19 @@ static char *idist__extent_part(const idist__call *c, char *base, int from, int 
     return base + idist__extent_displ(counts, displs, k) * size;
 }
 
+// The first element of block b of a reduce_scatter or reduce_scatterv.
+IDIST__UNUSED static size_t idist__extent_block_at(const idist__call *c, int b) {
+    return c->sendcounts ? idist__extent_displ(c->sendcounts, NULL, b) : (size_t)b * c->count;
+}
+
+IDIST__UNUSED static size_t idist__extent_block_count(const idist__call *c, int b) {
+    return c->sendcounts ? c->sendcounts[b] : c->count;
+}
+
 // The count of the message between this rank and a peer, as this rank understands it. In three of
 // the v-forms only these two know it.
-IDIST__UNUSED static size_t idist__extent_pair_count(const idist_group *g, const idist__call *c,
-                                                     int peer, bool sends) {
+static size_t idist__extent_pair_count(const idist_group *g, const idist__call *c, int peer,
+                                       bool sends) {
     int root = c->root, me = g->rank;
 
     if (c->kind == IDIST__ALL_TO_ALLV) return sends ? c->sendcounts[peer] : c->recvcounts[peer];
@@ -1887,17 +2007,25 @@ IDIST__UNUSED static size_t idist__extent_pair_count(const idist_group *g, const
     return peer == root ? c->count : 0;
 }
 
-// A number for each count, added for what is sent and subtracted for what is expected. Over all
+// What both ranks of a pair must agree on: the count and, above IDIST__PAIR_BITS, the dtype's
+// number in an all_to_allv. 0 if they exchange nothing.
+IDIST__UNUSED static uint64_t idist__extent_pair(const idist_group *g, const idist__call *c,
+                                                 int peer, bool sends) {
+    uint64_t count = idist__extent_pair_count(g, c, peer, sends);
+    return count ? (uint64_t)(uint8_t)c->dtype << IDIST__PAIR_BITS | count : 0;
+}
+
+// A number for each pair, added for what is sent and subtracted for what is expected. Over all
 // ranks the sum is 0 when all pairs agree; otherwise it is non-zero with overwhelming probability.
 IDIST__UNUSED static uint64_t idist__extent_balance(const idist_group *g, const idist__call *c) {
     uint64_t sum = 0, me = (uint64_t)g->rank, n = (uint64_t)g->size;
     int i;
 
-    if (c->kind == IDIST__ALL_GATHERV) return 0; // the fingerprint has those
+    if (!idist__kind_is_by_pair(c->kind)) return 0; // the fingerprint has the counts
 
     for (i = 0; i < g->size; i++) {
-        sum += idist__hash_mix(me * n + (uint64_t)i, idist__extent_pair_count(g, c, i, true));
-        sum -= idist__hash_mix((uint64_t)i * n + me, idist__extent_pair_count(g, c, i, false));
+        sum += idist__hash_mix(me * n + (uint64_t)i, idist__extent_pair(g, c, i, true));
+        sum -= idist__hash_mix((uint64_t)i * n + me, idist__extent_pair(g, c, i, false));
     }
 
     return sum;
@@ -1905,7 +2033,7 @@ IDIST__UNUSED static uint64_t idist__extent_balance(const idist_group *g, const 
 
 //------------------------------------------------------------------------------
 // [core:check]  what can be wrong with one rank's arguments
-// uses fail base:type reduce kind model extent
+// uses fail base:type reduce kind model fingerprint extent
 //
 // Nothing was sent yet when these fail, so the group stays usable.
 //------------------------------------------------------------------------------
@@ -1952,9 +2080,16 @@ static idist_status idist__check_buffers(const idist_group *g, const idist__call
 static idist_status idist__check_builtin_op(const idist__call *c) {
     const char *name = idist__kind_names[c->label];
 
+    if ((unsigned)c->dtype >= IDIST_DTYPE_COUNT)
+        return idist__fail(IDIST_ERR_ARG,
+                           "%s: %s takes no dtype of the program; see idist_op_create", name,
+                           idist_op_name(c->op));
     if (!idist__reduce_table[(unsigned)c->dtype][(unsigned)c->op])
-        return idist__fail(IDIST_ERR_ARG, "%s: %s takes integers, not %s", name,
-                           idist_op_name(c->op), idist_dtype_name(c->dtype));
+        return idist__fail(IDIST_ERR_ARG, "%s: %s takes %s, not %s", name, idist_op_name(c->op),
+                           c->op >= IDIST_MINLOC           ? "pairs of value and index"
+                           : idist__type_is_pair(c->dtype) ? "numbers"
+                                                           : "integers",
+                           idist_dtype_name(c->dtype));
     if (c->op == IDIST_AVG && (c->kind == IDIST__SCAN || c->kind == IDIST__EXSCAN))
         return idist__fail(IDIST_ERR_ARG,
                            "%s: AVG is not defined for prefixes; use SUM and divide by rank + 1",
@@ -1980,6 +2115,21 @@ static idist_status idist__check_op(const idist__world *w, const idist__call *c)
     return IDIST_OK;
 }
 
+// A dtype must be one that this world has, and not a value made up.
+static idist_status idist__check_dtype(const idist__world *w, const idist__call *c) {
+    const char *name = idist__kind_names[c->label];
+    int user = idist__type_user_number(c->dtype);
+
+    if (user < 0 && idist_dtype_size(c->dtype)) return IDIST_OK;
+    if (user < 0 || !w->dtypes[user].used || w->dtypes[user].dtype != c->dtype)
+        return idist__fail(IDIST_ERR_ARG, "%s: invalid dtype %d in this world", name,
+                           (int)c->dtype);
+    if (c->count >= IDIST__TAGGED_COUNT)
+        return idist__fail(IDIST_ERR_ARG, "%s: the count is too large", name);
+
+    return IDIST_OK;
+}
+
 static idist_status idist__check_peer(const idist_group *g, const idist__call *c) {
     const char *name = idist__kind_names[c->label];
     bool receives = c->kind == IDIST__RECV;
@@ -1999,7 +2149,8 @@ static idist_status idist__check_counts(const idist_group *g, const idist__call 
     bool gathers = c->kind == IDIST__ALL_GATHERV || (c->kind == IDIST__GATHERV && root);
     bool scatters = c->kind == IDIST__SCATTERV && root;
 
-    if ((gathers || to_all) && !c->recvcounts)
+    if (((gathers || to_all) && !c->recvcounts) ||
+        (c->kind == IDIST__REDUCE_SCATTERV && !c->sendcounts))
         return idist__fail(IDIST_ERR_ARG, "%s: recvcounts is NULL", name);
     if ((scatters || to_all) && !c->sendcounts)
         return idist__fail(IDIST_ERR_ARG, "%s: sendcounts is NULL", name);
@@ -2023,8 +2174,8 @@ static idist_status idist__check_call(const idist_group *g, const idist__call *c
     if (g->rank < 0)
         return idist__fail(IDIST_ERR_STATE, "%s: this rank is not a member of the group", name);
     if (c->kind == IDIST__BARRIER) return IDIST_OK;
-    if (!idist_dtype_size(c->dtype))
-        return idist__fail(IDIST_ERR_ARG, "%s: invalid dtype %d", name, (int)c->dtype);
+    if ((unsigned)c->dtype >= IDIST_DTYPE_COUNT) status = idist__check_dtype(g->w, c);
+    if (status != IDIST_OK) return status;
     if (idist__kind_has_root(c->kind) && (c->root < 0 || c->root >= g->size))
         return idist__fail(IDIST_ERR_ARG, "%s: root %d is not in a group of %d", name, c->root,
                            g->size);
@@ -2039,7 +2190,8 @@ static idist_status idist__check_call(const idist_group *g, const idist__call *c
 
 //------------------------------------------------------------------------------
 // [core:call]  the path of every communication call
-// uses mutex fail kind model world tracer task group wait thread check
+// uses mutex fail mem base:type kind model world tracer task group wait thread
+// uses extent check
 //
 //     public function         fills an idist__call
 //     idist__call_run         finds the group, locks its world, records the first error of a
@@ -2092,13 +2244,33 @@ static idist_status idist__call_enter(const char *name, idist_group *group, idis
     return IDIST_OK;
 }
 
+// An all_to_allv in place overwrites what it sends. So the backends get a copy to send.
+static bool idist__call_needs_copy(const idist__call *c) {
+    return c->kind == IDIST__ALL_TO_ALLV && c->send == c->recv;
+}
+
+// False: no memory for it.
+static bool idist__call_copy_send(idist__task *t) {
+    const idist_group *g = t->group;
+    idist__call *c = &t->call;
+    size_t nbytes = idist__extent_end(c->sendcounts, c->senddispls, g->size);
+
+    nbytes *= idist_dtype_size(c->dtype);
+    t->copy = idist__mem_raw(&g->w->cfg.mem, nbytes ? nbytes : 1);
+    if (!t->copy) return false;
+    if (nbytes) memcpy(t->copy, c->send, nbytes);
+    c->send = t->copy; // also of nothing: Open MPI 4 takes equal addresses for in place
+
+    return true;
+}
+
 // A call without a task, if the backend can do that now. With a request, inside idist_group_begin
 // or beside other calls, only a message can.
 static bool idist__call_quick(idist_group *g, const idist__call *c, const idist_opts *o) {
     const idist_backend_api *backend = g->w->backend;
     bool blocks = !o->request && !idist__me.group_depth;
 
-    if (g->status != IDIST_OK || c->peeks) return false;
+    if (g->status != IDIST_OK || c->peeks || idist__call_needs_copy(c)) return false;
     if (blocks && !g->w->tasks) return backend->quick && backend->quick(g, c);
     if (!backend->quick_message || !idist__kind_is_p2p(c->kind) || idist__tracer_now())
         return false;
@@ -2214,13 +2386,14 @@ static idist_status idist__call_locked(idist_group *g, const idist__call *c, con
     if (status != IDIST_OK) return status;
 
     t = idist__task_new(g);
+    if (t) idist__call_task_init(t, c, o, on_device);
 
-    if (!t) { // the others may count on this rank already
-        idist__group_fail(g, IDIST_ERR_NO_MEMORY, "a rank is out of memory");
+    if (!t || (!on_device && idist__call_needs_copy(c) && !idist__call_copy_send(t))) {
+        if (t) idist__task_free(t);
+        idist__group_fail(g, IDIST_ERR_NO_MEMORY, "a rank is out of memory"); // others count on it
         return IDIST_ERR_NO_MEMORY;
     }
 
-    idist__call_task_init(t, c, o, on_device);
     if (detached) idist__task_detach(t);
     idist__task_start(t);
     if (detached)
@@ -2269,7 +2442,7 @@ static idist_status idist__call_run(idist__call *c, const idist_opts *opts) {
 
 //------------------------------------------------------------------------------
 // [core:message]  a message and the receive that takes it
-// uses base:type model task
+// uses model world fingerprint task
 //------------------------------------------------------------------------------
 
 // Messages up to this size are sent before anybody asks for them.
@@ -2291,10 +2464,24 @@ static void idist__message_describe(const idist__call *c, int source, int tag, i
     c->info->dtype = dtype;
 }
 
+// The dtype of a message; IDIST_DTYPE_COUNT: this rank has not created it.
+static idist_dtype idist__message_dtype(const idist__world *w, const idist__fingerprint *sent) {
+    idist_dtype dtype = idist__world_dtype(w, sent->dtype);
+    uint64_t count = idist__fingerprint_count(sent);
+
+    return idist__fingerprint_tagged(w, dtype, count) == sent->check ? dtype : IDIST_DTYPE_COUNT;
+}
+
 // Checks a message against the receive that takes it; true when it may be taken. Otherwise *status
-// and the text are for the receive, which ends, and the message stays for another one.
-static bool idist__message_fits(const idist__call *recv, idist_dtype dtype, size_t count,
-                                int source, int tag, idist_status *status, char *text, size_t cap) {
+// and the text are for the receive, which ends, and the message stays for another one. source: rank
+// in the group.
+static bool idist__message_fits(const idist__task *t, const idist__fingerprint *sent, int source,
+                                int tag, idist_status *status, char *text, size_t cap) {
+    const idist__call *recv = &t->call;
+    const idist__world *w = t->group->w;
+    size_t count = (size_t)idist__fingerprint_count(sent);
+    idist_dtype dtype = idist__message_dtype(w, sent);
+
     *status = IDIST_OK;
     text[0] = 0;
     idist__message_describe(recv, source, tag, dtype, count);
@@ -2305,7 +2492,10 @@ static bool idist__message_fits(const idist__call *recv, idist_dtype dtype, size
         snprintf(text, cap,
                  "rank %d sent %s x %zu with tag %d: the dtype differs. The message is kept for "
                  "another receive",
-                 source, idist_dtype_name(dtype), count, tag);
+                 source,
+                 dtype == IDIST_DTYPE_COUNT ? "a dtype that this rank has not created"
+                                            : idist__world_dtype_name(w, dtype),
+                 count, tag);
     } else if (count > recv->count) {
         *status = IDIST_ERR_TRUNCATED;
         snprintf(text, cap,
@@ -2324,7 +2514,7 @@ static void idist__message_received(idist__task *t, int source, int tag, size_t 
 //------------------------------------------------------------------------------
 // [core:self]  the backend of a world of 1
 // uses descriptor mutex poll fail text mem base:type reduce launch:env kind
-// uses model backend world task block extent message
+// uses model backend world fingerprint task block extent message
 //
 // Other backends use idist__self_collective for their groups of 1, too.
 //------------------------------------------------------------------------------
@@ -2334,8 +2524,8 @@ static void idist__message_received(idist__task *t, int source, int tag, size_t 
 typedef struct idist__parcel {
     struct idist__parcel *next;
     int tag;
-    idist_dtype dtype;
-    size_t count;
+    idist__fingerprint sent;
+    size_t nbytes;
     const void *data;
     idist__task *sender; // NULL: data is a copy behind this struct
 } idist__parcel;
@@ -2375,17 +2565,17 @@ static void idist__self_drop(idist_group *g, idist__parcel **at) {
 static void idist__self_deliver(idist__task *t, idist__parcel **at) {
     idist__parcel *p = *at;
     idist__task *sender = p->sender;
-    size_t count = p->count;
+    size_t count = (size_t)idist__fingerprint_count(&p->sent);
     int tag = p->tag;
     char text[256];
     idist_status status;
 
-    if (!idist__message_fits(&t->call, p->dtype, count, 0, tag, &status, text, sizeof text)) {
+    if (!idist__message_fits(t, &p->sent, 0, tag, &status, text, sizeof text)) {
         idist__task_complete(t, status, text);
         return;
     }
 
-    idist__block_copy(t->call.recv, p->data, count * idist_dtype_size(p->dtype));
+    idist__block_copy(t->call.recv, p->data, p->nbytes);
     idist__self_drop(t->group, at);
     if (sender) idist__task_complete(sender, IDIST_OK, "");
     idist__message_received(t, 0, tag, count);
@@ -2436,8 +2626,8 @@ static void idist__self_send(idist__task *t) {
     }
 
     p->tag = t->call.tag;
-    p->dtype = t->call.dtype;
-    p->count = t->call.count;
+    p->sent = idist__fingerprint_of_task(t, IDIST__ALGO_AUTO);
+    p->nbytes = nbytes;
     p->data = t->call.send;
     p->sender = copy ? NULL : t;
 

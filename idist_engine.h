@@ -133,8 +133,9 @@ static void idist__deadlock_find(idist__ring *ring, int peer) {
 
 //------------------------------------------------------------------------------
 // [engine:frame]  what an arriving frame does
-// uses clock base:type kind model core:world core:group core:message msg:types
-// uses transfer msg:failure link msg:message history match pool deadlock
+// uses clock kind model core:world fingerprint core:group core:message
+// uses msg:types transfer msg:failure link msg:message history match pool
+// uses deadlock
 //
 // A frame is a header of 64 bytes, and for some types a payload; [msg:types] lists them. The reader
 // calls idist__frame_begin when a header is complete, writes the payload to link.target (NULL:
@@ -215,10 +216,7 @@ static bool idist__frame_message(idist__ring *ring, idist__link *l, int peer) {
     bool closed = !g && idist__ring_find_closed(ring, f->ctx);
     idist__transfer *receive;
 
-    if (p2p &&
-        (f->fingerprint.check > SIZE_MAX / 16 ||
-         f->nbytes != f->fingerprint.check * idist_dtype_size((idist_dtype)f->fingerprint.dtype)))
-        return false;
+    if (p2p && !idist__fingerprint_has_nbytes(&f->fingerprint, f->nbytes)) return false;
 
     if (p2p) l->p2p_received++;
     l->peer_waits.type = 0;
@@ -1126,11 +1124,13 @@ static void idist__task_start_collective(idist__ring *ring, idist__task *t,
     bool shared = idist__share_serves(algorithm);
     bool by_host = algorithm == IDIST__ALGO_BY_HOST;
 
-    if (shared) {
-        idist__share_prepare(t, algorithm);
-    } else if (by_host) {
-        idist__host_prepare(t);
-    } else if (!idist__choose_begin(t, algorithm)) {
+    bool prepared = true;
+
+    if (shared) prepared = idist__share_prepare(t, algorithm);
+    else if (by_host) idist__host_prepare(t);
+    else prepared = idist__choose_begin(t, algorithm);
+
+    if (!prepared) {
         idist__ring_fail(ring, t->group, IDIST_ERR_NO_MEMORY, "a rank is out of memory");
         return;
     }

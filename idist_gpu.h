@@ -868,14 +868,15 @@ static bool idist__stage_slot(idist__task *t, size_t nth, idist__call *part) {
     if (idist__extent_of(g, part, &e) != IDIST_OK) return false; // the call was checked before
     nsend = e.send * op->size;
     nrecv = e.recv * op->size;
-    if (!e.may_alias || part->kind == IDIST__ALL_TO_ALL) recv_at = (nsend + 63) & ~(size_t)63;
+    if (part->kind == IDIST__ALL_TO_ALL || part->kind == IDIST__ALL_TO_ALLV)
+        recv_at = (nsend + 63) & ~(size_t)63;
     else if (e.send) recv_at = e.send_at * op->size;
     if (!slot->memory && (slot->memory = idist__pinned_take(g->w, nsend + nrecv + 64,
                                                             &op->waits_for_memory)) == NULL)
         return false;
     op->waits_for_memory = false;
     part->recv = (char *)slot->memory->data + recv_at;
-    part->send = (char *)slot->memory->data + (e.recv && e.may_alias ? e.recv_at * op->size : 0);
+    part->send = (char *)slot->memory->data + (e.recv ? e.recv_at * op->size : 0);
     if (!e.send) part->send = NULL;
     if (!e.recv) part->recv = NULL;
 
@@ -950,7 +951,7 @@ static cudaError_t idist__stage_in_whole(idist__task *t, const idist__call *part
     size_t count;
     int i;
 
-    if (c->kind == IDIST__RECV || c->kind == IDIST__SCATTERV) {
+    if (c->kind == IDIST__RECV || c->kind == IDIST__SCATTERV || c->kind == IDIST__REDUCE_SCATTERV) {
         count = c->kind == IDIST__RECV ? op->info.count : c->count;
         return idist__gpu_copy(c->recv, 0, part->recv, 0, count, 1, op->size, stream);
     }

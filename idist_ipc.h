@@ -1184,7 +1184,7 @@ static idist_status idist__ipc_prepare(idist_group *g) {
 
 //------------------------------------------------------------------------------
 // [ipc:call]  calls of ranks that read each other's device memory
-// uses kind model core:world gpu:types gpu:task ptx kernel
+// uses base:type kind model core:world gpu:types gpu:task ptx kernel
 //
 // All ranks of a host that share a GPU can read each other's device memory. Each rank has an arena
 // that the others map. A chunk of a call is given, and then taken:
@@ -1229,11 +1229,14 @@ static idist_status idist__ipc_prepare(idist_group *g) {
 //     idist__gpu_part_done      the ranks have met; then the next idist__ipc_step
 //------------------------------------------------------------------------------
 
+enum { IDIST__IPC_ELEMENT = 256 }; // bytes
+
 // Whether IPC supports a call; the same on all ranks.
 static bool idist__ipc_supports(const idist_group *g, const idist__call *c) {
     if (idist__kind_is_p2p(c->kind) || idist__kind_is_v(c->kind)) return false;
     if (c->kind == IDIST__SCAN || c->kind == IDIST__EXSCAN || c->kind == IDIST__BARRIER)
         return false;
+    if (idist_dtype_size(c->dtype) > IDIST__IPC_ELEMENT) return false; // an arena holds many
     if (!idist__kind_reduces(c->kind)) return true;
     if (c->dtype < IDIST_F16 || c->dtype > IDIST_F64) return false;
     if (idist__gpu_op_is_premul(g, c))

@@ -478,18 +478,20 @@ static idist_status idist__mpi_await(MPI_Request *request, int timeout_ms, const
 
 //------------------------------------------------------------------------------
 // [mpi:type]  dtypes and ops
-// uses fail base:type reduce types
+// uses fail base:type reduce model types
 //------------------------------------------------------------------------------
+
+// Pairs, and the dtypes that the program creates, have no datatype of MPI.
+static bool idist__mpi_has_type(idist_dtype dtype) { return dtype < IDIST_F32_I64; }
 
 // Floats of 16 and 8 bits travel as unsigned integers; reductions convert them to F32 first.
 static MPI_Datatype idist__mpi_type(idist_dtype dtype) {
-    static const MPI_Datatype types[IDIST_DTYPE_COUNT] = {MPI_INT8_T,   MPI_UINT8_T,  MPI_INT16_T,
-                                                          MPI_UINT16_T, MPI_INT32_T,  MPI_UINT32_T,
-                                                          MPI_INT64_T,  MPI_UINT64_T, MPI_UINT16_T,
-                                                          MPI_UINT16_T, MPI_FLOAT,    MPI_DOUBLE,
-                                                          MPI_UINT8_T,  MPI_UINT8_T};
+    static const MPI_Datatype types[] = {MPI_INT8_T,   MPI_UINT8_T,  MPI_INT16_T, MPI_UINT16_T,
+                                         MPI_INT32_T,  MPI_UINT32_T, MPI_INT64_T, MPI_UINT64_T,
+                                         MPI_UINT16_T, MPI_UINT16_T, MPI_FLOAT,   MPI_DOUBLE,
+                                         MPI_UINT8_T,  MPI_UINT8_T};
 
-    return types[(unsigned)dtype < IDIST_DTYPE_COUNT ? dtype : IDIST_U8];
+    return types[idist__mpi_has_type(dtype) ? dtype : IDIST_U8];
 }
 
 // Our own SUM, PROD, MIN and MAX replace MPI's where those may differ from ours: MPI does not
@@ -497,10 +499,9 @@ static MPI_Datatype idist__mpi_type(idist_dtype dtype) {
 // saturates sums of 8 and 16 bits.
 static MPI_Op idist__mpi_builtin_op(const idist__mpi *m, idist_op op, idist_dtype dtype) {
     bool own = idist_dtype_size(dtype) < 4 || op == IDIST_MIN || op == IDIST_MAX;
-    static const MPI_Op ops[IDIST_OP_COUNT] = {MPI_SUM,  MPI_PROD, MPI_MIN,
-                                               MPI_MAX,  MPI_SUM, // AVG is divided at the end
-                                               MPI_BAND, MPI_BOR,  MPI_BXOR,
-                                               MPI_LAND, MPI_LOR};
+    static const MPI_Op ops[] = {
+        MPI_SUM,  MPI_PROD, MPI_MIN,  MPI_MAX,  MPI_SUM, // AVG is divided at the end
+        MPI_BAND, MPI_BOR,  MPI_BXOR, MPI_LAND, MPI_LOR, MPI_LXOR};
 
     return !own || op > IDIST_AVG ? ops[op] : m->ops[op == IDIST_AVG ? IDIST_SUM : op];
 }
@@ -519,6 +520,29 @@ IDIST__MPI_OP(sum, IDIST_SUM)
 IDIST__MPI_OP(prod, IDIST_PROD)
 IDIST__MPI_OP(min, IDIST_MIN)
 IDIST__MPI_OP(max, IDIST_MAX)
+
+// MINLOC and MAXLOC, as ops that a program might define: MPI's pairs have an index of type int.
+static void idist__mpi_minloc(const void *in, void *inout, size_t count, idist_dtype dtype,
+                              void *arg) {
+    (void)arg;
+    idist__reduce_table[(unsigned)dtype][IDIST_MINLOC](inout, in, inout, count);
+}
+
+static void idist__mpi_maxloc(const void *in, void *inout, size_t count, idist_dtype dtype,
+                              void *arg) {
+    (void)arg;
+    idist__reduce_table[(unsigned)dtype][IDIST_MAXLOC](inout, in, inout, count);
+}
+
+static idist__user_op idist__mpi_pair_op(idist_op op) {
+    idist__user_op user;
+
+    memset(&user, 0, sizeof user);
+    user.fn = op == IDIST_MINLOC ? idist__mpi_minloc : idist__mpi_maxloc;
+    user.commutative = true;
+
+    return user;
+}
 
 // MPI passes a user-defined op neither our dtype nor the user's arg. Both are attached to the
 // datatype of the call, which MPI does pass.
@@ -623,15 +647,25 @@ static void idist__native_pairs(idist__native *nat) {
     }
 }
 
+static bool idist__native_scatters(const idist__call *c) {
+    return c->kind == IDIST__REDUCE_SCATTER || c->kind == IDIST__REDUCE_SCATTERV;
+}
+
+// The elements that this rank contributes to a reduction.
+static size_t idist__native_input_count(const idist__native *nat) {
+    const idist__call *c = nat->call;
+    return idist__native_scatters(c) ? idist__extent_block_at(c, nat->group->size) : c->count;
+}
+
 // Runs a reduction or a broadcast in pieces that MPI can count. Most calls are one piece.
 static void idist__native_pieces(idist__native *nat) {
     const idist__call *c = nat->call;
-    size_t at, n, max = IDIST__MPI_COUNT, count = c->count;
+    size_t at, n, max = IDIST__MPI_COUNT, count;
     MPI_Datatype type = nat->type;
     MPI_Comm comm = nat->comm;
     bool is_root = c->root == nat->group->rank;
 
-    if (c->kind == IDIST__REDUCE_SCATTER) count *= (size_t)nat->group->size;
+    count = idist__native_input_count(nat);
 
     for (at = 0; at < count; at += n) {
         const void *in = nat->in_place ? MPI_IN_PLACE : nat->in + at * nat->element_size;
@@ -643,6 +677,7 @@ static void idist__native_pieces(idist__native *nat) {
         switch (c->kind) {
         case IDIST__ALL_REDUCE:
         case IDIST__REDUCE_SCATTER: // only one with counts too large for MPI's own
+        case IDIST__REDUCE_SCATTERV:
             IDIST__NATIVE(nat, MPI_Allreduce, MPI_Iallreduce, in, out, k, type, nat->op, comm);
             break;
         case IDIST__REDUCE:
@@ -697,7 +732,7 @@ static void idist__native_move_v(idist__native *nat) {
     MPI_Comm comm = nat->comm;
     bool is_root = c->root == nat->group->rank;
 
-    if (c->sendcounts && (is_root || c->kind == IDIST__ALL_TO_ALLV))
+    if (c->sendcounts && (is_root || c->kind >= IDIST__ALL_TO_ALLV))
         idist__native_ints(c->sendcounts, c->senddispls, size, sends);
     if (c->recvcounts && (is_root || c->kind != IDIST__GATHERV))
         idist__native_ints(c->recvcounts, c->recvdispls, size, recvs);
@@ -714,6 +749,10 @@ static void idist__native_move_v(idist__native *nat) {
     case IDIST__SCATTERV:
         IDIST__NATIVE(nat, MPI_Scatterv, MPI_Iscatterv, nat->in, sends, sends + size, type, part, n,
                       type, c->root, comm);
+        break;
+    case IDIST__REDUCE_SCATTERV:
+        IDIST__NATIVE(nat, MPI_Reduce_scatter, MPI_Ireduce_scatter, in, out, sends, type, nat->op,
+                      comm);
         break;
     default:
         IDIST__NATIVE(nat, MPI_Alltoallv, MPI_Ialltoallv, nat->in, sends, sends + size, type, out,
@@ -752,6 +791,14 @@ static void idist__native_move(idist__native *nat) {
     }
 }
 
+// Makes a datatype for the elements of this call.
+static void idist__native_own_type(idist__native *nat) {
+    nat->error = MPI_Type_contiguous((int)nat->element_size, MPI_BYTE, &nat->type);
+    nat->owns_type = nat->error == MPI_SUCCESS;
+    if (nat->error == MPI_SUCCESS) nat->error = MPI_Type_commit(&nat->type);
+    if (nat->error != MPI_SUCCESS) nat->function = "MPI_Type_contiguous";
+}
+
 // Makes the user's op an op of MPI, with a datatype that leads MPI's callback to the hook.
 static void idist__native_user_op(idist__native *nat, const idist__user_op *user) {
     nat->hook = (idist__mpi_hook *)idist__mem_alloc(&nat->group->w->cfg.mem, sizeof *nat->hook);
@@ -759,13 +806,11 @@ static void idist__native_user_op(idist__native *nat, const idist__user_op *user
     if (nat->hook) {
         nat->hook->user = *user;
         nat->hook->dtype = nat->call->dtype;
-        nat->error = MPI_Type_contiguous((int)nat->element_size, MPI_BYTE, &nat->type);
+        if (!nat->owns_type) idist__native_own_type(nat);
     } else {
         nat->error = MPI_ERR_NO_MEM;
     }
 
-    nat->owns_type = nat->error == MPI_SUCCESS;
-    if (nat->error == MPI_SUCCESS) nat->error = MPI_Type_commit(&nat->type);
     if (nat->error == MPI_SUCCESS)
         nat->error = MPI_Type_set_attr(nat->type, idist__mpi_keyval, nat->hook);
     if (nat->error == MPI_SUCCESS)
@@ -806,10 +851,12 @@ static void idist__native_reduction(idist__native *nat) {
     const idist__call *c = nat->call;
     const idist__user_op *user = NULL;
     bool narrow = idist__type_is_narrow(c->dtype), custom, scaled,
-         scatters = c->kind == IDIST__REDUCE_SCATTER;
+         scatters = idist__native_scatters(c);
+    idist__user_op pair = idist__mpi_pair_op(c->op);
     idist_dtype dtype = c->dtype;
 
     if ((int)c->op >= IDIST_OP_USER) user = idist__world_user_op(nat->group, c);
+    else if (idist__type_is_pair(dtype)) user = &pair;
     custom = user && user->fn;  // takes the dtype as it is
     scaled = user && !user->fn; // premultiplied sum
 
@@ -826,11 +873,11 @@ static void idist__native_reduction(idist__native *nat) {
 
     if ((narrow && !custom) || scaled || (scatters && nat->large_counts) ||
         (c->kind == IDIST__REDUCE && nat->in_place)) {
-        idist__native_stage(nat, scatters ? c->count * (size_t)nat->group->size : c->count, dtype,
-                            user);
-    } else if (scatters && nat->in_place) {
-        // Our result lies in the middle of what we send, MPI's in-place result at the start.
-        idist__native_allocate_scratch(nat, c->count * nat->element_size);
+        idist__native_stage(nat, idist__native_input_count(nat), dtype, user);
+    } else if (scatters && (nat->in_place || nat->in == nat->out)) {
+        // Our result lies in the middle of what we send, MPI's in-place result at the start. An
+        // empty result may have the same address without being in place.
+        idist__native_allocate_scratch(nat, c->count * nat->element_size + 1);
         nat->out = nat->scratch;
         nat->in_place = false;
     }
@@ -844,7 +891,7 @@ static void idist__native_same_place(idist__native *nat) {
          first_of_exscan = c->kind == IDIST__EXSCAN && nat->group->rank == 0;
     size_t nbytes = c->count * nat->element_size, at = 0;
 
-    if (c->root >= 0 || c->kind == IDIST__REDUCE_SCATTER || nat->scratch) return;
+    if (c->root >= 0 || idist__native_scatters(c) || nat->scratch) return;
     if (is_all_to_all) nbytes *= (size_t)nat->group->size;
     if (c->kind == IDIST__ALL_GATHER) at = nbytes * (size_t)nat->group->rank;
     if (c->kind == IDIST__ALL_GATHERV)
@@ -883,6 +930,8 @@ static void idist__native_init(idist__native *nat, const idist_group *g, const i
     nat->no_data = c->kind != IDIST__BARRIER && c->count == 0 && !idist__kind_is_v(c->kind);
     if (nat->no_data) return;
 
+    if (!idist__mpi_has_type(c->dtype)) idist__native_own_type(nat);
+    if (nat->error != MPI_SUCCESS) return;
     nat->in_place = idist__extent_call_in_place(g, c);
     if (idist__kind_reduces(c->kind)) idist__native_reduction(nat);
 
@@ -898,7 +947,7 @@ static void idist__native_init(idist__native *nat, const idist_group *g, const i
 // Hands the call to MPI. A blocking one returns when MPI is done; idist__native_end follows.
 static void idist__native_begin(idist__native *nat, bool blocking) {
     const idist__call *c = nat->call;
-    bool reduces = idist__kind_reduces(c->kind), scatters = c->kind == IDIST__REDUCE_SCATTER;
+    bool reduces = idist__kind_reduces(c->kind), scatters = idist__native_scatters(c);
 
     nat->blocking = blocking;
     if (nat->error != MPI_SUCCESS || nat->no_data) return;
@@ -910,7 +959,7 @@ static void idist__native_begin(idist__native *nat, bool blocking) {
     else idist__native_move(nat);
 
     if (scatters && nat->large_counts)
-        nat->out += (size_t)nat->group->rank * c->count * nat->element_size;
+        nat->out += idist__extent_block_at(c, nat->group->rank) * nat->element_size;
 }
 
 static bool idist__native_done(idist__native *nat) {
@@ -1120,7 +1169,8 @@ static bool idist__exchange_agree(const idist_group *g, char *text, size_t capac
     first = idist__exchange_header(g, 0);
     for (i = 1; idist__exchange_same_call(idist__exchange_header(g, i), first); i++) continue;
     other = idist__exchange_header(g, i);
-    idist__explain_mismatch(idist__fingerprint_difference(&first->fingerprint, &other->fingerprint),
+    idist__explain_mismatch(g->w,
+                            idist__fingerprint_difference(&first->fingerprint, &other->fingerprint),
                             g->ranks[0], &first->fingerprint, g->ranks[i], &other->fingerprint,
                             text, capacity);
 
@@ -1499,8 +1549,8 @@ static void idist__mpi_coll_find_unbalanced(const idist_group *g, const idist__t
     snprintf(text, capacity, "the counts of two ranks differ in %s #%u",
              idist__kind_names[t->call.label], (unsigned)t->seq);
     if (!all) return;
-    for (i = 0; i < n; i++) own[i] = idist__extent_pair_count(g, &t->call, (int)i, true);
-    for (i = 0; i < n; i++) own[n + i] = idist__extent_pair_count(g, &t->call, (int)i, false);
+    for (i = 0; i < n; i++) own[i] = idist__extent_pair(g, &t->call, (int)i, true);
+    for (i = 0; i < n; i++) own[n + i] = idist__extent_pair(g, &t->call, (int)i, false);
 
     error = MPI_Iallgather(own, 2 * g->size, MPI_UINT64_T, all, 2 * g->size, MPI_UINT64_T,
                            idist__mpi_group_of(g)->comm, &request);
@@ -1516,8 +1566,7 @@ static void idist__mpi_coll_find_unbalanced(const idist_group *g, const idist__t
         uint64_t sent = all[from * 2 * n + to], expected = all[to * 2 * n + n + from];
 
         if (sent == expected) continue;
-        idist__explain_counts(g->ranks[from], sent, g->ranks[to], expected, "elements", t, text,
-                              capacity);
+        idist__explain_pair(g->ranks[from], sent, g->ranks[to], expected, t, text, capacity);
         break;
     }
 
@@ -1727,7 +1776,8 @@ static bool idist__mpi_coll_direct(idist__mpi *m, idist_group *g, const idist__c
     int error;
 
     if (c->kind == IDIST__ALL_REDUCE && c->count && c->count <= IDIST__MPI_COUNT &&
-        (int)c->op < IDIST_OP_USER && c->op != IDIST_AVG && !idist__type_is_narrow(c->dtype)) {
+        (int)c->op < IDIST_OP_USER && c->op != IDIST_AVG && !idist__type_is_narrow(c->dtype) &&
+        idist__mpi_has_type(c->dtype)) {
         error =
             MPI_Allreduce(in, c->recv, (int)c->count, idist__mpi_type(c->dtype),
                           idist__mpi_builtin_op(m, c->op, c->dtype), idist__mpi_group_of(g)->comm);
@@ -1771,7 +1821,7 @@ static bool idist__mpi_quick(idist_group *g, const idist__call *c) {
 
     // A call that needs MPI or binds only begins here, so that the headers are on their way early.
     if (idist__exchange_contribution(g, c) < 0 || idist__mpi_coll_binds(c)) polls = 0;
-    fingerprint = idist__fingerprint_of_call(c, g->seq + 1);
+    fingerprint = idist__fingerprint_of_call(g->w, c, g->seq + 1);
     state = idist__mpi_coll_exchange(g, c, &fingerprint, false, polls, &error);
     if (state == IDIST__EXCHANGE_FAILED) idist__mpi_fail_group(m, g, "the header exchange", error);
     if (state != IDIST__EXCHANGE_DONE || !idist__exchange_agree(g, text, sizeof text)) return false;
@@ -1859,7 +1909,8 @@ static void idist__p2p_clear(idist__mpi *m, idist__task *t, int source,
     clear.id = ready->id;
     clear.tag = IDIST__TAG_DATA + op->data_tag;
     idist__p2p_transfer(t, source, clear.tag,
-                        (size_t)ready->fingerprint.check * idist_dtype_size(t->call.dtype));
+                        (size_t)idist__fingerprint_count(&ready->fingerprint) *
+                            idist_dtype_size(t->call.dtype));
     idist__control_send(m, source, &clear, NULL, 0);
 }
 
@@ -1869,7 +1920,7 @@ static bool idist__p2p_match(idist__mpi *m, idist_group *g, int source,
                              const idist__mpi_control *control, const void *payload) {
     idist__task **at = &idist__mpi_group_of(g)->receives;
     int from = idist__mpi_group_of(g)->rank_of[source];
-    size_t count = (size_t)control->fingerprint.check;
+    size_t count = (size_t)idist__fingerprint_count(&control->fingerprint);
 
     while (*at) {
         idist__task *t = *at;
@@ -1883,8 +1934,8 @@ static bool idist__p2p_match(idist__mpi *m, idist_group *g, int source,
 
         *at = idist__mpi_op_of(t)->next;
 
-        if (!idist__message_fits(&t->call, (idist_dtype)control->fingerprint.dtype, count, from,
-                                 control->tag, &status, text, sizeof text)) {
+        if (!idist__message_fits(t, &control->fingerprint, from, control->tag, &status, text,
+                                 sizeof text)) {
             idist__task_complete(t, status, text);
             continue;
         }
@@ -1979,7 +2030,8 @@ static void idist__p2p_done(idist__mpi *m, idist__task *t) {
     else if (sends) idist__task_complete(t, IDIST_OK, "");
     else
         idist__message_received(t, idist__mpi_group_of(t->group)->rank_of[op->source],
-                                op->control.tag, (size_t)op->control.fingerprint.check);
+                                op->control.tag,
+                                (size_t)idist__fingerprint_count(&op->control.fingerprint));
 }
 
 //------------------------------------------------------------------------------

@@ -481,8 +481,8 @@ static const idist__transport idist__transport_none = {"none",
 
 //------------------------------------------------------------------------------
 // [msg:op]  a collective under way, and the macros that let an algorithm wait
-// uses fail mem base:type reduce launch:env kind model core:world core:task
-// uses types
+// uses fail mem base:type reduce launch:env kind model core:world fingerprint
+// uses core:task types
 //
 // An algorithm is a function that is called again whenever one of its sends or receives completes.
 // It keeps its place either by itself (streams, see [algo:stream]), or as a coroutine: straight
@@ -596,6 +596,7 @@ struct idist__op {
     const char *in;             // our contribution
     char *out;                  // our result
     char *work;                 // scratch of the algorithm
+    char *element;              // scratch for one element that is larger than IDIST__OP_PIECE
     char *memory;               // all scratch, in one allocation
 
     union { // which one is valid follows from `algorithm` and the kind of the call
@@ -655,12 +656,15 @@ static void idist__op_prepare(idist__task *t) {
     o->out = idist__op_buffer(c->recv);
 }
 
+enum { IDIST__OP_PIECE = 4096 };
+
 // acc = lo (op) hi over count elements; acc is one of them or neither. A user op works in place on
 // its second operand, so where that must survive it is copied, in pieces.
 static void idist__op_reduce(const idist__op *o, char *acc, const char *lo, const char *hi,
                              size_t count, idist_dtype dtype) {
-    uint64_t piece[512];
-    size_t at, k, most = sizeof piece / o->size;
+    uint64_t some[IDIST__OP_PIECE / sizeof(uint64_t)];
+    char *piece = o->element ? o->element : (char *)some;
+    size_t at, k, most = o->element ? 1 : sizeof some / o->size;
 
     if (!o->user || !o->user->fn) {
         o->reduce(acc, lo, hi, count);
@@ -681,6 +685,14 @@ static void idist__op_reduce(const idist__op *o, char *acc, const char *lo, cons
     }
 
     idist__me.callbacks--;
+}
+
+// What the messages of a collective carry. In all_to_allv each pair of ranks compares its dtype.
+static idist__fingerprint idist__op_fingerprint(const idist__task *t) {
+    idist__fingerprint p = idist__fingerprint_of_task(t, idist__op_of(t)->algorithm);
+
+    if (t->call.kind == IDIST__ALL_TO_ALLV) p.dtype = (uint8_t)t->call.dtype;
+    return p;
 }
 
 static void idist__op_done(idist__task *t) {
@@ -761,7 +773,7 @@ static uint64_t idist__index_id_key(uint64_t id) { return idist__hash_mix(id, 0)
 
 //------------------------------------------------------------------------------
 // [msg:transfer]  the life of a send or receive
-// uses mem kind model core:task core:message types op index
+// uses mem kind model fingerprint core:task core:message types op index
 //------------------------------------------------------------------------------
 
 static idist__transfer *idist__transfer_new(idist__ring *ring) {
@@ -853,7 +865,7 @@ static void idist__transfer_done(idist__ring *ring, idist__transfer *v) {
 static void idist__transfer_received(idist__ring *ring, idist__transfer *v, int peer) {
     idist__task *t = v->task;
     int tag = (int)v->frame.tag;
-    size_t count = (size_t)v->frame.fingerprint.check;
+    size_t count = (size_t)idist__fingerprint_count(&v->frame.fingerprint);
 
     if (!t || t->call.kind != IDIST__RECV) {
         idist__transfer_done(ring, v);
@@ -1347,8 +1359,9 @@ static void idist__history_mismatch(idist__ring *ring, idist_group *g, int peer,
     char cause[400];
     int me = ring->w->group.rank;
 
-    if (me < peer) idist__explain_mismatch(field, me, ours, peer, theirs, cause, sizeof cause);
-    else idist__explain_mismatch(field, peer, theirs, me, ours, cause, sizeof cause);
+    if (me < peer)
+        idist__explain_mismatch(ring->w, field, me, ours, peer, theirs, cause, sizeof cause);
+    else idist__explain_mismatch(ring->w, field, peer, theirs, me, ours, cause, sizeof cause);
     idist__ring_fail(ring, g, IDIST_ERR_MISMATCH, cause);
 }
 
@@ -1479,8 +1492,8 @@ static bool idist__history_agrees(idist__ring *ring, idist_group *g, int peer,
 
 //------------------------------------------------------------------------------
 // [msg:match]  which receive gets which message
-// uses kind model core:world explain core:task core:message types index
-// uses transfer failure history
+// uses base:type kind model core:world fingerprint explain core:task extent
+// uses core:message types index transfer failure history
 //
 // Messages of send / recv match the oldest receive of the group that wants this source and tag.
 // Steps of a collective match the receive of the same call and step.
@@ -1517,10 +1530,8 @@ static idist__transfer *idist__match_recv(idist__ring *ring, idist_group *g, int
         char text[256];
 
         idist__transfer_take(v);
-        if (idist__message_fits(&v->task->call, (idist_dtype)f->fingerprint.dtype,
-                                (size_t)f->fingerprint.check,
-                                idist__ring_group_of(g)->rank_of[peer], (int)f->tag, &status, text,
-                                sizeof text))
+        if (idist__message_fits(v->task, &f->fingerprint, idist__ring_group_of(g)->rank_of[peer],
+                                (int)f->tag, &status, text, sizeof text))
             return v;
         idist__task_complete(v->task, status, text);
         idist__transfer_free(ring, v);
@@ -1546,6 +1557,32 @@ static idist__transfer *idist__match_step(idist__ring *ring, const idist__transf
     return NULL;
 }
 
+// Whether a receive of a collective expects what a frame brings. In all_to_allv every pair of ranks
+// may have a dtype of its own.
+static bool idist__match_agrees(const idist__transfer *v, const idist__frame *f) {
+    bool same_dtype = v->frame.fingerprint.dtype == f->fingerprint.dtype;
+    return v->nbytes == f->nbytes && (same_dtype || !v->nbytes);
+}
+
+static void idist__match_explain(const idist__transfer *v, int peer, const idist__frame *f,
+                                 char *cause, size_t cap) {
+    const idist__task *t = v->task;
+    const idist__world *w = t->group->w;
+    size_t size = idist_dtype_size(idist__world_dtype(w, f->fingerprint.dtype));
+    int me = w->group.rank;
+
+    if (t->call.kind == IDIST__ALL_TO_ALLV && size) {
+        uint64_t sent = (uint64_t)f->fingerprint.dtype << IDIST__PAIR_BITS | f->nbytes / size;
+        int from = idist__ring_group_of(t->group)->rank_of[peer];
+
+        idist__explain_pair(peer, f->nbytes ? sent : 0, me,
+                            idist__extent_pair(t->group, &t->call, from, false), t, cause, cap);
+        return;
+    }
+
+    idist__explain_sizes(peer, f->nbytes, me, v->nbytes, t, cause, cap);
+}
+
 // The receive for a frame that begins a message. NULL: none is posted yet, or the group has failed.
 static idist__transfer *idist__match_frame(idist__ring *ring, idist__link *l, int peer,
                                            const idist__frame *f) {
@@ -1558,10 +1595,9 @@ static idist__transfer *idist__match_frame(idist__ring *ring, idist__link *l, in
     if (!idist__history_agrees(ring, g, peer, f)) return NULL;
 
     v = idist__match_step(ring, &l->posted, peer, f);
-    if (!v || v->nbytes == f->nbytes) return v;
+    if (!v || idist__match_agrees(v, f)) return v;
 
-    idist__explain_counts(peer, f->nbytes, ring->w->group.rank, v->nbytes, "bytes", v->task, cause,
-                          sizeof cause);
+    idist__match_explain(v, peer, f, cause, sizeof cause);
     idist__transfer_put(ring, &l->posted, v, idist__index_frame_key(peer, f));
     idist__ring_fail(ring, g, IDIST_ERR_MISMATCH, cause);
 
@@ -1686,7 +1722,7 @@ static void idist__send_post(idist__task *t, int world_rank, uint32_t tag, const
 static void idist__send_step(idist__task *t, int to, uint32_t step, const void *data,
                              size_t nbytes) {
     idist__op *o = idist__op_of(t);
-    idist__fingerprint fingerprint = idist__fingerprint_of_task(t, o->algorithm);
+    idist__fingerprint fingerprint = idist__op_fingerprint(t);
 
     o->sends_pending++;
     idist__send_post(t, idist__group_world_rank(t->group, to), step, data, nbytes, &fingerprint);
@@ -1742,7 +1778,7 @@ static idist__fingerprint idist__send_fingerprint(const idist_group *g, const id
     memset(&fingerprint, 0, sizeof fingerprint);
     fingerprint.kind = IDIST__SEND;
     fingerprint.dtype = (uint8_t)c->dtype;
-    fingerprint.check = c->count;
+    fingerprint.check = idist__fingerprint_tagged(g->w, c->dtype, c->count);
     fingerprint.root = g->rank;
 
     return fingerprint;
@@ -1810,8 +1846,8 @@ static bool idist__send_quick(idist_group *g, const idist__call *c) {
 
 //------------------------------------------------------------------------------
 // [msg:recv]  posting receives
-// uses base:type kind model fingerprint core:task core:group core:message types
-// uses op index transfer failure link message match send
+// uses base:type kind model core:task core:group core:message types op index
+// uses transfer failure link message match send
 //------------------------------------------------------------------------------
 
 // A step of a collective: nbytes come from a rank of the group, into slot 0 .. 31 (-1: only
@@ -1840,7 +1876,7 @@ static void idist__recv_step(idist__task *t, int slot, int from, uint32_t step, 
     v->nbytes = nbytes;
     v->frame.ctx = t->group->ctx;
     v->frame.tag = step;
-    v->frame.fingerprint = idist__fingerprint_of_task(t, o->algorithm);
+    v->frame.fingerprint = idist__op_fingerprint(t);
     key = idist__index_key(v->frame.ctx, peer, false, t->seq);
     idist__transfer_put(ring, &l->posted, v, key);
     idist__link_want(ring, l);
@@ -1874,7 +1910,7 @@ static bool idist__recv_wants(const idist_group *g, const idist__call *c, const 
                               const idist__frame *f) {
     if (f->type != IDIST__EAGER || f->ctx != g->ctx || f->fingerprint.kind != IDIST__SEND)
         return false;
-    if (f->fingerprint.dtype != c->dtype || f->fingerprint.check > c->count) return false;
+    if (f->fingerprint.dtype != (int)c->dtype || f->fingerprint.check > c->count) return false;
     if (c->tag != IDIST_ANY_TAG && (uint32_t)c->tag != f->tag) return false;
     if (f->nbytes > IDIST__EAGER_BYTES || f->nbytes + sizeof *f > l->their_window) return false;
 

@@ -619,9 +619,8 @@ static const char *idist__nccl_text(const idist__nccl *nccl, int result, char *t
 
 // ncclDataType_t of a dtype; -1: NCCL has none.
 static int idist__nccl_type(idist_dtype dtype) {
-    static const signed char types[IDIST_DTYPE_COUNT] = {0, 1, -1, -1, 2, 3,  4,
-                                                         5, 6, 9,  7,  8, 10, 11};
-    return types[dtype];
+    static const signed char types[] = {0, 1, -1, -1, 2, 3, 4, 5, 6, 9, 7, 8, 10, 11};
+    return (size_t)dtype < IDIST__COUNT_OF(types) ? types[dtype] : -1;
 }
 
 // Whether NCCL supports the call, which all ranks answer alike. Messages only on a stream: NCCL has
@@ -630,8 +629,40 @@ static bool idist__nccl_supports(const idist_group *g, const idist__call *c, con
     if (idist__kind_is_p2p(c->kind)) return stream != NULL;
     if (c->kind == IDIST__SCAN || c->kind == IDIST__EXSCAN) return false;
     if (!idist__kind_reduces(c->kind)) return true;
-    if (c->dtype >= IDIST_F8E4M3 && !idist__gpu_of(g->w)->nccl_reduces_f8) return false;
+    if ((c->dtype == IDIST_F8E4M3 || c->dtype == IDIST_F8E5M2) &&
+        !idist__gpu_of(g->w)->nccl_reduces_f8)
+        return false;
     return idist__nccl_type(c->dtype) >= 0 && (c->op <= IDIST_AVG || idist__gpu_op_is_premul(g, c));
+}
+
+// With a non-blocking communicator, IN_PROGRESS is no error of a call in a group.
+static bool idist__nccl_is_ok(int result) {
+    return result == IDIST__NCCL_OK || result == IDIST__NCCL_IN_PROGRESS;
+}
+
+// The result of a group: the first error, otherwise whether it is in progress.
+static int idist__nccl_merge_results(int calls, int end) {
+    if (!idist__nccl_is_ok(calls)) return calls;
+    return end == IDIST__NCCL_OK ? calls : end;
+}
+
+// A reduction to each rank.
+static int idist__nccl_reduce_scatterv(const idist__nccl *nccl, const idist_group *g,
+                                       const idist__call *c, int type, int op, void *comm,
+                                       cudaStream_t stream) {
+    size_t size = idist_dtype_size(c->dtype);
+    int result = nccl->GroupStart(), end;
+    int i;
+
+    for (i = 0; i < g->size && idist__nccl_is_ok(result); i++) {
+        const char *block = (const char *)c->send + idist__extent_block_at(c, i) * size;
+        if (c->sendcounts[i])
+            result = nccl->Reduce(block, c->recv, c->sendcounts[i], type, op, i, comm, stream);
+    }
+
+    end = nccl->GroupEnd();
+
+    return idist__nccl_merge_results(result, end);
 }
 
 static int idist__nccl_reduce(const idist__nccl *nccl, const idist_group *g, const idist__call *c,
@@ -654,21 +685,12 @@ static int idist__nccl_reduce(const idist__nccl *nccl, const idist_group *g, con
         result = nccl->AllReduce(c->send, c->recv, c->count, type, op, comm, stream);
     else if (c->kind == IDIST__REDUCE)
         result = nccl->Reduce(c->send, c->recv, c->count, type, op, c->root, comm, stream);
+    else if (c->kind == IDIST__REDUCE_SCATTERV)
+        result = idist__nccl_reduce_scatterv(nccl, g, c, type, op, comm, stream);
     else result = nccl->ReduceScatter(c->send, c->recv, c->count, type, op, comm, stream);
     if (premul) nccl->RedOpDestroy(op, comm);
 
     return result;
-}
-
-// With a non-blocking communicator, IN_PROGRESS is no error of a call in a group.
-static bool idist__nccl_is_ok(int result) {
-    return result == IDIST__NCCL_OK || result == IDIST__NCCL_IN_PROGRESS;
-}
-
-// The result of a group: the first error, otherwise whether it is in progress.
-static int idist__nccl_merge_results(int calls, int end) {
-    if (!idist__nccl_is_ok(calls)) return calls;
-    return end == IDIST__NCCL_OK ? calls : end;
 }
 
 // Exchanges between all pairs of ranks, as sends and receives of bytes. A rank copies its own part.
@@ -695,12 +717,16 @@ static int idist__nccl_exchange(const idist__nccl *nccl, const idist_group *g, c
     return idist__nccl_merge_results(result, end);
 }
 
-// An all_to_all in place sends a copy of its buffer, which the caller frees in stream order.
+// An all_to_all or all_to_allv in place sends a copy of its buffer, which the caller frees in
+// stream order.
 static int idist__nccl_all_to_all_in_place(const idist__nccl *nccl, const idist_group *g,
                                            const idist__call *c, void *comm, cudaStream_t stream,
                                            void **away) {
-    size_t nbytes = (size_t)g->size * c->count * idist_dtype_size(c->dtype);
+    size_t count = (size_t)g->size * c->count, nbytes;
 
+    if (c->kind == IDIST__ALL_TO_ALLV)
+        count = idist__extent_end(c->sendcounts, c->senddispls, g->size);
+    nbytes = count * idist_dtype_size(c->dtype);
     if (!nbytes) return IDIST__NCCL_OK;
     if (cudaMallocAsync(away, nbytes, stream) != cudaSuccess ||
         cudaMemcpyAsync(*away, c->send, nbytes, cudaMemcpyDefault, stream) != cudaSuccess)
@@ -738,7 +764,8 @@ static int idist__nccl_issue(const idist__gpu *gpu, const idist_group *g, idist_
         return nccl->AllReduce(gpu->barrier_word, gpu->barrier_word, 1, IDIST__NCCL_I32,
                                IDIST__NCCL_MAX, comm, stream);
     if (c->kind == IDIST__ALL_GATHERV) return idist__nccl_all_gatherv(nccl, g, c, comm, stream);
-    if (c->kind == IDIST__ALL_TO_ALL && c->send == c->recv)
+    if (c->kind == IDIST__REDUCE_SCATTERV) return idist__nccl_reduce(nccl, g, c, comm, stream);
+    if ((c->kind == IDIST__ALL_TO_ALL || c->kind == IDIST__ALL_TO_ALLV) && c->send == c->recv)
         return idist__nccl_all_to_all_in_place(nccl, g, c, comm, stream, &op->send_copy);
     if (idist__kind_is_v(c->kind) || c->kind == IDIST__ALL_TO_ALL || c->kind == IDIST__GATHER ||
         c->kind == IDIST__SCATTER)
@@ -986,8 +1013,7 @@ static bool idist__nccl_save_counts(idist__task *t) {
     idist__gpu_op *op = idist__gpu_op_of(t);
     int i, n = g->size;
 
-    if (!idist__kind_is_v(op->call.kind) || op->call.kind == IDIST__ALL_GATHERV)
-        return true; // those are in the fingerprint
+    if (!idist__kind_is_by_pair(op->call.kind)) return true; // they are in the fingerprint
     if (!op->counts_memory)
         op->counts_memory =
             (uint64_t *)idist__mem_alloc(&g->w->cfg.mem,
@@ -999,8 +1025,8 @@ static bool idist__nccl_save_counts(idist__task *t) {
     }
 
     for (i = 0; i < n; i++) {
-        op->counts[i] = idist__extent_pair_count(g, &op->call, i, true);
-        op->counts[2 * n + i] = idist__extent_pair_count(g, &op->call, i, false);
+        op->counts[i] = idist__extent_pair(g, &op->call, i, true);
+        op->counts[2 * n + i] = idist__extent_pair(g, &op->call, i, false);
     }
 
     return true;
@@ -1035,16 +1061,16 @@ static bool idist__nccl_check_counts(const idist__task *t, char *text, size_t ca
     int i;
 
     if (op->call.kind == IDIST__RECV && op->message_nbytes != op->call.count * op->size) {
-        idist__explain_counts(g->ranks[op->call.root], op->message_nbytes, g->ranks[g->rank],
-                              op->call.count * op->size, "bytes", t, text, capacity);
+        idist__explain_sizes(g->ranks[op->call.root], op->message_nbytes, g->ranks[g->rank],
+                             op->call.count * op->size, t, text, capacity);
         return false;
     }
 
     for (i = 0; op->counts && i < g->size; i++) {
         const uint64_t *sent = op->counts + g->size, *expected = sent + g->size;
         if (sent[i] == expected[i]) continue;
-        idist__explain_counts(g->ranks[i], sent[i], g->ranks[g->rank], expected[i], "elements", t,
-                              text, capacity);
+        idist__explain_pair(g->ranks[i], sent[i], g->ranks[g->rank], expected[i], t, text,
+                            capacity);
         return false;
     }
 
@@ -2004,7 +2030,7 @@ static void idist__gpu_start(idist__task *t) {
     }
 
     op->path = idist__gpu_path_of(g, &t->call, t->async ? NULL : t->stream);
-    op->fingerprint = idist__fingerprint_of_call(&t->call, 0);
+    op->fingerprint = idist__fingerprint_of_call(g->w, &t->call, 0);
     op->fingerprint.algorithm = IDIST__ON_DEVICE;
 
     if (!t->call.user && idist__kind_reduces(t->call.kind) && (int)t->call.op >= IDIST_OP_USER) {

@@ -218,7 +218,7 @@ static void idist__region_publish(idist__task *t, idist__milestone milestone, ui
 // Whether a contribution is one block per rank of the group, rather than one block for all.
 static bool idist__flow_is_per_rank(idist__kind kind) {
     return kind == IDIST__REDUCE_SCATTER || kind == IDIST__SCATTER || kind == IDIST__ALL_TO_ALL ||
-           kind == IDIST__SCATTERV || kind == IDIST__ALL_TO_ALLV;
+           kind == IDIST__SCATTERV || kind == IDIST__ALL_TO_ALLV || kind == IDIST__REDUCE_SCATTERV;
 }
 
 static bool idist__flow_contributes(const idist__op *o, idist__kind kind, int rank) {
@@ -297,8 +297,8 @@ static size_t idist__flow_chunk_count(const idist__op *o, size_t count, size_t a
 
 //------------------------------------------------------------------------------
 // [share:slot]  announcing a call, and comparing it with the calls of the others
-// uses cpu os:thread mem reduce launch:env kind model fingerprint explain
-// uses shm:segment msg:types msg:op msg:failure history region flow
+// uses cpu os:thread mem base:type reduce launch:env kind model fingerprint
+// uses explain shm:segment msg:types msg:op msg:failure history region flow
 //
 // A rank enters a call by writing its slot. A rank that enters call k has compared the slots of all
 // ranks up to k - 4 with its own calls, and, of the ranks it reads from, up to k. So a rank that
@@ -519,6 +519,16 @@ static bool idist__slot_offer_buffers(idist__task *t, idist__call_slot *slot) {
     return true;
 }
 
+// What two ranks of a v-form compare. An all_to_allv counts bytes here, because each pair of ranks
+// may have a dtype of its own (idist__share_count_bytes).
+static uint64_t idist__slot_pair(const idist__task *t, size_t count) {
+    const idist__call *c = &t->call;
+    size_t size = c->kind == IDIST__ALL_TO_ALLV ? idist_dtype_size(c->dtype) : 1;
+
+    if (!count) return 0;
+    return (uint64_t)(uint8_t)c->dtype << IDIST__PAIR_BITS | count / size;
+}
+
 // Writes to the slot the counts of a v-form, which the others compare with what they expect.
 static void idist__slot_offer_counts(idist__task *t, idist__call_slot *slot) {
     idist__op *o = idist__op_of(t);
@@ -531,8 +541,10 @@ static void idist__slot_offer_counts(idist__task *t, idist__call_slot *slot) {
     memset(share->locations, 0, sizeof *share->locations * (size_t)o->n);
 
     for (i = 0; i < o->n; i++) {
-        counts[i] = idist__flow_send_count(t, i);
-        if (counts[i] > largest) largest = (size_t)counts[i];
+        size_t count = idist__flow_send_count(t, i);
+
+        counts[i] = idist__slot_pair(t, count);
+        if (count > largest) largest = count;
         if (c->recvcounts && c->recvcounts[i] > largest) largest = c->recvcounts[i];
     }
 
@@ -621,8 +633,7 @@ static bool idist__slot_agree(idist__task *t, int rank) {
     idist__op *o = idist__op_of(t);
     const idist__call_slot *slot =
         idist__region_slot(idist__region_share(t), rank, o->u.shared.call_number);
-    uint64_t given;
-    size_t expected;
+    uint64_t given, expected;
     char cause[400];
 
     if (!idist__slot_compare(t, rank, o->u.shared.call_number)) return false;
@@ -637,11 +648,11 @@ static bool idist__slot_agree(idist__task *t, int rank) {
     if (!idist__flow_contributes(o, t->call.kind, rank) || !idist__flow_reads(t, rank)) return true;
 
     given = ((const uint64_t *)(const void *)(slot + 1))[o->rank];
-    expected = idist__flow_recv_count(t, rank);
+    expected = idist__slot_pair(t, idist__flow_recv_count(t, rank));
     if (given == expected) return true;
 
-    idist__explain_counts(t->group->ranks[rank], given, t->group->ranks[o->rank], expected,
-                          "elements", t, cause, sizeof cause);
+    idist__explain_pair(t->group->ranks[rank], given, t->group->ranks[o->rank], expected, t, cause,
+                        sizeof cause);
     idist__ring_fail(idist__ring_of(t->group->w), t->group, IDIST_ERR_MISMATCH, cause);
 
     return false;
@@ -710,7 +721,7 @@ static const char *idist__fetch_source(const idist__task *t, int rank, int to, s
 static void idist__fetch_reduce_user(const idist__task *t, void *out, const void *const *in, int n,
                                      size_t count) {
     const idist__op *o = idist__op_of(t);
-    uint64_t piece[512];
+    uint64_t piece[IDIST__OP_PIECE / sizeof(uint64_t)];
     size_t at, k, most = sizeof piece / o->size; // NOLINT(clang-analyzer-core.DivideZero)
     int i;
 
@@ -868,7 +879,7 @@ static bool idist__fetch_chunk(idist__task *t, size_t at) {
     if (t->call.kind == IDIST__BARRIER) return true;
     if (!idist__kind_reduces(t->call.kind)) return idist__fetch_blocks(t, at);
 
-    count = idist__flow_chunk_count(o, o->count, at);
+    count = idist__flow_chunk_count(o, o->count, at); // of a reduce_scatterv, our own block
     if ((t->call.kind == IDIST__REDUCE && o->rank != o->root) || !n || !count) return true;
     if (o->algorithm != IDIST__ALGO_FLAT)
         return idist__fetch_sum(t, o->out + at * o->size, n, o->rank, at, count);
@@ -962,10 +973,16 @@ static bool idist__chunk_sources(idist__task *t, idist__milestone milestone, uin
     return idist__chunk_all_reached(t, milestone, chunks, true);
 }
 
+// The elements of a cache line, or one element that is larger.
+static size_t idist__chunk_line(const idist__op *o) {
+    return o->size < IDIST__LINE ? IDIST__LINE / o->size
+                                 : 1; // NOLINT(clang-analyzer-core.DivideZero)
+}
+
 // Where block `b` of a chunk of `count` elements begins. Blocks are whole lines, so that no two
 // ranks write to the same one.
 static size_t idist__chunk_block_at(const idist__op *o, size_t count, int b) {
-    size_t line = IDIST__LINE / o->size; // NOLINT(clang-analyzer-core.DivideZero)
+    size_t line = idist__chunk_line(o);
     size_t nlines = (count + line - 1) / line;
 
     return idist__flow_min(idist__block_at(nlines, o->n, b) * line, count);
@@ -1022,17 +1039,28 @@ static bool idist__chunk_expose(idist__task *t) {
     return shared->exposed > shared->chunk;
 }
 
+// Of a chunk; all ranks of an oversubscribed host share the caches.
+static size_t idist__chunk_nbytes(const idist__share *share) {
+    return share->shm->oversubscribed
+               ? idist__flow_min(share->chunk_nbytes, IDIST__CHUNK_OVERSUBSCRIBED)
+               : share->chunk_nbytes;
+}
+
+// Whether elements of this size go through chunks, and through the pieces in which they are
+// reduced.
+static bool idist__chunk_takes(const idist_group *g, const idist__share *share, size_t size) {
+    return size <= IDIST__OP_PIECE && size <= idist__chunk_nbytes(share) / (size_t)g->size;
+}
+
 // Determines the chunks of a call.
 static void idist__chunk_plan(idist__task *t) {
     idist__op *o = idist__op_of(t);
     idist__share *share = idist__region_share(t);
     size_t nblocks = idist__flow_is_per_rank(t->call.kind) ? (size_t)o->n : 1;
     size_t count = idist__kind_is_v(t->call.kind) ? o->u.shared.largest_count : o->count;
-    size_t line = IDIST__LINE / o->size; // NOLINT(clang-analyzer-core.DivideZero)
-    size_t nbytes = share->chunk_nbytes, chunk_count;
+    size_t line = idist__chunk_line(o);
+    size_t nbytes = idist__chunk_nbytes(share), chunk_count;
 
-    if (share->shm->oversubscribed && nbytes > IDIST__CHUNK_OVERSUBSCRIBED)
-        nbytes = IDIST__CHUNK_OVERSUBSCRIBED; // all ranks share the caches
     chunk_count = nbytes / nblocks / o->size;
     if (chunk_count > line) chunk_count -= chunk_count % line;
     if (o->u.shared.remote && !idist__kind_reduces(t->call.kind)) chunk_count = count; // no buffers
@@ -1272,9 +1300,9 @@ static void idist__split_run(idist__task *t) {
 
 //------------------------------------------------------------------------------
 // [share:share]  choosing, starting, progressing and cancelling shared calls
-// uses clock os:thread base:type launch:env kind model core:world shm:segment
-// uses pipe msg:types msg:op history send region flow slot fetch flat chunk
-// uses split
+// uses clock os:thread mem base:type launch:env kind model core:world extent
+// uses shm:segment pipe msg:types msg:op history send region flow slot fetch
+// uses flat chunk split
 //------------------------------------------------------------------------------
 
 #define IDIST__WRITERS_MS 100
@@ -1294,6 +1322,9 @@ static idist__algorithm idist__share_choose(const idist_group *g, const idist__c
     if (!share || setting == IDIST__ALGO_LATENCY || setting == IDIST__ALGO_BANDWIDTH)
         return IDIST__ALGO_AUTO;
     if (scaled && idist__type_is_narrow(c->dtype)) return IDIST__ALGO_AUTO;
+    if (c->kind != IDIST__ALL_TO_ALLV && c->kind != IDIST__BARRIER &&
+        !idist__chunk_takes(g, share, idist_dtype_size(c->dtype)))
+        return IDIST__ALGO_AUTO;
     if (idist__kind_is_v(c->kind))
         return (size_t)g->size * sizeof(uint64_t) <= IDIST__FLAT_BYTES ? IDIST__ALGO_CHUNKED
                                                                        : IDIST__ALGO_AUTO;
@@ -1307,9 +1338,36 @@ static idist__algorithm idist__share_choose(const idist_group *g, const idist__c
     return nbytes <= IDIST__FLAT_BYTES ? IDIST__ALGO_FLAT : IDIST__ALGO_CHUNKED;
 }
 
+// An all_to_allv counts bytes, because each pair of ranks may have a dtype of its own. False: no
+// memory for the counts.
+static bool idist__share_count_bytes(idist__task *t) {
+    idist__op *o = idist__op_of(t);
+    idist__call *c = &t->call;
+    size_t n = (size_t)o->n, *counts, i;
+
+    counts = (size_t *)idist__mem_raw(&t->group->w->cfg.mem, 4 * n * sizeof *counts);
+    if (!counts) return false;
+
+    for (i = 0; i < n; i++) {
+        counts[i] = c->sendcounts[i] * o->size;
+        counts[n + i] = idist__extent_displ(c->sendcounts, c->senddispls, (int)i) * o->size;
+        counts[2 * n + i] = c->recvcounts[i] * o->size;
+        counts[3 * n + i] = idist__extent_displ(c->recvcounts, c->recvdispls, (int)i) * o->size;
+    }
+
+    o->memory = (char *)counts;
+    o->size = 1;
+    c->sendcounts = counts;
+    c->senddispls = counts + n;
+    c->recvcounts = counts + 2 * n;
+    c->recvdispls = counts + 3 * n;
+
+    return true;
+}
+
 // Sets up what a shared call works on. Unlike the algorithms over messages, it takes narrow floats
-// as they are.
-static void idist__share_prepare(idist__task *t, idist__algorithm algorithm) {
+// as they are. False: no memory.
+static bool idist__share_prepare(idist__task *t, idist__algorithm algorithm) {
     idist__op *o = idist__op_of(t);
     idist__kind kind = t->call.kind;
 
@@ -1323,6 +1381,8 @@ static void idist__share_prepare(idist__task *t, idist__algorithm algorithm) {
         t->call.sendcounts = t->call.senddispls = NULL;
         t->call.recvcounts = t->call.recvdispls = NULL;
     }
+
+    return kind != IDIST__ALL_TO_ALLV || idist__share_count_bytes(t);
 }
 
 // Queues a call behind the group's other shared calls; starts it if it is the first one.
@@ -1361,7 +1421,7 @@ static bool idist__share_quick(idist_group *g, const idist__call *c) {
     t = share->quick_task;
     t->call = *c;
     t->seq = g->seq + 1;
-    idist__share_prepare(t, IDIST__ALGO_FLAT);
+    (void)idist__share_prepare(t, IDIST__ALGO_FLAT); // only a v-form needs memory
     idist__op_of(t)->past = idist__history_past(t);
     if (!idist__slot_may_enter(t)) return false;
     idist__slot_enter(t);

@@ -73,8 +73,8 @@ static void fill_random(void *buf, idist_dtype dtype, size_t count, int rank) {
 }
 
 static void check_close(const void *got, idist_dtype dtype, size_t count, int rank, int n) {
-    static const double eps[IDIST_DTYPE_COUNT] = {0, 0,    0,    0,      0,       0,      0,
-                                                  0, 1e-3, 8e-3, 1.2e-7, 2.3e-16, 0.0625, 0.125};
+    static const double eps[N_NUMBERS] = {0, 0,    0,    0,      0,       0,      0,
+                                          0, 1e-3, 8e-3, 1.2e-7, 2.3e-16, 0.0625, 0.125};
     const unsigned char *p = (const unsigned char *)got;
     for (size_t i = 0; i < count; i++) {
         double want = 0, scale = 0;

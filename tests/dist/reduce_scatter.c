@@ -1,4 +1,4 @@
-// reduce_scatter: rank r gets block r of the reduction
+// reduce_scatter, reduce_scatterv: rank r gets block r of the reduction
 #include "idist.h"
 
 #include "grid.h"
@@ -23,6 +23,31 @@ static void check_case(grid_case *c) {
     guarded_buffer_free(&recv);
 }
 
+// The same with blocks of different sizes, some of them empty.
+static void check_case_v(grid_case *c) {
+    size_t esize = idist_dtype_size(c->dtype), counts[RANKS_MAX], total = 0, at = 0;
+    for (int k = 0; k < c->n; k++) {
+        uint64_t h = tap_mix(c->salt * 31 + (uint64_t)k);
+        counts[k] = h % 4 == 0 || !c->count ? 0 : (size_t)(h % (2 * c->count + 1));
+        if (k < c->rank) at += counts[k];
+        total += counts[k];
+    }
+    size_t own = counts[c->rank];
+    guarded_buffer send = guarded_buffer_make(total * esize, c->misalign),
+                   recv = guarded_buffer_make(own * esize, c->misalign);
+    unsigned char *to = c->in_place ? send.p + at * esize : recv.p;
+    reduced_fill(send.p, c->dtype, c->op, c->n, 0, total, c->rank, c->salt);
+    if (grid_done(c, idist_reduce_scatterv(send.p, to, counts, c->dtype, c->op, &c->opts))) {
+        grid_check_reduced(c, to, 0, c->n, at, own);
+        grid_check_guards(c, &recv, "receive");
+        grid_check_guards(c, &send, "send");
+        if (!c->in_place) grid_check_send_reduced(c, &send, 0, total);
+        if (c->in_place) grid_check_untouched(c, &recv, "unused");
+    }
+    guarded_buffer_free(&send);
+    guarded_buffer_free(&recv);
+}
+
 static void half_rounds_once(idist_group *world, int rank, int n, void *arg) {
     idist_opts o = opts_of(world);
     uint16_t x[4], y = 0;
@@ -36,6 +61,7 @@ static void half_rounds_once(idist_group *world, int rank, int n, void *arg) {
 int main(void) {
     tap_deadline(60);
     grid_run("reduce_scatter", check_case, GRID_REDUCES | GRID_WIDE);
+    grid_run("reduce_scatterv", check_case_v, GRID_REDUCES | GRID_WIDE);
     bool on_nccl = getenv("IDIST_TEST_NCCL") != NULL; // on device memory
     for (int a = 0; a < N_ALGORITHMS; a++) {
         idist_desc desc = desc_with("auto", algorithm_names[a]);

@@ -44,6 +44,7 @@ typedef enum {
     GATHERV,
     SCATTERV,
     ALL_TO_ALLV,
+    REDUCE_SCATTERV,
     MESSAGE,
     SENDRECV, // this one and those below block, and cannot stand between group_begin and group_end
     BROADCAST_BYTES,  //
@@ -51,13 +52,14 @@ typedef enum {
     N_KINDS
 } kind;
 static const char *const kind_names[N_KINDS] = {
-    "barrier",         "all_reduce", "reduce",      "scan",    "exscan",     "reduce_scatter",
-    "broadcast",       "all_gather", "gather",      "scatter", "all_to_all", "all_gatherv",
-    "gatherv",         "scatterv",   "all_to_allv", "message", "sendrecv",   "broadcast_bytes",
-    "all_gather_bytes"};
+    "barrier", "all_reduce",     "reduce",          "scan",
+    "exscan",  "reduce_scatter", "broadcast",       "all_gather",
+    "gather",  "scatter",        "all_to_all",      "all_gatherv",
+    "gatherv", "scatterv",       "all_to_allv",     "reduce_scatterv",
+    "message", "sendrecv",       "broadcast_bytes", "all_gather_bytes"};
 
 // User ops, beside the built-in ones.
-enum { MIXED = IDIST_OP_COUNT, AFFINE, PREMUL, N_OPS };
+enum { MIXED = IDIST_MINLOC, AFFINE, PREMUL, N_OPS };
 
 typedef struct stress {
     uint64_t seed;
@@ -212,7 +214,9 @@ static double premul_factor(int world_rank) { return world_rank % 2 ? 0.5 : 2.0;
 // values
 //------------------------------------------------------------------------------
 
-static bool reduces(kind what) { return what >= ALL_REDUCE && what <= REDUCE_SCATTER; }
+static bool reduces(kind what) {
+    return (what >= ALL_REDUCE && what <= REDUCE_SCATTER) || what == REDUCE_SCATTERV;
+}
 
 static uint64_t block_salt(const doing *d, int block) {
     return d->salt + (uint64_t)block * 0xD1342543DE82EF95u;
@@ -300,7 +304,7 @@ static void check_reduced(rank_state *s, const doing *d, const unsigned char *go
 //------------------------------------------------------------------------------
 
 static bool wide(kind what) {
-    return what == REDUCE_SCATTER || (what >= ALL_GATHER && what <= ALL_TO_ALLV) ||
+    return what == REDUCE_SCATTER || (what >= ALL_GATHER && what <= REDUCE_SCATTERV) ||
            what == ALL_GATHER_BYTES;
 }
 
@@ -320,9 +324,8 @@ static size_t plan_count(uint64_t h, size_t esize, size_t blocks) {
 static void plan_op(doing *d, uint64_t h) {
     d->op = (int)(h % N_OPS);
     if (d->op == MIXED || d->op == AFFINE) d->dtype = IDIST_U32;
-    if (d->op == PREMUL)
-        d->dtype = (idist_dtype)(IDIST_F16 + (h >> 8) % (IDIST_DTYPE_COUNT - IDIST_F16));
-    if (d->op < IDIST_OP_COUNT && !op_allowed((idist_op)d->op, d->dtype)) d->op = IDIST_SUM;
+    if (d->op == PREMUL) d->dtype = (idist_dtype)(IDIST_F16 + (h >> 8) % (N_NUMBERS - IDIST_F16));
+    if (d->op < IDIST_MINLOC && !op_allowed((idist_op)d->op, d->dtype)) d->op = IDIST_SUM;
     if (d->op == IDIST_AVG && (d->what == SCAN || d->what == EXSCAN)) d->op = IDIST_SUM;
 }
 
@@ -338,7 +341,7 @@ static bool plan(rank_state *s, doing *d, uint64_t number, bool between) {
     d->g = s->groups[d->group];
     d->n = idist_group_size(d->g);
     d->r = idist_group_rank(d->g);
-    d->dtype = (idist_dtype)((h >> 16) % IDIST_DTYPE_COUNT);
+    d->dtype = (idist_dtype)((h >> 16) % N_NUMBERS);
     if (d->what >= BROADCAST_BYTES) d->dtype = IDIST_U8;
     if (d->r < 0) return false;
     if (reduces(d->what)) plan_op(d, h >> 24);
@@ -405,20 +408,30 @@ static void make_v_areas(rank_state *s, doing *d) {
     if (d->what == ALL_TO_ALLV || d->what == ALL_GATHERV || (d->what == GATHERV && root))
         gather = v_layout(s, d, d->rcounts, d->rdispls);
     if (d->what == ALL_GATHERV || d->what == GATHERV) scatter = d->rcounts[d->r];
-    if (d->what == SCATTERV) gather = d->rcounts[d->r];
+    if (d->what == SCATTERV || d->what == REDUCE_SCATTERV) gather = d->rcounts[d->r];
+    if (d->what == REDUCE_SCATTERV)
+        for (int k = 0; k < d->n; k++) {
+            d->sdispls[k] = scatter;
+            d->scounts[k] = d->rcounts[k];
+            scatter += d->rcounts[k];
+        }
     d->send = area_make(s, d, scatter * esize);
     d->recv = area_make(s, d, gather * esize);
-    d->in_place = d->in_place && d->what != ALL_TO_ALLV && (root || d->what == ALL_GATHERV);
-    if (d->what == SCATTERV || d->what == ALL_TO_ALLV)
+    d->in_place = d->in_place && d->what != ALL_TO_ALLV &&
+                  (root || d->what == ALL_GATHERV || d->what == REDUCE_SCATTERV);
+    if (d->what == SCATTERV || d->what == ALL_TO_ALLV || d->what == REDUCE_SCATTERV)
         for (int k = 0; k < d->n && scatter; k++)
             fill_block(d, d->send.p + d->sdispls[k] * esize, d->r, k, d->scounts[k]);
     else
         fill_block(d, d->in_place ? d->recv.p + d->rdispls[d->r] * esize : d->send.p, d->r, 0,
                    d->rcounts[d->r]);
-    d->to = d->what == SCATTERV && d->in_place ? d->send.p + d->sdispls[d->r] * esize : d->recv.p;
+    d->to = d->recv.p;
+    if (d->in_place && (d->what == SCATTERV || d->what == REDUCE_SCATTERV))
+        d->to = d->send.p + d->sdispls[d->r] * esize;
 }
 
-static idist_status call_v(doing *d, const idist_opts *o) {
+static idist_status call_v(rank_state *s, doing *d, const idist_opts *o) {
+    idist_op op = d->op < IDIST_MINLOC ? (idist_op)d->op : s->user_ops[d->op - IDIST_MINLOC];
     size_t esize = idist_dtype_size(d->dtype), own = d->rcounts[d->r];
     const void *from = d->in_place ? d->recv.p + d->rdispls[d->r] * esize : d->send.p;
     bool root = d->r == d->root;
@@ -431,6 +444,8 @@ static idist_status call_v(doing *d, const idist_opts *o) {
     case SCATTERV:
         return idist_scatterv(root ? d->send.p : NULL, root ? d->scounts : NULL,
                               root ? d->sdispls : NULL, d->to, own, d->dtype, d->root, o);
+    case REDUCE_SCATTERV:
+        return idist_reduce_scatterv(d->send.p, d->to, d->rcounts, d->dtype, op, o);
     default:
         return idist_all_to_allv(d->send.p, d->scounts, d->sdispls, d->recv.p, d->rcounts,
                                  d->rdispls, d->dtype, o);
@@ -440,6 +455,10 @@ static idist_status call_v(doing *d, const idist_opts *o) {
 static void check_v(rank_state *s, const doing *d) {
     size_t esize = idist_dtype_size(d->dtype);
     bool root = d->r == d->root;
+    if (d->what == REDUCE_SCATTERV) {
+        check_reduced(s, d, d->to, 0, d->n, d->r, d->rcounts[d->r]);
+        return;
+    }
     if (d->what == SCATTERV) {
         check_block(s, d, d->to, d->root, d->r, d->rcounts[d->r]);
         for (int k = 0; k < d->n && root; k++)
@@ -592,7 +611,7 @@ static void make_areas(rank_state *s, doing *d) {
 
 static idist_status call(rank_state *s, doing *d, const idist_opts *o) {
     size_t nbytes = d->count * idist_dtype_size(d->dtype);
-    idist_op op = d->op < IDIST_OP_COUNT ? (idist_op)d->op : s->user_ops[d->op - IDIST_OP_COUNT];
+    idist_op op = d->op < IDIST_MINLOC ? (idist_op)d->op : s->user_ops[d->op - IDIST_MINLOC];
     bool root = d->r == d->root, own = d->in_place && (d->what == ALL_GATHER || d->what == GATHER);
     const void *from = own ? d->recv.p + (size_t)d->r * nbytes : d->send.p;
     switch (d->what) {
@@ -660,7 +679,7 @@ static void begin(rank_state *s, doing *d, bool between) {
     else make_areas(s, d);
     d->started = true;
     if (d->what >= MESSAGE) status = call_message(d, &o, between);
-    else if (d->what >= ALL_GATHERV) status = call_v(d, &o);
+    else if (d->what >= ALL_GATHERV) status = call_v(s, d, &o);
     else status = call(s, d, &o);
     if (status == IDIST_OK) return;
     complain(s, d, "got %s: %s", idist_status_name(status), idist_last_error());

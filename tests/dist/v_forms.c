@@ -161,6 +161,77 @@ static void all_to_allv(grid_case *c) {
     guarded_buffer_free(&recv);
 }
 
+// What two ranks exchange has the same place and count in both directions.
+static void all_to_allv_in_place(grid_case *c) {
+    size_t esize = idist_dtype_size(c->dtype), counts[RANKS_MAX];
+    layout l = pair_layout(c, true);
+    for (int k = 0; k < c->n; k++) {
+        counts[k] = c->rank < k ? pair_count(c, c->rank, k) : pair_count(c, k, c->rank);
+        l.counts[k] = counts[k];
+    }
+    l.extent = style_of(c) ? 2 : 0;
+    for (int i = 0; i < c->n; i++) {
+        int k = style_of(c) == 2 ? c->n - 1 - i : i;
+        l.displs[k] = l.extent;
+        l.extent += counts[k] + (style_of(c) ? 1 : 0);
+    }
+    guarded_buffer x = guarded_buffer_make(l.extent * esize, c->misalign);
+    for (int k = 0; k < c->n; k++)
+        pattern_fill(x.p + l.displs[k] * esize, (size_t)k * 100000, counts[k], esize, c->rank,
+                     c->salt);
+    if (grid_done(c, idist_all_to_allv(x.p, NULL, NULL, x.p, counts, displs_of(c, &l), c->dtype,
+                                       &c->opts))) {
+        for (int k = 0; k < c->n; k++)
+            grid_check_pattern(c, x.p + l.displs[k] * esize, (size_t)c->rank * 100000, counts[k],
+                               k);
+        check_gaps(c, &x, &l);
+        grid_check_guards(c, &x, "receive");
+    }
+    guarded_buffer_free(&x);
+}
+
+// Ranks 2k and 2k + 1 exchange elements of a dtype of their own, and nothing with the others.
+static void dtypes_of_pairs(idist_group *world, int rank, int n, void *arg) {
+    static const idist_dtype dtypes[4] = {IDIST_F64, IDIST_U8, IDIST_F32_I64, IDIST_I16};
+    static const size_t counts[3] = {1, 1000, 70001};
+    const idist_dtype dtype = dtypes[rank / 2 % 4];
+    idist_opts o = opts_of(world);
+    size_t esize = idist_dtype_size(dtype);
+    int peer = (rank ^ 1) < n ? rank ^ 1 : rank;
+    (void)arg;
+    for (int i = 0; i < 3; i++) {
+        size_t each[RANKS_MAX] = {0};
+        guarded_buffer s = guarded_buffer_make(counts[i] * esize, 0),
+                       r = guarded_buffer_make(counts[i] * esize, 0);
+        each[peer] = counts[i];
+        pattern_fill(s.p, 0, counts[i], esize, rank, (uint64_t)i);
+        rank_ok(rank, idist_all_to_allv(s.p, each, NULL, r.p, each, NULL, dtype, &o));
+        rank_check(pattern_find_wrong(r.p, 0, counts[i], esize, peer, (uint64_t)i) == counts[i] &&
+                       guarded_buffer_guards_hold(&r),
+                   "rank %d: wrong data", rank);
+        guarded_buffer_free(&s);
+        guarded_buffer_free(&r);
+    }
+}
+
+// One pair of ranks does not agree on the dtype, which has the same size.
+static void dtypes_that_differ(idist_group *world, int rank, int n, void *arg) {
+    idist_opts o = opts_of(world);
+    size_t sends[RANKS_MAX] = {0}, recvs[RANKS_MAX] = {0};
+    float s[3] = {1, 2, 3}, r[3] = {0};
+    (void)arg;
+    if (rank == 0) sends[n - 1] = 3;
+    if (rank == n - 1) recvs[0] = 3;
+    idist_status status =
+        idist_all_to_allv(s, sends, NULL, r, recvs, NULL, rank == 0 ? IDIST_F32 : IDIST_I32, &o);
+    if (status == IDIST_OK) status = idist_barrier(&o);
+    rank_check(status == IDIST_ERR_MISMATCH, "rank %d: got %s", rank, idist_status_name(status));
+    rank_check(strstr(idist_last_error(), "dtype differs") &&
+                   strstr(idist_last_error(), "sends 3 F32") &&
+                   strstr(idist_last_error(), "expects 3 I32"),
+               "the text is: %s", idist_last_error());
+}
+
 // One rank has everything, the others nothing: an algorithm that divides by the average count shows
 // here.
 static void one_rank_has_all(idist_group *world, int rank, int n, void *arg) {
@@ -212,6 +283,14 @@ int main(void) {
     grid_run("gatherv", gatherv, GRID_ONE_WAY | GRID_WIDE | GRID_ROOTED);
     grid_run("scatterv", scatterv, GRID_ONE_WAY | GRID_WIDE | GRID_ROOTED | GRID_BLOCKING);
     grid_run("all_to_allv", all_to_allv, GRID_ONE_WAY | GRID_WIDE | GRID_NO_IN_PLACE);
+    grid_run("all_to_allv in place", all_to_allv_in_place, GRID_ONE_WAY | GRID_WIDE);
+    for (int a = 0; a < N_ALGORITHMS; a++) {
+        idist_desc d = desc_with("auto", algorithm_names[a]);
+        ranks_case(5, &d, dtypes_of_pairs, NULL, "all_to_allv: pairs have dtypes of their own, %s",
+                   algorithm_names[a]);
+        ranks_case_fault(3, &d, dtypes_that_differ, NULL,
+                         "all_to_allv: a pair must agree on it, %s", algorithm_names[a]);
+    }
     ranks_case(4, NULL, one_rank_has_all, NULL, "all_gatherv where one rank has all");
     for (int t = 0; t < N_PLACEMENTS; t++) {
         idist_desc d = desc_with(transport_names[t], "auto");

@@ -215,8 +215,23 @@ idist_status on_device_all_to_allv(const void *send, const size_t *sendcounts,
                                    const size_t *senddispls, void *recv, const size_t *recvcounts,
                                    const size_t *recvdispls, idist_dtype dtype,
                                    const idist_opts *opts) {
-    const size_t *const counts[4] = {sendcounts, senddispls, recvcounts, recvdispls};
+    bool in_place = send && send == recv;
+    const size_t *const counts[4] = {in_place ? recvcounts : sendcounts,
+                                     in_place ? recvdispls : senddispls, recvcounts, recvdispls};
     return v_form(IDIST__ALL_TO_ALLV, send, recv, 0, counts, dtype, -1, 0, opts);
+}
+
+idist_status on_device_reduce_scatterv(const void *send, void *recv, const size_t *recvcounts,
+                                       idist_dtype dtype, idist_op op, const idist_opts *opts) {
+    size_t n = (size_t)idist_group_size(opts ? opts->group : NULL);
+    int rank = idist_group_rank(opts ? opts->group : NULL);
+    idist__call c;
+    idist__call_init(&c, IDIST__REDUCE_SCATTERV, send, recv, rank < 0 ? 0 : recvcounts[rank],
+                     dtype);
+    c.sendcounts = recvcounts;
+    c.op = op;
+    c.check = idist__hash(recvcounts, sizeof *recvcounts * n);
+    return run(&c, opts);
 }
 
 idist_status on_device_send(const void *buf, size_t count, idist_dtype dtype, int dst, int tag,

@@ -41,6 +41,8 @@ idist_status on_device_all_to_allv(const void *send, const size_t *sendcounts,
                                    const size_t *senddispls, void *recv, const size_t *recvcounts,
                                    const size_t *recvdispls, idist_dtype dtype,
                                    const idist_opts *opts);
+idist_status on_device_reduce_scatterv(const void *send, void *recv, const size_t *recvcounts,
+                                       idist_dtype dtype, idist_op op, const idist_opts *opts);
 idist_status on_device_send(const void *buf, size_t count, idist_dtype dtype, int dst, int tag,
                             const idist_opts *opts);
 idist_status on_device_recv(void *buf, size_t count, idist_dtype dtype, int src, int tag,
@@ -64,6 +66,7 @@ idist_status on_device_recv(void *buf, size_t count, idist_dtype dtype, int src,
 #define idist_gatherv on_device_gatherv
 #define idist_scatterv on_device_scatterv
 #define idist_all_to_allv on_device_all_to_allv
+#define idist_reduce_scatterv on_device_reduce_scatterv
 #define idist_send on_device_send
 #define idist_recv on_device_recv
 #endif

@@ -173,7 +173,14 @@ static void v_forms(int r, int n, const idist_opts *o) {
     bad(r, idist_all_to_allv(x, NULL, NULL, y, counts, NULL, IDIST_F32, o));
     bad(r, idist_all_to_allv(x, counts, NULL, y, NULL, NULL, IDIST_F32, o));
     bad(r, idist_all_to_allv(NULL, counts, NULL, y, counts, NULL, IDIST_F32, o));
-    bad(r, idist_all_to_allv(x, counts, NULL, x, counts, NULL, IDIST_F32, o)); // not in place
+    bad(r, idist_all_to_allv(x, counts, NULL, x + 1, counts, NULL, IDIST_F32, o)); // overlap
+    bad(r, idist_all_to_allv(x, counts, NULL, x, NULL, NULL, IDIST_F32, o));
+    bad(r, idist_reduce_scatterv(x, y, NULL, IDIST_F32, IDIST_SUM, o));
+    bad(r, idist_reduce_scatterv(NULL, y, counts, IDIST_F32, IDIST_SUM, o));
+    bad(r, idist_reduce_scatterv(x, NULL, counts, IDIST_F32, IDIST_SUM, o));
+    bad(r, idist_reduce_scatterv(x, y, huge, IDIST_F32, IDIST_SUM, o));
+    bad(r, idist_reduce_scatterv(x, y, counts, IDIST_F32, IDIST_BXOR, o));
+    bad(r, idist_reduce_scatterv(x, x + 2 * r + 1, counts, IDIST_F32, IDIST_SUM, o)); // overlap
     size_t own[RANKS_MAX];
     memcpy(own, counts, sizeof own);
     own[r]++; // what it receives from itself is not what it sends

@@ -25,13 +25,14 @@ enum {
     GATHERV,
     SCATTERV,
     ALL_TO_ALLV,
+    REDUCE_SCATTERV,
     N_OPERATIONS
 };
 
 static const char *const operation_names[N_OPERATIONS] = {
-    "all_reduce", "reduce",      "broadcast",      "barrier",    "all_gather",
-    "gather",     "scatter",     "reduce_scatter", "all_to_all", "scan",
-    "exscan",     "all_gatherv", "gatherv",        "scatterv",   "all_to_allv"};
+    "all_reduce", "reduce",         "broadcast",   "barrier",        "all_gather", "gather",
+    "scatter",    "reduce_scatter", "all_to_all",  "scan",           "exscan",     "all_gatherv",
+    "gatherv",    "scatterv",       "all_to_allv", "reduce_scatterv"};
 
 typedef struct one_call {
     int operation;
@@ -67,6 +68,7 @@ static idist_status make_call(const one_call *c, int n, const unsigned char *s, 
     case ALL_GATHERV: return idist_all_gatherv(s, c->count, r, counts, NULL, c->dtype, o);
     case GATHERV: return idist_gatherv(s, c->count, r, counts, NULL, c->dtype, c->root, o);
     case SCATTERV: return idist_scatterv(s, counts, NULL, r, c->count, c->dtype, c->root, o);
+    case REDUCE_SCATTERV: return idist_reduce_scatterv(s, r, counts, c->dtype, c->op, o);
     default: return idist_all_to_allv(s, counts, NULL, r, counts, NULL, c->dtype, o);
     }
 }
@@ -181,7 +183,7 @@ static void pairs(const setting *s, uint64_t *random_state) {
 
 static bool has_op(int operation) {
     return operation == ALL_REDUCE || operation == REDUCE || operation == REDUCE_SCATTER ||
-           operation == SCAN || operation == EXSCAN;
+           operation == REDUCE_SCATTERV || operation == SCAN || operation == EXSCAN;
 }
 
 static bool has_root(int operation) {

@@ -89,6 +89,9 @@ static inline bool guarded_buffer_untouched(const guarded_buffer *b) {
 // large buffer is filled and compared as a whole.
 #define PAT_PERIOD ((size_t)16381)
 
+enum { N_NUMBERS = IDIST_F8E5M2 + 1 }; // dtypes that are plain numbers; the others are pairs
+enum { ELEMENT_MAX = 5000 };           // bytes of the largest element that the grid moves
+
 static inline uint64_t pattern_bits(int rank, size_t index, uint64_t salt) {
     index %= PAT_PERIOD;
     uint64_t x = ((uint64_t)index + 1) * 0x9E3779B97F4A7C15u +
@@ -99,6 +102,14 @@ static inline uint64_t pattern_bits(int rank, size_t index, uint64_t salt) {
 
 static inline size_t pattern__least(size_t count) {
     return count < PAT_PERIOD ? count : PAT_PERIOD;
+}
+
+// One element, of any size.
+static inline void pattern_element(void *at, size_t esize, int rank, size_t index, uint64_t salt) {
+    uint64_t bits = pattern_bits(rank, index, salt);
+    unsigned char *p = (unsigned char *)at;
+    memcpy(p, &bits, esize < 8 ? esize : 8);
+    for (size_t j = 8; j < esize; j++) p[j] = (unsigned char)(p[j - 8] + j);
 }
 
 static inline void pattern__repeat(unsigned char *p, size_t count, size_t esize) {
@@ -117,10 +128,8 @@ static inline size_t pattern__find_break(const unsigned char *p, size_t count, s
 static inline void pattern_fill(void *buf, size_t first, size_t count, size_t esize, int rank,
                                 uint64_t salt) {
     unsigned char *p = (unsigned char *)buf;
-    for (size_t i = 0; i < pattern__least(count); i++) {
-        uint64_t bits = pattern_bits(rank, first + i, salt);
-        memcpy(p + i * esize, &bits, esize);
-    }
+    for (size_t i = 0; i < pattern__least(count); i++)
+        pattern_element(p + i * esize, esize, rank, first + i, salt);
     pattern__repeat(p, count, esize);
 }
 
@@ -129,9 +138,10 @@ static inline void pattern_fill(void *buf, size_t first, size_t count, size_t es
 static inline size_t pattern_find_wrong(const void *buf, size_t first, size_t count, size_t esize,
                                         int rank, uint64_t salt) {
     const unsigned char *p = (const unsigned char *)buf;
+    unsigned char want[ELEMENT_MAX];
     for (size_t i = 0; i < pattern__least(count); i++) {
-        uint64_t bits = pattern_bits(rank, first + i, salt);
-        if (memcmp(p + i * esize, &bits, esize) != 0) return i;
+        pattern_element(want, esize, rank, first + i, salt);
+        if (memcmp(p + i * esize, want, esize) != 0) return i;
     }
     return pattern__find_break(p, count, esize);
 }
@@ -286,7 +296,7 @@ static inline uint64_t reduced_integer(idist_dtype dtype, idist_op op, int rank,
     uint64_t h = pattern_bits(rank, index, salt);
     if (op == IDIST_AVG)
         return dtype_is_signed(dtype) ? (uint64_t)((int64_t)(h % 21) - 10) : h % 21;
-    if ((op == IDIST_LAND || op == IDIST_LOR) && (h >> 60) < 8) return 0;
+    if ((op == IDIST_LAND || op == IDIST_LOR || op == IDIST_LXOR) && (h >> 60) < 8) return 0;
     return h;
 }
 
@@ -308,6 +318,7 @@ static inline uint64_t reduced_combine(idist_dtype dtype, idist_op op, uint64_t 
     case IDIST_BXOR: return a ^ b;
     case IDIST_LAND: return a != 0 && b != 0;
     case IDIST_LOR: return a != 0 || b != 0;
+    case IDIST_LXOR: return (a != 0) != (b != 0);
     default: return a + b;
     }
 }
@@ -319,12 +330,98 @@ static inline double reduced_combine_float(idist_op op, double a, double b) {
     return a + b;
 }
 
+static inline bool dtype_is_pair(idist_dtype d) {
+    return d > IDIST_F8E5M2 && d < IDIST_DTYPE_COUNT;
+}
+
+// What a rank contributes to MINLOC and MAXLOC: few values, so that many are equal.
+static inline void reduced_pair(idist_dtype dtype, int rank, size_t index, uint64_t salt,
+                                double *value, int64_t *at) {
+    uint64_t h = pattern_bits(rank, index, salt) >> 8;
+    bool is_float = dtype == IDIST_F32_I64 || dtype == IDIST_F64_I64;
+    *value = (double)((int)(h % 5) - 2);
+    if (is_float && (h >> 8) % 11 == 0) *value = (double)f32_of_bits(0x7FC00000);
+    *at = (int64_t)((h >> 16) % 1000) - 500;
+}
+
+static inline void reduced_store_pair(void *out, idist_dtype dtype, double value, int64_t at) {
+    idist_f32_i64 f = {(float)value, at};
+    idist_f64_i64 d = {value, at};
+    idist_i32_i64 i = {value == value ? (int32_t)value : 0, at};
+    idist_i64_i64 l = {value == value ? (int64_t)value : 0, at};
+    memset(out, 0, idist_dtype_size(dtype)); // the padding
+    switch (dtype) {
+    case IDIST_F32_I64:
+        memcpy(out, &f.value, sizeof f.value);
+        memcpy((char *)out + offsetof(idist_f32_i64, index), &at, sizeof at);
+        break;
+    case IDIST_F64_I64: memcpy(out, &d, sizeof d); break;
+    case IDIST_I32_I64:
+        memcpy(out, &i.value, sizeof i.value);
+        memcpy((char *)out + offsetof(idist_i32_i64, index), &at, sizeof at);
+        break;
+    default: memcpy(out, &l, sizeof l); break;
+    }
+}
+
+static inline void reduced_expected_pair(void *out, idist_dtype dtype, idist_op op, int lo, int hi,
+                                         size_t index, uint64_t salt) {
+    double best, value;
+    int64_t best_at, at;
+    reduced_pair(dtype, lo, index, salt, &best, &best_at);
+    for (int k = lo + 1; k < hi; k++) {
+        reduced_pair(dtype, k, index, salt, &value, &at);
+        bool nan = value != value, best_is_nan = best != best;
+        bool equal = nan == best_is_nan && (nan || (value <= best && value >= best));
+        bool better =
+            nan ? !best_is_nan : !best_is_nan && (op == IDIST_MINLOC ? value < best : value > best);
+        if (better || (equal && at < best_at)) {
+            best = value;
+            best_at = at;
+        }
+    }
+    reduced_store_pair(out, dtype, best, best_at);
+}
+
+// A program's own dtype and op: bytes at even places are added, of the others the largest stays. A
+// part of an element, or elements that are cut elsewhere, give another result.
+static inline void reduced_user_fn(const void *in, void *inout, size_t count, idist_dtype dtype,
+                                   void *arg) {
+    const unsigned char *a = (const unsigned char *)in;
+    unsigned char *b = (unsigned char *)inout;
+    size_t esize = idist_dtype_size(dtype);
+    (void)arg;
+    for (size_t i = 0; i < count; i++, a += esize, b += esize)
+        for (size_t j = 0; j < esize; j++) {
+            if (j % 2 == 0) b[j] = (unsigned char)(a[j] + b[j]);
+            else if (a[j] > b[j]) b[j] = a[j];
+        }
+}
+
+static inline void reduced_expected_user(void *out, idist_dtype dtype, int lo, int hi, size_t index,
+                                         uint64_t salt) {
+    unsigned char more[ELEMENT_MAX];
+    size_t esize = idist_dtype_size(dtype);
+    pattern_element(out, esize, lo, index, salt);
+    for (int k = lo + 1; k < hi; k++) {
+        pattern_element(more, esize, k, index, salt);
+        reduced_user_fn(more, out, 1, dtype, NULL);
+    }
+}
+
 static inline void reduced_fill(void *buf, idist_dtype dtype, idist_op op, int n, size_t first,
                                 size_t count, int rank, uint64_t salt) {
     unsigned char *p = (unsigned char *)buf;
     size_t esize = idist_dtype_size(dtype);
     for (size_t i = 0; i < pattern__least(count); i++) {
-        if (dtype_is_float(dtype)) {
+        if (dtype_is_pair(dtype)) {
+            double value;
+            int64_t at;
+            reduced_pair(dtype, rank, first + i, salt, &value, &at);
+            reduced_store_pair(p + i * esize, dtype, value, at);
+        } else if (dtype >= IDIST_DTYPE_USER) {
+            pattern_element(p + i * esize, esize, rank, first + i, salt);
+        } else if (dtype_is_float(dtype)) {
             store_double(p + i * esize, dtype, reduced_float(dtype, op, n, rank, first + i, salt));
         } else {
             uint64_t v = reduced_integer(dtype, op, rank, first + i, salt);
@@ -337,6 +434,14 @@ static inline void reduced_fill(void *buf, idist_dtype dtype, idist_op op, int n
 // One element of the reduction over ranks lo .. hi-1, written to out.
 static inline void reduced_expected(void *out, idist_dtype dtype, idist_op op, int n, int lo,
                                     int hi, size_t index, uint64_t salt) {
+    if (dtype_is_pair(dtype)) {
+        reduced_expected_pair(out, dtype, op, lo, hi, index, salt);
+        return;
+    }
+    if (dtype >= IDIST_DTYPE_USER) {
+        reduced_expected_user(out, dtype, lo, hi, index, salt);
+        return;
+    }
     if (dtype_is_float(dtype)) {
         double acc = reduced_float(dtype, op, n, lo, index, salt);
         for (int k = lo + 1; k < hi; k++)
@@ -345,7 +450,7 @@ static inline void reduced_expected(void *out, idist_dtype dtype, idist_op op, i
         return;
     }
     uint64_t acc = reduced_widen(dtype, reduced_integer(dtype, op, lo, index, salt));
-    if (hi - lo == 1 && (op == IDIST_LAND || op == IDIST_LOR)) acc = acc != 0;
+    if (hi - lo == 1 && (op == IDIST_LAND || op == IDIST_LOR || op == IDIST_LXOR)) acc = acc != 0;
     for (int k = lo + 1; k < hi; k++)
         acc = reduced_widen(dtype,
                             reduced_combine(dtype, op, acc,
@@ -360,7 +465,7 @@ static inline size_t reduced_find_wrong(const void *buf, idist_dtype dtype, idis
                                         int lo, int hi, size_t first, size_t count, uint64_t salt) {
     const unsigned char *p = (const unsigned char *)buf;
     size_t esize = idist_dtype_size(dtype);
-    unsigned char want[8] = {0};
+    unsigned char want[ELEMENT_MAX] = {0};
     for (size_t i = 0; i < pattern__least(count); i++) {
         reduced_expected(want, dtype, op, n, lo, hi, first + i, salt);
         if (memcmp(p + i * esize, want, esize) != 0) return i;
@@ -369,6 +474,8 @@ static inline size_t reduced_find_wrong(const void *buf, idist_dtype dtype, idis
 }
 
 static inline bool op_allowed(idist_op op, idist_dtype dtype) {
+    bool is_loc = op == IDIST_MINLOC || op == IDIST_MAXLOC;
+    if (dtype_is_pair(dtype) || is_loc) return dtype_is_pair(dtype) && is_loc;
     return !dtype_is_float(dtype) || op <= IDIST_AVG;
 }
 
@@ -382,6 +489,7 @@ typedef struct grid_case {
     size_t count;
     idist_dtype dtype;
     idist_op op;
+    idist_op user_op; // for dtypes of our own
     bool in_place;
     bool async;
     size_t misalign; // of the buffers, 0 or 1 byte
@@ -458,9 +566,10 @@ static inline void grid_check_pattern(const grid_case *c, const void *buf, size_
     size_t i = pattern_find_wrong(buf, first, count, esize, rank, c->salt);
     if (i == count) return;
     char got[40] = "", want[40] = "";
-    uint64_t bits = pattern_bits(rank, first + i, c->salt);
+    unsigned char element[ELEMENT_MAX];
+    pattern_element(element, esize, rank, first + i, c->salt);
     grid_hex((const unsigned char *)buf + i * esize, esize, got);
-    grid_hex(&bits, esize, want);
+    grid_hex(element, esize, want);
     grid_fail(c, "element %zu of %zu from rank %d: got 0x%s expected 0x%s", i, count, rank, got,
               want);
 }
@@ -472,7 +581,7 @@ static inline void grid_check_reduced(const grid_case *c, const void *buf, int l
     size_t i = reduced_find_wrong(buf, c->dtype, c->op, c->n, lo, hi, first, count, c->salt);
     if (i == count) return;
     char got[40] = "", text[40] = "";
-    unsigned char want[8] = {0};
+    unsigned char want[ELEMENT_MAX] = {0};
     reduced_expected(want, c->dtype, c->op, c->n, lo, hi, first + i, c->salt);
     grid_hex((const unsigned char *)buf + i * esize, esize, got);
     grid_hex(want, esize, text);
@@ -520,9 +629,11 @@ static inline void grid__run_case(grid_case *c, const grid_plan *plan, unsigned 
     c->dtype = (idist_dtype)dtype;
     c->op = IDIST_SUM;
     if (plan->flags & GRID_REDUCES) {
-        c->op = (idist_op)((h >> 8) % IDIST_OP_COUNT);
+        c->op = (idist_op)((h >> 8) % IDIST_MINLOC);
         if (!op_allowed(c->op, c->dtype)) c->op = (idist_op)((h >> 16) % IDIST_AVG);
         if (c->op == IDIST_AVG && (plan->flags & GRID_NO_AVG)) c->op = IDIST_SUM;
+        if (dtype_is_pair(c->dtype)) c->op = (h >> 8) % 2 ? IDIST_MINLOC : IDIST_MAXLOC;
+        if (c->dtype >= IDIST_DTYPE_USER) c->op = c->user_op;
     }
     c->root = plan->flags & GRID_ROOTED ? (int)((h >> 24) % (uint64_t)c->n) : 0;
     c->in_place = in_place;
@@ -558,7 +669,7 @@ static inline void grid__borders(grid_case *c, const grid_plan *plan, unsigned *
                      middle[3] = {IDIST_U32, IDIST_F16, IDIST_F64},
                      large[3] = {IDIST_I64, IDIST_F32, IDIST_F64};
     const size_t m = (size_t)c->n, div = plan->flags & GRID_WIDE ? m : 1;
-    for (int d = 0; d < IDIST_DTYPE_COUNT; d++) {
+    for (int d = 0; d < N_NUMBERS; d++) {
         const int same[3] = {d, d, d};
         grid__border(c, plan, number, 4096, same);
     }
@@ -570,6 +681,27 @@ static inline void grid__borders(grid_case *c, const grid_plan *plan, unsigned *
     grid__border(c, plan, number, (128 << 10) / div, middle);
     grid__border(c, plan, number, (384 << 10) / div, large);
     if (plan->large) grid__border(c, plan, number, (2 << 20) / div, large);
+}
+
+// Pairs, and elements that only the program knows: small ones, one of several cache lines, and one
+// larger than the pieces in which the library reduces.
+static inline void grid__elements(grid_case *c, const grid_plan *plan, unsigned *number) {
+    static const size_t sizes[4] = {3, 24, 200, ELEMENT_MAX};
+    const size_t m = (size_t)c->n, div = plan->flags & GRID_WIDE ? m : 1;
+    const size_t counts[4] = {1, m + 1, 1000 / div, (size_t)40000 / div};
+    for (int i = 0; i < 4; i++) {
+        for (int d = N_NUMBERS; d < IDIST_DTYPE_COUNT; d++)
+            grid__run_case(c, plan, number, i < 3 ? counts[i] : 0, d, (d + i) % 2 == 0);
+        char name[16];
+        idist_dtype dtype = IDIST_DTYPE_COUNT;
+        snprintf(name, sizeof name, "of %zu bytes", sizes[i]);
+        rank_ok(c->rank, idist_dtype_create(sizes[i], name, c->world, &dtype));
+        for (int k = 0; k < 4; k++) {
+            if (counts[k] * sizes[i] > (600 << 10)) continue;
+            grid__run_case(c, plan, number, counts[k], (int)dtype, (k + i) % 2 == 0);
+        }
+        rank_ok(c->rank, idist_dtype_free(dtype, c->world));
+    }
 }
 
 static inline void grid__rank(idist_group *world, int rank, int n, void *arg) {
@@ -584,10 +716,12 @@ static inline void grid__rank(idist_group *world, int rank, int n, void *arg) {
     c.n = n;
     c.rank = rank;
     c.where = plan->where;
+    rank_ok(rank, idist_op_create(reduced_user_fn, NULL, true, world, &c.user_op));
+    grid__elements(&c, plan, &number);
     for (int k = 0; k < 7; k++) {
         bool again = false;
         for (int j = 0; j < k; j++) again = again || small[j] == small[k];
-        for (int d = 0; d < IDIST_DTYPE_COUNT && !again; d++) {
+        for (int d = 0; d < N_NUMBERS && !again; d++) {
             grid__run_case(&c, plan, &number, small[k], d, false);
             grid__run_case(&c, plan, &number, small[k], d, true);
         }

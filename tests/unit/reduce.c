@@ -97,6 +97,7 @@ static uint64_t ref_int(idist_op op, idist_dtype d, uint64_t x, uint64_t y) {
     case IDIST_BXOR: return x ^ y;
     case IDIST_LAND: return x && y;
     case IDIST_LOR: return x || y;
+    case IDIST_LXOR: return !x != !y;
     default: store(d, wrapped, x + y); return load(d, wrapped);
     }
 }
@@ -116,11 +117,12 @@ static void ref_many(unsigned char *want, unsigned char *const *in, int n, size_
                      idist_op op, int divide_by) {
     size_t at = i * idist_dtype_size(d);
     uint64_t x = load(d, in[0] + at);
-    if (n == 1 && !divide_by && op != IDIST_LAND && op != IDIST_LOR) {
+    bool logical = op == IDIST_LAND || op == IDIST_LOR || op == IDIST_LXOR;
+    if (n == 1 && !divide_by && !logical) {
         memcpy(want, in[0] + at, idist_dtype_size(d)); // a copy: a signalling NaN stays one
         return;
     }
-    if (n == 1 && (op == IDIST_LAND || op == IDIST_LOR)) x = x != 0;
+    if (n == 1 && logical) x = x != 0;
     for (int k = 1; k < n; k++) {
         uint64_t y = load(d, in[k] + at);
         x = dtype_is_float(d) ? ref_float(op, d, x, y) : ref_int(op, d, x, y);
@@ -135,7 +137,7 @@ static void ref_many(unsigned char *want, unsigned char *const *in, int n, size_
 // Every other element is random bits, the others are near what is special: 0, 1, infinity, the
 // NaNs, the largest, each with both signs. As integers these are small and extreme values.
 static uint64_t draw(idist_dtype d, uint64_t *state) {
-    static const int exponent_bits[IDIST_DTYPE_COUNT - IDIST_F16] = {5, 8, 8, 11, 4, 5};
+    static const int exponent_bits[N_NUMBERS - IDIST_F16] = {5, 8, 8, 11, 4, 5};
     size_t bits = 8 * idist_dtype_size(d);
     uint64_t r = tap_rand(state), sign = (r >> 8 & 1) << (bits - 1), infinity = 0, one = 1;
     if (r & 1) return tap_rand(state);
@@ -315,11 +317,11 @@ int main(void) {
             continue;
         }
         idist__reduce_use((idist__isa)isa);
-        for (int d = 0; d < IDIST_DTYPE_COUNT; d++)
-            for (int op = 0; op < IDIST_OP_COUNT; op++)
+        for (int d = 0; d < N_NUMBERS; d++)
+            for (int op = 0; op < IDIST_MINLOC; op++)
                 test_many((idist__isa)isa, (idist_dtype)d, (idist_op)op);
         test_hundreds((idist__isa)isa);
-        for (int d = 0; d < IDIST_DTYPE_COUNT; d++)
+        for (int d = 0; d < N_NUMBERS; d++)
             if (is_narrow((idist_dtype)d)) test_conversions((idist__isa)isa, (idist_dtype)d);
     }
     for (int k = 0; k <= MAX_N; k++) free(memory[k]), free(before[k]);

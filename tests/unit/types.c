@@ -21,14 +21,16 @@ static bool is_signed(int dtype) {
 // floats of 16 and 8 bits
 //------------------------------------------------------------------------------
 
+enum { N_NUMBERS = IDIST_F8E5M2 + 1 }; // dtypes that are plain numbers; the others are pairs
+
 static const struct narrow_format {
     int bits, mantissa_bits, bias;
     int special;    // the first code that is no finite number
     bool saturates; // what is too large becomes the largest finite number
-} formats[IDIST_DTYPE_COUNT] = {[IDIST_F16] = {16, 10, 15, 0x7c00, false},
-                                [IDIST_BF16] = {16, 7, 127, 0x7f80, false},
-                                [IDIST_F8E4M3] = {8, 3, 7, 0x7f, true},
-                                [IDIST_F8E5M2] = {8, 2, 15, 0x7c, true}};
+} formats[N_NUMBERS] = {[IDIST_F16] = {16, 10, 15, 0x7c00, false},
+                        [IDIST_BF16] = {16, 7, 127, 0x7f80, false},
+                        [IDIST_F8E4M3] = {8, 3, 7, 0x7f, true},
+                        [IDIST_F8E5M2] = {8, 2, 15, 0x7c, true}};
 
 static bool is_narrow(int dtype) { return formats[dtype].bits != 0; }
 
@@ -50,10 +52,10 @@ static double narrow_decode(int dtype, int code) {
            power_of_two(exponent - f->bias - f->mantissa_bits);
 }
 
-static double narrow_values[IDIST_DTYPE_COUNT][65536];
+static double narrow_values[N_NUMBERS][65536];
 
 static void narrow_fill_table(void) {
-    for (int dtype = 0; dtype < IDIST_DTYPE_COUNT; dtype++)
+    for (int dtype = 0; dtype < N_NUMBERS; dtype++)
         for (int i = 0; is_narrow(dtype) && i < 1 << formats[dtype].bits; i++)
             narrow_values[dtype][i] = narrow_decode(dtype, i);
 }
@@ -127,6 +129,7 @@ static uint64_t reduce_bits(int op, bool with_sign, uint64_t a, uint64_t b) {
     case IDIST_BOR: return a | b;
     case IDIST_BXOR: return a ^ b;
     case IDIST_LAND: return a && b;
+    case IDIST_LXOR: return !a != !b;
     default: return a || b;
     }
 }
@@ -289,11 +292,24 @@ static void test_dtypes(void) {
         size_t size;
         const char *name;
     } table[IDIST_DTYPE_COUNT] = {
-        {IDIST_I8, 1, "I8"},         {IDIST_U8, 1, "U8"},         {IDIST_I16, 2, "I16"},
-        {IDIST_U16, 2, "U16"},       {IDIST_I32, 4, "I32"},       {IDIST_U32, 4, "U32"},
-        {IDIST_I64, 8, "I64"},       {IDIST_U64, 8, "U64"},       {IDIST_F16, 2, "F16"},
-        {IDIST_BF16, 2, "BF16"},     {IDIST_F32, 4, "F32"},       {IDIST_F64, 8, "F64"},
-        {IDIST_F8E4M3, 1, "F8E4M3"}, {IDIST_F8E5M2, 1, "F8E5M2"},
+        {IDIST_I8, 1, "I8"},
+        {IDIST_U8, 1, "U8"},
+        {IDIST_I16, 2, "I16"},
+        {IDIST_U16, 2, "U16"},
+        {IDIST_I32, 4, "I32"},
+        {IDIST_U32, 4, "U32"},
+        {IDIST_I64, 8, "I64"},
+        {IDIST_U64, 8, "U64"},
+        {IDIST_F16, 2, "F16"},
+        {IDIST_BF16, 2, "BF16"},
+        {IDIST_F32, 4, "F32"},
+        {IDIST_F64, 8, "F64"},
+        {IDIST_F8E4M3, 1, "F8E4M3"},
+        {IDIST_F8E5M2, 1, "F8E5M2"},
+        {IDIST_F32_I64, sizeof(idist_f32_i64), "F32_I64"},
+        {IDIST_F64_I64, sizeof(idist_f64_i64), "F64_I64"},
+        {IDIST_I32_I64, sizeof(idist_i32_i64), "I32_I64"},
+        {IDIST_I64_I64, sizeof(idist_i64_i64), "I64_I64"},
     };
     for (int i = 0; i < IDIST_DTYPE_COUNT; i++) {
         tap_is(table[i].dtype, i, "%s has the value %d", table[i].name, i);
@@ -308,8 +324,9 @@ static void test_dtypes(void) {
 }
 
 static void test_ops(void) {
-    static const char *const names[IDIST_OP_COUNT] = {"SUM",  "PROD", "MIN",  "MAX",  "AVG",
-                                                      "BAND", "BOR",  "BXOR", "LAND", "LOR"};
+    static const char *const names[IDIST_OP_COUNT] = {"SUM",  "PROD",   "MIN",   "MAX",  "AVG",
+                                                      "BAND", "BOR",    "BXOR",  "LAND", "LOR",
+                                                      "LXOR", "MINLOC", "MAXLOC"};
     for (int i = 0; i < IDIST_OP_COUNT; i++)
         tap_ok(strcmp(idist_op_name((idist_op)i), names[i]) == 0, "name of %s", names[i]);
     tap_ok(idist_op_name(IDIST_OP_COUNT) != NULL, "no op has a name that is not NULL");
@@ -374,6 +391,48 @@ static void test_inference(void) {
     tap_is(IDIST_DTYPE(&f), IDIST_F32, "IDIST_DTYPE of const float");
 }
 
+// MINLOC and MAXLOC: ties, NaNs, and operands in either order.
+static void test_locations(void) {
+    const float nan = (float)NAN;
+    static const int64_t big = (int64_t)1 << 40;
+    struct {
+        idist_f32_i64 in, inout, least, most;
+        const char *what;
+    } cases[] = {
+        {{1, 5}, {2, 3}, {1, 5}, {2, 3}, "in has the smaller value"},
+        {{2, 3}, {1, 5}, {1, 5}, {2, 3}, "inout has the smaller value"},
+        {{4, big}, {4, -1}, {4, -1}, {4, -1}, "of equal values the lower index wins"},
+        {{4, -1}, {4, big}, {4, -1}, {4, -1}, "also in the other order"},
+        {{-0.0f, 2}, {0.0f, 1}, {0.0f, 1}, {0.0f, 1}, "both zeros are equal"},
+        {{nan, 7}, {1, 1}, {nan, 7}, {nan, 7}, "a NaN in `in` wins"},
+        {{1, 1}, {nan, 7}, {nan, 7}, {nan, 7}, "a NaN in `inout` wins"},
+        {{nan, 7}, {nan, 3}, {nan, 3}, {nan, 3}, "of two NaNs the lower index wins"},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        idist_f32_i64 least = cases[i].inout, most = cases[i].inout;
+        tap_is(idist_reduce_local(&cases[i].in, &least, 1, IDIST_F32_I64, IDIST_MINLOC), IDIST_OK,
+               "MINLOC");
+        tap_is(idist_reduce_local(&cases[i].in, &most, 1, IDIST_F32_I64, IDIST_MAXLOC), IDIST_OK,
+               "MAXLOC");
+        tap_ok(memcmp(&least.value, &cases[i].least.value, 4) == 0 &&
+                   least.index == cases[i].least.index,
+               "MINLOC: %s (%g, %lld)", cases[i].what, (double)least.value, (long long)least.index);
+        tap_ok(memcmp(&most.value, &cases[i].most.value, 4) == 0 &&
+                   most.index == cases[i].most.index,
+               "MAXLOC: %s (%g, %lld)", cases[i].what, (double)most.value, (long long)most.index);
+    }
+    idist_i64_i64 a = {INT64_MIN, 1}, b = {INT64_MAX, 2};
+    tap_ok(idist_reduce_local(&b, &a, 1, IDIST_I64_I64, IDIST_MAXLOC) == IDIST_OK &&
+               a.value == INT64_MAX && a.index == 2,
+           "MAXLOC of 64 bits is exact");
+    tap_is(idist_reduce_local(&b, &a, 1, IDIST_I64_I64, IDIST_SUM), IDIST_ERR_ARG,
+           "pairs have no sum: %s", idist_last_error());
+    tap_is(idist_reduce_local(&b, &a, 1, IDIST_I64, IDIST_MAXLOC), IDIST_ERR_ARG,
+           "MAXLOC takes pairs only: %s", idist_last_error());
+    tap_is(IDIST_DTYPE(&a), IDIST_I64_I64, "IDIST_DTYPE of idist_i64_i64");
+    tap_is(IDIST_DTYPE(&cases[0].in), IDIST_F32_I64, "IDIST_DTYPE of idist_f32_i64");
+}
+
 int main(void) {
     tap_deadline(60);
     narrow_fill_table();
@@ -383,9 +442,10 @@ int main(void) {
     test_statuses();
     test_inference();
     test_misuse();
-    for (int dtype = 0; dtype < IDIST_DTYPE_COUNT; dtype++)
-        for (int op = 0; op < IDIST_OP_COUNT; op++) test_pair(op, dtype);
-    for (int dtype = 0; dtype < IDIST_DTYPE_COUNT; dtype++) {
+    test_locations();
+    for (int dtype = 0; dtype < N_NUMBERS; dtype++)
+        for (int op = 0; op < IDIST_MINLOC; op++) test_pair(op, dtype);
+    for (int dtype = 0; dtype < N_NUMBERS; dtype++) {
         if (!is_narrow(dtype)) continue;
         test_keeps_values(dtype);
         for (int op = IDIST_SUM; op <= IDIST_MAX; op++) test_narrow_random(dtype, op);
