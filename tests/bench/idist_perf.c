@@ -15,7 +15,7 @@
 // is compared with a value computed from its place.
 //
 // With -s the measurement is that of rule.h instead, the same as for the peers (make bench-peers),
-// with its CSV lines.
+// with its CSV lines. rate, bw and bibw, which send windows of messages, are measured only so.
 #ifndef IDIST_IMPLEMENTATION
 #define IDIST_IMPLEMENTATION
 #endif
@@ -43,6 +43,9 @@ typedef enum perf_op {
     BARRIER,
     SENDRECV,
     SCAN,
+    RATE, // this one and those that follow: by rule.h only
+    BW,
+    BIBW,
     N_OPS
 } perf_op;
 
@@ -70,6 +73,9 @@ static const perf_kind kinds[N_OPS] = {
     {"barrier", false, false, false, false, false, NEVER},
     {"sendrecv", false, false, false, false, false, NEVER},
     {"scan", false, true, false, false, false, SAME},
+    {"rate", false, false, false, false, false, NEVER},
+    {"bw", false, false, false, false, false, NEVER},
+    {"bibw", false, false, false, false, false, NEVER},
 };
 
 typedef struct options {
@@ -83,6 +89,7 @@ typedef struct options {
     int in_place;   // 1, 0, or -1 when not given
     bool own_alloc; // buffers from idist_alloc
     bool by_rule;   // measure by rule.h
+    bool grouped;   // windows between idist_group_begin and idist_group_end
     rule_options rule;
 } options;
 
@@ -129,7 +136,11 @@ static const char usage_text[] =
     "  -a         the same as -m idist\n"
     "  --json     one JSON object instead of the table\n"
     "  --help     this text\n"
-    "measured like the peers, F32, SUM, root 0, with CSV lines; -op, -n and -a of the above, and\n";
+    "measured like the peers, F32, SUM, root 0, with CSV lines; -op, -n and -a of the above, and\n"
+    "  -op NAME   also rate (pairs of ranks), bw and bibw (2 ranks): windows of 64 messages, like "
+    "osu_mbw_mr,\n"
+    "             osu_bw and osu_bibw; the time is that of one message\n"
+    "  -g         their windows between idist_group_begin and idist_group_end (else: requests)\n";
 
 static void print_usage(void) {
     fputs(usage_text, stdout);
@@ -213,7 +224,7 @@ static bool parse_option(options *o, const char *name, const char *text) {
 static void check_rule_options(options *o) {
     if (o->json || o->in_place >= 0 || o->dtype != IDIST_F32 || o->reduction != IDIST_SUM ||
         o->root != 0)
-        fail_usage("-s, -x, -l: go with -op, -n and -a only");
+        fail_usage("-s, -x, -l: go with -op, -n, -a and -g only");
     if (rule_option(&o->rule, "-op", kinds[o->op].name))
         fail_usage("-op %s: not one that the peers have", kinds[o->op].name);
 }
@@ -221,6 +232,9 @@ static void check_rule_options(options *o) {
 static void check_options(const options *o) {
     in_place rule = kinds[o->op].in_place;
     bool bits = o->reduction >= IDIST_BAND && o->reduction <= IDIST_LOR;
+    if (o->op >= RATE && !o->by_rule)
+        fail_usage("-op %s: the sizes of its messages come with -s", kinds[o->op].name);
+    if (o->grouped && o->op < RATE) fail_usage("-g: goes with -op rate, bw and bibw only");
     if (o->min_nbytes > o->max_nbytes)
         fail_usage("-b %zu is above -e %zu", o->min_nbytes, o->max_nbytes);
     if (rule == NEVER && o->in_place == 1)
@@ -234,10 +248,18 @@ static void check_options(const options *o) {
 }
 
 static options parse_options(int argc, char **argv) {
-    options o = {ALL_REDUCE, 0,         4,         (size_t)16 << 20,
-                 4,          IDIST_F32, IDIST_SUM, 5,
-                 20,         0,         true,      false,
-                 -1,         false,     false,     {RULE_ALL_REDUCE, 0, 0, 0, 0, {0}}};
+    options o;
+    memset(&o, 0, sizeof o);
+    o.op = ALL_REDUCE;
+    o.min_nbytes = 4;
+    o.max_nbytes = (size_t)16 << 20;
+    o.factor = 4;
+    o.dtype = IDIST_F32;
+    o.reduction = IDIST_SUM;
+    o.warmup = 5;
+    o.iterations = 20;
+    o.check = true;
+    o.in_place = -1;
     bool min_given = false, max_given = false;
     for (int i = 1; i < argc; i++) {
         const char *name = argv[i];
@@ -245,8 +267,9 @@ static options parse_options(int argc, char **argv) {
             print_usage();
             exit(0);
         }
-        if (strcmp(name, "--json") == 0 || strcmp(name, "-a") == 0) {
+        if (strcmp(name, "--json") == 0 || strcmp(name, "-a") == 0 || strcmp(name, "-g") == 0) {
             if (name[1] == 'a') o.own_alloc = true;
+            else if (name[1] == 'g') o.grouped = true;
             else o.json = true;
             continue;
         }
@@ -644,6 +667,57 @@ static int rule_call_idist(const rule_library *lib, const rule_call *c) {
     return said(rule_op_names[c->op], status);
 }
 
+// With requests, which are counted in *n; or, when requests is NULL, between group_begin and
+// group_end.
+static idist_status start_window(const rule_call *c, idist_request *requests, size_t *n) {
+    idist_status status = IDIST_OK;
+    idist_opts opts;
+    memset(&opts, 0, sizeof opts);
+
+    for (int i = 0; !status && c->receives && i < RULE_WINDOW; i++) {
+        if (requests) opts.request = &requests[*n];
+        status = idist_recv(c->recv + c->slot[i], c->count, IDIST_F32, c->partner, 0, NULL, &opts);
+        if (!status) ++*n;
+    }
+
+    for (int i = 0; !status && c->sends && i < RULE_WINDOW; i++) {
+        if (requests) opts.request = &requests[*n];
+        status = idist_send(c->send + c->slot[i], c->count, IDIST_F32, c->partner, 0, &opts);
+        if (!status) ++*n;
+    }
+    return status;
+}
+
+static idist_status answer_window(const rule_call *c) {
+    if (c->sends && c->receives) return IDIST_OK;
+    if (c->sends) return idist_recv(c->recv, 1, IDIST_F32, c->partner, 1, NULL, NULL);
+    return idist_send(c->send, 1, IDIST_F32, c->partner, 1, NULL);
+}
+
+static int rule_window_requests(const rule_library *lib, const rule_call *c) {
+    idist_request requests[2 * RULE_WINDOW];
+    size_t n = 0;
+    idist_status status = start_window(c, requests, &n);
+    idist_status waited = idist_wait_all(requests, n);
+    (void)lib;
+    if (!status) status = waited;
+    if (!status) status = answer_window(c);
+    return said(rule_op_names[c->op], status);
+}
+
+static int rule_window_group(const rule_library *lib, const rule_call *c) {
+    size_t n = 0;
+    idist_status status = idist_group_begin();
+    (void)lib;
+    if (!status) {
+        status = start_window(c, NULL, &n);
+        idist_status ended = idist_group_end();
+        if (!status) status = ended;
+    }
+    if (!status) status = answer_window(c);
+    return said(rule_op_names[c->op], status);
+}
+
 static int rule_barrier_idist(const rule_library *lib) {
     (void)lib;
     return said("barrier", idist_barrier(NULL));
@@ -671,10 +745,12 @@ static int run_rule(const options *o) {
     lib.rank = idist_get_rank();
     lib.n = idist_get_world_size();
     lib.call = rule_call_idist;
+    lib.window = o->grouped ? rule_window_group : rule_window_requests;
     lib.barrier = rule_barrier_idist;
     lib.max = rule_max_idist;
     if (o->own_alloc) lib.alloc = rule_alloc_idist, lib.free = rule_free_idist;
-    return rule_run(&lib, &o->rule) != 0;
+    int rc = rule_run(&lib, &o->rule);
+    return rc == RULE_REFUSED ? 2 : rc != 0;
 }
 
 static int worker(int local_rank, void *arg) {

@@ -36,6 +36,40 @@ for op in all_reduce broadcast all_gather reduce_scatter all_to_all barrier send
         "by their rule: $op has lines"
 done
 ok_run 0 "by the rule of the peers: buffers from idist_alloc" 60 "$PERF" -n 2 -s 64K -x b2b -a -l 50
+# Windows of messages. 20 B is no multiple of a cache line; messages of 5M share buffers.
+windows_run() { # NAME OPS RANKS SIZES COMMAND...
+    local name=$1 ops=$2 n=$3 sizes=$4 op lines
+    shift 4
+    for op in $ops; do
+        ok_run 0 "$name: $op, $n ranks" 60 "$@" -op "$op" -s "$sizes" -l 50
+        lines=$(grep -cE "^$op,(barrier|b2b),$n,[0-9]+,[0-9.]+,[0-9.]+\$" "$WORK/log")
+        ok $((lines != 2 * $(tr , '\n' <<<"$sizes" | wc -l))) \
+            "$name: $op, $n ranks: a line for each size and mode" || diag <"$WORK/log"
+    done
+}
+for transport in auto tcp; do
+    for grouped in "" -g; do
+        # shellcheck disable=SC2086 # nothing or -g
+        windows_run "windows over $transport${grouped:+ $grouped}" "rate bw bibw" 2 4,20,4K,100K \
+            env IDIST_TRANSPORT=$transport "$PERF" -n 2 $grouped
+    done
+    windows_run "windows over $transport" rate 4 8,64K env IDIST_TRANSPORT=$transport "$PERF" -n 4
+done
+windows_run "windows of large messages" "bw bibw" 2 5M "$PERF" -n 2
+windows_run "windows in buffers from idist_alloc" "rate bibw" 2 20,64K "$PERF" -n 2 -a
+for mpi in openmpi mpich; do
+    if command -v mpicc.$mpi >/dev/null && command -v mpiexec.$mpi >/dev/null; then
+        mpiexec=(mpiexec.mpich)
+        [ $mpi = mpich ] || mpiexec=(mpiexec.openmpi --allow-run-as-root --oversubscribe)
+        ok_run 0 "peer_mpi builds: $mpi" 60 mpicc.$mpi -O2 tests/bench/peer_mpi.c \
+            -o "$WORK/peer_$mpi"
+        windows_run "windows over $mpi" "rate bw bibw" 2 4,20,100K \
+            "${mpiexec[@]}" -n 2 "$WORK/peer_$mpi"
+    else
+        skip "windows over $mpi" "it is not installed"
+    fi
+done
+
 ok_run 0 "by the rule of the peers: start" 60 "$PERF" -n 4 -x start -l 50
 ok_run 0 "a world of 1" 60 "$PERF" -n 1 -e 1K -i 2
 run_ranks 2 60 "$PERF" -e 1K -i 2
@@ -53,7 +87,8 @@ for bad in "-x 1" "-n 0" "-n" "-b 0" "-b 4X" "-b 8 -e 4" "-f 1" "-d F31" "-o NOT
     "-i 0" "-r 2 -n 2" \
     "-o BAND" "-op scan -o AVG" "-op sendrecv -p in" "-op broadcast -p out" "words" "-s 4,,8" \
     "-s 4X" \
-    "-x never" "-l 0" "-s 4 -op scan" "-s 4 -d F64"; do
+    "-x never" "-l 0" "-s 4 -op scan" "-s 4 -d F64" "-op rate" "-op rate -b 4" "-s 4 -g" \
+    "-op rate -n 3 -s 4" "-op bw -n 4 -s 4" "-op bibw -n 1 -s 4"; do
     # shellcheck disable=SC2086 # words are meant to split
     ok_run 2 "refused: $bad" 10 "$PERF" $bad
 done

@@ -14,8 +14,22 @@
 //     buffers    on page boundaries, written before. all_reduce in place, broadcast has one buffer,
 //     the others from one
 //                buffer to another. sendrecv goes to the next rank and comes from the one before.
+//     rate, bw, bibw
+//                the loops of osu_mbw_mr, osu_bw and osu_bibw. Rank i of the lower half and rank
+//                i + n/2 are a pair. A call is a window of 64 messages, which the lower rank starts
+//                to send, and the upper one to receive, before either waits for any; when all have
+//                arrived, the upper rank answers with one element. bibw: both send and receive a
+//                window at once, and nobody answers. bytes are those of a message. A time is that
+//                of the call / messages of all ranks in it: bytes / us is the bandwidth in MB/s (of
+//                both directions in bibw), 1 / us the rate in millions per second. OSU's loop has
+//                no barriers: compare in mode b2b. Each message of a window has a buffer of its
+//                own, on a cache line boundary, on both sides, as long as they take 256 MiB at most
+//                (64 messages of 4 MiB); beyond that, messages share them. OSU has one buffer for
+//                all.
 //     check      one call with values computed from rank and place; every element of every rank is
-//     compared. pinning    rank r on the r-th allowed cpu where there are enough of them, else no
+//     compared. Of windows three, with values computed from rank, message, window and place; and
+//     the last window of each timed loop, whose buffers are filled with something else before.
+//     pinning    rank r on the r-th allowed cpu where there are enough of them, else no
 //     rank is pinned. What a launcher
 //                has bound is undone first.
 //     warm-up    calls until a tenth of BUDGET is spent or 200 were made. They also say how long a
@@ -54,6 +68,10 @@
 #define RULE_MAX_ITERATIONS 2000
 #define RULE_MAX_SIZES 64
 #define RULE_BLOCKED_S 3
+#define RULE_WINDOW 64
+#define RULE_WINDOW_NBYTES ((size_t)256 << 20) // of the buffers of a window, at most
+#define RULE_WINDOW_CHECKS 3
+#define RULE_REFUSED 2   // rule_run: the library, or so many ranks, cannot do the operation
 #define RULE_PERIOD 4099 // of the values: a prime, so that no block looks like another one
 
 typedef enum rule_op {
@@ -64,12 +82,17 @@ typedef enum rule_op {
     RULE_ALL_TO_ALL,
     RULE_BARRIER,
     RULE_SENDRECV,
+    RULE_RATE,
+    RULE_BW,
+    RULE_BIBW,
     RULE_N_OPS
 } rule_op;
 
-static const char *const rule_op_names[RULE_N_OPS] = {"all_reduce",     "broadcast",  "all_gather",
-                                                      "reduce_scatter", "all_to_all", "barrier",
-                                                      "sendrecv"};
+static const char *const rule_op_names[RULE_N_OPS] = {"all_reduce", "broadcast",
+                                                      "all_gather", "reduce_scatter",
+                                                      "all_to_all", "barrier",
+                                                      "sendrecv",   "rate",
+                                                      "bw",         "bibw"};
 
 enum { RULE_MODE_BARRIER = 1, RULE_MODE_B2B = 2, RULE_MODE_START = 4, RULE_MODE_BLOCKED = 8 };
 
@@ -92,6 +115,12 @@ typedef struct rule_call {
     size_t send_count, recv_count; // elements of the whole buffers
     float *send, *recv;            // the same in all_reduce and broadcast
     int next, previous;            // ranks, for sendrecv
+
+    // Of a window, in rate, bw and bibw. Message i lies slot[i] elements into its buffer.
+    int partner;         // the other rank of the pair
+    int sends, receives; // whether this rank does; both: nobody answers
+    int n_slots;         // different ones among slot[]
+    size_t slot[RULE_WINDOW];
 } rule_call;
 
 // A library under test. A function returns 0, or something else after it has said on stderr what
@@ -101,6 +130,9 @@ struct rule_library {
     int rank, n;
     void *state; // its own
     int (*call)(const rule_library *lib, const rule_call *c);
+    // A call of rate, bw or bibw. The answer goes from send[0] to recv[0]. May be NULL: there are
+    // no such operations.
+    int (*window)(const rule_library *lib, const rule_call *c);
     int (*barrier)(const rule_library *lib);
     int (*max)(const rule_library *lib, double *x,
                size_t n); // over the ranks, element by element; in place
@@ -177,7 +209,7 @@ static inline int rule_parse(rule_options *o, int argc, char **argv) {
             fprintf(stderr,
                     "usage: %s [options]\n  -op NAME   all_reduce broadcast all_gather "
                     "reduce_scatter all_to_all "
-                    "barrier sendrecv\n  -n N       ranks\n%s",
+                    "barrier sendrecv rate bw bibw\n  -n N       ranks\n%s",
                     argv[0], rule_usage);
             return -1;
         }
@@ -241,6 +273,123 @@ static int rule_compare_doubles(const void *a, const void *b) {
 }
 
 //------------------------------------------------------------------------------
+// windows: their ranks, buffers and values
+//------------------------------------------------------------------------------
+
+static int rule_is_window(rule_op op) { return op >= RULE_RATE && op <= RULE_BIBW; }
+
+// Whether the library and so many ranks can do the operation; if not, says so.
+static int rule_can(const rule_library *lib, rule_op op) {
+    const char *lacks = NULL;
+
+    if (!rule_is_window(op)) return 1;
+    if (!lib->window) lacks = "immediate sends and receives";
+    else if (op == RULE_RATE && lib->n % 2) lacks = "an even number of ranks";
+    else if (op != RULE_RATE && lib->n != 2) lacks = "2 ranks";
+
+    if (lacks && lib->rank == 0)
+        fprintf(stderr, "%s: %s needs %s\n", lib->name, rule_op_names[op], lacks);
+    return !lacks;
+}
+
+// Messages of all ranks in one call.
+static int rule_messages(const rule_library *lib, rule_op op) {
+    if (!rule_is_window(op)) return 1;
+    return op == RULE_BIBW ? RULE_WINDOW * lib->n : RULE_WINDOW * lib->n / 2;
+}
+
+// Where the messages lie, and who sends. Sets send_count and recv_count.
+static void rule_make_window(const rule_library *lib, rule_call *c) {
+    size_t line = 64 / sizeof(float);
+    size_t stride = (c->count + line - 1) / line * line;
+    size_t n_slots = RULE_WINDOW_NBYTES / (stride * sizeof(float));
+    int half = lib->n / 2, is_lower = lib->rank < half;
+
+    if (n_slots > RULE_WINDOW) n_slots = RULE_WINDOW;
+    if (n_slots == 0) n_slots = 1;
+    c->n_slots = (int)n_slots;
+    for (size_t i = 0; i < RULE_WINDOW; i++) c->slot[i] = i % n_slots * stride;
+
+    c->partner = is_lower ? lib->rank + half : lib->rank - half;
+    c->sends = c->op == RULE_BIBW || is_lower;
+    c->receives = c->op == RULE_BIBW || !is_lower;
+    c->send_count = c->sends ? n_slots * stride : 1;
+    c->recv_count = c->receives ? n_slots * stride : 1;
+}
+
+// Element i of what a rank sends in a slot; all elements of a slot differ. The answer is in slot
+// RULE_WINDOW. Below 2^24, so that a float has all the bits.
+static float rule_window_value(int rank, int slot, int window, size_t i) {
+    uint64_t x = (uint64_t)rank << 40 | (uint64_t)slot << 32 | ((uint64_t)window + 1);
+
+    x *= 0xbf58476d1ce4e5b9u;
+    x = (x ^ (x >> 31)) * 0x94d049bb133111ebu;
+    return (float)(((x >> 40) + i * 0x9e3779u) & 0xffffff);
+}
+
+static void rule_fill_window(const rule_library *lib, const rule_call *c, int window) {
+    if (!c->sends) c->send[0] = rule_window_value(lib->rank, RULE_WINDOW, window, 0);
+    for (int k = 0; c->sends && k < c->n_slots; k++)
+        for (size_t i = 0; i < c->count; i++)
+            c->send[c->slot[k] + i] = rule_window_value(lib->rank, k, window, i);
+}
+
+// Counts the elements of one slot that are not those of the partner's message in `slot`.
+static void rule_check_slot(const rule_library *lib, const rule_call *c, int window, int slot,
+                            const float *got, size_t count, double *wrong) {
+    for (size_t i = 0; i < count; i++) {
+        float expected = rule_window_value(c->partner, slot, window, i);
+        if (got[i] >= expected && got[i] <= expected) continue;
+        if ((*wrong)++ < 1)
+            fprintf(stderr,
+                    "%s: rank %d of %d: %s of %zu elements: element %zu of message %d is %g, not "
+                    "%g\n",
+                    lib->name, lib->rank, lib->n, rule_op_names[c->op], c->count, i, slot,
+                    (double)got[i], (double)expected);
+    }
+}
+
+// Adds what is wrong in the receive buffer after `window` to *wrong.
+static void rule_check_window(const rule_library *lib, const rule_call *c, int window,
+                              double *wrong) {
+    if (!c->receives) rule_check_slot(lib, c, window, RULE_WINDOW, c->recv, 1, wrong);
+    for (int k = 0; c->receives && k < c->n_slots; k++)
+        rule_check_slot(lib, c, window, k, c->recv + c->slot[k], c->count, wrong);
+}
+
+// One call of any operation.
+static int rule_call_once(const rule_library *lib, const rule_call *c) {
+    return rule_is_window(c->op) ? lib->window(lib, c) : lib->call(lib, c);
+}
+
+static void rule_spoil(const rule_call *c) { memset(c->recv, 0x55, c->recv_count * sizeof(float)); }
+
+// After it the send buffers hold the values of the last window, which are those that the timed
+// loops send.
+static int rule_check_windows(const rule_library *lib, const rule_call *c) {
+    double wrong = 0;
+    int rc = 0;
+
+    for (int window = 0; !rc && window < RULE_WINDOW_CHECKS; window++) {
+        rule_fill_window(lib, c, window);
+        rule_spoil(c);
+        rc = lib->window(lib, c);
+        if (!rc) rule_check_window(lib, c, window, &wrong);
+    }
+    if (!rc) rc = lib->max(lib, &wrong, 1);
+    return rc ? rc : wrong > 0;
+}
+
+// What the last window of a timed loop left.
+static int rule_check_last(const rule_library *lib, const rule_call *c) {
+    double wrong = 0;
+
+    rule_check_window(lib, c, RULE_WINDOW_CHECKS - 1, &wrong);
+    int rc = lib->max(lib, &wrong, 1);
+    return rc ? rc : wrong > 0;
+}
+
+//------------------------------------------------------------------------------
 // values
 //------------------------------------------------------------------------------
 
@@ -257,6 +406,7 @@ static void rule_make_buffers(const rule_library *lib, rule_call *c) {
     c->send_count =
         c->op == RULE_REDUCE_SCATTER || c->op == RULE_ALL_TO_ALL ? c->count * n : c->count;
     c->recv_count = c->op == RULE_ALL_GATHER || c->op == RULE_ALL_TO_ALL ? c->count * n : c->count;
+    if (rule_is_window(c->op)) rule_make_window(lib, c);
     c->send = rule_alloc(lib, c->send_count);
     c->recv = c->op == RULE_ALL_REDUCE || c->op == RULE_BROADCAST ? c->send
                                                                   : rule_alloc(lib, c->recv_count);
@@ -288,7 +438,7 @@ static int rule_check(const rule_library *lib, const rule_call *c) {
         sums[i] = 0;
         for (int r = 0; r < lib->n; r++) sums[i] += rule_value(r, i);
     }
-    memset(c->recv, 0x55, c->recv_count * sizeof(float));
+    rule_spoil(c);
     for (size_t i = 0; i < c->send_count && (c->op != RULE_BROADCAST || lib->rank == 0); i++)
         c->send[i] = rule_value(lib->rank, i);
     int rc = lib->call(lib, c);
@@ -315,12 +465,12 @@ static int rule_repeat(const rule_library *lib, const rule_call *c, int mode, in
     int rc = 0;
     for (int i = 0; !rc && i < calls; i++) {
         if (mode == RULE_MODE_B2B) {
-            rc = lib->call(lib, c);
+            rc = rule_call_once(lib, c);
             continue;
         }
         rc = lib->barrier(lib);
         double start_us = rule_now_us();
-        if (!rc) rc = lib->call(lib, c);
+        if (!rc) rc = rule_call_once(lib, c);
         if (times) times[i] = rule_now_us() - start_us;
     }
     return rc;
@@ -374,7 +524,7 @@ static int rule_time(const rule_library *lib, const rule_call *c, int mode, doub
 static void rule_print(const rule_library *lib, const char *op, const char *mode, size_t nbytes,
                        double p50, double min) {
     if (lib->rank != 0) return;
-    printf("%s,%s,%d,%zu,%.3f,%.3f\n", op, mode, lib->n, nbytes, p50, min);
+    printf("%s,%s,%d,%zu,%.4f,%.4f\n", op, mode, lib->n, nbytes, p50, min);
     fflush(stdout);
 }
 
@@ -386,11 +536,15 @@ static int rule_run_modes(const rule_library *lib, const rule_options *o, const 
                           size_t nbytes) {
     static const char *const names[] = {"", "barrier", "b2b"};
     double p50_us = 0, min_us = 0;
-    int rc = 0;
+    int rc = 0, messages = rule_messages(lib, c->op);
     for (int mode = RULE_MODE_BARRIER; !rc && mode <= RULE_MODE_B2B; mode *= 2) {
         if (!(o->modes & mode)) continue;
+        if (rule_is_window(c->op)) rule_spoil(c);
         rc = rule_time(lib, c, mode, &p50_us, &min_us);
-        if (!rc) rule_print(lib, rule_op_names[o->op], names[mode], nbytes, p50_us, min_us);
+        if (!rc && rule_is_window(c->op)) rc = rule_check_last(lib, c);
+        if (!rc)
+            rule_print(lib, rule_op_names[o->op], names[mode], nbytes, p50_us / messages,
+                       min_us / messages);
     }
     return rc;
 }
@@ -406,7 +560,7 @@ static int rule_run_size(const rule_library *lib, const rule_options *o, rule_ca
         rc = -1;
     }
     if (!rc && lib->prepare) rc = lib->prepare(lib, c);
-    if (!rc) rc = rule_check(lib, c);
+    if (!rc) rc = rule_is_window(c->op) ? rule_check_windows(lib, c) : rule_check(lib, c);
     if (!rc) rc = rule_run_modes(lib, o, c, nbytes);
     if (!rc) rc = lib->barrier(lib);
     if (lib->finish) lib->finish(lib, c);
@@ -426,7 +580,8 @@ static int rule_run_blocked(const rule_library *lib) {
     return rc;
 }
 
-// The whole measurement, on every rank. 0 when all went well and all values were right.
+// The whole measurement, on every rank. 0 when all went well and all values were right;
+// RULE_REFUSED when nothing could be measured.
 static int rule_run(const rule_library *lib, const rule_options *options) {
     rule_options o = *options;
     rule_call c;
@@ -441,6 +596,7 @@ static int rule_run(const rule_library *lib, const rule_options *options) {
     rule_pin(lib->rank, n);
     if (o.modes & RULE_MODE_START) return lib->barrier(lib);
     if (o.modes & RULE_MODE_BLOCKED) return rule_run_blocked(lib);
+    if (!rule_can(lib, o.op)) return RULE_REFUSED;
     if (o.op == RULE_BARRIER) return rule_run_modes(lib, &o, &c, 0);
     for (int i = 0; !rc && i < o.n_sizes; i++) {
         int per_rank =
