@@ -17,14 +17,18 @@
 #
 # From the environment:
 #     ROUNDS       3
-#     OPS          all_reduce broadcast all_gather reduce_scatter all_to_all barrier sendrecv start
-#                  blocked
+#     OPS          all_reduce broadcast all_gather reduce_scatter all_to_all barrier sendrecv rate
+#                  bw bibw start blocked
+#                  rate, bw, bibw: windows of 64 messages between pairs of ranks, the loops of
+#                  osu_mbw_mr, osu_bw and osu_bibw; bw and bibw with 2 ranks, and none with gloo
 #                  start: how long a job takes that passes a barrier and ends, with START_RANKS
 #                  (2 32)
 #                  blocked: the CPU time of a rank that waits 3 s in a barrier
 #     RANKS        2 4 8
-#     SIZES        of all_reduce: 4 to 64M, powers of 4; of the others: 8 to 16M
-#     MODES        of all_reduce and barrier: barrier,b2b; OTHER_MODES of the others: barrier
+#     SIZES        of all_reduce: 4 to 64M, powers of 4; of a message: 8 to 64K in rate, 1K to 4M in
+#                  bw and bibw; of the others: 8 to 16M
+#     MODES        of all_reduce and barrier: barrier,b2b; WINDOW_MODES of rate, bw and bibw: b2b;
+#                  OTHER_MODES of the others: barrier
 #     LIBRARIES    idist idist_alloc openmpi4 openmpi5 mpich4 mpich5 impi gloo
 #                  idist_alloc: idist with buffers from idist_alloc, all_reduce of 64K and more
 #     LIMIT        120: seconds after which a run is ended; what it measured until then counts
@@ -35,15 +39,19 @@ export LC_ALL=C
 cd "$(dirname "${BASH_SOURCE[0]}")/../.." || exit 1
 
 ROUNDS=${ROUNDS:-3}
-ALL_OPS="all_reduce broadcast all_gather reduce_scatter all_to_all barrier sendrecv start blocked"
+ALL_OPS="all_reduce broadcast all_gather reduce_scatter all_to_all barrier sendrecv"
+ALL_OPS+=" rate bw bibw start blocked"
 ALL_LIBRARIES="idist idist_alloc openmpi4 openmpi5 mpich4 mpich5 impi gloo"
 ALL_SIZES=4,16,64,256,1K,4K,16K,64K,256K,1M,4M,16M,64M
+RATE_SIZES=8,64,256,1K,4K,16K,64K
+BANDWIDTH_SIZES=1K,4K,16K,64K,256K,1M,4M
 OTHER_SIZES=8,32,128,512,2K,8K,32K,128K,512K,2M,8M,16M
 read -ra OPS <<<"${OPS:-$ALL_OPS}"
 read -ra RANKS <<<"${RANKS:-2 4 8}"
 read -ra START_RANKS <<<"${START_RANKS:-2 32}"
 read -ra LIBRARIES <<<"${LIBRARIES:-$ALL_LIBRARIES}"
 MODES=${MODES:-barrier,b2b}
+WINDOW_MODES=${WINDOW_MODES:-b2b}
 OTHER_MODES=${OTHER_MODES:-barrier}
 LIMIT=${LIMIT:-120}
 SLOW_US=${SLOW_US:-2000}
@@ -211,15 +219,28 @@ large_sizes() {
         '{ x = $1 + 0 } /[kK]/ { x *= 1024 } /[mM]/ { x *= 1048576 } x >= 65536' | paste -sd,
 }
 
+# Whether a library, with so many ranks, has the operation.
+has_op() { # LIBRARY OP N
+    case $2 in
+    rate) [ "$1" != gloo ] && [ $(($3 % 2)) = 0 ] ;;
+    bw | bibw) [ "$1" != gloo ] && [ "$3" = 2 ] ;;
+    esac
+}
+
 measure_op() { # ROUND OP N
-    local round=$1 op=$2 n=$3 library sizes=${SIZES:-$OTHER_SIZES} modes=$OTHER_MODES use
-    [ "$op" = all_reduce ] && sizes=${SIZES:-$ALL_SIZES}
-    [ "$op" = all_reduce ] || [ "$op" = barrier ] && modes=$MODES
+    local round=$1 op=$2 n=$3 library sizes=$OTHER_SIZES modes=$OTHER_MODES use
+    case $op in
+    all_reduce) sizes=$ALL_SIZES modes=$MODES ;;
+    barrier) modes=$MODES ;;
+    rate) sizes=$RATE_SIZES modes=$WINDOW_MODES ;;
+    bw | bibw) sizes=$BANDWIDTH_SIZES modes=$WINDOW_MODES ;;
+    esac
     for library in "${LIBRARIES[@]}"; do
-        use=$sizes
+        has_op "$library" "$op" "$n" || continue
+        use=${SIZES:-$sizes}
         if [ "$library" = idist_alloc ]; then
             [ "$op" = all_reduce ] || continue
-            use=$(large_sizes "$sizes")
+            use=$(large_sizes "$use")
             [ -n "$use" ] || continue
         fi
         measure "$round" "$library" "$op" "$n" -op "$op" -s "$use" -x "$modes"

@@ -137,9 +137,8 @@ static const char usage_text[] =
     "  --json     one JSON object instead of the table\n"
     "  --help     this text\n"
     "measured like the peers, F32, SUM, root 0, with CSV lines; -op, -n and -a of the above, and\n"
-    "  -op NAME   also rate (pairs of ranks), bw and bibw (2 ranks): windows of 64 messages, like "
-    "osu_mbw_mr,\n"
-    "             osu_bw and osu_bibw; the time is that of one message\n"
+    "  -op NAME   also rate (pairs of ranks), bw and bibw (2 ranks): windows of 64 messages, as\n"
+    "             in osu_mbw_mr, osu_bw and osu_bibw; the time is that of one message\n"
     "  -g         their windows between idist_group_begin and idist_group_end (else: requests)\n";
 
 static void print_usage(void) {

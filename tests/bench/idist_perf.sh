@@ -76,6 +76,39 @@ run_ranks 2 60 "$PERF" -e 1K -i 2
 ok $? "ranks started by hand" || cat "$WORK"/rank.? | diag
 ok "$(wc -l <"$WORK/rank.1")" "ranks started by hand: rank 1 is silent"
 
+# The reports on the benchmarks, of made-up lines.
+report_has() { # NAME LINE: up to spaces
+    sed 's/  */ /g' "$WORK/log" | grep -qxF -- "$2"
+    ok $? "$1" || diag <"$WORK/log"
+}
+cat >"$WORK/peers.csv" <<'END'
+idist,1,all_reduce,barrier,2,4,0.5000,0.4000
+openmpi4,1,all_reduce,barrier,2,4,1.0000,0.9000
+idist,1,rate,b2b,2,8,0.0800,0.0700
+idist,2,rate,b2b,2,8,0.1000,0.0700
+idist,3,rate,b2b,2,8,0.9000,0.0700
+openmpi4,1,rate,b2b,2,8,0.2000,0.1500
+mpich4,1,rate,b2b,2,8,0.1500,0.1500
+idist,1,rate,barrier,4,1024,0.5000,0.4000
+openmpi4,1,rate,barrier,4,1024,0.2500,0.2000
+idist,1,bw,b2b,2,1048576,100.0000,90.0000
+mpich4,1,bw,b2b,2,1048576,50.0000,45.0000
+idist,1,bibw,b2b,2,4096,0.5120,0.5000
+openmpi4,1,bibw,b2b,2,4096,1.0240,1.0000
+END
+ok_run 0 "report on the peers" 10 awk -f tests/bench/peers.awk "$WORK/peers.csv"
+report_has "report on the peers: rate is in ns" "rate, 2 ranks, back to back, ns per message"
+report_has "report on the peers: rate, medians and ratios" \
+    " 8 100.0 200.0 150.0 | mpich4 1.50 2.00 | 10.000"
+report_has "report on the peers: rate of two pairs" \
+    " 1 Ki 500.0 250.0 - | openmpi4 0.50 0.50 | 2.000"
+report_has "report on the peers: bw is in MB/s" "bw, 2 ranks, back to back, MB/s"
+report_has "report on the peers: bw, and no figure of a peer" " 1 Mi 10486 - 20972 | mpich4 0.50 -"
+report_has "report on the peers: bibw" " 4 Ki 8000 4000 - | openmpi4 2.00 2.00"
+report_has "report on the peers: others are in us" "all_reduce, 2 ranks, us"
+report_has "report on the peers: all_reduce" " 4 0.50 1.00 - | openmpi4 2.00 2.00"
+report_has "report on the peers: windows have no targets" "Targets met: 3, missed: 0"
+
 ok_run 0 "--json" 60 "$PERF" -n 2 -b 1K -e 4K -f 2 -i 2 --json
 perl -MJSON::PP -e 'local $/; $j = decode_json(<STDIN>); $r = $j->{results};
     exit !(@$r == 3 && $r->[2]{size} == 4096 && $r->[2]{count} == 1024 && $r->[0]{wrong} == 0 &&

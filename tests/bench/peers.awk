@@ -3,12 +3,19 @@
 #     library,round,op,mode,ranks,bytes,p50_us,min_us
 #
 # With -v curve=LIBRARY -v ranks=N: only the points "bytes us" of that curve of all_reduce.
+# Of rate, bw and bibw the times are those of one message: the table of rate shows nanoseconds, and
+# messages of all pairs in a second; those of bw and bibw show the bandwidth.
 # A ratio is the peer's time / idist's: above 1 idist is faster. The best peer is the fastest one
 # at that point.
 
 #------------------------------------------------------------------------------
 # targets
 #------------------------------------------------------------------------------
+
+# Whether its time is that of one message, of all ranks together.
+function is_window(op) {
+    return op == "rate" || op == "bw" || op == "bibw"
+}
 
 function pick(what, openmpi, best_peer, worst_size) {
     if (what == "openmpi") return openmpi
@@ -18,7 +25,7 @@ function pick(what, openmpi, best_peer, worst_size) {
 
 # What a ratio should reach; 0: there is no target, as for calls back to back.
 function target(op, mode, n, what) {
-    if (mode == "b2b") return 0
+    if (mode == "b2b" || is_window(op)) return 0
     if (what == "alloc") return op == "all_reduce" ? 4 : 0
 
     if (op == "all_reduce" && n == 2) return pick(what, 1.6, 1.25, 0.95)
@@ -112,6 +119,19 @@ function us_text(us) {
     return sprintf(us < 999.95 ? "%.1f" : "%.0f", us)
 }
 
+# What the columns of an operation show, and its unit. MB/s: as many as bytes in a microsecond.
+function unit_text(op) {
+    if (op == "rate") return "ns per message"
+    if (is_window(op)) return "MB/s"
+    return "us"
+}
+
+function figure_text(op, bytes, us) {
+    if (us == 0 || !is_window(op)) return us_text(us)
+    if (op == "rate") return sprintf("%.1f", us * 1000)
+    return sprintf("%.0f", bytes / us)
+}
+
 function ratio_text(r) {
     return r > 0 ? sprintf("%.2f", r) : "-"
 }
@@ -154,10 +174,12 @@ function mean(kind) {
 # the table of an operation
 #------------------------------------------------------------------------------
 
-function table_head(with_alloc) {
-    printf "\n%s, us\n  %9s", where, "bytes"
+function table_head(op, with_alloc) {
+    printf "\n%s, %s\n  %9s", where, unit_text(op), "bytes"
     print_names()
     printf " | %9s %8s %8s", "best peer", "/ best", "/ OMPI"
+
+    if (op == "rate") printf " | %15s", "idist million/s"
 
     if (with_alloc) printf " | %11s %8s", "idist_alloc", "/ best"
     printf "\n"
@@ -170,7 +192,7 @@ function table_row(op, mode, n, bytes,    i, at, own, alloc, peer, to_best, to_o
 
     for (i = 1; i <= n_libraries; i++) {
         if (libraries[i] == "idist_alloc") continue
-        printf " %9s", us_text(time(libraries[i], op, mode, n, bytes))
+        printf " %9s", figure_text(op, bytes, time(libraries[i], op, mode, n, bytes))
     }
 
     own = time("idist", op, mode, n, bytes)
@@ -184,6 +206,8 @@ function table_row(op, mode, n, bytes,    i, at, own, alloc, peer, to_best, to_o
     to_best = own > 0 ? peer / own : 0
     add_ratio("best", to_best, at)
     printf " | %9s %8s %8s", best_name, ratio_text(to_best), ratio_text(to_openmpi)
+
+    if (op == "rate") printf " | %15s", (own > 0 ? sprintf("%.3f", 1 / own) : "-")
 
     alloc = time("idist_alloc", op, mode, n, bytes)
     if (alloc) {
@@ -243,7 +267,7 @@ function table(op, mode, n,    j, with_alloc) {
     for (j = 1; j <= n_sizes; j++) {
         if (time("idist_alloc", op, mode, n, sizes[j])) with_alloc = 1
     }
-    table_head(with_alloc)
+    table_head(op, with_alloc)
 
     for (j = 1; j <= n_sizes; j++) {
         if (any_time(op, mode, n, sizes[j])) table_row(op, mode, n, sizes[j])
