@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # bench_net.sh - all_reduce between hosts: idist beside Open MPI and gloo over TCP, in turn, in one
-# run (make bench-net)
+# run (make bench-net); and over TCP on one host, also the message rate
 #
 # The hosts are network namespaces behind a bridge, so all of them share the processors of this
 # machine. Values are checked before they are timed, by the rule of rule.h; a point is the median
@@ -14,7 +14,7 @@
 #     PARTS      rate       links of RATE: which part of the bandwidth is used
 #                free       links without a limit
 #                small      small calls
-#                loopback   TCP on one host
+#                loopback   TCP on one host; also rate, see bench_peers.sh, which gloo does not have
 #                far        20 ms away, 100 Mbit/s
 #     ROUNDS     3
 #     RATE       1000: Mbit/s of each host, in either direction
@@ -147,12 +147,13 @@ run_gloo() {
     return $status
 }
 
-measure() { # PART HOSTS ARGS...: one round
-    local part=$1 hosts=$2 library status
-    shift 2
+measure() { # PART HOSTS OP ARGS...: one round
+    local part=$1 hosts=$2 op=$3 library status
+    shift 3
     for library in "${LIBRARIES[@]}"; do
+        [ "$op $library" != "rate gloo" ] || continue
         : >"$WORK/out"
-        "run_$library" "$hosts" -l "$LIMIT" -op all_reduce "$@" 2>"$WORK/err"
+        "run_$library" "$hosts" -l "$LIMIT" -op "$op" "$@" 2>"$WORK/err"
         status=$?
         [ $status = 0 ] ||
             echo "$library on $hosts: status $status: $(grep -m 1 . "$WORK/err")" >&2
@@ -175,27 +176,30 @@ measure_part() {
         limit_links add
         for hosts in "0 1 2 3" "0 0 1 1 2 2 3 3" "0 1 2 3 4 5 6 7" "0 0 0 1 2 2" \
             "0 0 0 0 1 1 1 1"; do
-            measure rate "$hosts" -s 4M,16M,64M -x barrier
+            measure rate "$hosts" all_reduce -s 4M,16M,64M -x barrier
         done
         limit_links del
         ;;
     free)
-        for hosts in "0 1" "0 1 2 3"; do measure free "$hosts" -s 1M,4M,16M,64M -x barrier; done
+        for hosts in "0 1" "0 1 2 3"; do
+            measure free "$hosts" all_reduce -s 1M,4M,16M,64M -x barrier
+        done
         ;;
     small)
         for hosts in "0 1" "0 1 2 3"; do
-            measure small "$hosts" -s 4,64,1K,16K -x barrier
+            measure small "$hosts" all_reduce -s 4,64,1K,16K -x barrier
         done
         ;;
     loopback)
         for hosts in "lo lo" "lo lo lo lo"; do
-            measure loopback "$hosts" -s 4,256,4K,16K,64K,1M,4M,16M,64M -x barrier
+            measure loopback "$hosts" all_reduce -s 4,256,4K,16K,64K,1M,4M,16M,64M -x barrier
+            measure loopback "$hosts" rate -s 8,1K,64K -x b2b
         done
         ;;
     far)
         net_far delay=20 rate=100
         FAR=1
-        measure far "0 1 2 3" -s 4,4M,16M -x b2b
+        measure far "0 1 2 3" all_reduce -s 4,4M,16M -x b2b
         FAR=
         net_near
         ;;

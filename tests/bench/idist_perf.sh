@@ -109,6 +109,21 @@ report_has "report on the peers: others are in us" "all_reduce, 2 ranks, us"
 report_has "report on the peers: all_reduce" " 4 0.50 1.00 - | openmpi4 2.00 2.00"
 report_has "report on the peers: windows have no targets" "Targets met: 3, missed: 0"
 
+cat >"$WORK/net.csv" <<'END'
+loopback,lo lo,idist,all_reduce,barrier,2,8,10.0000,8.0000
+loopback,lo lo,openmpi4,all_reduce,barrier,2,8,20.0000,18.0000
+loopback,lo lo,gloo,all_reduce,barrier,2,8,30.0000,18.0000
+loopback,lo lo,idist,rate,b2b,2,8,0.5000,0.4000
+loopback,lo lo,idist,rate,b2b,2,8,0.4000,0.4000
+loopback,lo lo,idist,rate,b2b,2,8,9.0000,0.4000
+loopback,lo lo,openmpi4,rate,b2b,2,8,0.7500,0.7000
+END
+ok_run 0 "report on hosts" 10 awk -f tests/bench/net.awk -v rate=1000 "$WORK/net.csv"
+report_has "report on hosts: all_reduce" " 8 10.0 20.0 30.0 2.00 3.00 1.25"
+report_has "report on hosts: rate has a table of its own" \
+    "loopback, rate, a rank on each of: lo lo"
+report_has "report on hosts: rate, without gloo" " 8 0.500 0.750 - 1.50 - 1.25"
+
 ok_run 0 "--json" 60 "$PERF" -n 2 -b 1K -e 4K -f 2 -i 2 --json
 perl -MJSON::PP -e 'local $/; $j = decode_json(<STDIN>); $r = $j->{results};
     exit !(@$r == 3 && $r->[2]{size} == 4096 && $r->[2]{count} == 1024 && $r->[0]{wrong} == 0 &&

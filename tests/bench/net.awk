@@ -1,5 +1,6 @@
 # net.awk - the report of bench_net.sh. Input: PART,PLACES,LIBRARY,op,mode,ranks,bytes,p50,min in
-# microseconds. -v rate: of a link in Mbit/s, for the part "rate"; that of the part "far" is 100.
+# microseconds; those of op rate are of one message, of all pairs of ranks together. -v rate: of a
+# link in Mbit/s, for the part "rate"; that of the part "far" is 100.
 #
 # The bound of an all_reduce of S bytes over H hosts is 2 (H - 1) / H * S / rate: what each host has
 # to send and to receive at least, however many ranks it has.
@@ -20,6 +21,15 @@ function hosts_of(places,    list, seen, n, i, count) {
     return count
 }
 
+function time_text(us, op) {
+    if (!us) return "-"
+    return sprintf(op == "rate" ? "%.3f" : "%.1f", us)
+}
+
+function ratio_text(us, own) {
+    return us && own ? sprintf("%.2f", us / own) : "-"
+}
+
 function size_text(nbytes) {
     if (nbytes >= 1048576) return nbytes / 1048576 " Mi"
     if (nbytes >= 1024) return nbytes / 1024 " Ki"
@@ -29,7 +39,7 @@ function size_text(nbytes) {
 BEGIN { FS = "," }
 
 NF == 9 {
-    row = $1 SUBSEP $2 SUBSEP $7
+    row = $1 SUBSEP $2 SUBSEP $7 SUBSEP $4
     if (!(row in known)) { known[row] = 1; rows[++row_count] = row }
     if (!($3 in libraries)) { libraries[$3] = 1; order[++library_count] = $3 }
     p50[row, $3] = p50[row, $3] " " $8
@@ -39,10 +49,11 @@ NF == 9 {
 END {
     for (i = 1; i <= row_count; i++) {
         split(rows[i], key, SUBSEP)
-        if (key[1] != part || key[2] != places) {
+        if (key[1] != part || key[2] != places || key[4] != op) {
             part = key[1]
             places = key[2]
-            printf "\n%s, a rank on each of: %s\n%10s", part, places, "bytes"
+            op = key[4]
+            printf "\n%s, %s, a rank on each of: %s\n%10s", part, op, places, "bytes"
             for (k = 1; k <= library_count; k++) printf " %12s", order[k] " us"
             for (k = 1; k <= library_count; k++)
                 if (order[k] != "idist") printf " %12s", order[k] " x"
@@ -50,10 +61,10 @@ END {
         }
         own = median(p50[rows[i], "idist"])
         printf "%10s", size_text(key[3])
-        for (k = 1; k <= library_count; k++) printf " %12.1f", median(p50[rows[i], order[k]])
         for (k = 1; k <= library_count; k++)
-            if (order[k] != "idist")
-                printf " %12.2f", own ? median(p50[rows[i], order[k]]) / own : 0
+            printf " %12s", time_text(median(p50[rows[i], order[k]]), op)
+        for (k = 1; k <= library_count; k++)
+            if (order[k] != "idist") printf " %12s", ratio_text(median(p50[rows[i], order[k]]), own)
         fastest = median(least[rows[i], "idist"])
         printf " %11.2f", fastest ? own / fastest : 0
         if (part == "rate" || (part == "far" && key[3] > 1048576)) {
