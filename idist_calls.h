@@ -1205,6 +1205,7 @@ idist_status idist_test(idist_request *request, bool *done) {
     t = idist__request_enter("test", request, &status);
     if (!t) return status;
     w = t->group->w;
+    w->wait_count++;
 
     if (!t->done && w->driver == IDIST__DRIVER_NONE) {
         w->backend->progress(w);
@@ -1243,20 +1244,58 @@ idist_status idist_request_free(idist_request *request) {
     return status;
 }
 
+static void idist__request_leave(idist__world *w) {
+    idist__wait_leave(w);
+    idist__os_mutex_unlock(&w->lock);
+}
+
+// Waits for a request. The world of the one before, *held, stays locked, and this thread blocked in
+// it, as long as it is the same: the progress thread would only get in the way.
+static idist_status idist__request_wait_next(idist_request *request, idist__world **held) {
+    idist_status status = IDIST_OK;
+    idist__task *t = (idist__task *)request->impl;
+
+    if (t->group->w != *held) {
+        if (*held) idist__request_leave(*held);
+        *held = NULL;
+        t = idist__request_enter("wait_all", request, &status);
+        if (!t) return status;
+        *held = t->group->w;
+        (*held)->blocked_count++;
+    }
+
+    idist__wait_task(t);
+    request->impl = NULL;
+
+    return idist__wait_result(t);
+}
+
 static idist_status idist__request_wait_all(const idist__request_list *list) {
     idist_status first = IDIST_OK;
+    idist__world *held = NULL;
     idist_request empty;
     char text[sizeof idist__me.text];
     size_t i;
 
     for (i = 0; i < list->n; i++) {
-        idist_status status = idist_wait(idist__request_at(list, i, &empty));
+        idist_request *request = idist__request_at(list, i, &empty);
+        idist_status status;
 
+        if (!request->impl) continue;
+
+        if (idist__call_was_complete(request)) {
+            request->impl = NULL;
+            continue;
+        }
+
+        status =
+            idist__tracer_now() ? idist_wait(request) : idist__request_wait_next(request, &held);
         if (status == IDIST_OK || first != IDIST_OK) continue;
         first = status;
         memcpy(text, idist__me.text, sizeof text);
     }
 
+    if (held) idist__request_leave(held);
     if (first != IDIST_OK) memcpy(idist__me.text, text, sizeof text);
 
     return first;

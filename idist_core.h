@@ -551,7 +551,7 @@ struct idist__world {
     idist__task *all_tasks;  // ever allocated; freed with the world
     int async_count;         // running tasks with a request
     int let_go_count;        // of those, the ones that idist_request_free has let go
-    int blocked_count;       // callers inside idist__wait_until
+    int blocked_count;       // callers inside idist__wait_until, or between two such waits
     uint32_t ended_count;    // tasks that have ended
     uint32_t moved_count;    // steps forward inside tasks
     idist__driver driver;
@@ -571,6 +571,7 @@ struct idist__world {
     bool thread_running, thread_stops;
     bool thread_naps;         // the progress thread looks again soon, and needs no signal
     uint32_t request_count;   // requests that have begun, not counting those complete at once
+    uint32_t wait_count;      // waits, and tests of requests
     int foreign_thread_count; // threads of other libraries, which never call; INT32_MAX / 4 or
                               // more: only one thread may call at all
     bool single_threaded;     // the backend allows one thread only: requests move on inside calls
@@ -1674,11 +1675,21 @@ static void idist__wait_learn(const idist__waiter *waiter, idist__world *w) {
     if (w->spin_budget_ns < w->spin_ns / 32) w->spin_budget_ns = w->spin_ns / 32;
 }
 
+// A caller is not blocked any more: another one, or the progress thread, goes on. A thread that
+// naps looks again soon.
+static void idist__wait_leave(idist__world *w) {
+    w->blocked_count--;
+    if (w->blocked_count) idist__os_cond_broadcast(&w->changed);
+    else if (w->async_count && w->thread_running && !w->thread_naps)
+        idist__os_cond_signal(&w->work);
+}
+
 // Waits until ready(arg).
 static void idist__wait_until(idist__world *w, bool (*ready)(void *arg), void *arg) {
     idist__waiter waiter;
     uint32_t moved = w->moved_count;
 
+    w->wait_count++;
     if (ready(arg)) return;
     memset(&waiter, 0, sizeof waiter);
     w->blocked_count++;
@@ -1705,9 +1716,7 @@ static void idist__wait_until(idist__world *w, bool (*ready)(void *arg), void *a
     }
 
     idist__wait_learn(&waiter, w);
-    w->blocked_count--;
-    if (w->blocked_count) idist__os_cond_broadcast(&w->changed);
-    else if (w->async_count && w->thread_running) idist__os_cond_signal(&w->work);
+    idist__wait_leave(w);
 }
 
 static bool idist__wait_task_ready(void *arg) { return ((const idist__task *)arg)->done; }
@@ -1745,12 +1754,40 @@ static idist_status idist__wait_result(idist__task *t) {
 //
 // A program that begins requests mostly waits for them soon, and then drives by itself. Waking this
 // thread and taking over from it again costs more than many messages. So while requests begin the
-// thread naps, and drives when none has begun for the length of a nap, or after some naps.
+// thread naps, and while the program also waits, or tests, it naps longer. It drives when a nap has
+// passed without either.
 //------------------------------------------------------------------------------
 
 #define IDIST__WATCH_NS (10 * IDIST__MS)
 #define IDIST__NAP_NS 200000
-enum { IDIST__NAPS = 5 }; // in a row: a program may begin requests all the time, and compute
+#define IDIST__NAP_MOST_NS (2 * IDIST__MS)
+
+// What the progress thread has seen of the program when it last looked.
+typedef struct idist__thread_nap {
+    uint32_t requests, waits;
+    int64_t next_ns; // 0: it has not napped since it last drove
+} idist__thread_nap;
+
+// Naps, if the program is likely to drive by itself.
+static bool idist__thread_may_nap(idist__world *w, idist__thread_nap *nap) {
+    bool begins = w->request_count != nap->requests, waits = w->wait_count != nap->waits;
+
+    nap->requests = w->request_count;
+    nap->waits = w->wait_count;
+
+    if (!begins || (nap->next_ns && !waits)) {
+        nap->next_ns = 0;
+        return false;
+    }
+
+    nap->next_ns = nap->next_ns ? 2 * nap->next_ns : IDIST__NAP_NS;
+    if (nap->next_ns > IDIST__NAP_MOST_NS) nap->next_ns = IDIST__NAP_MOST_NS;
+    w->thread_naps = true;
+    idist__os_cond_wait(&w->work, &w->lock, idist__os_clock_now_ns() + nap->next_ns);
+    w->thread_naps = false;
+
+    return true;
+}
 
 // While the device waits for other ranks and no thread does: handles what has arrived on the
 // connections, without sleeping, so that the loss of a rank is noticed.
@@ -1765,26 +1802,17 @@ static void idist__thread_look(idist__world *w) {
 
 static void *idist__thread_main(void *arg) {
     idist__world *w = (idist__world *)arg;
-    uint32_t seen_requests;
-    int naps = 0;
+    idist__thread_nap nap;
 
+    memset(&nap, 0, sizeof nap);
     idist__os_mutex_lock(&w->lock);
-    seen_requests = w->request_count;
+    nap.requests = w->request_count;
 
     while (!w->thread_stops) {
-        bool idle = !w->blocked_count && w->driver == IDIST__DRIVER_NONE;
+        bool idle;
 
-        if (w->request_count != seen_requests && naps < IDIST__NAPS) {
-            naps++;
-            seen_requests = w->request_count;
-            w->thread_naps = true;
-            idist__os_cond_wait(&w->work, &w->lock, idist__os_clock_now_ns() + IDIST__NAP_NS);
-            w->thread_naps = false;
-            continue;
-        }
-
-        naps = 0;
-        seen_requests = w->request_count;
+        if (idist__thread_may_nap(w, &nap)) continue;
+        idle = !w->blocked_count && w->driver == IDIST__DRIVER_NONE;
 
         if (w->async_count && idle) {
             idist__wait_turn(w, IDIST__DRIVER_THREAD);
