@@ -22,7 +22,7 @@ VERSION := $(shell sed -n 's/^\#define IDIST_VERSION "\(.*\)"/\1/p' idist.h 2>/d
 HEADERS := $(wildcard idist*.h)
 TEST_LIB := $(wildcard tests/lib/*.h)
 TEST_SRC := $(sort $(wildcard tests/unit/*.c tests/sim/*.c tests/dist/*.c tests/fault/*.c))
-SCRIPT_FOLDERS := compile device docs launch mpi train
+SCRIPT_FOLDERS := compile device docs launch mpi package train
 TEST_SCRIPTS := $(sort $(wildcard $(SCRIPT_FOLDERS:%=tests/%/*.sh))) tests/bench/idist_perf.sh
 WITH_IMPLEMENTATION := $(shell grep -l '^.define IDIST_IMPLEMENTATION' $(TEST_SRC))
 WITH_IDIST_TRAIN := $(shell grep -lE '^.include ".*(idist_t|resnet)' $(TEST_SRC))
@@ -48,7 +48,7 @@ EXAMPLES += $(if $(shell command -v c++),\
     $(patsubst examples/%.cpp,build/%,$(wildcard examples/*.cpp)))
 FORMATTED := $(HEADERS) \
     $(wildcard examples/*.c examples/*.h examples/*.cpp examples/*.cu) \
-    $(wildcard tests/*/*.c tests/*/*.cc tests/*/*.h)
+    $(wildcard tests/*/*.c tests/*/*.cc tests/*/*.cpp tests/*/*.h)
 
 PARALLEL = $(if $(findstring jobserver,$(MAKEFLAGS)),,-j$(JOBS))
 PROVE = prove --timer --directives --failures --comments --exec 'timeout -k 5 $(DEADLINE)'
@@ -259,8 +259,8 @@ install:
 	$(CC) -O2 examples/idistrun.c -o $(DESTDIR)$(PREFIX)/bin/idistrun
 	cp $(HEADERS) $(DESTDIR)$(PREFIX)/include/
 	cp LICENSE $(DESTDIR)$(PREFIX)/share/licenses/idist/
-	sed -e 's|@PREFIX@|$(PREFIX)|' -e 's|@VERSION@|$(VERSION)|' idist.pc.in \
-	    >$(DESTDIR)$(PREFIX)/lib/pkgconfig/idist.pc
+	sed -e 's|@PREFIX@|$(PREFIX)|' -e 's|@INCLUDEDIR@|$${prefix}/include|' \
+	    -e 's|@VERSION@|$(VERSION)|' idist.pc.in >$(DESTDIR)$(PREFIX)/lib/pkgconfig/idist.pc
 
 uninstall:
 	rm -f $(HEADERS:%=$(DESTDIR)$(PREFIX)/include/%) $(DESTDIR)$(PREFIX)/bin/idistrun
@@ -277,8 +277,10 @@ DEPS = perl gcc g++ clang libclang-rt-14-dev clang-format clang-tidy shellcheck 
 # make bench-peers compares idist with besides, and other launchers.
 MPI_DEPS = openmpi-bin libopenmpi-dev mpich libmpich-dev python3-venv cmake
 PEER_DEPS = libgloo-dev
+# For tests/package, with cmake above.
+PACKAGE_DEPS = git
 LAUNCH_DEPS = slurm-wlm munge python3-torch openssh-client openssh-server
-ALL_DEPS = $(DEPS) $(MPI_DEPS) $(PEER_DEPS) $(LAUNCH_DEPS)
+ALL_DEPS = $(DEPS) $(MPI_DEPS) $(PEER_DEPS) $(PACKAGE_DEPS) $(LAUNCH_DEPS)
 PEER_VENVS = $(addprefix build/peers/,openmpi5 mpich5 impi horovod perfetto)
 deps:
 	@if [ "$$(id -u)" = 0 ]; then \
@@ -338,7 +340,7 @@ build/nccl/%/installed:
 	@touch $@
 
 print-deps:
-	@echo $(DEPS) $(MPI_DEPS) $(LAUNCH_DEPS)
+	@echo $(DEPS) $(MPI_DEPS) $(PACKAGE_DEPS) $(LAUNCH_DEPS)
 
 clean:
 	rm -rf build

@@ -37,7 +37,8 @@ for f in "${ALL[@]}"; do [ -f "$f" ] && FILES+=("$f"); done
 mapfile -t C_FILES < <(printf '%s\n' "${FILES[@]}" | grep -E '\.(c|h|cc|cpp|cu)$')
 mapfile -t SCRIPTS < <(printf '%s\n' "${FILES[@]}" | grep -E '(\.sh|^\.ci/run)$')
 mapfile -t TEXTS < <(printf '%s\n' "${FILES[@]}" |
-    grep -E '(\.(c|h|cc|cpp|cu|sh|py|awk|md|in|yml)|Makefile|LICENSE|^\.ci/run|^\.[a-z-]+)$')
+    grep -E -e '\.(c|h|cc|cpp|cu|sh|py|awk|md|in|yml|cmake|build|json|wrap)$' \
+        -e '(Makefile|LICENSE|CMakeLists\.txt|/usage|^\.ci/run|^\.[a-z-]+)$')
 
 # report NAME: passes when the findings on stdin are none; otherwise they become diagnostics.
 report() {

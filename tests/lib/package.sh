@@ -1,0 +1,73 @@
+# package.sh - small projects outside of the clone that use idist by a package manager. Source it
+# after tap.sh. The projects are those of tests/package, with the lines that README.md gives.
+# shellcheck shell=bash
+
+VERSION=$(sed -n 's/^#define IDIST_VERSION "\(.*\)"/\1/p' idist.h)
+PROJECT=$WORK/project
+SOURCE=$WORK/idist # what a release is: a repository with a tag
+mkdir "$PROJECT" "$SOURCE"
+cp tests/package/*.c tests/package/*.cpp tests/package/CMakeLists.txt "$PROJECT/"
+cp -r CMakeLists.txt meson.build idist.pc.in idist*.h LICENSE packaging "$SOURCE/"
+
+# No test reaches the network. Who clones the repository gets $SOURCE, and every other connection
+# fails at once.
+export http_proxy=http://127.0.0.1:9 https_proxy=http://127.0.0.1:9 all_proxy=http://127.0.0.1:9
+export GIT_CONFIG_COUNT=1 GIT_CONFIG_KEY_0="url.file://$SOURCE.insteadOf" \
+    GIT_CONFIG_VALUE_0=https://github.com/idist/idist.git
+git_release() { # makes $SOURCE a repository; fails without git
+    command -v git >/dev/null || return
+    {
+        git -C "$SOURCE" init -q && git -C "$SOURCE" add . &&
+            git -C "$SOURCE" -c user.name=test -c user.email=test@localhost \
+                -c commit.gpgSign=false commit -q -m release &&
+            git -C "$SOURCE" -c tag.gpgSign=false tag "v$VERSION"
+    } >"$WORK/log" 2>&1 || diag <"$WORK/log"
+}
+
+readme_block() { # FILE: the block of README.md below <!-- test: file FILE -->
+    awk -v mark="<!-- test: file $1 -->" '
+        /^```/ && inside { exit }
+        inside { print }
+        /^```/ && marked { inside = 1 }
+        $0 == mark { marked = 1 }' README.md
+}
+
+# cmake_app ID SNIPPET LANGUAGES SOURCES [OPTION...]: later configures, builds and runs a project.
+# RUN: what starts the program, if it is not to spawn its ranks.
+RUN=
+cmake_app() {
+    local id=$1 snippet=$2 languages=$3 sources=$4
+    shift 4
+    # shellcheck disable=SC2016 # the inner shell expands it
+    later "$id" 150 bash -ec 'run=$0 build=$1
+        cmake -B "$build" "${@:2}"
+        cmake --build "$build" --verbose
+        $run "$build/app" ${run:+launched}' "$RUN" "$WORK/build-$id" -S "$PROJECT" \
+        -DSNIPPET="$snippet" -DLANGUAGES="$languages" -DSOURCES="$sources" "$@"
+}
+# ok_app ID NAME [BACKEND]: it was built without a warning, and both ranks had the sum.
+ok_app() {
+    local n
+    ok_later "$1" "$2: builds and runs" || return
+    n=$(grep -c "^rank [01] of 2 over ${3:-ring}: 3, idist $VERSION\$" "$WORK/log")
+    ok $((n != 2)) "$2: two ranks over ${3:-ring}" || tail -n 5 "$WORK/log" | diag
+}
+ok_refused() { # ID NAME EXPECTED: the project was not configured, and the output says EXPECTED
+    until [ -e "$WORK/$1.status" ]; do sleep 0.05; done
+    [ "$(cat "$WORK/$1.status")" = 1 ] && tr -s '\n ' '  ' <"$WORK/$1.later" | grep -qF -- "$3"
+    ok $? "$2" || diag <"$WORK/$1.later"
+}
+# The strict options reached the compiler.
+ok_strict() { # ID NAME
+    local option
+    for option in -O3 -Wall -Wextra -Werror; do
+        grep -E ' -c\b.*(implementation|test)\.c' "$WORK/$1.later" | grep -qw -- $option ||
+            echo "no $option"
+    done >"$WORK/log"
+    ok "$(wc -l <"$WORK/log")" "$2: at -O3 -Wall -Wextra -Werror" || diag <"$WORK/log"
+}
+# The headers in FOLDER are those of the clone.
+ok_headers() { # FOLDER NAME
+    diff <(cd "$1" 2>/dev/null && sha256sum idist*.h) <(sha256sum idist*.h) >"$WORK/log" 2>&1
+    ok $? "$2: installs every header" || diag <"$WORK/log"
+}

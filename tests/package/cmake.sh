@@ -1,0 +1,162 @@
+#!/usr/bin/env bash
+# cmake.sh - projects that use idist by CMake: a folder, FetchContent, find_package, the components;
+# what find_package must refuse; pkg-config after make install and cmake --install.
+# shellcheck source=tests/lib/tap.sh
+. "$(dirname "$0")/../lib/tap.sh"
+# shellcheck source=tests/lib/package.sh
+. tests/lib/package.sh
+# shellcheck source=tests/lib/mpi.sh
+. tests/lib/mpi.sh
+
+command -v cmake >/dev/null || {
+    echo "1..0 # SKIP no cmake: apt-get install cmake"
+    exit 0
+}
+
+# Where it has been installed and then moved: no path of the first place may be left.
+PREFIX=$WORK/prefix
+readme_block install.sh | sed "s|~/.local|$WORK/first|" >"$WORK/install.sh"
+ok_run 0 "README.md: cmake --install" 60 sh -ec "cd '$SOURCE' && . '$WORK/install.sh'"
+! grep -q Warning "$WORK/log"
+ok $? "without a warning" || diag <"$WORK/log"
+rm -rf "$SOURCE/build"
+mv "$WORK/first" "$PREFIX"
+! grep -rlE "$WORK|$ROOT" "$PREFIX" >"$WORK/log"
+ok $? "and without a path of this machine" || diag <"$WORK/log"
+ok_headers "$PREFIX/include" "cmake --install"
+cmp -s LICENSE "$PREFIX/share/licenses/idist/LICENSE"
+ok $? "and LICENSE"
+find=(-DCMAKE_PREFIX_PATH="$PREFIX" -DCMAKE_FIND_USE_PACKAGE_REGISTRY=OFF)
+
+snippet() { # FILE: stdin as a snippet
+    cat >"$WORK/$1"
+    [ -s "$WORK/$1" ] || echo "message(FATAL_ERROR \"README.md has no $1\")" >"$WORK/$1"
+}
+for name in fetch package mpi; do readme_block $name.cmake | snippet $name.cmake; done
+# configured ID [OPTION...]: later configures a project in C with the snippet of stdin.
+configured() {
+    snippet "$1.cmake"
+    later "$1" 60 cmake -S "$PROJECT" -B "$WORK/build-$1" -DSNIPPET="$WORK/$1.cmake" \
+        -DLANGUAGES=C "${find[@]}" "${@:2}"
+}
+# A folder: only C, only C++.
+ln -s "$SOURCE" "$PROJECT/idist"
+snippet folder.cmake <<<'add_subdirectory(idist)
+target_link_libraries(app PRIVATE idist::idist)'
+cmake_app folder-c "$WORK/folder.cmake" C "main.c;implementation.c"
+cmake_app folder-cxx "$WORK/folder.cmake" CXX "main.cpp;implementation.cpp"
+
+# The lines of README.md. For find_package the program asks for the exact version.
+git=no
+git_release && git=yes
+[ $git = no ] || cmake_app fetch "$WORK/fetch.cmake" "C;CXX" "main.cpp;implementation.c"
+{
+    echo "find_package(idist $VERSION EXACT CONFIG REQUIRED)"
+    cat "$WORK/package.cmake"
+} | snippet exact.cmake
+cmake_app package "$WORK/exact.cmake" C "main.c;implementation.c" "${find[@]}"
+
+# MPI in C++ in a project that has C, where it is MPI::MPI_C; and in C. nccl needs no GPU to build,
+# nor to run: the program then has host memory only. tests/compile has these headers at -O3 already.
+quick="-O0;-Wall;-Wextra;-Werror"
+openmpi=$(mpi_missing openmpi4)
+if [ -z "$openmpi" ]; then
+    mpi_run_command openmpi4 2
+    RUN=${MPI_RUN[*]} cmake_app openmpi "$WORK/mpi.cmake" "C;CXX" "main.c;implementation.cpp" \
+        "${find[@]}" -DCMAKE_CXX_FLAGS=-DWITH_MPI -DMPI_C_COMPILER=mpicc.openmpi
+fi
+mpich=$(mpi_missing mpich4)
+if [ -z "$mpich" ]; then
+    mpi_run_command mpich4 2
+    snippet folder-mpi.cmake <<<'set(IDIST_COMPONENTS mpi)
+add_subdirectory(idist)
+target_link_libraries(app PRIVATE idist::mpi)'
+    RUN=${MPI_RUN[*]} cmake_app mpich "$WORK/folder-mpi.cmake" C "main.c;implementation.c" \
+        -DCMAKE_C_FLAGS=-DWITH_MPI -DMPI_C_COMPILER=mpicc.mpich -DOPTIONS="$quick"
+    configured cxx -DLANGUAGES=CXX -DSOURCES=main.cpp -DMPI_CXX_COMPILER=mpicxx.mpich \
+        <"$WORK/mpi.cmake"
+fi
+cuda=
+for folder in "${CUDA_HOME:-}" /usr/local/cuda; do
+    [ -n "$cuda" ] || [ ! -x "$folder/bin/nvcc" ] || [ ! -e "$folder/lib64/libcudart.so" ] ||
+        cuda=$folder
+done
+snippet nccl.cmake <<<'find_package(idist CONFIG REQUIRED COMPONENTS nccl)
+target_link_libraries(app PRIVATE idist::nccl)'
+[ -z "$cuda" ] ||
+    cmake_app nccl "$WORK/nccl.cmake" "C;CXX" "main.c;implementation.cpp" "${find[@]}" \
+        -DCMAKE_CXX_FLAGS=-DWITH_NCCL -DCUDAToolkit_ROOT="$cuda" -DOPTIONS="$quick"
+
+# What find_package refuses, or does without.
+minor=${VERSION%.*}
+configured next <<<"find_package(idist ${minor%.*}.$((${minor#*.} + 1)) CONFIG REQUIRED)"
+configured patch <<<"find_package(idist $minor.99 CONFIG REQUIRED)"
+configured older <<<"find_package(idist ${minor%.*}.$((${minor#*.} - 1)) CONFIG REQUIRED)"
+configured unknown <<<"find_package(idist CONFIG REQUIRED COMPONENTS tcp)"
+configured no-mpi -DCMAKE_DISABLE_FIND_PACKAGE_MPI=ON <"$WORK/mpi.cmake"
+configured no-cuda -DCMAKE_DISABLE_FIND_PACKAGE_CUDAToolkit=ON <"$WORK/nccl.cmake"
+# shellcheck disable=SC2016 # CMake expands it
+configured optional -DCMAKE_DISABLE_FIND_PACKAGE_MPI=ON <<<'
+find_package(idist CONFIG REQUIRED OPTIONAL_COMPONENTS mpi)
+if(idist_mpi_FOUND OR TARGET idist::mpi OR NOT TARGET idist::idist)
+    message(FATAL_ERROR "idist_mpi_FOUND is ${idist_mpi_FOUND}")
+endif()'
+
+# pkg-config: the line and the first program of README.md, after make install; and what it says
+# after cmake --install.
+ok_run 0 "make install" 100 make -s install PREFIX="$WORK/made"
+ok_headers "$WORK/made/include" "make install"
+cat >"$WORK/pkg_config.sh" <<END
+set -e
+cd "$WORK"
+$(readme_block pkg_config.sh | sed 's/^cc /cc -O3 -Wall -Wextra -Werror /')
+./app
+export PKG_CONFIG_PATH="$PREFIX/share/pkgconfig"
+c++ -Wall -Wextra -Werror \$(pkg-config --cflags idist) -c "$PROJECT/main.cpp" -o main.o
+pkg-config --modversion idist
+END
+readme_block app.c >"$WORK/app.c"
+! command -v pkg-config >/dev/null ||
+    later pkg-config 100 env PKG_CONFIG_PATH="$WORK/made/lib/pkgconfig" sh "$WORK/pkg_config.sh"
+
+for language in c cxx; do
+    ok_app folder-$language "add_subdirectory, only $language" && ok_strict folder-$language "there"
+done
+if [ $git = yes ]; then
+    ok_app fetch "FetchContent"
+else
+    skip "FetchContent" "no git"
+fi
+ok_app package "find_package of the exact version"
+if [ -z "$openmpi" ]; then
+    ok_app openmpi "find_package, component mpi, Open MPI, C++" mpi
+else
+    skip "component mpi, Open MPI" "$openmpi"
+fi
+if [ -z "$mpich" ]; then
+    ok_app mpich "add_subdirectory, component mpi, MPICH, C" mpi
+    ok_later cxx "find_package, component mpi, only cxx"
+else
+    skip "component mpi, MPICH" "$mpich"
+fi
+if [ -n "$cuda" ]; then
+    ok_app nccl "find_package, component nccl"
+else
+    skip "component nccl" "no CUDA toolkit (CUDA_HOME says where)"
+fi
+version="is compatible with requested version"
+ok_refused next "the next minor version is refused" "$version"
+ok_refused patch "a later patch is refused" "$version"
+ok_refused older "an earlier minor version is refused" "$version"
+ok_refused unknown "an unknown component is refused" "component tcp: idist has the components"
+ok_refused no-mpi "the component mpi is refused without MPI" "component mpi: no MPI was found"
+ok_refused no-cuda "the component nccl is refused without CUDA" "component nccl: no CUDA toolkit"
+ok_later optional "an optional component may be missing"
+if command -v pkg-config >/dev/null; then
+    ok_later pkg-config "pkg-config after make install, and after cmake --install"
+    n=$(grep -cE "^rank [0-3] of 4: 10 8\$|^$VERSION\$" "$WORK/log")
+    ok $((n != 5)) "four ranks, and the version" || diag <"$WORK/log"
+else
+    skip "pkg-config" "no pkg-config"
+fi
+done_testing

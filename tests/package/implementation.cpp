@@ -1,0 +1,1 @@
+#include "implementation.c"
