@@ -278,7 +278,7 @@ DEPS = perl gcc g++ clang libclang-rt-14-dev clang-format clang-tidy shellcheck 
 MPI_DEPS = openmpi-bin libopenmpi-dev mpich libmpich-dev python3-venv cmake
 PEER_DEPS = libgloo-dev
 # For tests/package, with cmake above.
-PACKAGE_DEPS = git
+PACKAGE_DEPS = meson ninja-build git
 LAUNCH_DEPS = slurm-wlm munge python3-torch openssh-client openssh-server
 ALL_DEPS = $(DEPS) $(MPI_DEPS) $(PEER_DEPS) $(PACKAGE_DEPS) $(LAUNCH_DEPS)
 PEER_VENVS = $(addprefix build/peers/,openmpi5 mpich5 impi horovod perfetto)
