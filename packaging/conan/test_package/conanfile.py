@@ -1,0 +1,28 @@
+"""Builds and runs a program with the package, as C and as C++."""
+import os
+
+from conan import ConanFile
+from conan.tools.build import can_run
+from conan.tools.cmake import CMake, cmake_layout
+
+
+class IdistTestConan(ConanFile):
+    settings = 'os', 'arch', 'compiler', 'build_type'
+    generators = 'CMakeDeps', 'CMakeToolchain'
+
+    def requirements(self):
+        self.requires(self.tested_reference_str)
+
+    def layout(self):
+        cmake_layout(self)
+
+    def build(self):
+        cmake = CMake(self)
+        cmake.configure()
+        cmake.build()
+
+    def test(self):
+        if not can_run(self):
+            return
+        for program in ('test_c', 'test_cxx'):
+            self.run(os.path.join(self.cpp.build.bindir, program), env='conanrun')

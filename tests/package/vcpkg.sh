@@ -1,0 +1,38 @@
+#!/usr/bin/env bash
+# vcpkg.sh - the port for vcpkg. vcpkg itself cannot be had here: its functions are those of a
+# stand-in, vcpkg.cmake. What the port makes with them is installed as vcpkg does it and found by a
+# project; versions and names are the project's.
+# shellcheck source=tests/lib/tap.sh
+. "$(dirname "$0")/../lib/tap.sh"
+# shellcheck source=tests/lib/package.sh
+. tests/lib/package.sh
+
+command -v cmake >/dev/null || {
+    echo "1..0 # SKIP no cmake: apt-get install cmake"
+    exit 0
+}
+PORT=packaging/vcpkg/ports/idist
+PACKAGE=$WORK/packages/idist
+ok_run 0 "the commands of portfile.cmake, on a stand-in for vcpkg" 60 cmake -D CLONE="$SOURCE" \
+    -D PORT_FOLDER="$ROOT/$PORT" -D PACKAGE="$PACKAGE" -P tests/package/vcpkg.cmake
+grep -q "^-- fetch idist/idist v$VERSION or main\$" "$WORK/log"
+ok $? "of the version v$VERSION, which vcpkg.json gives" || grep fetch "$WORK/log" | diag
+ok_headers "$PACKAGE/include" "the port"
+cmp -s LICENSE "$PACKAGE/share/idist/copyright" && cmp -s "$PORT/usage" "$PACKAGE/share/idist/usage"
+ok $? "copyright and usage"
+# vcpkg would complain of folders that are empty, or of no configuration.
+(cd "$PACKAGE" && find . -type d ! -path ./include | sort) >"$WORK/folders"
+printf '%s\n' . ./share ./share/idist ./share/pkgconfig | diff - "$WORK/folders" >"$WORK/log"
+ok $? "and no other folder" || diag <"$WORK/log"
+
+# The lines of usage find it, at another place.
+mv "$WORK/packages" "$WORK/installed"
+sed -n 's/^    \([a-z].*\)/\1/p' "$PORT/usage" | sed 's/(main /(app /' >"$WORK/usage.cmake"
+for language in c:C cxx:CXX; do
+    ext=${language%:*}
+    cmake_app "$ext" "$WORK/usage.cmake" "${language#*:}" \
+        "main.${ext/xx/pp};implementation.${ext/xx/pp}" -DOPTIONS="-O0;-Wall;-Wextra;-Werror" \
+        -DCMAKE_PREFIX_PATH="$WORK/installed/idist"
+done
+for ext in c cxx; do ok_app $ext "usage, only $ext"; done
+done_testing
