@@ -914,6 +914,23 @@ IDIST_API idist_status idist_all_gather_bytes(const void *send, size_t nbytes, v
                                               size_t capacity, size_t *sizes,
                                               const idist_opts *opts);
 
+// The same with a result that is allocated: *recv, in host memory, which idist_free gives back. A
+// zero byte follows the elements, so that text can be printed. On failure *recv is NULL. They
+// block, like the two above; if a rank has no memory, the group fails with IDIST_ERR_NO_MEMORY.
+
+// Gives every rank, root too, a copy of the count elements at send of root, and says how many they
+// are and of which dtype, as in idist_recv_info. Elsewhere send, count and dtype are ignored.
+// recvdtype may be NULL.
+IDIST_API idist_status idist_broadcast_alloc(const void *send, size_t count, idist_dtype dtype,
+                                             int root, void **recv, size_t *recvcount,
+                                             idist_dtype *recvdtype, const idist_opts *opts);
+
+// Concatenates the elements of all ranks, in rank order; recvcounts[k] (n entries) is how many came
+// from rank k. send: count, which may differ between ranks. dtype is the same on all.
+IDIST_API idist_status idist_all_gather_alloc(const void *send, size_t count, idist_dtype dtype,
+                                              void **recv, size_t *recvcounts,
+                                              const idist_opts *opts);
+
 //------------------------------------------------------------------------------
 // [api:p2p]  send and receive, requests
 //

@@ -998,6 +998,155 @@ idist_status idist_all_gather_bytes(const void *send, size_t nbytes, void *buf, 
     return idist__collective_fits(name, total, capacity);
 }
 
+// Memory for a result of which the other ranks know that this one needs it. Without it the group
+// fails.
+static idist_status idist__collective_alloc(const char *name, uint64_t nbytes,
+                                            const idist_opts *opts, void **recv) {
+    idist_group *g = NULL;
+    size_t padded = nbytes < SIZE_MAX / 2 ? (size_t)((nbytes + 1 + 63) & ~(uint64_t)63) : 0;
+
+    *recv = padded ? idist__os_memory_aligned(64, padded) : NULL;
+
+    if (*recv) {
+        ((char *)*recv)[nbytes] = 0;
+        return IDIST_OK;
+    }
+
+    if (idist__call_enter(name, opts ? opts->group : NULL, &g) == IDIST_OK) {
+        idist__group_fail(g, IDIST_ERR_NO_MEMORY, "a rank is out of memory");
+        idist__os_mutex_unlock(&g->w->lock);
+    }
+
+    return idist__fail(IDIST_ERR_NO_MEMORY, "%s: no memory for %llu bytes", name,
+                       (unsigned long long)nbytes);
+}
+
+// The result of a failed call is given back.
+static idist_status idist__collective_alloc_end(idist_status status, void **recv) {
+    if (status == IDIST_OK) return IDIST_OK;
+    idist__os_memory_free_aligned(*recv);
+    *recv = NULL;
+
+    return status;
+}
+
+// What root tells about its buffer. The dtype is one that the others can name if they have created
+// it.
+typedef struct idist__collective_head {
+    uint64_t count, nbytes, check;
+    uint64_t dtype;
+} idist__collective_head;
+
+// Checks what root wants to send, and describes it.
+static idist_status idist__collective_head_of(const void *send, size_t count, idist_dtype dtype,
+                                              const idist_opts *opts,
+                                              idist__collective_head *head) {
+    const char *name = idist__kind_names[IDIST__BROADCAST_ALLOC];
+    idist_group *g = NULL;
+    idist__call c;
+    idist_status status = idist__call_enter(name, opts ? opts->group : NULL, &g);
+
+    if (status != IDIST_OK) return status;
+    idist__call_init(&c, IDIST__BROADCAST, send, NULL, count, dtype);
+    c.label = IDIST__BROADCAST_ALLOC;
+    c.root = g->rank;
+    c.recv = (void *)(uintptr_t)send; // a broadcast has one buffer
+    status = idist__check_call(g, &c);
+    head->count = count;
+    head->nbytes = count * idist_dtype_size(dtype);
+    head->dtype = (uint8_t)dtype;
+    head->check = idist__fingerprint_tagged(g->w, dtype, count);
+    idist__os_mutex_unlock(&g->w->lock);
+
+    return status;
+}
+
+// The dtype of this rank that root means.
+static idist_dtype idist__collective_dtype(const idist__collective_head *head,
+                                           const idist_opts *opts) {
+    idist_dtype dtype = IDIST_DTYPE_COUNT;
+    idist_group *g = NULL;
+    idist__fingerprint sent;
+
+    memset(&sent, 0, sizeof sent);
+    sent.dtype = (uint8_t)head->dtype;
+    sent.check = head->check;
+    if (idist__call_enter("broadcast_alloc", opts ? opts->group : NULL, &g) != IDIST_OK)
+        return dtype;
+    dtype = idist__message_dtype(g->w, &sent);
+    idist__os_mutex_unlock(&g->w->lock);
+
+    return dtype;
+}
+
+idist_status idist_broadcast_alloc(const void *send, size_t count, idist_dtype dtype, int root,
+                                   void **recv, size_t *recvcount, idist_dtype *recvdtype,
+                                   const idist_opts *opts) {
+    const idist__kind label = IDIST__BROADCAST_ALLOC;
+    bool is_root = idist_group_rank(opts ? opts->group : NULL) == root;
+    idist__collective_head head;
+    idist_status status;
+
+    if (!recv || !recvcount)
+        return idist__fail(IDIST_ERR_ARG, "broadcast_alloc: recv or recvcount is NULL");
+    *recv = NULL;
+    *recvcount = 0;
+    if (is_root && count && !send)
+        return idist__fail(IDIST_ERR_ARG, "broadcast_alloc: send is NULL and count is not 0");
+    memset(&head, 0, sizeof head);
+    status = idist__check_blocking("broadcast_alloc", opts);
+    if (status == IDIST_OK && is_root)
+        status = idist__collective_head_of(send, count, dtype, opts, &head);
+    if (status == IDIST_OK)
+        status = idist__collective_run(IDIST__BROADCAST, label, NULL, &head, 4, IDIST_U64,
+                                       IDIST_SUM, root, opts);
+    if (status == IDIST_OK)
+        status = idist__collective_alloc("broadcast_alloc", head.nbytes, opts, recv);
+    if (status != IDIST_OK) return status;
+
+    if (is_root && head.nbytes) memcpy(*recv, send, (size_t)head.nbytes);
+    status = idist__collective_run(IDIST__BROADCAST, label, NULL, *recv, (size_t)head.nbytes,
+                                   IDIST_U8, IDIST_SUM, root, opts);
+    if (status != IDIST_OK) return idist__collective_alloc_end(status, recv);
+    *recvcount = (size_t)head.count;
+    if (recvdtype) *recvdtype = idist__collective_dtype(&head, opts);
+
+    return IDIST_OK;
+}
+
+idist_status idist_all_gather_alloc(const void *send, size_t count, idist_dtype dtype, void **recv,
+                                    size_t *recvcounts, const idist_opts *opts) {
+    const char *name = "all_gather_alloc";
+    int i, n = idist_group_size(opts ? opts->group : NULL);
+    size_t total = 0, own = count, size = idist_dtype_size(dtype);
+    idist__call c;
+    idist_status status;
+
+    if (!recv || !recvcounts)
+        return idist__fail(IDIST_ERR_ARG, "%s: recv or recvcounts is NULL", name);
+    *recv = NULL;
+    status = idist__check_blocking(name, opts);
+    if (status != IDIST_OK) return status;
+    if (count && !send) return idist__fail(IDIST_ERR_ARG, "%s: send is NULL", name);
+    if (!size) return idist__fail(IDIST_ERR_ARG, "%s: invalid dtype %d", name, (int)dtype);
+    if (count > SIZE_MAX / 16 / size)
+        return idist__fail(IDIST_ERR_ARG, "%s: the count is too large", name);
+
+    status = idist__collective_run(IDIST__ALL_GATHER, IDIST__ALL_GATHER_ALLOC, &own, recvcounts,
+                                   sizeof own, IDIST_U8, IDIST_SUM, -1, opts);
+    if (status != IDIST_OK) return status;
+    for (i = 0; i < n; i++) total += recvcounts[i];
+    status = idist__collective_alloc(name, (uint64_t)total * size, opts, recv);
+    if (status != IDIST_OK) return status;
+
+    idist__call_init(&c, IDIST__ALL_GATHERV, send, *recv, count, dtype);
+    c.label = IDIST__ALL_GATHER_ALLOC;
+    c.recvcounts = recvcounts;
+    c.check = idist__hash(recvcounts, sizeof *recvcounts * (size_t)n);
+
+    return idist__collective_alloc_end(idist__call_run(&c, opts), recv);
+}
+
 //------------------------------------------------------------------------------
 // [calls:p2p]  send and receive
 // uses mutex fail kind model core:task core:wait check core:call

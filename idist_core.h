@@ -72,6 +72,8 @@ typedef enum idist__kind {
     IDIST__FIRST_DEVICE_CALL,
     IDIST__PROBE,
     IDIST__IPROBE,
+    IDIST__BROADCAST_ALLOC,
+    IDIST__ALL_GATHER_ALLOC,
     IDIST__KIND_COUNT
 } idist__kind;
 
@@ -105,6 +107,8 @@ static const char *const idist__kind_names[IDIST__KIND_COUNT] = {
     "first_device_call",
     "probe",
     "iprobe",
+    "broadcast_alloc",
+    "all_gather_alloc",
 };
 
 static bool idist__kind_reduces(idist__kind kind) {

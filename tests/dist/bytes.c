@@ -119,6 +119,128 @@ static void strings(idist_group *world, int rank, int n, void *arg) {
     rank_check(strcmp(all, want) == 0, "rank %d: got \"%s\" expected \"%s\"", rank, all, want);
 }
 
+// Results that are allocated: sizes and dtypes that only the sender knows.
+static void alloc_sizes(idist_group *world, int rank, int n, void *arg) {
+    static const size_t sizes[6] = {0, 1, 7, 1000, 70001, 300000};
+    idist_opts o = opts_of(world);
+    (void)arg;
+    for (int i = 0; i < 6; i++) {
+        size_t got = 1, counts[RANKS_MAX], own = sizes[i] / (size_t)(rank + 1), at = 0;
+        int root = i % n;
+        idist_dtype dtype = IDIST_I8;
+        void *p = &o;
+        guarded_buffer send = guarded_buffer_make(sizes[i] * 8, 0);
+        pattern_fill(send.p, 0, sizes[i], 8, rank, 2);
+        rank_ok(rank, idist_broadcast_alloc(rank == root ? send.p : NULL, sizes[i], IDIST_F64, root,
+                                            &p, &got, rank % 2 ? NULL : &dtype, &o));
+        rank_check(p && got == sizes[i] && (rank % 2 || dtype == IDIST_F64) &&
+                       pattern_find_wrong(p, 0, sizes[i], 8, root, 2) == sizes[i] &&
+                       !((char *)p)[8 * sizes[i]],
+                   "rank %d: broadcast_alloc of %zu: got %zu of %d", rank, sizes[i], got,
+                   (int)dtype);
+        idist_free(p);
+        rank_ok(rank, idist_all_gather_alloc(send.p, own, IDIST_U64, &p, counts, &o));
+        for (int k = 0; k < n; k++) {
+            size_t want = sizes[i] / (size_t)(k + 1);
+            rank_check(counts[k] == want &&
+                           pattern_find_wrong((char *)p + at * 8, 0, want, 8, k, 2) == want,
+                       "rank %d: all_gather_alloc: wrong data from rank %d", rank, k);
+            at += want;
+        }
+        rank_check(!((char *)p)[8 * at], "rank %d: no zero follows", rank);
+        idist_free(p);
+        guarded_buffer_free(&send);
+    }
+}
+
+static void alloc_strings(idist_group *world, int rank, int n, void *arg) {
+    static const char *words[3] = {"first", "", "a longer third word"};
+    idist_opts o = opts_of(world);
+    size_t nbytes, counts[3];
+    void *text = NULL;
+    (void)n;
+    (void)arg;
+    rank_ok(rank, idist_broadcast_alloc("from rank 2", 11, IDIST_U8, 2, &text, &nbytes, NULL, &o));
+    rank_check(text && strcmp((char *)text, "from rank 2") == 0, "rank %d: got \"%s\"", rank,
+               (char *)text);
+    idist_free(text);
+    rank_ok(rank,
+            idist_all_gather_alloc(words[rank], strlen(words[rank]), IDIST_U8, &text, counts, &o));
+    rank_check(text && strcmp((char *)text, "firsta longer third word") == 0, "rank %d: got \"%s\"",
+               rank, (char *)text);
+    idist_free(text);
+}
+
+static void alloc_user_dtype(idist_group *world, int rank, int n, void *arg) {
+    idist_opts o = opts_of(world);
+    idist_dtype dtype = IDIST_DTYPE_COUNT, got = IDIST_I8;
+    unsigned char element[100];
+    size_t count = 0;
+    void *p = NULL;
+    (void)n;
+    (void)arg;
+    pattern_element(element, sizeof element, 0, 0, 9);
+    if (rank < 2) rank_ok(rank, idist_dtype_create(sizeof element, "hundred", world, &dtype));
+    rank_ok(rank, idist_broadcast_alloc(element, 1, dtype, 0, &p, &count, &got, &o));
+    rank_check(count == 1 && memcmp(p, element, sizeof element) == 0, "rank %d: wrong data", rank);
+    rank_check(got == (rank < 2 ? dtype : IDIST_DTYPE_COUNT), "rank %d: got dtype %d", rank,
+               (int)got);
+    idist_free(p);
+}
+
+static void alloc_misuse(idist_group *world, int rank, int n, void *arg) {
+    idist_request r = {NULL};
+    idist_opts o = opts_of(world), async = opts_async(world, &r);
+    size_t count, counts[RANKS_MAX];
+    void *p = &o;
+    (void)arg;
+    rank_is(rank, idist_broadcast_alloc("x", 1, IDIST_U8, 0, NULL, &count, NULL, &o),
+            IDIST_ERR_ARG);
+    rank_is(rank, idist_broadcast_alloc("x", 1, IDIST_U8, 0, &p, NULL, NULL, &o), IDIST_ERR_ARG);
+    rank_is(rank, idist_broadcast_alloc("x", 1, IDIST_U8, n, &p, &count, NULL, &o), IDIST_ERR_ARG);
+    rank_check(!p, "rank %d: the pointer is not NULL", rank);
+    rank_is(rank, idist_broadcast_alloc("x", 1, IDIST_U8, 0, &p, &count, NULL, &async),
+            IDIST_ERR_ARG);
+    rank_is(rank, idist_broadcast_alloc(NULL, 1, IDIST_U8, rank, &p, &count, NULL, &o),
+            IDIST_ERR_ARG);
+    rank_is(rank, idist_broadcast_alloc("x", 1, IDIST_DTYPE_COUNT, rank, &p, &count, NULL, &o),
+            IDIST_ERR_ARG);
+    rank_is(rank, idist_all_gather_alloc("x", 1, IDIST_U8, NULL, counts, &o), IDIST_ERR_ARG);
+    rank_is(rank, idist_all_gather_alloc("x", 1, IDIST_U8, &p, NULL, &o), IDIST_ERR_ARG);
+    rank_is(rank, idist_all_gather_alloc(NULL, 1, IDIST_U8, &p, counts, &o), IDIST_ERR_ARG);
+    rank_is(rank, idist_all_gather_alloc("x", SIZE_MAX / 8, IDIST_F64, &p, counts, &o),
+            IDIST_ERR_ARG);
+    rank_is(rank, idist_all_gather_alloc("x", 1, IDIST_DTYPE_COUNT, &p, counts, &o), IDIST_ERR_ARG);
+    rank_ok(rank, idist_barrier(&o)); // nothing was sent
+}
+
+static void alloc_mismatch(idist_group *world, int rank, int n, void *arg) {
+    idist_opts o = opts_of(world);
+    size_t counts[RANKS_MAX];
+    float x[4] = {0};
+    void *p = &o;
+    (void)n;
+    (void)arg;
+    rank_is(rank, idist_all_gather_alloc(x, 4, rank ? IDIST_F32 : IDIST_I32, &p, counts, &o),
+            IDIST_ERR_MISMATCH);
+    rank_check(strstr(idist_last_error(), "dtype differs") != NULL, "the text is: %s",
+               idist_last_error());
+    rank_check(!p, "rank %d: the pointer is not NULL", rank);
+}
+
+static void alloc_too_much(idist_group *world, int rank, int n, void *arg) {
+    idist_opts o = opts_of(world);
+    size_t counts[RANKS_MAX];
+    void *p = &o;
+    (void)n;
+    (void)arg;
+    idist_status status =
+        idist_all_gather_alloc("x", rank ? 1 : (size_t)1 << 58, IDIST_U8, &p, counts, &o);
+    rank_check(status == IDIST_ERR_NO_MEMORY, "rank %d: got %s: %s", rank,
+               idist_status_name(status), idist_last_error());
+    rank_check(!p, "rank %d: the pointer is not NULL", rank);
+}
+
 int main(void) {
     static const int sizes[5] = {1, 2, 3, 5, 8};
     tap_deadline(60);
@@ -130,6 +252,8 @@ int main(void) {
                        algorithm_names[a]);
             ranks_case(n, &desc, gather_sizes, NULL, "all_gather_bytes n=%d %s", n,
                        algorithm_names[a]);
+            ranks_case(n, &desc, alloc_sizes, NULL, "results that are allocated n=%d %s", n,
+                       algorithm_names[a]);
             if (n == 1) continue;
             ranks_case(n, &desc, broadcast_no_room, NULL,
                        "broadcast_bytes n=%d %s: too small on some ranks", n, algorithm_names[a]);
@@ -138,5 +262,10 @@ int main(void) {
         }
     }
     ranks_case(4, NULL, strings, NULL, "strings");
+    ranks_case(3, NULL, alloc_strings, NULL, "strings that are allocated");
+    ranks_case(3, NULL, alloc_user_dtype, NULL, "broadcast_alloc of a dtype that one has not made");
+    ranks_case(2, NULL, alloc_misuse, NULL, "misuse of what allocates");
+    ranks_case_fault(3, NULL, alloc_mismatch, NULL, "all_gather_alloc of other dtypes");
+    ranks_case_fault(3, NULL, alloc_too_much, NULL, "all_gather_alloc of more than there is");
     return tap_done();
 }
