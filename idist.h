@@ -1030,6 +1030,14 @@ IDIST_API idist_status idist_group_end(void);
 // communication returns IDIST_ERR_STATE. *group is NULL on failure, here and below.
 IDIST_API idist_status idist_new_group(const int *ranks, int n, idist_group **group);
 
+// Creates a group of the listed ranks of parent (NULL: the default world), in this order, without
+// the other ranks: only those listed call it, with the same list and tag, and block until all have.
+// Threads of a rank that create groups at the same time use different tags, 0 .. 2^31 - 1.
+// IDIST_ERR_ARG if the caller is not listed. IDIST_ERR_TIMEOUT, with which the parent goes on, if a
+// rank does not come or has another list or tag; the next try needs another tag, too.
+IDIST_API idist_status idist_new_group_by_members(idist_group *parent, const int *ranks, int n,
+                                                  int tag, idist_group **group);
+
 // Creates a group for each color >= 0 of the ranks of parent (NULL: the default world), ordered by
 // key, then by rank in parent. Ranks with color < 0 get a group in which their rank is -1.
 // Collective over parent; blocks.

@@ -760,7 +760,8 @@ const char *idist_show_config(void) {
 
 //------------------------------------------------------------------------------
 // [calls:collective]  the public collectives: each fills one call
-// uses fail hash kind model check core:call world get
+// uses mutex os:memory fail base:type hash kind model fingerprint core:group
+// uses check core:call core:message world get
 //------------------------------------------------------------------------------
 
 // All but the v-forms. op is IDIST_SUM where nothing is reduced; root is -1 where there is none;
@@ -1636,15 +1637,30 @@ static idist_status idist__several_run(idist_group *g, const idist__several_pair
     return status;
 }
 
+// Both calls of a pair in the group of o, which block until they are complete.
+static idist_status idist__several_exchange(const idist__several_pair *pair, const char *name,
+                                            const idist_opts *o) {
+    idist_group *g = NULL;
+    bool quick, host;
+    idist_status status = idist__call_enter(name, o->group, &g);
+
+    if (status != IDIST_OK) return status;
+    status = idist__several_check(g, pair, o, &host);
+    idist__tracer_begin("call", name, g, status == IDIST_OK ? &pair->send : NULL);
+    quick = status == IDIST_OK && host && idist__call_quick(g, &pair->send, o);
+    status = idist__several_run(g, pair, o, quick, status);
+    idist__os_mutex_unlock(&g->w->lock);
+
+    return idist__tracer_end(status);
+}
+
 idist_status idist_sendrecv(const void *send, size_t sendcount, int dst, int sendtag, void *recv,
                             size_t recvcount, int src, int recvtag, idist_dtype dtype,
                             idist_recv_info *info, const idist_opts *opts) {
     idist__several_pair pair;
-    idist_group *g = NULL;
     idist_opts o;
     size_t size = idist_dtype_size(dtype);
     const char *from = (const char *)send, *to = (const char *)recv;
-    bool quick, host;
     idist_status status = idist__check_blocking("sendrecv", opts);
 
     if (status != IDIST_OK) return status;
@@ -1653,18 +1669,10 @@ idist_status idist_sendrecv(const void *send, size_t sendcount, int dst, int sen
         return idist__fail(IDIST_ERR_ARG, "sendrecv: send and receive buffers overlap");
     memset(&o, 0, sizeof o);
     if (opts) o = *opts;
-    status = idist__call_enter("sendrecv", o.group, &g);
-    if (status != IDIST_OK) return status;
-
     idist__p2p_init(&pair.recv, IDIST__RECV, NULL, recv, recvcount, dtype, src, recvtag, info);
     idist__p2p_init(&pair.send, IDIST__SEND, send, NULL, sendcount, dtype, dst, sendtag, NULL);
-    status = idist__several_check(g, &pair, &o, &host);
-    idist__tracer_begin("call", "sendrecv", g, status == IDIST_OK ? &pair.send : NULL);
-    quick = status == IDIST_OK && host && idist__call_quick(g, &pair.send, &o);
-    status = idist__several_run(g, &pair, &o, quick, status);
-    idist__os_mutex_unlock(&g->w->lock);
 
-    return idist__tracer_end(status);
+    return idist__several_exchange(&pair, "sendrecv", &o);
 }
 
 idist_status idist_group_begin(void) {
@@ -1720,14 +1728,15 @@ idist_status idist_group_end(void) {
 
 //------------------------------------------------------------------------------
 // [calls:group]  groups
-// uses mutex fail mem hash kind model core:world core:group core:wait check
-// uses core:call world collective
+// uses mutex fail mem hash kind model core:world core:group core:wait block
+// uses check core:call world collective p2p several
 //
-// new_group and split make a group in these steps, the same on every rank of the parent:
+// new_group and split make a group in these steps, the same on every rank of the parent, or of
+// those listed in new_group_by_members:
 //
 //     idist__group_reserve   allocates it, before anybody counts on this rank
-//     a collective           the ranks agree: a barrier whose fingerprint carries the list, or an
-//                            all_gather of the colors
+//     a collective           the ranks agree: a barrier whose fingerprint carries the list, an
+//                            all_gather of the colors, or messages between the members
 //     idist__group_make      puts it into the world and opens it
 //     idist__group_meet      its members exchange what the backend wants to know
 //------------------------------------------------------------------------------
@@ -1773,12 +1782,12 @@ static idist_status idist__group_reserve(const char *name, idist__world *w, int 
 }
 
 // From here on the other members count on this rank.
-static idist_status idist__group_make(idist_group *parent, idist_group *g, uint64_t color,
-                                      const int *ranks, int n, idist_group **out) {
+static idist_status idist__group_make(idist_group *parent, idist_group *g, uint32_t child_count,
+                                      uint64_t color, const int *ranks, int n, idist_group **out) {
     idist__world *w = parent->w;
     idist_status status = IDIST_OK;
 
-    idist__group_set(g, idist__group_ctx(parent, parent->child_count, color), ranks, n);
+    idist__group_set(g, idist__group_ctx(parent, child_count, color), ranks, n);
     g->next = w->group.next;
     w->group.next = g;
     g->parent = parent;
@@ -1867,12 +1876,14 @@ static idist_status idist__group_finish(idist_group *parent, idist_group *g, idi
                                         uint64_t color, const int *ranks, int n, idist__kind label,
                                         idist_group **out) {
     idist__world *w = parent->w;
+    uint32_t child_count = 0;
 
     idist__world_lock(w);
 
     if (status == IDIST_OK) {
-        parent->child_count++;
-        status = idist__group_make(parent, g, color, ranks, n, out);
+        // Not all ranks of the parent count the groups that some make alone.
+        if (label != IDIST__NEW_GROUP_BY_MEMBERS) child_count = ++parent->child_count;
+        status = idist__group_make(parent, g, child_count, color, ranks, n, out);
     } else {
         idist__group_free(g);
     }
@@ -1930,6 +1941,106 @@ idist_status idist_new_group(const int *ranks, int n, idist_group **group) {
     status = idist__group_barrier(world->size, g->ranks, n);
 
     return idist__group_finish(world, g, status, 0, g->ranks, n, IDIST__NEW_GROUP, group);
+}
+
+// The members exchange messages, as in a barrier by dissemination (see idist_algo.h), and find the
+// largest of their serials, so that no two groups of the same members have the same one. me: index
+// of this rank in the list, which has ranks of the parent.
+static idist_status idist__group_agree(idist_group *parent, const int *ranks, int n, int me,
+                                       uint64_t key, uint64_t *serial) {
+    int tag = -2 - (int)(key % 0x40000000u), distance;
+    idist__several_pair pair;
+    idist_opts o;
+    idist_status status = IDIST_OK;
+
+    memset(&o, 0, sizeof o);
+    o.group = parent;
+
+    for (distance = 1; distance < n && status == IDIST_OK; distance *= 2) {
+        uint64_t sent = *serial, received = 0;
+
+        idist__p2p_init(&pair.recv, IDIST__RECV, NULL, &received, 1, IDIST_U64,
+                        ranks[idist__block_wrap(me - distance, n)], tag, NULL);
+        idist__p2p_init(&pair.send, IDIST__SEND, &sent, NULL, 1, IDIST_U64,
+                        ranks[idist__block_wrap(me + distance, n)], tag, NULL);
+        pair.recv.label = pair.send.label = IDIST__NEW_GROUP_BY_MEMBERS;
+        status = idist__several_exchange(&pair, "new_group_by_members", &o);
+        if (received > *serial) *serial = received;
+    }
+
+    return status;
+}
+
+// Checks the list, and finds this rank in it.
+static idist_status idist__group_check_members(const idist_group *parent, const int *ranks, int n,
+                                               int tag, int *me) {
+    const char *name = "new_group_by_members";
+    int i, k;
+
+    *me = -1;
+    if (parent->rank < 0)
+        return idist__fail(IDIST_ERR_STATE, "%s: this rank is not a member of the parent", name);
+    if (!ranks || n < 1 || n > parent->size)
+        return idist__fail(IDIST_ERR_ARG, "%s: needs 1 to %d ranks, got %d", name, parent->size,
+                           ranks ? n : 0);
+    if (tag < 0) return idist__fail(IDIST_ERR_ARG, "%s: tag %d is negative", name, tag);
+
+    for (i = 0; i < n; i++) {
+        for (k = 0; k < i && ranks[k] != ranks[i]; k++) continue;
+        if (ranks[i] < 0 || ranks[i] >= parent->size || k < i)
+            return idist__fail(IDIST_ERR_ARG, "%s: rank %d is listed twice or outside 0..%d", name,
+                               ranks[i], parent->size - 1);
+        if (ranks[i] == parent->rank) *me = i;
+    }
+
+    if (*me >= 0) return IDIST_OK;
+
+    return idist__fail(IDIST_ERR_ARG, "%s: this rank, %d, is not listed", name, parent->rank);
+}
+
+idist_status idist_new_group_by_members(idist_group *parent, const int *ranks, int n, int tag,
+                                        idist_group **group) {
+    const idist__kind label = IDIST__NEW_GROUP_BY_MEMBERS;
+    idist_group *p, *g;
+    idist_allocator mem;
+    idist_status status;
+    uint64_t key, serial;
+    int *members, i, me;
+
+    if (!group) return idist__fail(IDIST_ERR_ARG, "new_group_by_members: group is NULL");
+    *group = NULL;
+    status = idist__check_blocking("new_group_by_members", NULL);
+    if (status == IDIST_OK) status = idist__call_enter("new_group_by_members", parent, &p);
+    if (status != IDIST_OK) return status;
+    status = idist__group_check_members(p, ranks, n, tag, &me);
+
+    if (status != IDIST_OK) {
+        idist__os_mutex_unlock(&p->w->lock);
+        return status;
+    }
+
+    mem = p->w->cfg.mem;
+    serial = p->w->member_groups;
+    status = idist__group_reserve("new_group_by_members", p->w, n, &g);
+    if (!g) return status;
+    members = (int *)idist__mem_alloc(&mem, sizeof(int) * (size_t)n);
+    if (!members) status = IDIST_ERR_NO_MEMORY;
+    for (i = 0; members && i < n; i++) members[i] = p->ranks[ranks[i]];
+
+    key = idist__hash_mix(idist__hash(ranks, sizeof(int) * (size_t)n), (uint64_t)tag);
+    if (status == IDIST_OK) status = idist__group_agree(p, ranks, n, me, key, &serial);
+
+    if (status == IDIST_OK) {
+        idist__world_lock(p->w);
+        if (p->w->member_groups <= serial) p->w->member_groups = serial + 1;
+        idist__os_mutex_unlock(&p->w->lock);
+    }
+
+    status =
+        idist__group_finish(p, g, status, idist__hash_mix(key, serial), members, n, label, group);
+    idist__mem_free(&mem, members);
+
+    return status;
 }
 
 // The members of one color, ordered by key, then by rank in the parent. all: color and key of each
@@ -2073,7 +2184,7 @@ idist_status idist_shrink(idist_group *group, idist_group **survivors) {
     if (status == IDIST_OK) {
         // Members may have made different numbers of groups before they lost a rank.
         g->child_count = serial;
-        status = idist__group_make(g, made, 0, ranks, n, survivors);
+        status = idist__group_make(g, made, serial, 0, ranks, n, survivors);
         if (status == IDIST_OK) (*survivors)->parent = NULL; // complete: there is no meeting
     } else if (made) {
         idist__group_free(made);

@@ -74,6 +74,7 @@ typedef enum idist__kind {
     IDIST__IPROBE,
     IDIST__BROADCAST_ALLOC,
     IDIST__ALL_GATHER_ALLOC,
+    IDIST__NEW_GROUP_BY_MEMBERS,
     IDIST__KIND_COUNT
 } idist__kind;
 
@@ -109,6 +110,7 @@ static const char *const idist__kind_names[IDIST__KIND_COUNT] = {
     "iprobe",
     "broadcast_alloc",
     "all_gather_alloc",
+    "new_group_by_members",
 };
 
 static bool idist__kind_reduces(idist__kind kind) {
@@ -580,6 +582,7 @@ struct idist__world {
                               // more: only one thread may call at all
     bool single_threaded;     // the backend allows one thread only: requests move on inside calls
     int making_count;         // groups being made
+    uint64_t member_groups;   // more than the serial of any group that its members made alone
     int deferred_count; // tasks that an open idist_group_begin keeps, and threads for which the
                         // device backend holds calls back
     bool closing;       // a thread closes the world: no call may begin that outlasts its function
@@ -879,7 +882,7 @@ static idist__fingerprint idist__fingerprint_of_call(const idist__world *w, cons
     idist__fingerprint p;
 
     memset(&p, 0, sizeof p);
-    p.kind = (uint8_t)(c->peeks ? c->kind : c->label); // a probe waits for what a receive does
+    p.kind = (uint8_t)(idist__kind_is_p2p(c->kind) ? c->kind : c->label); // a probe is a receive
     p.dtype = (uint8_t)(c->kind == IDIST__ALL_TO_ALLV ? IDIST__DTYPE_BY_PAIR : (int)c->dtype);
     p.op = (uint8_t)c->op;
     p.root = c->root;
@@ -968,6 +971,7 @@ static void idist__explain_task(const idist__task *t, char *buf, size_t cap) {
     if (c->root == IDIST_ANY_SOURCE) idist__text_append(buf, cap, "any rank");
     else idist__text_append(buf, cap, "rank %d", c->root);
     if (c->tag == IDIST_ANY_TAG) idist__text_append(buf, cap, ", any tag)");
+    else if (c->tag < 0) idist__text_append(buf, cap, ")"); // of idist itself
     else idist__text_append(buf, cap, ", tag %d)", c->tag);
 }
 
@@ -2169,7 +2173,8 @@ static idist_status idist__check_peer(const idist_group *g, const idist__call *c
     if (!(c->root >= 0 && c->root < g->size) && !(receives && c->root == IDIST_ANY_SOURCE))
         return idist__fail(IDIST_ERR_ARG, "%s: rank %d is not in a group of %d", name, c->root,
                            g->size);
-    if (c->tag < 0 && !(receives && c->tag == IDIST_ANY_TAG))
+    if (c->tag < 0 && !(receives && c->tag == IDIST_ANY_TAG) &&
+        c->label != IDIST__NEW_GROUP_BY_MEMBERS)
         return idist__fail(IDIST_ERR_ARG, "%s: tag %d is negative", name, c->tag);
 
     return IDIST_OK;
@@ -2480,11 +2485,16 @@ static idist_status idist__call_run(idist__call *c, const idist_opts *opts) {
 // Messages up to this size are sent before anybody asks for them.
 static const size_t IDIST__EAGER_BYTES = (size_t)64 * 1024;
 
+// Messages of idist itself have negative tags, which the program does not see.
+static bool idist__message_has_tag(const idist__call *recv, int tag) {
+    return recv->tag == tag || (recv->tag == IDIST_ANY_TAG && tag >= 0);
+}
+
 // Whether a receive takes a message from a rank of the world.
 IDIST__UNUSED static bool idist__message_matches(const idist__task *t, int rank, int tag) {
     const idist__call *c = &t->call;
     return (c->root == IDIST_ANY_SOURCE || t->group->ranks[c->root] == rank) &&
-           (c->tag == IDIST_ANY_TAG || c->tag == tag);
+           idist__message_has_tag(c, tag);
 }
 
 static void idist__message_describe(const idist__call *c, int source, int tag, idist_dtype dtype,
@@ -2618,7 +2628,7 @@ static idist__parcel **idist__self_find(const idist__task *t) {
     idist__parcel **at = &((idist__self_group *)t->group->impl)->parcels;
 
     for (; *at; at = &(*at)->next)
-        if (t->call.tag == IDIST_ANY_TAG || t->call.tag == (*at)->tag) return at;
+        if (idist__message_has_tag(&t->call, (*at)->tag)) return at;
     return NULL;
 }
 

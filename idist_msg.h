@@ -1911,7 +1911,7 @@ static bool idist__recv_wants(const idist_group *g, const idist__call *c, const 
     if (f->type != IDIST__EAGER || f->ctx != g->ctx || f->fingerprint.kind != IDIST__SEND)
         return false;
     if (f->fingerprint.dtype != (int)c->dtype || f->fingerprint.check > c->count) return false;
-    if (c->tag != IDIST_ANY_TAG && (uint32_t)c->tag != f->tag) return false;
+    if (!idist__message_has_tag(c, (int)f->tag)) return false;
     if (f->nbytes > IDIST__EAGER_BYTES || f->nbytes + sizeof *f > l->their_window) return false;
 
     return f->nbytes == f->fingerprint.check * idist_dtype_size(c->dtype);

@@ -130,6 +130,131 @@ static void overlapping(idist_group *world, int rank, int n, void *arg) {
     rank_ok(rank, idist_free_group(&column));
 }
 
+// Sums over a group, so that every member is in it, in the order that the list has.
+static void check_members(int rank, idist_group *g, const int *list, int n) {
+    idist_opts o = opts_of(g);
+    int32_t mine = rank, all[RANKS_MAX];
+    if (!g) return;
+    rank_check(idist_group_size(g) == n, "rank %d: the group has %d members", rank,
+               idist_group_size(g));
+    rank_ok(rank, idist_all_gather(&mine, all, 1, IDIST_I32, &o));
+    for (int i = 0; i < n; i++)
+        rank_check(all[i] == list[i], "rank %d: member %d is %d expected %d", rank, i, all[i],
+                   list[i]);
+}
+
+// Even and odd ranks make groups, in an order of their own and several times, and nobody else takes
+// part: the ranks that are not listed do something else meanwhile.
+static void by_members(idist_group *world, int rank, int n, void *arg) {
+    int list[RANKS_MAX], count = 0;
+    idist_group *g[3] = {NULL, NULL, NULL}, *inner = NULL;
+    idist_opts o = opts_of(world);
+    idist_request r = {NULL};
+    idist_recv_info info = {-1, -1, 0, IDIST_I8};
+    int32_t x = -1, y = rank;
+    idist_opts async = opts_async(world, &r);
+    (void)arg;
+    // Takes the messages of the program only.
+    rank_ok(rank, idist_recv(&x, 1, IDIST_I32, IDIST_ANY_SOURCE, IDIST_ANY_TAG, &info, &async));
+    for (int k = n - 1; k >= 0; k--)
+        if (k % 2 == rank % 2) list[count++] = k;
+    for (int i = 0; i < 3; i++) {
+        if (rank % 2 && i == 2) continue; // the others have made another number of groups then
+        rank_ok(rank, idist_new_group_by_members(world, list, count, i == 1 ? 7 : 3, &g[i]));
+        check_members(rank, g[i], list, count);
+    }
+    if (rank % 2 == 0 && count > 1 &&
+        g[0]) { // of a group: its first two ranks, which are world ranks
+        static const int two[2] = {1, 0};
+        const int world_ranks[2] = {list[1], list[0]};
+        if (idist_group_rank(g[0]) < 2) {
+            rank_ok(rank, idist_new_group_by_members(g[0], two, 2, 0, &inner));
+            check_members(rank, inner, world_ranks, 2);
+            rank_ok(rank, idist_free_group(&inner));
+        }
+    }
+    rank_ok(rank, idist_send(&y, 1, IDIST_I32, (rank + 1) % n, 11, &o));
+    rank_ok(rank, idist_wait(&r));
+    rank_check(info.tag == 11 && x == (rank + n - 1) % n, "rank %d: received %d with tag %d", rank,
+               x, info.tag);
+    for (int i = 0; i < 3; i++)
+        if (g[i]) rank_ok(rank, idist_free_group(&g[i]));
+    // Then all of them together, after another number of groups.
+    for (int k = 0; k < n; k++) list[k] = k;
+    rank_ok(rank, idist_new_group_by_members(world, list, n, 3, &g[0]));
+    check_members(rank, g[0], list, n);
+    rank_ok(rank, idist_split(world, 0, 0, &inner)); // the ranks count alike
+    check_members(rank, inner, list, n);
+    rank_ok(rank, idist_free_group(&inner));
+    rank_ok(rank, idist_free_group(&g[0]));
+}
+
+typedef struct maker {
+    idist_group *world, *made;
+    int rank, n, tag;
+} maker;
+
+static void *make_in_thread(void *arg) {
+    maker *m = (maker *)arg;
+    int list[RANKS_MAX];
+    for (int k = 0; k < m->n; k++) list[k] = (k + m->tag) % m->n;
+    rank_ok(m->rank, idist_new_group_by_members(m->world, list, m->n, m->tag, &m->made));
+    check_members(m->rank, m->made, list, m->n);
+    return NULL;
+}
+
+// Two threads of each rank make groups of the same ranks at once.
+static void by_members_in_threads(idist_group *world, int rank, int n, void *arg) {
+    (void)arg;
+    for (int round = 0; round < 20; round++) {
+        maker makers[2] = {{world, NULL, rank, n, round % 3}, {world, NULL, rank, n, 5}};
+        pthread_t other;
+        TAP_REQUIRE(pthread_create(&other, NULL, make_in_thread, &makers[rank % 2]) == 0);
+        make_in_thread(&makers[1 - rank % 2]);
+        pthread_join(other, NULL);
+        for (int i = 0; i < 2; i++)
+            if (makers[i].made) rank_ok(rank, idist_free_group(&makers[i].made));
+    }
+}
+
+static void by_members_misuse(idist_group *world, int rank, int n, void *arg) {
+    const int all[3] = {0, 1, 2}, twice[2] = {rank, rank}, outside[2] = {rank, n};
+    const int others[1] = {(rank + 1) % n};
+    idist_opts o = opts_of(world);
+    idist_group *g = world;
+    (void)arg;
+    rank_is(rank, idist_new_group_by_members(world, all, n, 0, NULL), IDIST_ERR_ARG);
+    rank_is(rank, idist_new_group_by_members(world, NULL, 1, 0, &g), IDIST_ERR_ARG);
+    rank_check(!g, "rank %d: a failed call returns a group", rank);
+    rank_is(rank, idist_new_group_by_members(world, all, 0, 0, &g), IDIST_ERR_ARG);
+    rank_is(rank, idist_new_group_by_members(world, all, n + 1, 0, &g), IDIST_ERR_ARG);
+    rank_is(rank, idist_new_group_by_members(world, twice, 2, 0, &g), IDIST_ERR_ARG);
+    rank_is(rank, idist_new_group_by_members(world, outside, 2, 0, &g), IDIST_ERR_ARG);
+    rank_is(rank, idist_new_group_by_members(world, others, 1, 0, &g), IDIST_ERR_ARG);
+    rank_is(rank, idist_new_group_by_members(world, all, n, -1, &g), IDIST_ERR_ARG);
+    idist_group_begin();
+    rank_is(rank, idist_new_group_by_members(world, all, n, 0, &g), IDIST_ERR_STATE);
+    (void)idist_group_end();
+    rank_ok(rank, idist_barrier(&o));
+}
+
+// A member that does not come is a time-out, and one that makes another group a mismatch, not a
+// hang.
+static void by_members_missing(idist_group *world, int rank, int n, void *arg) {
+    const int all[3] = {0, 1, 2}, two[2] = {0, 1};
+    const bool *comes = (const bool *)arg;
+    idist_group *g = NULL;
+    idist_status status = IDIST_ERR_TIMEOUT;
+    (void)n;
+    if (rank == 2 && !*comes) tap_sleep_ms(600);
+    else
+        status = rank == 0 ? idist_new_group_by_members(world, two, 2, 0, &g)
+                           : idist_new_group_by_members(world, all, 3, 0, &g);
+    rank_check(status == IDIST_ERR_TIMEOUT || status == IDIST_ERR_MISMATCH, "rank %d: got %s: %s",
+               rank, idist_status_name(status), idist_last_error());
+    rank_check(!g, "rank %d: there is a group", rank);
+}
+
 // The same tag and ranks in two groups are two different channels.
 static void messages_stay_inside(idist_group *world, int rank, int n, void *arg) {
     idist_group *g = NULL;
@@ -363,6 +488,24 @@ int main(void) {
     for (int n = 2; n <= 8; n += 2)
         ranks_case(n, NULL, overlapping, NULL, "rows, columns and world at once n=%d", n);
     ranks_case(6, &tcp, overlapping, NULL, "rows, columns and world at once n=6, tcp");
+    for (int t = 0; t < N_PLACEMENTS; t++) {
+        idist_desc d = desc_with(transport_names[t], "auto");
+        for (int n = 1; n <= 5; n++)
+            ranks_case(n, &d, by_members, NULL, "made by its members alone n=%d, %s", n,
+                       d.transport);
+    }
+    ranks_case(3, NULL, by_members_misuse, NULL, "made by its members alone: misuse");
+    for (int comes = 0; comes < 2; comes++) {
+        idist_desc d = desc_with("auto", "auto");
+        bool third = comes != 0;
+        d.timeout_ms = 300 * test_slow_factor();
+        ranks_case_fault(3, &d, by_members_missing, &third, "made by its members alone: %s",
+                         third ? "another list on one rank" : "one does not come");
+    }
+#ifndef RANKS_MPI // which makes one group at a time
+    ranks_case(3, NULL, by_members_in_threads, NULL, "made by its members in two threads");
+    ranks_case(3, &tcp, by_members_in_threads, NULL, "made by its members in two threads, tcp");
+#endif
     ranks_case(4, NULL, messages_stay_inside, NULL, "messages stay inside their group");
     ranks_case(4, NULL, made_and_freed, NULL, "300 groups made and freed");
     ranks_case(2, NULL, free_with_open_request, NULL, "free with an open request is refused");
