@@ -301,6 +301,11 @@ typedef struct idist_bucket {
     idist_opts opts;
     double scale; // the result must be scale * (sum over the ranks)
     void *state;  // the hook's own, one per bucket; initially NULL
+    // Which gradients lie in it, in this order: their indices in idist_ddp_desc.grads, and the
+    // element of data at which each begins. Both have gradient_count entries.
+    const int *gradients;
+    const size_t *displs;
+    int gradient_count;
 } idist_bucket;
 
 // A communication hook. start begins one call, with opts.request so that the program can go on;
@@ -3717,7 +3722,7 @@ typedef struct idist__ddp_param {
 
 typedef struct idist__ddp_bucket {
     idist_bucket exposed; // what a hook gets
-    int gradient_count, ready_count;
+    int ready_count;
     int64_t launched_ns; // for the timeline
     bool view;           // lies in the program's memory
     char *end;           // of the gradients placed so far
@@ -3732,6 +3737,8 @@ struct idist_ddp {
     idist__ddp_param *param_states;
     idist__ddp_bucket *buckets;
     int bucket_count;
+    int *bucket_gradients;      // by bucket: indices of its gradients, ...
+    size_t *bucket_displs;      // ... and where they begin
     void *bucket_memory;        // of buckets that are not views
     bool copies;                // some gradients are copied to their buckets
     idist__reduction reduction; // how the built-in hooks reduce
@@ -3914,6 +3921,33 @@ static size_t idist__ddp_bucket_place(idist_ddp *d) {
     return total;
 }
 
+// Lists the gradients of each bucket, for hooks.
+static idist_status idist__ddp_bucket_list(idist_ddp *d) {
+    size_t n = (size_t)d->desc.n + 1;
+    int b, i, listed = 0;
+
+    d->bucket_gradients = (int *)malloc(n * sizeof *d->bucket_gradients);
+    d->bucket_displs = (size_t *)malloc(n * sizeof *d->bucket_displs);
+    if (!d->bucket_gradients || !d->bucket_displs) return idist__ddp_no_memory();
+
+    for (b = 0; b < d->bucket_count; b++) {
+        idist_bucket *exposed = &d->buckets[b].exposed;
+        size_t at = 0;
+
+        exposed->gradients = &d->bucket_gradients[listed];
+        exposed->displs = &d->bucket_displs[listed];
+
+        for (i = 0; i < d->desc.n; i++) {
+            if (d->param_states[i].bucket != b) continue;
+            d->bucket_gradients[listed] = i;
+            d->bucket_displs[listed++] = at;
+            at += d->grads[i].count;
+        }
+    }
+
+    return IDIST_OK;
+}
+
 // Creates the buckets without memory. Local.
 static idist_status idist__ddp_bucket_create(idist_ddp *d) {
     size_t limit = d->desc.bucket_nbytes;
@@ -3932,12 +3966,12 @@ static idist_status idist__ddp_bucket_create(idist_ddp *d) {
         bucket->exposed.index = bucket_of[i];
         bucket->exposed.dtype = d->grads[i].dtype;
         bucket->exposed.count += d->grads[i].count;
-        bucket->gradient_count++;
+        bucket->exposed.gradient_count++;
     }
 
     free(bucket_of);
 
-    return d->buckets ? IDIST_OK : idist__ddp_no_memory();
+    return d->buckets ? idist__ddp_bucket_list(d) : idist__ddp_no_memory();
 }
 
 // Forms the buckets and gives each gradient its place. Local.
@@ -4174,7 +4208,7 @@ static idist_status idist__ddp_launch_full(idist_ddp *d, bool ending) {
     while (status == IDIST_OK && d->launched_count < limit) {
         idist__ddp_bucket *bucket = &d->buckets[d->launched_count];
 
-        if (bucket->ready_count < bucket->gradient_count) break;
+        if (bucket->ready_count < bucket->exposed.gradient_count) break;
         status = idist__ddp_launch_bucket(d, bucket, ending, blocking);
     }
 
@@ -4286,7 +4320,7 @@ static void idist__ddp_finish_trace(const idist__ddp_bucket *bucket) {
 
     if (!idist_trace_on()) return;
     snprintf(name, sizeof name, "bucket %d", bucket->exposed.index);
-    snprintf(args, sizeof args, "{\"gradients\":%d,\"bytes\":%zu}", bucket->gradient_count,
+    snprintf(args, sizeof args, "{\"gradients\":%d,\"bytes\":%zu}", bucket->exposed.gradient_count,
              idist__ddp_bucket_nbytes(bucket));
     idist_trace_span(name, "bucket", bucket->launched_ns, idist__os_clock_now_ns(), args);
 }
@@ -4350,7 +4384,8 @@ static idist_status idist__ddp_finish(idist_ddp *d) {
     idist_status status = idist__ddp_finish_gather(d);
     int b;
 
-    for (b = 0; b < d->bucket_count; b++) d->buckets[b].ready_count = d->buckets[b].gradient_count;
+    for (b = 0; b < d->bucket_count; b++)
+        d->buckets[b].ready_count = d->buckets[b].exposed.gradient_count;
     if (status == IDIST_OK && d->group_size == 1)
         status = idist__ddp_fail(d, idist__ddp_check_group(d));
     if (status == IDIST_OK) status = idist__ddp_launch_full(d, true);
@@ -4416,7 +4451,7 @@ idist_status idist_ddp_ready(idist_ddp *d, int i) {
     if (status != IDIST_OK) return status;
 
     next = &d->buckets[d->launched_count];
-    if (next->ready_count < next->gradient_count) return IDIST_OK;
+    if (next->ready_count < next->exposed.gradient_count) return IDIST_OK;
 
     return idist__ddp_launch_full(d, false);
 }
@@ -4864,6 +4899,8 @@ void idist_ddp_free(idist_ddp **ddp) {
     idist__memory_free(memory, d->saved_grads);
     idist__memory_free(memory, d->held_errors);
     free(d->buckets);
+    free(d->bucket_gradients);
+    free(d->bucket_displs);
     free(d->params);
     free(d->grads);
     free(d->buffers);

@@ -479,13 +479,34 @@ static void held_exactly(idist_group *world, int rank, int n, void *arg) {
 }
 
 typedef struct hooked {
+    const model *m;
+    int listed;                            // gradients that the buckets have named
     int started, finished, freed, fail_at; // fail_at: the start of that number fails
     int order_wrong;
     bool silent; // fails without a text
 } hooked;
 
+// The bucket says which gradients it holds, and where: they are there, or copies, scaled by 2.
+static bool names_its_gradients(const model *m, const idist_bucket *b) {
+    const float *data = (const float *)b->data;
+    size_t end = 0;
+    for (int k = 0; k < b->gradient_count; k++) {
+        const idist_tensor *g = &m->grads[b->gradients[k]];
+        bool here = g->data == data + end;
+        if (g->dtype != b->dtype || b->displs[k] != end) return false;
+        for (size_t i = 0; i < g->count && !here; i++) {
+            double wrong = (double)data[end + i] - 2 * value_of(g, i);
+            if (wrong < 0 || wrong > 0) return false;
+        }
+        end += g->count;
+    }
+    return end == b->count;
+}
+
 static idist_status hook_start(idist_bucket *b, void *arg) {
     hooked *h = (hooked *)arg;
+    if (!names_its_gradients(h->m, b)) h->order_wrong++;
+    h->listed += b->gradient_count;
     if (!b->state) b->state = calloc(1, sizeof(int));
     if (b->state) ++*(int *)b->state;
     if (b->index && h->started % 7 == 0) h->order_wrong++; // 7 buckets
@@ -509,13 +530,13 @@ static void hook_free(void *state, void *arg) {
 }
 
 static void hooks(idist_group *world, int rank, int n, void *arg) {
-    hooked h = {0, 0, 0, 0, 0, *(const int *)arg == 2};
-    idist_ddp_hook hook = {hook_start, hook_finish, hook_free, &h};
     model m;
+    hooked h = {&m, 0, 0, 0, 0, 0, 0, *(const int *)arg == 2};
+    idist_ddp_hook hook = {hook_start, hook_finish, hook_free, &h};
     idist_ddp *ddp = NULL;
     bool fails = *(const int *)arg != 0;
     idist_opts o = opts_of(world);
-    model_init(&m, world, rank, IN_A_ROW, false);
+    model_init(&m, world, rank, rank % 2 ? APART : IN_A_ROW, false);
     m.desc.hook = &hook;
     m.desc.bucket_nbytes = 300;
     m.desc.prescale = 2;
@@ -527,6 +548,7 @@ static void hooks(idist_group *world, int rank, int n, void *arg) {
     check_grads(&m, rank, n, 0, 4.0 / n, "a hook");
     rank_check(h.started == buckets && h.finished == buckets && !h.order_wrong,
                "rank %d: %d started, %d finished of %d", rank, h.started, h.finished, buckets);
+    rank_check(h.listed == N_PARAMS, "rank %d: the buckets name %d gradients", rank, h.listed);
     if (fails) {
         idist_barrier(&o); // as in `lost`
         h.fail_at = rank == n - 1 ? h.started + 3 : 0;
