@@ -512,6 +512,9 @@ typedef struct idist_request {
     void *impl; // private
 } idist_request;
 
+// A call that is prepared once and made often; see idist_plan_create.
+typedef struct idist_plan idist_plan;
+
 // The last argument of every communication call. NULL or all zeros: the default world, blocking,
 // the group's time-out.
 typedef struct idist_opts {
@@ -528,6 +531,9 @@ typedef struct idist_opts {
 
     // Deadline of the call in milliseconds. 0: that of the world (desc.timeout_ms). < 0: none.
     int timeout_ms;
+
+    // Not NULL: the call is not made but kept in this plan. See idist_plan_create.
+    idist_plan *plan;
 } idist_opts;
 
 #define IDIST_ANY_SOURCE (-1)
@@ -1010,6 +1016,29 @@ IDIST_API idist_status idist_wait_any(idist_request *requests, size_t n, size_t 
 // The same for requests that are not contiguous in memory. NULL among the pointers is an empty one.
 IDIST_API idist_status idist_wait_all_of(idist_request *const *requests, size_t n);
 IDIST_API idist_status idist_wait_any_of(idist_request *const *requests, size_t n, size_t *index);
+
+// Creates an empty plan. The next call with opts.plan is checked as usual, but not made: the plan
+// keeps it, in place of an earlier one, with its group, stream and time-out (opts.request is NULL).
+// idist_plan_start then makes it as often as the program likes:
+//
+//     idist_opts opts = {0};
+//     idist_plan *plan;
+//     idist_plan_create(&plan);
+//     opts.plan = plan;
+//     idist_all_reduce(x, x, n, IDIST_F32, IDIST_SUM, &opts);
+//     for (step = 0; step < n_steps; step++) idist_plan_start(plan, NULL);
+//     idist_plan_free(&plan);
+//
+// Creating, filling and freeing are local. For all calls that have a request form.
+IDIST_API idist_status idist_plan_create(idist_plan **plan);
+
+// Makes the call that the plan keeps; the other ranks may use plans for it or not. request: as in
+// idist_opts; NULL: blocks. The buffers, the arrays of a v-form and *info stay where they were, and
+// are used as those of any other call. IDIST_ERR_STATE if the plan is empty or its group is gone.
+IDIST_API idist_status idist_plan_start(const idist_plan *plan, idist_request *request);
+
+// Frees a plan and sets the pointer to NULL. Calls that it has started go on.
+IDIST_API idist_status idist_plan_free(idist_plan **plan);
 
 // Calls that this thread makes between begin and end start at once and complete together in
 // idist_group_end, so their order does not matter: exchanges that would deadlock one by one work.

@@ -15,6 +15,7 @@ CONTENTS
       [calls:collective]  the public collectives: each fills one call
       [calls:p2p]         send and receive
       [calls:request]     requests: wait and test
+      [calls:plan]        calls that are prepared once and made often
       [calls:several]     calls that progress together: sendrecv, group_begin and group_end
       [calls:group]       groups
       [calls:op]          ops and dtypes of the program's own
@@ -1578,6 +1579,60 @@ idist_status idist_wait_any_of(idist_request *const *requests, size_t n, size_t 
         return idist__fail(IDIST_ERR_ARG, "wait_any_of: requests or index is NULL");
 
     return idist__request_wait_any(&list, index);
+}
+
+//------------------------------------------------------------------------------
+// [calls:plan]  calls that are prepared once and made often
+// uses mutex fail mem model tracer core:call
+//
+// A plan keeps an idist__call that has passed the check, and its hash of counts. What may have
+// changed since is checked again: the group, ops and dtypes of the program.
+//------------------------------------------------------------------------------
+
+idist_status idist_plan_create(idist_plan **plan) {
+    if (!plan) return idist__fail(IDIST_ERR_ARG, "plan_create: plan is NULL");
+    *plan = (idist_plan *)idist__mem_alloc(NULL, sizeof **plan); // outlives any world
+    return *plan ? IDIST_OK : IDIST_ERR_NO_MEMORY;
+}
+
+static idist_status idist__plan_run(idist_group *g, const idist_plan *plan, const idist_opts *o) {
+    const idist__call *c = &plan->call;
+    bool may_differ = (int)c->op >= IDIST_OP_USER || (int)c->dtype >= IDIST_DTYPE_USER;
+
+    if (g->ctx != plan->ctx || g->rank != plan->rank || g->size != plan->size)
+        return idist__fail(IDIST_ERR_STATE, "plan_start: the group of this plan is gone");
+    if (idist__tracer_now()) return idist__call_traced(g, c, o);
+
+    return may_differ ? idist__call_locked(g, c, o) : idist__call_checked(g, c, o);
+}
+
+idist_status idist_plan_start(const idist_plan *plan, idist_request *request) {
+    idist_group *g = NULL;
+    idist_opts o;
+    idist_status status;
+
+    if (!plan) return idist__fail(IDIST_ERR_ARG, "plan_start: plan is NULL");
+    if (!plan->call.kind)
+        return idist__fail(IDIST_ERR_STATE,
+                           "plan_start: the plan is empty: make a call with opts.plan first");
+    o = plan->opts;
+    o.request = request;
+    status = idist__call_enter("plan_start", o.group, &g);
+
+    if (g) {
+        status = idist__plan_run(g, plan, &o);
+        idist__os_mutex_unlock(&g->w->lock);
+    }
+
+    return idist__call_ended(status);
+}
+
+idist_status idist_plan_free(idist_plan **plan) {
+    if (!plan) return idist__fail(IDIST_ERR_ARG, "plan_free: plan is NULL");
+    idist__mem_free(NULL, *plan);
+    *plan = NULL;
+
+    return IDIST_OK;
 }
 
 //------------------------------------------------------------------------------

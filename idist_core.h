@@ -188,6 +188,14 @@ typedef struct idist__call {
     const idist__user_op *user;
 } idist__call;
 
+// A call that is kept, and its group.
+struct idist_plan {
+    idist__call call; // kind 0: none
+    idist_opts opts;
+    uint64_t ctx;   // of the group ...
+    int rank, size; // ... when the call was checked
+};
+
 // What two ranks compare about a call: 24 bytes of every message.
 typedef struct idist__fingerprint {
     uint8_t kind, dtype, op;
@@ -2076,8 +2084,9 @@ IDIST__UNUSED static uint64_t idist__extent_balance(const idist_group *g, const 
 
 // For calls that only exist in a blocking form.
 static idist_status idist__check_blocking(const char *name, const idist_opts *opts) {
-    if (opts && opts->request)
-        return idist__fail(IDIST_ERR_ARG, "%s: blocking only; opts.request must be NULL", name);
+    if (opts && (opts->request || opts->plan))
+        return idist__fail(IDIST_ERR_ARG, "%s: blocking only; opts.%s must be NULL", name,
+                           opts->request ? "request" : "plan");
     if (idist__me.group_depth)
         return idist__fail(IDIST_ERR_STATE, "%s: not between idist_group_begin and idist_group_end",
                            name);
@@ -2234,8 +2243,9 @@ static idist_status idist__check_call(const idist_group *g, const idist__call *c
 //     idist__call_run         finds the group, locks its world, records the first error of a
 //                             group_begin
 //     idist__call_traced      through the timeline, if there is one
-//     idist__call_locked      checks the arguments; asks the device whether the call is its own;
-//                             tries the backend's `quick`; otherwise makes a task
+//     idist__call_locked      checks the arguments, which a plan has done before
+//     idist__call_checked     asks the device whether the call is its own; tries the backend's
+//                             `quick`; otherwise makes a task
 //     idist__task_start       numbers it and hands it to the backend
 //     idist__wait_task        waits, unless there is a request or an open group_begin
 //     idist__wait_result      status and text for the caller
@@ -2397,13 +2407,13 @@ static void idist__call_forget(idist__world *closed) {
     }
 }
 
-static idist_status idist__call_locked(idist_group *g, const idist__call *c, const idist_opts *o) {
+// A call whose arguments have passed the check.
+static idist_status idist__call_checked(idist_group *g, const idist__call *c, const idist_opts *o) {
     const char *name = idist__kind_names[c->label];
     idist__task *t;
     bool on_device = false, detached = false;
-    idist_status status = idist__check_call(g, c);
+    idist_status status = idist__call_route(g, c, o, &on_device, &detached);
 
-    if (status == IDIST_OK) status = idist__call_route(g, c, o, &on_device, &detached);
     if (status != IDIST_OK) return status;
     if (g->status != IDIST_OK)
         return idist__fail(g->status, "%s: the group failed earlier: %s", name, g->cause);
@@ -2451,8 +2461,46 @@ static idist_status idist__call_locked(idist_group *g, const idist__call *c, con
     return idist__wait_result(t);
 }
 
+static idist_status idist__call_locked(idist_group *g, const idist__call *c, const idist_opts *o) {
+    idist_status status = idist__check_call(g, c);
+    return status == IDIST_OK ? idist__call_checked(g, c, o) : status;
+}
+
 static idist_status idist__call_traced(idist_group *g, const idist__call *c, const idist_opts *o) {
     return idist__tracer_now() ? idist__tracer_now()->call(g, c, o) : idist__call_locked(g, c, o);
+}
+
+// Keeps a call for idist_plan_start.
+static idist_status idist__call_plan(idist_group *g, const idist__call *c, const idist_opts *o) {
+    idist_plan *plan = o->plan;
+    idist_status status = idist__check_call(g, c);
+
+    if (status != IDIST_OK) return status;
+    if (o->request)
+        return idist__fail(
+            IDIST_ERR_ARG,
+            "%s: with opts.plan, opts.request must be NULL; idist_plan_start takes it",
+            idist__kind_names[c->label]);
+
+    plan->call = *c;
+    plan->opts = *o;
+    plan->opts.plan = NULL;
+    plan->opts.group = g;
+    plan->ctx = g->ctx;
+    plan->rank = g->rank;
+    plan->size = g->size;
+
+    return IDIST_OK;
+}
+
+// idist_group_end returns the first failure of a call in between.
+static idist_status idist__call_ended(idist_status status) {
+    if (status != IDIST_OK && idist__me.group_depth && idist__me.group_status == IDIST_OK) {
+        idist__me.group_status = status;
+        memcpy(idist__me.group_text, idist__me.text, sizeof idist__me.group_text);
+    }
+
+    return status;
 }
 
 static idist_status idist__call_run(idist__call *c, const idist_opts *opts) {
@@ -2465,16 +2513,11 @@ static idist_status idist__call_run(idist__call *c, const idist_opts *opts) {
     status = idist__call_enter(idist__kind_names[c->label], o.group, &g);
 
     if (g) {
-        status = idist__call_traced(g, c, &o);
+        status = o.plan ? idist__call_plan(g, c, &o) : idist__call_traced(g, c, &o);
         idist__os_mutex_unlock(&g->w->lock);
     }
 
-    if (status != IDIST_OK && idist__me.group_depth && idist__me.group_status == IDIST_OK) {
-        idist__me.group_status = status;
-        memcpy(idist__me.group_text, idist__me.text, sizeof idist__me.group_text);
-    }
-
-    return status;
+    return idist__call_ended(status);
 }
 
 //------------------------------------------------------------------------------

@@ -65,8 +65,8 @@ static bool begin(moved *m, const idist_opts *opts) {
     const char *send = (const char *)m->c.send, *recv = (const char *)m->c.recv;
     idist__extent e;
     m->device[0] = m->device[1] = NULL;
-    if (!g || g->freed || !g->w->device || (opts && (opts->request || opts->stream)) ||
-        idist__me.group_depth)
+    if (!g || g->freed || !g->w->device ||
+        (opts && (opts->request || opts->stream || opts->plan)) || idist__me.group_depth)
         return false;
     if (idist__check_call(g, &m->c) != IDIST_OK || idist__extent_of(g, &m->c, &e) != IDIST_OK)
         return false;

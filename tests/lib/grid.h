@@ -45,7 +45,7 @@ static inline guarded_source *guarded__source(void) {
 
 static inline guarded_buffer guarded_buffer_make(size_t nbytes, size_t misalign) {
     guarded_source *source = guarded__source();
-    idist_opts o = {source->world, NULL, NULL, 0};
+    idist_opts o = {source->world, NULL, NULL, 0, NULL};
     guarded_buffer b;
     b.shared = source->which & 1;
     source->which >>= 1;
@@ -492,8 +492,9 @@ typedef struct grid_case {
     idist_op user_op; // for dtypes of our own
     bool in_place;
     bool async;
-    size_t misalign; // of the buffers, 0 or 1 byte
-    int memory;      // an index of grid_memory_names
+    idist_plan *plan; // not NULL: the call is kept there, and started by grid_done
+    size_t misalign;  // of the buffers, 0 or 1 byte
+    int memory;       // an index of grid_memory_names
     uint64_t salt;
     idist_opts opts; // pass its address to the call, then grid_done
     idist_request request;
@@ -526,7 +527,10 @@ static const char *const grid_memory_names[3] = {"", " shared", " partly shared"
 static inline void grid_describe(const grid_case *c, char *text, size_t capacity) {
     snprintf(text, capacity, "%s rank %d count %zu %s %s root %d%s%s%s%s salt %llx", c->where,
              c->rank, c->count, idist_dtype_name(c->dtype), idist_op_name(c->op), c->root,
-             c->in_place ? " in place" : "", c->async ? " async" : "",
+             c->in_place ? " in place" : "",
+             c->async  ? " async"
+             : c->plan ? " plan"
+                       : "",
              c->misalign ? " unaligned" : "", grid_memory_names[c->memory],
              (unsigned long long)c->salt);
 }
@@ -545,6 +549,8 @@ static inline void grid_fail(const grid_case *c, const char *fmt, ...) {
 // Completes the call that returned `status`. False: it failed, was reported, and there is nothing
 // to check.
 static inline bool grid_done(grid_case *c, idist_status status) {
+    if (status == IDIST_OK && c->plan)
+        status = idist_plan_start(c->plan, c->async ? &c->request : NULL);
     if (status == IDIST_OK && c->async) status = idist_wait(&c->request);
     if (status == IDIST_OK) return true;
     grid_fail(c, "got %s expected IDIST_OK; last error: %s", idist_status_name(status),
@@ -643,11 +649,17 @@ static inline void grid__run_case(grid_case *c, const grid_plan *plan, unsigned 
     c->salt = h & 0xFFFFFFFF;
     c->request.impl = NULL;
     c->opts = c->async ? opts_async(c->world, &c->request) : opts_of(c->world);
+    if ((h >> 52) % 8 == 7) {
+        rank_ok(c->rank, idist_plan_create(&c->plan));
+        c->opts.plan = c->plan;
+        c->opts.request = NULL;
+    }
     guarded__source()->world = c->world;
     if (c->memory)
         guarded__source()->which =
             c->memory == 1 ? 3 : tap_mix(h + (uint64_t)c->rank) & 3; // send, receive
     plan->fn(c);
+    rank_ok(c->rank, idist_plan_free(&c->plan));
     guarded__source()->which = 0;
 }
 
