@@ -2337,7 +2337,7 @@ idist_status idist_op_free(idist_op op, idist_group *group) {
 }
 
 // The dtype with number `i`: that number in the lowest byte, the size above.
-static idist_dtype idist__dtype_of_number(size_t nbytes, int i) {
+static idist_dtype idist__op_new_dtype(size_t nbytes, int i) {
     return (idist_dtype)(((unsigned)nbytes << 8) | (unsigned)(IDIST_DTYPE_USER + i));
 }
 
@@ -2369,7 +2369,7 @@ idist_status idist_dtype_create(size_t nbytes, const char *name, idist_group *gr
         idist__text_copy(user->name, sizeof user->name, name);
         hash = idist__hash_mix(idist__hash(user->name, strlen(user->name)), nbytes);
         user->tag = (uint32_t)(hash >> (64 - IDIST__TAG_BITS));
-        user->dtype = idist__dtype_of_number(nbytes, i);
+        user->dtype = idist__op_new_dtype(nbytes, i);
         user->used = true;
         *dtype = user->dtype;
     }

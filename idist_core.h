@@ -163,7 +163,7 @@ typedef struct idist__user_op {
 // A dtype that the program created.
 typedef struct idist__user_dtype {
     char name[32];
-    uint32_t tag; // see idist__fingerprint_tag
+    uint32_t tag; // see [core:fingerprint]
     bool used;
     idist_dtype dtype;
 } idist__user_dtype;

@@ -601,6 +601,35 @@ static void two_worlds(void) {
 }
 #endif
 
+#ifndef RANKS_MPI
+static void keep_line(idist_log_level level, const char *line, void *user) {
+    (void)level;
+    if (strstr(line, "was let go")) snprintf((char *)user, 400, "%s", line);
+}
+
+// idist_close waits for what was let go: until it is complete or, as here, the deadline has passed.
+static void let_go_and_lost(void) {
+    static int32_t x[100000];
+    char line[400] = "";
+    idist_group *w = NULL;
+    idist_request request = {NULL};
+    idist_desc d;
+    tap_running("closing waits for what was let go");
+    ranks_reset();
+    memset(&d, 0, sizeof d);
+    d.timeout_ms = 50;
+    d.logger.log_fn = keep_line;
+    d.logger.user = line;
+    rank_ok(0, idist_open(&d, &w));
+    idist_opts a = opts_async(w, &request);
+    rank_ok(0, idist_send(x, 100000, IDIST_I32, 0, 0, &a));
+    rank_ok(0, idist_request_free(&request));
+    rank_ok(0, idist_close(&w));
+    rank_check(strstr(line, "not done after") != NULL, "the log says: %s", line);
+    ranks_report("closing waits for what was let go");
+}
+#endif
+
 int main(void) {
     static const char *ways[4] = {"wait_all", "wait in another order", "wait_any", "test"};
     static const int sizes[5] = {1, 2, 3, 4, 7};
@@ -635,6 +664,7 @@ int main(void) {
     ranks_case(2, NULL, first_of_two_failures, NULL, "wait_all returns the first of two failures");
 #ifndef RANKS_MPI
     two_worlds();
+    let_go_and_lost();
     crowds();
 #endif
     ranks_case(1, NULL, test_has_deadlines, NULL, "deadlines without a wait n=1");
