@@ -1072,6 +1072,12 @@ IDIST_API idist_status idist_new_group_by_members(idist_group *parent, const int
 // Collective over parent; blocks.
 IDIST_API idist_status idist_split(idist_group *parent, int color, int key, idist_group **group);
 
+// The same without waiting: *group is set when the request is complete, and must stay until then.
+// The ranks go on with it in idist_wait, idist_test and the like, not in between.
+// IDIST_ERR_UNSUPPORTED on backends that block while they make a group (mpi).
+IDIST_API idist_status idist_split_start(idist_group *parent, int color, int key,
+                                         idist_group **group, idist_request *request);
+
 // Frees a group and sets the pointer to NULL. Each rank that has the group calls it. It does not
 // wait for the other ranks, except until calls with opts.stream have started on all of them.
 // IDIST_ERR_STATE if requests on the group are pending, IDIST_ERR_ARG for the group of a world.

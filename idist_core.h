@@ -234,6 +234,10 @@ struct idist__task {
     bool pinned;    // a thread works on it without the lock, ...
     bool freed;     // ... and frees it when this is set
     void *copy;     // of a send buffer that the call overwrites; or NULL
+    // The request goes on when this task is done: whoever waits or tests calls this, with the lock
+    // held. It puts another task into the request, or sets `then` to NULL.
+    void (*then)(idist__task *t, idist_request *request);
+    void *then_arg;
     void *stream;   // of the device: the task comes after what it holds already
     void *impl;     // the backend's part, behind this struct
     void *lane;     // its row in the timeline, or NULL

@@ -255,6 +255,79 @@ static void by_members_missing(idist_group *world, int rank, int n, void *arg) {
     rank_check(!g, "rank %d: there is a group", rank);
 }
 
+// Three splits begun at once, with a blocking one and other calls in between; waited for in every
+// way, in another order on each rank.
+static void split_started(idist_group *world, int rank, int n, void *arg) {
+    int way = *(const int *)arg;
+    idist_group *g[3], *between = NULL;
+    idist_request r[3], *pointers[3] = {&r[2], &r[0], &r[1]};
+    idist_opts o = opts_of(world);
+    int32_t x = 1, y = 0;
+    for (int i = 0; i < 3; i++) {
+        int color = i == 2 && rank == 0 ? -1 : rank % (i + 1);
+        rank_ok(rank, idist_split_start(world, color, -rank, &g[i], &r[i]));
+        rank_ok(rank, idist_all_reduce(&x, &y, 1, IDIST_I32, IDIST_SUM, &o));
+        rank_check(y == n && !g[i], "rank %d: got %d, or a group too early", rank, y);
+    }
+    rank_ok(rank, idist_split(world, 0, 0, &between));
+    rank_is(rank, idist_request_free(&r[1]), IDIST_ERR_ARG);
+    if (way == 0) {
+        for (int i = 0; i < 3; i++) rank_ok(rank, idist_wait(&r[(i + rank) % 3]));
+    } else if (way == 1) {
+        rank_ok(rank, idist_wait_all_of(pointers, 3));
+    } else if (way == 2) {
+        for (size_t i = 0, index; i < 3; i++) rank_ok(rank, idist_wait_any(r, 3, &index));
+    } else {
+        for (int i = 0, left = 3; left; i++) {
+            bool done = false;
+            if (!r[i % 3].impl) continue;
+            rank_ok(rank, idist_test(&r[i % 3], &done));
+            left -= done;
+        }
+    }
+    for (int i = 0; i < 3; i++) {
+        int list[RANKS_MAX], count = 0;
+        for (int k = n - 1; k >= 0; k--)
+            if (k % (i + 1) == rank % (i + 1) && !(i == 2 && k == 0)) list[count++] = k;
+        if (i == 2 && rank == 0) rank_check(idist_group_rank(g[2]) == -1, "a member without color");
+        else check_members(rank, g[i], list, count);
+        rank_ok(rank, idist_free_group(&g[i]));
+    }
+    rank_ok(rank, idist_free_group(&between));
+}
+
+static void split_start_misuse(idist_group *world, int rank, int n, void *arg) {
+    idist_group *g = NULL;
+    idist_request r = {NULL};
+    idist_opts o = opts_of(world);
+    (void)n;
+    (void)arg;
+    rank_is(rank, idist_split_start(world, 0, 0, NULL, &r), IDIST_ERR_ARG);
+    rank_is(rank, idist_split_start(world, 0, 0, &g, NULL), IDIST_ERR_ARG);
+#ifdef RANKS_MPI
+    rank_is(rank, idist_split_start(world, 0, 0, &g, &r), IDIST_ERR_UNSUPPORTED);
+#endif
+    rank_ok(rank, idist_barrier(&o));
+}
+
+// The group fails while a split is under way: its request ends, and there is no group, or one that
+// has failed.
+static void split_aborted(idist_group *world, int rank, int n, void *arg) {
+    idist_group *g = NULL;
+    idist_request r = {NULL};
+    idist_status status;
+    (void)n;
+    (void)arg;
+    if (rank == 2) {
+        rank_ok(rank, idist_abort(world));
+        return;
+    }
+    status = idist_split_start(world, 0, 0, &g, &r);
+    if (status == IDIST_OK) status = idist_wait(&r);
+    rank_check(status == IDIST_ERR_ABORTED && !g, "rank %d: got %s", rank,
+               idist_status_name(status));
+}
+
 // The same tag and ranks in two groups are two different channels.
 static void messages_stay_inside(idist_group *world, int rank, int n, void *arg) {
     idist_group *g = NULL;
@@ -494,6 +567,16 @@ int main(void) {
             ranks_case(n, &d, by_members, NULL, "made by its members alone n=%d, %s", n,
                        d.transport);
     }
+    ranks_case(2, NULL, split_start_misuse, NULL, "split_start: misuse");
+#ifndef RANKS_MPI
+    for (int t = 0; t < N_PLACEMENTS; t++)
+        for (int way = 0; way < 4; way++) {
+            idist_desc d = desc_with(transport_names[t], "auto");
+            ranks_case(way + 1, &d, split_started, &way, "splits that are started, way %d, %s", way,
+                       d.transport);
+        }
+    ranks_case_fault(3, NULL, split_aborted, NULL, "a split that is started and aborted");
+#endif
     ranks_case(3, NULL, by_members_misuse, NULL, "made by its members alone: misuse");
     for (int comes = 0; comes < 2; comes++) {
         idist_desc d = desc_with("auto", "auto");
