@@ -18,6 +18,7 @@ CONTENTS
       [calls:plan]        calls that are prepared once and made often
       [calls:several]     calls that progress together: sendrecv, group_begin and group_end
       [calls:group]       groups
+      [calls:split]       a split that is begun and waited for later
       [calls:op]          ops and dtypes of the program's own
       [calls:memory]      memory for buffers
       [calls:one]         one rank first, one rank only
@@ -1812,8 +1813,8 @@ idist_status idist_group_end(void) {
 
 //------------------------------------------------------------------------------
 // [calls:group]  groups
-// uses mutex fail text mem hash kind model core:world core:group core:wait
-// uses block check core:call world collective p2p several
+// uses mutex fail mem hash kind model core:world core:group core:wait block
+// uses check core:call world collective p2p several
 //
 // new_group and split make a group in these steps, the same on every rank of the parent, or of
 // those listed in new_group_by_members:
@@ -2180,11 +2181,133 @@ idist_status idist_split(idist_group *parent, int color, int key, idist_group **
     return status;
 }
 
-// ---- a split that is begun and waited for later ----
+static bool idist__group_is_settled(void *arg) {
+    return !((const idist_group *)arg)->detached_count;
+}
+
+// Waits for the tasks that nobody else waits for, then frees the group.
+static idist_status idist__group_release(idist_group *g) {
+    idist__world *w = g->w;
+    idist_status status = IDIST_OK;
+
+    idist__world_lock(w);
+    idist__wait_until(w, idist__group_is_settled, g);
+
+    if (w->thread_stops) {
+        status = idist__fail(IDIST_ERR_STATE, "free_group: another thread closes the world");
+    } else if (g->running_count || g->open_request_count) {
+        status = idist__fail(IDIST_ERR_STATE,
+                             "free_group: calls are still under way on it, or requests are open; "
+                             "wait for them first");
+    } else {
+        // Messages for it that have arrived belong to nobody once it is gone.
+        w->backend->progress(w);
+        if (g->host_group) idist__group_free(g->host_group);
+        idist__group_free(g);
+        idist__world_wake_driver(w);
+    }
+
+    idist__os_mutex_unlock(&w->lock);
+
+    return status;
+}
+
+idist_status idist_free_group(idist_group **group) {
+    idist_group *g;
+    idist_status status;
+
+    if (!group || !*group)
+        return idist__fail(IDIST_ERR_ARG, "free_group: the group is NULL (freed already?)");
+    g = *group;
+
+    if (!g->w || g->w->abandoned) { // it was freed with its world
+        *group = NULL;
+        return IDIST_OK;
+    }
+
+    if (g->freed) return idist__fail(IDIST_ERR_STATE, "free_group: the group was freed already");
+    if (idist__world_enter("free_group", g->w) || idist__check_blocking("free_group", NULL))
+        return IDIST_ERR_STATE;
+    if (g == &g->w->group)
+        return idist__fail(IDIST_ERR_ARG,
+                           "free_group: a world ends by idist_finalize or idist_close");
+    status = idist__group_release(g);
+    if (status == IDIST_OK) *group = NULL;
+
+    return status;
+}
+
+static idist_status idist__group_needs_ulfm(const char *name) {
+    return idist__fail(IDIST_ERR_UNSUPPORTED,
+                       "%s: only backend mpi can do this, with Open MPI 5 under "
+                       "mpirun --with-ft ulfm",
+                       name);
+}
+
+idist_status idist_shrink(idist_group *group, idist_group **survivors) {
+    idist_group *g, *made;
+    idist__world *w;
+    idist_status status;
+    uint32_t serial;
+    int *ranks, n = 0;
+
+    if (!survivors) return idist__fail(IDIST_ERR_ARG, "shrink: survivors is NULL");
+    *survivors = NULL;
+    status = idist__check_blocking("shrink", NULL);
+    if (status == IDIST_OK) status = idist__call_enter("shrink", group, &g);
+    if (status != IDIST_OK) return status;
+
+    w = g->w;
+    made = idist__group_new(w, g->size);
+    ranks = made ? (int *)idist__mem_alloc(&w->cfg.mem, sizeof(int) * (size_t)g->size) : NULL;
+    serial = g->child_count + 1;
+    if (g->rank < 0)
+        status = idist__fail(IDIST_ERR_STATE, "shrink: this rank is not a member of the group");
+    else if (!w->backend->shrink) status = idist__group_needs_ulfm("shrink");
+    else status = ranks ? w->backend->shrink(g, ranks, &n, &serial) : IDIST_ERR_NO_MEMORY;
+
+    if (status == IDIST_OK) {
+        // Members may have made different numbers of groups before they lost a rank.
+        g->child_count = serial;
+        status = idist__group_make(g, made, serial, 0, ranks, n, survivors);
+        if (status == IDIST_OK) (*survivors)->parent = NULL; // complete: there is no meeting
+    } else if (made) {
+        idist__group_free(made);
+    }
+
+    idist__os_mutex_unlock(&w->lock);
+    idist__mem_free(&w->cfg.mem, ranks);
+
+    return status;
+}
+
+idist_status idist_agree(idist_group *group, int *flag) {
+    idist_group *g;
+    idist_status status;
+
+    if (!flag) return idist__fail(IDIST_ERR_ARG, "agree: flag is NULL");
+    status = idist__check_blocking("agree", NULL);
+    if (status == IDIST_OK) status = idist__call_enter("agree", group, &g);
+    if (status != IDIST_OK) return status;
+
+    if (g->rank < 0)
+        status = idist__fail(IDIST_ERR_STATE, "agree: this rank is not a member of the group");
+    else if (g->size > 1 && !g->w->backend->agree) status = idist__group_needs_ulfm("agree");
+    else if (g->size > 1) status = g->w->backend->agree(g, flag);
+    idist__os_mutex_unlock(&g->w->lock);
+
+    return status;
+}
+
+//------------------------------------------------------------------------------
+// [calls:split]  a split that is begun and waited for later
+// uses mutex fail text mem kind model core:group core:wait check core:call
+// uses group
 //
 //     idist_split_start        begins the all_gather of colors and keys
 //     idist__split_make        when it is done: makes the group; begins the exchange of offers
 //     idist__split_meet        when that is done: the members have met
+//------------------------------------------------------------------------------
 
 typedef struct idist__split {
     idist_group *parent, *made;
@@ -2330,7 +2453,7 @@ static idist_status idist__split_begin(idist_group *p, int color, int key, idist
     }
 
     t = (idist__task *)request->impl;
-    t->then = idist__split_make;
+    t->then = idist__split_make; // NOLINT(clang-analyzer-core.NullDereference)
     t->then_arg = split;
     split->child_count = ++p->child_count; // the order in which splits begin is that of all ranks
 
@@ -2351,124 +2474,6 @@ idist_status idist_split_start(idist_group *parent, int color, int key, idist_gr
     request->impl = NULL;
     status = idist__split_begin(p, color, key, group, request);
     idist__os_mutex_unlock(&p->w->lock);
-
-    return status;
-}
-
-static bool idist__group_is_settled(void *arg) {
-    return !((const idist_group *)arg)->detached_count;
-}
-
-// Waits for the tasks that nobody else waits for, then frees the group.
-static idist_status idist__group_release(idist_group *g) {
-    idist__world *w = g->w;
-    idist_status status = IDIST_OK;
-
-    idist__world_lock(w);
-    idist__wait_until(w, idist__group_is_settled, g);
-
-    if (w->thread_stops) {
-        status = idist__fail(IDIST_ERR_STATE, "free_group: another thread closes the world");
-    } else if (g->running_count || g->open_request_count) {
-        status = idist__fail(IDIST_ERR_STATE,
-                             "free_group: calls are still under way on it, or requests are open; "
-                             "wait for them first");
-    } else {
-        // Messages for it that have arrived belong to nobody once it is gone.
-        w->backend->progress(w);
-        if (g->host_group) idist__group_free(g->host_group);
-        idist__group_free(g);
-        idist__world_wake_driver(w);
-    }
-
-    idist__os_mutex_unlock(&w->lock);
-
-    return status;
-}
-
-idist_status idist_free_group(idist_group **group) {
-    idist_group *g;
-    idist_status status;
-
-    if (!group || !*group)
-        return idist__fail(IDIST_ERR_ARG, "free_group: the group is NULL (freed already?)");
-    g = *group;
-
-    if (!g->w || g->w->abandoned) { // it was freed with its world
-        *group = NULL;
-        return IDIST_OK;
-    }
-
-    if (g->freed) return idist__fail(IDIST_ERR_STATE, "free_group: the group was freed already");
-    if (idist__world_enter("free_group", g->w) || idist__check_blocking("free_group", NULL))
-        return IDIST_ERR_STATE;
-    if (g == &g->w->group)
-        return idist__fail(IDIST_ERR_ARG,
-                           "free_group: a world ends by idist_finalize or idist_close");
-    status = idist__group_release(g);
-    if (status == IDIST_OK) *group = NULL;
-
-    return status;
-}
-
-static idist_status idist__group_needs_ulfm(const char *name) {
-    return idist__fail(IDIST_ERR_UNSUPPORTED,
-                       "%s: only backend mpi can do this, with Open MPI 5 under "
-                       "mpirun --with-ft ulfm",
-                       name);
-}
-
-idist_status idist_shrink(idist_group *group, idist_group **survivors) {
-    idist_group *g, *made;
-    idist__world *w;
-    idist_status status;
-    uint32_t serial;
-    int *ranks, n = 0;
-
-    if (!survivors) return idist__fail(IDIST_ERR_ARG, "shrink: survivors is NULL");
-    *survivors = NULL;
-    status = idist__check_blocking("shrink", NULL);
-    if (status == IDIST_OK) status = idist__call_enter("shrink", group, &g);
-    if (status != IDIST_OK) return status;
-
-    w = g->w;
-    made = idist__group_new(w, g->size);
-    ranks = made ? (int *)idist__mem_alloc(&w->cfg.mem, sizeof(int) * (size_t)g->size) : NULL;
-    serial = g->child_count + 1;
-    if (g->rank < 0)
-        status = idist__fail(IDIST_ERR_STATE, "shrink: this rank is not a member of the group");
-    else if (!w->backend->shrink) status = idist__group_needs_ulfm("shrink");
-    else status = ranks ? w->backend->shrink(g, ranks, &n, &serial) : IDIST_ERR_NO_MEMORY;
-
-    if (status == IDIST_OK) {
-        // Members may have made different numbers of groups before they lost a rank.
-        g->child_count = serial;
-        status = idist__group_make(g, made, serial, 0, ranks, n, survivors);
-        if (status == IDIST_OK) (*survivors)->parent = NULL; // complete: there is no meeting
-    } else if (made) {
-        idist__group_free(made);
-    }
-
-    idist__os_mutex_unlock(&w->lock);
-    idist__mem_free(&w->cfg.mem, ranks);
-
-    return status;
-}
-
-idist_status idist_agree(idist_group *group, int *flag) {
-    idist_group *g;
-    idist_status status;
-
-    if (!flag) return idist__fail(IDIST_ERR_ARG, "agree: flag is NULL");
-    status = idist__check_blocking("agree", NULL);
-    if (status == IDIST_OK) status = idist__call_enter("agree", group, &g);
-    if (status != IDIST_OK) return status;
-
-    if (g->rank < 0)
-        status = idist__fail(IDIST_ERR_STATE, "agree: this rank is not a member of the group");
-    else if (g->size > 1 && !g->w->backend->agree) status = idist__group_needs_ulfm("agree");
-    else if (g->size > 1) status = g->w->backend->agree(g, flag);
-    idist__os_mutex_unlock(&g->w->lock);
 
     return status;
 }

@@ -525,7 +525,7 @@ static uint64_t idist__slot_pair(const idist__task *t, size_t count) {
     const idist__call *c = &t->call;
     size_t size = c->kind == IDIST__ALL_TO_ALLV ? idist_dtype_size(c->dtype) : 1;
 
-    if (!count) return 0;
+    if (!count || !size) return 0;
     return (uint64_t)(uint8_t)c->dtype << IDIST__PAIR_BITS | count / size;
 }
 
