@@ -1796,7 +1796,7 @@ static uint64_t idist__choose_break_even(idist__kind kind, uint64_t n, uint64_t 
     case IDIST__REDUCE_SCATTERV:
         if (folded_log * n == n - 1 || n - 1 < folded_log) return 0;
         return (n - 1 - folded_log) * latency / (folded_log * n - (n - 1));
-    case IDIST__ALL_GATHER: // Bruck copies n blocks once more
+    case IDIST__ALL_GATHER:                                      // Bruck copies n blocks once more
         return IDIST__CHOICE_COPY * (n - 1 - log) * latency / n; // NOLINT(*-core.DivideZero)
     case IDIST__GATHER:
     case IDIST__SCATTER: // in a tree, half of the blocks wait for the other half

@@ -875,9 +875,9 @@ static void idist__progress_move(idist__ring *ring, bool all) {
 
     for (i = 0; i < ring->w->group.size; i++) {
         idist__link *l = &ring->links[i];
-        if (!l->open || (l->polled && !few)) continue;
+        if (!l->open || (l->polled && !few && !l->corked)) continue;
         if (l->out) idist__link_flush(ring, l);
-        if (l->polled && !all && !idist__progress_awaits(l)) continue;
+        if (l->polled && (!few || (!all && !idist__progress_awaits(l)))) continue;
         if (!idist__progress_read(ring, i)) ended = true;
     }
 
@@ -885,6 +885,14 @@ static void idist__progress_move(idist__ring *ring, bool all) {
     if (!few) idist__progress_turn(ring);
     if (ring->shm) idist__share_progress(ring);
     if (ring->w->nnodes > 1) idist__host_progress(ring);
+}
+
+// Before a sleep: nothing may wait for more to send.
+static void idist__progress_uncork(idist__ring *ring) {
+    int i;
+
+    for (i = 0; ring->corked_count && i < ring->w->group.size; i++)
+        if (ring->links[i].corked) idist__link_flush(ring, &ring->links[i]);
 }
 
 // Moves everything that can move, without blocking.
@@ -979,6 +987,8 @@ static void idist__ring_sleep(idist__world *w, int64_t until_ns) {
     int64_t now_ns = idist__os_clock_now_ns();
     uint32_t place = ring->polled_link_count ? IDIST__ASLEEP_IN_POLL : IDIST__ASLEEP_ON_WORD;
     int awaited;
+
+    idist__progress_uncork(ring);
 
     if (!m) {
         idist__progress_sleep(ring, until_ns);

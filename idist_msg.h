@@ -198,6 +198,13 @@ typedef struct idist__sockets {  // of a link; see [msg:transport]
     size_t in_left, out_left; // bytes until another one is
 } idist__sockets;
 
+// Sends of up to IDIST__CORK_MESSAGE bytes that follow each other within IDIST__CORK_NS wait for
+// each other, up to IDIST__CORK_BYTES of them.
+#define IDIST__CORK_MESSAGE ((size_t)4096)
+#define IDIST__CORK_BYTES ((size_t)32 * 1024)
+#define IDIST__CORK_NS ((int64_t)20000)
+enum { IDIST__PARTS = 64 }; // that one write takes: frames and payloads
+
 typedef struct idist__link { // the connection to one rank
     const idist__transport *transport;
     idist__sockets sockets;
@@ -211,6 +218,9 @@ typedef struct idist__link { // the connection to one rank
     bool write_dead; // writing has failed; reading will tell why
 
     idist__transfer *out, **out_end; // going out, in order
+    bool corked;                     // some of them wait for more, see idist__link_cork
+    size_t corked_nbytes;            // of these
+    int64_t sent_ns;                 // when the last send of the program began
     idist__transfer_list waiting;    // sends that wait for CTS or PULLED
     idist__transfer_list posted;     // receives of collectives, not matched yet
     idist__transfer_list receiving;  // matched; DATA is coming
@@ -257,6 +267,7 @@ typedef struct idist__ring { // the backend's part of a world
     int wake;                    // descriptor that ends a sleep
     struct idist__segment *shm;  // memory that the ranks of this host share, or NULL
     int polled_link_count;       // open links that are polled
+    int corked_count;            // links that are corked
     uint32_t polled_count;       // how often a caller has polled
     idist__link *wanted;         // links without a connection through which a message is to go
     struct idist__connector *connector; // NULL: no rank makes connections any more
@@ -381,12 +392,12 @@ static ptrdiff_t idist__transport_read(void *port, void *buf, size_t nbytes) {
 
 static ptrdiff_t idist__transport_write(void *port, const idist__os_part *parts, int nparts) {
     idist__sockets *s = (idist__sockets *)port;
-    idist__os_part of_stripe[2]; // a frame and its payload
+    idist__os_part of_stripe[IDIST__PARTS];
     size_t left = s->out_left;
     ptrdiff_t n;
     int i;
 
-    for (i = 0; i < nparts && i < 2 && left; i++) {
+    for (i = 0; i < nparts && i < IDIST__PARTS && left; i++) {
         of_stripe[i] = parts[i];
         if (of_stripe[i].nbytes > left) of_stripe[i].nbytes = left;
         left -= of_stripe[i].nbytes;
@@ -906,8 +917,8 @@ static void idist__ring_settle(idist__ring *ring) {
 
 //------------------------------------------------------------------------------
 // [msg:link]  frames out of one link, credits, rendezvous
-// uses os:watch socket mem model core:world core:message shm:transport types
-// uses transport index transfer failure
+// uses os:watch socket fail mem model core:world core:message shm:transport
+// uses types transport index transfer failure
 //------------------------------------------------------------------------------
 
 static int idist__link_rank(const idist__ring *ring, const idist__link *l) {
@@ -955,6 +966,8 @@ static void idist__link_leave_transport(idist__ring *ring, idist__link *l) {
 static void idist__link_close(idist__ring *ring, idist__link *l) {
     if (!l->open) return;
     l->open = false;
+    if (l->corked) ring->corked_count--;
+    l->corked = false;
     idist__link_watch(ring, l, -1, -1);
     idist__link_leave_transport(ring, l);
 }
@@ -1039,44 +1052,91 @@ static void idist__link_sent(idist__ring *ring, idist__link *l, idist__transfer 
     idist__link_push(l, v); // behind the others: a large message does not hold up small ones
 }
 
-// Writes as much as the transport takes.
-static void idist__link_flush(idist__ring *ring, idist__link *l) {
-    bool full = false;
+static bool idist__link_is_out(const idist__transfer *v) {
+    return v->frame_moved == IDIST__FRAME_BYTES && v->piece_moved == v->piece;
+}
 
-    while (l->out && !l->write_dead) {
-        idist__transfer *v = l->out;
-        size_t frame_left = IDIST__FRAME_BYTES - v->frame_moved, of_frame;
-        idist__os_part parts[2];
-        int nparts = 0;
-        ptrdiff_t n;
+// Collects frames and payloads that go out next. Returns how many parts there are.
+static int idist__link_gather(const idist__link *l, idist__os_part *parts) {
+    idist__transfer *v;
+    int n = 0;
+
+    for (v = l->out; v && n + 2 <= IDIST__PARTS; v = v->next) {
+        size_t frame_left = IDIST__FRAME_BYTES - v->frame_moved;
 
         if (frame_left) {
-            parts[nparts].data = (char *)&v->frame + v->frame_moved;
-            parts[nparts++].nbytes = frame_left;
+            parts[n].data = (char *)&v->frame + v->frame_moved;
+            parts[n++].nbytes = frame_left;
         }
 
         if (v->piece_moved < v->piece) {
-            parts[nparts].data = v->data + v->moved + v->piece_moved;
-            parts[nparts++].nbytes = v->piece - v->piece_moved;
+            parts[n].data = v->data + v->moved + v->piece_moved;
+            parts[n++].nbytes = v->piece - v->piece_moved;
         }
+    }
 
-        n = l->transport->write(l->port, parts, nparts);
-        if (n < 0) {
-            idist__link_write_failed(ring, l);
-            break;
-        }
+    return n;
+}
 
-        full = n == 0;
-        if (full) break;
+// n bytes of what idist__link_gather has collected have gone out.
+static void idist__link_account(const idist__link *l, size_t n) {
+    idist__transfer *v;
+
+    for (v = l->out; n; v = v->next) {
+        size_t left = IDIST__FRAME_BYTES - v->frame_moved, k = n < left ? n : left;
+
         v->started = true;
-        of_frame = frame_left < (size_t)n ? frame_left : (size_t)n;
-        v->frame_moved += of_frame;
-        v->piece_moved += (size_t)n - of_frame;
-        if (v->frame_moved == IDIST__FRAME_BYTES && v->piece_moved == v->piece)
-            idist__link_sent(ring, l, v);
+        v->frame_moved += k;
+        n -= k;
+        left = v->piece - v->piece_moved;
+        k = n < left ? n : left;
+        v->piece_moved += k;
+        n -= k;
+    }
+}
+
+// Writes as much as the transport takes. A transfer that has gone out may end its task, and that
+// may send more and come here again; so all that a write has moved is accounted for first.
+static void idist__link_flush(idist__ring *ring, idist__link *l) {
+    bool full = false;
+
+    if (l->corked) ring->corked_count--;
+    l->corked = false;
+    l->corked_nbytes = 0;
+
+    while (l->out && !l->write_dead && !full) {
+        idist__os_part parts[IDIST__PARTS];
+        ptrdiff_t n;
+
+        if (idist__link_is_out(l->out)) {
+            idist__link_sent(ring, l, l->out);
+            continue;
+        }
+
+        n = l->transport->write(l->port, parts, idist__link_gather(l, parts));
+        if (n < 0) idist__link_write_failed(ring, l);
+        else idist__link_account(l, (size_t)n);
+        full = n == 0;
     }
 
     if (l->polled) idist__link_watch_next(ring, l, full);
+}
+
+// Whether a small send that the program does not wait for may wait for the next one, so that one
+// system call takes both. Only in a burst: the first send goes out at once. The others go out with
+// the next progress, which comes as soon as the program waits, or the progress thread looks.
+static bool idist__link_may_cork(const idist__link *l, const idist__task *t, size_t nbytes) {
+    bool in_burst = t->started_ns - l->sent_ns < IDIST__CORK_NS;
+    bool waits = !t->async && !idist__me.group_depth;
+
+    return l->polled && in_burst && !waits && nbytes <= IDIST__CORK_MESSAGE &&
+           l->corked_nbytes + nbytes <= IDIST__CORK_BYTES && idist__link_is_connected(l);
+}
+
+static void idist__link_cork(idist__ring *ring, idist__link *l, size_t nbytes) {
+    if (!l->corked) ring->corked_count++;
+    l->corked = true;
+    l->corked_nbytes += nbytes + IDIST__FRAME_BYTES;
 }
 
 // The text of an ABORT goes behind its frame. Without memory for it the frame goes alone.
@@ -1715,6 +1775,18 @@ static void idist__send_post(idist__task *t, int world_rank, uint32_t tag, const
     }
 
     idist__link_push(l, v);
+
+    if (fingerprint->kind == IDIST__SEND) {
+        bool may_wait = v->frame.type == IDIST__EAGER && idist__link_may_cork(l, t, nbytes);
+
+        l->sent_ns = t->started_ns;
+
+        if (may_wait) {
+            idist__link_cork(ring, l, nbytes);
+            return;
+        }
+    }
+
     idist__link_flush(ring, l);
 }
 

@@ -126,6 +126,38 @@ static void sleep_and_wake(idist_group *world, int rank, int n, void *arg) {
     }
 }
 
+#ifndef RANKS_MPI
+// Small sends that follow each other closely may wait for each other, but not for the program: they
+// arrive although rank 0 computes, and makes no call, until they have.
+static void burst_while_computing(idist_group *world, int rank, int n, void *arg) {
+    enum { K = 20 };
+    static int arrived;
+    int32_t x[K], sum = 0;
+    idist_request r[K];
+    (void)n;
+    (void)arg;
+    for (int round = 0; round < 10; round++) {
+        idist_opts o = opts_of(world);
+        if (rank == 0) __atomic_store_n(&arrived, 0, __ATOMIC_RELEASE);
+        rank_ok(rank, idist_barrier(&o));
+        for (int i = 0; i < K && rank == 0; i++) {
+            idist_opts a = opts_async(world, &r[i]);
+            x[i] = i + round;
+            rank_ok(rank, idist_send(&x[i], 1, IDIST_I32, 1, i, &a));
+        }
+        o.timeout_ms = 3000 * test_slow_factor();
+        for (int i = 0; i < K && rank == 1; i++) {
+            rank_ok(rank, idist_recv(&sum, 1, IDIST_I32, 0, i, NULL, &o));
+            rank_check(sum == i + round, "message %d: got %d", i, sum);
+        }
+        if (rank == 1) __atomic_store_n(&arrived, 1, __ATOMIC_RELEASE);
+        for (int ms = 0; ms < 5000 && !__atomic_load_n(&arrived, __ATOMIC_ACQUIRE); ms++)
+            tap_sleep_ms(1);
+        if (rank == 0) rank_ok(rank, idist_wait_all(r, K));
+    }
+}
+#endif
+
 int main(void) {
     static const struct {
         int n;
@@ -143,5 +175,12 @@ int main(void) {
         ranks_report("%d ranks, %s, %d threads: every sleeper is woken by those that it waits for",
                      ways[i / 2].n, ways[i / 2].transport, 1 + i % 2);
     }
+#ifndef RANKS_MPI
+    for (int t = 0; t < N_TRANSPORTS; t++) {
+        idist_desc d = desc_with(transport_names[t], "auto");
+        ranks_case(2, &d, burst_while_computing, NULL, "a burst of sends, then no call, %s",
+                   d.transport);
+    }
+#endif
     return tap_done();
 }
