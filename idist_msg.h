@@ -1722,6 +1722,24 @@ static void idist__send_by_grant(idist__task *t, int peer, idist__transfer *v) {
     idist__link_control(ring, l, &rts, NULL);
 }
 
+// How a message goes: at once, once it is granted, or once it is asked for.
+static void idist__send_choose(idist__ring *ring, idist__link *l, idist__transfer *v) {
+    size_t nbytes = v->nbytes;
+
+    if (v->frame.fingerprint.kind != IDIST__SEND && idist__link_grants(l, nbytes)) {
+        v->frame.type = IDIST__DATA;
+    } else if (idist__link_is_eager(l, nbytes) && l->window >= nbytes + IDIST__FRAME_BYTES) {
+        v->frame.type = IDIST__EAGER;
+        v->piece = nbytes;
+        l->window -= nbytes + IDIST__FRAME_BYTES;
+    } else {
+        v->frame.type = IDIST__RTS;
+        v->id = v->frame.id = ++ring->next_id;
+        if (idist__link_exposes_memory(l, &v->frame.flags))
+            v->frame.aux = (uint64_t)(uintptr_t)v->data;
+    }
+}
+
 static void idist__send_post(idist__task *t, int world_rank, uint32_t tag, const void *data,
                              size_t nbytes, const idist__fingerprint *fingerprint) {
     idist__ring *ring = idist__ring_of(t->group->w);
@@ -1747,19 +1765,7 @@ static void idist__send_post(idist__task *t, int world_rank, uint32_t tag, const
         idist__op_of(t)->transfer = v;
     }
 
-    if (fingerprint->kind != IDIST__SEND && idist__link_grants(l, nbytes)) {
-        v->frame.type = IDIST__DATA;
-    } else if (idist__link_is_eager(l, nbytes) && l->window >= nbytes + IDIST__FRAME_BYTES) {
-        v->frame.type = IDIST__EAGER;
-        v->piece = nbytes;
-        l->window -= nbytes + IDIST__FRAME_BYTES;
-    } else {
-        v->frame.type = IDIST__RTS;
-        v->id = v->frame.id = ++ring->next_id;
-        if (idist__link_exposes_memory(l, &v->frame.flags))
-            v->frame.aux = (uint64_t)(uintptr_t)data;
-    }
-
+    idist__send_choose(ring, l, v);
     if (fingerprint->kind != IDIST__SEND) idist__history_tell_past(t, &v->frame);
 
     if (!l->open || l->write_dead) {
