@@ -329,8 +329,8 @@ WRITING A BACKEND
 LIMITS
 
     Linux only. A ring world has up to some hundred ranks, because every rank is connected to every
-    other. 224 user-defined ops per world. Tags are 0 .. 2^31-1. A ring world does not shrink: after
-    a loss, finalize and start again.
+    other. 224 user-defined ops and 128 dtypes per world. Tags are 0 .. 2^31-1. A ring world does
+not shrink: after a loss, finalize and start again.
 
 HISTORY
 
@@ -897,7 +897,8 @@ IDIST_API idist_status idist_reduce_scatterv(const void *send, void *recv, const
 // elements from rank k at recv + recvdispls[k], for every k, itself included. Two ranks that
 // exchange elements have the same dtype; others need not.
 // In place: send == recv. Then sendcounts and senddispls are ignored and may be NULL: what goes to
-// rank k is replaced by as many elements from rank k. This takes a copy of the buffer.
+// rank k is replaced by as many elements from rank k. This takes a copy of the buffer, up to the
+// end of the last block.
 IDIST_API idist_status idist_all_to_allv(const void *send, const size_t *sendcounts,
                                          const size_t *senddispls, void *recv,
                                          const size_t *recvcounts, const size_t *recvdispls,
@@ -1033,8 +1034,10 @@ IDIST_API idist_status idist_wait_any_of(idist_request *const *requests, size_t 
 IDIST_API idist_status idist_plan_create(idist_plan **plan);
 
 // Makes the call that the plan keeps; the other ranks may use plans for it or not. request: as in
-// idist_opts; NULL: blocks. The buffers, the arrays of a v-form and *info stay where they were, and
-// are used as those of any other call. IDIST_ERR_STATE if the plan is empty or its group is gone.
+// idist_opts; NULL: blocks. The buffers and *info stay where they were; so do the arrays of a
+// v-form and what they hold. Like any call it is complete before the next one may use its buffers,
+// so a plan is started again when its request is complete. IDIST_ERR_STATE if the plan is empty or
+// its group is gone.
 IDIST_API idist_status idist_plan_start(const idist_plan *plan, idist_request *request);
 
 // Frees a plan and sets the pointer to NULL. Calls that it has started go on.
@@ -1061,9 +1064,11 @@ IDIST_API idist_status idist_new_group(const int *ranks, int n, idist_group **gr
 
 // Creates a group of the listed ranks of parent (NULL: the default world), in this order, without
 // the other ranks: only those listed call it, with the same list and tag, and block until all have.
-// Threads of a rank that create groups at the same time use different tags, 0 .. 2^31 - 1.
-// IDIST_ERR_ARG if the caller is not listed. IDIST_ERR_TIMEOUT, with which the parent goes on, if a
-// rank does not come or has another list or tag; the next try needs another tag, too.
+// Threads of a rank that create groups at the same time use different tags, 0 .. 2^31 - 1 (with
+// idist_mpi.h only one thread at a time makes a group). IDIST_ERR_ARG if the caller is not listed.
+// If a rank does not come before the time-out of the world (desc.timeout_ms), or has another list
+// or tag, those who wait for it get IDIST_ERR_TIMEOUT, and the parent goes on; the next try uses
+// another tag.
 IDIST_API idist_status idist_new_group_by_members(idist_group *parent, const int *ranks, int n,
                                                   int tag, idist_group **group);
 

@@ -183,7 +183,7 @@ static void idist__stream_begin(idist__op *o, size_t recv_count, size_t send_cou
 
 //------------------------------------------------------------------------------
 // [algo:ring]  all_reduce, reduce_scatter and all_gather of large messages
-// uses kind model block extent msg:op stream
+// uses model block extent msg:op stream
 //
 // The ranks form a ring. Each one sends to its right neighbour (rank + 1) and receives from its
 // left one, so all links are busy in both directions all the time.
@@ -283,8 +283,14 @@ static void idist__ring_all_reduce(idist__task *t) {
 
 // ---- reduce_scatter, reduce_scatterv ----
 
-static bool idist__ring_scatters(idist__kind kind) {
-    return kind == IDIST__REDUCE_SCATTER || kind == IDIST__REDUCE_SCATTERV;
+// The elements of the largest block.
+static size_t idist__ring_largest_block(const idist__op *o, const idist__call *c) {
+    size_t largest = 0;
+    int i;
+
+    for (i = 0; i < o->n; i++)
+        if (idist__extent_block_count(c, i) > largest) largest = idist__extent_block_count(c, i);
+    return largest;
 }
 
 // The chunk of item `index` in a block of a buffer of n blocks; no address when there is no buffer.
@@ -330,15 +336,9 @@ static void idist__ring_reduce_scatter_take(idist__task *t, size_t index) {
 static void idist__ring_reduce_scatter(idist__task *t) {
     idist__op *o = idist__op_of(t);
     idist__stream_op *stream = &o->u.stream;
-    size_t largest = 0, items;
-    int i;
+    size_t items;
 
-    for (i = 0; i < o->n; i++) {
-        size_t count = idist__extent_block_count(&t->call, i);
-        if (count > largest) largest = count;
-    }
-
-    idist__stream_cut(o, largest);
+    idist__stream_cut(o, idist__ring_largest_block(o, &t->call));
     items = (size_t)(o->n - 1) * stream->block_chunks;
     idist__stream_begin(o, items, items, stream->block_chunks, idist__ring_reduce_scatter_recv,
                         idist__ring_reduce_scatter_send, idist__ring_reduce_scatter_take);
@@ -880,7 +880,7 @@ static void idist__tree_scatter(idist__task *t) {
 
 //------------------------------------------------------------------------------
 // [algo:doubling]  all_reduce, reduce_scatter and scan of small messages
-// uses kind model block extent msg:op send recv ring
+// uses kind model block extent msg:op send recv
 //
 // Recursive doubling. In round k partners at distance 2^k exchange their sums and add them; after
 // log n rounds every rank has the sum of all:
@@ -927,7 +927,7 @@ static void idist__doubling_reduce(idist__task *t) {
     bool is_paired = rank < 2 * excess;
     bool sits_out = is_paired && rank % 2;
     int number = is_paired ? rank / 2 : rank - excess; // among the p ranks that exchange
-    bool scatter = idist__ring_scatters(t->call.kind);
+    bool scatter = idist__kind_scatters_sum(t->call.kind);
     size_t count = scatter ? idist__extent_block_at(&t->call, o->n) : o->count;
     size_t nbytes = count * o->size;
     char *sum = scatter ? o->work : o->out;
@@ -1922,7 +1922,8 @@ static void idist__choose_operands(idist__task *t) {
 // How many elements this rank contributes.
 static size_t idist__choose_input_count(const idist__task *t) {
     const idist__op *o = idist__op_of(t);
-    return idist__ring_scatters(t->call.kind) ? idist__extent_block_at(&t->call, o->n) : o->count;
+    return idist__kind_scatters_sum(t->call.kind) ? idist__extent_block_at(&t->call, o->n)
+                                                  : o->count;
 }
 
 // ---- scratch memory ----
@@ -1972,13 +1973,11 @@ static size_t idist__choose_slots_nbytes(const idist__task *t) {
     const idist__op *o = idist__op_of(t);
 
     size_t nbytes = o->nbytes;
-    int i;
 
     if (!idist__kind_reduces(t->call.kind) || o->algorithm != IDIST__ALGO_BANDWIDTH) return 0;
 
-    for (i = 0; t->call.kind == IDIST__REDUCE_SCATTERV && i < o->n; i++) // the largest block
-        if (t->call.sendcounts[i] * o->size > nbytes) nbytes = t->call.sendcounts[i] * o->size;
-
+    if (idist__kind_scatters_sum(t->call.kind))
+        nbytes = idist__ring_largest_block(o, &t->call) * o->size;
     if (nbytes >= IDIST__CHUNK_BYTES) return o->slot_count * IDIST__CHUNK_BYTES;
     return o->slot_count * idist__choose_align(nbytes);
 }

@@ -297,6 +297,8 @@ static idist_status idist__world_new_group(idist__world *w) {
     return IDIST_OK;
 }
 
+static uint64_t idist__world_serial; // of the world that was made last
+
 // On failure *out is NULL or a world that idist__world_free frees.
 static idist_status idist__world_new(const idist__config *cfg, idist__world **out) {
     // A world begins with its group, so its memory comes from the list of ended worlds.
@@ -306,6 +308,7 @@ static idist_status idist__world_new(const idist__config *cfg, idist__world **ou
 
     *out = w;
     if (!w) return IDIST_ERR_NO_MEMORY;
+    w->serial = __atomic_add_fetch(&idist__world_serial, (uint64_t)1, __ATOMIC_RELAXED);
     w->cfg = *cfg;
     idist__os_mutex_init(&w->lock);
     idist__os_cond_init(&w->changed);
@@ -890,7 +893,7 @@ idist_status idist_all_to_allv(const void *send, const size_t *sendcounts, const
                                idist_dtype dtype, const idist_opts *opts) {
     idist__call c;
 
-    bool in_place = send && send == recv;
+    bool in_place = send == recv && (send || !sendcounts);
 
     idist__call_init(&c, IDIST__ALL_TO_ALLV, send, recv, 0, dtype);
     c.sendcounts = in_place ? recvcounts : sendcounts;
@@ -1001,8 +1004,7 @@ idist_status idist_all_gather_bytes(const void *send, size_t nbytes, void *buf, 
     return idist__collective_fits(name, total, capacity);
 }
 
-// Memory for a result of which the other ranks know that this one needs it. Without it the group
-// fails.
+// Memory for the result of a call that the other ranks are in already: without it, the group fails.
 static idist_status idist__collective_alloc(const char *name, uint64_t nbytes,
                                             const idist_opts *opts, void **recv) {
     idist_group *g = NULL;
@@ -1040,25 +1042,29 @@ typedef struct idist__collective_head {
     uint64_t dtype;
 } idist__collective_head;
 
-// Checks what root wants to send, and describes it.
-static idist_status idist__collective_head_of(const void *send, size_t count, idist_dtype dtype,
-                                              const idist_opts *opts,
+// Checks what this rank wants to send in a call that allocates its result, and describes it.
+static idist_status idist__collective_head_of(idist__kind label, const void *send, size_t count,
+                                              idist_dtype dtype, const idist_opts *opts,
                                               idist__collective_head *head) {
-    const char *name = idist__kind_names[IDIST__BROADCAST_ALLOC];
+    const char *name = idist__kind_names[label];
     idist_group *g = NULL;
     idist__call c;
-    idist_status status = idist__call_enter(name, opts ? opts->group : NULL, &g);
+    idist_status status;
+
+    if (count && !send)
+        return idist__fail(IDIST_ERR_ARG, "%s: send is NULL and count is not 0", name);
+    status = idist__call_enter(name, opts ? opts->group : NULL, &g);
 
     if (status != IDIST_OK) return status;
     idist__call_init(&c, IDIST__BROADCAST, send, NULL, count, dtype);
-    c.label = IDIST__BROADCAST_ALLOC;
+    c.label = label;
     c.root = g->rank;
     c.recv = (void *)(uintptr_t)send; // a broadcast has one buffer
     status = idist__check_call(g, &c);
     head->count = count;
     head->nbytes = count * idist_dtype_size(dtype);
     head->dtype = (uint8_t)dtype;
-    head->check = idist__fingerprint_tagged(g->w, dtype, count);
+    head->check = idist__fingerprint_tagged(g->w, &c, count);
     idist__os_mutex_unlock(&g->w->lock);
 
     return status;
@@ -1094,12 +1100,10 @@ idist_status idist_broadcast_alloc(const void *send, size_t count, idist_dtype d
         return idist__fail(IDIST_ERR_ARG, "broadcast_alloc: recv or recvcount is NULL");
     *recv = NULL;
     *recvcount = 0;
-    if (is_root && count && !send)
-        return idist__fail(IDIST_ERR_ARG, "broadcast_alloc: send is NULL and count is not 0");
     memset(&head, 0, sizeof head);
     status = idist__check_blocking("broadcast_alloc", opts);
     if (status == IDIST_OK && is_root)
-        status = idist__collective_head_of(send, count, dtype, opts, &head);
+        status = idist__collective_head_of(label, send, count, dtype, opts, &head);
     if (status == IDIST_OK)
         status = idist__collective_run(IDIST__BROADCAST, label, NULL, &head, 4, IDIST_U64,
                                        IDIST_SUM, root, opts);
@@ -1122,6 +1126,7 @@ idist_status idist_all_gather_alloc(const void *send, size_t count, idist_dtype 
     const char *name = "all_gather_alloc";
     int i, n = idist_group_size(opts ? opts->group : NULL);
     size_t total = 0, own = count, size = idist_dtype_size(dtype);
+    idist__collective_head unused;
     idist__call c;
     idist_status status;
 
@@ -1129,11 +1134,10 @@ idist_status idist_all_gather_alloc(const void *send, size_t count, idist_dtype 
         return idist__fail(IDIST_ERR_ARG, "%s: recv or recvcounts is NULL", name);
     *recv = NULL;
     status = idist__check_blocking(name, opts);
+    if (status == IDIST_OK)
+        status =
+            idist__collective_head_of(IDIST__ALL_GATHER_ALLOC, send, count, dtype, opts, &unused);
     if (status != IDIST_OK) return status;
-    if (count && !send) return idist__fail(IDIST_ERR_ARG, "%s: send is NULL", name);
-    if (!size) return idist__fail(IDIST_ERR_ARG, "%s: invalid dtype %d", name, (int)dtype);
-    if (count > SIZE_MAX / 16 / size)
-        return idist__fail(IDIST_ERR_ARG, "%s: the count is too large", name);
 
     status = idist__collective_run(IDIST__ALL_GATHER, IDIST__ALL_GATHER_ALLOC, &own, recvcounts,
                                    sizeof own, IDIST_U8, IDIST_SUM, -1, opts);
@@ -1388,9 +1392,9 @@ idist_status idist_test(idist_request *request, bool *done) {
     t = idist__request_enter("test", request, &status);
     if (!t) return status;
     w = t->group->w;
-    w->wait_count++;
 
     if (!t->done && w->driver == IDIST__DRIVER_NONE) {
+        w->drive_count++;
         w->backend->progress(w);
         if (!t->done) idist__timer_run(w);
     }
@@ -1434,8 +1438,8 @@ static void idist__request_leave(idist__world *w) {
     idist__os_mutex_unlock(&w->lock);
 }
 
-// Waits for a request. The world of the one before, *held, stays locked, and this thread blocked in
-// it, as long as it is the same: the progress thread would only get in the way.
+// Waits for a request. From one to the next of the same world, *held, this thread keeps the lock
+// and counts as blocked, so that the progress thread stays out of the way.
 static idist_status idist__request_wait_next(idist_request *request, idist__world **held) {
     idist_status status = IDIST_OK;
     idist__task *t = (idist__task *)request->impl;
@@ -1627,13 +1631,13 @@ idist_status idist_plan_create(idist_plan **plan) {
 
 static idist_status idist__plan_run(idist_group *g, const idist_plan *plan, const idist_opts *o) {
     const idist__call *c = &plan->call;
-    bool may_differ = (int)c->op >= IDIST_OP_USER || (int)c->dtype >= IDIST_DTYPE_USER;
+    bool may_differ =
+        (int)c->op >= IDIST_OP_USER || (int)c->dtype >= IDIST_DTYPE_USER || idist__tracer_now();
 
-    if (g->ctx != plan->ctx || g->rank != plan->rank || g->size != plan->size)
+    if (g->w->serial != plan->world_serial || g->ctx != plan->ctx || g->rank != plan->rank ||
+        g->size != plan->size)
         return idist__fail(IDIST_ERR_STATE, "plan_start: the group of this plan is gone");
-    if (idist__tracer_now()) return idist__call_traced(g, c, o);
-
-    return may_differ ? idist__call_locked(g, c, o) : idist__call_checked(g, c, o);
+    return may_differ ? idist__call_traced(g, c, o) : idist__call_checked(g, c, o);
 }
 
 idist_status idist_plan_start(const idist_plan *plan, idist_request *request) {
@@ -1925,7 +1929,8 @@ static idist_status idist__group_exchange(idist_group *g, idist__kind label) {
 }
 
 // The members meet. If the group fails meanwhile, because a member has aborted it or died, it
-// exists all the same, as it does for those who had come further.
+// exists all the same, as it does for those who had come further; except where the members alone
+// make it.
 static idist_status idist__group_meet(idist_group **group, idist__kind label) {
     idist_group *g = *group;
     idist__world *w = g->w;
@@ -1945,7 +1950,9 @@ static idist_status idist__group_meet(idist_group **group, idist__kind label) {
 
     status = idist__group_exchange(g, label);
     g->parent = NULL;
-    if (status == IDIST_OK || g->status != IDIST_OK) return IDIST_OK;
+    if (status == IDIST_OK) return IDIST_OK;
+    // Those who made it alone learn whether all have come.
+    if (g->status != IDIST_OK && label != IDIST__NEW_GROUP_BY_MEMBERS) return IDIST_OK;
 
     idist__world_lock(w);
     idist__group_free(g);
@@ -2577,7 +2584,7 @@ idist_status idist_dtype_create(size_t nbytes, const char *name, idist_group *gr
         user = &g->w->dtypes[i];
         idist__text_copy(user->name, sizeof user->name, name);
         hash = idist__hash_mix(idist__hash(user->name, strlen(user->name)), nbytes);
-        user->tag = (uint32_t)(hash >> (64 - IDIST__TAG_BITS));
+        user->tag = (uint32_t)(hash >> (64 - IDIST__TAG_BITS)) | 1;
         user->dtype = idist__op_new_dtype(nbytes, i);
         user->used = true;
         *dtype = user->dtype;

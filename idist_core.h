@@ -132,6 +132,11 @@ static bool idist__kind_is_by_pair(idist__kind kind) {
     return kind == IDIST__GATHERV || kind == IDIST__SCATTERV || kind == IDIST__ALL_TO_ALLV;
 }
 
+// Each rank gets one block of what is reduced.
+IDIST__UNUSED static bool idist__kind_scatters_sum(idist__kind kind) {
+    return kind == IDIST__REDUCE_SCATTER || kind == IDIST__REDUCE_SCATTERV;
+}
+
 static bool idist__kind_has_root(idist__kind kind) {
     return kind == IDIST__REDUCE || kind == IDIST__BROADCAST || kind == IDIST__GATHER ||
            kind == IDIST__SCATTER || kind == IDIST__GATHERV || kind == IDIST__SCATTERV;
@@ -163,7 +168,7 @@ typedef struct idist__user_op {
 // A dtype that the program created.
 typedef struct idist__user_dtype {
     char name[32];
-    uint32_t tag; // see [core:fingerprint]
+    uint32_t tag; // not 0; see [core:fingerprint]
     bool used;
     idist_dtype dtype;
 } idist__user_dtype;
@@ -181,8 +186,9 @@ typedef struct idist__call {
     int root; // or the peer of a send or receive; -1: there is none
     int tag;
     idist_recv_info *info;
-    bool peeks;     // a receive that describes a message and leaves it
-    uint64_t check; // must also be equal on all ranks: the count, or a hash of the counts
+    bool peeks;         // a receive that describes a message and leaves it
+    uint32_t dtype_tag; // of a user dtype, when the call began; 0: look it up
+    uint64_t check;     // must also be equal on all ranks: the count, or a hash of the counts
     // The op of a call that is part of another one, because the program may free its own copy
     // meanwhile. NULL: look it up in the world.
     const idist__user_op *user;
@@ -192,8 +198,8 @@ typedef struct idist__call {
 struct idist_plan {
     idist__call call; // kind 0: none
     idist_opts opts;
-    uint64_t ctx;   // of the group ...
-    int rank, size; // ... when the call was checked
+    uint64_t world_serial, ctx; // of the group ...
+    int rank, size;             // ... when the call was checked
 };
 
 // What two ranks compare about a call: 24 bytes of every message.
@@ -589,11 +595,12 @@ struct idist__world {
     bool thread_running, thread_stops;
     bool thread_naps;         // the progress thread looks again soon, and needs no signal
     uint32_t request_count;   // requests that have begun, not counting those complete at once
-    uint32_t wait_count;      // waits, and tests of requests
+    uint32_t drive_count;     // how often a caller has moved the backend while it waited or tested
     int foreign_thread_count; // threads of other libraries, which never call; INT32_MAX / 4 or
                               // more: only one thread may call at all
     bool single_threaded;     // the backend allows one thread only: requests move on inside calls
     int making_count;         // groups being made
+    uint64_t serial;          // of this world in the process, from 1 on
     uint64_t member_groups;   // more than the serial of any group that its members made alone
     int deferred_count; // tasks that an open idist_group_begin keeps, and threads for which the
                         // device backend holds calls back
@@ -862,14 +869,19 @@ static idist_status idist__tracer_end(idist_status status) {
 
 enum { IDIST__TAG_BITS = 24, IDIST__DTYPE_BY_PAIR = 255 };
 #define IDIST__TAGGED_COUNT ((uint64_t)1 << (64 - IDIST__TAG_BITS))
-#define IDIST__PAIR_BITS 56 // see idist__extent_pair
 
-static uint64_t idist__fingerprint_tagged(const idist__world *w, idist_dtype dtype,
+// 0: not a dtype of the program. The program may free it while a call runs, and create another one.
+static uint32_t idist__fingerprint_tag(const idist__world *w, const idist__call *c) {
+    int user = idist__type_user_number(c->dtype);
+
+    if (user < 0) return 0;
+    return c->dtype_tag ? c->dtype_tag : w->dtypes[user].tag;
+}
+
+static uint64_t idist__fingerprint_tagged(const idist__world *w, const idist__call *c,
                                           uint64_t check) {
-    int user = idist__type_user_number(dtype);
-
-    if (user < 0) return check;
-    return ((uint64_t)w->dtypes[user].tag << (64 - IDIST__TAG_BITS)) | check % IDIST__TAGGED_COUNT;
+    uint64_t tag = idist__fingerprint_tag(w, c);
+    return tag ? tag << (64 - IDIST__TAG_BITS) | check % IDIST__TAGGED_COUNT : check;
 }
 
 // The count that a fingerprint carries.
@@ -894,11 +906,12 @@ static idist__fingerprint idist__fingerprint_of_call(const idist__world *w, cons
     idist__fingerprint p;
 
     memset(&p, 0, sizeof p);
-    p.kind = (uint8_t)(idist__kind_is_p2p(c->kind) ? c->kind : c->label); // a probe is a receive
+    // Messages are compared by what they are, whatever they serve: a probe is a receive.
+    p.kind = (uint8_t)(idist__kind_is_p2p(c->kind) ? c->kind : c->label);
     p.dtype = (uint8_t)(c->kind == IDIST__ALL_TO_ALLV ? IDIST__DTYPE_BY_PAIR : (int)c->dtype);
     p.op = (uint8_t)c->op;
     p.root = c->root;
-    p.check = c->kind == IDIST__ALL_TO_ALLV ? 0 : idist__fingerprint_tagged(w, c->dtype, c->check);
+    p.check = c->kind == IDIST__ALL_TO_ALLV ? 0 : idist__fingerprint_tagged(w, c, c->check);
     p.seq = seq;
 
     return p;
@@ -922,16 +935,44 @@ static idist__fingerprint idist__fingerprint_of_task(const idist__task *t,
     return p;
 }
 
+// What two ranks of a v-form must agree on about what one sends to the other; 0: nothing.
+//
+//     bits 63 .. 56   the dtype's number, which only all_to_allv does not have in its fingerprint
+//     bits 55 .. 40   of a user dtype: the low bits of its tag
+//     below           the count
+static uint64_t idist__fingerprint_pair(const idist__world *w, const idist__call *c,
+                                        uint64_t count) {
+    uint64_t tag = idist__fingerprint_tag(w, c) & 0xffff;
+    return count ? (uint64_t)(uint8_t)c->dtype << 56 | tag << 40 | count : 0;
+}
+
+static uint64_t idist__fingerprint_pair_count(uint64_t pair) {
+    bool user = (pair >> 56) >= IDIST_DTYPE_USER;
+    return pair & (((uint64_t)1 << (user ? 40 : 56)) - 1);
+}
+
+// The field in which two ranks of a pair differ.
+static const char *idist__fingerprint_pair_difference(uint64_t sent, uint64_t expected) {
+    uint64_t differs = sent ^ expected;
+    bool user = (sent >> 56) >= IDIST_DTYPE_USER;
+
+    if (!sent || !expected) return "count";
+    if (differs >> 56) return "dtype";
+    return user && differs >> 40 ? "definition of the dtype" : "count";
+}
+
 // The field in which two calls differ, or NULL.
 IDIST__UNUSED static const char *idist__fingerprint_difference(const idist__fingerprint *a,
                                                                const idist__fingerprint *b) {
+    bool by_pair = a->kind == IDIST__ALL_TO_ALLV;
+
     if (a->kind != b->kind) return "operation";
-    if (a->dtype != b->dtype && a->kind != IDIST__ALL_TO_ALLV) return "dtype";
+    if (a->dtype != b->dtype && !by_pair) return "dtype";
     if (a->op != b->op) return "op";
     if (a->root != b->root) return "root";
-    if (a->dtype >= IDIST_DTYPE_USER && (a->check ^ b->check) >= IDIST__TAGGED_COUNT)
+    if (a->dtype >= IDIST_DTYPE_USER && !by_pair && (a->check ^ b->check) >= IDIST__TAGGED_COUNT)
         return "definition of the dtype";
-    if (a->check != b->check) return a->kind == IDIST__NEW_GROUP ? "group" : "count";
+    if (a->check != b->check && !by_pair) return a->kind == IDIST__NEW_GROUP ? "group" : "count";
     if ((a->algorithm ^ b->algorithm) & IDIST__ON_DEVICE) return "memory";
     if (a->algorithm != b->algorithm) return "algorithm";
 
@@ -1001,35 +1042,33 @@ IDIST__UNUSED static void idist__explain_mismatch(const idist__world *w, const c
 }
 
 // Of a message that is part of a collective, in bytes.
-IDIST__UNUSED static void idist__explain_sizes(int from, uint64_t sent, int to, uint64_t expected,
-                                               const idist__task *t, char *buf, size_t cap) {
+IDIST__UNUSED static void idist__explain_sizes(const char *field, int from, uint64_t sent, int to,
+                                               uint64_t expected, const idist__task *t, char *buf,
+                                               size_t cap) {
     snprintf(buf, cap,
-             "the count differs: rank %d sends %llu bytes to rank %d, which expects %llu, in %s "
-             "#%u",
-             from, (unsigned long long)sent, to, (unsigned long long)expected,
+             "the %s differs: rank %d sends %llu bytes to rank %d, which expects %llu, in %s #%u",
+             field, from, (unsigned long long)sent, to, (unsigned long long)expected,
              idist__kind_names[t->call.label], (unsigned)t->seq);
 }
 
-// "5 F32", of what idist__extent_pair says.
+// "5 F32", of what idist__fingerprint_pair says.
 static void idist__explain_pair_text(const idist__world *w, uint64_t pair, char *buf, size_t cap) {
-    uint8_t number = (uint8_t)(pair >> IDIST__PAIR_BITS);
-    uint64_t count = pair & (((uint64_t)1 << IDIST__PAIR_BITS) - 1);
+    idist_dtype dtype = idist__world_dtype(w, (uint8_t)(pair >> 56));
 
-    snprintf(buf, cap, "%llu %s", (unsigned long long)count,
-             count ? idist__world_dtype_name(w, idist__world_dtype(w, number)) : "elements");
+    snprintf(buf, cap, "%llu %s", (unsigned long long)idist__fingerprint_pair_count(pair),
+             pair ? idist__world_dtype_name(w, dtype) : "elements");
 }
 
-// What a rank sends to another one and what that expects, as idist__extent_pair says.
+// What a rank sends to another one and what that expects, as idist__fingerprint_pair says.
 IDIST__UNUSED static void idist__explain_pair(int from, uint64_t sent, int to, uint64_t expected,
                                               const idist__task *t, char *buf, size_t cap) {
     const idist__world *w = t->group->w;
-    bool same_dtype = !sent || !expected || !((sent ^ expected) >> IDIST__PAIR_BITS);
     char given[64], wanted[64];
 
     idist__explain_pair_text(w, sent, given, sizeof given);
     idist__explain_pair_text(w, expected, wanted, sizeof wanted);
     snprintf(buf, cap, "the %s differs: rank %d sends %s to rank %d, which expects %s, in %s #%u",
-             same_dtype ? "count" : "dtype", from, given, to, wanted,
+             idist__fingerprint_pair_difference(sent, expected), from, given, to, wanted,
              idist__kind_names[t->call.label], (unsigned)t->seq);
 }
 
@@ -1532,7 +1571,8 @@ static bool idist__timer_announce(idist__world *w, idist__task *t, int64_t now) 
     if (!t->announced) {
         if (now < idist__timer_announce_at(t, now)) return false;
         t->announced = true;
-        w->backend->announce(t);
+        // A member that waits for others to make a group may be right to wait, whatever they do.
+        if (t->call.label != IDIST__NEW_GROUP_BY_MEMBERS) w->backend->announce(t);
         return true;
     }
 
@@ -1709,8 +1749,8 @@ static void idist__wait_until(idist__world *w, bool (*ready)(void *arg), void *a
     idist__waiter waiter;
     uint32_t moved = w->moved_count;
 
-    w->wait_count++;
     if (ready(arg)) return;
+    w->drive_count++;
     memset(&waiter, 0, sizeof waiter);
     w->blocked_count++;
 
@@ -1773,35 +1813,37 @@ static idist_status idist__wait_result(idist__task *t) {
 // stops driving. It exists from the first request on.
 //
 // A program that begins requests mostly waits for them soon, and then drives by itself. Waking this
-// thread and taking over from it again costs more than many messages. So while requests begin the
-// thread naps, and while the program also waits, or tests, it naps longer. It drives when a nap has
-// passed without either.
+// thread and taking over from it again costs more than many messages. So when requests have begun
+// the thread naps. When it wakes up, it naps again, longer, only if meanwhile more requests have
+// begun and the program has driven; and at the latest after IDIST__NAP_MOST_NS it drives in any
+// case.
 //------------------------------------------------------------------------------
 
 #define IDIST__WATCH_NS (10 * IDIST__MS)
 #define IDIST__NAP_NS 200000
-#define IDIST__NAP_MOST_NS (2 * IDIST__MS)
+#define IDIST__NAP_MOST_NS (1400 * (int64_t)1000) // three naps
 
 // What the progress thread has seen of the program when it last looked.
 typedef struct idist__thread_nap {
-    uint32_t requests, waits;
-    int64_t next_ns; // 0: it has not napped since it last drove
+    uint32_t request_count, drive_count;
+    int64_t next_ns, napped_ns; // 0: it has not napped since it last drove
 } idist__thread_nap;
 
 // Naps, if the program is likely to drive by itself.
 static bool idist__thread_may_nap(idist__world *w, idist__thread_nap *nap) {
-    bool begins = w->request_count != nap->requests, waits = w->wait_count != nap->waits;
+    bool begins = w->request_count != nap->request_count;
+    bool drives = w->drive_count != nap->drive_count;
 
-    nap->requests = w->request_count;
-    nap->waits = w->wait_count;
+    nap->request_count = w->request_count;
+    nap->drive_count = w->drive_count;
 
-    if (!begins || (nap->next_ns && !waits)) {
-        nap->next_ns = 0;
+    if (!begins || (nap->napped_ns && !drives) || nap->napped_ns >= IDIST__NAP_MOST_NS) {
+        nap->napped_ns = 0;
         return false;
     }
 
-    nap->next_ns = nap->next_ns ? 2 * nap->next_ns : IDIST__NAP_NS;
-    if (nap->next_ns > IDIST__NAP_MOST_NS) nap->next_ns = IDIST__NAP_MOST_NS;
+    nap->next_ns = nap->napped_ns ? 2 * nap->next_ns : IDIST__NAP_NS;
+    nap->napped_ns += nap->next_ns;
     w->thread_naps = true;
     idist__os_cond_wait(&w->work, &w->lock, idist__os_clock_now_ns() + nap->next_ns);
     w->thread_naps = false;
@@ -1826,7 +1868,7 @@ static void *idist__thread_main(void *arg) {
 
     memset(&nap, 0, sizeof nap);
     idist__os_mutex_lock(&w->lock);
-    nap.requests = w->request_count;
+    nap.request_count = w->request_count;
 
     while (!w->thread_stops) {
         bool idle;
@@ -2055,12 +2097,10 @@ static size_t idist__extent_pair_count(const idist_group *g, const idist__call *
     return peer == root ? c->count : 0;
 }
 
-// What both ranks of a pair must agree on: the count and, above IDIST__PAIR_BITS, the dtype's
-// number in an all_to_allv. 0 if they exchange nothing.
+// See idist__fingerprint_pair.
 IDIST__UNUSED static uint64_t idist__extent_pair(const idist_group *g, const idist__call *c,
                                                  int peer, bool sends) {
-    uint64_t count = idist__extent_pair_count(g, c, peer, sends);
-    return count ? (uint64_t)(uint8_t)c->dtype << IDIST__PAIR_BITS | count : 0;
+    return idist__fingerprint_pair(g->w, c, idist__extent_pair_count(g, c, peer, sends));
 }
 
 // A number for each pair, added for what is sent and subtracted for what is expected. Over all
@@ -2240,8 +2280,8 @@ static idist_status idist__check_call(const idist_group *g, const idist__call *c
 
 //------------------------------------------------------------------------------
 // [core:call]  the path of every communication call
-// uses mutex fail mem base:type kind model world tracer task group wait thread
-// uses extent check
+// uses mutex fail mem base:type kind model world tracer fingerprint task group
+// uses wait thread extent check
 //
 //     public function         fills an idist__call
 //     idist__call_run         finds the group, locks its world, records the first error of a
@@ -2353,6 +2393,7 @@ static idist_status idist__call_route(idist_group *g, const idist__call *c, cons
 static void idist__call_task_init(idist__task *t, const idist__call *c, const idist_opts *o,
                                   bool on_device) {
     t->call = *c;
+    t->call.dtype_tag = idist__fingerprint_tag(t->group->w, c);
     t->async = o->request != NULL;
     t->on_device = on_device;
     t->stream = o->stream;
@@ -2490,6 +2531,7 @@ static idist_status idist__call_plan(idist_group *g, const idist__call *c, const
     plan->opts = *o;
     plan->opts.plan = NULL;
     plan->opts.group = g;
+    plan->world_serial = g->w->serial;
     plan->ctx = g->ctx;
     plan->rank = g->rank;
     plan->size = g->size;
@@ -2526,7 +2568,7 @@ static idist_status idist__call_run(idist__call *c, const idist_opts *opts) {
 
 //------------------------------------------------------------------------------
 // [core:message]  a message and the receive that takes it
-// uses model world fingerprint task
+// uses base:type model world fingerprint task
 //------------------------------------------------------------------------------
 
 // Messages up to this size are sent before anybody asks for them.
@@ -2556,9 +2598,10 @@ static void idist__message_describe(const idist__call *c, int source, int tag, i
 // The dtype of a message; IDIST_DTYPE_COUNT: this rank has not created it.
 static idist_dtype idist__message_dtype(const idist__world *w, const idist__fingerprint *sent) {
     idist_dtype dtype = idist__world_dtype(w, sent->dtype);
-    uint64_t count = idist__fingerprint_count(sent);
+    int user = idist__type_user_number(dtype);
 
-    return idist__fingerprint_tagged(w, dtype, count) == sent->check ? dtype : IDIST_DTYPE_COUNT;
+    if (user < 0 || w->dtypes[user].tag == sent->check >> (64 - IDIST__TAG_BITS)) return dtype;
+    return IDIST_DTYPE_COUNT;
 }
 
 // Checks a message against the receive that takes it; true when it may be taken. Otherwise *status
@@ -2569,14 +2612,16 @@ static bool idist__message_fits(const idist__task *t, const idist__fingerprint *
     const idist__call *recv = &t->call;
     const idist__world *w = t->group->w;
     size_t count = (size_t)idist__fingerprint_count(sent);
-    idist_dtype dtype = idist__message_dtype(w, sent);
+    bool same = sent->dtype == (uint8_t)recv->dtype &&
+                sent->check == idist__fingerprint_tagged(w, recv, count);
+    idist_dtype dtype = same ? recv->dtype : idist__message_dtype(w, sent);
 
     *status = IDIST_OK;
     text[0] = 0;
     idist__message_describe(recv, source, tag, dtype, count);
     if (recv->peeks) return false;
 
-    if (dtype != recv->dtype) {
+    if (!same) {
         *status = IDIST_ERR_MISMATCH;
         snprintf(text, cap,
                  "rank %d sent %s x %zu with tag %d: the dtype differs. The message is kept for "

@@ -1132,9 +1132,7 @@ static void idist__task_listen(idist__ring *ring, const idist__task *t) {
 static void idist__task_start_collective(idist__ring *ring, idist__task *t,
                                          idist__algorithm algorithm) {
     bool shared = idist__share_serves(algorithm);
-    bool by_host = algorithm == IDIST__ALGO_BY_HOST;
-
-    bool prepared = true;
+    bool by_host = algorithm == IDIST__ALGO_BY_HOST, prepared = true;
 
     if (shared) prepared = idist__share_prepare(t, algorithm);
     else if (by_host) idist__host_prepare(t);

@@ -647,14 +647,11 @@ static void idist__native_pairs(idist__native *nat) {
     }
 }
 
-static bool idist__native_scatters(const idist__call *c) {
-    return c->kind == IDIST__REDUCE_SCATTER || c->kind == IDIST__REDUCE_SCATTERV;
-}
-
 // The elements that this rank contributes to a reduction.
 static size_t idist__native_input_count(const idist__native *nat) {
     const idist__call *c = nat->call;
-    return idist__native_scatters(c) ? idist__extent_block_at(c, nat->group->size) : c->count;
+    return idist__kind_scatters_sum(c->kind) ? idist__extent_block_at(c, nat->group->size)
+                                             : c->count;
 }
 
 // Runs a reduction or a broadcast in pieces that MPI can count. Most calls are one piece.
@@ -732,7 +729,7 @@ static void idist__native_move_v(idist__native *nat) {
     MPI_Comm comm = nat->comm;
     bool is_root = c->root == nat->group->rank;
 
-    if (c->sendcounts && (is_root || c->kind >= IDIST__ALL_TO_ALLV))
+    if (c->sendcounts && (is_root || c->kind != IDIST__SCATTERV))
         idist__native_ints(c->sendcounts, c->senddispls, size, sends);
     if (c->recvcounts && (is_root || c->kind != IDIST__GATHERV))
         idist__native_ints(c->recvcounts, c->recvdispls, size, recvs);
@@ -829,11 +826,15 @@ static void idist__native_allocate_scratch(idist__native *nat, size_t nbytes) {
 static void idist__native_stage(idist__native *nat, size_t count, idist_dtype dtype,
                                 const idist__user_op *user) {
     const idist__call *c = nat->call;
-    bool widen = dtype != c->dtype, is_reduce = c->kind == IDIST__REDUCE;
+    bool widen = dtype != c->dtype;
+    bool scatters = idist__kind_scatters_sum(c->kind) && !nat->large_counts;
+    bool in_place = c->kind != IDIST__REDUCE && !scatters;
     size_t nbytes = count * nat->element_size;
+    size_t result_nbytes = c->count * nat->element_size;
 
-    // MPICH 4 crashes in an in-place MPI_Reduce, so that one gets a second buffer.
-    idist__native_allocate_scratch(nat, is_reduce ? 2 * nbytes : nbytes);
+    // MPICH 4 crashes in an in-place MPI_Reduce and MPI_Reduce_scatter, so these get a second
+    // buffer.
+    idist__native_allocate_scratch(nat, in_place ? nbytes : nbytes + result_nbytes + 1);
     if (!nat->scratch) return;
 
     if (widen) idist__float_widen((float *)(void *)nat->scratch, c->send, count, c->dtype);
@@ -841,8 +842,8 @@ static void idist__native_stage(idist__native *nat, size_t count, idist_dtype dt
     if (user && !user->fn) idist__reduce_scale(nat->scratch, count, dtype, user->factor);
 
     nat->in = nat->scratch;
-    nat->out = nat->scratch + (is_reduce ? nbytes : 0);
-    nat->in_place = !is_reduce;
+    nat->out = nat->scratch + (in_place ? 0 : nbytes);
+    nat->in_place = in_place;
 }
 
 // Sets op and datatype of a reduction, and stages its contribution where MPI cannot take the user's
@@ -851,7 +852,7 @@ static void idist__native_reduction(idist__native *nat) {
     const idist__call *c = nat->call;
     const idist__user_op *user = NULL;
     bool narrow = idist__type_is_narrow(c->dtype), custom, scaled,
-         scatters = idist__native_scatters(c);
+         scatters = idist__kind_scatters_sum(c->kind);
     idist__user_op pair = idist__mpi_pair_op(c->op);
     idist_dtype dtype = c->dtype;
 
@@ -891,7 +892,7 @@ static void idist__native_same_place(idist__native *nat) {
          first_of_exscan = c->kind == IDIST__EXSCAN && nat->group->rank == 0;
     size_t nbytes = c->count * nat->element_size, at = 0;
 
-    if (c->root >= 0 || idist__native_scatters(c) || nat->scratch) return;
+    if (c->root >= 0 || idist__kind_scatters_sum(c->kind) || nat->scratch) return;
     if (is_all_to_all) nbytes *= (size_t)nat->group->size;
     if (c->kind == IDIST__ALL_GATHER) at = nbytes * (size_t)nat->group->rank;
     if (c->kind == IDIST__ALL_GATHERV)
@@ -947,7 +948,7 @@ static void idist__native_init(idist__native *nat, const idist_group *g, const i
 // Hands the call to MPI. A blocking one returns when MPI is done; idist__native_end follows.
 static void idist__native_begin(idist__native *nat, bool blocking) {
     const idist__call *c = nat->call;
-    bool reduces = idist__kind_reduces(c->kind), scatters = idist__native_scatters(c);
+    bool reduces = idist__kind_reduces(c->kind), scatters = idist__kind_scatters_sum(c->kind);
 
     nat->blocking = blocking;
     if (nat->error != MPI_SUCCESS || nat->no_data) return;

@@ -702,7 +702,11 @@ static void idist__op_reduce(const idist__op *o, char *acc, const char *lo, cons
 static idist__fingerprint idist__op_fingerprint(const idist__task *t) {
     idist__fingerprint p = idist__fingerprint_of_task(t, idist__op_of(t)->algorithm);
 
-    if (t->call.kind == IDIST__ALL_TO_ALLV) p.dtype = (uint8_t)t->call.dtype;
+    if (t->call.kind == IDIST__ALL_TO_ALLV) {
+        p.dtype = (uint8_t)t->call.dtype;
+        p.check = idist__fingerprint_tagged(t->group->w, &t->call, 0);
+    }
+
     return p;
 }
 
@@ -1620,7 +1624,8 @@ static idist__transfer *idist__match_step(idist__ring *ring, const idist__transf
 // Whether a receive of a collective expects what a frame brings. In all_to_allv every pair of ranks
 // may have a dtype of its own.
 static bool idist__match_agrees(const idist__transfer *v, const idist__frame *f) {
-    bool same_dtype = v->frame.fingerprint.dtype == f->fingerprint.dtype;
+    bool same_dtype = v->frame.fingerprint.dtype == f->fingerprint.dtype &&
+                      v->frame.fingerprint.check == f->fingerprint.check;
     return v->nbytes == f->nbytes && (same_dtype || !v->nbytes);
 }
 
@@ -1628,19 +1633,21 @@ static void idist__match_explain(const idist__transfer *v, int peer, const idist
                                  char *cause, size_t cap) {
     const idist__task *t = v->task;
     const idist__world *w = t->group->w;
-    size_t size = idist_dtype_size(idist__world_dtype(w, f->fingerprint.dtype));
-    int me = w->group.rank;
+    bool same_number = v->frame.fingerprint.dtype == f->fingerprint.dtype;
+    bool same_definition = v->frame.fingerprint.check == f->fingerprint.check;
+    idist__call theirs = t->call;
+    int me = w->group.rank, from = idist__ring_group_of(t->group)->rank_of[peer];
+    size_t size;
 
-    if (t->call.kind == IDIST__ALL_TO_ALLV && size) {
-        uint64_t sent = (uint64_t)f->fingerprint.dtype << IDIST__PAIR_BITS | f->nbytes / size;
-        int from = idist__ring_group_of(t->group)->rank_of[peer];
+    theirs.dtype = idist__world_dtype(w, f->fingerprint.dtype);
+    size = idist_dtype_size(theirs.dtype);
 
-        idist__explain_pair(peer, f->nbytes ? sent : 0, me,
+    if (t->call.kind == IDIST__ALL_TO_ALLV && size && (same_definition || !same_number))
+        idist__explain_pair(peer, idist__fingerprint_pair(w, &theirs, f->nbytes / size), me,
                             idist__extent_pair(t->group, &t->call, from, false), t, cause, cap);
-        return;
-    }
-
-    idist__explain_sizes(peer, f->nbytes, me, v->nbytes, t, cause, cap);
+    else
+        idist__explain_sizes(same_definition ? "count" : "definition of the dtype", peer, f->nbytes,
+                             me, v->nbytes, t, cause, cap);
 }
 
 // The receive for a frame that begins a message. NULL: none is posted yet, or the group has failed.
@@ -1856,7 +1863,7 @@ static idist__fingerprint idist__send_fingerprint(const idist_group *g, const id
     memset(&fingerprint, 0, sizeof fingerprint);
     fingerprint.kind = IDIST__SEND;
     fingerprint.dtype = (uint8_t)c->dtype;
-    fingerprint.check = idist__fingerprint_tagged(g->w, c->dtype, c->count);
+    fingerprint.check = idist__fingerprint_tagged(g->w, c, c->count);
     fingerprint.root = g->rank;
 
     return fingerprint;

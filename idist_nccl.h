@@ -1061,8 +1061,8 @@ static bool idist__nccl_check_counts(const idist__task *t, char *text, size_t ca
     int i;
 
     if (op->call.kind == IDIST__RECV && op->message_nbytes != op->call.count * op->size) {
-        idist__explain_sizes(g->ranks[op->call.root], op->message_nbytes, g->ranks[g->rank],
-                             op->call.count * op->size, t, text, capacity);
+        idist__explain_sizes("count", g->ranks[op->call.root], op->message_nbytes,
+                             g->ranks[g->rank], op->call.count * op->size, t, text, capacity);
         return false;
     }
 

@@ -526,7 +526,7 @@ static uint64_t idist__slot_pair(const idist__task *t, size_t count) {
     size_t size = c->kind == IDIST__ALL_TO_ALLV ? idist_dtype_size(c->dtype) : 1;
 
     if (!count || !size) return 0;
-    return (uint64_t)(uint8_t)c->dtype << IDIST__PAIR_BITS | count / size;
+    return idist__fingerprint_pair(t->group->w, c, count / size);
 }
 
 // Writes to the slot the counts of a v-form, which the others compare with what they expect.

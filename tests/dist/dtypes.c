@@ -191,6 +191,37 @@ static void large_elements(idist_group *world, int rank, int n, void *arg) {
     }
 }
 
+// The dtype is freed, and another one takes its place, while a call with it runs.
+static void freed_while_running(idist_group *world, int rank, int n, void *arg) {
+    enum { COUNT = 200000 };
+    idist_dtype first = IDIST_DTYPE_COUNT, second = IDIST_DTYPE_COUNT;
+    idist_request r[3] = {{NULL}, {NULL}, {NULL}};
+    idist_opts all = opts_async(world, &r[0]), in = opts_async(world, &r[1]),
+               out = opts_async(world, &r[2]);
+    guarded_buffer s = guarded_buffer_make(COUNT * 8, 0),
+                   g = guarded_buffer_make(COUNT * 8 * (size_t)n, 0),
+                   m = guarded_buffer_make(COUNT * 8, 0);
+    int left = (rank + n - 1) % n;
+    (void)arg;
+    pattern_fill(s.p, 0, COUNT, 8, rank, 4);
+    rank_ok(rank, idist_dtype_create(8, "first", world, &first));
+    rank_ok(rank, idist_all_gather(s.p, g.p, COUNT, first, &all));
+    rank_ok(rank, idist_recv(m.p, COUNT, first, left, 1, NULL, &in));
+    rank_ok(rank, idist_send(s.p, COUNT, first, (rank + 1) % n, 1, &out));
+    rank_ok(rank, idist_dtype_free(first, world));
+    rank_ok(rank, idist_dtype_create(8, "second", world, &second));
+    rank_check(first == second, "rank %d: the value is not used again", rank);
+    rank_ok(rank, idist_wait_all(r, 3));
+    for (int k = 0; k < n; k++)
+        rank_check(pattern_find_wrong(g.p + (size_t)k * COUNT * 8, 0, COUNT, 8, k, 4) == COUNT,
+                   "rank %d: wrong data from rank %d", rank, k);
+    rank_check(pattern_find_wrong(m.p, 0, COUNT, 8, left, 4) == COUNT, "rank %d: wrong message",
+               rank);
+    guarded_buffer_free(&s);
+    guarded_buffer_free(&g);
+    guarded_buffer_free(&m);
+}
+
 typedef struct disagreement {
     const char *name;       // that rank 0 gives, where the others say "vector"
     size_t nbytes;          // the others have 16
@@ -203,23 +234,30 @@ static void other_definition(idist_group *world, int rank, int n, void *arg) {
     idist_opts o = opts_of(world);
     idist_dtype dtype = IDIST_DTYPE_COUNT;
     guarded_buffer s = guarded_buffer_make(d->count * 64, 0),
-                   r = guarded_buffer_make(d->count * 64 * (size_t)n, 0);
+                   r = guarded_buffer_make(d->count * 64 * (size_t)n, 0),
+                   t = guarded_buffer_make(d->count * 64 * (size_t)n, 0);
     idist_status status;
     memset(s.p, 1, s.nbytes);
     rank_ok(rank,
             idist_dtype_create(rank ? 16 : d->nbytes, rank ? "vector" : d->name, world, &dtype));
+    size_t counts[RANKS_MAX] = {0};
+    for (int k = 0; k < n; k++) counts[k] = d->count;
     if (strcmp(d->collective, "broadcast") == 0)
         status = idist_broadcast(s.p, d->count, dtype, 0, &o);
+    else if (strcmp(d->collective, "all_to_allv") == 0)
+        status = idist_all_to_allv(r.p, counts, NULL, t.p, counts, NULL, dtype, &o);
     else status = idist_all_gather(s.p, r.p, d->count, dtype, &o);
     if (status == IDIST_OK) status = idist_barrier(&o);
     rank_check(status == IDIST_ERR_MISMATCH, "rank %d: got %s: %s", rank, idist_status_name(status),
                idist_last_error());
     rank_check(strstr(idist_last_error(), "definition of the dtype differs") != NULL,
                "rank %d: the text is: %s", rank, idist_last_error());
-    rank_check(guarded_buffer_guards_hold(&r) && guarded_buffer_guards_hold(&s),
+    rank_check(guarded_buffer_guards_hold(&r) && guarded_buffer_guards_hold(&s) &&
+                   guarded_buffer_guards_hold(&t),
                "rank %d: written outside", rank);
     guarded_buffer_free(&s);
     guarded_buffer_free(&r);
+    guarded_buffer_free(&t);
 }
 
 int main(void) {
@@ -227,18 +265,19 @@ int main(void) {
     for (int t = 0; t < N_PLACEMENTS; t++) {
         idist_desc d = desc_with(transport_names[t], "auto");
         ranks_case(3, &d, structs, NULL, "structs, %s", d.transport);
+        ranks_case(3, &d, freed_while_running, NULL, "freed while calls run, %s", d.transport);
         ranks_case(2, &d, unknown_to_the_receiver, NULL, "unknown to the receiver, %s",
                    d.transport);
     }
     for (int a = 0; a < N_ALGORITHMS; a++) {
         idist_desc d = desc_with("auto", algorithm_names[a]);
         ranks_case(3, &d, large_elements, NULL, "large elements, %s", algorithm_names[a]);
-        disagreement cases[] = {{"vector", 8, "broadcast", 3},
-                                {"vector", 8, "all_gather", 3},
-                                {"complex", 16, "all_gather", 3},
-                                {"vector", 64, "broadcast", 70001},
-                                {"complex", 16, "all_gather", 70001}};
-        for (int i = 0; i < 5; i++)
+        disagreement cases[] = {
+            {"vector", 8, "broadcast", 3},        {"vector", 8, "all_gather", 3},
+            {"complex", 16, "all_gather", 3},     {"vector", 64, "broadcast", 70001},
+            {"complex", 16, "all_gather", 70001}, {"vector", 24, "all_to_allv", 4},
+            {"complex", 16, "all_to_allv", 4},    {"vector", 8, "all_to_allv", 7000}};
+        for (int i = 0; i < 8; i++)
             ranks_case_fault(3, &d, other_definition, &cases[i],
                              "%s of %zu \"%s\" of %zu bytes among others, %s", cases[i].collective,
                              cases[i].count, cases[i].name, cases[i].nbytes, algorithm_names[a]);

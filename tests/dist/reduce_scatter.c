@@ -58,10 +58,43 @@ static void half_rounds_once(idist_group *world, int rank, int n, void *arg) {
                (double)f32_of_bf16(y));
 }
 
+// One rank gets all, of narrow floats and of a premultiplied sum, which are reduced in scratch.
+static void one_rank_gets_all(idist_group *world, int rank, int n, void *arg) {
+    enum { COUNT = 400000 };
+    idist_opts o = opts_of(world);
+    size_t counts[RANKS_MAX] = {0};
+    uint16_t *h = (uint16_t *)calloc(COUNT, sizeof *h), *got = (uint16_t *)calloc(COUNT, sizeof *h);
+    float *x = (float *)calloc(COUNT, sizeof *x), *y = (float *)calloc(COUNT, sizeof *y);
+    idist_op twice = IDIST_OP_COUNT;
+    (void)arg;
+    TAP_REQUIRE(h && got && x && y);
+    counts[n - 1] = COUNT;
+    for (int i = 0; i < COUNT; i++) {
+        store_double(&h[i], IDIST_F16, i % 100);
+        x[i] = (float)(i % 100);
+    }
+    rank_ok(rank, idist_op_create_premul_sum(2, world, &twice));
+    rank_ok(rank, idist_reduce_scatterv(h, got, counts, IDIST_F16, IDIST_SUM, &o));
+    rank_ok(rank, idist_reduce_scatterv(x, y, counts, IDIST_F32, twice, &o));
+    rank_ok(rank, idist_reduce_scatterv(x, x, counts, IDIST_F32, twice, &o)); // in place
+    for (int i = 0; i < COUNT && rank == n - 1; i++) {
+        double want = n * (i % 100), a = load_double(&got[i], IDIST_F16), b = y[i], c = x[i];
+        if (a >= want && a <= want && b >= 2 * want && b <= 2 * want && c >= b && c <= b) continue;
+        rank_fail("element %d: got %g, %g, %g expected %g, twice that and again", i, a, b, c, want);
+        break;
+    }
+    free(h);
+    free(got);
+    free(x);
+    free(y);
+}
+
 int main(void) {
     tap_deadline(60);
     grid_run("reduce_scatter", check_case, GRID_REDUCES | GRID_WIDE);
     grid_run("reduce_scatterv", check_case_v, GRID_REDUCES | GRID_WIDE);
+    for (int n = 2; n <= 3; n++)
+        ranks_case(n, NULL, one_rank_gets_all, NULL, "reduce_scatterv: one rank gets all, n=%d", n);
     bool on_nccl = getenv("IDIST_TEST_NCCL") != NULL; // on device memory
     for (int a = 0; a < N_ALGORITHMS; a++) {
         idist_desc desc = desc_with("auto", algorithm_names[a]);

@@ -602,6 +602,41 @@ static void two_worlds(void) {
 #endif
 
 #ifndef RANKS_MPI
+// A large request goes on while the program computes and exchanges small messages with itself all
+// the time: these are complete at once, and no reason to leave the work to the program.
+static void progress_beside_small_ones(idist_group *world, int rank, int n, void *arg) {
+    enum { COUNT = 4 << 20 };
+    static int arrived;
+    int32_t *x = (int32_t *)calloc(COUNT, sizeof *x), one = 1, got;
+    idist_request large = {NULL}, r[2];
+    idist_opts o = opts_of(world), a = opts_async(world, &large), in = opts_async(world, &r[0]),
+               out = opts_async(world, &r[1]);
+    (void)n;
+    (void)arg;
+    TAP_REQUIRE(x);
+    if (rank == 0) __atomic_store_n(&arrived, 0, __ATOMIC_RELEASE);
+    rank_ok(rank, idist_barrier(&o));
+    if (rank == 0) {
+        rank_ok(rank, idist_all_reduce(x, x, COUNT, IDIST_I32, IDIST_SUM, &a));
+        int64_t end = tap_now_ms() + 10000 * test_slow_factor();
+        while (!__atomic_load_n(&arrived, __ATOMIC_ACQUIRE) && tap_now_ms() < end) {
+            int64_t until = tap_now_ns() + 150000;
+            while (tap_now_ns() < until) continue;
+            rank_ok(rank, idist_recv(&got, 1, IDIST_I32, 0, 0, NULL, &in));
+            rank_ok(rank, idist_send(&one, 1, IDIST_I32, 0, 0, &out));
+            rank_ok(rank, idist_wait_all(r, 2));
+        }
+        rank_check(__atomic_load_n(&arrived, __ATOMIC_ACQUIRE),
+                   "the other rank waited for this one");
+        rank_ok(rank, idist_wait(&large));
+    } else {
+        o.timeout_ms = 9000 * test_slow_factor();
+        rank_ok(rank, idist_all_reduce(x, x, COUNT, IDIST_I32, IDIST_SUM, &o));
+        __atomic_store_n(&arrived, 1, __ATOMIC_RELEASE);
+    }
+    free(x);
+}
+
 static void keep_line(idist_log_level level, const char *line, void *user) {
     (void)level;
     if (strstr(line, "was let go")) snprintf((char *)user, 400, "%s", line);
@@ -681,6 +716,10 @@ int main(void) {
                 let_go_buffers[k] = NULL;
             }
         }
+#ifndef RANKS_MPI
+        ranks_case(2, &d, progress_beside_small_ones, NULL,
+                   "a large request beside small ones and no wait for it, %s", d.transport);
+#endif
         ranks_case(2, &d, who_gets_what, NULL, "who gets which of many messages, %s", d.transport);
         ranks_case(2, &d, test_has_deadlines, NULL, "deadlines without a wait n=2, %s",
                    d.transport);

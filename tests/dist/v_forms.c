@@ -190,6 +190,20 @@ static void all_to_allv_in_place(grid_case *c) {
     guarded_buffer_free(&x);
 }
 
+// In place, and a rank with nothing passes NULL.
+static void in_place_of_nothing(idist_group *world, int rank, int n, void *arg) {
+    idist_opts o = opts_of(world);
+    size_t counts[RANKS_MAX] = {0};
+    int32_t x[2] = {10 * rank, 10 * rank + 1};
+    (void)arg;
+    if (rank < 2) counts[0] = counts[1] = 1;
+    rank_ok(rank, idist_all_to_allv(rank < 2 ? x : NULL, NULL, NULL, rank < 2 ? x : NULL, counts,
+                                    NULL, IDIST_I32, &o));
+    if (rank < 2)
+        rank_check(x[0] == rank && x[1] == 10 + rank, "rank %d: got %d %d of %d", rank, x[0], x[1],
+                   n);
+}
+
 // Ranks 2k and 2k + 1 exchange elements of a dtype of their own, and nothing with the others.
 static void dtypes_of_pairs(idist_group *world, int rank, int n, void *arg) {
     static const idist_dtype dtypes[4] = {IDIST_F64, IDIST_U8, IDIST_F32_I64, IDIST_I16};
@@ -286,6 +300,8 @@ int main(void) {
     grid_run("all_to_allv in place", all_to_allv_in_place, GRID_ONE_WAY | GRID_WIDE);
     for (int a = 0; a < N_ALGORITHMS; a++) {
         idist_desc d = desc_with("auto", algorithm_names[a]);
+        ranks_case(4, &d, in_place_of_nothing, NULL, "all_to_allv in place of nothing, %s",
+                   algorithm_names[a]);
         ranks_case(5, &d, dtypes_of_pairs, NULL, "all_to_allv: pairs have dtypes of their own, %s",
                    algorithm_names[a]);
         ranks_case_fault(3, &d, dtypes_that_differ, NULL,
