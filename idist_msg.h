@@ -216,10 +216,10 @@ typedef struct idist__link { // the connection to one rank
     bool ended; // the stream is at its end; [engine:progress] decides what that means
     int ended_errno;
     bool write_dead; // writing has failed; reading will tell why
+    bool corked;     // some of what goes out waits for more, see idist__link_may_cork
 
     idist__transfer *out, **out_end; // going out, in order
-    bool corked;                     // some of them wait for more, see idist__link_cork
-    size_t corked_nbytes;            // of these
+    size_t corked_nbytes;            // of those that wait for more
     int64_t sent_ns;                 // when the last send of the program began
     idist__transfer_list waiting;    // sends that wait for CTS or PULLED
     idist__transfer_list posted;     // receives of collectives, not matched yet
@@ -265,9 +265,9 @@ typedef struct idist__ring { // the backend's part of a world
     int watch;                   // of the descriptors of links, each tagged with its rank; -1: none
     char *stages;                // of all links, in one allocation; most are never touched
     int wake;                    // descriptor that ends a sleep
+    int corked_count;            // links that are corked
     struct idist__segment *shm;  // memory that the ranks of this host share, or NULL
     int polled_link_count;       // open links that are polled
-    int corked_count;            // links that are corked
     uint32_t polled_count;       // how often a caller has polled
     idist__link *wanted;         // links without a connection through which a message is to go
     struct idist__connector *connector; // NULL: no rank makes connections any more

@@ -665,6 +665,28 @@ static void let_go_and_lost(void) {
 }
 #endif
 
+// What is done in every placement of the ranks.
+static void placed(const char *transport) {
+    idist_desc many = desc_with(transport, "latency"), d = desc_with(transport, "auto");
+    ranks_case(3, &many, very_many, NULL, "300 collectives in flight, one rank late, %s",
+               many.transport);
+    for (int n = 1; n <= 3; n++) {
+        ranks_case(n, &d, let_go, NULL, "requests that are let go n=%d, %s", n, d.transport);
+        for (int k = 0; k < 3; k++) {
+            free(let_go_buffers[k]);
+            let_go_buffers[k] = NULL;
+        }
+    }
+#ifndef RANKS_MPI
+    ranks_case(2, &d, progress_beside_small_ones, NULL,
+               "a large request beside small ones and no wait for it, %s", d.transport);
+#endif
+    ranks_case(2, &d, who_gets_what, NULL, "who gets which of many messages, %s", d.transport);
+    ranks_case(2, &d, test_has_deadlines, NULL, "deadlines without a wait n=2, %s", d.transport);
+    ranks_case(2, &d, beside_a_sleeping_thread, NULL, "a deadline beside a sleeping thread n=2, %s",
+               d.transport);
+}
+
 int main(void) {
     static const char *ways[4] = {"wait_all", "wait in another order", "wait_any", "test"};
     static const int sizes[5] = {1, 2, 3, 4, 7};
@@ -704,27 +726,6 @@ int main(void) {
 #endif
     ranks_case(1, NULL, test_has_deadlines, NULL, "deadlines without a wait n=1");
     ranks_case(1, NULL, beside_a_sleeping_thread, NULL, "a deadline beside a sleeping thread n=1");
-    for (int t = 0; t < N_PLACEMENTS; t++) {
-        idist_desc many = desc_with(transport_names[t], "latency");
-        ranks_case(3, &many, very_many, NULL, "300 collectives in flight, one rank late, %s",
-                   many.transport);
-        idist_desc d = desc_with(transport_names[t], "auto");
-        for (int n = 1; n <= 3; n++) {
-            ranks_case(n, &d, let_go, NULL, "requests that are let go n=%d, %s", n, d.transport);
-            for (int k = 0; k < 3; k++) {
-                free(let_go_buffers[k]);
-                let_go_buffers[k] = NULL;
-            }
-        }
-#ifndef RANKS_MPI
-        ranks_case(2, &d, progress_beside_small_ones, NULL,
-                   "a large request beside small ones and no wait for it, %s", d.transport);
-#endif
-        ranks_case(2, &d, who_gets_what, NULL, "who gets which of many messages, %s", d.transport);
-        ranks_case(2, &d, test_has_deadlines, NULL, "deadlines without a wait n=2, %s",
-                   d.transport);
-        ranks_case(2, &d, beside_a_sleeping_thread, NULL,
-                   "a deadline beside a sleeping thread n=2, %s", d.transport);
-    }
+    for (int t = 0; t < N_PLACEMENTS; t++) placed(transport_names[t]);
     return tap_done();
 }
