@@ -1590,13 +1590,19 @@ static idist__transfer *idist__match_recv(idist__ring *ring, idist_group *g, int
     idist__transfer *v;
 
     while ((v = idist__match_oldest(ring, g, peer, f)) != NULL) {
+        int from = idist__ring_group_of(g)->rank_of[peer];
         idist_status status;
         char text[256];
 
         idist__transfer_take(v);
-        if (idist__message_fits(v->task, &f->fingerprint, idist__ring_group_of(g)->rank_of[peer],
-                                (int)f->tag, &status, text, sizeof text))
-            return v;
+
+        if (idist__message_fits(v->task, &f->fingerprint, from, (int)f->tag, &status, text,
+                                sizeof text)) {
+            if (f->nbytes <= v->nbytes) return v;
+            status = IDIST_ERR_MISMATCH; // two dtypes of the program whose tags happen to be equal
+            snprintf(text, sizeof text, "rank %d has defined the dtype differently", from);
+        }
+
         idist__task_complete(v->task, status, text);
         idist__transfer_free(ring, v);
     }

@@ -1573,14 +1573,21 @@ int idist_auto_num_workers(int num_workers) {
 
 uint64_t idist_auto_seed(uint64_t seed) { return seed + (uint64_t)idist_get_rank(); }
 
+// Where a group's log lines go; without a world, to `own`. NULL: nowhere.
+static const idist__log *idist__auto_log_of(const idist_group *group, idist__log *own) {
+    const idist__world *world = group ? group->w : idist__world_default();
+
+    if (world) return &world->log;
+    return idist__log_init(own, NULL) == IDIST_OK ? own : NULL;
+}
+
 static void idist__auto_log(const idist_loader_desc *requested, const idist_loader_desc *desc) {
     const idist_sampler_desc *samples = &desc->sampler->desc;
     int rank = idist_group_rank(samples->group), size = idist_group_size(samples->group);
-    const idist__world *world = idist__world_default();
     idist__log without_world;
-    const idist__log *log = world ? &world->log : &without_world;
+    const idist__log *log = idist__auto_log_of(samples->group, &without_world);
 
-    if (!world && idist__log_init(&without_world, NULL) != IDIST_OK) return;
+    if (!log) return;
     if (samples->num_replicas != size || samples->rank != rank)
         idist__log_print(log, IDIST_LOG_WARN,
                          "auto_loader: the sampler has rank=%d and num_replicas=%d, but this is "
@@ -4841,6 +4848,30 @@ static idist_status idist__ddp_create_broadcast(const idist_ddp *d) {
     return idist__agree(status, &opts);
 }
 
+// What was made, as Ignite's auto_model says it: once, by the first rank of the group.
+static void idist__ddp_create_log(const idist_ddp *d) {
+    static const char *const encodings[] = {"as they are", "as F16", "as BF16", "as I8"};
+    const char *encoding = d->desc.hook ? "by a hook" : encodings[d->desc.compression];
+    int b, views = 0;
+    size_t nbytes = 0;
+    idist__log without_world;
+    const idist__log *log = idist__auto_log_of(d->desc.group, &without_world);
+
+    if (!log || idist_group_rank(d->desc.group) > 0) return;
+
+    for (b = 0; b < d->bucket_count; b++) {
+        views += d->buckets[b].view;
+        nbytes += idist__ddp_bucket_nbytes(&d->buckets[b]);
+    }
+
+    idist__log_print(log, IDIST_LOG_INFO,
+                     "ddp_create: %d gradients, %zu bytes in %d buckets, %d of them in place; "
+                     "%s over %d ranks, sent %s%s%s",
+                     d->desc.n, nbytes, d->bucket_count, views, d->desc.sum ? "summed" : "averaged",
+                     d->group_size, encoding, d->desc.find_unused ? ", find_unused" : "",
+                     d->desc.uneven ? ", uneven" : "");
+}
+
 idist_status idist_ddp_create(const idist_ddp_desc *desc, idist_ddp **ddp) {
     idist_ddp *d;
     idist_opts own, opts;
@@ -4872,8 +4903,13 @@ idist_status idist_ddp_create(const idist_ddp_desc *desc, idist_ddp **ddp) {
     if (status == IDIST_OK) status = idist__ddp_create_set_hook(d);
     status = idist__ddp_create_agree(d, status);
     if (status == IDIST_OK) status = idist__ddp_create_broadcast(d);
-    if (status == IDIST_OK) *ddp = d;
-    else idist_ddp_free(&d);
+
+    if (status == IDIST_OK) {
+        idist__ddp_create_log(d);
+        *ddp = d;
+    } else {
+        idist_ddp_free(&d);
+    }
 
     return status;
 }

@@ -905,6 +905,43 @@ static void finalized(void) {
     free(m.memory);
 }
 
+static char created[400]; // the line that ddp_create has logged
+
+static void keep_created(idist_log_level level, const char *line, void *user) {
+    const char *at = strstr(line, "ddp_create: ");
+    (void)level;
+    (void)user;
+    if (at) snprintf(created, sizeof created, "%s", at);
+}
+
+static void create_only(idist_group *world, int rank, int n, void *arg) {
+    model m;
+    idist_ddp *ddp = NULL;
+    (void)n;
+    (void)arg;
+    model_init(&m, world, rank, APART, false);
+    m.desc.find_unused = true;
+    rank_ok(rank, idist_ddp_create(&m.desc, &ddp));
+    idist_ddp_free(&ddp);
+    free(m.memory);
+}
+
+static void says_what_it_made(void) {
+    const char *before = getenv("IDIST_LOG");
+    char kept[40], want[80];
+    idist_desc d;
+    snprintf(kept, sizeof kept, "%s", before ? before : "");
+    setenv("IDIST_LOG", "info", 1);
+    memset(&d, 0, sizeof d);
+    d.logger.log_fn = keep_created;
+    ranks_case(2, &d, create_only, NULL, "a ddp that is logged");
+    setenv("IDIST_LOG", kept, 1);
+    snprintf(want, sizeof want, "ddp_create: %d gradients, ", N_PARAMS);
+    tap_ok(strncmp(created, want, strlen(want)) == 0 &&
+               strstr(created, "averaged over 2 ranks, sent as they are, find_unused"),
+           "ddp_create says what it has made: %s", created);
+}
+
 int main(void) {
     static const int sizes[] = {1, 2, 3, 8};
     static const idist_compression compressions[2] = {IDIST_COMPRESS_F16, IDIST_COMPRESS_BF16};
@@ -955,5 +992,6 @@ int main(void) {
         if (n > 1)
             ranks_case_fault(n, NULL, lost, NULL, "a rank that leaves %d others alone", n - 1);
     }
+    says_what_it_made();
     return tap_done();
 }
