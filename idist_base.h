@@ -780,7 +780,7 @@ IDIST__KERNELS_WIDE(avx512)
 
 // MINLOC and MAXLOC: the pair whose value is best, or of equal values that with the lowest index. A
 // NaN beats every number, and of two NaNs that with the lowest index wins.
-#define IDIST__KERNEL_PAIR(name, pair, better)                                                    \
+#define IDIST__KERNEL_PAIR(name, pair, better, is_nan)                                            \
     static void idist__##name##_##pair(void *out, const void *lo, const void *hi, size_t count) { \
         size_t i;                                                                                 \
         for (i = 0; i < count; i++) {                                                             \
@@ -788,21 +788,23 @@ IDIST__KERNELS_WIDE(avx512)
             bool x_is_nan, y_is_nan, tie, take_y;                                                 \
             memcpy(&x, (const char *)lo + i * sizeof x, sizeof x);                                \
             memcpy(&y, (const char *)hi + i * sizeof y, sizeof y);                                \
-            x_is_nan = x.value != x.value;                                                        \
-            y_is_nan = y.value != y.value;                                                        \
+            x_is_nan = is_nan(x.value);                                                           \
+            y_is_nan = is_nan(y.value);                                                           \
             tie = x.value == y.value || (x_is_nan && y_is_nan);                                   \
             take_y = tie ? y.index < x.index : y_is_nan || (!x_is_nan && y.value better x.value); \
             memcpy((char *)out + i * sizeof x, take_y ? &y : &x, sizeof x);                       \
         }                                                                                         \
     }
-#define IDIST__KERNELS_PAIR(pair)       \
-    IDIST__KERNEL_PAIR(minloc, pair, <) \
-    IDIST__KERNEL_PAIR(maxloc, pair, >)
+#define IDIST__FLOAT_IS_NAN(x) ((x) != (x))
+#define IDIST__INT_IS_NAN(x) false
+#define IDIST__KERNELS_PAIR(pair, is_nan)       \
+    IDIST__KERNEL_PAIR(minloc, pair, <, is_nan) \
+    IDIST__KERNEL_PAIR(maxloc, pair, >, is_nan)
 
-IDIST__KERNELS_PAIR(f32_i64)
-IDIST__KERNELS_PAIR(f64_i64)
-IDIST__KERNELS_PAIR(i32_i64)
-IDIST__KERNELS_PAIR(i64_i64)
+IDIST__KERNELS_PAIR(f32_i64, IDIST__FLOAT_IS_NAN)
+IDIST__KERNELS_PAIR(f64_i64, IDIST__FLOAT_IS_NAN)
+IDIST__KERNELS_PAIR(i32_i64, IDIST__INT_IS_NAN)
+IDIST__KERNELS_PAIR(i64_i64, IDIST__INT_IS_NAN)
 
 // By instruction set, dtype and op. AVG adds; the division comes at the end. Narrow floats are
 // reduced as F32.

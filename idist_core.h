@@ -2208,12 +2208,13 @@ static idist_status idist__check_op(const idist__world *w, const idist__call *c)
 static idist_status idist__check_dtype(const idist__world *w, const idist__call *c) {
     const char *name = idist__kind_names[c->label];
     int user = idist__type_user_number(c->dtype);
+    uint64_t count = c->count;
 
     if (user < 0 && idist_dtype_size(c->dtype)) return IDIST_OK;
     if (user < 0 || !w->dtypes[user].used || w->dtypes[user].dtype != c->dtype)
         return idist__fail(IDIST_ERR_ARG, "%s: invalid dtype %d in this world", name,
                            (int)c->dtype);
-    if (c->count >= IDIST__TAGGED_COUNT)
+    if (count >= IDIST__TAGGED_COUNT)
         return idist__fail(IDIST_ERR_ARG, "%s: the count is too large", name);
 
     return IDIST_OK;

@@ -91,7 +91,7 @@ class request { // stays where it is: idist has its address
 
   private:
     idist_request r{};
-    idist_opts o{nullptr, &r, nullptr, 0};
+    idist_opts o{nullptr, &r, nullptr, 0, nullptr};
 };
 
 template <class F> static idist_status parallel_run(const idist_desc &desc, F &work) {

@@ -97,7 +97,7 @@ static bool same_call(const idist_group *g, const idist__fingerprint *prints, ch
     for (int r = 1; r < g->size; r++) {
         const char *field = idist__fingerprint_difference(&prints[0], &prints[r]);
         if (!field) continue;
-        idist__explain_mismatch(field, 0, &prints[0], r, &prints[r], text, cap);
+        idist__explain_mismatch(g->w, field, 0, &prints[0], r, &prints[r], text, cap);
         return false;
     }
     return true;

@@ -215,7 +215,7 @@ idist_status on_device_all_to_allv(const void *send, const size_t *sendcounts,
                                    const size_t *senddispls, void *recv, const size_t *recvcounts,
                                    const size_t *recvdispls, idist_dtype dtype,
                                    const idist_opts *opts) {
-    bool in_place = send && send == recv;
+    bool in_place = send == recv && (send || !sendcounts);
     const size_t *const counts[4] = {in_place ? recvcounts : sendcounts,
                                      in_place ? recvdispls : senddispls, recvcounts, recvdispls};
     return v_form(IDIST__ALL_TO_ALLV, send, recv, 0, counts, dtype, -1, 0, opts);
