@@ -505,9 +505,9 @@ typedef struct idist_group idist_group;
 typedef struct idist_store idist_store;
 
 // An operation in flight. Put its address into idist_opts.request (the old contents do not matter),
-// then call idist_wait or idist_test. Until one of them reports completion, do not move the
-// request, do not write the buffers of the operation, and do not read those that it receives into.
-// A request of all zeros is empty: waiting for it returns IDIST_OK at once.
+// then call idist_wait or idist_test. Until one of them reports completion, do not write the
+// buffers of the operation, and do not read those that it receives into. A request of all zeros is
+// empty: waiting for it returns IDIST_OK at once.
 typedef struct idist_request {
     void *impl; // private
 } idist_request;
@@ -1047,7 +1047,7 @@ IDIST_API idist_status idist_plan_free(idist_plan **plan);
 // idist_group_end, so their order does not matter: exchanges that would deadlock one by one work.
 // The calls return when they have started; results are valid after idist_group_end, which returns
 // the first failure. A call with opts.request is waited for by idist_wait, not by idist_group_end.
-// Calls that have no request form (finalize, the groups, sendrecv, the bytes) return
+// Calls that have no request form (finalize, the groups, sendrecv, bytes, alloc) return
 // IDIST_ERR_STATE in between. Begin and end may be nested; the outermost end waits.
 IDIST_API idist_status idist_group_begin(void);
 IDIST_API idist_status idist_group_end(void);
@@ -1139,8 +1139,7 @@ IDIST_API idist_status idist_op_free(idist_op op, idist_group *group);
 // A local call, but all ranks of the world of `group` (NULL: the default world) create their dtypes
 // in the same order, with the same size and name, or else a call with it is an
 // IDIST_ERR_MISMATCH. The dtype is valid in all groups of that world, until it is freed or the
-// world ends. With it counts are below 2^40. On device memory, IDIST_ERR_UNSUPPORTED for more than
-// 4096 bytes unless NCCL moves them. IDIST_ERR_NO_SPACE if 128 exist.
+// world ends. With it counts are below 2^40. IDIST_ERR_NO_SPACE if 128 exist.
 IDIST_API idist_status idist_dtype_create(size_t nbytes, const char *name, idist_group *group,
                                           idist_dtype *dtype);
 
