@@ -40,10 +40,12 @@ static const table_row table[] = {
   {IDIST__GATHERV,        {"BBBBBBBBBBBBBB", "CCCCCCCCCCCCCC", "BBBBBBBBBBBBBB", "BBBBBBBBBBBBBB"}},
   {IDIST__SCATTERV,       {"BBBBBBBBBBBBBB", "CCCCCCCCCCCCCC", "BBBBBBBBBBBBBB", "BBBBBBBBBBBBBB"}},
   {IDIST__ALL_TO_ALLV,    {"BBBBBBBBBBBBBB", "CCCCCCCCCCCCCC", "BBBBBBBBBBBBBB", "BBBBBBBBBBBBBB"}},
+  {IDIST__REDUCE_SCATTERV,{"LLLLLLLBBBBBBB", "CCCCCCCCCCCCCC", "LLLLLLLBBBBBBB", "LLLLLLLBBBBBBB"}},
     // clang-format on
 };
 
 static idist__world world;
+static idist__segment segment;
 static idist__share share;
 static idist__ring_group parts[N_GROUPS];
 static idist_group groups[N_GROUPS];
@@ -55,6 +57,8 @@ static void make_groups(void) {
         groups[i].impl = &parts[i];
     }
 
+    share.shm = &segment;
+    share.chunk_nbytes = (size_t)384 * 1024;
     parts[1].share = &share;
     parts[2].nhosts = parts[3].nhosts = 2;
     parts[2].in_order = true;
