@@ -3,17 +3,22 @@
 
 #include "grid.h"
 
-// In place (recv == send + r*count) the other blocks of send may be used as scratch or not; nothing
-// is said about them, so only the result and the guards are checked.
-static void check_case(grid_case *c) {
-    size_t esize = idist_dtype_size(c->dtype), block = c->count * esize,
-           total = c->count * (size_t)c->n;
+// Rank r has counts[r] elements, which v passes on. In place (recv lies at this rank's block of
+// send) the other blocks may be used as scratch, so only the result and the guards are checked.
+static void check_blocks(grid_case *c, const size_t *counts, bool v) {
+    size_t esize = idist_dtype_size(c->dtype), own = counts[c->rank], total = 0, at = 0;
+    for (int k = 0; k < c->n; k++) {
+        if (k == c->rank) at = total;
+        total += counts[k];
+    }
     guarded_buffer send = guarded_buffer_make(total * esize, c->misalign),
-                   recv = guarded_buffer_make(block, c->misalign);
-    unsigned char *to = c->in_place ? send.p + block * (size_t)c->rank : recv.p;
+                   recv = guarded_buffer_make(own * esize, c->misalign);
+    unsigned char *to = c->in_place ? send.p + at * esize : recv.p;
     reduced_fill(send.p, c->dtype, c->op, c->n, 0, total, c->rank, c->salt);
-    if (grid_done(c, idist_reduce_scatter(send.p, to, c->count, c->dtype, c->op, &c->opts))) {
-        grid_check_reduced(c, to, 0, c->n, c->count * (size_t)c->rank, c->count);
+    idist_status status = v ? idist_reduce_scatterv(send.p, to, counts, c->dtype, c->op, &c->opts)
+                            : idist_reduce_scatter(send.p, to, c->count, c->dtype, c->op, &c->opts);
+    if (grid_done(c, status)) {
+        grid_check_reduced(c, to, 0, c->n, at, own);
         grid_check_guards(c, &recv, "receive");
         grid_check_guards(c, &send, "send");
         if (!c->in_place) grid_check_send_reduced(c, &send, 0, total);
@@ -23,29 +28,20 @@ static void check_case(grid_case *c) {
     guarded_buffer_free(&recv);
 }
 
-// The same with blocks of different sizes, some of them empty.
+static void check_case(grid_case *c) {
+    size_t counts[RANKS_MAX];
+    for (int k = 0; k < c->n; k++) counts[k] = c->count;
+    check_blocks(c, counts, false);
+}
+
+// Blocks of different sizes, some of them empty.
 static void check_case_v(grid_case *c) {
-    size_t esize = idist_dtype_size(c->dtype), counts[RANKS_MAX], total = 0, at = 0;
+    size_t counts[RANKS_MAX];
     for (int k = 0; k < c->n; k++) {
         uint64_t h = tap_mix(c->salt * 31 + (uint64_t)k);
         counts[k] = h % 4 == 0 || !c->count ? 0 : (size_t)(h % (2 * c->count + 1));
-        if (k < c->rank) at += counts[k];
-        total += counts[k];
     }
-    size_t own = counts[c->rank];
-    guarded_buffer send = guarded_buffer_make(total * esize, c->misalign),
-                   recv = guarded_buffer_make(own * esize, c->misalign);
-    unsigned char *to = c->in_place ? send.p + at * esize : recv.p;
-    reduced_fill(send.p, c->dtype, c->op, c->n, 0, total, c->rank, c->salt);
-    if (grid_done(c, idist_reduce_scatterv(send.p, to, counts, c->dtype, c->op, &c->opts))) {
-        grid_check_reduced(c, to, 0, c->n, at, own);
-        grid_check_guards(c, &recv, "receive");
-        grid_check_guards(c, &send, "send");
-        if (!c->in_place) grid_check_send_reduced(c, &send, 0, total);
-        if (c->in_place) grid_check_untouched(c, &recv, "unused");
-    }
-    guarded_buffer_free(&send);
-    guarded_buffer_free(&recv);
+    check_blocks(c, counts, true);
 }
 
 static void half_rounds_once(idist_group *world, int rank, int n, void *arg) {
