@@ -13,6 +13,8 @@ typedef struct particle {
 
 static void create_and_free(idist_group *world, int rank, int n, void *arg) {
     idist_dtype dtypes[129], again = IDIST_DTYPE_COUNT;
+    idist_opts o = opts_of(world);
+    char element[4000] = {0};
     (void)n;
     (void)arg;
     for (int i = 0; i < 128; i++) {
@@ -31,6 +33,8 @@ static void create_and_free(idist_group *world, int rank, int n, void *arg) {
     rank_check(idist_dtype_size(again) == 4000, "the new one has %zu bytes",
                idist_dtype_size(again));
     rank_is(rank, idist_dtype_free(dtypes[77], world), IDIST_ERR_ARG); // same number, other size
+    rank_is(rank, idist_broadcast(element, 1, dtypes[77], 0, &o), IDIST_ERR_ARG);
+    rank_ok(rank, idist_broadcast(element, 1, again, 0, &o));
 }
 
 static void misuse(idist_group *world, int rank, int n, void *arg) {
@@ -104,7 +108,8 @@ static void structs(idist_group *world, int rank, int n, void *arg) {
     }
 }
 
-// The receiver does not know the dtype when the message comes, and creates it then.
+// The receiver does not know the dtype when the message comes, has another one under the same
+// number, and then creates it.
 static void unknown_to_the_receiver(idist_group *world, int rank, int n, void *arg) {
     static const size_t counts[2] = {2, 50000};
     idist_opts o = opts_of(world);
@@ -120,10 +125,12 @@ static void unknown_to_the_receiver(idist_group *world, int rank, int n, void *a
             rank_ok(rank, idist_send(b.p, counts[i], dtype, 1, i, &o));
         } else {
             if (i == 0) {
+                rank_ok(rank, idist_dtype_create(24, "another", world, &dtype));
                 rank_ok(rank, idist_probe(0, 0, &info, &o));
                 rank_check(info.dtype == IDIST_DTYPE_COUNT && info.count == 2,
                            "the probe says %zu of %d", info.count, (int)info.dtype);
                 rank_is(rank, idist_recv(b.p, 48, IDIST_U8, 0, 0, NULL, &o), IDIST_ERR_MISMATCH);
+                rank_ok(rank, idist_dtype_free(dtype, world));
                 rank_ok(rank, idist_dtype_create(24, "triple", world, &dtype));
             }
             rank_ok(rank, idist_recv(b.p, counts[i], dtype, 0, i, &info, &o));

@@ -81,6 +81,7 @@ static void misuse(idist_group *world, int rank, int n, void *arg) {
     rank_ok(rank, idist_plan_free(&plan));
     rank_ok(rank, idist_plan_create(&plan));
     rank_is(rank, idist_plan_start(plan, NULL), IDIST_ERR_STATE);
+    rank_check(strstr(idist_last_error(), "empty") != NULL, "the text is: %s", idist_last_error());
     o.plan = plan;
     rank_is(rank, idist_all_reduce(x, NULL, 2, IDIST_I32, IDIST_SUM, &o), IDIST_ERR_ARG);
     rank_is(rank, idist_plan_start(plan, NULL), IDIST_ERR_STATE); // nothing was kept
@@ -96,9 +97,11 @@ static void misuse(idist_group *world, int rank, int n, void *arg) {
     rank_ok(rank, idist_plan_start(plan, NULL));
     rank_ok(rank, idist_free_group(&group));
     rank_is(rank, idist_plan_start(plan, NULL), IDIST_ERR_STATE);
-    rank_ok(rank, idist_split(world, 0, n - rank, &group));
-    rank_is(rank, idist_plan_start(plan, NULL), IDIST_ERR_STATE);
-    rank_ok(rank, idist_free_group(&group));
+    for (int key = 0; key < 2; key++) { // the same ranks, then in reverse
+        rank_ok(rank, idist_split(world, 0, key * (n - rank), &group));
+        rank_is(rank, idist_plan_start(plan, NULL), IDIST_ERR_STATE);
+        rank_ok(rank, idist_free_group(&group));
+    }
     rank_ok(rank, idist_plan_free(&plan));
 }
 
@@ -154,6 +157,24 @@ static void outlives_its_world(idist_group *world, int rank, int n, void *arg) {
     rank_ok(rank, idist_plan_start(kept[rank], NULL));
 }
 
+// A plan of the default world, which was closed; there is a new one.
+static void outlives_the_default_world(void) {
+    idist_plan *plan = NULL;
+    idist_opts o;
+    int32_t x = 1, y = 0;
+    memset(&o, 0, sizeof o);
+    tap_is(idist_plan_create(&plan), IDIST_OK, "a plan of the default world");
+    o.plan = plan;
+    for (int i = 0; i < 2; i++) {
+        tap_is(idist_initialize(NULL), IDIST_OK, "world %d", i);
+        if (i == 0) tap_is(idist_all_reduce(&x, &y, 1, IDIST_I32, IDIST_SUM, &o), IDIST_OK, "kept");
+        tap_is(idist_plan_start(plan, NULL), i ? IDIST_ERR_STATE : IDIST_OK, "started in world %d",
+               i);
+        tap_is(idist_finalize(), IDIST_OK, "world %d ends", i);
+    }
+    (void)idist_plan_free(&plan);
+}
+
 int main(void) {
     static const size_t counts[3] = {2, 1000, COUNT};
     tap_deadline(60);
@@ -174,5 +195,6 @@ int main(void) {
                    idist_last_error());
         (void)idist_plan_free(&kept[rank]);
     }
+    outlives_the_default_world();
     return tap_done();
 }
