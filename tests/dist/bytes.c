@@ -131,8 +131,12 @@ static void alloc_sizes(idist_group *world, int rank, int n, void *arg) {
         void *p = &o;
         guarded_buffer send = guarded_buffer_make(sizes[i] * 8, 0);
         pattern_fill(send.p, 0, sizes[i], 8, rank, 2);
-        rank_ok(rank, idist_broadcast_alloc(rank == root ? send.p : NULL, sizes[i], IDIST_F64, root,
-                                            &p, &got, rank % 2 ? NULL : &dtype, &o));
+        if (rank == root)
+            rank_ok(rank, idist_broadcast_alloc(send.p, sizes[i], IDIST_F64, root, &p, &got,
+                                                rank % 2 ? NULL : &dtype, &o));
+        else // send, count and dtype are ignored
+            rank_ok(rank, idist_broadcast_alloc(NULL, 77, IDIST_I8, root, &p, &got,
+                                                rank % 2 ? NULL : &dtype, &o));
         rank_check(p && got == sizes[i] && (rank % 2 || dtype == IDIST_F64) &&
                        pattern_find_wrong(p, 0, sizes[i], 8, root, 2) == sizes[i] &&
                        !((char *)p)[8 * sizes[i]],
