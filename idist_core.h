@@ -267,6 +267,7 @@ struct idist_group {
     char cause[400];        // ... this happened
     bool freed;
     int64_t asked_ns;          // when the members were last asked for a sign of life; 0: never
+    int64_t asked_before_ns;   // and the time before that
     int64_t asked_until_ns;    // when the answers are used; nobody asks again before
     bool inner;                // made by a backend for its own use
     bool failure_flushed;      // we have waited for the failure to reach the others
@@ -1524,17 +1525,31 @@ static int64_t idist__timer_announce_at(const idist__task *t, int64_t now) {
     return at;
 }
 
-// When to ask the members once more: a rank that has entered the call may have been stopped since.
-// They have a second to answer, or half of the time-out; *until_ns is when the answers are used.
-static int64_t idist__timer_ask_at(const idist__task *t, int64_t *until_ns) {
+// How long the members have to answer: a second, or half of the time-out.
+static int64_t idist__timer_patience(const idist__task *t) {
     int64_t half = t->timeout_ms < 0 ? IDIST__ASK_NS : t->timeout_ms * IDIST__MS / 2;
+    return half < IDIST__ASK_NS ? half : IDIST__ASK_NS;
+}
+
+// When to ask the members once more: a rank that has entered the call may have been stopped since.
+// *until_ns is when the answers are used.
+static int64_t idist__timer_ask_at(const idist__task *t, int64_t *until_ns) {
     int64_t end = t->warned ? IDIST__FOREVER : t->started_ns + IDIST__WARN_NS;
 
     if (t->deadline_ns < end) end = t->deadline_ns;
     *until_ns = end;
     if (end == IDIST__FOREVER || idist__kind_is_p2p(t->call.kind)) return IDIST__FOREVER;
 
-    return end - (half < IDIST__ASK_NS ? half : IDIST__ASK_NS);
+    return end - idist__timer_patience(t);
+}
+
+// Since when the members should have answered; 0: they were not asked. A question that has just
+// been asked for another task of the group does not count yet; the one before it does.
+IDIST__UNUSED static int64_t idist__timer_asked_ns(const idist__task *t) {
+    const idist_group *g = t->group;
+    int64_t age = idist__os_clock_now_ns() - g->asked_ns;
+
+    return age < idist__timer_patience(t) / 2 ? g->asked_before_ns : g->asked_ns;
 }
 
 // Ends a task whose deadline has passed. Returns false if it got more time instead: a receive whose
@@ -1579,6 +1594,7 @@ static bool idist__timer_announce(idist__world *w, idist__task *t, int64_t now) 
     ask_at = idist__timer_ask_at(t, &until_ns);
     if (now < ask_at || t->group->asked_ns >= ask_at || now < t->group->asked_until_ns)
         return false;
+    t->group->asked_before_ns = t->group->asked_ns;
     t->group->asked_ns = now;
     t->group->asked_until_ns = until_ns;
     w->backend->announce(t);

@@ -1400,8 +1400,8 @@ static void idist__ring_tell(idist_group *g) {
 
 //------------------------------------------------------------------------------
 // [engine:missing]  names the ranks that a call waits for
-// uses text launch:env kind model explain msg:types msg:op share:share host
-// uses deadlock
+// uses text launch:env kind model explain timer msg:types msg:op share:share
+// uses host deadlock
 //
 // A call that waits for long or misses its deadline names the ranks that hold it up. It knows how
 // far each member has come (idist__seen) and, once it has sent WAITS, whether the member answered.
@@ -1439,12 +1439,13 @@ static int idist__missing_absence(const idist__task *t, int rank) {
     const idist__seen *seen = &idist__ring_group_of(g)->seen[rank];
     const idist__link *l = &idist__ring_of(g->w)->links[g->ranks[rank]];
     bool entered = (int32_t)(seen->seq - t->seq) >= 0;
+    int64_t asked_ns = idist__timer_asked_ns(t);
     int absence = 0;
 
     if (t->whole.kind && seen->fingerprint.whole == t->whole.seq)
         entered = true; // or an earlier step of the same parent
     if (!entered) absence |= IDIST__ABSENT;
-    if (g->asked_ns && l->here_ns < g->asked_ns) absence |= IDIST__SILENT;
+    if (asked_ns && l->here_ns < asked_ns) absence |= IDIST__SILENT;
     if (idist__deadlock_needs(l, t, rank)) absence |= IDIST__NEEDED;
 
     return absence;

@@ -127,29 +127,40 @@ static void one_trial(const char *placement, int number, uint64_t *random_state)
 }
 
 // Rank 0 comes late, after the warning has named it; rank 1 has been stopped inside the call by
-// then.
+// then. Or there are two calls, of which the second one begins a little later: when the first one's
+// time is up, the ranks have had no time yet to answer the question that the second one asks.
 static int late_and_stopped(idist_group *world, int rank, int n, proc_slot *slot, void *arg) {
-    float *x = (float *)calloc(N_MAX_BYTES, 1);
+    const int *calls = (const int *)arg;
+    float *x = (float *)calloc(2, N_MAX_BYTES);
     idist_opts o = opts_of(world);
+    idist_request request[2] = {{NULL}, {NULL}};
+    idist_status status = IDIST_OK;
     (void)n;
-    (void)arg;
     if (!x) _exit(91);
     rank_ok(rank, idist_barrier(&o));
-    proc_phase(slot, 1);
-    if (rank == 0) tap_sleep_ms(900 * test_slow_factor());
-    proc_result(slot, idist_all_reduce(x, x, N_MAX_BYTES / sizeof *x, IDIST_F32, IDIST_SUM, &o));
+    for (int i = 0; i < *calls && status == IDIST_OK; i++) {
+        float *y = x + i * (N_MAX_BYTES / (int)sizeof *x);
+        if (i == (rank ? *calls - 1 : 0)) proc_phase(slot, 1);
+        if (rank == 0 && i == 0) tap_sleep_ms(900 * test_slow_factor());
+        if (i > 0) tap_sleep_ms(20);
+        o.request = &request[i];
+        status = idist_all_reduce(y, y, N_MAX_BYTES / sizeof *y, IDIST_F32, IDIST_SUM, &o);
+    }
+    proc_result(slot, status == IDIST_OK ? idist_wait_all(request, (size_t)*calls) : status);
     free(x);
     idist_close(&world);
     return 0;
 }
 
-static void stopped_after_the_warning(const char *placement) {
+static void stopped_after_the_warning(const char *placement, int calls) {
     procs p;
     idist_desc d = desc_with(placement, "auto");
-    tap_running("stopped after the warning, %s", placement);
+    int *shared = (int *)shared_alloc(sizeof(int));
+    tap_running("%d calls, stopped after the warning, %s", calls, placement);
     ranks_reset();
+    *shared = calls;
     d.timeout_ms = 2500 * test_slow_factor();
-    procs_start(&p, 3, &d, late_and_stopped, NULL);
+    procs_start(&p, 3, &d, late_and_stopped, shared);
     rank_check(procs_await_phase(&p, 1, 10000), "the ranks did not start");
     tap_sleep_ms(600 * test_slow_factor());
     kill(p.pid[1], SIGSTOP);
@@ -161,7 +172,8 @@ static void stopped_after_the_warning(const char *placement) {
                        text_names_only(p.slot[k].text, 1, -1, 3),
                    "rank %d names rank 1: got \"%s\"", k, p.slot[k].text);
     procs_free(&p);
-    ranks_report("SIGSTOP of a rank after the warning that named another one, %s", placement);
+    ranks_report("SIGSTOP of a rank after the warning that named another one, %d calls, %s", calls,
+                 placement);
 }
 
 int main(void) {
@@ -174,7 +186,9 @@ int main(void) {
         for (int i = 0; i < wanted; i++) one_trial(transport_names[t], i, &random_state);
         ranks_report("SIGSTOP of a random rank, %s: all others name it", transport_names[t]);
     }
-    stopped_after_the_warning("auto");
-    stopped_after_the_warning("tcp");
+    for (int calls = 1; calls <= 2; calls++) {
+        stopped_after_the_warning("auto", calls);
+        stopped_after_the_warning("tcp", calls);
+    }
     return tap_done();
 }
