@@ -54,7 +54,7 @@ PARALLEL = $(if $(findstring jobserver,$(MAKEFLAGS)),,-j$(JOBS))
 PROVE = prove --timer --directives --failures --comments --exec 'timeout -k 5 $(DEADLINE)'
 
 .PHONY: run test test-all asan build-asan ubsan tsan check-programs need-prove programs examples who
-.PHONY: perf fuzz lint format single dist install uninstall deps deps-nccl peers print-deps
+.PHONY: perf fuzz lint format single dist docs install uninstall deps deps-nccl peers print-deps
 .PHONY: bench-peers bench-net tune model bench-mpi bench-train test-gpu bench-gpu clean help
 
 run: build/05_train_digits
@@ -247,6 +247,16 @@ $(DIST): $(SINGLE)
 	tar --sort=name --mtime=@0 --owner=0 --group=0 --numeric-owner --mode=u=rw,go=r --format=ustar \
 	    -C build/single --transform='s|^|idist-$(VERSION)/|' -cf - $(notdir $(SINGLE)) | gzip -n -9 >$@
 
+# Pages and man pages of the API, from the comments of the headers that declare it.
+API_HEADERS := $(shell grep -l '^IDIST_API' $(sort $(HEADERS)))
+DOCS ?= build/docs
+docs:
+	@command -v doxygen >/dev/null || \
+	    { echo "make docs needs doxygen: apt-get install doxygen" >&2; exit 1; }
+	@rm -rf $(DOCS)/html $(DOCS)/man && mkdir -p $(DOCS)
+	@VERSION='$(VERSION)' API_HEADERS='$(API_HEADERS)' DOCS='$(DOCS)' doxygen tools/Doxyfile
+	@echo "$(DOCS)/html/index.html; man -M $(DOCS)/man idist_all_reduce"
+
 lint:
 	@tests/lint/lint.sh
 
@@ -271,7 +281,7 @@ uninstall:
 # only perl.
 DEPS = perl gcc g++ clang libclang-rt-14-dev clang-format clang-tidy shellcheck strace iproute2 \
     gnuplot-nox pkg-config chromium chromium-driver gcc-s390x-linux-gnu libc6-dev-s390x-cross \
-    qemu-user gcc-12-multilib g++-12-multilib
+    qemu-user gcc-12-multilib g++-12-multilib doxygen linkchecker
 # The MPI libraries that the tests run over. Those from PyPI come each into a virtual environment of
 # its own, because all of them install an mpirun; horovodrun is built in another, with cmake. What
 # make bench-peers compares idist with besides, and other launchers.
@@ -368,6 +378,7 @@ help:
 	@echo "make lint       check the headers' rules, format and exported names"
 	@echo "make format     apply .clang-format"
 	@echo "make single     idist.h as a single file, in build/single; make dist: an archive with it"
+	@echo "make docs       pages and man pages of the API, into build/docs; needs doxygen"
 	@echo "make install    copy headers, idist.pc and idistrun to PREFIX (/usr/local); make uninstall"
 	@echo "make deps       install the packages that all of the above can use, the peers' among them"
 	@echo "make deps-nccl  fetch the oldest and the newest NCCL into build/nccl (500 MB)"

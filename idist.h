@@ -40,7 +40,7 @@ A COMPLETE PROGRAM
 
     Under a launcher, the same function runs between idist_initialize(NULL) and idist_finalize().
     idist_parallel_run(&desc, work, NULL) spawns workers if desc.nproc_per_node is set, and
-otherwise joins the launcher's world.
+    otherwise joins the launcher's world.
 
 CONTENTS
 
@@ -330,7 +330,7 @@ LIMITS
 
     Linux only. A ring world has up to some hundred ranks, because every rank is connected to every
     other. 224 user-defined ops and 128 dtypes per world. Tags are 0 .. 2^31-1. A ring world does
-not shrink: after a loss, finalize and start again.
+    not shrink: after a loss, finalize and start again.
 
 HISTORY
 
@@ -718,6 +718,10 @@ typedef struct idist_desc {
 
 //------------------------------------------------------------------------------
 // [api:life]  initialize, finalize, and the getters
+//
+// The getters, idist_get_rank to idist_show_config, never fail: outside a world they answer as in a
+// world of 1. Any thread. Their strings are valid until idist_finalize, or else for as long as the
+// thread lives, unless the function says otherwise.
 //------------------------------------------------------------------------------
 
 // Joins the default world: finds out rank and size, meets the other ranks and connects to them.
@@ -738,16 +742,12 @@ IDIST_API idist_status idist_finalize(void);
 // True between idist_initialize and idist_finalize.
 IDIST_API bool idist_is_initialized(void);
 
-// The getters never fail: outside a world they answer as in a world of 1. Any thread.
-IDIST_API int idist_get_rank(void);
-IDIST_API int idist_get_world_size(void);
+IDIST_API int idist_get_rank(void);           // rank of the caller in the default world
+IDIST_API int idist_get_world_size(void);     // number of ranks in the default world
 IDIST_API int idist_get_local_rank(void);     // index among the ranks of this host, in rank order
-IDIST_API int idist_get_nproc_per_node(void); // ranks on this host
-IDIST_API int idist_get_nnodes(void);         // hosts
-IDIST_API int idist_get_node_rank(void);      // hosts are numbered by their lowest rank
-
-// The strings of the getters are valid until idist_finalize, or else for as long as the thread
-// lives.
+IDIST_API int idist_get_nproc_per_node(void); // number of ranks on this host
+IDIST_API int idist_get_nnodes(void);         // number of hosts
+IDIST_API int idist_get_node_rank(void);      // of this host; hosts are ordered by lowest rank
 
 // "self", "ring", "mpi", or the name of another registered backend.
 IDIST_API const char *idist_backend(void);

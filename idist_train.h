@@ -145,6 +145,7 @@ typedef struct idist_sampler_desc {
 // rank outside 0 .. num_replicas - 1.
 IDIST_API idist_status idist_sampler_create(const idist_sampler_desc *desc,
                                             idist_sampler **sampler);
+// Sets the pointer to NULL. NULL is allowed, here and for whatever is freed below.
 IDIST_API void idist_sampler_free(idist_sampler **sampler);
 
 // Starts an epoch with all of its samples. Without this call every pass has the same order.
@@ -213,7 +214,7 @@ typedef struct idist_loader_desc {
     // Writes the samples `indices[0 .. n-1]` to `batch`. 0 is success. Called by worker threads,
     // several at a time for different batches; must not call idist.
     int (*fetch)(void *batch, const size_t *indices, size_t n, void *arg);
-    void *arg;
+    void *arg;                 // passed to fetch
     int num_workers;           // threads, up to 1,024; 0: idist_loader_next calls fetch itself
     int prefetch;              // batches fetched ahead, per worker; 0: 2
     bool drop_last;            // leave out a last batch that is not full
@@ -221,6 +222,8 @@ typedef struct idist_loader_desc {
     idist_allocator allocator; // of the batches, for example in pinned memory. All zero: malloc.
 } idist_loader_desc;
 
+// Local. Starts the workers, which begin to fetch at the sampler's position. *loader is NULL on
+// failure. IDIST_ERR_ARG: a field of desc is missing or out of range.
 IDIST_API idist_status idist_loader_create(const idist_loader_desc *desc, idist_loader **loader);
 // Waits for the running fetches and stops the workers. Local. If some fetches do not return within
 // desc.timeout_ms this call returns anyway, and the last worker to end frees the batches.
@@ -360,7 +363,7 @@ IDIST_API idist_status idist_ddp_create(const idist_ddp_desc *desc, idist_ddp **
 // Local. Within an iteration it waits for the calls that are in flight.
 IDIST_API void idist_ddp_free(idist_ddp **ddp);
 IDIST_API void *idist_ddp_grad(const idist_ddp *ddp, int i); // the memory of gradient i
-IDIST_API int idist_ddp_bucket(const idist_ddp *ddp, int i); // its bucket; 0 is launched first
+IDIST_API int idist_ddp_bucket(const idist_ddp *ddp, int i); // of gradient i; 0 is launched first
 IDIST_API int idist_ddp_buckets(const idist_ddp *ddp);       // the number of buckets
 
 // Call it before the forward pass if there are buffers or uneven is set; otherwise it is not

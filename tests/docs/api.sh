@@ -1,0 +1,34 @@
+#!/usr/bin/env bash
+# api.sh - make docs: without a warning, every declaration with its comment, every link right.
+# shellcheck source=tests/lib/tap.sh
+. "$(dirname "$0")/../lib/tap.sh"
+
+for tool in doxygen linkchecker python3; do
+    command -v $tool >/dev/null || {
+        echo "1..0 # SKIP no $tool: apt-get install doxygen linkchecker python3"
+        exit 0
+    }
+done
+
+chmod a+rx "$WORK" # as root, linkchecker becomes another user
+ok_run 0 "make docs" 60 make -s docs DOCS="$WORK/docs"
+! grep -iE 'warning|error' "$WORK/log" >"$WORK/warnings"
+ok $? "without a warning" || diag <"$WORK/warnings"
+
+mapfile -t headers < <(grep -l '^IDIST_API' idist*.h)
+n=$(cat "${headers[@]}" | grep -c '^IDIST_API')
+python3 tests/docs/api.py "$WORK/docs" "${headers[@]}" >"$WORK/findings" 2>"$WORK/summary"
+ok $? "the pages can be read" || diag <"$WORK/summary"
+grep -q "^$n functions, [1-9][0-9]* lines of comments, [1-9][0-9]* links" "$WORK/summary"
+ok $? "all of the $n functions are looked for" || diag <"$WORK/summary"
+for what in lost function link; do
+    grep "^$what: " "$WORK/findings" >"$WORK/log"
+    case $what in
+    lost) name="no comment of a header is lost" ;;
+    function) name="each function has an anchor, its declaration, a description and a man page" ;;
+    link) name="links within the pages" ;;
+    esac
+    ok "$(wc -l <"$WORK/log")" "$name" || head -n 20 "$WORK/log" | diag
+done
+ok_run 0 "links to files" 100 linkchecker --no-status "$WORK/docs/html/index.html"
+done_testing
