@@ -7,6 +7,14 @@ PROJECT=$WORK/project
 SOURCE=$WORK/idist # what a release is: a repository with a tag
 mkdir "$PROJECT" "$SOURCE"
 cp tests/package/*.c tests/package/*.cpp tests/package/CMakeLists.txt "$PROJECT/"
+# The compilers that the builds find: alike compilations are made once (see there).
+mkdir "$WORK/bin"
+for compiler in cc c++; do
+    printf '#!/bin/sh\nexec "%s" "%s" "$@"\n' "$ROOT/tests/lib/compile_once.sh" \
+        "$(command -v $compiler)" >"$WORK/bin/$compiler"
+    chmod +x "$WORK/bin/$compiler"
+done
+PATH=$WORK/bin:$PATH
 cp -r CMakeLists.txt meson.build idist.pc.in idist*.h LICENSE packaging "$SOURCE/"
 
 # No test reaches the network. Who clones the repository gets $SOURCE, and every other connection
@@ -45,12 +53,13 @@ cmake_app() {
         $run "$build/app" ${run:+launched}' "$RUN" "$WORK/build-$id" -S "$PROJECT" \
         -DSNIPPET="$snippet" -DLANGUAGES="$languages" -DSOURCES="$sources" "$@"
 }
-# ok_app ID NAME [BACKEND]: it was built without a warning, and both ranks had the sum.
+# ok_app ID NAME [BACKEND]: it was built with the strict options, and both ranks had the sum.
 ok_app() {
     local n
     ok_later "$1" "$2: builds and runs" || return
     n=$(grep -c "^rank [01] of 2 over ${3:-ring}: 3, idist $VERSION\$" "$WORK/log")
     ok $((n != 2)) "$2: two ranks over ${3:-ring}" || tail -n 5 "$WORK/log" | diag
+    ok_strict "$1" "$2"
 }
 ok_refused() { # ID NAME EXPECTED: the project was not configured, and the output says EXPECTED
     until [ -e "$WORK/$1.status" ]; do sleep 0.05; done

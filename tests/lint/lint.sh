@@ -189,7 +189,7 @@ check_format() {
 check_scripts() {
     local f
     for f in "${SCRIPTS[@]}"; do
-        case $f in tests/lib/build_once.sh) ;; tests/lib/*) continue ;; esac # sourced, not run
+        case $f in tests/lib/*_once.sh) ;; tests/lib/*) continue ;; esac # sourced, not run
         [ -x "$f" ] || echo "$f: not executable"
         head -n 1 "$f" | grep -q '^#!' || echo "$f: the first line names no interpreter"
     done

@@ -44,8 +44,7 @@ ok $? "and LICENSE"
 
 ok_run 0 "conan install" 60 "$CONAN" install --requires "idist/$VERSION" -g CMakeDeps \
     --output-folder "$WORK/found"
-find=(-DCMAKE_PREFIX_PATH="$WORK/found" -DCMAKE_BUILD_TYPE=Release
-    -DOPTIONS="-O0;-Wall;-Wextra;-Werror")
+find=(-DCMAKE_PREFIX_PATH="$WORK/found" -DCMAKE_BUILD_TYPE=Release)
 mpi=
 [ -z "$(mpi_missing openmpi4)" ] && mpi=openmpi
 [ -z "$(mpi_missing mpich4)" ] && mpi=mpich

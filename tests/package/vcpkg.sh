@@ -31,7 +31,7 @@ sed -n 's/^    \([a-z].*\)/\1/p' "$PORT/usage" | sed 's/(main /(app /' >"$WORK/u
 for language in c:C cxx:CXX; do
     ext=${language%:*}
     cmake_app "$ext" "$WORK/usage.cmake" "${language#*:}" \
-        "main.${ext/xx/pp};implementation.${ext/xx/pp}" -DOPTIONS="-O0;-Wall;-Wextra;-Werror" \
+        "main.${ext/xx/pp};implementation.${ext/xx/pp}" \
         -DCMAKE_PREFIX_PATH="$WORK/installed/idist"
 done
 for ext in c cxx; do ok_app $ext "usage, only $ext"; done

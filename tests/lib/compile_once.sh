@@ -1,0 +1,58 @@
+#!/usr/bin/env bash
+# compile_once.sh COMPILER ARGUMENT... - a compiler for tests/package: what several builds compile
+# in the same way is compiled once. Two compilations are the same when the compiler, the options
+# and the preprocessed text are; options that have done their work in the preprocessor, and those
+# that change messages only, do not count. A header from -I also serves those who have it from
+# -isystem, which hides warnings. Only what compiled without a word is kept, in build/package.
+set -u
+compiler=$1
+shift
+args=("$@") compile=() key=("$compiler $("$compiler" -dumpfullversion)")
+source='' output='' system=''
+while [ $# -gt 0 ]; do
+    case $1 in
+    -o)
+        output=$2
+        shift
+        ;;
+    -c) ;;
+    -isystem | -I | -MT | -MF | -MQ | -include)
+        [ "$1" != -isystem ] || system=system
+        compile+=("$1" "$2")
+        shift
+        ;;
+    *)
+        compile+=("$1")
+        case $1 in
+        *.c | *.cpp) source=$1 ;;
+        -isystem*) system=system ;;
+        -I* | -D* | -U* | -M* | -pipe | -Winvalid-pch | -fdiagnostics-*) ;;
+        *) key+=("$1") ;;
+        esac
+        ;;
+    esac
+    shift
+done
+case " ${args[*]} " in *" -c "*) ;; *) source= ;; esac
+{ [ -n "$source" ] && [ -n "$output" ]; } || exec "$compiler" "${args[@]}"
+
+folder=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)/build/package
+mkdir -p "$folder"
+text=$(set -o pipefail && "$compiler" "${compile[@]}" -E -P 2>/dev/null | sha256sum) ||
+    exec "$compiler" "${args[@]}"
+id=$({ echo "$text" && printf '%s\n' "${key[@]}" | sort -u; } | sha256sum | cut -c1-40)
+exec 9>"$folder/$id.lock"
+flock 9
+for object in "$folder/$id.o" ${system:+"$folder/$id.$system.o"}; do
+    if [ -e "$object" ]; then
+        cp "$object" "$output"
+        exit
+    fi
+done
+"$compiler" "${args[@]}" >"$folder/$id.log" 2>&1 9>&-
+status=$?
+cat "$folder/$id.log" >&2
+[ $status != 0 ] || [ -s "$folder/$id.log" ] ||
+    { cp "$output" "$folder/$id.new" && mv "$folder/$id.new" "$object"; }
+rm -f "$folder/$id.log"
+exit $status
