@@ -47,7 +47,7 @@ EXAMPLES := $(patsubst examples/%.c,build/%,\
 EXAMPLES += $(if $(shell command -v c++),\
     $(patsubst examples/%.cpp,build/%,$(wildcard examples/*.cpp)))
 FORMATTED := $(HEADERS) \
-    $(wildcard examples/*.c examples/*.h examples/*.cpp examples/*.cu) \
+    $(wildcard examples/*.c examples/*.h examples/*.cpp examples/*.cu examples/before/*.c) \
     $(wildcard tests/*/*.c tests/*/*.cc tests/*/*.cpp tests/*/*.h packaging/conan/test_package/*.c*)
 
 PARALLEL = $(if $(findstring jobserver,$(MAKEFLAGS)),,-j$(JOBS))

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # examples.sh - builds every numbered example by the build line in its head, runs it, and compares
 # with the output that the head promises (in any order of lines; three dots stand for anything).
-# Other scripts run 05_train_digits, 20_cifar10 and 24_simulators (tests/train), and those for GPUs
-# (tests/device/examples.sh).
+# Other scripts run 05_train_digits, 20_cifar10 and 24_simulators (tests/train), 26_particles
+# (particles.sh), and those for GPUs (tests/device/examples.sh).
 # shellcheck source=tests/lib/tap.sh
 . "$(dirname "$0")/../lib/tap.sh"
 # shellcheck source=tests/lib/examples.sh

@@ -1,0 +1,213 @@
+// 26_particles.c - atoms of argon in a box: how a program for one processor becomes one for many
+//
+// build:  cc -O2 -DIDIST_IMPLEMENTATION examples/26_particles.c -o 26_particles
+// run:    ./26_particles 200 2            200 steps on 2 ranks, which it starts itself
+//         ./26_particles                  200 steps alone, or on the ranks of a launcher:
+//         torchrun --no_python --nproc_per_node 2 ./26_particles
+//         mpirun -n 2 ./26_particles
+//         or by hand, with any free MASTER_PORT:
+//         (export WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 MASTER_PORT=29526
+//          for r in 0 1; do RANK=$r LOCAL_RANK=$r ./26_particles & done; wait)
+//
+// expected output, on any number of ranks:
+//    step 0: kinetic 1131.998, potential -3590.604, energy -2458.605, checksum 0xea727ce70faaf5e5
+//    step 50: kinetic 971.302, potential -3429.989, energy -2458.686, checksum 0xf466650775383e1f
+//    step 100: kinetic 1170.456, potential -3629.203, energy -2458.748, checksum 0x0202af05d3bdab67
+//    step 150: kinetic 1251.947, potential -3710.759, energy -2458.812, checksum 0x35ffd18aaec1ca19
+//    step 200: kinetic 1371.324, potential -3830.174, energy -2458.851, checksum 0xba8063e0bb9224d9
+//
+// The program it was is examples/before/26_particles.c, whose head explains the physics; README.md
+// shows the difference, twenty lines. What was divided, and what was not:
+//
+//     velocity, force    each rank computes those of its own atoms, first to last - 1
+//     position           all ranks have all of them: after each move, every rank gives its share to
+//                        the others (all_gather in place). The last share may be cut short, and
+//                        shares beyond it be empty, for which `position` has room
+//     energy             each rank adds up that of its own atoms, and all_reduce adds the sums
+//
+// The positions have the same bits on any number of ranks as in the serial program, because all
+// that moves an atom is computed by one rank, in the same order as there. The energies are added up
+// in another order for each number of ranks, and may differ in digits that are not shown.
+//
+// Exit code: 0, or 1 when something failed or an argument is bad.
+#include "../idist.h"
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+// A cube of atoms in a cube of walls.
+enum { SIDE = 10, ATOMS = SIDE * SIDE * SIDE, REPORTS = 4, MAX_STEPS = 1000000 };
+
+static const double SPACING = 1.2, WALL = 14.0, DT = 0.004, SPEED = 1.5;
+
+typedef struct vec {
+    double x, y, z;
+} vec;
+
+static vec position[2 * ATOMS], velocity[ATOMS], force[ATOMS];
+static int share, first, last; // this rank moves the atoms from first to last - 1
+
+static void fail(const char *why) {
+    fprintf(stderr, "26_particles: %s\n", why);
+    exit(1);
+}
+
+// ---- the start ----
+
+static double random_unit(void) { // -1 <= x < 1, by Knuth's MMIX generator
+    static uint64_t state = 26;
+
+    state = state * 6364136223846793005u + 1442695040888963407u;
+    return (double)(state >> 11) * 0x1p-52 - 1.0;
+}
+
+// The atoms stand on a lattice in the middle of the box. As a whole they do not move.
+static void place_atoms(void) {
+    double margin = (WALL - SPACING * (SIDE - 1)) / 2;
+    vec mean = {0, 0, 0};
+
+    for (int i = 0; i < ATOMS; i++) {
+        position[i].x = margin + SPACING * (i % SIDE);
+        position[i].y = margin + SPACING * (i / SIDE % SIDE);
+        position[i].z = margin + SPACING * (i / SIDE / SIDE);
+
+        velocity[i].x = SPEED * random_unit();
+        velocity[i].y = SPEED * random_unit();
+        velocity[i].z = SPEED * random_unit();
+        mean.x += velocity[i].x / ATOMS;
+        mean.y += velocity[i].y / ATOMS;
+        mean.z += velocity[i].z / ATOMS;
+    }
+
+    for (int i = 0; i < ATOMS; i++) {
+        velocity[i].x -= mean.x;
+        velocity[i].y -= mean.y;
+        velocity[i].z -= mean.z;
+    }
+}
+
+// ---- a step ----
+
+// Adds to *f the force that an atom at q exerts on one at p. Returns the energy of the pair.
+static double interact(vec p, vec q, vec *f) {
+    vec d = {p.x - q.x, p.y - q.y, p.z - q.z};
+    double inverse2 = 1 / (d.x * d.x + d.y * d.y + d.z * d.z);
+    double inverse6 = inverse2 * inverse2 * inverse2;
+    double strength = 24 * inverse2 * inverse6 * (2 * inverse6 - 1);
+
+    f->x += strength * d.x;
+    f->y += strength * d.y;
+    f->z += strength * d.z;
+
+    return 4 * inverse6 * (inverse6 - 1);
+}
+
+// One coordinate: what went through a wall comes back from it.
+static void reflect(double *place, double *speed) {
+    if (*place >= 0 && *place <= WALL) return;
+
+    *place = (*place < 0 ? 0 : 2 * WALL) - *place;
+    *speed = -*speed;
+}
+
+// The first half of the kick, and the move.
+static void move_atoms(double dt) {
+    for (int i = first; i < last; i++) {
+        vec *p = &position[i], *v = &velocity[i];
+
+        v->x += dt / 2 * force[i].x;
+        v->y += dt / 2 * force[i].y;
+        v->z += dt / 2 * force[i].z;
+        p->x += dt * v->x;
+        p->y += dt * v->y;
+        p->z += dt * v->z;
+
+        reflect(&p->x, &v->x);
+        reflect(&p->y, &v->y);
+        reflect(&p->z, &v->z);
+    }
+    if (idist_all_gather(position + first, position, 3 * (size_t)share, IDIST_F64, NULL))
+        fail(idist_last_error());
+}
+
+// The forces where the atoms are now, and the other half of the kick. energy: kinetic, potential.
+static void kick_atoms(double dt, double energy[2]) {
+    energy[0] = energy[1] = 0;
+
+    for (int i = first; i < last; i++) {
+        vec f = {0, 0, 0}, *v = &velocity[i];
+
+        for (int j = 0; j < ATOMS; j++)
+            if (j != i) energy[1] += interact(position[i], position[j], &f) / 2;
+
+        force[i] = f;
+        v->x += dt / 2 * f.x;
+        v->y += dt / 2 * f.y;
+        v->z += dt / 2 * f.z;
+        energy[0] += (v->x * v->x + v->y * v->y + v->z * v->z) / 2;
+    }
+}
+
+// ---- the program ----
+
+// FNV-1a over the bits of all positions.
+static uint64_t checksum(void) {
+    const unsigned char *p = (const unsigned char *)position;
+    uint64_t hash = 0xcbf29ce484222325u;
+
+    for (size_t i = 0; i < ATOMS * sizeof(vec); i++) hash = (hash ^ p[i]) * 0x100000001b3u;
+
+    return hash;
+}
+
+static void report(int step, double total[2]) {
+    if (idist_all_reduce(total, total, 2, IDIST_F64, IDIST_SUM, NULL)) fail(idist_last_error());
+    if (idist_get_rank() != 0) return;
+    printf("step %d: kinetic %.3f, potential %.3f, energy %.3f, checksum 0x%016llx\n", step,
+           total[0], total[1], total[0] + total[1], (unsigned long long)checksum());
+}
+
+static int read_number(const char *text, int max) {
+    char *end = NULL;
+    long value = strtol(text, &end, 10);
+
+    if (end == text || *end || value < 1 || value > max) {
+        fprintf(stderr, "26_particles: \"%s\": expected a number from 1 to %d\n", text, max);
+        exit(1);
+    }
+
+    return (int)value;
+}
+
+static int simulate(int local_rank, void *arg) {
+    int steps = *(int *)arg, ranks = idist_get_world_size();
+    double energy[2];
+
+    (void)local_rank;
+    if (ranks > ATOMS) fail("more ranks than atoms");
+    share = (ATOMS + ranks - 1) / ranks;
+    first = share * idist_get_rank();
+    last = first + share < ATOMS ? first + share : ATOMS;
+    place_atoms();
+    kick_atoms(0, energy);
+    report(0, energy);
+
+    for (int step = 1; step <= steps; step++) {
+        move_atoms(DT);
+        kick_atoms(DT, energy);
+        if (step * REPORTS / steps > (step - 1) * REPORTS / steps) report(step, energy);
+    }
+
+    return 0;
+}
+
+int main(int argc, char **argv) {
+    int steps = argc > 1 ? read_number(argv[1], MAX_STEPS) : 200;
+    idist_desc desc = {0};
+
+    if (argc > 3) fail("usage: 26_particles [steps [ranks]]");
+    if (argc > 2) desc.nproc_per_node = read_number(argv[2], ATOMS);
+
+    if (idist_parallel_run(&desc, simulate, &steps)) fail(idist_last_error());
+    return 0;
+}

@@ -1,0 +1,84 @@
+#!/usr/bin/env bash
+# particles.sh - 26_particles on any number of ranks gets the bits of the serial program that it was
+# made from; both print what their heads say; the difference between the two is as short as README
+# says, and README shows it.
+# shellcheck source=tests/lib/tap.sh
+. "$(dirname "$0")/../lib/tap.sh"
+# shellcheck source=tests/lib/examples.sh
+. tests/lib/examples.sh
+
+BEFORE=examples/before/26_particles.c
+AFTER=examples/26_particles.c
+MAX_LINES=20 # added or changed, beside that of the include
+ln -s "$ROOT"/idist*.h "$ROOT/examples" "$WORK"/
+! grep -qE 'include "|(idist|IDIST)_' <(sed -n '/^#include/,$p' $BEFORE)
+ok $? "there is no idist in the program before" || diag <<<"$BEFORE"
+build_example $BEFORE 26_particles_before
+build_example $AFTER 26_particles || done_testing
+
+# ---- results ----
+
+same() { # NAME FILE: the lines of the serial program, checksums and all
+    cmp -s "$WORK/serial" "$2"
+    ok $? "$1: the bits of the serial program" || diff "$WORK/serial" "$2" | diag
+}
+
+for source in $BEFORE $AFTER; do
+    program=26_particles
+    [ "$source" = $BEFORE ] && program=26_particles_before
+    ok_run 0 "$program: runs" 60 "$WORK/$program"
+    expected_output "$source" | diff - "$WORK/log" >"$WORK/diff"
+    ok $? "$program: prints what its head says" || diag <"$WORK/diff"
+    [ "$source" = $BEFORE ] && cp "$WORK/log" "$WORK/serial"
+done
+[ "$(sed 's/.*checksum //' "$WORK/serial" | sort -u | wc -l)" = 5 ]
+ok $? "the checksum is another one in each report" || diag <"$WORK/serial"
+awk '{ gsub(",", ""); energy = $8; if (NR == 1) first = energy
+       if ($4 == kinetic || energy - first > 1 || first - energy > 1) bad = 1
+       kinetic = $4 }
+     END { exit bad || NR != 5 }' "$WORK/serial"
+ok $? "the kinetic energy changes, and the sum stays" || diag <"$WORK/serial"
+
+same "alone" "$WORK/log"
+for n in 1 2 3 5 7; do
+    ok_run 0 "$n ranks" 60 "$WORK/26_particles" 200 $n && same "$n ranks" "$WORK/log"
+done
+IDIST_TRANSPORT=tcp ok_run 0 "3 ranks over TCP" 60 "$WORK/26_particles" 200 3 &&
+    same "3 ranks over TCP" "$WORK/log"
+run_ranks 3 60 "$WORK/26_particles"
+ok $? "3 ranks started by hand" || cat "$WORK"/rank.? | diag
+same "3 ranks started by hand" "$WORK/rank.0"
+cat "$WORK"/rank.[12] >"$WORK/others"
+ok "$(wc -c <"$WORK/others")" "only rank 0 speaks" || diag <"$WORK/others"
+
+# More shares than there are atoms for: 44 ranks have 23 atoms each, and the last has 11.
+ok_run 0 "before: 2 steps" 60 "$WORK/26_particles_before" 2 && cp "$WORK/log" "$WORK/serial"
+ok_run 0 "44 ranks" 60 "$WORK/26_particles" 2 44 && same "44 ranks" "$WORK/log"
+
+# bad TEXT ARGUMENT...
+bad() {
+    local text=$1
+    shift
+    ok_run 1 "refuses \"$*\"" 20 "$WORK/26_particles" "$@"
+    grep -qF -- "$text" "$WORK/log"
+    ok $? "refuses \"$*\": says why" || diag <"$WORK/log"
+}
+for steps in 0 -1 1x none "" 1000001; do
+    bad "\"$steps\": expected a number from 1 to 1000000" "$steps"
+    ok_run 1 "before: refuses \"$steps\"" 20 "$WORK/26_particles_before" "$steps"
+done
+bad '"1001": expected a number from 1 to 1000' 1 1001
+bad 'usage: 26_particles [steps [ranks]]' 1 2 3
+
+# ---- the difference ----
+
+# Without the heads and without the numbers of lines.
+code() { sed -n '/^#include/,$p' "$1"; }
+diff -p -U0 <(code $BEFORE) <(code $AFTER) | sed -e '1,2d' -e 's/^@@ [^@]* @@/@@/' -e 's/ $//' \
+    >"$WORK/difference"
+added=$(grep '^+' "$WORK/difference" | grep -vc '^+#include')
+ok $((added > MAX_LINES || added == 0)) "the difference is $added lines, at most $MAX_LINES"
+awk '/^```diff$/ { inside = 1; next } /^```/ { inside = 0 } inside' README.md >"$WORK/shown"
+diff "$WORK/difference" "$WORK/shown" >"$WORK/diff"
+ok $? "README.md shows it" || diag <"$WORK/diff"
+done_testing
