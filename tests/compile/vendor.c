@@ -1,0 +1,189 @@
+// vendor.c - what tests/compile/vendor.sh puts around a copy of idist: a program, or one of two
+// shared libraries that each bring their own copy, or the program that uses both libraries.
+//
+//     -DPROGRAM            two ranks by idist_spawn, with idist.o beside it
+//     -DLIBRARY=a, =b      a_start, a_step, a_stop, ... and nothing else to be seen from outside
+//     -DBOTH               main: `both plain`, `addresses`, `threads`, `lost` or `spawn`
+#ifndef BOTH
+#include "idist.h"
+#endif
+
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#ifdef BOTH
+#include <pthread.h>
+#include <signal.h>
+#include <unistd.h>
+#endif
+
+#ifdef PROGRAM
+static int work(int local_rank, void *arg) {
+    float sum[2] = {0.5f, (float)(local_rank + 1)};
+    uint16_t half = local_rank ? 0x4000 : 0x3c00; // 2 and 1 as F16; the mean is 0x3e00
+    int32_t all[2] = {-1, -1}, mine = 7 + local_rank, got = -1;
+    int other = 1 - idist_get_rank();
+
+    (void)arg;
+    if (idist_all_reduce(sum, sum, 2, IDIST_F32, IDIST_SUM, NULL)) return 1;
+    if (sum[0] != 1.0f || sum[1] != 3.0f) return 2;
+    if (idist_all_reduce(&half, &half, 1, IDIST_F16, IDIST_AVG, NULL) || half != 0x3e00) return 3;
+    if (idist_all_gather(&mine, all, 1, IDIST_I32, NULL) || all[0] != 7 || all[1] != 8) return 4;
+    if (idist_sendrecv(&mine, 1, other, 0, &got, 1, other, 0, IDIST_I32, NULL, NULL)) return 5;
+    if (got != 7 + other) return 6;
+
+    return idist_barrier(NULL) == IDIST_OK ? 0 : 7;
+}
+
+int main(void) {
+    idist_desc desc;
+
+    memset(&desc, 0, sizeof desc);
+    desc.backend = "ring";
+    if (idist_spawn(work, NULL, 2, &desc) == IDIST_OK) return puts("right") < 0;
+    fprintf(stderr, "%s\n", idist_last_error());
+    return 1;
+}
+#endif
+
+#ifdef LIBRARY
+#define JOIN(a, b) JOIN_(a, b)
+#define JOIN_(a, b) a##b
+#define TEXT(x) TEXT_(x)
+#define TEXT_(x) #x
+#define SEEN(name) __attribute__((visibility("default"))) JOIN(LIBRARY, name)
+
+int SEEN(_start)(int rank, int size, const char *address);
+int SEEN(_step)(int round, int salt);
+int SEEN(_stop)(void);
+int SEEN(_spawn)(int (*fn)(int, void *), void *arg);
+
+// A value of a round that depends on a rank. `salt` tells the libraries apart.
+static double value_of(int rank, int round, int salt) {
+    return (double)(salt * 100000 + round * 10 + rank);
+}
+
+static int say(int status) {
+    if (status)
+        printf("%s: %s: %s\n", TEXT(LIBRARY), idist_status_name((idist_status)status),
+               idist_last_error());
+    fflush(stdout);
+    return status;
+}
+
+// By the variables of a launcher, or (address) as it is told.
+int SEEN(_start)(int rank, int size, const char *address) {
+    idist_desc desc;
+
+    memset(&desc, 0, sizeof desc);
+    desc.rank = rank;
+    desc.world_size = size;
+    desc.init_method = address;
+
+    return say(idist_initialize(&desc));
+}
+
+// Every rank gives its value to the others. Returns a status, or 1 when a value is wrong.
+int SEEN(_step)(int round, int salt) {
+    int rank = idist_get_rank(), n = idist_get_world_size(), r;
+    double mine = value_of(rank, round, salt), all[8], want = 0, sum = 0;
+    int status = n > 8 ? 1 : say(idist_all_gather(&mine, all, 1, IDIST_F64, NULL));
+
+    if (!status) status = say(idist_all_reduce(&mine, &sum, 1, IDIST_F64, IDIST_SUM, NULL));
+    if (status) return status;
+
+    for (r = 0; r < n; r++) {
+        if (all[r] != value_of(r, round, salt)) return 1;
+        want += all[r];
+    }
+
+    return sum == want && n > 1 ? 0 : 1;
+}
+
+int SEEN(_stop)(void) { return say(idist_finalize()); }
+
+int SEEN(_spawn)(int (*fn)(int, void *), void *arg) { return say(idist_spawn(fn, arg, 2, NULL)); }
+#endif
+
+#ifdef BOTH
+int a_start(int rank, int size, const char *address), a_step(int round, int salt), a_stop(void);
+int b_start(int rank, int size, const char *address), b_step(int round, int salt), b_stop(void);
+int a_spawn(int (*fn)(int, void *), void *arg);
+
+enum { ROUNDS = 200 };
+
+static int rank_of_b, size_of_b; // b's ranks are numbered the other way round
+static const char *address_of_b;
+
+static int run_both(void) {
+    int i, wrong = 0;
+
+    for (i = 0; i < ROUNDS && !wrong; i++) wrong = a_step(i, 1) || b_step(i, 2);
+
+    return wrong;
+}
+
+static int run_a(void) {
+    int i, wrong = a_start(0, 0, NULL);
+
+    for (i = 0; i < ROUNDS && !wrong; i++) wrong = a_step(i, 1);
+
+    return wrong || a_stop();
+}
+
+static void *run_b(void *wrong) {
+    int i, is_wrong = b_start(rank_of_b, size_of_b, address_of_b);
+
+    for (i = 0; i < ROUNDS && !is_wrong; i++) is_wrong = b_step(i, 2);
+    *(int *)wrong = is_wrong || b_stop();
+
+    return NULL;
+}
+
+// Each library in a thread of its own, from the start on.
+static int threads(void) {
+    pthread_t thread;
+    int a, b = 1;
+
+    if (pthread_create(&thread, NULL, run_b, &b)) return 1;
+    a = run_a();
+
+    return pthread_join(thread, NULL) || a || b;
+}
+
+// Rank 1 is killed. Rank 0 gets an error from each library, which stays the same.
+static int lost(void) {
+    if (run_both()) return 1;
+    if (rank_of_b == 0) kill(getpid(), SIGKILL);
+
+    return !(a_step(0, 1) < 0 && b_step(0, 2) < 0 && a_step(0, 1) < 0 && b_step(0, 2) < 0);
+}
+
+// A worker that library a has forked. Library b knows nothing of that, until it is told.
+static int worker(int local_rank, void *arg) {
+    int wrong = b_start(1 - local_rank, 2, (const char *)arg) || run_both();
+
+    return b_stop() || wrong;
+}
+
+int main(int argc, char **argv) {
+    const char *mode = argc > 1 ? argv[1] : "";
+    int wrong;
+
+    address_of_b = argc > 2 ? argv[2] : NULL;
+    if (strcmp(mode, "spawn") == 0) return a_spawn(worker, argv[2]) ? 1 : puts("right") < 0;
+
+    size_of_b = address_of_b ? atoi(getenv("WORLD_SIZE")) : 0;
+    rank_of_b = address_of_b ? size_of_b - 1 - atoi(getenv("RANK")) : 0;
+    if (strcmp(mode, "threads") == 0) return threads() ? 1 : puts("right") < 0;
+
+    // The first collective of a: whoever has passed it has left the place where a's ranks met.
+    wrong = a_start(0, 0, NULL) || a_step(0, 1) || b_start(rank_of_b, size_of_b, address_of_b);
+    if (!wrong && strcmp(mode, "lost") == 0) return lost() ? 1 : puts("right") < 0;
+    if (!wrong) wrong = run_both();
+    if (!wrong) wrong = a_stop() || b_step(0, 2) || b_stop(); // b lives on without a
+
+    return wrong ? 1 : puts("right") < 0;
+}
+#endif
