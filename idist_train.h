@@ -48,6 +48,7 @@ WHAT IT IS
     metrics     Local sums that are added up over the ranks when you ask for the value.
     checkpoint  Rank 0 writes and reads; a file is either complete or absent.
     log         Only rank 0 logs.
+    summary     Rank 0 writes losses and other scalars for TensorBoard and as CSV.
 
     Names and rules are those of PyTorch, Ignite and Horovod where these have one. Everything also
     works in a world of 1. This is no tensor library: it moves arrays and never looks at your
@@ -69,6 +70,7 @@ CONTENTS
       [train_api:metric]      numbers over all ranks
       [train_api:checkpoint]  files that are either complete or absent
       [train_api:log]         what a training run prints, on rank 0 only
+      [train_api:summary]     scalars over the steps of a training, for TensorBoard and as CSV
     implementation
       [train:twister]         the Mersenne Twister
       [train:random]          permutations that equal those of PyTorch and Python
@@ -102,6 +104,9 @@ CONTENTS
       [train:ddp_create]      from a desc to a ddp, and its end
       [train:log]             what a training run prints, on rank 0 only
       [train:progress]        a progress bar on a terminal
+      [train:event]           a scalar as TensorBoard reads it
+      [train:csv]             a scalar as a line of scalars.csv
+      [train:summary]         scalars over the steps of a training, for TensorBoard and as CSV
 */
 #ifndef IDIST_H
 #include "idist.h"
@@ -569,6 +574,57 @@ typedef struct idist_progress {
     int64_t started_ns, shown_ns; // private; 0
 } idist_progress;
 IDIST_API void idist_progress_update(idist_progress *bar, uint64_t done, const char *text);
+
+//------------------------------------------------------------------------------
+// [train_api:summary]  scalars over the steps of a training, for TensorBoard and as CSV
+//
+// What torch.utils.tensorboard's SummaryWriter does with add_scalar. All calls are local, and any
+// thread may make them. Rank 0 of the group writes; on other ranks every function returns IDIST_OK
+// and does nothing, except that idist_summary_create gives a handle as well. A handle may outlive
+// its group and the world. In the folder there are
+//
+//     scalars.csv                 wall_time,step,tag,value: a line per value. wall_time is in
+//                                 seconds since 1970. A tag with commas, quotes or line breaks is
+//                                 quoted as RFC 4180 says. Values have as many digits as it takes
+//                                 to read the same double; nan, inf and -inf.
+//     events.out.tfevents.*       what TensorBoard reads; values are rounded to floats
+//
+// A training that is resumed appends to scalars.csv and writes another events file; TensorBoard
+// joins those of a folder. What a crash has left of a last line is removed first.
+//
+// In a child made by fork, idist_summary_add and _flush fail with IDIST_ERR_STATE, and
+// idist_summary_free writes nothing.
+//------------------------------------------------------------------------------
+
+typedef struct idist_summary idist_summary;
+
+typedef struct idist_summary_desc {
+    const char *folder; // on rank 0; created if it does not exist, with those above it
+    idist_group *group; // whose rank 0 writes; NULL: the world. Before there is one: every process
+    bool no_csv;
+    bool no_tensorboard;
+} idist_summary_desc;
+
+// Opens the files. IDIST_ERR_ARG: a scalars.csv that is something else; it is untouched.
+// IDIST_ERR_STATE: another handle or process is writing it.
+IDIST_API idist_status idist_summary_create(const idist_summary_desc *desc,
+                                            idist_summary **summary);
+
+// Writes a value to both files before it returns, so that it is not lost if the process is killed.
+// tag: 1 to 1,000 bytes of UTF-8, "train/loss"; TensorBoard groups tags by what precedes the slash.
+// step: at most INT64_MAX.
+//
+// IDIST_ERR_NO_SPACE, IDIST_ERR_SYSTEM: the file ends with the value before. This one is kept, and
+// the next call writes it if it can. Up to 64 KiB are kept per file; further values are lost.
+IDIST_API idist_status idist_summary_add(idist_summary *summary, const char *tag, double value,
+                                         uint64_t step);
+
+// Returns when the values are on the disk, so that they are not lost if the machine crashes.
+IDIST_API idist_status idist_summary_flush(idist_summary *summary);
+
+// Flushes, and frees in any case; *summary becomes NULL. IDIST_OK: all values are in the files.
+// IDIST_ERR_NO_SPACE: some were lost.
+IDIST_API idist_status idist_summary_free(idist_summary **summary);
 
 #ifdef __cplusplus
 } // extern "C"
@@ -5124,6 +5180,625 @@ void idist_progress_update(idist_progress *bar, uint64_t done, const char *text)
     idist__os_mutex_unlock(&idist__log_lock);
 
     if (last) bar->started_ns = bar->shown_ns = 0; // the struct can be used for another bar
+}
+
+//------------------------------------------------------------------------------
+// [train:event]  a scalar as TensorBoard reads it
+// uses -
+//
+// An events file is a TFRecord file: a sequence of
+//
+//     bytes of the data    8 bytes
+//     masked CRC-32C of these 8 bytes
+//     data                 an Event in the format of protocol buffers
+//     masked CRC-32C of the data
+//
+// with the lowest byte of a number first. In the first record the Event says which version the file
+// has. The fields in use, each a varint of number and type with its content after it:
+//
+//     Event      1 wall_time (double)  2 step (varint)  3 file_version  5 summary (Summary)
+//     Summary    1 value (Value)
+//     Value      1 tag  2 simple_value (float)
+//
+// Sources: record_writer.cc, event.proto and summary.proto of TensorFlow; RFC 3720, appendix B.4.
+//------------------------------------------------------------------------------
+
+#define IDIST__TAG_NBYTES 1000                        // at most, without the 0 at the end
+#define IDIST__EVENT_NBYTES (IDIST__TAG_NBYTES + 100) // of a record with such a tag
+
+// The types of fields.
+enum { IDIST__EVENT_VARINT = 0, IDIST__EVENT_64 = 1, IDIST__EVENT_SIZED = 2, IDIST__EVENT_32 = 5 };
+
+// A message, or a record.
+typedef struct idist__event {
+    size_t nbytes;
+    unsigned char bytes[IDIST__EVENT_NBYTES];
+} idist__event;
+
+static void idist__event_bytes(idist__event *event, const void *bytes, size_t nbytes) {
+    memcpy(event->bytes + event->nbytes, bytes, nbytes);
+    event->nbytes += nbytes;
+}
+
+// A number of nbytes bytes, the lowest first.
+static void idist__event_number(idist__event *event, uint64_t number, int nbytes) {
+    int i;
+
+    for (i = 0; i < nbytes; i++)
+        event->bytes[event->nbytes++] = (unsigned char)(number >> (8 * i) & 0xff);
+}
+
+// Seven bits per byte, the lowest first; the eighth says that there is another byte.
+static void idist__event_varint(idist__event *event, uint64_t number) {
+    for (; number >= 0x80; number >>= 7)
+        event->bytes[event->nbytes++] = (unsigned char)(number & 0x7f) | 0x80;
+    event->bytes[event->nbytes++] = (unsigned char)number;
+}
+
+static void idist__event_field(idist__event *event, int field, int type) {
+    idist__event_varint(event, (uint64_t)(field << 3 | type));
+}
+
+static void idist__event_sized(idist__event *event, int field, const void *bytes, size_t nbytes) {
+    idist__event_field(event, field, IDIST__EVENT_SIZED);
+    idist__event_varint(event, nbytes);
+    idist__event_bytes(event, bytes, nbytes);
+}
+
+static void idist__event_double(idist__event *event, int field, double value) {
+    uint64_t bits;
+
+    memcpy(&bits, &value, sizeof bits);
+    idist__event_field(event, field, IDIST__EVENT_64);
+    idist__event_number(event, bits, 8);
+}
+
+static void idist__event_float(idist__event *event, int field, double value) {
+    float rounded = (float)value;
+    uint32_t bits;
+
+    memcpy(&bits, &rounded, sizeof bits);
+    idist__event_field(event, field, IDIST__EVENT_32);
+    idist__event_number(event, bits, 4);
+}
+
+// CRC-32C, bit by bit: a record is short.
+static uint32_t idist__event_crc(const unsigned char *bytes, size_t nbytes) {
+    uint32_t crc = 0xffffffffu;
+    size_t i;
+    int bit;
+
+    for (i = 0; i < nbytes; i++) {
+        crc ^= bytes[i];
+        for (bit = 0; bit < 8; bit++) crc = crc >> 1 ^ (crc & 1 ? 0x82f63b78u : 0);
+    }
+
+    return ~crc;
+}
+
+// Masked, because a checksum over data with checksums in it is a weak one.
+static void idist__event_masked_crc(idist__event *record, const unsigned char *bytes,
+                                    size_t nbytes) {
+    uint32_t crc = idist__event_crc(bytes, nbytes);
+
+    idist__event_number(record, (crc >> 15 | crc << 17) + 0xa282ead8u, 4);
+}
+
+// An Event as a record.
+static void idist__event_frame(idist__event *record, const idist__event *event) {
+    record->nbytes = 0;
+    idist__event_number(record, event->nbytes, 8);
+    idist__event_masked_crc(record, record->bytes, 8);
+    idist__event_bytes(record, event->bytes, event->nbytes);
+    idist__event_masked_crc(record, event->bytes, event->nbytes);
+}
+
+// The first record of a file. wall_time in seconds since 1970.
+static void idist__event_version(idist__event *record, double wall_time) {
+    idist__event event;
+
+    event.nbytes = 0;
+    idist__event_double(&event, 1, wall_time);
+    idist__event_sized(&event, 3, "brain.Event:2", 13);
+    idist__event_frame(record, &event);
+}
+
+// The record of a value. A step of 0 is left out, as by every writer of this format.
+static void idist__event_scalar(idist__event *record, double wall_time, uint64_t step,
+                                const char *tag, double scalar) {
+    idist__event event, summary, value;
+
+    value.nbytes = 0;
+    idist__event_sized(&value, 1, tag, strlen(tag));
+    idist__event_float(&value, 2, scalar);
+
+    summary.nbytes = 0;
+    idist__event_sized(&summary, 1, value.bytes, value.nbytes);
+
+    event.nbytes = 0;
+    idist__event_double(&event, 1, wall_time);
+    if (step) {
+        idist__event_field(&event, 2, IDIST__EVENT_VARINT);
+        idist__event_varint(&event, step);
+    }
+
+    idist__event_sized(&event, 5, summary.bytes, summary.nbytes);
+    idist__event_frame(record, &event);
+}
+
+//------------------------------------------------------------------------------
+// [train:csv]  a scalar as a line of scalars.csv
+// uses os:file checkpoint event
+//------------------------------------------------------------------------------
+
+#define IDIST__CSV_HEADER "wall_time,step,tag,value\n"
+#define IDIST__CSV_NBYTES (2 * IDIST__TAG_NBYTES + 100) // of a line; a quote in a tag is two
+
+// Writes a number and returns the end of it. It has the fewest of 15 to 17 digits that give the
+// same double when they are read. The locale's decimal point, which may have several bytes, becomes
+// a period.
+static char *idist__csv_number(char *text, double value) {
+    char printed[64];
+    const char *from;
+    int digits;
+
+    for (digits = 15; digits <= 17; digits++) {
+        snprintf(printed, sizeof printed, "%.*g", digits, value);
+        if (strtod(printed, NULL) == value) break;
+    }
+
+    from = strstr(printed, "nan") ? "nan" : printed; // not -nan
+
+    for (; *from; from++) {
+        if (strchr("0123456789+-einfa", *from)) *text++ = *from;
+        else if (text[-1] != '.') *text++ = '.';
+    }
+
+    return text;
+}
+
+// Writes a tag, in quotes if it needs them. Returns the end of it.
+static char *idist__csv_tag(char *to, const char *tag) {
+    bool quoted = tag[strcspn(tag, ",\"\r\n")] != 0;
+
+    if (quoted) *to++ = '"';
+    for (; *tag; tag++) {
+        if (*tag == '"') *to++ = '"';
+        *to++ = *tag;
+    }
+
+    if (quoted) *to++ = '"';
+
+    return to;
+}
+
+// Writes a line and returns how many bytes it has. wall_us: microseconds since 1970.
+static size_t idist__csv_line(char line[IDIST__CSV_NBYTES], int64_t wall_us, uint64_t step,
+                              const char *tag, double value) {
+    char *at = line;
+
+    at += snprintf(at, 64, "%lld.%06d,%llu,", (long long)(wall_us / 1000000),
+                   (int)(wall_us % 1000000), (unsigned long long)step);
+    at = idist__csv_tag(at, tag);
+    *at++ = ',';
+    at = idist__csv_number(at, value);
+    *at++ = '\n';
+
+    return (size_t)(at - line);
+}
+
+// Reads a file of nbytes bytes through a buffer. *end: where its last complete line ends, which is
+// not at a line feed within quotes. 0 or an errno, or IDIST__CHECKPOINT_ENDS.
+static int idist__csv_find_end(idist__os_file file, uint64_t nbytes, char *buffer, size_t capacity,
+                               uint64_t *end) {
+    uint64_t at, i;
+    bool in_quotes = false;
+
+    *end = 0;
+
+    for (at = 0; at < nbytes; at += capacity) {
+        uint64_t n = nbytes - at < capacity ? nbytes - at : capacity;
+        int error = idist__checkpoint_read(file, at, buffer, (size_t)n);
+
+        if (error) return error;
+
+        for (i = 0; i < n; i++) {
+            if (buffer[i] == '"') in_quotes = !in_quotes;
+            if (buffer[i] == '\n' && !in_quotes) *end = at + i + 1;
+        }
+    }
+
+    return 0;
+}
+
+//------------------------------------------------------------------------------
+// [train:summary]  scalars over the steps of a training, for TensorBoard and as CSV
+// uses mutex calendar socket os:file os:folder process fail text base:log model
+// uses core:world get checkpoint event csv
+//
+// A value is written at once, with one pwrite per file. If that fails, the value stays in
+// `pending`, ahead of later ones, and the file is cut back to its last whole line or record. The
+// position is kept here and not by the system, since another attempt must begin where the first one
+// did.
+//------------------------------------------------------------------------------
+
+#define IDIST__SUMMARY_PENDING_NBYTES ((size_t)1 << 16)
+
+static const char idist__summary_csv_name[] = "scalars.csv";
+
+typedef struct idist__summary_file {
+    idist__os_file file; // IDIST__OS_NO_FILE: not wanted
+    char name[364];
+    uint64_t nbytes;      // of the file: where pending goes
+    size_t pending_count; // bytes
+    char pending[IDIST__SUMMARY_PENDING_NBYTES];
+} idist__summary_file;
+
+struct idist_summary {
+    idist__os_mutex lock; // over what follows
+    bool writes;          // rank 0
+    idist__os_process process;
+    uint64_t refused; // values that at least one file will not get
+    char *folder;
+    idist__summary_file csv, events;
+};
+
+// Writes what is pending.
+static idist_status idist__summary_write(idist_summary *summary, idist__summary_file *file,
+                                         const char *name) {
+    int error;
+
+    if (!file->pending_count) return IDIST_OK;
+
+    if (idist__os_file_write_at(file->file, file->pending, file->pending_count, file->nbytes)) {
+        file->nbytes += file->pending_count;
+        file->pending_count = 0;
+        return IDIST_OK;
+    }
+
+    error = errno;
+    // If this fails as well, the next attempt overwrites what it has left.
+    idist__os_file_resize(file->file, file->nbytes);
+
+    return idist__checkpoint_fail(name, summary->folder, file->name, error);
+}
+
+// Adds bytes to what is pending. False: it is full.
+static bool idist__summary_append(idist__summary_file *file, const void *bytes, size_t nbytes) {
+    if (nbytes > IDIST__SUMMARY_PENDING_NBYTES - file->pending_count) return false;
+    memcpy(file->pending + file->pending_count, bytes, nbytes);
+    file->pending_count += nbytes;
+
+    return true;
+}
+
+// Adds a line or record to a file. When pending is full, a write may make room. *refused: it did
+// not.
+static idist_status idist__summary_put(idist_summary *summary, idist__summary_file *file,
+                                       const void *bytes, size_t nbytes, bool *refused) {
+    idist_status status;
+
+    if (file->file == IDIST__OS_NO_FILE) return IDIST_OK;
+    if (idist__summary_append(file, bytes, nbytes))
+        return idist__summary_write(summary, file, "summary_add");
+
+    status = idist__summary_write(summary, file, "summary_add");
+    if (status == IDIST_OK && idist__summary_append(file, bytes, nbytes))
+        return idist__summary_write(summary, file, "summary_add");
+    *refused = true;
+
+    return status;
+}
+
+// Creates a folder and its parents. 0, or the errno of the folder itself.
+static int idist__summary_make_folder(char *path) {
+    char *at;
+
+    for (at = path + 1; *at; at++) {
+        if (*at != '/') continue;
+        *at = 0;
+        idist__os_folder_make(path);
+        *at = '/';
+    }
+
+    return idist__os_folder_make(path);
+}
+
+// Checks what is in scalars.csv. Sets file->nbytes to the end of its last whole line: 0 if that is
+// in its header.
+static idist_status idist__summary_check_csv(idist_summary *summary, uint64_t nbytes) {
+    static const char header[] = IDIST__CSV_HEADER;
+    idist__summary_file *file = &summary->csv;
+    size_t n = nbytes < sizeof header - 1 ? (size_t)nbytes : sizeof header - 1;
+    int error = idist__checkpoint_read(file->file, 0, file->pending, n);
+
+    if (!error && memcmp(file->pending, header, n) != 0)
+        return idist__fail(IDIST_ERR_ARG,
+                           "summary_create: %s/%s does not begin with \"%.24s\": it is not one of "
+                           "idist; use another folder",
+                           summary->folder, file->name, header);
+    if (!error)
+        error = idist__csv_find_end(file->file, nbytes, file->pending, sizeof file->pending,
+                                    &file->nbytes);
+    if (error == IDIST__CHECKPOINT_ENDS) error = EIO; // it was longer a moment ago
+    if (error) return idist__checkpoint_fail("summary_create", summary->folder, file->name, error);
+
+    if (nbytes - file->nbytes > IDIST__CSV_NBYTES)
+        return idist__fail(IDIST_ERR_ARG,
+                           "summary_create: %s/%s is damaged: a line or quote that begins at byte "
+                           "%llu has no end; mend it or use another folder",
+                           summary->folder, file->name, (unsigned long long)file->nbytes);
+
+    return IDIST_OK;
+}
+
+// Removes what a crash has left of a last line, and begins a new file with its header.
+static idist_status idist__summary_mend_csv(idist_summary *summary, uint64_t nbytes) {
+    static const char header[] = IDIST__CSV_HEADER;
+    idist__summary_file *file = &summary->csv;
+    const idist__world *world = idist__world_default();
+
+    if (nbytes > file->nbytes && !idist__os_file_resize(file->file, file->nbytes))
+        return idist__checkpoint_fail("summary_create", summary->folder, file->name, errno);
+    if (nbytes > file->nbytes && world)
+        idist__log_print(&world->log, IDIST_LOG_WARN,
+                         "summary_create: %s/%s: its last line was torn by a crash; removed",
+                         summary->folder, file->name);
+    if (file->nbytes) return IDIST_OK;
+    idist__summary_append(file, header, sizeof header - 1);
+
+    return idist__summary_write(summary, file, "summary_create");
+}
+
+static idist_status idist__summary_open_csv(idist_summary *summary) {
+    idist__summary_file *file = &summary->csv;
+    char path[4096];
+    int64_t nbytes;
+    idist_status status;
+
+    idist__text_copy(file->name, sizeof file->name, idist__summary_csv_name);
+    if ((size_t)snprintf(path, sizeof path, "%s/%s", summary->folder, file->name) >= sizeof path)
+        return idist__fail(IDIST_ERR_ARG, "summary_create: the path of the folder is too long");
+    file->file = idist__os_file_open(path, IDIST__OS_FILE_OUTPUT);
+    if (file->file == IDIST__OS_NO_FILE)
+        return idist__checkpoint_fail("summary_create", summary->folder, file->name, errno);
+
+    nbytes = idist__os_file_size(file->file);
+    if (nbytes < 0 && errno)
+        return idist__checkpoint_fail("summary_create", summary->folder, file->name, errno);
+    if (nbytes < 0)
+        return idist__fail(IDIST_ERR_ARG, "summary_create: %s is not a regular file", path);
+    // A file system without locks is no reason to stop.
+    if (!idist__os_file_try_lock(file->file, 0) && errno == EAGAIN)
+        return idist__fail(IDIST_ERR_STATE,
+                           "summary_create: another process or handle is writing %s; use a folder "
+                           "per training run",
+                           path);
+
+    status = idist__summary_check_csv(summary, (uint64_t)nbytes);
+    if (status != IDIST_OK) return status;
+
+    return idist__summary_mend_csv(summary, (uint64_t)nbytes);
+}
+
+// Creates an events file. Two of the same process and second differ in the number at the end.
+static idist_status idist__summary_open_events(idist_summary *summary) {
+    idist__summary_file *file = &summary->events;
+    int64_t now_us = idist__os_calendar_ns() / 1000;
+    char host[256];
+    idist__event record;
+    idist__os_folder folder;
+    int number, error = idist__os_folder_open(summary->folder, &folder);
+    idist_status status;
+
+    if (!idist__os_socket_host_name(host, sizeof host)) idist__text_copy(host, sizeof host, "host");
+
+    for (number = 0; !error; number++) {
+        snprintf(file->name, sizeof file->name, "events.out.tfevents.%lld.%s.%lld.%d",
+                 (long long)(now_us / 1000000), host, (long long)summary->process, number);
+        error = idist__os_folder_new_file(folder, file->name, &file->file);
+        if (!error) break;
+        if (error == EEXIST) error = 0;
+    }
+
+    if (error) {
+        status = idist__checkpoint_fail("summary_create", summary->folder, file->name, error);
+    } else {
+        idist__event_version(&record, (double)now_us / 1e6);
+        idist__summary_append(file, record.bytes, record.nbytes);
+        status = idist__summary_write(summary, file, "summary_create");
+        if (status != IDIST_OK) idist__os_folder_remove(folder, file->name);
+    }
+
+    idist__os_folder_close(&folder);
+
+    return status;
+}
+
+static idist_status idist__summary_open(idist_summary *summary, const idist_summary_desc *desc) {
+    idist_status status = IDIST_OK;
+    size_t nbytes;
+    int error;
+
+    if (!desc->folder || !desc->folder[0])
+        return idist__fail(IDIST_ERR_ARG, "summary_create: the folder is NULL or empty");
+    nbytes = strlen(desc->folder) + 1;
+    summary->folder = (char *)malloc(nbytes);
+    if (!summary->folder)
+        return idist__fail(IDIST_ERR_NO_MEMORY, "summary_create: no memory for a path");
+
+    memcpy(summary->folder, desc->folder, nbytes);
+    error = idist__summary_make_folder(summary->folder);
+    if (error) return idist__checkpoint_fail("summary_create", summary->folder, "", error);
+    if (!desc->no_csv) status = idist__summary_open_csv(summary);
+    if (status == IDIST_OK && !desc->no_tensorboard) status = idist__summary_open_events(summary);
+
+    return status;
+}
+
+// Closes a file. In a child made by fork the lock is that of its parent.
+static idist_status idist__summary_close(idist_summary *summary, idist__summary_file *file,
+                                         bool is_owner) {
+    if (file->file == IDIST__OS_NO_FILE) return IDIST_OK;
+    if (is_owner) idist__os_file_unlock(file->file, 0);
+    if (idist__os_file_close(&file->file) || !is_owner) return IDIST_OK;
+
+    return idist__checkpoint_fail("summary_free", summary->folder, file->name, errno);
+}
+
+static void idist__summary_delete(idist_summary *summary) {
+    idist__os_mutex_destroy(&summary->lock);
+    free(summary->folder);
+    free(summary);
+}
+
+idist_status idist_summary_create(const idist_summary_desc *desc, idist_summary **summary) {
+    idist_summary *created;
+    idist_status status = IDIST_OK;
+
+    if (!summary) return idist__fail(IDIST_ERR_ARG, "summary_create: summary is NULL");
+    *summary = NULL;
+    if (!desc) return idist__fail(IDIST_ERR_ARG, "summary_create: desc is NULL");
+    if (desc->no_csv && desc->no_tensorboard)
+        return idist__fail(IDIST_ERR_ARG, "summary_create: neither CSV nor TensorBoard is wanted");
+    created = (idist_summary *)calloc(1, sizeof *created);
+    if (!created)
+        return idist__fail(IDIST_ERR_NO_MEMORY, "summary_create: no memory for a summary");
+
+    idist__os_mutex_init(&created->lock);
+    created->writes = idist_group_rank(desc->group) == 0;
+    created->process = idist__os_process_id();
+    created->csv.file = created->events.file = IDIST__OS_NO_FILE;
+    if (created->writes) status = idist__summary_open(created, desc);
+
+    if (status != IDIST_OK) {
+        idist__summary_close(created, &created->csv, true);
+        idist__summary_close(created, &created->events, true);
+        idist__summary_delete(created);
+        return status;
+    }
+
+    *summary = created;
+
+    return IDIST_OK;
+}
+
+// Whether a call can be made. Takes no lock: another thread may have held it during a fork.
+static idist_status idist__summary_enter(const char *name, const idist_summary *summary) {
+    if (!summary) return idist__fail(IDIST_ERR_ARG, "%s: summary is NULL", name);
+    if (!summary->writes) return IDIST_OK;
+    if (summary->process != idist__os_process_id())
+        return idist__fail(IDIST_ERR_STATE,
+                           "%s: a child made by fork cannot write to a summary of its parent",
+                           name);
+    return IDIST_OK;
+}
+
+// Whether a text is UTF-8: TensorBoard reads no further in a file with another.
+static bool idist__summary_is_utf8(const char *text) {
+    static const uint32_t lowest[4] = {0, 0x80, 0x800, 0x10000}; // by the number of bytes after it
+
+    while (*text) {
+        unsigned char first = (unsigned char)*text++;
+        int more = first < 0x80 ? 0 : first < 0xe0 ? 1 : first < 0xf0 ? 2 : 3, i;
+        uint32_t code = first < 0x80 ? first : first & (0x3fu >> more);
+
+        if ((first >= 0x80 && first < 0xc0) || first > 0xf7) return false;
+        for (i = 0; i < more; i++, text++) {
+            if (((unsigned char)*text & 0xc0) != 0x80) return false;
+            code = code << 6 | ((unsigned char)*text & 0x3f);
+        }
+
+        if (code < lowest[more] || code > 0x10ffff || (code >= 0xd800 && code < 0xe000))
+            return false;
+    }
+
+    return true;
+}
+
+idist_status idist_summary_add(idist_summary *summary, const char *tag, double value,
+                               uint64_t step) {
+    char line[IDIST__CSV_NBYTES];
+    idist__event record;
+    int64_t now_us;
+    size_t nbytes;
+    bool refused = false;
+    idist_status csv, events, status = idist__summary_enter("summary_add", summary);
+
+    if (status != IDIST_OK || !summary->writes) return status;
+    if (!tag || !tag[0] || strlen(tag) > IDIST__TAG_NBYTES || !idist__summary_is_utf8(tag))
+        return idist__fail(IDIST_ERR_ARG,
+                           "summary_add: the tag \"%.60s\" is not 1 to %d bytes of UTF-8",
+                           tag ? tag : "", IDIST__TAG_NBYTES);
+    if (step > INT64_MAX)
+        return idist__fail(IDIST_ERR_ARG, "summary_add: step %llu is above INT64_MAX",
+                           (unsigned long long)step);
+
+    idist__os_mutex_lock(&summary->lock);
+    now_us = idist__os_calendar_ns() / 1000;
+    nbytes = idist__csv_line(line, now_us, step, tag, value);
+    idist__event_scalar(&record, (double)now_us / 1e6, step, tag, value);
+    csv = idist__summary_put(summary, &summary->csv, line, nbytes, &refused);
+    events = idist__summary_put(summary, &summary->events, record.bytes, record.nbytes, &refused);
+    summary->refused += refused;
+    idist__os_mutex_unlock(&summary->lock);
+
+    return events != IDIST_OK ? events : csv;
+}
+
+// Writes what is pending, and waits until all of a file is on the disk.
+static idist_status idist__summary_sync(idist_summary *summary, idist__summary_file *file,
+                                        const char *name) {
+    idist_status status;
+
+    if (file->file == IDIST__OS_NO_FILE) return IDIST_OK;
+    status = idist__summary_write(summary, file, name);
+    if (status != IDIST_OK || idist__os_file_sync(file->file)) return status;
+
+    return idist__checkpoint_fail(name, summary->folder, file->name, errno);
+}
+
+static idist_status idist__summary_sync_both(idist_summary *summary, const char *name) {
+    idist_status csv, events;
+
+    idist__os_mutex_lock(&summary->lock);
+    csv = idist__summary_sync(summary, &summary->csv, name);
+    events = idist__summary_sync(summary, &summary->events, name);
+    idist__os_mutex_unlock(&summary->lock);
+
+    return events != IDIST_OK ? events : csv;
+}
+
+idist_status idist_summary_flush(idist_summary *summary) {
+    idist_status status = idist__summary_enter("summary_flush", summary);
+
+    if (status != IDIST_OK || !summary->writes) return status;
+
+    return idist__summary_sync_both(summary, "summary_flush");
+}
+
+idist_status idist_summary_free(idist_summary **summary) {
+    idist_summary *s = summary ? *summary : NULL;
+    idist_status csv, events, status = IDIST_OK;
+    bool is_owner;
+
+    if (!s) return IDIST_OK;
+    *summary = NULL;
+    is_owner = s->process == idist__os_process_id();
+    if (s->writes && is_owner) status = idist__summary_sync_both(s, "summary_free");
+    csv = idist__summary_close(s, &s->csv, is_owner);
+    events = idist__summary_close(s, &s->events, is_owner);
+
+    if (status == IDIST_OK) status = events != IDIST_OK ? events : csv;
+    if (status == IDIST_OK && is_owner && s->refused)
+        status =
+            idist__fail(IDIST_ERR_NO_SPACE,
+                        "summary_free: %llu values were not written to %s: earlier calls failed, "
+                        "and there was no room to keep them",
+                        (unsigned long long)s->refused, s->folder);
+    idist__summary_delete(s);
+
+    return status;
 }
 
 #include "idist_end.h"
