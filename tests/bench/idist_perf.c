@@ -14,6 +14,9 @@
 // which starts with a barrier. Before the timing, one call is checked: every element of every rank
 // is compared with a value computed from its place.
 //
+// -plot FILE.svg draws the table: p50 and busbw (for one rank algbw) over the size, on logarithmic
+// scales.
+//
 // With -s the measurement is that of rule.h instead, the same as for the peers (make bench-peers),
 // with its CSV lines. rate, bw and bibw, which send windows of messages, are measured only so.
 #ifndef IDIST_IMPLEMENTATION
@@ -23,6 +26,7 @@
 
 #include <errno.h>
 #include <limits.h>
+#include <spawn.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -30,6 +34,8 @@
 #include <time.h>
 
 #include "rule.h"
+
+extern char **environ;
 
 typedef enum perf_op {
     ALL_REDUCE,
@@ -86,10 +92,11 @@ typedef struct options {
     idist_op reduction;
     int warmup, iterations, root;
     bool check, json;
-    int in_place;   // 1, 0, or -1 when not given
-    bool own_alloc; // buffers from idist_alloc
-    bool by_rule;   // measure by rule.h
-    bool grouped;   // windows between idist_group_begin and idist_group_end
+    int in_place;     // 1, 0, or -1 when not given
+    bool own_alloc;   // buffers from idist_alloc
+    bool by_rule;     // measure by rule.h
+    bool grouped;     // windows between idist_group_begin and idist_group_end
+    const char *plot; // the picture to draw; NULL: none
     rule_options rule;
 } options;
 
@@ -135,6 +142,8 @@ static const char usage_text[] =
     "  -m malloc|idist  where the buffers come from (default malloc)\n"
     "  -a         the same as -m idist\n"
     "  --json     one JSON object instead of the table\n"
+    "  -plot FILE.svg  draw time and bandwidth over the size as well, with gnuplot; FILE.gnuplot\n"
+    "             keeps the figures\n"
     "  --help     this text\n"
     "measured like the peers, F32, SUM, root 0, with CSV lines; -op, -n and -a of the above, and\n"
     "  -op NAME   also rate (pairs of ranks), bw and bibw (2 ranks): windows of 64 messages, as\n"
@@ -195,6 +204,11 @@ static int parse_choice(const char *name, const char *text, const char *no, cons
     return 0;
 }
 
+static bool plot_has_suffix(const char *path) {
+    size_t length = strlen(path);
+    return length > 4 && strcmp(path + length - 4, ".svg") == 0;
+}
+
 static bool parse_option(options *o, const char *name, const char *text) {
     if (strcmp(name, "-op") == 0) o->op = (perf_op)parse_name(name, text, kind_name, N_OPS);
     else if (strcmp(name, "-n") == 0) o->nranks = parse_int(name, text, 1);
@@ -211,6 +225,7 @@ static bool parse_option(options *o, const char *name, const char *text) {
     else if (strcmp(name, "-c") == 0) o->check = parse_choice(name, text, "0", "1");
     else if (strcmp(name, "-p") == 0) o->in_place = parse_choice(name, text, "out", "in");
     else if (strcmp(name, "-m") == 0) o->own_alloc = parse_choice(name, text, "malloc", "idist");
+    else if (strcmp(name, "-plot") == 0) o->plot = text;
     else if (strcmp(name, "-s") == 0 || strcmp(name, "-x") == 0 || strcmp(name, "-l") == 0) {
         if (rule_option(&o->rule, name, text))
             fail_usage("%s %s: cannot be understood", name, text);
@@ -221,8 +236,8 @@ static bool parse_option(options *o, const char *name, const char *text) {
 
 // By rule.h, which knows the operations by name.
 static void check_rule_options(options *o) {
-    if (o->json || o->in_place >= 0 || o->dtype != IDIST_F32 || o->reduction != IDIST_SUM ||
-        o->root != 0)
+    if (o->json || o->plot || o->in_place >= 0 || o->dtype != IDIST_F32 ||
+        o->reduction != IDIST_SUM || o->root != 0)
         fail_usage("-s, -x, -l: go with -op, -n, -a and -g only");
     if (rule_option(&o->rule, "-op", kinds[o->op].name))
         fail_usage("-op %s: not one that the peers have", kinds[o->op].name);
@@ -244,6 +259,9 @@ static void check_options(const options *o) {
         fail_usage("-o %s takes integers only, not %s", idist_op_name(o->reduction),
                    idist_dtype_name(o->dtype));
     if (o->op == SCAN && o->reduction == IDIST_AVG) fail_usage("-o AVG: scan cannot average");
+    if (o->plot && !plot_has_suffix(o->plot))
+        fail_usage("-plot %s: the name of a file is needed that ends with .svg", o->plot);
+    if (o->plot && o->op == BARRIER) fail_usage("-plot: barrier has no sizes");
 }
 
 static options parse_options(int argc, char **argv) {
@@ -593,6 +611,81 @@ static void print_tail(const bench *b) {
 }
 
 //------------------------------------------------------------------------------
+// the picture, on rank 0
+//------------------------------------------------------------------------------
+
+// The script for gnuplot, with the figures in it: the name of the picture with another end.
+static char *plot_script_path(const bench *b) {
+    size_t nbytes = strlen(b->opt->plot) + sizeof ".gnuplot";
+    char *path = (char *)malloc(nbytes);
+    if (path) snprintf(path, nbytes, "%.*s.gnuplot", (int)strlen(b->opt->plot) - 4, b->opt->plot);
+    return path;
+}
+
+// What a column over the size is drawn as.
+static void plot_panel(FILE *f, const char *label, int column) {
+    fprintf(f,
+            "set ylabel '%s'\nplot $figures using 1:%d with linespoints pointtype 7 pointsize 0.5 "
+            "linewidth 1.5 notitle\n",
+            label, column);
+}
+
+static void plot_write(const bench *b, FILE *f, const row *rows, size_t n_rows) {
+    fprintf(f, "# idist_perf %s: size in bytes, p50 in us, %s in GB/s\n$figures << END\n",
+            IDIST_VERSION, b->n > 1 ? "busbw" : "algbw");
+    for (size_t i = 0; i < n_rows; i++)
+        fprintf(f, "%zu %.3f %.6f\n", rows[i].nbytes, rows[i].p50_us,
+                b->n > 1 ? rows[i].busbw : rows[i].algbw);
+    fprintf(f, "END\nset terminal svg size 900, 360 background 'white' noenhanced\nset output '");
+    for (const char *at = b->opt->plot; *at; at++) {
+        if (*at == '\'') fputc('\'', f); // a quote within quotes is two
+        fputc(*at, f);
+    }
+    fprintf(f,
+            "'\nset logscale x 2\nset logscale y\nset format x '%%.0b %%BB'\nset format y '%%g'\n"
+            "set grid\nset xlabel 'size'\nset multiplot layout 1, 2 "
+            "title '%s%s, %s, ranks %d, nodes %d, backend %s'\n",
+            b->kind->name, b->in_place ? " in place" : "", type_text(b), b->n, idist_get_nnodes(),
+            idist_backend());
+    plot_panel(f, "p50, us", 2);
+    plot_panel(f, b->n > 1 ? "busbw, GB/s" : "algbw, GB/s", 3);
+    fprintf(f, "unset multiplot\n");
+}
+
+// Runs gnuplot. Returns whether it succeeded, and says so otherwise.
+static bool plot_draw(char *script) {
+    char program[] = "gnuplot", *argv[] = {program, script, NULL};
+    pid_t child;
+    int status = 0, error = posix_spawnp(&child, program, NULL, NULL, argv, environ);
+    while (!error && waitpid(child, &status, 0) < 0)
+        if (errno != EINTR) error = errno;
+    if (error == ENOENT)
+        fprintf(stderr,
+                "idist_perf: there is no gnuplot here (Debian package gnuplot-nox); elsewhere, "
+                "\"gnuplot %s\" draws the figures\n",
+                script);
+    else if (error) fprintf(stderr, "idist_perf: gnuplot: %s\n", strerror(error));
+    else if (status) fprintf(stderr, "idist_perf: gnuplot %s failed\n", script);
+    return !error && !status;
+}
+
+static bool plot(const bench *b, const row *rows, size_t n_rows) {
+    char *script = plot_script_path(b);
+    FILE *f = script ? fopen(script, "w") : NULL;
+    bool good = f != NULL;
+    if (f) {
+        plot_write(b, f, rows, n_rows);
+        good = !ferror(f);
+        if (fclose(f) != 0) good = false;
+    }
+    if (!good)
+        fprintf(stderr, "idist_perf: %s: %s\n", script ? script : b->opt->plot, strerror(errno));
+    good = good && plot_draw(script);
+    free(script);
+    return good;
+}
+
+//------------------------------------------------------------------------------
 // all sizes
 //------------------------------------------------------------------------------
 
@@ -605,28 +698,28 @@ static size_t count_of(const bench *b, size_t nbytes) {
 
 static int run_sizes(bench *b, double *times) {
     const options *o = b->opt;
-    size_t last_count = SIZE_MAX;
+    row rows[64]; // each size is at least twice the one before
+    size_t last_count = SIZE_MAX, n_rows = 0;
     uint64_t wrong = 0;
-    bool first = true;
     print_head(b);
     for (size_t nbytes = o->min_nbytes;; nbytes *= o->factor) {
-        row r;
         b->count = count_of(b, nbytes);
         if (b->count != last_count) {
-            idist_status status = measure(b, times, &r);
+            row *r = &rows[n_rows++];
+            idist_status status = measure(b, times, r);
             if (status) {
                 fprintf(stderr, "idist_perf: rank %d: %s: %s: %s\n", b->rank, b->kind->name,
                         idist_status_name(status), idist_last_error());
                 return 1;
             }
-            print_row(b, &r, first);
-            wrong += r.wrong;
-            first = false;
+            print_row(b, r, n_rows == 1);
+            wrong += r->wrong;
         }
         last_count = b->count;
         if (nbytes > o->max_nbytes / o->factor) break;
     }
     print_tail(b);
+    if (b->rank == 0 && o->plot && !plot(b, rows, n_rows)) return 1;
     return wrong != 0;
 }
 

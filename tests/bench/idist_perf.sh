@@ -130,11 +130,50 @@ perl -MJSON::PP -e 'local $/; $j = decode_json(<STDIN>); $r = $j->{results};
         $j->{ranks} == 2)' \
     <"$WORK/log"
 ok $? "--json: can be read, and has three rows" || diag <"$WORK/log"
+# -plot: FILE.gnuplot has a line per size, and the picture two points.
+picture="$WORK/it's a picture"
+plot_run() { # STATUS NAME COMMAND...: with four sizes
+    local status=$1 name=$2
+    shift 2
+    rm -f "$picture".*
+    ok_run "$status" "$name" 60 "$@" -b 1K -e 64K -f 4 -i 2 -plot "$picture.svg"
+    ok $(($(grep -cE '^[0-9]+ [0-9.]+ [0-9.]+$' "$picture.gnuplot") != 4)) \
+        "$name: figures of four sizes" || diag <"$picture.gnuplot"
+}
+if command -v gnuplot >/dev/null; then
+    for n in 1 2; do
+        plot_run 0 "-plot, ranks $n" "$PERF" -n $n
+        points=$(grep -c "<use xlink:href='#gpPt[0-9]*' transform='translate" "$picture.svg")
+        ok $((points != 8)) "-plot, ranks $n: two points per size ($points)"
+        grep -q "all_reduce in place, F32, ranks $n, nodes 1" "$picture.svg"
+        ok $? "-plot, ranks $n: says what it is of"
+    done
+    ok_run 0 "-plot, one size" 60 "$PERF" -b 4 -e 4 -i 2 -plot "$picture.svg"
+    ok_run 0 "-plot beside --json" 60 "$PERF" -e 64 -i 2 -plot "$picture.svg" --json
+    perl -MJSON::PP -e 'local $/; decode_json(<STDIN>)' <"$WORK/log"
+    ok $? "-plot beside --json: can be read" || diag <"$WORK/log"
+else
+    skip "-plot" "no gnuplot: Debian package gnuplot-nox"
+fi
+mkdir "$WORK/bin"
+plot_run 1 "-plot without gnuplot" env PATH="$WORK/bin" "$PERF" -n 2
+grep -qF "there is no gnuplot here (Debian package gnuplot-nox)" "$WORK/log"
+ok $? "-plot without gnuplot: says so" || diag <"$WORK/log"
+printf '#!/bin/sh\nexit 3\n' >"$WORK/bin/gnuplot"
+chmod +x "$WORK/bin/gnuplot"
+plot_run 1 "-plot with a gnuplot that fails" env PATH="$WORK/bin" "$PERF" -n 2
+grep -qF "picture.gnuplot failed" "$WORK/log"
+ok $? "-plot with a gnuplot that fails: says so" || diag <"$WORK/log"
+ok_run 1 "-plot to nowhere" 60 "$PERF" -e 4 -plot "$WORK/nowhere/a.svg"
+grep -qF "nowhere/a.gnuplot: No such file or directory" "$WORK/log"
+ok $? "-plot to nowhere: says so" || diag <"$WORK/log"
+
 ok_run 0 "--help" 10 "$PERF" --help
 for bad in "-x 1" "-n 0" "-n" "-b 0" "-b 4X" "-b 8 -e 4" "-f 1" "-d F31" "-o NOT" "-op not" "-c 2" \
     "-i 0" "-r 2 -n 2" \
     "-o BAND" "-op scan -o AVG" "-op sendrecv -p in" "-op broadcast -p out" "words" "-s 4,,8" \
     "-s 4X" \
+    "-plot a.png" "-plot .svg" "-plot" "-op barrier -plot a.svg" "-s 4 -plot a.svg" \
     "-x never" "-l 0" "-s 4 -op scan" "-s 4 -d F64" "-op rate" "-op rate -b 4" "-s 4 -g" \
     "-op rate -n 3 -s 4" "-op bw -n 4 -s 4" "-op bibw -n 1 -s 4"; do
     # shellcheck disable=SC2086 # words are meant to split
