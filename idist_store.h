@@ -412,8 +412,9 @@ static idist_status idist__memory_open(idist_store *store) {
 // committed ones, which the next writer overwrites.
 //
 // Locks on single bytes say who is there. Byte 0 is locked by the server (rank 0) for as long as it
-// lives: a file without that lock is the leftover of a dead job. Byte 1 is locked by whoever reads
-// or appends records.
+// lives: a file without that lock is the leftover of a dead job. The next server removes it and
+// makes a new one, so that a process of the dead job that still has the old file open finds no
+// server there. Byte 1 is locked by whoever reads or appends records.
 //
 // A last will sets a key when the process that made it has died. Its record has a key of a zero
 // byte and a u64: the offset of a byte that its maker keeps locked, and as value what to set:
@@ -754,28 +755,50 @@ static idist_status idist__file_create(idist__file_store *f, int64_t deadline_ns
     }
 }
 
+// Tries to become the server of the file, whose records we have locked. *taken: another process is.
+// *again: the file was the leftover of a dead server and has been removed; open the path anew. In a
+// folder where we may not remove it, it is emptied instead.
+static idist_status idist__file_claim(idist__file_store *f, bool *taken, bool *again) {
+    uint64_t committed = 0;
+
+    *again = false;
+    *taken = !idist__os_file_try_lock(f->file, IDIST__FILE_SERVER_BYTE);
+    if (*taken) return IDIST_OK;
+    if (!idist__file_may_overwrite(f))
+        return idist__fail(IDIST_ERR_ARG,
+                           "store: %s exists and is not a store file; it was left unchanged",
+                           f->path);
+
+    if (idist__os_file_size(f->file) > 0) {
+        idist__os_file_remove(f->path);
+        *again = !idist__os_file_is_at(f->file, f->path);
+        if (*again) return IDIST_OK;
+    }
+
+    if (!idist__os_file_resize(f->file, 0) ||
+        !idist__os_file_write_at(f->file, idist__file_magic, 8, 0) ||
+        !idist__os_file_write_at(f->file, &committed, sizeof committed, IDIST__FILE_COMMITTED_AT))
+        return idist__fail_errno("writing the store file", errno);
+
+    return IDIST_OK;
+}
+
 // The server takes the file: it keeps the first byte locked, and the table is empty.
 static idist_status idist__file_serve(idist__file_store *f, int64_t deadline_ns) {
-    uint64_t committed = 0;
-    idist_status status = idist__file_create(f, deadline_ns);
+    bool taken = false, again = true;
+    idist_status status = IDIST_OK;
 
-    if (status != IDIST_OK) return status;
-
-    if (!idist__os_file_try_lock(f->file, IDIST__FILE_SERVER_BYTE))
-        status = idist__fail(IDIST_ERR_ADDR_IN_USE, "store: %s belongs to a running job", f->path);
-    else if (!idist__file_may_overwrite(f))
-        status =
-            idist__fail(IDIST_ERR_ARG,
-                        "store: %s exists and is not a store file; it was left unchanged", f->path);
-    else if (!idist__os_file_resize(f->file, 0) ||
-             !idist__os_file_write_at(f->file, idist__file_magic, 8, 0) ||
-             !idist__os_file_write_at(f->file, &committed, sizeof committed,
-                                      IDIST__FILE_COMMITTED_AT))
-        status = idist__fail_errno("writing the store file", errno);
-
-    idist__file_unlock_records(f);
-    if (status != IDIST_OK)
-        idist__os_file_close(&f->file); // before anybody takes us for the server
+    while (again && status == IDIST_OK) {
+        status = idist__file_create(f, deadline_ns);
+        if (status != IDIST_OK) return status;
+        status = idist__file_claim(f, &taken, &again);
+        if (taken)
+            status =
+                idist__fail(IDIST_ERR_ADDR_IN_USE, "store: %s belongs to a running job", f->path);
+        idist__file_unlock_records(f);
+        if (again || status != IDIST_OK)
+            idist__os_file_close(&f->file); // before anybody takes us for the server
+    }
 
     return status;
 }

@@ -800,8 +800,9 @@ static void *early_client_main(void *arg) {
     return NULL;
 }
 
-// Forks a process that serves url, and kills it when it does.
-static void leave_stale_file(const char *url) {
+// Forks a process that serves url, opens a client there, and kills the server.
+static void leave_stale_file(const char *url, idist_store **client) {
+    idist_store_desc client_desc = store_desc(false);
     int pipe_fds[2];
     char byte = 0;
     TAP_REQUIRE(pipe(pipe_fds) == 0);
@@ -821,6 +822,7 @@ static void leave_stale_file(const char *url) {
     close(pipe_fds[1]);
     tap_ok(read(pipe_fds[0], &byte, 1) == 1, "stale: the first server is up");
     close(pipe_fds[0]);
+    tap_is(idist_store_open(url, &client_desc, client), IDIST_OK, "stale: it has a client");
     kill(pid, SIGKILL);
     TAP_REQUIRE(waitpid(pid, NULL, 0) == pid);
     tap_forget_child(pid);
@@ -829,14 +831,14 @@ static void leave_stale_file(const char *url) {
 static void test_stale_file(void) {
     char folder[64], url[200], path[128], answer[8];
     idist_store_desc desc = store_desc(true);
-    idist_store *server = NULL;
+    idist_store *server = NULL, *survivor = NULL;
     early_client client;
     size_t nbytes = 0;
     tap_running("stale file");
     make_folder(folder);
     snprintf(path, sizeof path, "%s/store", folder);
     snprintf(url, sizeof url, "file://%s", path);
-    leave_stale_file(url);
+    leave_stale_file(url, &survivor);
     tap_is(access(path, F_OK), 0, "stale: it left its file");
     tap_is(open_status(url, false, SHORT_MS, NULL), IDIST_ERR_TIMEOUT,
            "stale: a client does not use it");
@@ -852,6 +854,9 @@ static void test_stale_file(void) {
     tap_ok(strcmp(client.who, "new") == 0, "stale: it read \"%s\"", client.who);
     tap_is(idist_store_get(server, "answer", answer, sizeof answer, &nbytes, SHORT_MS), IDIST_OK,
            "stale: and it wrote there");
+    tap_is(idist_store_get(survivor, "answer", answer, sizeof answer, &nbytes, SHORT_MS),
+           IDIST_ERR_PEER_LOST, "stale: the first server's client does not see the second one");
+    tap_is(idist_store_close(&survivor), IDIST_OK, "stale: it closes");
     tap_is(idist_store_close(&server), IDIST_OK, "stale: close");
     tap_is(count_entries(folder, ""), 0, "stale: nothing is left");
     rmdir(folder);
