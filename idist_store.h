@@ -688,7 +688,9 @@ static idist_status idist__file_try(idist__file_store *f, idist__store_request *
     idist__file_unlock_records(f);
     if (status != IDIST_OK) return status;
 
-    needs_server = *wait || changed || request->op == IDIST__STORE_CHECK;
+    // Who does not wait for an answer does not learn here that the server has left: it may be the
+    // one that this change allowed to leave.
+    needs_server = *wait || (changed && !request->posted) || request->op == IDIST__STORE_CHECK;
     if (needs_server && !f->server && !idist__file_has_server(f))
         return idist__fail(IDIST_ERR_PEER_LOST, "store: the process that owns %s has ended",
                            f->path);

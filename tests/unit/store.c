@@ -856,6 +856,8 @@ static void test_stale_file(void) {
            "stale: and it wrote there");
     tap_is(idist_store_get(survivor, "answer", answer, sizeof answer, &nbytes, SHORT_MS),
            IDIST_ERR_PEER_LOST, "stale: the first server's client does not see the second one");
+    tap_is(idist__store_post(survivor, "bye", "1", 1), IDIST_OK,
+           "stale: what waits for no answer is no failure");
     tap_is(idist_store_close(&survivor), IDIST_OK, "stale: it closes");
     tap_is(idist_store_close(&server), IDIST_OK, "stale: close");
     tap_is(count_entries(folder, ""), 0, "stale: nothing is left");
