@@ -169,8 +169,9 @@ LAUNCHING
         none of them: a world of 1
 
     An empty variable counts as unset. IDIST_ERR_ENV names the variable when only half of a pair is
-    set (except JOB_COMPLETION_INDEX, which pods of other kinds have as well), when a value is not a
-    number, when the rank is not below the size, or when RANK and WORLD_SIZE contradict Slurm.
+    set (except JOB_COMPLETION_INDEX, which pods of other kinds have as well, and a world size where
+    ranks are drawn, see below), when a value is not a number, when the rank is not below the size,
+    or when RANK and WORLD_SIZE contradict Slurm.
     IDIST_LAUNCHER selects one: none, idist, env, torchrun, indexed, horovodrun, openmpi, mvapich2,
     jsrun, pals, flux, hydra, slurm, tf_config.
 
@@ -182,7 +183,8 @@ LAUNCHING
         tcp://host:port       the same, given explicitly
         tcp://239.x.y.z:port  a multicast group (224 to 239), in which ranks of one subnet find
                               rank 0
-        file:///path          a file on a file system that all ranks share and that supports locks
+        file:///path          a file on a file system that all ranks share and that supports locks;
+                              here ranks can be drawn, see below
 
     When that address is a loopback address, or when LOCAL_WORLD_SIZE says that all ranks are on
     this host, they meet at a local socket named after the port, and no TCP port is opened.
@@ -191,12 +193,32 @@ LAUNCHING
             RANK=$r WORLD_SIZE=3 LOCAL_RANK=$r MASTER_ADDR=127.0.0.1 MASTER_PORT=29500 ./app &
         done; wait
 
+    At file:///path, processes without a rank draw one from the file: those that have
+    IDIST_WORLD_SIZE or WORLD_SIZE only, or a desc.rank of -1. The first one is rank 0, and each
+    rank is drawn once. Which process gets which differs from run to run. Local ranks follow from
+    the hosts, as always.
+
+        for i in 1 2 3; do
+            IDIST_INIT_METHOD=file:///tmp/meet WORLD_SIZE=3 ./app &
+        done; wait
+
+    Rank 0 removes the file when all have joined; the same processes may then make another world
+    there. A file left over from ranks that died is not used, whether ranks are drawn or given: the
+    next rank 0 replaces it. A process too many gets IDIST_ERR_RANK_TAKEN, with path, group and
+    size, as long as the world is being made; the others do not notice. After that it is the first
+    one of a next world. A process that dies after it drew is IDIST_ERR_PEER_LOST to the others; if
+    it died at once, or nobody has drawn the rank in time, IDIST_ERR_TIMEOUT names the rank. Of
+    processes that were given a rank and others that were not, those that differ from rank 0 get
+    IDIST_ERR_ENV. IDIST_GROUP_NAME keeps several worlds apart that begin at one path at the same
+    time (desc.group_name).
+
     Other variables; for time-outs, 0 means the default and -1 none:
 
         IDIST_TIMEOUT_MS, IDIST_INIT_TIMEOUT_MS
         IDIST_TRANSPORT      auto, socket or tcp
         IDIST_ALGO           auto, latency, bandwidth or chunked
         IDIST_SHM_MIB        shared memory per rank in MiB
+        IDIST_GROUP_NAME     the name of a world at file:///path
         IDIST_HOSTID         ranks with equal values share a host
         IDIST_ADDR           the address or name at which other hosts reach this one
         IDIST_SOCKET_IFNAME  network interfaces that other hosts reach: prefixes (eth,ib), whole
@@ -621,15 +643,16 @@ typedef struct idist_desc {
     // IDIST_BACKEND.
     const char *backend;
 
-    // "env://", "tcp://host:port", "tcp://239.x.y.z:port" or "file:///path"; needs rank and
-    // world_size, from this struct or the environment. IDIST_INIT_METHOD.
+    // "env://", "tcp://host:port", "tcp://239.x.y.z:port" or "file:///path"; needs world_size and,
+    // except with file:///path, rank, from this struct or the environment. IDIST_INIT_METHOD.
     const char *init_method;
 
     // Rendezvous through this store instead. The caller keeps owning it.
     idist_store *store;
 
     // World size and rank. If both are 0 they come from the environment; otherwise both are used,
-    // and rank must be 0 .. world_size - 1.
+    // and rank must be 0 .. world_size - 1, or -1: it is drawn, see LAUNCHING. With -1, a
+    // world_size of 0 means IDIST_WORLD_SIZE or WORLD_SIZE.
     int world_size;
     int rank;
 
@@ -714,6 +737,11 @@ typedef struct idist_desc {
     // number that any rank asks for counts. 0: one, and more where the round trip is so long that
     // one cannot fill the network. IDIST_SOCKETS.
     int sockets;
+
+    // With init_method "file:///path": worlds of different names meet at one path, each in a file
+    // of its own, path.NAME. Up to 63 letters, digits and ._-; NULL or "": the file is path itself.
+    // Other methods do not use it. IDIST_GROUP_NAME.
+    const char *group_name;
 } idist_desc;
 
 //------------------------------------------------------------------------------

@@ -198,7 +198,7 @@ static idist_status idist__backend_find_device(idist__world *w) {
 //------------------------------------------------------------------------------
 // [calls:world]  open and close a world
 // uses clock cpu os:thread mutex cond os:memory socket fail text mem base:log
-// uses launch:env config kind model core:world tracer core:task core:ended
+// uses launch:env draw config kind model core:world tracer core:task core:ended
 // uses core:group core:wait core:call backend
 //
 //     idist__world_open
@@ -249,6 +249,7 @@ static void idist__world_free(idist__world *w) {
     idist_allocator mem = w->cfg.mem;
 
     while (w->group.next) idist__group_free(w->group.next);
+    idist__draw_close(&w->cfg);
 
     if (w->abandoned) {
         idist__group_abandon(&w->group);
@@ -320,6 +321,7 @@ static idist_status idist__world_new(const idist__config *cfg, idist__world **ou
     idist__backend_names(w->backends, sizeof w->backends);
     if (status == IDIST_OK) status = idist__backend_find_device(w);
     if (status == IDIST_OK) status = idist__backend_choose(w);
+    if (status == IDIST_OK && w->cfg.rank == IDIST__RANK_DRAWN) status = idist__draw_rank(&w->cfg);
     if (status != IDIST_OK) return status;
     snprintf(w->log.who, sizeof w->log.who, "rank %d/%d %s", w->cfg.rank, w->cfg.world_size,
              w->hostname);
@@ -753,6 +755,8 @@ const char *idist_show_config(void) {
     idist__text_append(buf, cap, "launcher: %s", idist_launcher());
     if (w && w->cfg.rank_var)
         idist__text_append(buf, cap, " by %s and %s", w->cfg.rank_var, w->cfg.size_var);
+    else if (w && w->cfg.size_var) idist__text_append(buf, cap, " by %s", w->cfg.size_var);
+    if (w && w->cfg.rank_drawn) idist__text_append(buf, cap, ", rank drawn");
     idist__text_append(buf, cap, "\n");
     if (w)
         idist__text_append(buf, cap, "rendezvous: %s\ntimeout: %d ms\n",

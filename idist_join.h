@@ -22,6 +22,7 @@ STEPS
     What the ranks write into the store, in order; R is a rank. All names begin with a prefix that
     no other world uses.
 
+      idist/ranks in a file: whether ranks are drawn (rank 0)     [launch:draw]
       idist/R     how many worlds rank R has opened here          idist__join_store_open
       job         number of the job, number of ranks (rank 0)     idist__table_agree_on_job
       node/R      what rank R says about itself                   idist__table_exchange
@@ -325,13 +326,17 @@ static idist_status idist__failure_late(idist__join *j, const char *what, int ra
             idist__me.text, sizeof idist__me.text,
             ". The ranks meet at a local socket, which those of another user, network "
             "namespace (container) or host cannot reach");
+    if (j->w->cfg.rank_drawn)
+        idist__text_append(idist__me.text, sizeof idist__me.text,
+                           ". Ranks are drawn from %s: start %d processes there",
+                           j->w->cfg.where + 5, j->w->group.size);
 
     return idist__failure_hint(j);
 }
 
 //------------------------------------------------------------------------------
 // [join:store]  opening the store, and values that a rank waits for
-// uses clock os:env fail client store:store launch:env pmi state failure
+// uses clock os:env fail client store:store launch:env pmi draw state failure
 //
 // Worlds made one after another through the same store must not see each other's values. So each
 // rank counts its worlds in the store, and the count is part of all names. In a store of our own
@@ -431,6 +436,13 @@ static idist_status idist__join_store_open_own(idist__join *j) {
         if (status != IDIST_OK) return status;
     }
 
+    if (cfg->drawn) { // our rank came from it
+        j->store = cfg->drawn;
+        cfg->drawn = NULL;
+        j->owns_store = true;
+        return IDIST_OK;
+    }
+
     memset(&desc, 0, sizeof desc);
     desc.server = cfg->rank == 0;
     desc.timeout_ms = cfg->init_timeout_ms;
@@ -439,10 +451,13 @@ static idist_status idist__join_store_open_own(idist__join *j) {
     desc.allocator = cfg->mem;
     status = idist__store_open(cfg->where, &desc, cfg->listener, &j->store);
     cfg->listener = -1; // the store owns it now
+    if (status == IDIST_ERR_ADDR_IN_USE && cfg->may_draw)
+        return idist__fail(status, "initialize: %s. (desc.rank 0 is a rank; -1 has it drawn)",
+                           idist__me.text);
     if (status != IDIST_OK) return idist__fail(status, "initialize: %s", idist__me.text);
     j->owns_store = true;
 
-    return IDIST_OK;
+    return cfg->may_draw ? idist__draw_check_given(cfg, j->store) : IDIST_OK;
 }
 
 static void idist__join_store_leave_will(idist__join *j) {

@@ -15,6 +15,7 @@ CONTENTS
       [launch:tf]      TF_CONFIG, TensorFlow's description of a cluster
       [launch:detect]  which launcher started this process, and as which rank
       [launch:where]   where the ranks meet
+      [launch:draw]    ranks that are drawn from a file
       [launch:config]  explicit field, then environment, then built-in
 */
 #ifndef IDIST_LAUNCH_H
@@ -26,6 +27,8 @@ CONTENTS
 //------------------------------------------------------------------------------
 
 #define IDIST__SHM_MIB 4 // shared memory per rank, unless the user says otherwise
+
+enum { IDIST__RANK_DRAWN = -1 }; // in place of a rank: see [launch:draw]
 
 // The numbers are those of the names in idist__config_choices.
 enum { IDIST__TRANSPORT_AUTO, IDIST__TRANSPORT_SOCKET, IDIST__TRANSPORT_TCP };
@@ -59,7 +62,7 @@ typedef enum idist__launcher_kind {
 } idist__launcher_kind;
 
 typedef struct idist__config {
-    int rank, world_size;
+    int rank, world_size; // rank may be IDIST__RANK_DRAWN until a backend has claimed the world
     int local_rank, local_size; // -1: the launcher does not say
     idist__launcher_kind launcher_kind;
     const char *launcher;            // "none", "spawn", "explicit", "idist", "torchrun", ...
@@ -68,6 +71,7 @@ typedef struct idist__config {
     char notice[200];    // a warning that the world logs once it has a log
     char where[4096];    // where the ranks meet, see [launch:where]; "": not given
     idist_store *store;  // the caller's, instead of `where`
+    idist_store *drawn;  // the rank was drawn from this store at `where`, which the world owns
     int listener;        // a socket that rank 0 of a spawn inherits and that listens; else -1
     int timeout_ms, init_timeout_ms; // > 0, or -1 for none
     idist__secret secret;
@@ -75,6 +79,8 @@ typedef struct idist__config {
     int algorithm;      // an idist__algorithm, up to CHUNKED
     int sockets;        // of a link over TCP; 0: automatic
     int bind;           // 1: bind each rank to a processor of its own, if there are enough
+    bool may_draw;      // the ranks meet in a file, from which they may be drawn
+    bool rank_drawn;    // ours was
     bool shm_asked;     // the user gave shm_nbytes
     bool unchecked;     // a backend with collectives of its own need not compare the ranks' calls
     bool high_priority; // of the device's streams
@@ -82,6 +88,7 @@ typedef struct idist__config {
     size_t shm_nbytes;           // shared memory per rank
     const void *mpi_comm;
     char host_id[128];
+    char group_name[64];     // of the worlds that meet in one file, or ""
     char device[32];         // the device the user asked for, or ""
     char device_backend[32]; // the device backend that the user asked for, or ""
     const void *nccl_comm, *nccl_config;
@@ -728,6 +735,13 @@ static idist_status idist__detect_numbers(idist__config *config, const idist__la
     return IDIST_OK;
 }
 
+// A size without a rank, where ranks can be drawn.
+static bool idist__detect_draws(const idist__config *config, const idist__launcher *row,
+                                const idist__detect_look *look) {
+    bool is_plain = row->kind == IDIST__LAUNCHER_IDIST || row->kind == IDIST__LAUNCHER_ENV;
+    return config->may_draw && is_plain && look->has_size && !look->has_rank;
+}
+
 // Whether both variables of a row are set. One alone is an error: guessing the other would start N
 // worlds of one rank.
 static idist_status idist__detect_check(idist__config *config, const idist__launcher *row,
@@ -740,6 +754,11 @@ static idist_status idist__detect_check(idist__config *config, const idist__laun
     if (row->look) row->look(look, asked);
     *found = false;
     if (look->skip) return IDIST_OK;
+
+    if (idist__detect_draws(config, row, look)) {
+        *found = true;
+        return IDIST_OK;
+    }
 
     if (asked && !(look->has_rank && look->has_size))
         return idist__fail(IDIST_ERR_ENV,
@@ -765,9 +784,10 @@ static idist_status idist__detect_by_variables(idist__config *config, const idis
     if (status == IDIST_OK && !*found) return IDIST_OK;
     config->launcher_kind = row->kind;
     config->launcher = is_torchrun ? "torchrun" : row->name;
-    config->rank_var = row->rank;
+    config->rank_var = look.has_rank ? row->rank : NULL;
     config->size_var = look.size_var;
     config->job_var = row->job;
+    if (idist__detect_draws(config, row, &look)) config->rank = IDIST__RANK_DRAWN;
 
     return status == IDIST_OK ? idist__detect_numbers(config, row, look.size_var) : status;
 }
@@ -908,7 +928,7 @@ static idist_status idist__launch_detect(idist__config *config) {
 // 0, in a file, or through a multicast group.
 //
 //     init_method (or IDIST_INIT_METHOD)   ->  config->where
-//     file:///path                             file:/path
+//     file:///path                             file:/path, or file:/path.GROUP
 //     tcp://239.x.y.z:port                     cast:239.x.y.z:port/SIZE RUN RESTART
 //     tcp://host:port                          unix:... for a loopback host, else tcp:host:port
 //     env:// or none, MASTER_ADDR and _PORT    the same; torch:host:port where the agent serves
@@ -1081,21 +1101,60 @@ static bool idist__where_is_multicast(const char *host) {
     return first >= 224 && first < 240 && strspn(host, "0123456789.") == strlen(host);
 }
 
+static const char *idist__where_method(const idist_desc *desc) {
+    return desc->init_method ? desc->init_method : idist__os_env("IDIST_INIT_METHOD");
+}
+
+// Whether the ranks meet in a file, if its path is right.
+static bool idist__where_is_file(const idist_desc *desc) {
+    const char *method = idist__where_method(desc);
+    return !desc->store && method && strncmp(method, "file:", 5) == 0;
+}
+
+// Each group of ranks has a file of its own: PATH, or PATH.NAME.
+static idist_status idist__where_file(idist__config *config, const idist_desc *desc,
+                                      const char *path) {
+    static const char letters[] = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
+                                  "0123456789._-";
+    const char *name = desc->group_name ? desc->group_name : idist__os_env("IDIST_GROUP_NAME");
+
+    if (!name) name = "";
+    if (strlen(name) >= sizeof config->group_name || name[strspn(name, letters)])
+        return idist__fail(desc->group_name ? IDIST_ERR_ARG : IDIST_ERR_ENV,
+                           "%s \"%.80s\": the name of a group has up to %d letters, digits and ._-",
+                           desc->group_name ? "group_name" : "IDIST_GROUP_NAME", name,
+                           (int)sizeof config->group_name - 1);
+
+    idist__text_copy(config->group_name, sizeof config->group_name, name);
+    snprintf(config->where, sizeof config->where, "file:%s%s%s", path, name[0] ? "." : "", name);
+
+    return IDIST_OK;
+}
+
+static idist_status idist__where_unknown(const idist_desc *desc, const char *method) {
+    const char *hint = "";
+
+    if (strncmp(method, "file:", 5) == 0)
+        hint = ". The path of a file begins with a slash, so the method has three";
+    return idist__fail(desc->init_method ? IDIST_ERR_ARG : IDIST_ERR_ENV,
+                       "%s \"%s\" is not one of env://, tcp://host:port (a port from 1 to 65535), "
+                       "tcp://239.x.y.z:port, file:///path%s",
+                       desc->init_method ? "init_method" : "IDIST_INIT_METHOD", method, hint);
+}
+
 static idist_status idist__where_find(idist__config *config, const idist_desc *desc) {
-    const char *method = desc->init_method;
+    const char *method = idist__where_method(desc);
     char host[256];
     int port;
 
-    if (!method) method = idist__os_env("IDIST_INIT_METHOD");
     config->store = desc->store;
     if (config->world_size == 1 || config->store) return IDIST_OK;
     if (config->where[0] && !method) return IDIST_OK; // from TF_CONFIG
     if (!method || strcmp(method, "env://") == 0) return idist__where_env(config, desc);
 
-    if (strncmp(method, "file:///", 8) == 0 && strlen(method) < sizeof config->where) {
-        snprintf(config->where, sizeof config->where, "file:%s", method + 7);
-        return IDIST_OK;
-    }
+    if (strncmp(method, "file:///", 8) == 0 &&
+        strlen(method) + sizeof config->group_name < sizeof config->where)
+        return idist__where_file(config, desc, method + 7);
 
     if (strncmp(method, "tcp://", 6) == 0 &&
         idist__parse_host_port(method + 6, host, sizeof host, &port) && port > 0) {
@@ -1104,10 +1163,160 @@ static idist_status idist__where_find(idist__config *config, const idist_desc *d
         return IDIST_OK;
     }
 
-    return idist__fail(desc->init_method ? IDIST_ERR_ARG : IDIST_ERR_ENV,
-                       "%s \"%s\" is not one of env://, tcp://host:port (a port from 1 to 65535), "
-                       "tcp://239.x.y.z:port, file:///path",
-                       desc->init_method ? "init_method" : "IDIST_INIT_METHOD", method);
+    return idist__where_unknown(desc, method);
+}
+
+//------------------------------------------------------------------------------
+// [launch:draw]  ranks that are drawn from a file
+// uses clock os:random fail store:table store:store env
+//
+// Processes that know the file, the size of their world and perhaps a group's name, but no rank:
+//
+//     the first one that opens the file is the server of its store, and rank 0
+//     it sets  idist/ranks   {drawn, a random number of this world}
+//     another  reads that, adds 1 to idist/drawn, and has the sum as its rank
+//
+// From then on everything is as with given ranks. The lock of the server, which ends with its
+// process, tells a world that is being made from the leftover of a dead one. Where ranks are given,
+// rank 0 sets idist/ranks as well, so that a process of the other kind is told by name.
+//
+// A rank may be done with a world while rank 0 still holds its file. Coming back it finds the
+// number of the world from which it drew last, and waits until the file is gone. Each thread has a
+// number of its own, since threads can be ranks.
+//------------------------------------------------------------------------------
+
+typedef struct idist__draw_mark { // the value of idist/ranks
+    uint64_t drawn;               // 0: the ranks are given
+    uint64_t world;               // random
+} idist__draw_mark;
+
+enum { IDIST__DRAW_AGAIN_MS = 3 };
+
+static const char *idist__draw_file(const idist__config *config) { return config->where + 5; }
+
+static idist_status idist__draw_set_mark(idist_store *store, bool drawn) {
+    idist__draw_mark mark;
+
+    mark.drawn = drawn;
+    idist__os_random(&mark.world, sizeof mark.world);
+    if (drawn) idist__me.drawn_world = mark.world;
+    return idist_store_set(store, "idist/ranks", &mark, sizeof mark);
+}
+
+static idist_status idist__draw_get_mark(const idist__config *config, idist_store *store,
+                                         idist__draw_mark *mark) {
+    size_t nbytes = 0;
+    idist_status status = idist_store_get(store, "idist/ranks", mark, sizeof *mark, &nbytes, 0);
+
+    if (status == IDIST_ERR_TRUNCATED || (status == IDIST_OK && nbytes != sizeof *mark))
+        return idist__fail(IDIST_ERR_UNSUPPORTED,
+                           "initialize: rank 0 at %s was built from another version of idist.h",
+                           idist__draw_file(config));
+    return status;
+}
+
+// The ranks are given, and the store in the file is open: whether they are to all.
+IDIST__UNUSED static idist_status idist__draw_check_given(const idist__config *config,
+                                                          idist_store *store) {
+    idist__draw_mark mark;
+    idist_status status;
+
+    if (config->rank == 0) return idist__draw_set_mark(store, false);
+    status = idist__draw_get_mark(config, store, &mark);
+    if (status != IDIST_OK || !mark.drawn) return status;
+
+    return idist__fail(
+        IDIST_ERR_ENV,
+        "initialize: this process was given rank %d (%s), but rank 0 at %s was given "
+        "none: give a rank to all processes, or to none",
+        config->rank, config->rank_var ? config->rank_var : "desc.rank", idist__draw_file(config));
+}
+
+// Tries to draw from the store. *again: this world is none for us, but the next one may be.
+static idist_status idist__draw_try(idist__config *config, bool *again) {
+    idist_store *store = config->drawn;
+    idist__draw_mark mark;
+    int64_t rank = 0;
+    idist_status status;
+
+    *again = false;
+    config->rank = 0;
+    if (idist__store_is_file_server(store)) return idist__draw_set_mark(store, true);
+
+    status = idist__draw_get_mark(config, store, &mark);
+
+    if (status == IDIST_OK && !mark.drawn)
+        return idist__fail(IDIST_ERR_ENV,
+                           "initialize: this process was given no rank, but rank 0 at %s was: give "
+                           "a rank to all processes (RANK or desc.rank), or to none",
+                           idist__draw_file(config));
+    if (status == IDIST_OK) *again = mark.world == idist__me.drawn_world;
+    if (status == IDIST_OK && !*again) status = idist_store_add(store, "idist/drawn", 1, &rank);
+
+    if (status == IDIST_ERR_PEER_LOST) { // the server left before we had a rank
+        *again = true;
+        return IDIST_OK;
+    }
+
+    if (status != IDIST_OK || *again) return status;
+    if (rank >= config->world_size)
+        return idist__fail(
+            IDIST_ERR_RANK_TAKEN,
+            "initialize: all %d ranks of the world at %s (group \"%s\") are taken: start %d "
+            "processes, or give each job a file or a group name (IDIST_GROUP_NAME) of its own",
+            config->world_size, idist__draw_file(config), config->group_name, config->world_size);
+    config->rank = (int)rank;
+    idist__me.drawn_world = mark.world;
+
+    return IDIST_OK;
+}
+
+static idist_status idist__draw_open(idist__config *config, int64_t deadline_ns) {
+    char where[sizeof config->where];
+    int64_t left_ms = idist__os_clock_ms_until(deadline_ns);
+    idist_store_desc desc;
+
+    memset(&desc, 0, sizeof desc);
+    desc.timeout_ms = left_ms == 0 ? 1 : (int)left_ms;
+    desc.secret = config->secret.nbytes ? config->secret.bytes : NULL;
+    desc.secret_nbytes = config->secret.nbytes;
+    desc.allocator = config->mem;
+    snprintf(where, sizeof where, "draw:%s", idist__draw_file(config));
+
+    return idist__store_open(where, &desc, -1, &config->drawn);
+}
+
+// Closes the store, if the ranks were drawn from one and nobody has taken it over.
+static void idist__draw_close(idist__config *config) {
+    char text[sizeof idist__me.text];
+
+    memcpy(text, idist__me.text, sizeof text); // closing may overwrite it
+    idist_store_close(&config->drawn);
+    memcpy(idist__me.text, text, sizeof text);
+}
+
+// Draws the rank of a configuration that has none. Leaves the store in config->drawn.
+static idist_status idist__draw_rank(idist__config *config) {
+    int64_t deadline_ns = idist__os_clock_deadline(config->init_timeout_ms);
+    idist_status status = IDIST_OK;
+    bool again = true;
+
+    while (again && status == IDIST_OK) {
+        status = idist__draw_open(config, deadline_ns);
+        if (status != IDIST_OK) return idist__fail(status, "initialize: %s", idist__me.text);
+        status = idist__draw_try(config, &again);
+        config->rank_drawn = status == IDIST_OK && !again;
+        if (config->rank_drawn) return IDIST_OK;
+
+        idist__draw_close(config);
+        if (status == IDIST_OK && idist__os_clock_ms_until(deadline_ns) == 0)
+            status = idist__fail(IDIST_ERR_TIMEOUT,
+                                 "initialize: an earlier world of this rank still holds %s",
+                                 idist__draw_file(config));
+        if (status == IDIST_OK) idist__os_clock_pause_ms(IDIST__DRAW_AGAIN_MS);
+    }
+
+    return status;
 }
 
 //------------------------------------------------------------------------------
@@ -1210,13 +1419,37 @@ static void idist__config_text(const char *field, const char *var, char *text, s
     if (value) idist__text_copy(text, capacity, value);
 }
 
+// desc.rank is IDIST__RANK_DRAWN: no launcher is asked.
+static idist_status idist__config_draws(idist__config *config, const idist_desc *desc) {
+    const char *var = idist__env_either("IDIST_WORLD_SIZE", "WORLD_SIZE");
+
+    if (desc->world_size < 0 || (!desc->world_size && !idist__os_env(var)))
+        return idist__fail(IDIST_ERR_ARG,
+                           "rank %d is drawn, for which the world's size is needed: set "
+                           "desc.world_size, IDIST_WORLD_SIZE or WORLD_SIZE",
+                           desc->rank);
+    if (!config->may_draw)
+        return idist__fail(IDIST_ERR_ARG,
+                           "rank %d is drawn, for which the ranks must meet in a file: set "
+                           "desc.init_method or IDIST_INIT_METHOD to file:///path",
+                           desc->rank);
+
+    config->launcher = "explicit";
+    config->rank = IDIST__RANK_DRAWN;
+    config->world_size = desc->world_size;
+
+    return desc->world_size ? IDIST_OK : idist__env_count(var, &config->world_size);
+}
+
 // Rank and world size: those of the desc, or else the launcher's.
 static idist_status idist__config_rank(idist__config *config, const idist_desc *desc) {
     config->rank = 0;
     config->world_size = 1;
     config->local_rank = config->local_size = -1;
     config->launcher = "none";
+    config->may_draw = idist__where_is_file(desc);
     if (desc->world_size == 0 && desc->rank == 0) return idist__launch_detect(config);
+    if (desc->rank == IDIST__RANK_DRAWN) return idist__config_draws(config, desc);
 
     if (desc->world_size < 1 || desc->rank < 0 || desc->rank >= desc->world_size)
         return idist__fail(IDIST_ERR_ARG,
@@ -1261,6 +1494,7 @@ static idist_status idist__launch_config(idist__config *config, const idist_desc
     status = idist__secret_find(&config->secret, d.secret, d.secret_nbytes);
     if (status == IDIST_OK) status = idist__config_rank(config, &d);
     if (status == IDIST_OK) status = idist__where_find(config, &d);
+    if (config->world_size == 1 && config->rank == IDIST__RANK_DRAWN) config->rank = 0;
 
     return status;
 }

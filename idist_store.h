@@ -428,6 +428,13 @@ enum {
     IDIST__FILE_RECORDS_AT = 16,  // offset of the first record
     IDIST__FILE_WILL_KEY_NBYTES = 9
 };
+// Who a process that opens the file becomes.
+typedef enum idist__file_role {
+    IDIST__FILE_CLIENT, // waits for a server
+    IDIST__FILE_SERVER, // fails where there is one
+    IDIST__FILE_EITHER  // the server, unless there is one
+} idist__file_role;
+
 enum {
     IDIST__FILE_WILLS_MS = 50, // between two looks at the locks of the wills' makers
     IDIST__FILE_OPEN_MS = 5,   // between two attempts to find a live server's file
@@ -785,8 +792,9 @@ static idist_status idist__file_claim(idist__file_store *f, bool *taken, bool *a
     return IDIST_OK;
 }
 
-// The server takes the file: it keeps the first byte locked, and the table is empty.
-static idist_status idist__file_serve(idist__file_store *f, int64_t deadline_ns) {
+// The server takes the file: it keeps the first byte locked, and the table is empty. Where there is
+// a server, `either` makes us a client.
+static idist_status idist__file_serve(idist__file_store *f, bool either, int64_t deadline_ns) {
     bool taken = false, again = true;
     idist_status status = IDIST_OK;
 
@@ -794,7 +802,8 @@ static idist_status idist__file_serve(idist__file_store *f, int64_t deadline_ns)
         status = idist__file_create(f, deadline_ns);
         if (status != IDIST_OK) return status;
         status = idist__file_claim(f, &taken, &again);
-        if (taken)
+        f->server = !taken;
+        if (taken && !either)
             status =
                 idist__fail(IDIST_ERR_ADDR_IN_USE, "store: %s belongs to a running job", f->path);
         idist__file_unlock_records(f);
@@ -833,14 +842,13 @@ static idist_status idist__file_join(idist__file_store *f, int64_t deadline_ns) 
 }
 
 // When this fails, the caller closes the store.
-static idist_status idist__file_open(idist_store *store, const char *path, bool server,
+static idist_status idist__file_open(idist_store *store, const char *path, idist__file_role role,
                                      int64_t deadline_ns) {
     idist__file_store *f = (idist__file_store *)idist__mem_alloc(&store->mem, sizeof *f);
 
     if (!f) return IDIST_ERR_NO_MEMORY;
     f->file = -1;
     f->table.mem = f->wills.mem = store->mem;
-    f->server = server;
     idist__os_mutex_init(&f->lock);
     store->impl = f;
     store->run = idist__file_run;
@@ -850,7 +858,8 @@ static idist_status idist__file_open(idist_store *store, const char *path, bool 
     if (!f->path) return IDIST_ERR_NO_MEMORY;
     memcpy(f->path, path, strlen(path) + 1);
 
-    return server ? idist__file_serve(f, deadline_ns) : idist__file_join(f, deadline_ns);
+    if (role == IDIST__FILE_CLIENT) return idist__file_join(f, deadline_ns);
+    return idist__file_serve(f, role == IDIST__FILE_EITHER, deadline_ns);
 }
 
 //------------------------------------------------------------------------------
@@ -2296,7 +2305,10 @@ static idist_status idist__store_open_kind(idist_store *store, const char *where
     char address_text[4096];
 
     if (strncmp(where, "file:", 5) == 0)
-        return idist__file_open(store, where + 5, server, deadline_ns);
+        return idist__file_open(store, where + 5, server ? IDIST__FILE_SERVER : IDIST__FILE_CLIENT,
+                                deadline_ns);
+    if (strncmp(where, "draw:", 5) == 0)
+        return idist__file_open(store, where + 5, IDIST__FILE_EITHER, deadline_ns);
     if (strcmp(where, "mem:") == 0) return idist__memory_open(store);
 
     serving->address_text = where;
@@ -2314,8 +2326,9 @@ static idist_status idist__store_open_kind(idist_store *store, const char *where
 }
 
 // Opens a store of any kind: "mem:", "file:PATH", "unix:NAME", "tcp:HOST:PORT",
-// "cast:GROUP:PORT/JOB", or "torch:HOST:PORT" for the server of a torchrun agent. A server may
-// bring a socket that listens already (else -1), which the store owns from here on.
+// "cast:GROUP:PORT/JOB", or "torch:HOST:PORT" for the server of a torchrun agent. "draw:PATH" is a
+// file whose server is the first process that opens it, see idist__store_is_file_server. A server
+// may bring a socket that listens already (else -1), which the store owns from here on.
 static idist_status idist__store_open(const char *where, const idist_store_desc *desc, int listener,
                                       idist_store **out) {
     idist_store *store = idist__store_new(&desc->allocator, desc->timeout_ms);
@@ -2346,6 +2359,11 @@ static idist_status idist__store_open(const char *where, const idist_store_desc 
     else *out = store;
 
     return status;
+}
+
+// Whether this process is the server of a store in a file.
+IDIST__UNUSED static bool idist__store_is_file_server(const idist_store *store) {
+    return ((const idist__file_store *)store->impl)->server;
 }
 
 idist_status idist_store_open(const char *url, const idist_store_desc *desc, idist_store **store) {
