@@ -537,15 +537,19 @@ static idist_status idist__join_store_open(idist__join *j) {
 }
 
 // This rank is done. Rank 0 closes the store only when all ranks are, because until then they learn
-// of a death through it. (It may close the store before it has answered the last request.)
+// of a death through it. (It may close the store before it has answered the last request.) The
+// others wait for that: if they open another world at the same address, they must not find the
+// store of this one.
 static idist_status idist__join_store_leave(idist__join *j) {
     char one = 1;
     idist_status status = idist__state_set(j, "joined", j->w->group.rank, &one, sizeof one);
 
     if (status == IDIST_OK) idist__failure_will(j, NULL);
-    if (!j->owns_store || j->w->group.rank != 0 || status != IDIST_OK) return status;
+    if (!j->owns_store || status != IDIST_OK) return status;
+    if (j->w->group.rank == 0) return idist__join_store_await_all(j, "joined");
+    if (!idist__state_is_torch(j)) idist__store_await_end(j->store, j->deadline_ns);
 
-    return idist__join_store_await_all(j, "joined");
+    return IDIST_OK;
 }
 
 //------------------------------------------------------------------------------

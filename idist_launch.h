@@ -1180,9 +1180,9 @@ static idist_status idist__where_find(idist__config *config, const idist_desc *d
 // process, tells a world that is being made from the leftover of a dead one. Where ranks are given,
 // rank 0 sets idist/ranks as well, so that a process of the other kind is told by name.
 //
-// A rank may be done with a world while rank 0 still holds its file. Coming back it finds the
-// number of the world from which it drew last, and waits until the file is gone. Each thread has a
-// number of its own, since threads can be ranks.
+// A rank may give a world up while rank 0 still holds its file. Coming back it finds the number of
+// the world from which it drew last, and waits until the file is gone. Each thread has a number of
+// its own, since threads can be ranks.
 //------------------------------------------------------------------------------
 
 typedef struct idist__draw_mark { // the value of idist/ranks

@@ -824,6 +824,14 @@ static bool idist__file_is_served(const idist__file_store *f, int64_t deadline_n
     return is_served;
 }
 
+// Waits until the server has ended, at most until the deadline.
+static void idist__file_await_end(idist_store *store, int64_t deadline_ns) {
+    const idist__file_store *f = (const idist__file_store *)store->impl;
+
+    while (idist__file_has_server(f) && idist__os_clock_ms_until(deadline_ns) != 0)
+        idist__os_clock_pause_ms(IDIST__FILE_OPEN_MS);
+}
+
 // A client waits for a file whose server lives. It opens the path anew each time, because the file
 // may have been replaced.
 static idist_status idist__file_join(idist__file_store *f, int64_t deadline_ns) {
@@ -1521,18 +1529,19 @@ static void *idist__server_main(void *arg) {
     }
 }
 
-// Ends the thread and frees everything. Clients that are connected see the end of their stream.
+// Ends the thread and frees everything. Clients that are connected see the end of their stream, and
+// from then on nobody gets a connection to this server.
 static void idist__server_stop(idist__server *server) {
     if (server->running) {
         idist__os_poll_wakeup_signal(server->wake);
         idist__os_thread_join(server->thread);
     }
 
-    while (server->client_count) idist__server_drop(server, 0);
-    idist__pending_close(&server->pending);
-    idist__os_descriptor_close(&server->wake);
     idist__os_descriptor_close(&server->listener);
     idist__os_descriptor_close(&server->multicast.fd);
+    idist__pending_close(&server->pending);
+    while (server->client_count) idist__server_drop(server, 0);
+    idist__os_descriptor_close(&server->wake);
     idist__table_clear(&server->table);
     idist__mem_free(&server->mem, server->keys);
     idist__mem_free(&server->mem, server->value);
@@ -1914,6 +1923,14 @@ static idist_status idist__client_run(idist_store *store, idist__store_request *
         if (__atomic_load_n(&client->threads_waiting, __ATOMIC_RELAXED))
             idist__os_clock_pause_ms(1); // a mutex alone is not fair
     }
+}
+
+// Waits until the server has ended, at most until the deadline.
+static void idist__client_await_end(idist_store *store, int64_t deadline_ns) {
+    const idist__client_store *client = (const idist__client_store *)store->impl;
+    char answer;
+
+    while (idist__connection_read_all(client->fd, &answer, 1, deadline_ns)) continue;
 }
 
 static void idist__client_close(idist_store *store) {
@@ -2490,6 +2507,13 @@ IDIST__UNUSED static idist_status idist__store_post_add(idist_store *store, cons
     request.number = delta;
     request.posted = true;
     return status == IDIST_OK ? store->run(store, &request) : status;
+}
+
+// Waits until the server of this store has ended, at most until the deadline. Then the next store
+// that is opened at its address is another one.
+IDIST__UNUSED static void idist__store_await_end(idist_store *store, int64_t deadline_ns) {
+    if (store->run == idist__client_run) idist__client_await_end(store, deadline_ns);
+    else if (store->run == idist__file_run) idist__file_await_end(store, deadline_ns);
 }
 
 IDIST__UNUSED static int64_t idist__store_posted_sum(const idist_store *store) {

@@ -18,10 +18,20 @@ static int fail(const char *what, int rank) {
     return 1;
 }
 
-// One rank: joins, adds up, looks at its place.
+// One rank: joins, opens two more worlds at the same place with no call in between, adds up, looks
+// at its place.
 static int run_rank(idist_desc d, const placement *p) {
     int64_t sum = 0, mine = 1 << d.rank;
+    idist_group *more[2] = {NULL, NULL};
     if (idist_initialize(&d) != IDIST_OK) return fail("initialize", d.rank);
+    for (int i = 0; i < 2; i++)
+        if (idist_open(&d, &more[i]) != IDIST_OK) return fail("open", d.rank);
+    for (int i = 0; i < 2; i++) {
+        idist_opts o = opts_of(more[i]);
+        if (idist_all_reduce(&mine, &sum, 1, IDIST_I64, IDIST_SUM, &o) != IDIST_OK)
+            return fail("all_reduce in another world", d.rank);
+        if (idist_close(&more[i]) != IDIST_OK) return fail("close", d.rank);
+    }
     if (idist_all_reduce(&mine, &sum, 1, IDIST_I64, IDIST_SUM, NULL) != IDIST_OK)
         return fail("all_reduce", d.rank);
     if (sum != (1 << d.world_size) - 1 || idist_get_world_size() != d.world_size)
