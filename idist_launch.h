@@ -1206,7 +1206,10 @@ static idist_status idist__draw_set_mark(idist_store *store, bool drawn) {
 static idist_status idist__draw_get_mark(const idist__config *config, idist_store *store,
                                          idist__draw_mark *mark) {
     size_t nbytes = 0;
-    idist_status status = idist_store_get(store, "idist/ranks", mark, sizeof *mark, &nbytes, 0);
+    idist_status status;
+
+    memset(mark, 0, sizeof *mark);
+    status = idist_store_get(store, "idist/ranks", mark, sizeof *mark, &nbytes, 0);
 
     if (status == IDIST_ERR_TRUNCATED || (status == IDIST_OK && nbytes != sizeof *mark))
         return idist__fail(IDIST_ERR_UNSUPPORTED,
