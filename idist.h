@@ -797,8 +797,9 @@ IDIST_API const char *idist_launcher(void);
 // this thread calls the function again.
 IDIST_API const char *idist_available_backends(void);
 
-// The configuration of the world, one "name: value" per line. The string is valid until this thread
-// calls the function again.
+// The configuration of the world, and what its host gives this rank, one "name: value" per line;
+// "on this host" says how its ranks exchange data, and if not by shared memory, why. The string is
+// valid until this thread calls the function again.
 IDIST_API const char *idist_show_config(void);
 
 // Ends all pending and later calls on the group with IDIST_ERR_ABORTED, on all its ranks. NULL: the

@@ -648,7 +648,8 @@ idist_status idist_abort(idist_group *group) {
 
 //------------------------------------------------------------------------------
 // [calls:get]  the getters
-// uses socket fail text launch:env detect model core:world backend
+// uses descriptor cpu socket fail text launch:env detect model core:world
+// uses backend
 //
 // Without a world they answer as in a world of 1; none of them fails.
 //------------------------------------------------------------------------------
@@ -763,6 +764,9 @@ const char *idist_show_config(void) {
                            w->cfg.where[0] ? w->cfg.where : "none", w->cfg.timeout_ms);
     if (w && w->advertised[0]) idist__text_append(buf, cap, "advertising %s\n", w->advertised);
     if (w && w->network[0]) idist__text_append(buf, cap, "network: %s\n", w->network);
+    if (w && w->sharing[0]) idist__text_append(buf, cap, "on this host: %s\n", w->sharing);
+    idist__text_append(buf, cap, "cores: %d\ndescriptors: %lld\n", idist__os_cpu_count(),
+                       idist__os_descriptor_limit());
 
     return buf;
 }

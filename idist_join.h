@@ -22,7 +22,7 @@ STEPS
     What the ranks write into the store, in order; R is a rank. All names begin with a prefix that
     no other world uses.
 
-      idist/ranks in a file: whether ranks are drawn (rank 0)     [launch:draw]
+      idist/ranks in a file: whether ranks are drawn (rank 0)     idist__draw_check_given
       idist/R     how many worlds rank R has opened here          idist__join_store_open
       job         number of the job, number of ranks (rank 0)     idist__table_agree_on_job
       node/R      what rank R says about itself                   idist__table_exchange
@@ -1308,11 +1308,12 @@ static idist_status idist__join_share_attempt(idist__join *j, const idist__join_
     if (fd >= 0) error = share->error;
     if (fd >= 0 && !error) error = idist__join_share_map(m, fd);
     else idist__os_descriptor_close(&fd);
-    if (error)
-        idist__log_print(&j->w->log, IDIST_LOG_INFO, "no shared memory: %s%s",
-                         share->error ? "the processes of this host cannot see each other end: "
-                                      : "",
-                         strerror(error));
+    if (error) {
+        snprintf(j->w->sharing, sizeof j->w->sharing, "no shared memory: %s%s",
+                 share->error ? "the processes of this host cannot see each other end: " : "",
+                 strerror(error));
+        idist__log_print(&j->w->log, IDIST_LOG_INFO, "%s", j->w->sharing);
+    }
 
     if (error) *vote = share->error ? IDIST__VOTE_HOPELESS : IDIST__VOTE_FAILED;
     else *vote = idist__os_cpu_fence_others(true) ? IDIST__VOTE_MAPPED : IDIST__VOTE_FENCED;
@@ -1427,6 +1428,10 @@ static void idist__join_share_take_over(idist__join *j, const idist__join_share 
     }
 
     j->ring->shm = m;
+    snprintf(j->w->sharing, sizeof j->w->sharing, "shared memory, %zu KiB per rank; %s",
+             j->w->cfg.shm_nbytes >> 10,
+             m->reads_remote ? "large buffers are read from the other process"
+                             : "large buffers are copied");
 }
 
 // The ranks of this host, and our place in their tree: the parent of a rank on this host is the

@@ -213,6 +213,14 @@ static void idist__os_descriptor_close(int *fd) {
     *fd = -1;
 }
 
+// How many this process may have; -1: there is no limit.
+static long long idist__os_descriptor_limit(void) {
+    struct rlimit limit;
+
+    if (getrlimit(RLIMIT_NOFILE, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY) return -1;
+    return (long long)limit.rlim_cur;
+}
+
 //------------------------------------------------------------------------------
 // [os:cpu]  processors, and hints to them
 // uses -
