@@ -54,12 +54,15 @@ PARALLEL = $(if $(findstring jobserver,$(MAKEFLAGS)),,-j$(JOBS))
 PROVE = prove --timer --directives --failures --comments --exec 'timeout -k 5 $(DEADLINE)'
 
 .PHONY: run test test-all asan build-asan ubsan tsan check-programs need-prove programs examples who
-.PHONY: perf fuzz lint format single dist docs plots install uninstall deps deps-nccl peers
+.PHONY: doctor perf fuzz lint format single dist docs plots install uninstall deps deps-nccl peers
 .PHONY: print-deps bench-peers bench-net tune model bench-mpi bench-train test-gpu bench-gpu
 .PHONY: clean help
 
 run: build/05_train_digits
 	build/05_train_digits
+
+doctor: build/idistrun
+	@build/idistrun --doctor
 
 # Exactly the line that the README and the heads of the examples print. (Those for MPI and for GPUs
 # have others.) Warnings stay in a file, for tests/docs/examples.sh.
@@ -399,6 +402,7 @@ help:
 	@echo "make single     idist.h as a single file, in build/single; make dist: an archive with it"
 	@echo "make docs       pages and man pages of the API, into build/docs; needs doxygen"
 	@echo "make install    copy headers, idist.pc and idistrun to PREFIX (/usr/local); make uninstall"
+	@echo "make doctor     what this machine gives to idist, and what is wrong: idistrun --doctor"
 	@echo "make deps       install the packages that all of the above can use, the peers' among them"
 	@echo "make deps-nccl  fetch the oldest and the newest NCCL into build/nccl (500 MB)"
 	@echo "make clean      remove build/"

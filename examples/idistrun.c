@@ -3,6 +3,7 @@
 //     cc -O2 examples/idistrun.c -o build/idistrun
 //     build/idistrun -n 4 --tag ./sim args
 //     build/idistrun --hosts alpha:4,beta:2 ./sim args
+//     build/idistrun --doctor        what this machine gives, and a self test of 2 seconds
 //
 // Each rank finds its place in the environment: IDIST_RANK and its siblings, and what torchrun
 // would set, so that programs for PyTorch run as well.
@@ -26,6 +27,8 @@
 // folder. When all have ended, however they did, these become one; nodes send theirs to the head.
 // Of several tries the last one is in it.
 #define _GNU_SOURCE
+#include "doctor.h"
+
 #include <arpa/inet.h>
 #include <dirent.h>
 #include <errno.h>
@@ -73,6 +76,8 @@ static const char *const usage =
     "--nnodes: of those here)\n"
     "      --bind           each rank stays on a core of its own\n"
     "      --grace SECONDS  between the first failure, or a signal, and SIGKILL (default 5)\n"
+    "      --doctor         say what this machine gives, and test it for 2 s; 1 if something is "
+    "wrong\n"
     "  -v                   say what happens\n"
     "IDIST_RSH is the ssh of --hosts (default: ssh -o BatchMode=yes -o ConnectTimeout=10 -o "
     "ServerAliveInterval=10).\n";
@@ -840,25 +845,17 @@ static void place(const char *list) {
 }
 
 static void parse(int argc, char **argv) {
-    static const struct option names[] = {{"nproc", 1, NULL, 'n'},
-                                          {"nproc-per-node", 1, NULL, 'n'},
-                                          {"hosts", 1, NULL, 'H'},
-                                          {"nnodes", 1, NULL, 'N'},
-                                          {"node-rank", 1, NULL, 'k'},
-                                          {"master-addr", 1, NULL, 'a'},
-                                          {"master-port", 1, NULL, 'p'},
-                                          {"rdzv-id", 1, NULL, 'i'},
-                                          {"secret-file", 1, NULL, 's'},
-                                          {"error-file", 1, NULL, 'e'},
-                                          {"max-restarts", 1, NULL, 'r'},
-                                          {"tag", 0, NULL, 't'},
-                                          {"trace", 1, NULL, 'T'},
-                                          {"log-dir", 1, NULL, 'l'},
-                                          {"bind", 0, NULL, 'b'},
-                                          {"grace", 1, NULL, 'g'},
-                                          {"standalone", 0, NULL, 'S'},
-                                          {"help", 0, NULL, 'h'},
-                                          {NULL, 0, NULL, 0}};
+    static const struct option names[] = {
+        {"nproc", 1, NULL, 'n'},        {"nproc-per-node", 1, NULL, 'n'},
+        {"hosts", 1, NULL, 'H'},        {"nnodes", 1, NULL, 'N'},
+        {"node-rank", 1, NULL, 'k'},    {"master-addr", 1, NULL, 'a'},
+        {"master-port", 1, NULL, 'p'},  {"rdzv-id", 1, NULL, 'i'},
+        {"secret-file", 1, NULL, 's'},  {"error-file", 1, NULL, 'e'},
+        {"max-restarts", 1, NULL, 'r'}, {"tag", 0, NULL, 't'},
+        {"trace", 1, NULL, 'T'},        {"log-dir", 1, NULL, 'l'},
+        {"bind", 0, NULL, 'b'},         {"grace", 1, NULL, 'g'},
+        {"standalone", 0, NULL, 'S'},   {"doctor", 0, NULL, 'd'},
+        {"help", 0, NULL, 'h'},         {NULL, 0, NULL, 0}};
     const char *list = NULL;
     int o;
     while ((o = getopt_long(argc, argv, "+n:vh", names, NULL)) != -1) switch (o) {
@@ -879,6 +876,7 @@ static void parse(int argc, char **argv) {
         case 'b': opt.bind = true; break;
         case 'v': opt.verbose = true; break;
         case 'S': break; // one host is what we do without being told
+        case 'd': exit(doctor_run());
         case 'h': fputs(usage, stdout); exit(0);
         default: fputs(usage, stderr); exit(2);
         }

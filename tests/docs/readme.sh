@@ -15,7 +15,8 @@
 #
 # Words are separated by commas; expect and run may be there several times. In console blocks only
 # lines with "$ " are commands. sh blocks without such a comment are not run. Programs and commands
-# run in a folder that holds the headers and examples/, each with a time limit of a minute.
+# run in a folder that holds the headers and examples/: each program for at most a minute, each
+# block of commands, which may compile two programs, for at most two.
 # shellcheck source=tests/lib/tap.sh
 . "$(dirname "$0")/../lib/tap.sh"
 
@@ -94,7 +95,7 @@ test_commands() { # BLOCK NAME WORDS
     *.console) sed -n 's/^\$ //p' "$block" >"$WORK/commands.sh" ;;
     *) sed 's/^\$ //' "$block" >"$WORK/commands.sh" ;;
     esac
-    ok_run 0 "$name: runs" 60 sh -c "cd '$WORK' && . ./commands.sh" || return
+    ok_run 0 "$name: runs" 120 sh -c "cd '$WORK' && . ./commands.sh" || return
     check_expected "$name" "$words"
 }
 

@@ -7,7 +7,8 @@
 . tests/lib/launch.sh
 launch_build
 RUN=$WORK/idistrun
-ok_run 0 "idistrun builds with its one line" 60 cc -O2 examples/idistrun.c -o "$RUN" || done_testing
+ok_run 0 "idistrun builds with its one line" 240 cc -O2 examples/idistrun.c -o "$RUN" ||
+    done_testing
 two=("launcher idist, size 2, nodes 1" "rank 0: local 0 of 2, node 0"
     "rank 1: local 1 of 2, node 0")
 
