@@ -67,6 +67,7 @@ CONTENTS
       [train_api:loader]      batches, fetched ahead by worker threads
       [train_api:ddp]         gradients averaged while the backward pass is still running
       [train_api:norm]        batch statistics and gradient norms over all ranks
+      [train_api:schedule]    values that follow the step, such as the learning rate
       [train_api:metric]      numbers over all ranks
       [train_api:checkpoint]  files that are either complete or absent
       [train_api:log]         what a training run prints, on rank 0 only
@@ -80,6 +81,7 @@ CONTENTS
       [train:auto]            sizes, seeds and loaders derived from the world
       [train:batch_norm]      batch statistics over all ranks
       [train:norm]            the norm of gradients, and clipping by it
+      [train:schedule]        values that follow the step, such as the learning rate
       [train:metric]          numbers over all ranks
       [train:epoch_metric]    metrics that rank 0 computes from the rows of all ranks
       [train:checksum]        the checksum of a checkpoint
@@ -432,6 +434,55 @@ IDIST_API idist_status idist_sync_batch_norm_backward(float *sum_dy, float *sum_
 // IDIST_ERR_ARG: the sum of squares, in double, is not finite; on all ranks, and nothing is scaled.
 IDIST_API idist_status idist_clip_grad_norm(const idist_tensor *grads, int n, double max_norm,
                                             bool shared, double *norm, const idist_opts *opts);
+
+//------------------------------------------------------------------------------
+// [train_api:schedule]  values that follow the step, such as the learning rate
+//
+// Local: a value depends on the arguments only, so ranks that pass the same ones get the same bits,
+// and nothing has to be saved. Bad arguments give NaN, and idist_last_error says what is wrong.
+//------------------------------------------------------------------------------
+
+typedef struct idist_milestone {
+    double step, value;
+} idist_milestone;
+
+// Ignite's PiecewiseLinear: passes through n milestones on straight lines, and is constant before
+// the first one and after the last one. step may have a fraction, an epoch's for example.
+// NaN: no milestones, steps that do not increase, or a number that is not finite.
+IDIST_API double idist_piecewise_linear(const idist_milestone *milestones, int n, double step);
+
+// torch's schedulers of the same names, as closed formulas. `begin`, `end` and `steps` are fields
+// of the schedule, and left = 1 - step / steps is what is left of it, at least 0.
+typedef enum idist_schedule_kind {
+    IDIST_SCHEDULE_CONSTANT = 0,    // begin
+    IDIST_SCHEDULE_STEP = 1,        // StepLR: times factor after every `steps` steps
+    IDIST_SCHEDULE_EXPONENTIAL = 2, // ExponentialLR: times factor after every step
+    // CosineAnnealingLR: from begin to end along half a cosine, then back again, and so on.
+    IDIST_SCHEDULE_COSINE = 3,
+    // end + (begin - end) * left^power. PolynomialLR has end 0, LinearLR has power 1.
+    IDIST_SCHEDULE_POLYNOMIAL = 4,
+    // OneCycleLR: half a cosine up from begin to peak, and another one down to end, which is
+    // reached at steps - 1.
+    IDIST_SCHEDULE_ONE_CYCLE = 5
+} idist_schedule_kind;
+
+// All zero is valid: the constant 0. A schedule uses the fields that its kind names.
+typedef struct idist_schedule {
+    double begin, end;
+    double peak;           // of one cycle ...
+    double rise;           // ... and the fraction of `steps` until then, below 1; 0: 0.3
+    double factor;         // > 0
+    double power;          // > 0; 0: 1
+    double warmup;         // the value at step 0, if there are warm-up steps
+    uint64_t warmup_steps; // on a straight line to the first value; the schedule begins after them
+    uint64_t steps;
+    idist_schedule_kind kind;
+} idist_schedule;
+
+// The value in a step; the first one is step 0. Accurate to a relative error of 1e-12, in a time
+// that does not grow with step. NaN: schedule is NULL, its kind is invalid, `steps` is 0 and the
+// kind uses it, a field is out of its range or not finite.
+IDIST_API double idist_schedule_value(const idist_schedule *schedule, uint64_t step);
 
 //------------------------------------------------------------------------------
 // [train_api:metric]  numbers over all ranks
@@ -1926,6 +1977,194 @@ idist_status idist_clip_grad_norm(const idist_tensor *grads, int n, double max_n
         idist__reduce_scale(grads[i].data, grads[i].count, grads[i].dtype, factor);
 
     return IDIST_OK;
+}
+
+//------------------------------------------------------------------------------
+// [train:schedule]  values that follow the step, such as the learning rate
+// uses fail float
+//
+// log, exp and sin would need -lm. The series here are summed until their next term is below the
+// last bit of a double.
+//------------------------------------------------------------------------------
+
+static const double idist__schedule_ln_2 = 0.69314718055994530942;
+static const double idist__schedule_half_pi = 1.57079632679489661923;
+
+// Writes x as m * 2^e with m near 1, and ln(m) as 2 * artanh((m - 1) / (m + 1)). x > 0.
+static double idist__schedule_log(double x) {
+    double z, sum = 0;
+    int k, exponent = 0;
+
+    for (; x > 1.5; x /= 2) exponent++;
+    for (; x < 0.75; x *= 2) exponent--;
+
+    z = (x - 1) / (x + 1);
+    for (k = 27; k >= 1; k -= 2) sum = sum * z * z + 1.0 / k;
+
+    return exponent * idist__schedule_ln_2 + 2 * z * sum;
+}
+
+// Taylor's series for what is left of x after halving or doubling the result.
+static double idist__schedule_exp(double x) {
+    double sum = 1;
+    int k, doublings;
+
+    if (x < -745) return 0;
+    if (x > 709) x = 709; // not infinite: that times 0 would be NaN
+
+    doublings = (int)(x / idist__schedule_ln_2);
+    x -= doublings * idist__schedule_ln_2;
+    for (k = 18; k >= 1; k--) sum = 1 + sum * x / k;
+
+    for (; doublings > 0; doublings--) sum *= 2;
+    for (; doublings < 0; doublings++) sum /= 2;
+
+    return sum;
+}
+
+static double idist__schedule_power(double x, double exponent) {
+    if (exponent == 0) return 1;
+    if (exponent == 1) return x;
+    return x > 0 ? idist__schedule_exp(exponent * idist__schedule_log(x)) : 0;
+}
+
+// From `to` at left = 0 to `from` at left = 1 along half a cosine, exact at both ends. The square
+// of the sine is (1 - cos(pi * left)) / 2, but keeps all its digits near 0.
+static double idist__schedule_cosine(double from, double to, double left) {
+    double x = left * idist__schedule_half_pi, sine = 1;
+    int k;
+
+    if (left > 0.5) return idist__schedule_cosine(to, from, 1 - left);
+
+    for (k = 20; k >= 2; k -= 2) sine = 1 - sine * x * x / (k * (k + 1));
+    sine *= x;
+
+    return to + (from - to) * sine * sine;
+}
+
+// torch's phases end one step before rise * steps and `steps`.
+static double idist__schedule_one_cycle(const idist_schedule *schedule, uint64_t step) {
+    double rise = schedule->rise != 0 ? schedule->rise : 0.3;
+    double top = rise * (double)schedule->steps - 1, last = (double)schedule->steps - 1;
+    double at = (double)step;
+
+    if (step >= schedule->steps - 1) return schedule->end;
+    if (at < top) return idist__schedule_cosine(schedule->begin, schedule->peak, 1 - at / top);
+
+    return idist__schedule_cosine(schedule->peak, schedule->end, (last - at) / (last - top));
+}
+
+// The value without a warm-up.
+static double idist__schedule_main(const idist_schedule *schedule, uint64_t step) {
+    uint64_t steps = schedule->steps, done, rest;
+    double range = schedule->begin - schedule->end;
+    double power = schedule->power != 0 ? schedule->power : 1;
+
+    switch (schedule->kind) {
+    case IDIST_SCHEDULE_STEP:
+        return schedule->begin * idist__schedule_power(schedule->factor, (double)(step / steps));
+    case IDIST_SCHEDULE_EXPONENTIAL:
+        return schedule->begin * idist__schedule_power(schedule->factor, (double)step);
+
+    case IDIST_SCHEDULE_COSINE:
+        done = step % steps;
+        rest = step / steps % 2 ? done : steps - done;
+        return idist__schedule_cosine(schedule->begin, schedule->end, (double)rest / (double)steps);
+
+    case IDIST_SCHEDULE_POLYNOMIAL:
+        rest = step < steps ? steps - step : 0;
+        return schedule->end + range * idist__schedule_power((double)rest / (double)steps, power);
+
+    case IDIST_SCHEDULE_ONE_CYCLE: return idist__schedule_one_cycle(schedule, step);
+    default: return schedule->begin;
+    }
+}
+
+static bool idist__schedule_is_finite(double x) { return x - x == 0; }
+
+static idist_status idist__schedule_check(const idist_schedule *schedule) {
+    idist_schedule_kind kind;
+
+    if (!schedule) return idist__fail(IDIST_ERR_ARG, "schedule_value: schedule is NULL");
+    kind = schedule->kind;
+    if ((int)kind < IDIST_SCHEDULE_CONSTANT || kind > IDIST_SCHEDULE_ONE_CYCLE)
+        return idist__fail(IDIST_ERR_ARG, "schedule_value: invalid kind %d", (int)kind);
+    if (!schedule->steps && kind != IDIST_SCHEDULE_CONSTANT && kind != IDIST_SCHEDULE_EXPONENTIAL)
+        return idist__fail(IDIST_ERR_ARG, "schedule_value: steps must be positive");
+
+    if (!idist__schedule_is_finite(schedule->begin) || !idist__schedule_is_finite(schedule->end) ||
+        !idist__schedule_is_finite(schedule->peak) || !idist__schedule_is_finite(schedule->warmup))
+        return idist__fail(IDIST_ERR_ARG,
+                           "schedule_value: begin, end, peak and warmup must be finite");
+    if ((kind == IDIST_SCHEDULE_STEP || kind == IDIST_SCHEDULE_EXPONENTIAL) &&
+        !(schedule->factor > 0 && idist__schedule_is_finite(schedule->factor)))
+        return idist__fail(IDIST_ERR_ARG, "schedule_value: factor must be positive, got %g",
+                           schedule->factor);
+    if (!(schedule->power >= 0 && idist__schedule_is_finite(schedule->power)))
+        return idist__fail(IDIST_ERR_ARG, "schedule_value: power must not be negative, got %g",
+                           schedule->power);
+    if (!(schedule->rise >= 0 && schedule->rise < 1))
+        return idist__fail(IDIST_ERR_ARG, "schedule_value: rise must be in 0 .. 1, got %g",
+                           schedule->rise);
+
+    return IDIST_OK;
+}
+
+static double idist__schedule_nan(void) { return (double)idist__float_from_bits(0x7fc00000u); }
+
+double idist_schedule_value(const idist_schedule *schedule, uint64_t step) {
+    double first, part;
+
+    if (idist__schedule_check(schedule) != IDIST_OK) return idist__schedule_nan();
+    if (step >= schedule->warmup_steps)
+        return idist__schedule_main(schedule, step - schedule->warmup_steps);
+
+    first = idist__schedule_main(schedule, 0);
+    part = (double)step / (double)schedule->warmup_steps;
+
+    return schedule->warmup + (first - schedule->warmup) * part;
+}
+
+static idist_status idist__schedule_check_milestones(const idist_milestone *milestones, int n,
+                                                     double step) {
+    int i;
+
+    if (!milestones || n < 1)
+        return idist__fail(IDIST_ERR_ARG, "piecewise_linear: %d milestones, or milestones is NULL",
+                           n);
+    if (!idist__schedule_is_finite(step))
+        return idist__fail(IDIST_ERR_ARG, "piecewise_linear: step is %g", step);
+
+    for (i = 0; i < n; i++) {
+        const idist_milestone *at = &milestones[i];
+
+        if (!idist__schedule_is_finite(at->step) || !idist__schedule_is_finite(at->value))
+            return idist__fail(IDIST_ERR_ARG, "piecewise_linear: milestone %d is (%g, %g)", i,
+                               at->step, at->value);
+        if (i > 0 && !(at->step > milestones[i - 1].step))
+            return idist__fail(IDIST_ERR_ARG,
+                               "piecewise_linear: steps must increase, but milestone %d is at %g, "
+                               "after %g",
+                               i, at->step, milestones[i - 1].step);
+    }
+
+    return IDIST_OK;
+}
+
+double idist_piecewise_linear(const idist_milestone *milestones, int n, double step) {
+    const idist_milestone *from, *to;
+    int i = 1;
+
+    if (idist__schedule_check_milestones(milestones, n, step) != IDIST_OK)
+        return idist__schedule_nan();
+    if (step <= milestones[0].step) return milestones[0].value;
+    if (step >= milestones[n - 1].step) return milestones[n - 1].value;
+
+    while (milestones[i].step <= step) i++;
+    from = &milestones[i - 1];
+    to = &milestones[i];
+
+    return from->value + (to->value - from->value) * (step - from->step) / (to->step - from->step);
 }
 
 //------------------------------------------------------------------------------
