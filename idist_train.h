@@ -88,7 +88,7 @@ CONTENTS
       [train:checkpoint]      the format of a checkpoint file
       [train:load]            reads a checkpoint on rank 0 and copies it to all ranks
       [train:folder]          the checkpoints in a folder, and the best of them
-      [train:save]            writes a checkpoint atomically and removes the worst
+      [train:save]            writes a checkpoint atomically and removes those not kept
       [train:shape]           shapes and options that must be equal on all ranks
       [train:tensor]          arrays copied from one rank to all
       [train:memory]          the same operations on host and device memory
@@ -557,19 +557,22 @@ typedef struct idist_checkpoint_desc {
     const char *folder; // on rank 0; created if it does not exist
     const char *prefix; // of the file names; NULL: "checkpoint"
     int keep;           // how many files to keep, those with the best scores; 0: 1. < 0: all
+    int keep_latest;    // how many to keep besides, those with the highest steps. < 0: all
     bool low_is_best;   // lower scores are better, as for a loss
 } idist_checkpoint_desc;
 
 // Writes tensors and a struct of yours (info, for example epoch and rate; may be NULL, and is
 // ignored on other ranks) to folder/PREFIX_STEP_score=SCORE.idist: to a temporary file in the
-// folder, fsync, rename, fsync of the folder. Then removes all but the `keep` best files; of equal
-// scores the later step is better. A crash at any moment leaves complete files and at most one
-// temporary file, which the next save removes.
+// folder, fsync, rename, fsync of the folder. Then removes all but the `keep` best files and the
+// `keep_latest` latest ones; a file may be both. Of equal scores the later step is better, and of
+// equal steps the better score is later. A crash at any moment leaves complete files and at most
+// one temporary file, which the next save removes.
 //
-// The file is not written if `keep` others are better, or if a better one has the same name (SCORE
-// is printed with %.6g). The log says so at info level, or as a warning if the better file has a
-// later step, so that it must stem from another run. Every file with the prefix counts, also those
-// of earlier runs and those damaged after their header: use a folder per training run.
+// The file is not written if `keep` others are better and `keep_latest` others are later, or if a
+// better one has the same name (SCORE is printed with %.6g). The log says so at info level, or as a
+// warning if the better file has a later step, so that it must stem from another run. Every file
+// with the prefix counts, also those of earlier runs and those damaged after their header: use a
+// folder per training run.
 //
 // IDIST_ERR_NO_SPACE, IDIST_ERR_SYSTEM: existing files are untouched. IDIST_ERR_ARG: the score is
 // NaN.
@@ -2971,6 +2974,12 @@ static bool idist__folder_is_better(const idist__folder_entry *a, const idist__f
     return a->step > b->step;
 }
 
+static bool idist__folder_is_later(const idist__folder_entry *a, const idist__folder_entry *b,
+                                   bool low_is_best) {
+    if (a->step != b->step) return a->step > b->step;
+    return idist__folder_is_better(a, b, low_is_best);
+}
+
 // Reads the header of a file. False: not a checkpoint, or damaged.
 static bool idist__folder_read_entry(idist__os_folder folder, const char *name,
                                      idist__folder_entry *entry) {
@@ -3037,19 +3046,23 @@ static idist_status idist__folder_list_all(const char *path, const char *prefix,
     return IDIST_OK;
 }
 
-// How many others are better than this one.
-static int idist__folder_count_better(const idist__folder_list *list,
-                                      const idist__folder_entry *entry, bool low_is_best) {
-    int i, count = 0;
+// Whether a file belongs in the folder: fewer than `keep` others are better, or fewer than
+// `keep_latest` are later.
+static bool idist__folder_keeps(const idist_checkpoint_desc *desc, const idist__folder_list *list,
+                                const idist__folder_entry *entry) {
+    int i, keep = desc->keep ? desc->keep : 1, better_count = 0, later_count = 0;
+
+    if (keep < 0 || desc->keep_latest < 0) return true;
 
     for (i = 0; i < list->count; i++) {
         const idist__folder_entry *other = &list->entries[i];
 
         if (strcmp(other->name, entry->name) == 0) continue;
-        count += idist__folder_is_better(other, entry, low_is_best);
+        better_count += idist__folder_is_better(other, entry, desc->low_is_best);
+        later_count += idist__folder_is_later(other, entry, desc->low_is_best);
     }
 
-    return count;
+    return better_count < keep || later_count < desc->keep_latest;
 }
 
 // Opens the folder of a desc. The caller closes *folder, also after a failure.
@@ -3082,10 +3095,10 @@ static const idist__folder_entry *idist__folder_pick(const idist__folder_list *l
 
     for (i = 0; i < list->count; i++) {
         const idist__folder_entry *entry = &list->entries[i];
-        bool better = !picked || idist__folder_is_better(entry, picked, low_is_best);
 
-        if (picked && latest && entry->step != picked->step) better = entry->step > picked->step;
-        if (better) picked = entry;
+        if (!picked || (latest ? idist__folder_is_later(entry, picked, low_is_best)
+                               : idist__folder_is_better(entry, picked, low_is_best)))
+            picked = entry;
     }
 
     return picked;
@@ -3145,13 +3158,13 @@ idist_status idist_checkpoint_find(const idist_checkpoint_desc *desc, bool lates
 }
 
 //------------------------------------------------------------------------------
-// [train:save]  writes a checkpoint atomically and removes the worst
+// [train:save]  writes a checkpoint atomically and removes those not kept
 // uses os:file os:folder fail base:log model core:world get agree checksum
 // uses checkpoint folder
 //
 // All of it happens on rank 0, while the others wait for its status: list the folder and remove
 // what crashes have left; decide whether the file is wanted; write a temporary file, sync it,
-// rename it and sync the folder; list the folder again and remove all but the best.
+// rename it and sync the folder; list the folder again and remove all but the best and the latest.
 //------------------------------------------------------------------------------
 
 // 0 or an errno.
@@ -3192,18 +3205,15 @@ static int idist__save_write(const idist__checkpoint *c, idist__os_folder folder
     return error;
 }
 
-static int idist__save_keep(const idist_checkpoint_desc *desc) {
-    return desc->keep ? desc->keep : 1;
-}
-
 // The file because of which this one is not wanted: one of the same name with a better score or, if
-// `keep` files are better, the best of these, preferably one of a later step. NULL: it is wanted.
+// the folder is full, the best of the better ones, preferably one of a later step. NULL: it is
+// wanted.
 static const idist__folder_entry *idist__save_find_better(const idist_checkpoint_desc *desc,
                                                           const idist__folder_list *list,
                                                           const idist__folder_entry *entry) {
     const idist__folder_entry *picked = NULL;
-    int i, keep = idist__save_keep(desc);
-    bool full = keep > 0 && idist__folder_count_better(list, entry, desc->low_is_best) >= keep;
+    bool full = !idist__folder_keeps(desc, list, entry);
+    int i;
 
     for (i = 0; i < list->count; i++) {
         const idist__folder_entry *other = &list->entries[i];
@@ -3233,9 +3243,9 @@ static void idist__save_log_better(const idist_checkpoint_desc *desc,
                      later ? " and has a later step: files of an earlier run count as well" : "");
 }
 
-// Removes all but the `keep` best files.
-static idist_status idist__save_remove_worst(const idist_checkpoint_desc *desc, const char *prefix,
-                                             idist__os_folder folder) {
+// Removes all but the best and the latest files.
+static idist_status idist__save_remove_rest(const idist_checkpoint_desc *desc, const char *prefix,
+                                            idist__os_folder folder) {
     idist__folder_list list;
     int i, error;
     idist_status status = idist__folder_list_all(desc->folder, prefix, folder, false, &list);
@@ -3243,8 +3253,7 @@ static idist_status idist__save_remove_worst(const idist_checkpoint_desc *desc, 
     for (i = 0; i < list.count && status == IDIST_OK; i++) {
         const idist__folder_entry *entry = &list.entries[i];
 
-        if (idist__folder_count_better(&list, entry, desc->low_is_best) < idist__save_keep(desc))
-            continue;
+        if (idist__folder_keeps(desc, &list, entry)) continue;
         error = idist__os_folder_remove(folder, entry->name);
         if (error && error != ENOENT)
             status = idist__checkpoint_fail("checkpoint_save: cannot remove", desc->folder,
@@ -3277,9 +3286,9 @@ static idist_status idist__save_to_folder(const idist_checkpoint_desc *desc,
     if (error)
         return idist__checkpoint_fail("checkpoint_save", desc->folder,
                                       error == EEXIST ? temporary : entry->name, error);
-    if (desc->keep < 0) return IDIST_OK;
+    if (desc->keep < 0 || desc->keep_latest < 0) return IDIST_OK;
 
-    return idist__save_remove_worst(desc, prefix, folder);
+    return idist__save_remove_rest(desc, prefix, folder);
 }
 
 // Rank 0: completes the header and saves to the folder of the desc.

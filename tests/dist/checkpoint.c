@@ -1,6 +1,6 @@
 // checkpoint.c - idist_checkpoint_save, _load and _find: what is saved comes back on all ranks; the
-// best files are kept; torn, foreign and damaged files, full disks and crashes at every step of a
-// save; a training that goes on bit for bit
+// best and the latest files are kept; torn, foreign and damaged files, full disks and crashes at
+// every step of a save; a training that goes on bit for bit
 //
 // The calls that change the disk, and the reads, pass through here, so that a test can see their
 // order and break one of them.
@@ -212,6 +212,67 @@ static void keeps_best(idist_group *world, int rank, int n, void *arg) {
     rank_ok(rank, idist_checkpoint_find(&d, true, path, sizeof path, &o));
     rank_check(strstr(path, "checkpoint_12_score=0.25.idist"), "rank %d: the latest is not %s",
                rank, path);
+    if (rank == 0)
+        rank_check(count_entries(folder, "") == 5, "%d files", count_entries(folder, ""));
+}
+
+// The names of the files of these steps and scores, up to a step of 0, and no others.
+typedef struct state {
+    uint64_t step;
+    double score;
+} state;
+
+static bool has_only(const state *files) {
+    int n = 0;
+    for (; files[n].step; n++) {
+        char name[100];
+        snprintf(name, sizeof name, "checkpoint_%d_score=%g.idist", (int)files[n].step,
+                 files[n].score);
+        if (is_there(name)) continue;
+        tap_diag("%s is not there", name);
+        return false;
+    }
+    if (count_entries(folder, "") != n) tap_diag("%d files", count_entries(folder, ""));
+    return count_entries(folder, "") == n;
+}
+
+// The best one and the two latest: one that is both, steps that fall, equal steps, a bad score.
+static void keeps_latest(idist_group *world, int rank, int n, void *arg) {
+    static const struct {
+        state save, files[5];
+    } cases[] = {
+        {{1, 0.75}, {{1, 0.75}}},
+        {{2, 0.5}, {{1, 0.75}, {2, 0.5}}},
+        {{3, 0.25}, {{1, 0.75}, {2, 0.5}, {3, 0.25}}},
+        {{4, 0.125}, {{1, 0.75}, {3, 0.25}, {4, 0.125}}},
+        {{5, 0.875}, {{4, 0.125}, {5, 0.875}}},
+        {{2, 0.25}, {{4, 0.125}, {5, 0.875}}},
+        {{3, 0.9375}, {{3, 0.9375}, {4, 0.125}, {5, 0.875}}},
+        {{5, 0.25}, {{3, 0.9375}, {5, 0.25}, {5, 0.875}}},
+        {{5, 0.125}, {{3, 0.9375}, {5, 0.25}, {5, 0.875}}},
+        {{6, -8}, {{3, 0.9375}, {5, 0.875}, {6, -8}}},
+        {{7, 0.9375}, {{6, -8}, {7, 0.9375}}},
+    };
+    idist_checkpoint_desc d = desc_of(1);
+    idist_opts o = opts_of(world);
+    char path[300];
+    d.low_is_best = arg != NULL;
+    d.keep_latest = 2;
+    (void)n;
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        state files[5];
+        double sign = d.low_is_best ? -1 : 1;
+        memcpy(files, cases[i].files, sizeof files);
+        for (int k = 0; k < 5; k++) files[k].score *= sign;
+        rank_ok(rank, idist_checkpoint_save(&d, cases[i].save.step, sign * cases[i].save.score,
+                                            &small, 1, NULL, 0, &o));
+        if (rank == 0) rank_check(has_only(files), "case %d: other files", (int)i);
+    }
+    rank_ok(rank, idist_checkpoint_find(&d, false, path, sizeof path, &o));
+    rank_check(strstr(path, "checkpoint_7_"), "rank %d: the best is not %s", rank, path);
+    d.keep_latest = -1;
+    for (uint64_t i = 1; i < 4; i++)
+        rank_ok(rank, idist_checkpoint_save(&d, i, 0, &small, 1, NULL, 0, &o));
     if (rank == 0)
         rank_check(count_entries(folder, "") == 5, "%d files", count_entries(folder, ""));
 }
@@ -528,6 +589,55 @@ static void crashes(void) {
     remove_folder();
 }
 
+// In a process of its own: saves a state that is worse than the best one, and crashes on the way.
+static int save_latest(uint64_t at, int crash_at) {
+    static unsigned char big[5000];
+    const idist_tensor t = {big, sizeof big, IDIST_U8};
+    idist_checkpoint_desc d = desc_of(1);
+    int status;
+    pid_t pid = fork();
+    TAP_REQUIRE(pid >= 0);
+    d.keep_latest = 1;
+    if (pid == 0) {
+        if (idist_initialize(NULL) != IDIST_OK) _exit(1);
+        memset(big, (int)at, sizeof big);
+        steps.armed = true;
+        steps.crash_at = crash_at;
+        _exit(56 - (int)idist_checkpoint_save(&d, at, 1 / (double)at, &t, 1, NULL, 0, NULL));
+    }
+    TAP_REQUIRE(waitpid(pid, &status, 0) == pid);
+    return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
+}
+
+static int latest_there(void) {
+    static unsigned char big[5000];
+    const idist_tensor t = {big, sizeof big, IDIST_U8};
+    idist_checkpoint_desc d = desc_of(1);
+    char path[300];
+    if (idist_checkpoint_find(&d, true, path, sizeof path, NULL) != IDIST_OK) return 0;
+    if (idist_checkpoint_load(path, &t, 1, NULL, 0, NULL) != IDIST_OK) return -1;
+    return big[0] == big[sizeof big - 1] ? big[0] : -2;
+}
+
+static void crashes_beside_best(void) {
+    static const state all[3] = {{1, 1}, {4, 0.25}};
+    int code = 55, i, n_wrong = 0;
+    for (i = 1; code == 55; i++) {
+        new_folder();
+        n_wrong += save_latest(1, 0) != 56 || save_latest(2, 0) != 56;
+        code = save_latest(4, i);
+        int latest = latest_there();
+        n_wrong += best_there() != 1 || (latest != 2 && latest != 4);
+        // The restart goes on from the latest one and comes there again.
+        n_wrong += save_latest(4, 0) != 56 || best_there() != 1 || latest_there() != 4;
+        n_wrong += !has_only(all);
+        remove_folder();
+    }
+    tap_is(code, 56, "without a crash the latest state is saved beside the best");
+    tap_ok(i > 10 && n_wrong == 0,
+           "a crash at each of %d steps leaves the best and a latest file whole", i - 2);
+}
+
 // The kernel's own word for it, on a file system of 64 KiB.
 static void full_disk(void) {
     static unsigned char big[200000];
@@ -629,6 +739,10 @@ int main(void) {
         ranks_case(2, NULL, keeps_best, low ? folder : NULL, "the two with the %s scores",
                    low ? "lowest" : "highest");
         remove_folder();
+        new_folder();
+        ranks_case(2, NULL, keeps_latest, low ? folder : NULL,
+                   "the one with the %s score and the two latest", low ? "lowest" : "highest");
+        remove_folder();
     }
     for (int i = 0; i < 3; i++) {
         new_folder();
@@ -653,6 +767,7 @@ int main(void) {
         remove_folder();
     }
     crashes();
+    crashes_beside_best();
     tap_is(idist_finalize(), IDIST_OK, "finalize");
     return tap_done();
 }
