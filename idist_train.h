@@ -38,10 +38,10 @@ WHAT IT IS
                 the same permutation (torch.randperm with a generator seeded by seed + epoch) and
                 takes every n-th index, starting with its rank. All ranks get the same number of
                 samples; without drop_last some samples are dealt out twice to achieve that, which
-                matters for validation. (Recent PyTorch shuffles 2^32 / 20 or more samples by
-                another method.) Nothing is sent: ranks agree because they were given the same
-                length, seed and epoch. idist_partition is the DataPartitioner of PyTorch's tutorial
-                "Writing distributed applications".
+                matters for validation. (From 214,748,364 samples on, PyTorch 2.6 has another
+                method than earlier versions; idist has that one too.) Nothing is sent: ranks agree
+                because they were given the same length, seed and epoch. idist_partition is the
+                DataPartitioner of PyTorch's tutorial "Writing distributed applications".
     loader      Worker threads that call your function batch by batch, some batches ahead of you.
     ddp         What DistributedDataParallel and Horovod's DistributedOptimizer do; [train:ddp] has
                 a picture.
@@ -148,8 +148,8 @@ typedef struct idist_sampler_desc {
 // Local. The sampler starts in epoch 0 and keeps 8 bytes per sample of this rank. Dealing out an
 // epoch (here and in set_epoch, set_state and reshard) temporarily takes 8 bytes per sample of the
 // whole data set, or with an order_fn per index requested from it, while the indices of the last
-// epoch are still there. IDIST_ERR_ARG: no samples, more than 2^32 - 1 of them to shuffle, or a
-// rank outside 0 .. num_replicas - 1.
+// epoch are still there. IDIST_ERR_ARG: no samples, more of them than memory can have, or a rank
+// outside 0 .. num_replicas - 1.
 IDIST_API idist_status idist_sampler_create(const idist_sampler_desc *desc,
                                             idist_sampler **sampler);
 // Sets the pointer to NULL. NULL is allowed, here and for whatever is freed below.
@@ -190,7 +190,8 @@ IDIST_API idist_status idist_sampler_reshard(idist_sampler *sampler, const idist
 // Shuffles 0 .. length - 1 (as Python's random.Random(seed).shuffle does) and cuts the result into
 // n parts of fractions[i] * length samples, rounded down; the fractions must not add up to more
 // than 1. Writes part number `which` to indices, which has room for `length`, and its size to
-// *count. Local. IDIST_ERR_ARG: a negative fraction, fractions above 1 in total, or no such part.
+// *count. Local. IDIST_ERR_ARG: a negative fraction, fractions above 1 in total, no such part, or
+// more than 2^32 - 1 samples.
 IDIST_API idist_status idist_partition(size_t length, const double *fractions, int n, int which,
                                        uint64_t seed, size_t *indices, size_t *count);
 
@@ -793,13 +794,38 @@ static void idist__random_swap(size_t *indices, size_t i, size_t k) {
     indices[i] = kept;
 }
 
+// From so many indices on, the remainder of 32 bits would favour some of them visibly.
+static const size_t IDIST__RANDOM_LARGE = UINT32_MAX / 20;
+
+// Fills `indices` as it goes ("inside-out"): each index takes the place of an earlier one, or of
+// itself, and that one moves to the end.
+static void idist__random_permutation_large(size_t *indices, size_t count,
+                                            idist__twister *twister) {
+    size_t i;
+
+    for (i = 0; i < count; i++) {
+        uint64_t high = idist__twister_next(twister), low = idist__twister_next(twister);
+        size_t place = (size_t)((high << 32 | low) % (i + 1));
+
+        indices[i] = indices[place];
+        indices[place] = i;
+    }
+}
+
 // torch.randperm on the CPU: swaps each element, from the first on, with one that is not settled
-// yet.
-static void idist__random_permutation(size_t *indices, size_t count, uint64_t seed) {
+// yet. PyTorch 2.6 and later have the other method for `large` indices and more; that is
+// IDIST__RANDOM_LARGE except in tests.
+static void idist__random_permutation(size_t *indices, size_t count, uint64_t seed, size_t large) {
     idist__twister twister;
     size_t i;
 
     idist__twister_seed(&twister, (uint32_t)seed);
+
+    if (count >= large) {
+        idist__random_permutation_large(indices, count, &twister);
+        return;
+    }
+
     for (i = 0; i < count; i++) indices[i] = i;
 
     for (i = 0; i + 1 < count; i++)
@@ -931,8 +957,11 @@ static idist_status idist__agree_no_memory(const char *name, idist_group *group)
 // remainder is dealt out among the present ranks, padded with its own beginning.
 //------------------------------------------------------------------------------
 
-// PyTorch and Python draw 32 bits. The indices, including the padding, must also fit into memory.
-static const size_t IDIST__SHUFFLED_MAX =
+// The indices, including the padding, must fit into memory.
+static const size_t IDIST__SAMPLES_MAX = SIZE_MAX / 64;
+
+// Python's shuffle draws more than 32 bits for more; idist__random_below does not.
+static const size_t IDIST__PARTITION_MAX =
     (size_t)(SIZE_MAX / 64 < UINT32_MAX ? SIZE_MAX / 64 : UINT32_MAX);
 
 struct idist_sampler {
@@ -967,7 +996,7 @@ static size_t *idist__sampler_order(const idist_sampler_desc *desc, uint64_t epo
 
     if (desc->in_order)
         for (i = 0; i < length; i++) order[i] = i;
-    else idist__random_permutation(order, length, desc->seed + epoch);
+    else idist__random_permutation(order, length, desc->seed + epoch, IDIST__RANDOM_LARGE);
     for (i = length; i < total; i++) order[i] = order[i - (length - processed)];
 
     return order;
@@ -1011,8 +1040,6 @@ static idist_status idist__sampler_deal(idist_sampler *sampler, const idist_samp
 
 // Fills in num_replicas and rank from the group, and checks the rest.
 static idist_status idist__sampler_resolve(idist_sampler_desc *desc) {
-    bool shuffled = !desc->in_order && !desc->order_fn;
-
     if (!desc->num_replicas && desc->rank)
         return idist__fail(IDIST_ERR_ARG, "sampler_create: rank is %d, but num_replicas is not set",
                            desc->rank);
@@ -1025,10 +1052,10 @@ static idist_status idist__sampler_resolve(idist_sampler_desc *desc) {
                                "sampler_create: this rank is not a member of the group");
     }
 
-    if (!desc->length || desc->length > (shuffled ? IDIST__SHUFFLED_MAX : SIZE_MAX / 64))
+    if (!desc->length || desc->length > IDIST__SAMPLES_MAX)
         return idist__fail(IDIST_ERR_ARG,
                            "sampler_create: length must be between 1 and %zu samples, got %zu",
-                           shuffled ? IDIST__SHUFFLED_MAX : SIZE_MAX / 64, desc->length);
+                           IDIST__SAMPLES_MAX, desc->length);
     if (desc->num_replicas < 1)
         return idist__fail(IDIST_ERR_ARG, "sampler_create: num_replicas must be positive, got %d",
                            desc->num_replicas);
@@ -1219,9 +1246,9 @@ idist_status idist_partition(size_t length, const double *fractions, int n, int 
         return idist__fail(IDIST_ERR_ARG, "partition: fractions, indices or count is NULL");
     if (which < 0 || which >= n)
         return idist__fail(IDIST_ERR_ARG, "partition: there is no part %d of %d", which, n);
-    if (length > IDIST__SHUFFLED_MAX)
+    if (length > IDIST__PARTITION_MAX)
         return idist__fail(IDIST_ERR_ARG, "partition: %zu samples are more than %zu", length,
-                           IDIST__SHUFFLED_MAX);
+                           IDIST__PARTITION_MAX);
     status = idist__sampler_check_fractions(fractions, n);
     if (status != IDIST_OK) return status;
 

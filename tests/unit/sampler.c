@@ -1,5 +1,10 @@
-// sampler.c - idist_sampler against what PyTorch and Ignite yield (tests/data/sampler.txt and
-// proxy.txt, made by the scripts beside them); orders of the caller's; checkpoints; wrong arguments
+// sampler.c - idist_sampler against what PyTorch and Ignite yield (tests/data/sampler.txt,
+// permutation.txt and proxy.txt, made by the scripts beside them); orders of the caller's;
+// checkpoints; wrong arguments
+//
+// IDIST_TEST_FULL=1: also permutations of 214,748,363 samples and more, which take minutes and
+// 2 GiB.
+#define IDIST_IMPLEMENTATION
 #include "idist.h"
 
 #include "idist_train.h"
@@ -54,6 +59,73 @@ static void against_torch(void) {
     tap_ok(n_lines > 1000 && n_wrong == 0, "the indices of PyTorch, in %d cases", n_lines);
 }
 
+// Whether a permutation is what the rest of a line says: a checksum and the first twelve.
+static bool is_permutation(const size_t *order, size_t count, const char *rest) {
+    unsigned long long check, wanted;
+    uint64_t sum = 0;
+    int used = 0;
+    TAP_REQUIRE(sscanf(rest, "%llu%n", &check, &used) == 1);
+    for (size_t i = 0; i < count; i++)
+        sum += (uint64_t)order[i] * ((uint64_t)i * UINT64_C(0x9E3779B97F4A7C15) + 1);
+    for (int i = 0; i < 12; i++) {
+        rest += used;
+        if (sscanf(rest, "%llu%n", &wanted, &used) != 1 || wanted != order[i]) return false;
+    }
+    return sum == check;
+}
+
+// A line of the file, of a count that torch shuffles by its other method, or a little less.
+static void large_permutation(size_t count, uint64_t seed, const char *rest) {
+    size_t *order, index = 0;
+    idist_sampler *s = NULL;
+    idist_sampler_desc d;
+    const char *full = getenv("IDIST_TEST_FULL");
+    if (!full || strcmp(full, "1") != 0) {
+        tap_skip("a large permutation", "only with IDIST_TEST_FULL=1");
+        return;
+    }
+    order = (size_t *)malloc(count * sizeof *order);
+    TAP_REQUIRE(order != NULL);
+    idist__random_permutation(order, count, seed, IDIST__RANDOM_LARGE);
+    tap_ok(is_permutation(order, count, rest), "torch's permutation of %zu", count);
+    size_t first = order[5];
+    free(order);
+    if (count != 214748364) return;
+    memset(&d, 0, sizeof d);
+    d.length = count;
+    d.seed = seed;
+    d.num_replicas = 64;
+    d.rank = 5;
+    TAP_REQUIRE(idist_sampler_create(&d, &s) == IDIST_OK);
+    tap_ok(idist_sampler_next(s, &index) && index == first, "which the sampler deals out");
+    idist_sampler_free(&s);
+}
+
+static void permutations(void) {
+    static char line[8192];
+    unsigned long long count, seed, wanted;
+    int n_lines = 0, n_wrong = 0, used = 0;
+    FILE *f = fopen("tests/data/permutation.txt", "r");
+    TAP_REQUIRE(f != NULL);
+    while (fgets(line, sizeof line, f)) {
+        if (sscanf(line, "large %llu %llu%n", &count, &seed, &used) == 2)
+            large_permutation((size_t)count, seed, line + used);
+        if (sscanf(line, "small %llu %llu%n", &count, &seed, &used) != 2) continue;
+        size_t order[1000];
+        const char *rest = line + used;
+        bool right = true;
+        TAP_REQUIRE(count <= 1000);
+        idist__random_permutation(order, (size_t)count, seed, (size_t)count);
+        for (size_t i = 0; i < count && right; i++, rest += used)
+            right = sscanf(rest, "%llu%n", &wanted, &used) == 1 && wanted == order[i];
+        if (!right && n_wrong++ < 5) tap_diag("differs: %.60s", line);
+        n_lines++;
+    }
+    fclose(f);
+    tap_ok(n_lines == 18 && n_wrong == 0, "torch's other method, in %d cases", n_lines);
+    tap_is((int)IDIST__RANDOM_LARGE, 214748364, "which begins where torch's does");
+}
+
 static void partitions(void) {
     static const double fractions[3] = {0.7, 0.2, 0.1};
     static size_t indices[65537];
@@ -91,6 +163,12 @@ static void partitions(void) {
     tap_is(idist_partition(10, wrong, 2, 0, 0, indices, &n), IDIST_ERR_ARG,
            "fractions of more than 1");
     tap_is(idist_partition(10, fractions, 3, 3, 0, indices, &n), IDIST_ERR_ARG, "part 3 of 3");
+#if SIZE_MAX > UINT32_MAX
+    tap_is(idist_partition((size_t)1 << 32, fractions, 3, 0, 0, indices, &n), IDIST_ERR_ARG,
+           "2^32 samples");
+#else
+    tap_skip("2^32 samples", "no size_t of 32 bits can say so");
+#endif
 }
 
 static int scales(int local_rank, void *arg) {
@@ -290,12 +368,6 @@ static void wrong(void) {
     d.order_fn = NULL;
     d.length = SIZE_MAX;
     tap_is(idist_sampler_create(&d, &s), IDIST_ERR_ARG, "SIZE_MAX samples to shuffle");
-#if SIZE_MAX > UINT32_MAX
-    d.length = (size_t)1 << 32;
-    tap_is(idist_sampler_create(&d, &s), IDIST_ERR_ARG, "2^32 samples to shuffle");
-#else
-    tap_skip("2^32 samples to shuffle", "no size_t of 32 bits can say so");
-#endif
     tap_is(idist_sampler_create(NULL, &s), IDIST_ERR_ARG, "no desc");
     tap_is(idist_sampler_create(&d, NULL), IDIST_ERR_ARG, "nowhere to put it");
     tap_ok(!idist_sampler_next(NULL, NULL), "nothing comes of no sampler");
@@ -306,12 +378,14 @@ static void wrong(void) {
 }
 
 int main(void) {
-    tap_deadline(60);
+    const char *full = getenv("IDIST_TEST_FULL");
+    tap_deadline(full && strcmp(full, "1") == 0 ? 1200 : 60);
     tap_is(idist_spawn(scales, NULL, 4, NULL), IDIST_OK, "batch size and workers, 4 ranks");
     tap_is(idist_spawn(scales, NULL, 3, NULL), IDIST_OK, "batch size and workers, 3 ranks");
     tap_is(idist_auto_batch_size(7), 7, "and alone");
     against_torch();
     against_ignite();
+    permutations();
     partitions();
     own_order();
     against_horovod();
