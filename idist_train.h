@@ -95,6 +95,7 @@ CONTENTS
       [train:compress]        the state of a bucket that is sent with fewer bits
       [train:half]            buckets sent as 16-bit floats
       [train:int8]            buckets sent as bytes with error feedback
+      [train:powersgd]        buckets sent as products of two thin matrices
       [train:on_device]       compressed buckets, by kernels on the device
       [train:ddp]             gradients averaged while the backward pass is still running
       [train:ddp_bucket]      which gradients share a bucket, and where it lies
@@ -297,8 +298,33 @@ typedef enum idist_compression {
     IDIST_COMPRESS_F16 = 1,  // F32 and F64 gradients are sent as F16 and summed in float
     IDIST_COMPRESS_BF16 = 2, // the same as BF16
     // A byte per gradient and a scale per 1,024; the rounding error is added to the next gradient.
-    IDIST_COMPRESS_I8 = 3
+    IDIST_COMPRESS_I8 = 3,
+    // The gradient of a matrix is sent as a product of two thin matrices, see idist_powersgd_desc.
+    IDIST_COMPRESS_POWERSGD = 4
 } idist_compression;
+
+// PowerSGD (Vogels, Karimireddy and Jaggi, 2019), as torch's powerSGD_hook has it. All zero is
+// valid. A gradient of rows x cols elements, row by row, is approximated by P * transpose(Q), with
+// `rank` columns in P and Q, so that (rows + cols) * rank floats are sent instead of rows * cols.
+// What that takes away is added to the gradient of the next iteration, also by a rank in
+// idist_ddp_join. Gradients that are not compressed are sent as F32. Costs 4 bytes of memory per
+// gradient. Excludes find_unused. The same on all ranks.
+typedef struct idist_powersgd_desc {
+    // The rows of gradient i, as many as its parameter has outputs; the others of its dimensions
+    // are the columns. 0: no matrix. NULL: each bucket is one square matrix, padded with zeros, as
+    // in torch's batched_powerSGD_hook; that loses more of the gradients.
+    const size_t *rows;
+    // How often the floats sent must fit into the gradient; otherwise it is not compressed. 0: 2
+    double min_compression_rate;
+    // The first one that is compressed, counted from 0. torch begins after 1,000 by default and
+    // recommends a tenth of the training.
+    uint64_t start_iteration;
+    uint64_t seed;  // of the first Q
+    double epsilon; // added to the norm by which a column is divided. A column of zeros stays that.
+    int rank;       // of the product, 1 .. 4; 0: 1
+    bool no_error_feedback;
+    bool no_warm_start; // draw a new Q in every iteration instead of using the last one
+} idist_powersgd_desc;
 
 // A bucket of gradients, as a communication hook sees it.
 typedef struct idist_bucket {
@@ -344,10 +370,11 @@ typedef struct idist_ddp_desc {
     idist_group *group;   // NULL: the world
     size_t bucket_nbytes; // size limit of a bucket; 0: 25 MiB, and 1 MiB for the first one
     idist_compression compression;
-    const idist_ddp_hook *hook; // used instead of the built-in reduction; copied
-    double prescale, postscale; // factors before and after the sum; 0: 1
-    bool sum;                   // sum over the ranks instead of averaging
-    bool keep_params;           // they are equal already: only compare the shapes
+    const idist_powersgd_desc *powersgd; // for IDIST_COMPRESS_POWERSGD; copied. NULL: all zero
+    const idist_ddp_hook *hook;          // used instead of the built-in reduction; copied
+    double prescale, postscale;          // factors before and after the sum; 0: 1
+    bool sum;                            // sum over the ranks instead of averaging
+    bool keep_params;                    // they are equal already: only compare the shapes
     // Some parameters get no gradient in some iterations: those that are not ready when
     // idist_ddp_wait is called. See there.
     bool find_unused;
@@ -364,8 +391,9 @@ typedef struct idist_ddp_desc {
 // when they reach the limit. The lists of tensors are copied; the arrays stay yours and must stay
 // valid. A ddp belongs to the world in which it was created.
 // IDIST_ERR_MISMATCH: as for idist_broadcast_parameters.
-// IDIST_ERR_UNSUPPORTED: compression of gradients other than F32 and, on the host, F64; or
-// on_device, and idist_nccl.h was not included before this header.
+// IDIST_ERR_UNSUPPORTED: compression of gradients other than F32 and, on the host, F64; PowerSGD
+// with find_unused or on_device; or on_device, and idist_nccl.h was not included before this
+// header.
 // IDIST_ERR_DEVICE: compression, factors and divide_by_active on the device need CUDA 12.8.
 IDIST_API idist_status idist_ddp_create(const idist_ddp_desc *desc, idist_ddp **ddp);
 // Local. Within an iteration it waits for the calls that are in flight.
@@ -3684,9 +3712,10 @@ static void idist__memory_free(const idist__memory *memory, void *data) {
 typedef struct idist__reduction {
     idist__memory memory;
     int group_size;
-    idist_dtype wire; // what is sent: F16, BF16 or I8
-    idist_op op;      // of the call, ...
-    double postscale; // ... and the factor for its result
+    idist_dtype wire;             // what is sent: F16, BF16, I8 or, by PowerSGD, F32
+    idist_op op;                  // of the call, ...
+    double postscale;             // ... and the factor for its result
+    idist_powersgd_desc powersgd; // with defaults filled in
 } idist__reduction;
 
 // Gradients that share a scale when they are sent as bytes.
@@ -3924,6 +3953,463 @@ static idist_status idist__int8_finish(idist_bucket *b, void *arg) {
     if (status == IDIST_OK) idist__int8_unpack(b, (const char *)state->recv);
 
     return status;
+}
+
+//------------------------------------------------------------------------------
+// [train:powersgd]  buckets sent as products of two thin matrices
+// uses fail float reduce collective twister norm checksum memory compress
+//
+// After Vogels, Karimireddy and Jaggi, PowerSGD (2019), and torch's powerSGD_hook: one step of the
+// power iteration for the largest singular vectors of the mean of M over the ranks.
+//
+//     M  += error                             rows x cols, this rank's
+//     P   = M * Q                             rows x rank
+//     all_reduce of P                         and of what is not compressed, in the same call
+//     P   = P with orthonormal columns        the same on all ranks, since P is
+//     Q   = transpose(M) * P                  cols x rank
+//     all_reduce of Q, divided by the ranks
+//     result = P * transpose(Q)
+//     error  = M - result
+//
+// Q is the start of the next iteration. Floats sent per matrix: (rows + cols) * rank times
+// 2 (n-1)/n. The first all_reduce runs during the backward pass, the second one in idist_ddp_wait.
+//
+// P and Q are stored by columns. All that ranks must have in common, they compute from what the
+// all_reduce gave to all, or draw from the same generator.
+//------------------------------------------------------------------------------
+
+enum { IDIST__POWERSGD_RANK_MAX = 4 };
+
+typedef struct idist__powersgd_matrix {
+    size_t first; // of its elements, in the bucket
+    size_t count; // elements in the bucket; what is missing to rows * cols counts as zeros
+    size_t rows, cols;
+    int rank;
+    float *p, *q; // in the memory of the state
+} idist__powersgd_matrix;
+
+typedef struct idist__powersgd_state {
+    idist__powersgd_matrix *matrices; // in the order of the bucket
+    int matrix_count;
+    float *error; // per gradient of the bucket; between start and finish it is M
+    float *p;     // of all matrices, and then the gradients that are not compressed
+    float *q;     // of all matrices
+    size_t p_count, q_count, plain_count;
+    uint64_t iteration;
+    bool warm; // q is a start already
+    idist__twister twister;
+} idist__powersgd_state;
+
+static idist_powersgd_desc idist__powersgd_resolve(const idist_powersgd_desc *desc) {
+    idist_powersgd_desc resolved;
+
+    memset(&resolved, 0, sizeof resolved);
+    if (desc) resolved = *desc;
+    if (!resolved.rank) resolved.rank = 1;
+    if (resolved.min_compression_rate == 0) resolved.min_compression_rate = 2;
+
+    return resolved;
+}
+
+static idist_status idist__powersgd_check(const idist_powersgd_desc *desc) {
+    double rate = desc->min_compression_rate, epsilon = desc->epsilon;
+
+    if (desc->rank < 0 || desc->rank > IDIST__POWERSGD_RANK_MAX)
+        return idist__fail(IDIST_ERR_ARG, "ddp_create: powersgd: rank must be 1 .. %d, got %d",
+                           (int)IDIST__POWERSGD_RANK_MAX, desc->rank);
+    if (!(rate >= 0 && rate - rate == 0) || !(epsilon >= 0 && epsilon - epsilon == 0))
+        return idist__fail(IDIST_ERR_ARG,
+                           "ddp_create: powersgd: min_compression_rate and epsilon must not be "
+                           "negative, got %g and %g",
+                           rate, epsilon);
+
+    return IDIST_OK;
+}
+
+// A checksum over what must be equal on all ranks.
+static int64_t idist__powersgd_digest(const idist_powersgd_desc *desc, int n) {
+    idist_powersgd_desc resolved = idist__powersgd_resolve(desc);
+    idist__checksum sum = idist__checksum_begin();
+    uint64_t words[8];
+    int i;
+
+    words[0] = (uint64_t)resolved.rank;
+    words[1] = resolved.start_iteration;
+    words[2] = resolved.seed;
+    memcpy(&words[3], &resolved.min_compression_rate, sizeof words[3]);
+    memcpy(&words[4], &resolved.epsilon, sizeof words[4]);
+    words[5] = resolved.no_error_feedback;
+    words[6] = resolved.no_warm_start;
+    words[7] = resolved.rows != NULL;
+    idist__checksum_add(&sum, words, sizeof words);
+
+    for (i = 0; i < n && resolved.rows; i++) {
+        words[0] = resolved.rows[i];
+        idist__checksum_add(&sum, words, sizeof words[0]);
+    }
+
+    return (int64_t)idist__checksum_end(&sum);
+}
+
+// free_fn of the hook.
+static void idist__powersgd_free(void *data, void *arg) {
+    idist__powersgd_state *state = (idist__powersgd_state *)data;
+
+    (void)arg;
+    free(state->matrices);
+    free(state->error);
+    free(state->p);
+    free(state->q);
+    free(state);
+}
+
+// Adds a matrix to those of a bucket, if it is worth it.
+static void idist__powersgd_add(idist__powersgd_state *state, const idist_powersgd_desc *desc,
+                                size_t first, size_t count, size_t rows, size_t cols) {
+    idist__powersgd_matrix *matrix = &state->matrices[state->matrix_count];
+    size_t least = rows < cols ? rows : cols;
+    double sent = ((double)rows + (double)cols) * desc->rank;
+
+    if (!(sent * desc->min_compression_rate < (double)rows * (double)cols)) return;
+
+    matrix->first = first;
+    matrix->count = count;
+    matrix->rows = rows;
+    matrix->cols = cols;
+    matrix->rank = (size_t)desc->rank < least ? desc->rank : (int)least;
+
+    state->p_count += rows * (size_t)matrix->rank;
+    state->q_count += cols * (size_t)matrix->rank;
+    state->plain_count -= count;
+    state->matrix_count++;
+}
+
+static void idist__powersgd_add_all(idist__powersgd_state *state, const idist_powersgd_desc *desc,
+                                    const idist_bucket *b) {
+    size_t side = 0;
+    int i;
+
+    state->plain_count = b->count;
+
+    if (!desc->rows) {
+        while (side * side < b->count) side++;
+        idist__powersgd_add(state, desc, 0, b->count, side, side);
+        return;
+    }
+
+    for (i = 0; i < b->gradient_count; i++) {
+        size_t end = i + 1 < b->gradient_count ? b->displs[i + 1] : b->count;
+        size_t count = end - b->displs[i], rows = desc->rows[b->gradients[i]];
+
+        if (rows && count)
+            idist__powersgd_add(state, desc, b->displs[i], count, rows, count / rows);
+    }
+}
+
+// If this fails half-way, the bucket has a state nevertheless, and idist__powersgd_free frees it.
+static idist_status idist__powersgd_alloc(const idist__reduction *reduction, idist_bucket *b) {
+    idist__powersgd_state *state = (idist__powersgd_state *)calloc(1, sizeof *state);
+    size_t gradients = (size_t)b->gradient_count;
+    float *p, *q;
+    int i;
+
+    b->state = state;
+    if (state)
+        state->matrices = (idist__powersgd_matrix *)calloc(gradients + 1, sizeof *state->matrices);
+
+    if (state && state->matrices) {
+        idist__powersgd_add_all(state, &reduction->powersgd, b);
+        state->error = (float *)calloc(b->count + 1, sizeof *state->error);
+        state->p = (float *)calloc(state->p_count + state->plain_count + 1, sizeof *state->p);
+        state->q = (float *)calloc(state->q_count + 1, sizeof *state->q);
+    }
+
+    if (!state || !state->error || !state->p || !state->q)
+        return idist__fail(IDIST_ERR_NO_MEMORY, "ddp_create: no memory to compress a bucket");
+
+    for (i = 0, p = state->p, q = state->q; i < state->matrix_count; i++) {
+        idist__powersgd_matrix *matrix = &state->matrices[i];
+
+        matrix->p = p;
+        matrix->q = q;
+        p += matrix->rows * (size_t)matrix->rank;
+        q += matrix->cols * (size_t)matrix->rank;
+    }
+
+    idist__twister_seed_array(&state->twister, reduction->powersgd.seed + (uint64_t)b->index);
+
+    return IDIST_OK;
+}
+
+// Eight sums at once, which a compiler may keep in a vector.
+IDIST__VECTORIZE static float idist__powersgd_dot(const float *a, const float *b, size_t count) {
+    float sums[8] = {0, 0, 0, 0, 0, 0, 0, 0}, rest = 0;
+    size_t i;
+    int k;
+
+    for (i = 0; i + 8 <= count; i += 8)
+        for (k = 0; k < 8; k++) sums[k] += a[i + (size_t)k] * b[i + (size_t)k];
+    for (; i < count; i++) rest += a[i] * b[i];
+
+    return ((sums[0] + sums[1]) + (sums[2] + sums[3])) +
+           ((sums[4] + sums[5]) + (sums[6] + sums[7])) + rest;
+}
+
+// to += factor * from
+IDIST__VECTORIZE static void idist__powersgd_add_scaled(float *to, const float *from, size_t count,
+                                                        float factor) {
+    size_t i;
+
+    for (i = 0; i < count; i++) to[i] += factor * from[i];
+}
+
+// A sum of twelve uniform numbers is nearly normal; orthogonal columns need no more.
+static void idist__powersgd_draw(idist__twister *twister, float *column, size_t count) {
+    size_t i;
+
+    for (i = 0; i < count; i++) {
+        double sum = -6;
+        int k;
+
+        for (k = 0; k < 12; k++) sum += idist__twister_next(twister) / 4294967296.0;
+        column[i] = (float)sum;
+    }
+}
+
+static double idist__powersgd_norm(const float *column, size_t count) {
+    double squares = 0;
+    size_t i;
+
+    for (i = 0; i < count; i++) squares += (double)column[i] * (double)column[i];
+    return idist__norm_root(squares);
+}
+
+// Subtracts from column k what it has in common with those before it, and normalizes it. Twice:
+// what rounding leaves of the first subtraction is not small if little else is left. False: the
+// column has nothing of its own but rounding errors.
+static bool idist__powersgd_separate(float *columns, size_t count, int k, double epsilon) {
+    float *column = columns + (size_t)k * count;
+    double before = idist__powersgd_norm(column, count), norm, inverse;
+    size_t i;
+    int turn;
+
+    for (turn = 0; turn < 2 * k; turn++) {
+        const float *base = columns + (size_t)(turn % k) * count;
+
+        idist__powersgd_add_scaled(column, base, count, -idist__powersgd_dot(base, column, count));
+    }
+
+    norm = idist__powersgd_norm(column, count);
+    if (!(norm > 1e-6 * before)) return false;
+    inverse = 1 / (norm + epsilon);
+    for (i = 0; i < count; i++) column[i] = (float)(column[i] * inverse);
+
+    return true;
+}
+
+// Modified Gram-Schmidt. A column without a direction of its own is drawn by the generator or, if
+// that is NULL, becomes zero.
+static void idist__powersgd_orthogonalize(float *columns, size_t count, int rank, double epsilon,
+                                          idist__twister *twister) {
+    int k;
+
+    for (k = 0; k < rank; k++) {
+        float *column = columns + (size_t)k * count;
+
+        if (idist__powersgd_separate(columns, count, k, epsilon)) continue;
+        if (twister) idist__powersgd_draw(twister, column, count);
+        if (twister && idist__powersgd_separate(columns, count, k, epsilon)) continue;
+        memset(column, 0, count * sizeof *column);
+    }
+}
+
+// The elements of row i that are in the bucket: returns how many, and where they begin.
+static size_t idist__powersgd_row(const idist__powersgd_matrix *matrix, size_t i, size_t *first) {
+    size_t before = i * matrix->cols;
+
+    *first = matrix->first + before;
+    if (before >= matrix->count) return 0;
+
+    return matrix->count - before < matrix->cols ? matrix->count - before : matrix->cols;
+}
+
+// P = M * Q
+static void idist__powersgd_project(const idist__powersgd_matrix *matrix, const float *m) {
+    size_t i, first;
+    int k;
+
+    for (i = 0; i < matrix->rows; i++) {
+        size_t count = idist__powersgd_row(matrix, i, &first);
+
+        for (k = 0; k < matrix->rank; k++)
+            matrix->p[(size_t)k * matrix->rows + i] =
+                idist__powersgd_dot(m + first, matrix->q + (size_t)k * matrix->cols, count);
+    }
+}
+
+// Q = transpose(M) * P
+static void idist__powersgd_project_back(const idist__powersgd_matrix *matrix, const float *m) {
+    size_t i, first;
+    int k;
+
+    memset(matrix->q, 0, matrix->cols * (size_t)matrix->rank * sizeof *matrix->q);
+
+    for (i = 0; i < matrix->rows; i++) {
+        size_t count = idist__powersgd_row(matrix, i, &first);
+
+        for (k = 0; k < matrix->rank; k++)
+            idist__powersgd_add_scaled(matrix->q + (size_t)k * matrix->cols, m + first, count,
+                                       matrix->p[(size_t)k * matrix->rows + i]);
+    }
+}
+
+static bool idist__powersgd_is_finite(const float *x, size_t count) {
+    float sum = 0;
+    size_t i;
+
+    for (i = 0; i < count; i++) sum += x[i] - x[i]; // NaN for NaN and infinity, otherwise 0
+
+    return sum == 0;
+}
+
+// Adds gradients of a bucket, from `first` on.
+IDIST__VECTORIZE static void idist__powersgd_get(const idist_bucket *b, size_t first, float *to,
+                                                 size_t count) {
+    const float *floats = (const float *)b->data + first;
+    const double *doubles = (const double *)b->data + first;
+    size_t i;
+
+    if (b->dtype == IDIST_F32)
+        for (i = 0; i < count; i++) to[i] += floats[i];
+    else
+        for (i = 0; i < count; i++) to[i] += (float)doubles[i];
+}
+
+IDIST__VECTORIZE static void idist__powersgd_set(const idist_bucket *b, size_t first,
+                                                 const float *from, size_t count, float factor) {
+    float *floats = (float *)b->data + first;
+    double *doubles = (double *)b->data + first;
+    size_t i;
+
+    if (b->dtype == IDIST_F32)
+        for (i = 0; i < count; i++) floats[i] = factor * from[i];
+    else
+        for (i = 0; i < count; i++) doubles[i] = (double)(factor * from[i]);
+}
+
+enum { IDIST__POWERSGD_PIECE = 256 }; // elements of a row computed at once
+
+// The result, and what it takes from M. If Q is not finite, all results of the matrix are NaN, and
+// neither errors nor Q outlive that.
+static void idist__powersgd_expand(const idist_bucket *b, const idist__powersgd_matrix *matrix,
+                                   float *m, float factor) {
+    size_t i, j, first, count, q_count = matrix->cols * (size_t)matrix->rank;
+    bool finite = idist__powersgd_is_finite(matrix->q, q_count);
+    float product[IDIST__POWERSGD_PIECE];
+    int k;
+
+    if (!finite) factor = idist__float_from_bits(0x7fc00000u);
+
+    for (i = 0; i < matrix->rows; i++) {
+        size_t rest = idist__powersgd_row(matrix, i, &first);
+
+        for (j = 0; rest; j += count, first += count, rest -= count) {
+            count = rest < IDIST__POWERSGD_PIECE ? rest : (size_t)IDIST__POWERSGD_PIECE;
+            memset(product, 0, sizeof product);
+
+            for (k = 0; k < matrix->rank && finite; k++)
+                idist__powersgd_add_scaled(product, matrix->q + (size_t)k * matrix->cols + j, count,
+                                           matrix->p[(size_t)k * matrix->rows + i]);
+
+            idist__powersgd_set(b, first, product, count, factor);
+            idist__powersgd_add_scaled(m + first, product, count, -1);
+            if (!finite) memset(m + first, 0, count * sizeof *m);
+        }
+    }
+
+    if (!finite) memset(matrix->q, 0, q_count * sizeof *matrix->q);
+}
+
+// Copies the gradients that are not compressed behind the Ps or, scaled, back from there.
+static void idist__powersgd_copy_plain(const idist_bucket *b, const idist__powersgd_state *state,
+                                       bool back) {
+    float *plain = state->p + state->p_count;
+    size_t at = 0, count;
+    int i;
+
+    if (!back) memset(plain, 0, state->plain_count * sizeof *plain);
+
+    for (i = 0; i <= state->matrix_count; i++) {
+        count = (i < state->matrix_count ? state->matrices[i].first : b->count) - at;
+        if (back) idist__powersgd_set(b, at, plain, count, (float)b->scale);
+        else idist__powersgd_get(b, at, plain, count);
+        plain += count;
+        at += count;
+        if (i < state->matrix_count) at += state->matrices[i].count;
+    }
+}
+
+static idist_status idist__powersgd_start(idist_bucket *b, void *arg) {
+    const idist__reduction *reduction = (const idist__reduction *)arg;
+    const idist_powersgd_desc *desc = &reduction->powersgd;
+    idist__powersgd_state *state = (idist__powersgd_state *)b->state;
+    int k;
+
+    if (state->iteration < desc->start_iteration)
+        return idist_all_reduce(b->data, b->data, b->count, b->dtype, reduction->op, &b->opts);
+
+    if (!state->warm) memset(state->q, 0, state->q_count * sizeof *state->q);
+    state->warm = !desc->no_warm_start;
+
+    for (k = 0; k < state->matrix_count; k++) {
+        const idist__powersgd_matrix *matrix = &state->matrices[k];
+        float *m = state->error + matrix->first;
+
+        if (desc->no_error_feedback) memset(m, 0, matrix->count * sizeof *m);
+        idist__powersgd_get(b, matrix->first, m, matrix->count);
+        idist__powersgd_orthogonalize(matrix->q, matrix->cols, matrix->rank, desc->epsilon,
+                                      &state->twister);
+        idist__powersgd_project(matrix, state->error);
+    }
+
+    idist__powersgd_copy_plain(b, state, false);
+
+    return idist_all_reduce(state->p, state->p, state->p_count + state->plain_count, IDIST_F32,
+                            IDIST_SUM, &b->opts);
+}
+
+static idist_status idist__powersgd_finish(idist_bucket *b, void *arg) {
+    const idist__reduction *reduction = (const idist__reduction *)arg;
+    const idist_powersgd_desc *desc = &reduction->powersgd;
+    idist__powersgd_state *state = (idist__powersgd_state *)b->state;
+    double ranks = reduction->group_size;
+    idist_status status = IDIST_OK;
+    int k;
+
+    if (state->iteration++ < desc->start_iteration)
+        return idist__memory_scale(&reduction->memory, b->data, b->count, b->dtype,
+                                   reduction->postscale);
+
+    for (k = 0; k < state->matrix_count; k++) {
+        const idist__powersgd_matrix *matrix = &state->matrices[k];
+        bool finite = idist__powersgd_is_finite(matrix->p, matrix->rows * (size_t)matrix->rank);
+
+        idist__powersgd_orthogonalize(matrix->p, matrix->rows, matrix->rank, desc->epsilon, NULL);
+        idist__powersgd_project_back(matrix, state->error);
+        if (!finite) matrix->q[0] = idist__float_from_bits(0x7fc00000u);
+    }
+
+    if (state->q_count)
+        status =
+            idist_all_reduce(state->q, state->q, state->q_count, IDIST_F32, IDIST_SUM, &b->opts);
+    if (status != IDIST_OK) return status;
+    idist__reduce_scale(state->q, state->q_count, IDIST_F32, 1 / ranks);
+
+    for (k = 0; k < state->matrix_count; k++)
+        idist__powersgd_expand(b, &state->matrices[k], state->error, (float)(b->scale * ranks));
+    idist__powersgd_copy_plain(b, state, true);
+
+    return IDIST_OK;
 }
 
 //------------------------------------------------------------------------------
@@ -4911,7 +5397,7 @@ idist_status idist_ddp_join(idist_ddp *d, int *last) {
 //------------------------------------------------------------------------------
 // [train:ddp_create]  from a desc to a ddp, and its end
 // uses fail base:log base:type get collective request own agree auto shape
-// uses tensor memory compress half int8 on_device ddp ddp_bucket
+// uses tensor memory compress half int8 powersgd on_device ddp ddp_bucket
 //
 //     idist__ddp_create_copy         the lists of the caller
 //     idist__ddp_create_check        what can be wrong with them
@@ -4938,9 +5424,7 @@ static idist_status idist__ddp_create_finish(idist_bucket *b, void *arg) {
 
 static const idist_dtype idist__ddp_wire_dtypes[] = {
     IDIST_F32, // not compressed
-    IDIST_F16,
-    IDIST_BF16,
-    IDIST_I8,
+    IDIST_F16, IDIST_BF16, IDIST_I8, IDIST_F32,
 };
 
 // By idist_compression.
@@ -4949,6 +5433,7 @@ static const idist_ddp_hook idist__ddp_host_hooks[] = {
     {idist__half_start, idist__half_finish, idist__compress_free, NULL},
     {idist__half_start, idist__half_finish, idist__compress_free, NULL},
     {idist__int8_start, idist__int8_finish, idist__compress_free, NULL},
+    {idist__powersgd_start, idist__powersgd_finish, idist__powersgd_free, NULL},
 };
 
 #ifdef IDIST_NCCL_H
@@ -4976,7 +5461,9 @@ static idist_status idist__ddp_create_compression(idist_ddp *d) {
     for (b = 0; b < d->bucket_count && status == IDIST_OK; b++) {
         idist_bucket *exposed = &d->buckets[b].exposed;
 
-        status = idist__compress_alloc(&d->reduction, exposed);
+        if (d->desc.compression == IDIST_COMPRESS_POWERSGD)
+            status = idist__powersgd_alloc(&d->reduction, exposed);
+        else status = idist__compress_alloc(&d->reduction, exposed);
         if (exposed->count > largest) largest = exposed->count;
     }
 
@@ -5061,6 +5548,34 @@ static idist_status idist__ddp_create_check_lists(const idist_ddp_desc *desc) {
     return status;
 }
 
+static idist_status idist__ddp_create_check_powersgd(const idist_ddp_desc *desc) {
+    int i;
+    idist_status status;
+
+    if (desc->compression != IDIST_COMPRESS_POWERSGD) {
+        if (!desc->powersgd) return IDIST_OK;
+        return idist__fail(IDIST_ERR_ARG, "ddp_create: powersgd is set, but compression is not "
+                                          "IDIST_COMPRESS_POWERSGD");
+    }
+
+    if (desc->find_unused || desc->on_device)
+        return idist__fail(IDIST_ERR_UNSUPPORTED, "ddp_create: PowerSGD cannot be combined with %s",
+                           desc->find_unused ? "find_unused" : "on_device");
+    if (!desc->powersgd) return IDIST_OK;
+    status = idist__powersgd_check(desc->powersgd);
+
+    for (i = 0; i < desc->n && desc->powersgd->rows && status == IDIST_OK; i++) {
+        size_t rows = desc->powersgd->rows[i], count = desc->params[i].count;
+
+        if (rows && count % rows)
+            status = idist__fail(IDIST_ERR_ARG,
+                                 "ddp_create: %zu elements of gradient %d are not %zu whole rows",
+                                 count, i, rows);
+    }
+
+    return status;
+}
+
 // What can be wrong with a desc. Local.
 static idist_status idist__ddp_create_check(const idist_ddp *d) {
     const idist_ddp_desc *desc = &d->desc;
@@ -5071,9 +5586,11 @@ static idist_status idist__ddp_create_check(const idist_ddp *d) {
     if (status != IDIST_OK) return status;
     if (desc->compression && desc->hook)
         return idist__fail(IDIST_ERR_ARG, "ddp_create: compression and a hook cannot be combined");
-    if ((unsigned)desc->compression > IDIST_COMPRESS_I8)
+    if ((unsigned)desc->compression > IDIST_COMPRESS_POWERSGD)
         return idist__fail(IDIST_ERR_ARG, "ddp_create: invalid compression %d",
                            (int)desc->compression);
+    status = idist__ddp_create_check_powersgd(desc);
+    if (status != IDIST_OK) return status;
     if (desc->hook && (!desc->hook->start || !desc->hook->finish))
         return idist__fail(IDIST_ERR_ARG, "ddp_create: the hook's start or finish is NULL");
 
@@ -5118,7 +5635,7 @@ static idist_status idist__ddp_create_copy(idist_ddp *d) {
 }
 
 // The options that must be equal on all ranks.
-enum { IDIST__DDP_OPTIONS = 12 };
+enum { IDIST__DDP_OPTIONS = 13 };
 
 static void idist__ddp_create_options(const idist_ddp_desc *desc, idist__shape *shapes) {
     double postscale = desc->postscale != 0 ? desc->postscale : 1;
@@ -5138,6 +5655,8 @@ static void idist__ddp_create_options(const idist_ddp_desc *desc, idist__shape *
     shapes[i++] = idist__shape_of_option("uneven", desc->uneven);
     shapes[i++] = idist__shape_of_option("divide_by_active", desc->divide_by_active);
     shapes[i++] = idist__shape_of_option("on_device", desc->on_device);
+    shapes[i++] = idist__shape_of_option("powersgd (a checksum over its options)",
+                                         idist__powersgd_digest(desc->powersgd, desc->n));
     shapes[i] = idist__shape_of_option("hook", desc->hook != NULL);
 }
 
@@ -5184,7 +5703,8 @@ static idist_status idist__ddp_create_broadcast(const idist_ddp *d) {
 
 // What was made, as Ignite's auto_model says it: once, by the first rank of the group.
 static void idist__ddp_create_log(const idist_ddp *d) {
-    static const char *const encodings[] = {"as they are", "as F16", "as BF16", "as I8"};
+    static const char *const encodings[] = {"as they are", "as F16", "as BF16", "as I8",
+                                            "by PowerSGD"};
     const char *encoding = d->desc.hook ? "by a hook" : encodings[d->desc.compression];
     int b, views = 0;
     size_t nbytes = 0;
@@ -5229,6 +5749,7 @@ idist_status idist_ddp_create(const idist_ddp_desc *desc, idist_ddp **ddp) {
     d->reduction.group_size = d->group_size;
     d->reduction.memory.on_device = desc->on_device;
     d->reduction.memory.opts = idist__ddp_opts(d, desc->on_device);
+    d->reduction.powersgd = idist__powersgd_resolve(desc->powersgd);
     idist__ddp_set_scale(d);
 
     status = idist__ddp_create_copy(d);
