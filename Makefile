@@ -47,7 +47,7 @@ EXAMPLES := $(patsubst examples/%.c,build/%,\
 EXAMPLES += $(if $(shell command -v c++),\
     $(patsubst examples/%.cpp,build/%,$(wildcard examples/*.cpp)))
 FORMATTED := $(HEADERS) \
-    $(wildcard examples/*.c examples/*.h examples/*.cpp examples/*.cu examples/before/*.c) \
+    $(wildcard $(addprefix examples/,*.c *.h *.cpp *.cu lib/*.h before/*.c)) \
     $(wildcard tests/*/*.c tests/*/*.cc tests/*/*.cpp tests/*/*.h packaging/conan/test_package/*.c*)
 
 PARALLEL = $(if $(findstring jobserver,$(MAKEFLAGS)),,-j$(JOBS))
@@ -66,10 +66,10 @@ doctor: build/idistrun
 
 # Exactly the line that the README and the heads of the examples print. (Those for MPI and for GPUs
 # have others.) Warnings stay in a file, for tests/docs/examples.sh.
-build/%: examples/%.c $(wildcard examples/*.h) $(HEADERS)
+build/%: examples/%.c $(wildcard examples/*.h examples/lib/*.h) $(HEADERS)
 	@mkdir -p $(@D)
 	cc -O2 -DIDIST_IMPLEMENTATION $< -o $@ 2>$@.log || { cat $@.log; false; }
-build/%: examples/%.cpp $(wildcard examples/*.h) $(HEADERS)
+build/%: examples/%.cpp $(wildcard examples/*.h examples/lib/*.h) $(HEADERS)
 	@mkdir -p $(@D)
 	c++ -std=c++17 -O2 -DIDIST_IMPLEMENTATION $< -o $@ 2>$@.log || { cat $@.log; false; }
 

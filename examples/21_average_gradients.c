@@ -38,7 +38,8 @@
 // a bad argument.
 #include "../idist_train.h"
 
-#include "digits.h"
+#include "lib/arguments.h"
+#include "lib/dense.h"
 
 enum { RANKS = 2, MAX_RANKS = 64, BATCH = 128, EPOCHS = 10, SEED = 1234, DEADLINE_MS = 60000 };
 
@@ -189,7 +190,7 @@ static int worker(int local_rank, void *arg) {
 
 int main(int argc, char **argv) {
     idist_desc desc;
-    int ranks = digits_ranks(argc, argv, RANKS, 1, MAX_RANKS);
+    int ranks = ranks_argument(argc, argv, RANKS, 1, MAX_RANKS);
     if (!ranks) return 2;
     memset(&desc, 0, sizeof desc);
     desc.timeout_ms = desc.init_timeout_ms = DEADLINE_MS;

@@ -39,7 +39,8 @@
 // bad argument.
 #include "../idist.h"
 
-#include "digits.h"
+#include "lib/arguments.h"
+#include "lib/dense.h"
 
 enum {
     LAYERS = 4,
@@ -294,7 +295,7 @@ static int worker(int local_rank, void *arg) {
 
 int main(int argc, char **argv) {
     idist_desc desc;
-    int ranks = digits_ranks(argc, argv, RANKS, 1, LAYERS);
+    int ranks = ranks_argument(argc, argv, RANKS, 1, LAYERS);
     if (!ranks) return 2;
     memset(&desc, 0, sizeof desc);
     desc.timeout_ms = desc.init_timeout_ms = DEADLINE_MS;

@@ -40,7 +40,8 @@
 // when not, or when something failed; 2 for a bad argument.
 #include "../idist_train.h"
 
-#include "digits.h"
+#include "lib/arguments.h"
+#include "lib/dense.h"
 
 enum {
     RANKS = 4,

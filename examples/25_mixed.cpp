@@ -32,7 +32,8 @@
 // 2 for a bad argument.
 #include "../idist_train.h"
 
-#include "digits.h"
+#include "lib/arguments.h"
+#include "lib/dense.h"
 
 #include <algorithm>
 #include <cstdio>
@@ -215,7 +216,7 @@ class trainer {
 };
 
 int main(int argc, char **argv) {
-    const int ranks = digits_ranks(argc, argv, RANKS, 1, MAX_RANKS);
+    const int ranks = ranks_argument(argc, argv, RANKS, 1, MAX_RANKS);
     const settings s{8, 64, 0.1, 0.9};
     if (!ranks) return 2;
     try {

@@ -81,7 +81,7 @@ for part in idist*.h; do
     ok "$(wc -l <"$WORK/log")" "$part: no line is missing" || head -n 15 "$WORK/log" | diag
 done
 mkdir "$SINGLE/examples" # they include ../idist.h
-cp examples/*.c examples/*.h "$SINGLE/examples/"
+cp -r examples/*.[ch] examples/lib "$SINGLE/examples/"
 ln -s "$ROOT/examples/data" "$SINGLE/examples/data"
 
 # All that compiles, beside each other.

@@ -997,7 +997,8 @@ class Known:
                 elif kind in ('string', 'pp'):
                     self.words.update(re.findall(r'\w+', word))
                     self.pasted.update(re.findall(r'\b(_?idist\w*)##', word, re.I))
-        paths = glob.glob(ROOT + '/tests/**', recursive=True) + glob.glob(ROOT + '/examples/*')
+        paths = glob.glob(ROOT + '/tests/**', recursive=True)
+        paths += glob.glob(ROOT + '/examples/**', recursive=True)
         for path in paths + [ROOT + '/Makefile']:
             self.names.add(os.path.splitext(os.path.basename(path))[0])
             if re.search(r'\.(c|h|cc|cpp|cu|sh|py)$|Makefile$', path) and 'house' not in path:

@@ -1,0 +1,47 @@
+// arguments.h - reads whole numbers from the command line
+#ifndef EXAMPLES_ARGUMENTS_H
+#define EXAMPLES_ARGUMENTS_H
+
+#include <errno.h>
+#include <stdbool.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+// Argument i, or `otherwise` if there is none; 0 if it is not a whole number from min (>= 1) to
+// max.
+static inline int argument(int argc, char **argv, int i, int otherwise, int min, int max) {
+    int value;
+
+    if (i >= argc) return otherwise;
+    size_t n = strspn(argv[i], "0123456789");
+    value = n >= 1 && n <= 9 && !argv[i][n] ? atoi(argv[i]) : 0;
+    return value >= min && value <= max ? value : 0;
+}
+
+// The number of ranks, which is the only argument. Prints the usage and returns 0 if it is wrong.
+static inline int ranks_argument(int argc, char **argv, int otherwise, int min, int max) {
+    int ranks = argument(argc, argv, 1, otherwise, min, max);
+
+    if (argc <= 2 && ranks) return ranks;
+    fprintf(stderr, "usage: %s [number of ranks, %d to %d]\n", argv[0], min, max);
+    return 0;
+}
+
+// The value of an option; text is NULL if there is none. Prints what is wrong.
+static inline bool option_number(const char *option, const char *text, uint64_t min, uint64_t max,
+                                 uint64_t *value) {
+    char *end = NULL;
+
+    if (!text) text = "(nothing)";
+    errno = 0;
+    *value = strtoull(text, &end, 10);
+    if (*text >= '0' && *text <= '9' && !*end && !errno && *value >= min && *value <= max)
+        return true;
+    fprintf(stderr, "%s %s: expected a number from %llu to %llu\n", option, text,
+            (unsigned long long)min, (unsigned long long)max);
+    return false;
+}
+
+#endif // EXAMPLES_ARGUMENTS_H

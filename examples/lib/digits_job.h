@@ -1,0 +1,114 @@
+// digits_options.h - the job of a rank of 05_train_digits: its options, images and state
+#ifndef EXAMPLES_DIGITS_JOB_H
+#define EXAMPLES_DIGITS_JOB_H
+
+#include "arguments.h"
+#include "convnet.h"
+
+enum { DEFAULT_EPOCHS = 30, DEFAULT_BATCH = 64 };
+
+// What a training continues from. The shuffles follow from seed and epoch.
+typedef struct job_state {
+    int64_t done; // epochs
+    double w[PARAMS], speed[PARAMS];
+} job_state;
+
+// The training of one rank.
+typedef struct job {
+    int wanted_ranks, epochs, batch; // wanted_ranks == 0: not given
+    uint64_t seed;
+    const char *path;       // of the images; NULL: look for them
+    const char *checkpoint; // file; NULL: none
+
+    digit_list train, test;
+    int *order;     // the training images of an epoch, shuffled
+    bool bad_input; // the images could not be read
+
+    int rank, ranks;
+    job_state state;
+    double sums[SUMS]; // gradient, loss and hits of a batch
+    double start_s, comm_s;
+    int exit_code; // of the worker
+} job;
+
+static inline void job_usage(FILE *out) {
+    fprintf(out,
+            "usage: 05_train_digits [options]\n"
+            "  --ranks N    processes to start; default: one per core, at least 2. Under a "
+            "launcher: leave it out\n"
+            "  --epochs N   times to go through the training images; default %d\n"
+            "  --batch N    images per step, over all ranks together; default %d\n"
+            "  --seed N     of the first weights and of the shuffles; default 1\n"
+            "  --data PATH  the images; default: examples/data/digits.csv\n"
+            "  --checkpoint FILE  written after each epoch; when it is there at the start, "
+            "training goes on from it\n"
+            "  --help       this text\n",
+            DEFAULT_EPOCHS, DEFAULT_BATCH);
+}
+
+// Returns -1 to go on; otherwise the exit code: --help was answered, or an option is wrong.
+static inline int job_options(job *j, int argc, char **argv) {
+    static const char *const names[] = {"--ranks", "--epochs", "--batch",
+                                        "--seed",  "--data",   "--checkpoint"};
+    static const uint64_t min[] = {1, 1, 1, 0};
+    static const uint64_t max[] = {1024, 100000, DIGITS_MAX, UINT64_MAX};
+    uint64_t numbers[] = {0, DEFAULT_EPOCHS, DEFAULT_BATCH, 1};
+
+    for (int i = 1; i < argc; i += 2) {
+        int k = 0;
+
+        if (!strcmp(argv[i], "--help") || !strcmp(argv[i], "-h")) return job_usage(stdout), 0;
+        while (k < 6 && strcmp(argv[i], names[k])) k++;
+        if (k == 6) fprintf(stderr, "unknown option %s\n", argv[i]);
+        if (k == 6) return job_usage(stderr), 2;
+        if (i + 1 == argc) return fprintf(stderr, "%s needs a value\n", argv[i]), 2;
+        if (k < 4 && !option_number(names[k], argv[i + 1], min[k], max[k], &numbers[k])) return 2;
+        if (k == 4) j->path = argv[i + 1];
+        if (k == 5) j->checkpoint = argv[i + 1];
+    }
+    j->wanted_ranks = (int)numbers[0];
+    j->epochs = (int)numbers[1];
+    j->batch = (int)numbers[2];
+    j->seed = numbers[3];
+    return -1;
+}
+
+// Reads the images. Prints what is wrong.
+static inline bool job_input(job *j, const char *program) {
+    if (!j->path) j->path = digits_find(program);
+    if (!j->path) {
+        fprintf(stderr, "examples/data/digits.csv not found here, beside the source or beside the "
+                        "program; give it with --data PATH\n");
+        return false;
+    }
+    if (!digits_read(j->path, &j->train, &j->test)) return false;
+    j->order = (int *)malloc((size_t)j->train.count * sizeof *j->order);
+    if (j->order && j->batch <= j->train.count) return true;
+    if (!j->order) fprintf(stderr, "out of memory\n");
+    else
+        fprintf(stderr, "--batch %d is more than the %d training images\n", j->batch,
+                j->train.count);
+    return false;
+}
+
+// Two trainings with the same fingerprint are the same training.
+static inline uint64_t job_fingerprint(const job *j) {
+    uint64_t numbers[3];
+
+    numbers[0] = j->seed;
+    numbers[1] = (uint64_t)j->epochs;
+    numbers[2] = (uint64_t)j->batch;
+    return fnv1a(fnv1a(FNV_START, numbers, sizeof numbers), j->train.at,
+                 (size_t)j->train.count * sizeof *j->train.at); // bytes only, so no padding
+}
+
+// One rank per core, at least 2. A rank without an image in a batch would only watch.
+static inline int job_ranks(const job *j) {
+    long cores = sysconf(_SC_NPROCESSORS_ONLN);
+
+    if (j->wanted_ranks) return j->wanted_ranks;
+    if (cores > j->batch) cores = j->batch;
+    return cores > 2 ? (int)cores : 2;
+}
+
+#endif // EXAMPLES_DIGITS_JOB_H

@@ -1,0 +1,69 @@
+// digits_train.h - the steps of 05_train_digits that need no other rank
+#ifndef EXAMPLES_DIGITS_TRAIN_H
+#define EXAMPLES_DIGITS_TRAIN_H
+
+#include "digits_job.h"
+
+// The order depends on seed and epoch alone: all ranks shuffle alike.
+static inline void job_shuffle(job *j, int epoch) {
+    uint64_t state = j->seed * 1000003u + (uint64_t)epoch;
+
+    for (int i = 0; i < j->train.count; i++) j->order[i] = i;
+    for (int i = j->train.count - 1; i > 0; i--) {
+        int k = (int)(random_u64(&state) % (uint64_t)(i + 1)), swap = j->order[i];
+
+        j->order[i] = j->order[k];
+        j->order[k] = swap;
+    }
+}
+
+// Half of the images are moved by up to one pixel, so that the network learns shapes, not places.
+// This depends on seed, epoch and image alone, not on the rank that has the image.
+static inline int job_shift(const job *j, int epoch, int image) {
+    uint64_t state = j->seed * 7919u + (uint64_t)epoch * 1000003u + (uint64_t)image;
+    uint64_t r = random_u64(&state);
+
+    return r % 2 ? 0 : ((int)(r / 2 % 3) - 1) * PAD + (int)(r / 6 % 3) - 1;
+}
+
+// Sets j->sums to the sums over the images begin .. end - 1 of the shuffled order.
+static inline void job_gradient(job *j, int epoch, int begin, int end) {
+    static convnet_layers layers;
+
+    memset(j->sums, 0, sizeof j->sums);
+    for (int i = begin; i < end; i++) {
+        int image = j->order[i];
+
+        convnet_gradient(j->state.w, &j->train.at[image], job_shift(j, epoch, image), &layers,
+                         j->sums);
+    }
+}
+
+// One step along j->sums of a whole batch, which begins with image `first` of the epoch. The rate
+// falls to zero; small batches are noisy and get smaller steps.
+static inline void job_step(job *j, int epoch, int first, int size) {
+    double base = 0.1 * (j->batch < 64 ? j->batch / 64.0 : 1);
+    double progress = (epoch - 1 + (double)first / j->train.count) / j->epochs;
+
+    convnet_step(j->state.w, j->state.speed, j->sums, size, base * (1 - progress));
+}
+
+// How many of this rank's share of the test images, every n-th, are recognised.
+static inline int job_test(const job *j) {
+    static convnet_layers layers;
+    double loss;
+    int hits = 0;
+
+    for (int i = j->rank; i < j->test.count; i += j->ranks)
+        hits +=
+            convnet_forward(j->state.w, &j->test.at[i], 0, &layers, &loss) == j->test.at[i].label;
+    return hits;
+}
+
+// 97 % are expected of the default epochs and batch; other settings may do worse.
+static inline bool job_is_accurate(const job *j, int hits) {
+    return j->epochs != DEFAULT_EPOCHS || j->batch != DEFAULT_BATCH ||
+           100LL * hits >= 97LL * j->test.count;
+}
+
+#endif // EXAMPLES_DIGITS_TRAIN_H
