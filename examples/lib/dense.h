@@ -107,11 +107,10 @@ static inline double digits_gradient(const double *w, const digits *d, size_t im
     return loss;
 }
 
-// Plain SGD with momentum 0.9; g is the sum over `count` images.
-static inline void sgd_step(double *w, double *speed, const double *g, int n, double count,
-                            double rate) {
+// SGD with momentum 0.9.
+static inline void sgd_step(double *w, double *speed, const double *g, int n, double rate) {
     for (int i = 0; i < n; i++) {
-        speed[i] = 0.9 * speed[i] + g[i] / count;
+        speed[i] = 0.9 * speed[i] + g[i];
         w[i] -= rate * speed[i];
     }
 }
