@@ -38,8 +38,8 @@ enum { RANKS = 2, MAX_RANKS = 64, BATCH = 128, EPOCHS = 10, DEADLINE_MS = 60000 
 typedef struct trainer {
     int rank, size;
     digits data;
-    subset train, validation, test, mine; // mine: this rank's part of train
-    idist_sampler *sampler;               // shuffles mine
+    subset train, validation, test, mine, shuffled; // mine: this rank's part of train
+    idist_sampler *sampler;                         // shuffles mine
     double w[DIGITS_PARAMS], g[DIGITS_PARAMS], speed[DIGITS_PARAMS];
     double best[DIGITS_PARAMS], best_accuracy; // the weights with the best validation
     double loss;                               // mean over the batches of this rank
@@ -70,11 +70,11 @@ static int train_epoch(trainer *t, int epoch) {
     size_t batch = (size_t)(BATCH / t->size), batches = 0;
 
     t->loss = 0;
-    CHECK(idist_sampler_set_epoch(t->sampler, (uint64_t)epoch));
+    if (subset_shuffle(&t->mine, t->sampler, epoch, &t->shuffled)) return 1;
     for (size_t first = 0; first < t->mine.count; first += batch, batches++) {
         size_t count = t->mine.count - first < batch ? t->mine.count - first : batch;
 
-        t->loss += subset_gradient(t->w, &t->data, &t->mine, t->sampler, count, t->g);
+        t->loss += subset_gradient(t->w, &t->data, &t->shuffled, first, count, t->g);
         if (average_gradients(t->g, DIGITS_LAYER1, t->size)) return 1;
         if (average_gradients(t->g + DIGITS_LAYER1, DIGITS_LAYER2, t->size)) return 1;
         sgd_step(t->w, t->speed, t->g, DIGITS_PARAMS, 0.1);

@@ -1,11 +1,10 @@
 // 23_parameter_server.c - asynchronous training with a parameter server
 //
 // build:  cc -O2 -DIDIST_IMPLEMENTATION examples/23_parameter_server.c -o 23_parameter_server
-// run:    ./23_parameter_server          starts 4 ranks itself: the server and 3 workers
+// run:    ./23_parameter_server          starts 4 ranks: the server and 3 workers
 //         ./23_parameter_server 2        one worker; any number of ranks from 2 to 16
 //         ./23_parameter_server 4 50000  50000 updates instead of 2000
-//         or by hand, with any free MASTER_PORT:
-//         (export WORLD_SIZE=3 MASTER_ADDR=127.0.0.1 MASTER_PORT=29523
+//         (export WORLD_SIZE=3 MASTER_ADDR=127.0.0.1 MASTER_PORT=29523    # by hand; any free port
 //          for r in 0 1 2; do RANK=$r LOCAL_RANK=$r ./23_parameter_server & done; wait)
 //
 // expected output; dots depend on the machine, and differ from run to run:
@@ -19,85 +18,46 @@
 //    worker 3: ... updates, staleness ... on average and ... at most
 //    accuracy ... %
 //
-// No collective, no common step: the server takes messages in the order in which they come, from
-// whomever.
+// There is no collective and no common step. The server answers messages in the order of their
+// arrival, from any worker:
 //
 //     worker                                     server
 //     PULL  nothing                        ->
 //                                          <-    WEIGHTS  all weights, and their number of updates
 //     gradient of a batch of its own images
-//     PUSH  gradient, loss, that number    ->    weights -= rate * gradient: one update more
+//     PUSH  gradient, loss, that number    ->    weights -= rate * gradient: one more update
 //     ... and again, until the answer to PULL is STOP
 //
 // While a worker computes, others push: its gradient is that of weights which are some updates old
-// by then. That is called staleness, and is what asynchronous training pays for never waiting for
-// the slowest: steps along old gradients overshoot. So the server makes them shorter, rate / (1 +
-// staleness), and more workers need more updates. Every run is another one; only with one worker,
-// where nothing is stale, all are the same. A worker that dies is an error of the whole world,
-// which names it: nobody waits for it for ever.
+// by then. This staleness is the price for not waiting for the slowest worker: a step along an old
+// gradient overshoots, so the server divides the rate by 1 + staleness. With one worker nothing is
+// stale, and every run is the same. A worker that dies is an error on all ranks, which names it.
 //
-// Exit code: 0 when the accuracy is 90 % or more, or fewer updates than 2000 were asked for; 1
-// when not, or when something failed; 2 for a bad argument.
+// Exit code: 0 if the accuracy is 90 % or more, or fewer than 2000 updates were asked for; 1 if
+// not, or if something failed; 2 for a bad argument.
 #include "../idist_train.h"
 
 #include "lib/arguments.h"
-#include "lib/dense.h"
+#include "lib/subset.h"
 
-enum {
-    RANKS = 4,
-    MAX_RANKS = 16,
-    BATCH = 16,
-    UPDATES = 2000,
-    MAX_UPDATES = 100000000,
-    SEED = 1234,
-    DEADLINE_MS = 60000
-};
-enum { PULL = 1, WEIGHTS, PUSH, STOP }; // tags
-
-// Both messages are arrays: the weights or a gradient, then these.
-enum { VERSION = DIGITS_PARAMS, LOSS, MESSAGE };
-
-#define CHECK(call)                                                        \
-    do {                                                                   \
-        if ((call) != IDIST_OK) {                                          \
-            fprintf(stderr, "%s failed: %s\n", #call, idist_last_error()); \
-            return 1;                                                      \
-        }                                                                  \
-    } while (0)
-
-typedef struct subset {
-    size_t count, image[DIGITS_COUNT];
-} subset;
-
-static int take_part(const double *fractions, int n, int which, const subset *whole, subset *part) {
-    CHECK(idist_partition(whole ? whole->count : DIGITS_COUNT, fractions, n, which, SEED,
-                          part->image, &part->count));
-    for (size_t i = 0; whole && i < part->count; i++) part->image[i] = whole->image[part->image[i]];
-    return 0;
-}
-
-// ---- the server ----
-
-typedef struct tally { // of one worker
-    int updates, oldest;
-    double staleness; // sum
-} tally;
+enum { RANKS = 4, MAX_RANKS = 16, BATCH = 16, UPDATES = 2000, MAX_UPDATES = 100000000 };
+enum { PULL = 1, WEIGHTS, PUSH, STOP };          // tags
+enum { VERSION = DIGITS_PARAMS, LOSS, MESSAGE }; // a message: weights or gradient, and these
 
 typedef struct server {
     double weights[MESSAGE], message[MESSAGE];
-    tally workers[MAX_RANKS];
-    int updates, wanted, running; // running: workers that have not been told to stop
-    double loss;                  // sum of the last quarter
+    int updates, wanted, pushed[MAX_RANKS], oldest[MAX_RANKS];
+    double staleness[MAX_RANKS], loss; // sums; the loss since it was last printed
 } server;
 
-static void apply(server *s, tally *of) {
-    int staleness = s->updates - (int)s->message[VERSION];
-    double rate = 0.1 / (1 + staleness);
-    for (int i = 0; i < DIGITS_PARAMS; i++) s->weights[i] -= rate * s->message[i];
+static void apply(server *s, int worker) {
+    int age = s->updates - (int)s->message[VERSION];
+
+    for (int i = 0; i < DIGITS_PARAMS; i++) s->weights[i] -= 0.1 / (1 + age) * s->message[i];
     s->weights[VERSION] = ++s->updates;
-    of->updates++;
-    of->staleness += staleness;
-    if (staleness > of->oldest) of->oldest = staleness;
+    s->pushed[worker]++;
+    s->staleness[worker] += age;
+    if (age > s->oldest[worker]) s->oldest[worker] = age;
     s->loss += s->message[LOSS];
     if (s->updates % (s->wanted / 4) != 0) return;
     printf("%d updates: mean loss %.4f\n", s->updates, s->loss / (s->wanted / 4));
@@ -105,20 +65,21 @@ static void apply(server *s, tally *of) {
     s->loss = 0;
 }
 
-// A gradient that comes when there are updates enough is not used.
-static int serve(server *s, int size) {
+// A gradient that arrives after the last update is not used.
+static int serve(server *s, int workers) {
     idist_recv_info info;
-    digits_initialise(s->weights, SEED);
-    for (s->running = size - 1; s->running > 0;) {
+    bool done;
+
+    while (workers > 0) {
         CHECK(idist_recv(s->message, MESSAGE, IDIST_F64, IDIST_ANY_SOURCE, IDIST_ANY_TAG, &info,
                          NULL));
-        if (info.tag == PUSH) {
-            if (s->updates < s->wanted) apply(s, &s->workers[info.source]);
-        } else if (s->updates < s->wanted) {
+        done = s->updates >= s->wanted;
+        if (info.tag == PUSH && !done) apply(s, info.source);
+        if (info.tag == PULL && !done)
             CHECK(idist_send(s->weights, MESSAGE, IDIST_F64, info.source, WEIGHTS, NULL));
-        } else {
+        if (info.tag == PULL && done) {
             CHECK(idist_send(NULL, 0, IDIST_F64, info.source, STOP, NULL));
-            s->running--;
+            workers--;
         }
     }
     return 0;
@@ -127,38 +88,31 @@ static int serve(server *s, int size) {
 static int run_server(const digits *d, const subset *train, const subset *test, int size,
                       int updates) {
     static server s;
+    double accuracy;
+
     s.wanted = updates;
-    int right = 0;
+    digits_initialise(s.weights, SUBSET_SEED);
     printf("server on rank 0, %d worker%s: %zu images to train, %zu to test\n", size - 1,
            size > 2 ? "s" : "", train->count, test->count);
     fflush(stdout);
-    if (serve(&s, size)) return 1;
-    for (int r = 1; r < size; r++) {
-        const tally *t = &s.workers[r];
-        printf("worker %d: %d updates, staleness %.2f on average and %d at most\n", r, t->updates,
-               t->updates ? t->staleness / t->updates : 0, t->oldest);
-    }
-    for (size_t i = 0; i < test->count; i++) right += digits_is_right(s.weights, d, test->image[i]);
-    double accuracy = 100.0 * right / (double)test->count;
+    if (serve(&s, size - 1)) return 1;
+    for (int r = 1; r < size; r++)
+        printf("worker %d: %d updates, staleness %.2f on average and %d at most\n", r, s.pushed[r],
+               s.pushed[r] ? s.staleness[r] / s.pushed[r] : 0, s.oldest[r]);
+    accuracy = 100.0 * subset_count_right(s.weights, d, test, 0, 1) / (double)test->count;
     printf("accuracy %.2f %%\n", accuracy);
     return accuracy >= 90 || updates < UPDATES ? 0 : 1;
 }
 
-// ---- a worker ----
-
 static int run_worker(const digits *d, const subset *mine) {
     static double weights[MESSAGE], push[MESSAGE];
     idist_recv_info info;
-    size_t next = 0;
-    for (;;) {
+
+    for (size_t next = 0;; next += BATCH) {
         CHECK(idist_send(NULL, 0, IDIST_F64, 0, PULL, NULL));
         CHECK(idist_recv(weights, MESSAGE, IDIST_F64, 0, IDIST_ANY_TAG, &info, NULL));
         if (info.tag == STOP) return 0;
-        memset(push, 0, sizeof push);
-        for (int i = 0; i < BATCH; i++, next = (next + 1) % mine->count)
-            push[LOSS] += digits_gradient(weights, d, mine->image[next], push);
-        for (int i = 0; i < DIGITS_PARAMS; i++) push[i] /= BATCH;
-        push[LOSS] /= BATCH;
+        push[LOSS] = subset_gradient(weights, d, mine, next, BATCH, push);
         push[VERSION] = weights[VERSION];
         CHECK(idist_send(push, MESSAGE, IDIST_F64, 0, PUSH, NULL));
     }
@@ -168,39 +122,29 @@ static int worker(int local_rank, void *arg) {
     static const double split[2] = {0.7, 0.3};
     static digits d;
     static subset train, test, mine;
-    double equal[MAX_RANKS];
-    int rank = idist_get_rank(), size = idist_get_world_size(), updates = *(const int *)arg;
+    int rank = idist_get_rank(), size = idist_get_world_size();
+
     (void)local_rank;
     if (size < 2 || size > MAX_RANKS)
         return fprintf(stderr, "%d ranks: it takes 2 to %d\n", size, MAX_RANKS), 1;
-    if (!digits_load(&d) || take_part(split, 2, 0, NULL, &train) ||
-        take_part(split, 2, 1, NULL, &test))
-        return 1;
-    if (rank == 0) return run_server(&d, &train, &test, size, updates);
-    for (int r = 1; r < size; r++) equal[r - 1] = 1.0 / (size - 1);
-    return take_part(equal, size - 1, rank - 1, &train, &mine) || run_worker(&d, &mine);
-}
-
-// Argument i, or `none_given`; 0 when it is no number from min to max.
-static int number(int argc, char **argv, int i, int none_given, int min, int max) {
-    if (i >= argc) return none_given;
-    size_t n = strspn(argv[i], "0123456789");
-    int value = n >= 1 && n <= 9 && !argv[i][n] ? atoi(argv[i]) : 0;
-    return value >= min && value <= max ? value : 0;
+    if (!digits_load(&d) || subset_part(NULL, split, 2, 0, &train)) return 1;
+    if (subset_part(NULL, split, 2, 1, &test)) return 1;
+    if (rank == 0) return run_server(&d, &train, &test, size, *(const int *)arg);
+    return subset_equal_part(&train, size - 1, rank - 1, &mine) || run_worker(&d, &mine);
 }
 
 int main(int argc, char **argv) {
-    idist_desc desc;
-    int ranks = number(argc, argv, 1, RANKS, 2, MAX_RANKS),
-        updates = number(argc, argv, 2, UPDATES, 4, MAX_UPDATES);
-    if (!ranks || !updates || argc > 3)
-        return fprintf(stderr, "usage: %s [number of ranks, 2 to %d [updates, 4 to %d]]\n", argv[0],
-                       MAX_RANKS, MAX_UPDATES),
-               2;
-    memset(&desc, 0, sizeof desc);
-    desc.timeout_ms = desc.init_timeout_ms = DEADLINE_MS;
-    if (strcmp(idist_launcher(), "none") == 0)
-        desc.nproc_per_node = ranks; // otherwise the launcher says how many
+    int ranks = argument(argc, argv, 1, RANKS, 2, MAX_RANKS);
+    int updates = argument(argc, argv, 2, UPDATES, 4, MAX_UPDATES);
+    idist_desc desc = {0};
+
+    if (!ranks || !updates || argc > 3) {
+        fprintf(stderr, "usage: %s [number of ranks, 2 to %d [updates, 4 to %d]]\n", argv[0],
+                MAX_RANKS, MAX_UPDATES);
+        return 2;
+    }
+    desc.timeout_ms = desc.init_timeout_ms = 60000;
+    if (strcmp(idist_launcher(), "none") == 0) desc.nproc_per_node = ranks;
     CHECK(idist_parallel_run(&desc, worker, &updates));
     return 0;
 }

@@ -30,7 +30,7 @@ static inline int subset_equal_part(const subset *whole, int n, int which, subse
     return subset_part(whole, equal, n, which, part);
 }
 
-// Shuffles the images of a subset. They all belong to this rank, hence one replica.
+// A sampler of all images of a subset. They belong to this rank alone, hence one replica.
 static inline int subset_sampler(const subset *s, idist_sampler **sampler) {
     idist_sampler_desc desc;
 
@@ -42,15 +42,26 @@ static inline int subset_sampler(const subset *s, idist_sampler **sampler) {
     return 0;
 }
 
-// Sets g to the mean gradient of the next `count` images of the sampler; returns their mean loss.
-static inline double subset_gradient(const double *w, const digits *d, const subset *s,
-                                     idist_sampler *sampler, size_t count, double *g) {
-    double loss = 0;
+// The images of a subset in the order of an epoch.
+static inline int subset_shuffle(const subset *s, idist_sampler *sampler, int epoch,
+                                 subset *shuffled) {
     size_t position;
 
+    CHECK(idist_sampler_set_epoch(sampler, (uint64_t)epoch));
+    for (shuffled->count = 0; idist_sampler_next(sampler, &position); shuffled->count++)
+        shuffled->image[shuffled->count] = s->image[position];
+    return 0;
+}
+
+// Sets g to the mean gradient of `count` images from `first` on; after the last comes the first.
+// Returns their mean loss.
+static inline double subset_gradient(const double *w, const digits *d, const subset *s,
+                                     size_t first, size_t count, double *g) {
+    double loss = 0;
+
     memset(g, 0, DIGITS_PARAMS * sizeof *g);
-    for (size_t i = 0; i < count && idist_sampler_next(sampler, &position); i++)
-        loss += digits_gradient(w, d, s->image[position], g);
+    for (size_t i = first; i < first + count; i++)
+        loss += digits_gradient(w, d, s->image[i % s->count], g);
     for (int i = 0; i < DIGITS_PARAMS; i++) g[i] /= (double)count;
     return loss / (double)count;
 }
