@@ -1,0 +1,86 @@
+// cartpole.h - simulators of a cart with a pole, the policy that pushes it, and the policy's
+// gradient
+#ifndef EXAMPLES_CARTPOLE_H
+#define EXAMPLES_CARTPOLE_H
+
+#include "numbers.h"
+
+#include <stdbool.h>
+#include <string.h>
+
+// The weights of the policy are one array: a hidden layer of 16, then the logit of a push to the
+// right.
+enum {
+    STATE = 4,
+    HIDDEN = 16,
+    W1 = 0,
+    B1 = W1 + STATE * HIDDEN,
+    W2 = B1 + HIDDEN,
+    B2 = W2 + HIDDEN,
+    WEIGHTS = B2 + 1
+};
+
+typedef struct step {
+    float state[STATE]; // position, speed, angle of the pole, its speed
+    float push;         // 1: to the right, 0: to the left
+} step;
+
+// ---- one simulator ----
+
+// A step of 1/50 s. False when the pole fell or the cart left its track; also for NaN.
+static inline bool move(float *s, bool right) {
+    double a = s[2], a2 = a * a; // at most 0.21, so that a few terms of the series are enough
+    double sine = a * (1 - a2 / 6 * (1 - a2 / 20 * (1 - a2 / 42))),
+           cosine = 1 - a2 / 2 * (1 - a2 / 12 * (1 - a2 / 30));
+    // Newtons, metres, kilograms: a push of 10, half the pole is 0.5, the pole 0.1, pole and cart
+    // together 1.1.
+    double push = ((right ? 10 : -10) + 0.05 * s[3] * s[3] * sine) / 1.1;
+    double turn = (9.8 * sine - cosine * push) / (0.5 * (4.0 / 3 - 0.1 * cosine * cosine / 1.1));
+    s[1] += (float)(0.02 *
+                    (push - 0.05 * turn * cosine / 1.1)); // the speeds first: semi-implicit Euler
+    s[3] += (float)(0.02 * turn);
+    s[0] += 0.02f * s[1];
+    s[2] += 0.02f * s[3];
+    return s[0] > -2.4f && s[0] < 2.4f && s[2] > -0.2095f && s[2] < 0.2095f; // 12 degrees
+}
+
+// ---- the policy ----
+
+static inline double exp_within_30(double x) { // |x| <= 30
+    double y = x / 64, sum = 1;
+
+    for (int k = 12; k >= 1; k--) sum = 1 + sum * y / k;
+    for (int k = 0; k < 6; k++) sum *= sum;
+    return sum;
+}
+
+// The probability of a push to the right. Hidden units are x / (1 + |x|), which bends like tanh and
+// needs no exp.
+static inline double decide(const double *w, const float *state, double *in, double *hidden) {
+    static const double scale[STATE] = {0.4, 0.5, 5, 0.5}; // to about -1 .. 1
+    double logit = w[B2];
+    for (int i = 0; i < STATE; i++) in[i] = scale[i] * state[i];
+    for (int u = 0; u < HIDDEN; u++) {
+        double x = w[B1 + u];
+        for (int i = 0; i < STATE; i++) x += w[W1 + u * STATE + i] * in[i];
+        hidden[u] = x / (1 + (x < 0 ? -x : x));
+        logit += w[W2 + u] * hidden[u];
+    }
+    logit = logit > 30 ? 30 : logit < -30 ? -30 : logit;
+    return 1 / (1 + exp_within_30(-logit));
+}
+
+// Adds the gradient of advantage * log(probability of what was done).
+static inline void add_gradient(const double *w, const step *s, double advantage, double *sum) {
+    double in[STATE], hidden[HIDDEN], d = advantage * (s->push - decide(w, s->state, in, hidden));
+    sum[B2] += d;
+    for (int u = 0; u < HIDDEN; u++) {
+        double slope = 1 - (hidden[u] < 0 ? -hidden[u] : hidden[u]),
+               back = d * w[W2 + u] * slope * slope;
+        sum[W2 + u] += d * hidden[u];
+        sum[B1 + u] += back;
+        for (int i = 0; i < STATE; i++) sum[W1 + u * STATE + i] += back * in[i];
+    }
+}
+
+#endif // EXAMPLES_CARTPOLE_H
