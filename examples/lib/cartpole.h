@@ -27,7 +27,7 @@ typedef struct step {
 
 // ---- one simulator ----
 
-// A step of 1/50 s. False when the pole fell or the cart left its track; also for NaN.
+// A step of 1/50 s. Returns false if the pole fell or the cart left its track; also for NaN.
 static inline bool move(float *s, bool right) {
     double a = s[2], a2 = a * a; // at most 0.21, so that a few terms of the series are enough
     double sine = a * (1 - a2 / 6 * (1 - a2 / 20 * (1 - a2 / 42))),
@@ -36,8 +36,9 @@ static inline bool move(float *s, bool right) {
     // together 1.1.
     double push = ((right ? 10 : -10) + 0.05 * s[3] * s[3] * sine) / 1.1;
     double turn = (9.8 * sine - cosine * push) / (0.5 * (4.0 / 3 - 0.1 * cosine * cosine / 1.1));
-    s[1] += (float)(0.02 *
-                    (push - 0.05 * turn * cosine / 1.1)); // the speeds first: semi-implicit Euler
+
+    // The speeds first: semi-implicit Euler.
+    s[1] += (float)(0.02 * (push - 0.05 * turn * cosine / 1.1));
     s[3] += (float)(0.02 * turn);
     s[0] += 0.02f * s[1];
     s[2] += 0.02f * s[3];
@@ -59,9 +60,11 @@ static inline double exp_within_30(double x) { // |x| <= 30
 static inline double decide(const double *w, const float *state, double *in, double *hidden) {
     static const double scale[STATE] = {0.4, 0.5, 5, 0.5}; // to about -1 .. 1
     double logit = w[B2];
+
     for (int i = 0; i < STATE; i++) in[i] = scale[i] * state[i];
     for (int u = 0; u < HIDDEN; u++) {
         double x = w[B1 + u];
+
         for (int i = 0; i < STATE; i++) x += w[W1 + u * STATE + i] * in[i];
         hidden[u] = x / (1 + (x < 0 ? -x : x));
         logit += w[W2 + u] * hidden[u];
@@ -73,10 +76,12 @@ static inline double decide(const double *w, const float *state, double *in, dou
 // Adds the gradient of advantage * log(probability of what was done).
 static inline void add_gradient(const double *w, const step *s, double advantage, double *sum) {
     double in[STATE], hidden[HIDDEN], d = advantage * (s->push - decide(w, s->state, in, hidden));
+
     sum[B2] += d;
     for (int u = 0; u < HIDDEN; u++) {
         double slope = 1 - (hidden[u] < 0 ? -hidden[u] : hidden[u]),
                back = d * w[W2 + u] * slope * slope;
+
         sum[W2 + u] += d * hidden[u];
         sum[B1 + u] += back;
         for (int i = 0; i < STATE; i++) sum[W1 + u * STATE + i] += back * in[i];

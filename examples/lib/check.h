@@ -1,15 +1,26 @@
-// check.h - CHECK: prints the error of an idist call that failed, and returns 1 from the function
+// check.h - CHECK and EXPECT print what failed, and return 1 from the function
 #ifndef EXAMPLES_CHECK_H
 #define EXAMPLES_CHECK_H
 
 #include <stdio.h>
 
+// A call of idist
 #define CHECK(call)                                                        \
     do {                                                                   \
         if ((call) != IDIST_OK) {                                          \
             fprintf(stderr, "%s failed: %s\n", #call, idist_last_error()); \
             return 1;                                                      \
         }                                                                  \
+    } while (0)
+
+// A result
+#define EXPECT(condition)                                                              \
+    do {                                                                               \
+        if (!(condition)) {                                                            \
+            fprintf(stderr, "rank %d: wrong result, not true: %s\n", idist_get_rank(), \
+                    #condition);                                                       \
+            return 1;                                                                  \
+        }                                                                              \
     } while (0)
 
 #endif // EXAMPLES_CHECK_H

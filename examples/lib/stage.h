@@ -106,14 +106,14 @@ static inline void stage_loss(stage *s, const digits *d, int first, const micro 
         const double *logit = m->out[LAYERS] + i * DIGITS_CLASSES;
         int label = d->label[stage_image(first + i)];
 
-        s->loss += digits_loss(logit, label, grad + i * DIGITS_CLASSES) / TRAIN;
+        s->loss += digits_loss(logit, label, grad + i * DIGITS_CLASSES) / (double)TRAIN;
     }
 }
 
 static inline void stage_step(stage *s) {
     int n = stage_params(s->first, s->last);
 
-    for (int i = 0; i < n; i++) s->g[i] /= BATCH;
+    for (int i = 0; i < n; i++) s->g[i] /= (double)BATCH;
     sgd_step(s->w, s->speed, s->g, n, 0.05);
     memset(s->g, 0, (size_t)n * sizeof *s->g);
 }

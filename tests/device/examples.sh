@@ -69,6 +69,7 @@ line=$(build_line examples/10_gpu_all_reduce.c |
     sed 's|-O2|-O0|; s|-L.*-lcudart|cuda.o -rdynamic -lpthread -ldl|; s|-o .*|-o fake_10|')
 later fake_10 120 sh -c "$line"
 mkdir fake_sources
+ln -s ../examples/lib fake_sources/lib
 for name in 11_gpu_train 12_zero; do
     sed 's/kernel<element><<<[^>]*>>>(t, \([ab]\), n)/fake_launch(element, t, \1, n, stream)/
          s/(int)(blockIdx.x \* blockDim.x + threadIdx.x)/0/' \
