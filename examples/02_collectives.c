@@ -1,9 +1,8 @@
 // 02_collectives.c - all_reduce, all_gather, broadcast, barrier, as in Ignite's tutorial
 //
 // build:  cc -DIDIST_IMPLEMENTATION examples/02_collectives.c -o 02_collectives
-// run:    ./02_collectives          starts 3 ranks itself
-//         or by hand, with any free MASTER_PORT:
-//         (export WORLD_SIZE=3 MASTER_ADDR=127.0.0.1 MASTER_PORT=29502
+// run:    ./02_collectives          starts 3 ranks
+//         (export WORLD_SIZE=3 MASTER_ADDR=127.0.0.1 MASTER_PORT=29502    # by hand; any free port
 //          for r in 0 1 2; do RANK=$r LOCAL_RANK=$r ./02_collectives & done; wait)
 //
 // expected output:
@@ -21,35 +20,17 @@
 //    rank 1: finds the data
 //    rank 2: finds the data
 //
-// Every rank makes the same calls in the same order: that is the one rule of collectives. Exit
-// code: 0 when all results are right, else 1.
+// Every rank makes the same calls in the same order. Exit code: 0 if all results are right, else 1.
 #include "../idist.h"
+#include "lib/check.h"
 
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
 enum { RANKS = 3, TEXT = 256 };
 
-#define CHECK(call)                                                        \
-    do {                                                                   \
-        if ((call) != IDIST_OK) {                                          \
-            fprintf(stderr, "%s failed: %s\n", #call, idist_last_error()); \
-            return 1;                                                      \
-        }                                                                  \
-    } while (0)
-#define EXPECT(condition)                                                              \
-    do {                                                                               \
-        if (!(condition)) {                                                            \
-            fprintf(stderr, "rank %d: wrong result, not true: %s\n", idist_get_rank(), \
-                    #condition);                                                       \
-            return 1;                                                                  \
-        }                                                                              \
-    } while (0)
-
-// Prints the lines of all ranks in the order of the ranks: rank k speaks between the k-th barrier
-// and the next.
+// Prints in the order of the ranks: rank k does between the k-th barrier and the next.
 static int print_in_turn(const char *line) {
     for (int turn = 0; turn < idist_get_world_size(); turn++) {
         if (turn == idist_get_rank()) {
@@ -63,11 +44,9 @@ static int print_in_turn(const char *line) {
 
 static int all_reduce_example(int rank) {
     char line[TEXT];
-    int64_t mine[2], sum[2];
-    mine[0] = 1 + 2 * rank;
-    mine[1] = 2 + 2 * rank;
-    CHECK(idist_all_reduce(mine, sum, 2, IDIST_I64, IDIST_SUM,
-                           NULL)); // may also be in place: send == recv
+    int64_t mine[2] = {1 + 2 * rank, 2 + 2 * rank}, sum[2];
+
+    CHECK(idist_all_reduce(mine, sum, 2, IDIST_I64, IDIST_SUM, NULL)); // or in place: sum, sum
     snprintf(line, sizeof line, "all_reduce SUM of [%lld, %lld] -> [%lld, %lld]",
              (long long)mine[0], (long long)mine[1], (long long)sum[0], (long long)sum[1]);
     if (print_in_turn(line)) return 1;
@@ -78,8 +57,7 @@ static int all_reduce_example(int rank) {
 static int all_gather_example(int rank) {
     char line[TEXT];
     double number = 2.0 * rank, all[RANKS];
-    CHECK(idist_all_gather(&number, all, 1, IDIST_F64,
-                           NULL)); // count is what each rank sends; all has count * ranks
+    CHECK(idist_all_gather(&number, all, 1, IDIST_F64, NULL)); // all: count elements per rank
     snprintf(line, sizeof line, "all_gather of %.1f -> [%.1f, %.1f, %.1f]", number, all[0], all[1],
              all[2]);
     if (print_in_turn(line)) return 1;
@@ -87,8 +65,7 @@ static int all_gather_example(int rank) {
     return 0;
 }
 
-// Strings differ in length. The bytes of all ranks arrive one after the other; sizes says how many
-// are whose.
+// Strings differ in length. The bytes arrive in the order of the ranks; sizes has each rank's.
 static int gather_strings_example(int rank) {
     static const char *const words[RANKS] = {"i am 0", "i am 1, a bit longer",
                                              "i am 2, a bit longer, a bit longer"};
@@ -128,22 +105,22 @@ typedef struct data {
 static int get_data(void *arg) {
     data *d = (data *)arg;
     FILE *f = fopen(d->path, "r");
-    d->downloaded = f == NULL; // not there yet: "download" it, that is, make it
-    if (d->downloaded)
-        f = fopen(d->path, "wx"); // x: fail rather than write over a file of somebody else
+    bool ok;
+
+    d->downloaded = f == NULL;        // not there yet: "download" it, that is, make it
+    if (!f) f = fopen(d->path, "wx"); // x: fails if somebody else made it
     if (!f) return 1;
-    int ok =
-        d->downloaded ? fprintf(f, "%d\n", d->value = 42) > 0 : fscanf(f, "%d", &d->value) == 1;
+    if (d->downloaded) ok = fprintf(f, "%d\n", d->value = 42) > 0;
+    else ok = fscanf(f, "%d", &d->value) == 1;
     return fclose(f) == 0 && ok ? 0 : 1;
 }
 
-// Rank 0 runs get_data first, alone; the others when it is through, and not at all when it failed.
-// (Here: one rank of each host, which is rank 0 when there is one host.) It is a barrier with the
-// error handling that one forgets to write.
+// One rank of each host runs get_data first; the others run it when that is done, and not at all if
+// it failed: a barrier with the error handling that one forgets to write.
 static int barrier_example(void) {
-    data d;
+    data d = {"", false, 0};
     int64_t id = (int64_t)getpid();
-    memset(&d, 0, sizeof d);
+
     CHECK(idist_broadcast(&id, 1, IDIST_I64, 0, NULL)); // so that all ranks mean the same file
     snprintf(d.path, sizeof d.path, "/tmp/idist_02_collectives.%lld", (long long)id);
     CHECK(idist_one_rank_first(get_data, &d, 0, true, NULL));
@@ -158,20 +135,16 @@ static int worker(int local_rank, void *arg) {
     int rank = idist_get_rank();
     (void)local_rank;
     (void)arg;
-    EXPECT(idist_get_world_size() ==
-           RANKS); // the values above are those of the tutorial, for 3 ranks
-    if (all_reduce_example(rank) || all_gather_example(rank) || gather_strings_example(rank))
-        return 1;
-    return broadcast_example(rank) || barrier_example();
+    EXPECT(idist_get_world_size() == RANKS); // the values are the tutorial's, for 3 ranks
+    if (all_reduce_example(rank) || all_gather_example(rank)) return 1;
+    return gather_strings_example(rank) || broadcast_example(rank) || barrier_example();
 }
 
 int main(void) {
-    idist_desc desc;
-    memset(&desc, 0, sizeof desc);
+    idist_desc desc = {0};
+
     desc.timeout_ms = desc.init_timeout_ms = 60000;
-    // Set: start that many processes. Not set: join what a launcher made, which is known from the
-    // environment.
-    if (strcmp(idist_launcher(), "none") == 0) desc.nproc_per_node = RANKS;
+    if (strcmp(idist_launcher(), "none") == 0) desc.nproc_per_node = RANKS; // else join its world
     CHECK(idist_parallel_run(&desc, worker, NULL));
     return 0;
 }

@@ -1,10 +1,9 @@
 // 03_send_recv.c - messages from one rank to another: blocking, immediate, and from any source
 //
 // build:  cc -DIDIST_IMPLEMENTATION examples/03_send_recv.c -o 03_send_recv
-// run:    ./03_send_recv            starts 3 ranks itself
+// run:    ./03_send_recv            starts 3 ranks
 //         ./03_send_recv 5          starts 5; any number from 2 on
-//         or by hand, with any free MASTER_PORT:
-//         (export WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 MASTER_PORT=29503
+//         (export WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 MASTER_PORT=29503    # by hand; any free port
 //          for r in 0 1; do RANK=$r LOCAL_RANK=$r ./03_send_recv & done; wait)
 //
 // expected output:
@@ -12,45 +11,31 @@
 //    immediate: 4 rounds round the ring, 262144 numbers each, all right
 //    any source: rank 0 heard from 2 others, tags as promised
 //
-// The rule about buffers. A blocking idist_send gives the buffer back when it returns, a blocking
-// idist_recv has filled it. With opts.request set, both return at once, and until idist_wait (or
-// idist_test with *done) has answered:
+// The rule about buffers. When a blocking idist_send returns, its buffer may be written again; when
+// a blocking idist_recv returns, its buffer is full. With opts.request set, both return at once,
+// and until idist_wait (or idist_test with *done) says that it is complete:
 //
 //     the buffer of a send must not be written      it may not have left yet
 //     the buffer of a receive must not be read      it may not be there yet
 //     buffers and the idist_request must stay       no free, no return from the function that has
 //     where they are                                them on its stack
 //
-// Everything else goes on: the program computes, and the messages travel meanwhile.
-// Exit code: 0 when everything arrived as it was sent, 1 when not, 2 for a bad argument.
+// Meanwhile the program may compute. Exit code: 0 if everything arrived as it was sent, 1 if not, 2
+// for a bad argument.
 #include "../idist.h"
 
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
+#include "lib/check.h"
+
 enum { MAX_RANKS = 64, COUNT = 1 << 18, ROUNDS = 4, TAG_TOKEN = 7, TAG_RING = 8, TAG_REPORT = 100 };
 
-#define CHECK(call)                                                        \
-    do {                                                                   \
-        if ((call) != IDIST_OK) {                                          \
-            fprintf(stderr, "%s failed: %s\n", #call, idist_last_error()); \
-            return 1;                                                      \
-        }                                                                  \
-    } while (0)
-#define EXPECT(condition)                                                              \
-    do {                                                                               \
-        if (!(condition)) {                                                            \
-            fprintf(stderr, "rank %d: wrong result, not true: %s\n", idist_get_rank(), \
-                    #condition);                                                       \
-            return 1;                                                                  \
-        }                                                                              \
-    } while (0)
-
-// Rank 0 -> 1 -> ... -> n-1 -> 0. Everybody adds its rank, so the token grows: the receiver offers
-// room for the largest, and idist_recv_info says how much came. Rank 0 sends first and receives
-// last, the others the other way round. If all of them sent first, the program would hang as soon
-// as messages are too large to wait in between: use idist_sendrecv then.
+// Rank 0 -> 1 -> ... -> n-1 -> 0. Each rank adds its number, so the token grows: the receiver has
+// room for the largest, and idist_recv_info says how much arrived. Rank 0 sends first and receives
+// last, the others receive first. If all sent first, the program would hang as soon as messages are
+// too large to be buffered: use idist_sendrecv then.
 static int blocking(int rank, int n) {
     int32_t token[MAX_RANKS];
     idist_recv_info info;
@@ -73,7 +58,7 @@ static int blocking(int rank, int n) {
     return 0;
 }
 
-// Everybody sends to the right and receives from the left at the same time. The receive is started
+// Each rank sends to the right and receives from the left at the same time. The receive starts
 // first: a message that finds its receiver waiting goes straight into the buffer.
 static int immediate_with(int rank, int n, float *out, float *in) {
     int next = (rank + 1) % n, previous = (rank + n - 1) % n;
@@ -110,8 +95,8 @@ static int immediate(int rank, int n) {
     return failed;
 }
 
-// Rank 0 takes the reports as they come; info says whose it has. Tags tell messages of one sender
-// apart.
+// Rank 0 takes the reports in the order of their arrival; info says whose it is. Tags tell messages
+// of one sender apart.
 static int any_source(int rank, int n) {
     bool heard[MAX_RANKS] = {false};
     int64_t report = 1000 + rank;
