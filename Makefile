@@ -73,7 +73,7 @@ build/%: examples/%.cpp $(wildcard examples/*.h examples/lib/*.h) $(HEADERS)
 	@mkdir -p $(@D)
 	c++ -std=c++17 -O2 -DIDIST_IMPLEMENTATION $< -o $@ 2>$@.log || { cat $@.log; false; }
 
-$(BUILD)/tests/unit/cifar10: examples/resnet.h
+$(BUILD)/tests/unit/cifar10: examples/lib/resnet.h
 
 # Each test is one file. Those that look inside hold the implementation themselves, most of them
 # without the optimizer, which would take longer than they; the others share one, or that of

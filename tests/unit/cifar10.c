@@ -1,6 +1,6 @@
-// cifar10.c - the network of examples/resnet.h: the matrix product against a plain one, every
-// gradient against finite differences
-#include "../../examples/resnet.h"
+// cifar10.c - the network of examples/lib/resnet.h: the matrix product against a plain one, every
+// gradient against finite differences, gradients that are added up over parts of a batch
+#include "../../examples/lib/resnet.h"
 #include "tap.h"
 
 static float any(uint64_t *state) {
@@ -102,6 +102,121 @@ static void test_gradients(int blocks, int width, int side, int images) {
     net_free(&n);
 }
 
+// What each batch norm saw of a whole batch, for passes over parts of it.
+typedef struct record {
+    float rows[8 * MAX_UNITS][64];
+    uint64_t counts[MAX_UNITS];
+    int n_rows, n_counts;
+    bool replay;
+} record;
+
+static void keep_row(record *r, float *row, int channels) {
+    float *kept = r->rows[r->n_rows++];
+
+    if (r->replay) memcpy(row, kept, (size_t)channels * sizeof *row);
+    else memcpy(kept, row, (size_t)channels * sizeof *row);
+}
+
+static idist_status keep_statistics(float *mean, float *var, int channels, uint64_t *count,
+                                    void *arg) {
+    record *r = (record *)arg;
+
+    keep_row(r, mean, channels);
+    keep_row(r, var, channels);
+    if (r->replay) *count = r->counts[r->n_counts++];
+    else r->counts[r->n_counts++] = *count;
+
+    return IDIST_OK;
+}
+
+static idist_status keep_sums(float *dy, float *dy_x, int channels, void *arg) {
+    keep_row((record *)arg, dy, channels);
+    keep_row((record *)arg, dy_x, channels);
+
+    return IDIST_OK;
+}
+
+// Images first .. first + images - 1 of `all`, colour by colour.
+static void take_part(const float *all, int total, int first, int images, int area, float *part) {
+    for (int c = 0; c < COLOURS; c++)
+        memcpy(part + (size_t)(c * images * area), all + (size_t)((c * total + first) * area),
+               (size_t)(images * area) * sizeof *part);
+}
+
+// Forward and backward for some images of the batch; gradients are added when first > 0.
+static double pass_over(net *n, record *r, const float *all, const int *labels, int total,
+                        int first, int images, int area) {
+    static float part[MARGIN + COLOURS * 12 * 256 + MARGIN];
+    double loss;
+
+    take_part(all, total, first, images, area, part + MARGIN);
+    r->n_rows = r->n_counts = 0;
+    n->images = images;
+    n->weight = (double)images / total;
+    n->add = first > 0;
+    forward(n, part + MARGIN);
+    loss = cross_entropy(n, labels + first) * n->weight;
+    backward(n, part + MARGIN);
+
+    return loss;
+}
+
+static void gradients_to(net *n, float *room) {
+    for (int i = 0; i < n->n_params; i++) {
+        n->grads[i] = n->params[i];
+        n->grads[i].data = room + (values(n, i) - n->values);
+    }
+}
+
+// How far two gradients of parameter i are apart, as a part of the length of one.
+static double distance(const net *n, int i, const float *whole, const float *added) {
+    size_t at = (size_t)(values(n, i) - n->values), count = n->params[i].count;
+    double sum = 0;
+
+    for (size_t k = at; k < at + count; k++) {
+        double d = (double)added[k] - whole[k];
+        sum += d * d;
+    }
+
+    return sqrt_of(sum + 1e-30) / length_of(whole + at, count);
+}
+
+// Parts of a batch, in which batch norms use the statistics of the whole batch, add up to the
+// gradients of the whole batch: the sums of --accumulate, and what --sync_bn relies on.
+static void test_parts(int parts) {
+    enum { SIDE = 16, IMAGES = 12, AREA = SIDE * SIDE };
+    static net n;
+    static record r;
+    int labels[IMAGES];
+    double loss, sum = 0, worst = 0;
+
+    TAP_REQUIRE(net_create(&n, 1, 4, SIDE, IMAGES, 5));
+    float *in = new_floats(&n, COLOURS * IMAGES * AREA), *whole = new_floats(&n, n.n_values);
+    float *added = new_floats(&n, n.n_values);
+    memset(&r, 0, sizeof r);
+    n.hooks = (net_hooks){NULL, keep_statistics, keep_sums, &r};
+    n.training = true;
+    fill(in, COLOURS * IMAGES * AREA, 6);
+    for (int i = 0; i < IMAGES; i++) labels[i] = i * 7 % CLASSES;
+
+    gradients_to(&n, whole);
+    loss = pass_over(&n, &r, in, labels, IMAGES, 0, IMAGES, AREA);
+    gradients_to(&n, added);
+    r.replay = true;
+    for (int k = 0; k < parts; k++)
+        sum += pass_over(&n, &r, in, labels, IMAGES, k * IMAGES / parts, IMAGES / parts, AREA);
+
+    for (int i = 0; i < n.n_params; i++) {
+        double far = distance(&n, i, whole, added);
+
+        if (!(far <= worst)) worst = far;
+    }
+    tap_ok(worst < 1e-5, "%d parts add up to the gradients of the batch", parts);
+    if (worst >= 1e-5) tap_diag("they are %g of the length of one apart", worst);
+    tap_ok(sum - loss < 1e-6 && loss - sum < 1e-6, "%d parts have its loss, %g", parts, loss);
+    net_free(&n);
+}
+
 int main(void) {
     tap_deadline(60);
     static const int sizes[] = {1, 3, 4, 7, 8, 9, 15, 16, 17, 31, 32, 48};
@@ -113,5 +228,7 @@ int main(void) {
     test_gradients(1, 4, 16, 7);
     test_gradients(2, 6, 16, 5);
     test_gradients(1, 16, 32, 3);
+    test_parts(2);
+    test_parts(3);
     return tap_done();
 }

@@ -8,15 +8,17 @@
 //                   `------ conv 1x1 -- norm where a stage begins -----'
 //
 // Use: net_create; n.grads[i] point to room for gradients; then for each batch n.images,
-// n.training, forward, cross_entropy, backward. backward tells n.ddp of each gradient as soon as
-// it is complete, the last layer's first.
+// n.training, forward, cross_entropy, backward. With n.add gradients are added to what is there,
+// and n.weight is the share of this batch in the loss.
+//
+// Nothing in here communicates. A program of several ranks sets n.hooks, which the passes call.
 //
 // -DUSE_BLAS takes cblas_sgemm for the matrix products; link with -lopenblas or -lblas. Otherwise
 // they are the loops of multiply, compiled for AVX-512, for AVX2 and for what the build line
 // allows; the processor decides.
 #ifndef RESNET_H
 #define RESNET_H
-#include "../idist_train.h"
+#include "../../idist_train.h"
 
 #include <stddef.h>
 #include <stdint.h>
@@ -207,12 +209,28 @@ typedef struct unit { // a convolution, and the batch norm after it
     int first; // its parameters: weights (taps x to), then scale and shift of the batch norm
     float *mean, *var; // running
     float *inverse;    // one over the deviation in this batch
+    float total;       // values per channel that its statistics are of
     float *normal,
         *out; // the batch norm's input with mean 0 and deviation 1; its output, behind skip and
               // relu
 } unit;
 
 enum { MAX_UNITS = 1 + 2 * 3 * MAX_BLOCKS + 2, MAX_PARAMS = 3 * MAX_UNITS + 2, N_WORK = 4 };
+
+// Called in the middle of a pass; NULL: nothing to do. The first status that is not IDIST_OK stays
+// in the net.
+typedef struct net_hooks {
+    // Gradient i is complete: it may travel while the ones before it are computed. The last layer's
+    // come first.
+    idist_status (*gradient)(int i, void *arg);
+    // The forward pass of a batch norm: mean and (biased) variance of *count values per channel.
+    // May put those of more values in their place.
+    idist_status (*statistics)(float *mean, float *var, int channels, uint64_t *count, void *arg);
+    // The backward pass of a batch norm: the sums over these values of dy, and of dy times the
+    // input with mean 0 and deviation 1.
+    idist_status (*sums)(float *dy, float *dy_x, int channels, void *arg);
+    void *arg;
+} net_hooks;
 
 typedef struct net {
     int n_blocks, n_units, n_params, last; // last: channels before the dense layer
@@ -223,13 +241,18 @@ typedef struct net {
     float *values, *running;
     float *work[N_WORK], *col, *turned; // gradients of maps on the way back; panels
     float *pooled, *scores, *dscores;   // pooled: last x images; scores: images x CLASSES
+    float *velocity;                    // of the optimizer, one per value
+    int *labels, *predicted;            // of the images in this batch
+    float *row[2];                      // numbers of the channels of a batch norm
     bool training;                      // batch norm by the batch, else by the running statistics
+    bool add;                           // gradients are added to what is there
+    double weight;                      // of this batch in the loss; 1
     int images;                         // in this batch
     void *memory[8 * MAX_UNITS];
     int n_memory;
-    bool failed;       // some memory was not to be had
-    idist_ddp *ddp;    // told of every gradient that is complete; may be NULL
-    idist_status sent; // its first failure
+    bool failed; // some memory was not to be had
+    net_hooks hooks;
+    idist_status status; // the first failure of a hook
 } net;
 
 static float *new_floats(net *n, size_t count) {
@@ -320,9 +343,13 @@ static bool net_create(net *n, int blocks, int width, int side, int images, uint
     size_t at = 0, largest = 0, widest = 0;
     memset(n, 0, sizeof *n);
     n->images = images;
+    n->weight = 1;
     add_units(n, blocks, width, side);
     n->values = new_floats(n, n->n_values);
+    n->velocity = new_floats(n, n->n_values);
     n->running = new_floats(n, n->n_running);
+    n->labels = (int *)new_floats(n, (size_t)images);
+    n->predicted = (int *)new_floats(n, (size_t)images);
     for (int i = 0; i < n->n_params && n->values; at += n->params[i++].count)
         n->params[i].data = n->values + at;
     at = 0;
@@ -337,6 +364,7 @@ static bool net_create(net *n, int blocks, int width, int side, int images, uint
         if ((size_t)taps(u) > widest) widest = (size_t)taps(u);
     }
     for (int i = 0; i < N_WORK; i++) n->work[i] = new_floats(n, largest);
+    for (int i = 0; i < 2; i++) n->row[i] = new_floats(n, (size_t)n->last);
     n->col = new_floats(n, widest * PANEL);
     n->turned = new_floats(n, (size_t)n->last * PANEL);
     n->pooled = new_floats(n, (size_t)(n->last * images));
@@ -429,8 +457,8 @@ static void convolve_back(const net *n, const unit *u, const float *in, const fl
             for (int k = 0; k < columns; k++)
                 n->turned[k * u->to + c] = panel[(ptrdiff_t)c * out_row + k];
         gather(n, u, in, row, rows, n->col);
-        product of_weights = {taps(u),   u->to, columns, n->col, columns, 1,
-                              n->turned, u->to, dw,      u->to,  row > 0};
+        product of_weights = {taps(u),   u->to, columns, n->col, columns,          1,
+                              n->turned, u->to, dw,      u->to,  row > 0 || n->add};
         product of_inputs = {taps(u), columns, u->to,  w,       u->to, 1,
                              panel,   out_row, n->col, columns, false};
         multiply(&of_weights);
@@ -440,21 +468,45 @@ static void convolve_back(const net *n, const unit *u, const float *in, const fl
     }
 }
 
+// Mean and variance of each channel, to n->row: of this batch, which moves the running ones by a
+// tenth; or the running ones.
+static void batch_statistics(net *n, unit *u, size_t count) {
+    float *mean = n->row[0], *var = n->row[1];
+    uint64_t total = count;
+
+    if (!n->training) {
+        memcpy(mean, u->mean, (size_t)u->to * sizeof *mean);
+        memcpy(var, u->var, (size_t)u->to * sizeof *var);
+        return;
+    }
+
+    for (int c = 0; c < u->to; c++) {
+        const float *x = u->normal + (size_t)c * count;
+
+        mean[c] = (float)(sum_of(x, count) / (double)count);
+        var[c] = (float)(sum_products(x, x, mean[c], count) / (double)count);
+    }
+    if (n->hooks.statistics && n->status == IDIST_OK)
+        n->status = n->hooks.statistics(mean, var, u->to, &total, n->hooks.arg);
+    u->total = (float)total;
+    for (int c = 0; c < u->to; c++) {
+        u->mean[c] += 0.1f * (mean[c] - u->mean[c]);
+        u->var[c] += 0.1f * (var[c] * u->total / (u->total - 1) - u->var[c]);
+    }
+}
+
 // out = relu(batch norm(convolution(in)) + skip), without relu and skip for a shortcut.
 static void unit_forward(net *n, unit *u, const float *in, const float *skip, bool relu) {
     size_t count = map_count(n, 1, u->side);
+
     convolve(n, u, in, u->normal);
+    batch_statistics(n, u, count);
     for (int c = 0; c < u->to; c++) {
         float *x = u->normal + (size_t)c * count, *y = u->out + (size_t)c * count;
         float scale = values(n, u->first + 1)[c], shift = values(n, u->first + 2)[c];
-        float mean = u->mean[c], var = u->var[c];
-        if (n->training) {
-            mean = (float)(sum_of(x, count) / (double)count);
-            var = (float)(sum_products(x, x, mean, count) / (double)count);
-            u->mean[c] += 0.1f * (mean - u->mean[c]);
-            u->var[c] += 0.1f * (var * (float)count / (float)(count - 1) - u->var[c]);
-        }
-        float inverse = u->inverse[c] = (float)(1 / sqrt_of(var + 1e-5));
+        float mean = n->row[0][c];
+        float inverse = u->inverse[c] = (float)(1 / sqrt_of(n->row[1][c] + 1e-5));
+
         for (size_t i = 0; i < count; i++) {
             x[i] = (x[i] - mean) * inverse;
             y[i] = x[i] * scale + shift;
@@ -466,9 +518,8 @@ static void unit_forward(net *n, unit *u, const float *in, const float *skip, bo
     }
 }
 
-// Gradient i is complete: it may travel while the ones before it are computed.
 static void gradient_ready(net *n, int i) {
-    if (n->ddp && n->sent == IDIST_OK) n->sent = idist_ddp_ready(n->ddp, i);
+    if (n->hooks.gradient && n->status == IDIST_OK) n->status = n->hooks.gradient(i, n->hooks.arg);
 }
 
 // dout: the gradient before the relu. dconv: room for that before the batch norm, may be dout.
@@ -476,17 +527,29 @@ static void unit_backward(net *n, unit *u, const float *in, const float *dout, f
                           float *din) {
     size_t count = map_count(n, 1, u->side);
     float *dscale = gradients(n, u->first + 1), *dshift = gradients(n, u->first + 2);
+    float *sum = n->row[0], *slope = n->row[1];
+
     for (int c = 0; c < u->to; c++) {
         const float *g = dout + (size_t)c * count, *x = u->normal + (size_t)c * count;
-        float *d = dconv + (size_t)c * count;
-        dshift[c] = (float)sum_of(g, count);
-        dscale[c] = (float)sum_products(g, x, 0, count);
-        float factor = values(n, u->first + 1)[c] * u->inverse[c];
-        float mean = dshift[c] / (float)count, slope = dscale[c] / (float)count;
-        for (size_t i = 0; i < count; i++) d[i] = factor * (g[i] - mean - x[i] * slope);
+
+        sum[c] = (float)sum_of(g, count);
+        slope[c] = (float)sum_products(g, x, 0, count);
+        dshift[c] = n->add ? dshift[c] + sum[c] : sum[c];
+        dscale[c] = n->add ? dscale[c] + slope[c] : slope[c];
     }
     gradient_ready(n, u->first + 2);
     gradient_ready(n, u->first + 1);
+    if (n->hooks.sums && n->status == IDIST_OK)
+        n->status = n->hooks.sums(sum, slope, u->to, n->hooks.arg);
+
+    for (int c = 0; c < u->to; c++) {
+        const float *g = dout + (size_t)c * count, *x = u->normal + (size_t)c * count;
+        float *d = dconv + (size_t)c * count;
+        float factor = values(n, u->first + 1)[c] * u->inverse[c];
+        float mean = sum[c] / u->total, rise = slope[c] / u->total;
+
+        for (size_t i = 0; i < count; i++) d[i] = factor * (g[i] - mean - x[i] * rise);
+    }
     convolve_back(n, u, in, dconv, din);
     gradient_ready(n, u->first);
 }
@@ -513,8 +576,9 @@ static void dense_forward(net *n, const float *in, size_t area) {
 static void dense_backward(net *n, float *din, size_t area) {
     const float *weights = values(n, n->n_params - 2);
     float *dweights = gradients(n, n->n_params - 2), *dbias = gradients(n, n->n_params - 1);
-    memset(dweights, 0, n->params[n->n_params - 2].count * sizeof *dweights);
-    memset(dbias, 0, CLASSES * sizeof *dbias);
+
+    if (!n->add) memset(dweights, 0, n->params[n->n_params - 2].count * sizeof *dweights);
+    if (!n->add) memset(dbias, 0, CLASSES * sizeof *dbias);
     for (int c = 0; c < n->last; c++)
         for (int i = 0; i < n->images; i++) {
             float back = 0, *to = din + (size_t)(c * n->images + i) * area;
@@ -533,6 +597,8 @@ static void dense_backward(net *n, float *din, size_t area) {
 // Scores of a batch of n->images images.
 static void forward(net *n, const float *in) {
     const float *x = n->units[0].out;
+
+    idist_trace_begin("forward");
     unit_forward(n, n->units, in, NULL, true);
     for (int b = 0; b < n->n_blocks; b++) {
         unit *u = n->units + n->block[b];
@@ -543,9 +609,22 @@ static void forward(net *n, const float *in) {
     }
     const unit *top = n->units + n->block[n->n_blocks - 1] + 1;
     dense_forward(n, x, (size_t)(top->side * top->side));
+    idist_trace_end();
 }
 
-// The mean cross entropy of the scores, and its gradient in dscores.
+// The class with the highest score, of each image.
+static inline void predict(net *n) {
+    for (int i = 0; i < n->images; i++) {
+        const float *score = n->scores + i * CLASSES;
+        int best = 0;
+
+        for (int k = 1; k < CLASSES; k++)
+            if (score[k] > score[best]) best = k;
+        n->predicted[i] = best;
+    }
+}
+
+// The mean cross entropy of the scores, and its gradient, times n->weight, in dscores.
 static double cross_entropy(net *n, const int *labels) {
     double loss = 0;
     for (int i = 0; i < n->images; i++) {
@@ -554,7 +633,8 @@ static double cross_entropy(net *n, const int *labels) {
         for (int k = 1; k < CLASSES; k++) most = score[k] > most ? score[k] : most;
         for (int k = 0; k < CLASSES; k++) sum += e[k] = exp_of(score[k] - most);
         for (int k = 0; k < CLASSES; k++)
-            n->dscores[i * CLASSES + k] = (float)((e[k] / sum - (k == labels[i])) / n->images);
+            n->dscores[i * CLASSES + k] =
+                (float)((e[k] / sum - (k == labels[i])) * n->weight / n->images);
         loss += log_of(sum) + most - score[labels[i]];
     }
     return loss / n->images;
@@ -565,6 +645,8 @@ static void backward(net *n, const float *in) {
     const unit *top = n->units + n->block[n->n_blocks - 1] + 1;
     float *d = n->work[0], *other = n->work[1], *middle = n->work[2],
           *dconv = n->work[3]; // d: of the block's output
+
+    idist_trace_begin("backward");
     dense_backward(n, d, (size_t)(top->side * top->side));
     for (int b = n->n_blocks - 1; b >= 0; b--) {
         unit *u = n->units + n->block[b];
@@ -585,6 +667,26 @@ static void backward(net *n, const float *in) {
     }
     relu_backward(n->units[0].out, d, map_count(n, n->units[0].to, n->units[0].side));
     unit_backward(n, n->units, in, d, d, NULL);
+    idist_trace_end();
+}
+
+// ---- the optimizer ----
+
+// Gradient descent with weight decay and the momentum of Nesterov, in torch.optim's form.
+static inline void sgd_step(net *n, double rate, double momentum, double decay) {
+    float m = (float)momentum, w = (float)decay, r = (float)rate, *v = n->velocity;
+
+    for (int i = 0; i < n->n_params; v += n->params[i++].count) {
+        float *p = values(n, i);
+        const float *grad = gradients(n, i);
+
+        for (size_t k = 0; k < n->params[i].count; k++) {
+            float g = grad[k] + w * p[k];
+
+            v[k] = m * v[k] + g;
+            p[k] -= r * (g + m * v[k]);
+        }
+    }
 }
 
 #endif

@@ -1,0 +1,74 @@
+// cifar10_checkpoint.h - what the training of 20_cifar10.c goes on from: saved by idist_checkpoint
+#ifndef CIFAR10_CHECKPOINT_H
+#define CIFAR10_CHECKPOINT_H
+#include "cifar10_report.h"
+
+typedef struct position { // how far the training is
+    uint64_t job;         // hash_job
+    uint64_t iteration, epoch;
+    uint64_t samples; // of all ranks, in the epoch after these
+    double best;      // accuracy; below 0 before the first validation
+} position;
+
+enum { RUNNING = 2, KEPT = 3 };
+
+typedef struct progress {
+    idist_tensor kept[KEPT]; // weights, velocity and, in kept[RUNNING], running statistics
+    position at;
+} progress;
+
+static void progress_begin(progress *p, const net *n) {
+    idist_tensor weights = {n->values, n->n_values, IDIST_F32};
+    idist_tensor velocity = {n->velocity, n->n_values, IDIST_F32};
+    idist_tensor running = {n->running, n->n_running, IDIST_F32};
+
+    p->kept[0] = weights;
+    p->kept[1] = velocity;
+    p->kept[RUNNING] = running;
+    p->at.best = -1;
+}
+
+// A file that is either complete or absent; the `keep` best of this prefix stay. Collective, like
+// what follows.
+static idist_status save(const progress *p, const char *prefix, int keep, double score) {
+    idist_checkpoint_desc desc = {.folder = cfg.output_path, .prefix = prefix, .keep = keep};
+
+    return idist_checkpoint_save(&desc, p->at.iteration, score, p->kept, KEPT, &p->at, sizeof p->at,
+                                 NULL);
+}
+
+static int load(progress *p, const char *path) {
+    uint64_t job = p->at.job;
+
+    if (idist_checkpoint_load(path, p->kept, KEPT, &p->at, sizeof p->at, NULL) != IDIST_OK)
+        return refuse("%s", idist_last_error());
+    if (p->at.job != job)
+        return refuse("%s is of other data, seed, batch size, side or model", path);
+    idist_train_log(NAME, "Resumed from %s: %" PRIu64 " iterations, %" PRIu64 " epochs", path,
+                    p->at.iteration, p->at.epoch);
+
+    return 0;
+}
+
+// From --resume_from, or from the beginning. Then the folder must not have another training: its
+// checkpoints would be kept, where they are better, instead of the new ones. 0, or 2 after an
+// error.
+static int begin_or_resume(progress *p) {
+    idist_checkpoint_desc desc = {.folder = cfg.output_path, .prefix = "training"};
+    bool latest = cfg.resume_from && !strcmp(cfg.resume_from, "latest");
+    char found[1024];
+    idist_status status;
+
+    if (cfg.resume_from && !latest) return load(p, cfg.resume_from);
+
+    status = idist_checkpoint_find(&desc, true, found, sizeof found, NULL);
+    if (!latest && status == IDIST_ERR_NOT_FOUND) return 0;
+    if (status != IDIST_OK) return refuse("%s", idist_last_error());
+    if (latest) return load(p, found);
+
+    return refuse("%s has a training already, %s: go on from it with --resume_from latest, or give "
+                  "another --output_path",
+                  cfg.output_path, found);
+}
+
+#endif // CIFAR10_CHECKPOINT_H

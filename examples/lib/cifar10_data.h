@@ -1,0 +1,314 @@
+// cifar10_data.h - the images of 20_cifar10.c: CIFAR-10's binary files, or digits like those of
+// examples/data/digits.csv; what a loader fetches of them, with augmentation. Nothing in here
+// communicates.
+#ifndef CIFAR10_DATA_H
+#define CIFAR10_DATA_H
+#include "resnet.h"
+
+#include <errno.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+enum { CIFAR_SIDE = 32, DIGIT_SIDE = 8, DIGIT_PIXELS = DIGIT_SIDE * DIGIT_SIDE };
+enum { MIN_IMAGES = 20, MAX_IMAGES = 1000000 };
+
+// What --help says, and what an error about these files says.
+#define CIFAR_ARCHIVE                                                                   \
+    "cifar-10-binary.tar.gz from https://www.cs.toronto.edu/~kriz/cifar.html "          \
+    "(170,052,171 bytes,\nMD5 c32a1d4ab5d03f1284b67883e8d87530) unpacks to the folder " \
+    "cifar-10-batches-bin with\ndata_batch_1.bin to data_batch_5.bin and "              \
+    "test_batch.bin of 30,730,000 bytes each: 10,000 records\nof 3,073 bytes, a label " \
+    "and the pixels.\n"
+
+typedef struct image_set {
+    int count, side;
+    bool mirror;                    // a mirror image is of the same class
+    float mean[3], deviation[3];    // of the colours, from 0 to 1
+    const char *names[CLASSES];     // of the classes
+    unsigned char *labels, *pixels; // pixels: for each image three planes, red, green, blue
+} image_set;
+
+static size_t image_nbytes(const image_set *set) {
+    return (size_t)(COLOURS * set->side * set->side);
+}
+
+// The floats of one image in a batch, with margins even for batches of one.
+static size_t image_batch_nbytes(const image_set *set) {
+    return (image_nbytes(set) + 2 * MARGIN) * sizeof(float);
+}
+
+static void free_images(image_set *set) {
+    free(set->labels);
+    free(set->pixels);
+    set->labels = set->pixels = NULL;
+}
+
+// Room for one image more; NULL without memory. Grows at powers of two.
+static unsigned char *append_image(image_set *set, int label) {
+    size_t n = (size_t)set->count, size = image_nbytes(set);
+
+    if ((n & (n - 1)) == 0) {
+        unsigned char *labels = (unsigned char *)realloc(set->labels, n ? 2 * n : 1), *pixels;
+
+        if (labels) set->labels = labels;
+        pixels = labels ? (unsigned char *)realloc(set->pixels, (n ? 2 * n : 1) * size) : NULL;
+        if (!pixels) return NULL;
+        set->pixels = pixels;
+    }
+    set->labels[set->count++] = (unsigned char)label;
+
+    return set->pixels + n * size;
+}
+
+// ---- CIFAR-10 ----
+
+// CIFAR-10 comes in several versions, whose files differ by the end of their names.
+static void say_what_is_missing(const char *path, int error) {
+    char other[1024];
+    size_t n = strlen(path) > strlen(".bin") ? strlen(path) - strlen(".bin") : 0;
+
+    snprintf(other, sizeof other, "%.*s", (int)n, path);
+    fprintf(stderr, "%s: %s\n", path, strerror(error));
+    if (error == ENOENT && access(other, F_OK) == 0)
+        fprintf(stderr,
+                "%s is of CIFAR-10's Python version. This program reads the binary version: ",
+                other);
+    fprintf(stderr, "%s", CIFAR_ARCHIVE);
+}
+
+// Records of a label and the pixels of three planes.
+static bool read_cifar_file(const char *folder, const char *name, image_set *set) {
+    char path[1024];
+    unsigned char record[1 + COLOURS * CIFAR_SIDE * CIFAR_SIDE], *to;
+    const char *error = NULL;
+    size_t n;
+    int before = set->count;
+    FILE *f;
+
+    snprintf(path, sizeof path, "%s/%s", folder, name);
+    f = fopen(path, "rb");
+    if (!f) {
+        say_what_is_missing(path, errno);
+        return false;
+    }
+
+    while (!error && (n = fread(record, 1, sizeof record, f)) != 0) {
+        if (n < sizeof record) error = ferror(f) ? strerror(errno) : "the last record is torn";
+        else if (record[0] >= CLASSES) error = "a label is above 9";
+        else if (set->count == MAX_IMAGES) error = "too many images";
+        else if ((to = append_image(set, record[0])) == NULL) error = "out of memory";
+        else memcpy(to, record + 1, sizeof record - 1);
+    }
+    fclose(f);
+
+    if (!error && set->count == before) error = "no image in it";
+    if (error)
+        fprintf(stderr, "%s: image %d: %s; expected records of %zu bytes\n%s", path,
+                set->count - before + 1, error, sizeof record, CIFAR_ARCHIVE);
+
+    return !error;
+}
+
+static bool read_cifar(const char *folder, image_set *train, image_set *test) {
+    static const image_set colours = {.side = CIFAR_SIDE,
+                                      .mirror = true,
+                                      .mean = {0.4914f, 0.4822f, 0.4465f},
+                                      .deviation = {0.2023f, 0.1994f, 0.2010f},
+                                      .names = {"airplane", "automobile", "bird", "cat", "deer",
+                                                "dog", "frog", "horse", "ship", "truck"}};
+    char name[32];
+
+    *train = *test = colours;
+    for (int i = 1; i <= 5; i++) {
+        snprintf(name, sizeof name, "data_batch_%d.bin", i);
+        if (!read_cifar_file(folder, name, train)) return false;
+    }
+
+    return read_cifar_file(folder, "test_batch.bin", test);
+}
+
+// ---- digits ----
+
+// 64 pixels of 0 .. 16 and the label, divided by commas; nothing else. Gives what is wrong, or
+// NULL.
+static const char *parse_digit(const char *s, unsigned char *pixels, int *label) {
+    for (int i = 0; i <= DIGIT_PIXELS; i++) {
+        int value = 0, digits = 0;
+
+        for (; *s >= '0' && *s <= '9' && digits < 3; digits++) value = 10 * value + (*s++ - '0');
+        if (digits == 0 || (i < DIGIT_PIXELS && *s++ != ','))
+            return "expected 65 numbers (64 pixels, 1 label) divided by commas";
+        if (value > (i < DIGIT_PIXELS ? 16 : CLASSES - 1))
+            return "a pixel is above 16, or the label above 9";
+        if (i < DIGIT_PIXELS) pixels[i] = (unsigned char)value;
+        else *label = value;
+    }
+
+    return s[strspn(s, "\r\n")] ? "something follows the label" : NULL;
+}
+
+// Each pixel becomes a square, in three equal colours.
+static void enlarge_digit(const unsigned char *pixels, int side, unsigned char *to) {
+    int square = side / DIGIT_SIDE;
+
+    for (int i = 0; i < COLOURS * side * side; i++) {
+        int y = i / side % side / square, x = i % side / square;
+
+        to[i] = (unsigned char)(pixels[y * DIGIT_SIDE + x] * 255 / 16);
+    }
+}
+
+// Every fifth of a class is kept for the test.
+static bool read_digits(const char *path, int side, image_set *train, image_set *test) {
+    const image_set grey = {.side = side,
+                            .mean = {0.3f, 0.3f, 0.3f},
+                            .deviation = {0.38f, 0.38f, 0.38f},
+                            .names = {"0", "1", "2", "3", "4", "5", "6", "7", "8", "9"}};
+    unsigned char pixels[DIGIT_PIXELS], *to;
+    char line[512];
+    const char *error = NULL;
+    int seen[CLASSES] = {0}, lines = 0, label = 0;
+    FILE *f = fopen(path, "r");
+
+    if (!f) {
+        fprintf(stderr, "%s: %s\n", path, strerror(errno));
+        return false;
+    }
+
+    *train = *test = grey;
+    while (!error && fgets(line, (int)sizeof line, f)) {
+        error = ++lines > MAX_IMAGES ? "too many images" : parse_digit(line, pixels, &label);
+        if (error) break;
+        to = append_image(++seen[label] % 5 == 0 ? test : train, label);
+        if (to) enlarge_digit(pixels, side, to);
+        else error = "out of memory";
+    }
+    if (!error && ferror(f)) error = strerror(errno);
+    if (!error && (train->count < MIN_IMAGES || !test->count)) error = "too few images";
+    fclose(f);
+    if (error) fprintf(stderr, "%s:%d: %s\n", path, lines, error);
+
+    return !error;
+}
+
+// Where digits.csv may be: below the current folder, above this source file, beside or above the
+// program.
+static const char *find_digits(const char *program) {
+    static char path[1024];
+    const char *bases[] = {"", __FILE__, program, program, program};
+    const char *tails[] = {"examples/data/digits.csv", "../data/digits.csv", "data/digits.csv",
+                           "examples/data/digits.csv", "../examples/data/digits.csv"};
+
+    for (size_t i = 0; i < sizeof bases / sizeof bases[0]; i++) {
+        const char *slash = strrchr(bases[i], '/');
+        int folder = slash ? (int)(slash - bases[i]) + 1 : 0;
+        int n = snprintf(path, sizeof path, "%.*s%s", folder, bases[i], tails[i]);
+
+        if (n > 0 && (size_t)n < sizeof path && access(path, R_OK) == 0) return path;
+    }
+
+    return NULL;
+}
+
+// A folder with CIFAR-10's files, or a file of digits, which are scaled up to `side`. False, and
+// says why, when it is neither.
+static bool read_images(const char *path, int side, image_set *train, image_set *test) {
+    struct stat info;
+
+    if (!path) {
+        fprintf(stderr, "examples/data/digits.csv not found: give it with --data\n");
+        return false;
+    }
+    if (stat(path, &info) != 0) {
+        fprintf(stderr, "%s: %s\n", path, strerror(errno));
+        return false;
+    }
+
+    return S_ISDIR(info.st_mode) ? read_cifar(path, train, test)
+                                 : read_digits(path, side, train, test);
+}
+
+// ---- batches ----
+
+// What a loader fetches from.
+typedef struct source {
+    image_set set;
+    bool augment;
+    uint64_t seed;          // of the augmentation
+    _Atomic uint64_t epoch; // likewise; worker threads read it
+} source;
+
+// How an image is moved, in pixels, and whether it is mirrored.
+typedef struct placement {
+    int dy, dx;
+    bool mirror;
+} placement;
+
+// With augmentation by up to an eighth. It depends on seed, epoch and index only, so that an image
+// looks the same whichever rank and thread fetches it, and a training can be repeated on another
+// number of ranks. (A generator per rank would start from idist_auto_seed.)
+static placement place_image(source *s, size_t index) {
+    int reach = s->set.side / 8;
+    uint64_t state = s->seed * 7919u + atomic_load(&s->epoch) * 1000003u + index;
+    uint64_t r = random_u64(&state), places = (uint64_t)(2 * reach + 1);
+    placement p = {0, 0, false};
+
+    if (!s->augment) return p;
+
+    p.dy = (int)(r / 2 % places) - reach;
+    p.dx = (int)(r / 256 % places) - reach;
+    p.mirror = s->set.mirror && r % 2;
+
+    return p;
+}
+
+// One plane of an image, with the float of each of the 256 values; black where nothing is.
+static void write_plane(const unsigned char *from, int side, placement p, const float *value,
+                        float *to) {
+    for (int row = 0; row < side; row++) {
+        int y = row + p.dy;
+        bool inside = y >= 0 && y < side;
+        const unsigned char *line = from + (inside ? y * side : 0);
+
+        for (int k = 0; k < side; k++) {
+            int x = (p.mirror ? side - 1 - k : k) + p.dx;
+
+            to[row * side + k] = value[inside && x >= 0 && x < side ? line[x] : 0];
+        }
+    }
+}
+
+// Images as floats of about mean 0 and deviation 1: all red planes, then all green, then all blue.
+static int fetch_images(void *batch, const size_t *indices, size_t n, void *arg) {
+    source *s = (source *)arg;
+    const image_set *set = &s->set;
+    size_t area = (size_t)(set->side * set->side);
+    float value[COLOURS][256];
+
+    for (int i = 0; i < COLOURS * 256; i++)
+        value[i / 256][i % 256] =
+            ((float)(i % 256) / 255 - set->mean[i / 256]) / set->deviation[i / 256];
+
+    for (size_t i = 0; i < n; i++) {
+        const unsigned char *pixels = set->pixels + indices[i] * image_nbytes(set);
+        placement p = place_image(s, indices[i]);
+
+        for (size_t c = 0; c < COLOURS; c++)
+            write_plane(pixels + c * area, set->side, p, value[c],
+                        (float *)batch + MARGIN + (c * n + i) * area);
+    }
+
+    return 0;
+}
+
+// Takes a batch that was fetched, and its labels, into the net; gives the images for the passes.
+static const float *take_batch(net *n, const image_set *set, const idist_batch *batch) {
+    for (size_t i = 0; i < batch->n; i++) n->labels[i] = set->labels[batch->indices[i]];
+    n->images = (int)batch->n;
+
+    return (const float *)batch->data + MARGIN;
+}
+
+#endif // CIFAR10_DATA_H

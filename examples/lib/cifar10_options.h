@@ -1,0 +1,145 @@
+// cifar10_options.h - the options of 20_cifar10.c, named as in PyTorch-Ignite's CIFAR10 example,
+// and the learning rate that they ask for
+#ifndef CIFAR10_OPTIONS_H
+#define CIFAR10_OPTIONS_H
+#include "cifar10_data.h"
+#include "options.h"
+
+typedef struct config {
+    int seed, batch_size, accumulate, num_workers, num_epochs, num_warmup_epochs, validate_every,
+        checkpoint_every, log_every_iters;
+    int nproc_per_node, nnodes, node_rank, master_port, stop_iteration, side, width;
+    double learning_rate, momentum, weight_decay, clip;
+    const char *data, *output_path, *model, *backend, *resume_from, *master_addr;
+    bool bf16, sync_bn, no_overlap;
+} config;
+
+static config cfg = {
+    .seed = 543,
+    .batch_size = 64,
+    .accumulate = 1,
+    .num_workers = 2,
+    .num_epochs = 24,
+    .num_warmup_epochs = 4,
+    .validate_every = 3,
+    .checkpoint_every = 200,
+    .log_every_iters = 15,
+    .side = CIFAR_SIDE,
+    .width = 16,
+    .learning_rate = 0.1,
+    .momentum = 0.9,
+    .weight_decay = 1e-4,
+    .output_path = "output-cifar10",
+    .model = "resnet8",
+};
+
+static const option_row OPTIONS[] = {
+    {"seed", OPTION_WHOLE, &cfg.seed, 0, INT32_MAX,
+     "of the first weights, the shuffles and the augmentation"},
+    {"data", OPTION_TEXT, &cfg.data, 0, 0,
+     "folder with CIFAR-10's binary files, or a file like digits.csv"},
+    {"output_path", OPTION_TEXT, &cfg.output_path, 0, 0, "folder of the checkpoints"},
+    {"model", OPTION_TEXT, &cfg.model, 0, 0, "resnet8, resnet14, resnet20, ...: 6 n + 2 layers"},
+    {"width", OPTION_WHOLE, &cfg.width, 2, 256, "channels of the first stage"},
+    {"side", OPTION_WHOLE, &cfg.side, 16, CIFAR_SIDE,
+     "pixels to which the digits are scaled up: 16 or 32"},
+    {"batch_size", OPTION_WHOLE, &cfg.batch_size, 1, 65536,
+     "images per backward pass, of all ranks together"},
+    {"accumulate", OPTION_WHOLE, &cfg.accumulate, 1, 1024, "backward passes per step"},
+    {"momentum", OPTION_REAL, &cfg.momentum, 0, 1, "of the optimizer, Nesterov's"},
+    {"weight_decay", OPTION_REAL, &cfg.weight_decay, 0, 1,
+     "added to the gradient, times the weights"},
+    {"clip", OPTION_REAL, &cfg.clip, 0, 1e9,
+     "largest norm of all gradients together, which are scaled down to it; 0: any"},
+    {"sync_bn", OPTION_SWITCH, &cfg.sync_bn, 0, 1,
+     "batch norms by the images of all ranks, not of each by itself"},
+    {"num_workers", OPTION_WHOLE, &cfg.num_workers, 0, 256,
+     "threads that prepare batches, of all ranks together"},
+    {"num_epochs", OPTION_WHOLE, &cfg.num_epochs, 1, 100000, "times through the training images"},
+    {"learning_rate", OPTION_REAL, &cfg.learning_rate, 0, 100, "at its peak, after the warm-up"},
+    {"num_warmup_epochs", OPTION_WHOLE, &cfg.num_warmup_epochs, 0, 100000,
+     "in which it grows from 0; then it falls to 0"},
+    {"validate_every", OPTION_WHOLE, &cfg.validate_every, 1, 100000, "epochs"},
+    {"checkpoint_every", OPTION_WHOLE, &cfg.checkpoint_every, 1, INT32_MAX, "iterations"},
+    {"resume_from", OPTION_TEXT, &cfg.resume_from, 0, 0,
+     "a checkpoint \"training_...\", or the word latest"},
+    {"log_every_iters", OPTION_WHOLE, &cfg.log_every_iters, 1, INT32_MAX,
+     "iterations from one line with the loss to the next"},
+    {"backend", OPTION_TEXT, &cfg.backend, 0, 0,
+     "of idist: ring, self, mpi; else the first that fits"},
+    {"nproc_per_node", OPTION_WHOLE, &cfg.nproc_per_node, 0, 1024,
+     "ranks to start on this host; 0: a launcher's, or 1"},
+    {"nnodes", OPTION_WHOLE, &cfg.nnodes, 0, 65536,
+     "hosts on which this is started, each with nproc_per_node ranks; 0: 1"},
+    {"node_rank", OPTION_WHOLE, &cfg.node_rank, 0, 65535, "which of them this is, from 0 on"},
+    {"master_addr", OPTION_TEXT, &cfg.master_addr, 0, 0, "name or address of host 0"},
+    {"master_port", OPTION_WHOLE, &cfg.master_port, 0, 65535, "a free port there"},
+    {"bf16", OPTION_SWITCH, &cfg.bf16, 0, 1, "gradients travel as bfloat16"},
+    {"no_overlap", OPTION_SWITCH, &cfg.no_overlap, 0, 1,
+     "gradients travel after the backward pass only, for comparison"},
+    {"stop_iteration", OPTION_WHOLE, &cfg.stop_iteration, 0, INT32_MAX,
+     "end early after so many; 0: do not"},
+};
+enum { OPTION_COUNT = sizeof OPTIONS / sizeof OPTIONS[0] };
+
+// Residual blocks per stage; 0 when there is no such model.
+static int model_blocks(const char *model) {
+    int layers = 0, end = 0;
+
+    if (sscanf(model, "resnet%d%n", &layers, &end) != 1 || model[end]) return 0;
+
+    return layers % 6 == 2 && layers / 6 <= MAX_BLOCKS ? layers / 6 : 0;
+}
+
+// As options_parse.
+static int parse_options(int argc, char **argv) {
+    static const option_table table = {
+        "20_cifar10", OPTIONS, OPTION_COUNT,
+        "Without --data: examples/data/digits.csv, which comes with idist. CIFAR-10's binary "
+        "version:\n" CIFAR_ARCHIVE "Files with fewer records are read as well.\n"};
+    int code = options_parse(&table, argc, argv);
+
+    if (code != OPTIONS_GOOD) return code;
+    if (cfg.side != 16 && cfg.side != CIFAR_SIDE) {
+        fprintf(stderr, "--side %d: expected 16 or 32\n", cfg.side);
+        return OPTIONS_WRONG;
+    }
+    if (!model_blocks(cfg.model)) {
+        fprintf(stderr, "--model %s: expected resnet8, resnet14, ... resnet%d\n", cfg.model,
+                6 * MAX_BLOCKS + 2);
+        return OPTIONS_WRONG;
+    }
+    if (cfg.nnodes > 1 && cfg.nproc_per_node == 0) {
+        fprintf(stderr, "--nnodes %d: expected --nproc_per_node with it\n", cfg.nnodes);
+        return OPTIONS_WRONG;
+    }
+    if (cfg.node_rank > 0 && cfg.node_rank >= cfg.nnodes) {
+        fprintf(stderr, "--node_rank %d: expected less than --nnodes\n", cfg.node_rank);
+        return OPTIONS_WRONG;
+    }
+
+    return OPTIONS_GOOD;
+}
+
+// The network that the options ask for, for the batches of one rank. False without memory, and says
+// so.
+static bool create_network(net *n, int side) {
+    int images = idist_auto_batch_size(cfg.batch_size);
+
+    if (net_create(n, model_blocks(cfg.model), cfg.width, side, images, (uint64_t)cfg.seed))
+        return true;
+    fprintf(stderr, "no memory for the network\n");
+
+    return false;
+}
+
+// Piecewise linear: from 0 up to --learning_rate in the warm-up, then down to 0.
+static double learning_rate_after(double epochs) {
+    double warm = cfg.num_warmup_epochs, all = cfg.num_epochs;
+
+    if (epochs < warm) return cfg.learning_rate * epochs / warm;
+
+    return epochs < all ? cfg.learning_rate * (all - epochs) / (all - warm) : 0;
+}
+
+#endif // CIFAR10_OPTIONS_H
