@@ -47,6 +47,25 @@ awk -v folder="$WORK/blocks" '
 [ ! -e "$WORK/blocks/unclosed" ]
 ok $? "every block of $README is closed"
 
+# The table "Where to see it": every file exists and has the names of its row; the last one is that
+# of a function in it, where the file is a test.
+sed -n '/^### Where to see it$/,/^##* Coming/p' "$README" | grep '^| `' >"$WORK/rows"
+while IFS='|' read -r _ feature shown _; do
+    file=$(sed -n 's/.*](\([^)]*\)).*/\1/p' <<<"$shown")
+    [ -f "$file" ] || echo "\"$file\" of the row$feature is no file"
+    # shellcheck disable=SC2016 # backticks of Markdown
+    for name in $(grep -o '`[^`]*`' <<<"$feature" | tr -d '`'); do
+        grep -qw -- "$name" "$file" || echo "$file does not mention $name"
+    done
+    # shellcheck disable=SC2016
+    name=$(sed -n 's/.*, `\(.*\)`.*/\1/p' <<<"$shown")
+    [[ $file != tests/* ]] || grep -q "^static .*\<$name(" "$file" ||
+        echo "$file has no function \"$name\""
+done <"$WORK/rows" >"$WORK/wrong" 2>&1
+ok "$(wc -l <"$WORK/wrong")" "$README: what \"Where to see it\" names is there" ||
+    diag <"$WORK/wrong"
+ok $(($(wc -l <"$WORK/rows") < 20)) "$README: there is that table" || diag <"$WORK/rows"
+
 # Every name of idist that the text gives exists: in a header, or as a file.
 grep -oE '\b(idist|IDIST)_[A-Za-z0-9_]+' "$README" | sort -u | while read -r name; do
     word="\\b($name|X\(${name#IDIST_})"
