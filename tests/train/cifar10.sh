@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # cifar10.sh - 20_cifar10: one rank and two, however started, end with equal weights; what was
-# stopped goes on bit for bit; CIFAR-10's files are read, and what is no such file is refused
+# stopped goes on bit for bit; batch norms over all ranks, accumulated and clipped gradients do what
+# they should; CIFAR-10's files are read, and what is no such file is refused
 # shellcheck source=tests/lib/tap.sh
 . "$(dirname "$0")/../lib/tap.sh"
 # shellcheck source=tests/lib/examples.sh
@@ -22,6 +23,13 @@ SMALL=(--data "$DIGITS" --output_path "$OUT" --side 16 --width 4 --num_epochs 3
 checksum() { sed -n 's/.*checksum of the weights \([0-9a-f]*\) on all .*/\1/p' "$@"; }
 losses() { sed -n 's/.*Epoch \[\([0-9]*\)\/[0-9]*\]: loss \([0-9.]*\),.*/\1 \2/p' "$@"; }
 accuracy() { sed -n 's/.*Best accuracy \([0-9.]*\);.*/\1/p' "$@"; }
+# same_losses NAME FILE FILE: the loss of each epoch, but for rounding.
+same_losses() {
+    paste <(losses "$2") <(losses "$3") | awk '
+        { d = $2 - $4; if (NF != 4 || d > 0.0005 || d < -0.0005) bad = 1 }
+        END { exit bad || NR != 2 }'
+    ok $? "$1" || paste <(losses "$2") <(losses "$3") | diag
+}
 at_least() { awk -v a="${1:-0}" -v b="$2" 'BEGIN { exit !(a >= b) }'; }
 
 says() { # NAME PATTERN [FILE]
@@ -114,6 +122,93 @@ refused "a network of another width" 'checkpoint_load' "${SMALL[@]}" --resume-fr
 refused "a torn checkpoint" 'checkpoint_load' "${SMALL[@]}" --resume-from "$WORK/torn"
 refused "no checkpoint" 'checkpoint_find' "${SMALL[@]}" --resume-from latest
 
+# ---- batch norms over all ranks: 2 or 3 ranks that share a batch learn what 1 rank does ----
+# At a low rate, because a higher one makes more of rounding errors from step to step.
+SLOW=("${SMALL[@]}" --num_epochs 2 --num_warmup_epochs 0 --learning_rate 0.001
+    --validate_every 2)
+slow() { # FILE ARGS...
+    local file=$WORK/$1
+    shift
+    ok_run 0 "slowly: $*" 60 "$PROGRAM" "${SLOW[@]}" "$@"
+    mv "$WORK/log" "$file"
+    rm -rf "$OUT"
+}
+slow one --batch_size 60
+slow parts --batch_size 60 --nproc_per_node 2
+for n in 2 3; do
+    slow sync --batch_size 60 --nproc_per_node $n --sync-bn
+    same_losses "--sync-bn: $n ranks are as 1" "$WORK/one" "$WORK/sync"
+    says "--sync-bn, $n ranks: equal weights" "on all $n ranks" "$WORK/sync"
+done
+slow sync --batch_size 60 --nproc_per_node 2 --sync-bn --no-overlap
+same_losses "--sync-bn after the backward pass: 2 ranks are as 1" "$WORK/one" "$WORK/sync"
+paste <(losses "$WORK/one") <(losses "$WORK/parts") |
+    awk '{ d = $2 - $4; if (d > 0.0005 || d < -0.0005) other = 1 } END { exit !other }'
+ok $? "without --sync-bn they are not" || losses "$WORK/parts" | diag
+
+# ---- gradients of several passes: 1,442 images are 48 passes of 30, or 24 of 60 ----
+slow twice --batch_size 30 --accumulate 2
+says "--accumulate 2: a step after 2 passes" 'Trained after 48 iterations' "$WORK/twice"
+paste <(losses "$WORK/one") <(losses "$WORK/twice") |
+    awk '{ d = $2 - $4; if (NF != 4 || d > 0.02 || d < -0.02) bad = 1 } END { exit bad || NR != 2 }'
+ok $? "--accumulate 2: about the losses of twice the batch, of which a batch norm sees half" ||
+    losses "$WORK/twice" | diag
+slow both --batch_size 30 --accumulate 2 --nproc_per_node 2 --sync-bn
+same_losses "--accumulate 2: 2 ranks are as 1" "$WORK/twice" "$WORK/both"
+slow five --batch_size 30 --accumulate 5 --nproc_per_node 2
+says "--accumulate 5: the last step of an epoch has 3 passes" 'Trained after 20 iterations' \
+    "$WORK/five"
+ok_run 0 "--accumulate 5, stopped" 60 "$PROGRAM" "${SLOW[@]}" --batch_size 30 --accumulate 5 \
+    --nproc_per_node 2 --stop_iteration 13
+slow resumed --batch_size 30 --accumulate 5 --nproc_per_node 2 --resume_from latest
+same_weights "--accumulate 5, resumed: the weights of a training that was not stopped" \
+    "$WORK/resumed" "$(checksum "$WORK/five")"
+
+# ---- clipped gradients: a norm that is never reached; half of one at twice the rate ----
+slow unclipped --batch_size 60 --nproc_per_node 2 --clip 1e6
+same_weights "--clip 1e6: changes nothing" "$WORK/unclipped" "$(checksum "$WORK/parts")"
+slow clipped --nproc_per_node 2 --weight_decay 0 --learning_rate 0.25 --clip 0.0625
+slow half --nproc_per_node 2 --weight_decay 0 --learning_rate 0.5 --clip 0.03125
+same_weights "--clip: the length of a step is rate times norm" "$WORK/half" \
+    "$(checksum "$WORK/clipped")"
+
+# ---- two nodes on this host, each with its own workers ----
+# nodes RANKS ARGS...: node 0 writes to $WORK/node.0
+nodes() {
+    local n=$1 port node pids=() failed=0
+    shift
+    port=$(free_port)
+    for node in 0 1; do
+        IDIST_HOSTID=node$node IDIST_SECRET=0123456789abcdef timeout -k 5 60 "$PROGRAM" \
+            "${SMALL[@]}" --nproc_per_node "$n" --nnodes 2 --node-rank $node \
+            --master-addr 127.0.0.1 --master-port "$port" "$@" >"$WORK/node.$node" 2>&1 </dev/null &
+        pids+=($!)
+    done
+    for node in 0 1; do wait "${pids[$node]}" || failed=1; done
+    rm -rf "$OUT"
+    return $failed
+}
+nodes 1
+ok $? "2 nodes with 1 rank" || tail -n 5 "$WORK"/node.? | diag
+says "2 nodes with 1 rank: 2 nodes" 'num nodes: 2' "$WORK/node.0"
+same_weights "2 nodes with 1 rank: the weights of 2 ranks" "$WORK/node.0" "$two"
+ok "$(wc -l <"$WORK/node.1")" "2 nodes with 1 rank: node 1 is silent" || diag <"$WORK/node.1"
+nodes 2 --sync-bn
+ok $? "2 nodes with 2 ranks" || tail -n 5 "$WORK"/node.? | diag
+says "2 nodes with 2 ranks: equal weights" 'on all 4 ranks' "$WORK/node.0"
+says "2 nodes with 2 ranks: 2 of each" 'num processes per node: 2' "$WORK/node.0"
+
+# ---- the confusion matrix: images of class 3 in the test look like those of class 5 ----
+# A class has the bits of its number plus one as bright quarters of the image.
+perl -e 'for $i (0 .. 19) { for $c (0 .. 9) {
+    $bits = 1 + ($c == 3 && $i % 5 == 4 ? 5 : $c);
+    print join(",", map { ($bits >> (int($_ / 32) * 2 | $_ / 4 % 2)) % 2 * 16 } 0 .. 63), ",$c\n"
+} }' >"$WORK/swapped.csv"
+ok_run 0 "confused classes" 60 "$PROGRAM" --data "$WORK/swapped.csv" --output_path "$OUT" \
+    --side 16 --width 4 --batch_size 16 --num_epochs 12 --nproc_per_node 2
+says "confused classes: the pair that is" 'Most confused: 3 is taken for 5, 4 of 4 times'
+rm -rf "$OUT"
+
 # ---- CIFAR-10's files: five of 8 images, and one of 9, in which class k has brightness 20 k ----
 mkdir "$WORK/cifar"
 perl -e 'for $f (0 .. 5) {
@@ -128,6 +223,8 @@ says "CIFAR-10: all images" "40 images to train, 9 to test"
 says "CIFAR-10: equal weights" 'on all 2 ranks'
 truncate -s -1 "$WORK/cifar/data_batch_3.bin"
 refused "a torn file" 'data_batch_3.bin: image 8: the last record is torn' "${CIFAR[@]}"
+says "a torn file: what it should be" 'MD5 c32a1d4ab5d03f1284b67883e8d87530'
+says "a torn file: how long it should be" 'test_batch.bin of 30,730,000 bytes each'
 printf '\012' | dd of="$WORK/cifar/data_batch_2.bin" bs=1 seek=3073 conv=notrunc status=none
 refused "a label of 10" 'data_batch_2.bin: image 2: a label is above 9' "${CIFAR[@]}" \
     --nproc_per_node=2
@@ -135,6 +232,7 @@ refused "a label of 10" 'data_batch_2.bin: image 2: a label is above 9' "${CIFAR
 refused "an empty file" 'data_batch_1.bin: .*no image' "${CIFAR[@]}"
 rm "$WORK/cifar/data_batch_1.bin"
 refused "a missing file" 'data_batch_1.bin: No such file' "${CIFAR[@]}"
+says "a missing file: where it is from" 'cifar-10-binary.tar.gz from https://.*kriz/cifar.html'
 ok "$(grep -c Python "$WORK/log")" "a missing file: nothing about other versions" ||
     diag <"$WORK/log"
 mkdir "$WORK/cifar-10-batches-py"
@@ -159,8 +257,14 @@ refused "no such model" '--model resnet9: expected resnet8' --model resnet9
 refused "no such side" '--side 20: expected 16 or 32' --side 20
 refused "a batch of more than there is" '--batch_size 2000 is more than' "${SMALL[@]}" \
     --batch-size 2000
+refused "several nodes without workers" '--nnodes 2: expected --nproc_per_node' --nnodes 2
+refused "a node of too high a rank" '--node_rank 2: expected less than --nnodes' --nnodes 2 \
+    --node-rank 2 --nproc-per-node 1
 ok_run 0 "--help" 30 "$PROGRAM" --help
 says "--help: all options" '--num_warmup_epochs .* \[4\]'
+says "--help: where CIFAR-10 is from" 'cifar-10-binary.tar.gz from https://.*170,052,171 bytes'
+says "--help: its checksum" 'MD5 c32a1d4ab5d03f1284b67883e8d87530'
+says "--help: its files" '30,730,000 bytes each'
 
 # ---- launchers, each of which has to give the weights of two ranks ----
 if command -v torchrun >/dev/null; then
