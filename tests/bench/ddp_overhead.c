@@ -3,12 +3,14 @@
 //     cc -O2 -DIDIST_IMPLEMENTATION -I. tests/bench/ddp_overhead.c -o ddp_overhead &&
 //     ./ddp_overhead [ranks [rounds]]
 //
-// 32 gradients of one size. "all_reduces": one call after the other. "wait": ddp laid the gradients
+// Gradients of one size. "all_reduces": one call after the other. "wait": ddp laid the gradients
 // out, and idist_ddp_wait does it all. "requests": all_reduces but the last are requests, as they
 // have to be for a program that computes meanwhile. "ready": ddp after idist_ddp_ready for each
-// gradient, which makes such requests. "copied": the gradients lie apart in the program's memory.
-// Ways take turns within a round, and the medians of all rounds are compared: wait with
-// all_reduces, ready and copied with requests. Every result is checked.
+// gradient, which makes such requests. "scattered": the gradients lie apart in the program's
+// memory; with idist_ddp_wait alone, and with idist_ddp_ready. Ways take turns within a round, and
+// the medians of all rounds are compared: without idist_ddp_ready with all_reduces, with it with
+// requests. A second row has the shortest times, which other work on the machine disturbs less.
+// Every result is checked.
 #include "idist.h"
 
 #include "idist_train.h"
@@ -18,8 +20,18 @@
 #include <string.h>
 #include <time.h>
 
-enum { N = 32, MAX_ROUNDS = 1000 };
-enum { BARE, REQUESTS, WAIT, READY, COPIED, WAYS };
+enum { MAX_N = 3200, MAX_ROUNDS = 1000 };
+enum { BARE, REQUESTS, WAIT, READY, SCATTERED_WAIT, SCATTERED, WAYS };
+
+// Gradients, and the elements of each: of 64 KiB to 122 MiB, then of 25 MB and 100 MB in few and in
+// many.
+typedef struct shape {
+    int n;
+    size_t each;
+} shape;
+static const shape shapes[] = {{32, 500},     {32, 8000},   {32, 50000},  {32, 300000},
+                               {32, 1000000}, {4, 1562500}, {32, 195312}, {800, 7812},
+                               {3200, 1953},  {4, 6250000}, {32, 781250}, {3200, 7812}};
 
 static int rounds = 41;
 
@@ -55,10 +67,10 @@ static bool all_are(const float *x, size_t count, float value) {
 }
 
 // One way, one time; ddp is NULL without it. Microseconds, < 0 on failure.
-static double once(int way, idist_ddp *ddp, float *const *bare, const size_t *counts,
+static double once(int way, idist_ddp *ddp, float *const *bare, const size_t *counts, int n,
                    int n_buckets) {
     if (idist_barrier(NULL) != IDIST_OK) return -1;
-    idist_request requests[N];
+    static idist_request requests[MAX_N];
     idist_opts o;
     memset(&o, 0, sizeof o);
     memset(requests, 0, sizeof requests);
@@ -70,21 +82,33 @@ static double once(int way, idist_ddp *ddp, float *const *bare, const size_t *co
         if (idist_all_reduce(bare[b], bare[b], counts[b], IDIST_F32, IDIST_AVG, &o) != IDIST_OK)
             return -1;
     }
-    for (int i = N; i-- > 0 && way >= READY;)
+    for (int i = n; i-- > 0 && (way == READY || way == SCATTERED);)
         if (idist_ddp_ready(ddp, i) != IDIST_OK) return -1;
     if (ddp && idist_ddp_wait(ddp) != IDIST_OK) return -1;
     return now_us() - start;
 }
 
-static int measure(size_t each) {
+static void print_row(double us[WAYS][MAX_ROUNDS], int row, int n, size_t each, int n_buckets) {
+    double t[WAYS];
+    for (int w = 0; w < WAYS; w++) t[w] = row ? us[w][0] : median(us[w], rounds);
+    printf("| %s | %d | %.2f | %d | %.1f | %.1f | %.3f | %.1f | %.3f | %.1f | %.1f | %.3f | %.1f | "
+           "%.3f |\n",
+           row ? "least" : "median", n, (double)((size_t)n * each * sizeof(float)) / (1 << 20),
+           n_buckets, t[BARE], t[WAIT], t[WAIT] / t[BARE], t[SCATTERED_WAIT],
+           t[SCATTERED_WAIT] / t[BARE], t[REQUESTS], t[READY], t[READY] / t[REQUESTS], t[SCATTERED],
+           t[SCATTERED] / t[REQUESTS]);
+}
+
+static int measure(int n, size_t each) {
     static double us[WAYS][MAX_ROUNDS];
-    idist_tensor params[N], grads[N];
-    idist_ddp *ways[WAYS] = {NULL, NULL, NULL, NULL, NULL};
-    float *bare[2][N]; // for BARE and REQUESTS
-    size_t counts[N] = {0};
-    int rank = idist_get_rank(), n = idist_get_world_size();
-    float mean = (float)(n - 1) / 2;
-    for (int i = 0; i < N; i++) {
+    static idist_tensor params[MAX_N], grads[MAX_N];
+    static float *bare[2][MAX_N]; // for BARE and REQUESTS
+    static size_t counts[MAX_N];
+    idist_ddp *ways[WAYS] = {NULL, NULL, NULL, NULL, NULL, NULL};
+    int rank = idist_get_rank();
+    float mean = (float)(idist_get_world_size() - 1) / 2;
+    memset(counts, 0, sizeof counts);
+    for (int i = 0; i < n; i++) {
         params[i].data = calloc(each, sizeof(float));
         params[i].count = each;
         params[i].dtype = IDIST_F32;
@@ -95,13 +119,13 @@ static int measure(size_t each) {
     idist_ddp_desc desc;
     memset(&desc, 0, sizeof desc);
     desc.params = params;
-    desc.n = N;
+    desc.n = n;
     for (int w = WAIT; w < WAYS; w++) {
-        if (w == COPIED) desc.grads = grads;
+        if (w == SCATTERED_WAIT) desc.grads = grads;
         if (idist_ddp_create(&desc, &ways[w]) != IDIST_OK) return die("ddp_create");
     }
     int n_buckets = idist_ddp_buckets(ways[WAIT]);
-    for (int i = 0; i < N; i++) counts[idist_ddp_bucket(ways[WAIT], i)] += each;
+    for (int i = 0; i < n; i++) counts[idist_ddp_bucket(ways[WAIT], i)] += each;
     for (int b = 0; b < 2 * n_buckets; b++)
         if ((bare[b % 2][b / 2] = (float *)idist_alloc(counts[b / 2] * sizeof(float), NULL)) ==
             NULL)
@@ -111,28 +135,22 @@ static int measure(size_t each) {
             int w = (turn + r + 2) % WAYS;
             float **own = bare[w == REQUESTS];
             for (int b = 0; b < n_buckets && !ways[w]; b++) fill(own[b], counts[b], (float)rank);
-            for (int i = 0; i < N && ways[w]; i++)
+            for (int i = 0; i < n && ways[w]; i++)
                 fill((float *)idist_ddp_grad(ways[w], i), each, (float)rank);
-            double t = once(w, ways[w], own, counts, n_buckets);
+            double t = once(w, ways[w], own, counts, n, n_buckets);
             bool right = t >= 0;
             for (int b = 0; b < n_buckets && !ways[w]; b++)
                 right = right && all_are(own[b], counts[b], mean);
-            for (int i = 0; i < N && ways[w]; i++)
+            for (int i = 0; i < n && ways[w]; i++)
                 right = right && all_are((float *)idist_ddp_grad(ways[w], i), each, mean);
             if (!right)
                 return t < 0 ? die("round") : (fprintf(stderr, "way %d: wrong values\n", w), 1);
             if (r >= 0) us[w][r] = t;
         }
-    double all[WAYS];
-    for (int w = 0; w < WAYS; w++) all[w] = median(us[w], rounds);
-    if (rank == 0)
-        printf("| %.2f | %d | %.1f | %.1f | %.3f | %.1f | %.1f | %.3f | %.1f | %.2f |\n",
-               (double)(N * each * sizeof(float)) / (1 << 20), n_buckets, all[BARE], all[WAIT],
-               all[WAIT] / all[BARE], all[REQUESTS], all[READY], all[READY] / all[REQUESTS],
-               all[COPIED], all[COPIED] / all[REQUESTS]);
+    for (int row = 0; row < 2 && rank == 0; row++) print_row(us, row, n, each, n_buckets);
     for (int w = WAIT; w < WAYS; w++) idist_ddp_free(&ways[w]);
     for (int b = 0; b < 2 * n_buckets; b++) idist_free(bare[b % 2][b / 2]);
-    for (int i = 0; i < N; i++) {
+    for (int i = 0; i < n; i++) {
         free(params[i].data);
         free(grads[i].data);
     }
@@ -140,16 +158,15 @@ static int measure(size_t each) {
 }
 
 static int work(int local_rank, void *arg) {
-    static const size_t sizes[] = {500, 8000, 50000, 300000, 1000000};
     (void)arg;
     if (local_rank == 0) {
-        printf("%d ranks, %d rounds, medians in us\n\n", idist_get_world_size(), rounds);
-        printf("| MiB | buckets | all_reduces | wait | ratio | requests | ready | ratio | copied | "
-               "ratio |\n");
-        printf("|---|---|---|---|---|---|---|---|---|---|\n");
+        printf("%d ranks, %d rounds, microseconds\n\n", idist_get_world_size(), rounds);
+        printf("| of rounds | gradients | MiB | buckets | all_reduces | wait | ratio | scattered | "
+               "ratio | requests | ready | ratio | scattered | ratio |\n");
+        printf("|---|---|---|---|---|---|---|---|---|---|---|---|---|---|\n");
     }
-    for (size_t k = 0; k < sizeof sizes / sizeof sizes[0]; k++) {
-        int rc = measure(sizes[k]);
+    for (size_t k = 0; k < sizeof shapes / sizeof shapes[0]; k++) {
+        int rc = measure(shapes[k].n, shapes[k].each);
         if (local_rank == 0) fflush(stdout);
         if (rc) return rc;
     }
