@@ -100,6 +100,7 @@ CONTENTS
       [train:ddp]             gradients averaged while the backward pass is still running
       [train:ddp_bucket]      which gradients share a bucket, and where it lies
       [train:ddp_hold]        rounding errors of gradients that are absent in an iteration
+      [train:ddp_piece]       buckets whose gradients are scattered in memory
       [train:ddp_launch]      from a ready gradient to a launched bucket
       [train:ddp_finish]      the end of an iteration
       [train:ddp_step]        the public functions of an iteration
@@ -359,9 +360,11 @@ typedef struct idist_ddp_hook {
 // All zero except params and n is valid.
 typedef struct idist_ddp_desc {
     // n parameters in the order of the forward pass, and their gradients, with the same counts; the
-    // dtypes may differ. Gradients that are contiguous in memory are reduced in place; others are
-    // copied into a bucket and back. If grads or its data is NULL, ddp allocates and zeroes the
-    // memory (idist_alloc, cudaMalloc); see idist_ddp_grad.
+    // dtypes may differ. Gradients that are contiguous in memory are reduced in place. Others are
+    // copied, in pieces, to memory that stays in the cache, reduced there and copied back; with a
+    // hook, compression, find_unused or on_device they are copied into a bucket and back. If grads
+    // or its data is NULL, ddp allocates and zeroes the memory (idist_alloc, cudaMalloc); see
+    // idist_ddp_grad.
     const idist_tensor *params, *grads;
     int n;
     // Not trained, running means for example; idist_ddp_forward copies them from one rank to all.
@@ -399,8 +402,12 @@ IDIST_API idist_status idist_ddp_create(const idist_ddp_desc *desc, idist_ddp **
 // Local. Within an iteration it waits for the calls that are in flight.
 IDIST_API void idist_ddp_free(idist_ddp **ddp);
 IDIST_API void *idist_ddp_grad(const idist_ddp *ddp, int i); // the memory of gradient i
-IDIST_API int idist_ddp_bucket(const idist_ddp *ddp, int i); // of gradient i; 0 is launched first
-IDIST_API int idist_ddp_buckets(const idist_ddp *ddp);       // the number of buckets
+// The bucket of gradient i. In the first iteration, and always with a hook or find_unused, buckets
+// are launched in the order of their numbers. Later they are launched in the order in which they
+// became full in the first iteration on the first rank that had data, those that idist_ddp_wait
+// completed last. What lies in a bucket, and where, does not change, nor does the order again.
+IDIST_API int idist_ddp_bucket(const idist_ddp *ddp, int i);
+IDIST_API int idist_ddp_buckets(const idist_ddp *ddp); // the number of buckets
 
 // Call it before the forward pass if there are buffers or uneven is set; otherwise it is not
 // needed. Copies the buffers of the first rank that has data. Collective over the group. A forward
@@ -408,7 +415,8 @@ IDIST_API int idist_ddp_buckets(const idist_ddp *ddp);       // the number of bu
 // needs its idist_ddp_wait.
 IDIST_API idist_status idist_ddp_forward(idist_ddp *ddp);
 // Gradient i is complete; do not touch it until idist_ddp_wait returns. Launches every bucket that
-// is full and does not wait for it (but makes up for a missing idist_ddp_forward). Any thread, one
+// is full and does not wait for it (but makes up for a missing idist_ddp_forward). Of a bucket that
+// goes in pieces at most 4 MiB are in flight; later calls launch the rest. Any thread, one
 // at a time. Until idist_ddp_wait make no other call on this group: the moment at which buckets are
 // launched differs from rank to rank. IDIST_ERR_STATE: the gradient was ready already.
 IDIST_API idist_status idist_ddp_ready(idist_ddp *ddp, int i);
@@ -4516,16 +4524,23 @@ static idist_status idist__on_device_int8_finish(idist_bucket *b, void *arg) {
 //     in flight                         |======== 0 ========|
 //                                  |============ 1 ============|
 //
-// The order in which gradients become ready on a rank does not matter: bucket k is launched when it
-// is full and k-1 has been launched, so all ranks make the same calls in the same order. In each
-// iteration these are:
+// The order in which gradients become ready on a rank does not matter: a bucket is launched when it
+// is full and the one before it has been launched, so all ranks make the same calls in the same
+// order. At first that is the order of numbers. If the backward pass uses parameters in another
+// order than they are listed in, bucket 0 is full late and all others wait for it; so after the
+// first iteration all ranks take over the order in which buckets became full on one rank
+// (idist__ddp_finish_order). PyTorch also regroups the gradients then. Here they keep their
+// buckets, so that addresses, the state of compressions and the numbers of buckets remain valid. In
+// each iteration the calls are:
 //
 //     uneven        all_gather of "I have data", 1 byte; then all know whose buffers count, and by
 //                   how many to divide
 //     buffers       broadcast of each
-//     buckets       0, 1, ...: what the hook's `start` does; without a hook an all_reduce in place
+//     buckets       in that order: what the hook's `start` does; without a hook an all_reduce in
+//                   place, or one per piece
 //     find_unused   all_reduce of "I have a gradient", 1 byte per parameter
-//     buckets       0, 1, ...: what the hook's `finish` does
+//     order         the first time only: broadcast of a number per bucket
+//     buckets       in that order: what the hook's `finish` does
 //
 // A rank in idist_ddp_join makes these calls with zeros until all ranks say that they have no data.
 //
@@ -4534,7 +4549,8 @@ static idist_status idist__on_device_int8_finish(idist_bucket *b, void *arg) {
 // (the hook's finish) -> idist__ddp_finish_scatter (copied back).
 //
 // A bucket holds its gradients one after the other, lower parameters first. If they lie like that
-// in the program's memory, this memory is the bucket (a view), and nothing is copied.
+// in the program's memory, this memory is the bucket (a view), and nothing is copied. Others have
+// memory of their own, or none if they go in pieces ([train:ddp_piece]).
 //------------------------------------------------------------------------------
 
 #define IDIST__DDP_FIRST_NBYTES ((size_t)1 << 20)   // limit of the bucket that is launched first
@@ -4550,11 +4566,24 @@ typedef struct idist__ddp_param {
 typedef struct idist__ddp_bucket {
     idist_bucket exposed; // what a hook gets
     int ready_count;
-    int64_t launched_ns; // for the timeline
     bool view;           // lies in the program's memory
+    bool scattered;      // sent in pieces, because its gradients lie apart; see [train:ddp_piece]
+    int64_t launched_ns; // for the timeline
     char *end;           // of the gradients placed so far
     idist_request request;
 } idist__ddp_bucket;
+
+// A part of a bucket that is reduced by a call of its own.
+typedef struct idist__ddp_piece {
+    idist_bucket exposed; // what the built-in reduction gets
+    const idist__ddp_bucket *bucket;
+    size_t first; // its first element in the bucket, ...
+    int gradient; // ... and the position in bucket_gradients of the gradient which that is of
+    idist_request request;
+} idist__ddp_piece;
+
+enum { IDIST__DDP_SLOTS = 8 };                      // pieces in flight
+#define IDIST__DDP_PIECE_NBYTES ((size_t)512 << 10) // limit of a piece
 
 struct idist_ddp {
     idist_ddp_desc desc;
@@ -4568,6 +4597,11 @@ struct idist_ddp {
     size_t *bucket_displs;      // ... and where they begin
     void *bucket_memory;        // of buckets that are not views
     bool copies;                // some gradients are copied to their buckets
+    bool ordered;               // launch_order is that of arrival
+    int32_t *launch_order;      // buckets, in the order in which they are launched
+    int32_t *arrival_order;     // buckets, in the order in which they became full
+    uint8_t *in_pieces;         // by bucket: scattered on some rank
+    char *slot_memory;          // of pieces in flight
     idist__reduction reduction; // how the built-in hooks reduce
     double scale;               // result = scale * sum of what the ranks contribute
     float *held_errors;         // see [train:ddp_hold], or NULL
@@ -4586,8 +4620,13 @@ struct idist_ddp {
     // The iteration.
     uint64_t iteration; // from 1 on
     int ready_count;    // gradients
+    int arrived_count;  // buckets in arrival_order
     int launched_count; // buckets
-    bool begun;         // its first calls have been made
+    int next_gradient;  // of the bucket that is being launched in pieces, as in idist__ddp_piece
+    size_t next_first;
+    size_t started_pieces, finished_pieces;
+    idist__ddp_piece slots[IDIST__DDP_SLOTS];
+    bool begun; // its first calls have been made
     bool no_sync;
     bool joining;        // this rank is in idist_ddp_join
     idist_status status; // of the first failure in this iteration
@@ -4615,6 +4654,15 @@ static size_t idist__ddp_bucket_nbytes(const idist__ddp_bucket *bucket) {
 
 static idist_status idist__ddp_no_memory(void) {
     return idist__fail(IDIST_ERR_NO_MEMORY, "ddp_create: no memory");
+}
+
+// The bucket that is launched at a position.
+static idist__ddp_bucket *idist__ddp_bucket_at(const idist_ddp *d, int position) {
+    return &d->buckets[d->launch_order[position]];
+}
+
+static bool idist__ddp_is_full(const idist__ddp_bucket *bucket) {
+    return bucket->ready_count == bucket->exposed.gradient_count;
 }
 
 static bool idist__ddp_is_ready(const idist_ddp *d, int i) {
@@ -4693,6 +4741,11 @@ static bool idist__ddp_bucket_can_view(const idist_ddp *d, const idist_tensor *g
     return (uintptr_t)gradient->data % idist_dtype_size(gradient->dtype) == 0;
 }
 
+// Whether buckets may go in pieces; see [train:ddp_piece]. The same on all ranks.
+static bool idist__ddp_bucket_may_split(const idist_ddp *d) {
+    return !d->desc.hook && !d->desc.compression && !d->desc.find_unused && !d->desc.on_device;
+}
+
 // Finds the buckets whose gradients are contiguous in the program's memory; exposed.data is where
 // they begin.
 static void idist__ddp_bucket_find_views(idist_ddp *d) {
@@ -4700,6 +4753,7 @@ static void idist__ddp_bucket_find_views(idist_ddp *d) {
 
     for (b = 0; b < d->bucket_count; b++) {
         d->buckets[b].view = true;
+        d->buckets[b].scattered = false;
         d->buckets[b].end = NULL;
     }
 
@@ -4715,6 +4769,25 @@ static void idist__ddp_bucket_find_views(idist_ddp *d) {
         if (!bucket->end) bucket->exposed.data = data;
         bucket->end = data + idist__ddp_nbytes(gradient);
     }
+
+    for (b = 0; b < d->bucket_count && idist__ddp_bucket_may_split(d); b++)
+        d->buckets[b].scattered = !d->buckets[b].view && d->buckets[b].end;
+}
+
+// Whether a bucket needs a part of bucket_memory. If it is scattered, only for gradients for which
+// the program has no memory.
+static bool idist__ddp_bucket_needs_memory(const idist_ddp *d, const idist__ddp_bucket *bucket) {
+    int k;
+
+    if (bucket->view || !bucket->scattered) return !bucket->view;
+
+    for (k = 0; k < bucket->exposed.gradient_count; k++) {
+        const idist_tensor *gradient = &d->grads[bucket->exposed.gradients[k]];
+
+        if (gradient->count && !gradient->data) return true;
+    }
+
+    return false;
 }
 
 // Sets where each gradient lies in its bucket: in the program's memory, or in bucket_memory once it
@@ -4728,8 +4801,10 @@ static size_t idist__ddp_bucket_place(idist_ddp *d) {
     for (b = 0; b < d->bucket_count; b++) {
         idist__ddp_bucket *bucket = &d->buckets[b];
 
-        if (!bucket->view) {
-            bucket->exposed.data = d->bucket_memory ? (char *)d->bucket_memory + total : NULL;
+        if (!bucket->view) bucket->exposed.data = NULL;
+
+        if (idist__ddp_bucket_needs_memory(d, bucket)) {
+            if (d->bucket_memory) bucket->exposed.data = (char *)d->bucket_memory + total;
             total += (idist__ddp_bucket_nbytes(bucket) + 63) / 64 * 64; // cache lines
         }
 
@@ -4740,9 +4815,9 @@ static size_t idist__ddp_bucket_place(idist_ddp *d) {
         idist__ddp_param *param = &d->param_states[i];
         idist__ddp_bucket *bucket = &d->buckets[param->bucket];
 
-        if (!bucket->end) continue;
         param->gradient = bucket->end;
-        bucket->end += idist__ddp_nbytes(&d->grads[i]);
+        if (bucket->scattered && d->grads[i].data) param->gradient = d->grads[i].data;
+        if (bucket->end) bucket->end += idist__ddp_nbytes(&d->grads[i]);
     }
 
     return total;
@@ -4775,18 +4850,35 @@ static idist_status idist__ddp_bucket_list(idist_ddp *d) {
     return IDIST_OK;
 }
 
+// Allocates what is kept per bucket.
+static idist_status idist__ddp_bucket_alloc(idist_ddp *d) {
+    size_t n = (size_t)d->bucket_count + 1;
+    int b;
+
+    d->buckets = (idist__ddp_bucket *)calloc(n, sizeof *d->buckets);
+    d->launch_order = (int32_t *)malloc(n * sizeof *d->launch_order);
+    d->arrival_order = (int32_t *)malloc(n * sizeof *d->arrival_order);
+    d->in_pieces = (uint8_t *)calloc(n, 1);
+    if (!d->buckets || !d->launch_order || !d->arrival_order || !d->in_pieces)
+        return idist__ddp_no_memory();
+    for (b = 0; b < d->bucket_count; b++) d->launch_order[b] = b;
+
+    return IDIST_OK;
+}
+
 // Creates the buckets without memory. Local.
 static idist_status idist__ddp_bucket_create(idist_ddp *d) {
     size_t limit = d->desc.bucket_nbytes;
     int i, *bucket_of = (int *)malloc(((size_t)d->desc.n + 1) * sizeof *bucket_of);
+    idist_status status;
 
     if (!bucket_of) return idist__ddp_no_memory();
     d->bucket_count =
         idist__ddp_bucket_assign(d->grads, d->desc.n, limit ? limit : IDIST__DDP_FIRST_NBYTES,
                                  limit ? limit : IDIST__DDP_BUCKET_NBYTES, bucket_of);
-    d->buckets = (idist__ddp_bucket *)calloc((size_t)d->bucket_count + 1, sizeof *d->buckets);
+    status = idist__ddp_bucket_alloc(d);
 
-    for (i = 0; i < d->desc.n && d->buckets; i++) {
+    for (i = 0; i < d->desc.n && status == IDIST_OK; i++) {
         idist__ddp_bucket *bucket = &d->buckets[bucket_of[i]];
 
         d->param_states[i].bucket = bucket_of[i];
@@ -4798,7 +4890,28 @@ static idist_status idist__ddp_bucket_create(idist_ddp *d) {
 
     free(bucket_of);
 
-    return d->buckets ? idist__ddp_bucket_list(d) : idist__ddp_no_memory();
+    return status == IDIST_OK ? idist__ddp_bucket_list(d) : status;
+}
+
+// Allocates the slots: as many as there can be pieces in flight.
+static idist_status idist__ddp_bucket_alloc_slots(idist_ddp *d) {
+    size_t count = 0;
+    void *memory = NULL;
+    int b;
+    idist_status status;
+
+    for (b = 0; b < d->bucket_count; b++) {
+        d->in_pieces[b] = d->buckets[b].scattered;
+        if (d->buckets[b].scattered)
+            count += idist__ddp_bucket_nbytes(&d->buckets[b]) / IDIST__DDP_PIECE_NBYTES + 1;
+    }
+
+    if (!count) return IDIST_OK;
+    if (count > IDIST__DDP_SLOTS) count = IDIST__DDP_SLOTS;
+    status = idist__memory_alloc(&d->reduction.memory, &memory, count * IDIST__DDP_PIECE_NBYTES);
+    d->slot_memory = (char *)memory;
+
+    return status;
 }
 
 // Forms the buckets and gives each gradient its place. Local.
@@ -4823,7 +4936,7 @@ static idist_status idist__ddp_bucket_form(idist_ddp *d) {
         if (d->grads[i].count && d->grads[i].data != param->gradient) d->copies = true;
     }
 
-    return IDIST_OK;
+    return idist__ddp_bucket_alloc_slots(d);
 }
 
 //------------------------------------------------------------------------------
@@ -4908,8 +5021,145 @@ static idist_status idist__ddp_hold_end(idist_ddp *d, const idist__ddp_bucket *b
 }
 
 //------------------------------------------------------------------------------
+// [train:ddp_piece]  buckets whose gradients are scattered in memory
+// uses base:type request memory ddp
+//
+// A copy of a whole bucket has left the caches before it is reduced, and again before it is copied
+// back: three passes through memory instead of one. So the bucket is sent in pieces, through a few
+// slots that stay in the cache. A piece is copied into its slot when it is launched:
+//
+//     gradients    [    0    ]     [1]  [2]    [     3     ]
+//     pieces       [  a  |  b        |  c        |    d    ]
+//     slots        [ a ][ b ][ c ]     d is launched when a has been reduced and copied back
+//
+// idist_ddp_ready launches pieces while slots are free, and idist_ddp_wait the rest. A bucket that
+// is scattered on one rank goes in pieces on all, because all make the same calls; where it is
+// contiguous, a piece is reduced where it lies.
+//
+// Whole buckets are copied with a hook, which must see them; with compression, whose state is that
+// of a bucket; with find_unused, where only the end of the iteration tells whether a gradient
+// changes; and on the device.
+//------------------------------------------------------------------------------
+
+// Copies the gradients of a piece to its slot, or back. A rank without data gives zeros.
+static void idist__ddp_piece_copy(const idist_ddp *d, const idist__ddp_piece *piece, bool back) {
+    const idist_bucket *exposed = &piece->bucket->exposed;
+    size_t first = piece->first, end = first + piece->exposed.count;
+    size_t size = idist_dtype_size(exposed->dtype);
+    char *slot = (char *)piece->exposed.data;
+    int k;
+
+    if (!piece->bucket->scattered) return;
+
+    for (k = piece->gradient; first < end; k++) {
+        const idist_tensor *gradient = &d->grads[exposed->gradients[k]];
+        size_t skipped = first - exposed->displs[k], count = gradient->count - skipped;
+        char *data;
+
+        if (!count) continue;
+        if (count > end - first) count = end - first;
+        data = (char *)gradient->data + skipped * size;
+
+        if (back) memcpy(data, slot, count * size);
+        else if (d->joining) memset(slot, 0, count * size);
+        else memcpy(slot, data, count * size);
+
+        first += count;
+        slot += count * size;
+    }
+}
+
+// Launches the next piece of a bucket. blocking: without a request.
+static idist_status idist__ddp_piece_start(idist_ddp *d, const idist__ddp_bucket *bucket,
+                                           bool blocking) {
+    const idist_bucket *all = &bucket->exposed;
+    size_t slot = d->started_pieces % IDIST__DDP_SLOTS, size = idist_dtype_size(all->dtype);
+    size_t most = IDIST__DDP_PIECE_NBYTES / size, left = all->count - d->next_first;
+    double prescale = d->desc.prescale != 0 ? d->desc.prescale : 1;
+    idist__ddp_piece *piece = &d->slots[slot];
+    idist_bucket *exposed = &piece->exposed;
+    idist_status status;
+
+    piece->bucket = bucket;
+    piece->first = d->next_first;
+    piece->gradient = d->next_gradient;
+    exposed->dtype = all->dtype;
+    exposed->count = left < most ? left : most;
+    exposed->opts = d->reduction.memory.opts;
+    if (!blocking || left > most) exposed->opts.request = &piece->request;
+    if (bucket->scattered) exposed->data = d->slot_memory + slot * IDIST__DDP_PIECE_NBYTES;
+    else exposed->data = (char *)all->data + d->next_first * size;
+
+    idist__ddp_piece_copy(d, piece, false);
+    status = idist__memory_scale(&d->reduction.memory, exposed->data, exposed->count,
+                                 exposed->dtype, prescale);
+    if (status == IDIST_OK) status = d->hook.start(exposed, d->hook.arg);
+    if (status != IDIST_OK) return status;
+
+    d->started_pieces++;
+    d->next_first += exposed->count;
+    while (d->next_gradient < all->gradient_count - 1 &&
+           all->displs[d->next_gradient + 1] <= d->next_first)
+        d->next_gradient++;
+
+    return IDIST_OK;
+}
+
+// Waits for the oldest piece in flight, finishes it and copies it back.
+static idist_status idist__ddp_piece_finish(idist_ddp *d) {
+    idist__ddp_piece *piece = &d->slots[d->finished_pieces++ % IDIST__DDP_SLOTS];
+    idist_status status = idist_wait(&piece->request);
+
+    if (status == IDIST_OK) status = d->hook.finish(&piece->exposed, d->hook.arg);
+    if (status == IDIST_OK && !d->joining) idist__ddp_piece_copy(d, piece, true);
+
+    return status;
+}
+
+// Finishes all pieces in flight.
+static idist_status idist__ddp_piece_settle(idist_ddp *d) {
+    idist_status status = IDIST_OK, piece_status;
+
+    while (d->finished_pieces < d->started_pieces) {
+        piece_status = idist__ddp_piece_finish(d);
+        if (status == IDIST_OK) status = piece_status;
+    }
+
+    return status;
+}
+
+// Launches the rest of a bucket, as far as slots are or become free. ending: waits until they do.
+static idist_status idist__ddp_piece_launch(idist_ddp *d, const idist__ddp_bucket *bucket,
+                                            bool ending) {
+    idist_status status = IDIST_OK;
+
+    while (status == IDIST_OK && d->next_first < bucket->exposed.count) {
+        size_t in_flight = d->started_pieces - d->finished_pieces;
+        idist_request *oldest = &d->slots[d->finished_pieces % IDIST__DDP_SLOTS].request;
+        bool done = ending;
+
+        if (in_flight < IDIST__DDP_SLOTS) {
+            status = idist__ddp_piece_start(d, bucket, ending && !in_flight);
+            continue;
+        }
+
+        if (!ending) status = idist_test(oldest, &done);
+        if (status != IDIST_OK || !done) return status;
+        status = idist__ddp_piece_finish(d);
+    }
+
+    if (status != IDIST_OK) return status;
+    d->next_first = 0;
+    d->next_gradient = 0;
+    d->launched_count++;
+
+    return IDIST_OK;
+}
+
+//------------------------------------------------------------------------------
 // [train:ddp_launch]  from a ready gradient to a launched bucket
 // uses clock fail get collective request mark tensor memory ddp ddp_hold
+// uses ddp_piece
 //------------------------------------------------------------------------------
 
 // Collective: which ranks have data, and what follows from that.
@@ -4967,11 +5217,11 @@ static idist_status idist__ddp_launch_begin(idist_ddp *d) {
 
 // Waits for the requests of all launched buckets.
 static idist_status idist__ddp_launch_settle(idist_ddp *d) {
-    idist_status status = IDIST_OK, request_status;
+    idist_status status = idist__ddp_piece_settle(d), request_status;
     int b;
 
     for (b = 0; b < d->launched_count; b++) {
-        idist_request *request = &d->buckets[b].request;
+        idist_request *request = &idist__ddp_bucket_at(d, b)->request;
 
         if (!request->impl) continue;
         if (d->desc.on_device) request_status = idist_wait_stream(request, d->desc.stream);
@@ -5012,7 +5262,6 @@ static idist_status idist__ddp_launch_bucket(idist_ddp *d, idist__ddp_bucket *bu
     exposed->scale = d->scale;
     exposed->opts = d->reduction.memory.opts;
     if (!blocking) exposed->opts.request = &bucket->request;
-    bucket->launched_ns = idist_trace_on() ? idist__os_clock_now_ns() : 0;
     d->launched_count++;
 
     if (holds) status = idist__ddp_hold_begin(d, bucket, IDIST__DDP_START);
@@ -5033,10 +5282,16 @@ static idist_status idist__ddp_launch_full(idist_ddp *d, bool ending) {
     if (status == IDIST_OK && blocking) status = idist__ddp_launch_settle(d);
 
     while (status == IDIST_OK && d->launched_count < limit) {
-        idist__ddp_bucket *bucket = &d->buckets[d->launched_count];
+        int position = d->launched_count;
+        idist__ddp_bucket *bucket = idist__ddp_bucket_at(d, position);
 
-        if (bucket->ready_count < bucket->exposed.gradient_count) break;
-        status = idist__ddp_launch_bucket(d, bucket, ending, blocking);
+        if (!idist__ddp_is_full(bucket)) break;
+        if (!d->next_first) bucket->launched_ns = idist_trace_on() ? idist__os_clock_now_ns() : 0;
+
+        if (d->in_pieces[bucket->exposed.index])
+            status = idist__ddp_piece_launch(d, bucket, ending);
+        else status = idist__ddp_launch_bucket(d, bucket, ending, blocking);
+        if (d->launched_count == position) break; // no slot is free
     }
 
     return idist__ddp_fail(d, status);
@@ -5159,7 +5414,12 @@ static idist_status idist__ddp_finish_buckets(idist_ddp *d) {
     int b;
 
     for (b = 0; b < d->launched_count && status == IDIST_OK; b++) {
-        idist__ddp_bucket *bucket = &d->buckets[b];
+        idist__ddp_bucket *bucket = idist__ddp_bucket_at(d, b);
+
+        if (d->in_pieces[bucket->exposed.index]) { // finished piece by piece
+            idist__ddp_finish_trace(bucket);
+            continue;
+        }
 
         bucket->exposed.opts.request = NULL;
         if (d->held_errors) status = idist__ddp_hold_begin(d, bucket, IDIST__DDP_FINISH);
@@ -5178,7 +5438,12 @@ static void idist__ddp_finish_reset(idist_ddp *d) {
     for (b = 0; b < d->bucket_count; b++) d->buckets[b].ready_count = 0;
     d->iteration++;
     d->ready_count = 0;
+    d->arrived_count = 0;
     d->launched_count = 0;
+    d->next_gradient = 0;
+    d->next_first = 0;
+    d->started_pieces = 0;
+    d->finished_pieces = 0;
     d->filled_with_zeros = false;
     d->status = IDIST_OK;
     d->begun = false;
@@ -5205,6 +5470,32 @@ static idist_status idist__ddp_finish_gather(idist_ddp *d) {
     return status;
 }
 
+// Collective: sets the order in which buckets are launched from now on. It is that in which they
+// became full on the first rank with data; buckets that became full in idist_ddp_wait come last. A
+// hook relies on bucket 0 being the first, and with find_unused an iteration is no example for the
+// next.
+static idist_status idist__ddp_finish_order(idist_ddp *d) {
+    idist_opts opts = idist__ddp_opts(d, false);
+    idist_status status;
+    int b, k;
+
+    if (d->ordered || d->desc.hook || d->desc.find_unused || d->bucket_count < 2) return IDIST_OK;
+    d->ordered = true;
+
+    for (b = 0; b < d->bucket_count; b++) {
+        for (k = 0; k < d->arrived_count && d->arrival_order[k] != b; k++) continue;
+        if (k == d->arrived_count) d->arrival_order[d->arrived_count++] = b;
+    }
+
+    status = idist_broadcast(d->arrival_order, (size_t)d->bucket_count, IDIST_I32, d->first_active,
+                             &opts);
+    if (status == IDIST_OK)
+        memcpy(d->launch_order, d->arrival_order,
+               (size_t)d->bucket_count * sizeof *d->launch_order);
+
+    return status;
+}
+
 // Ends an iteration.
 static idist_status idist__ddp_finish(idist_ddp *d) {
     idist_opts opts = idist__ddp_opts(d, false);
@@ -5222,6 +5513,7 @@ static idist_status idist__ddp_finish(idist_ddp *d) {
         idist__ddp_fail(d, status);
     }
 
+    if (status == IDIST_OK) status = idist__ddp_fail(d, idist__ddp_finish_order(d));
     status = idist__ddp_finish_buckets(d); // after a failure too: requests must be waited for
     if (status == IDIST_OK && !d->joining)
         status = idist__ddp_fail(d, idist__ddp_finish_scatter(d));
@@ -5255,7 +5547,7 @@ idist_status idist_ddp_forward(idist_ddp *d) {
 }
 
 idist_status idist_ddp_ready(idist_ddp *d, int i) {
-    const idist__ddp_bucket *next;
+    idist__ddp_bucket *bucket;
     idist_status status;
 
     if (!d) return idist__fail(IDIST_ERR_ARG, "ddp_ready: ddp is NULL");
@@ -5277,10 +5569,11 @@ idist_status idist_ddp_ready(idist_ddp *d, int i) {
     status = idist__ddp_launch_gather(d, i);
     if (status != IDIST_OK) return status;
 
-    next = &d->buckets[d->launched_count];
-    if (next->ready_count < next->exposed.gradient_count) return IDIST_OK;
+    bucket = &d->buckets[d->param_states[i].bucket];
+    if (idist__ddp_is_full(bucket)) d->arrival_order[d->arrived_count++] = bucket->exposed.index;
+    bucket = idist__ddp_bucket_at(d, d->launched_count);
 
-    return idist__ddp_launch_full(d, false);
+    return idist__ddp_is_full(bucket) ? idist__ddp_launch_full(d, false) : IDIST_OK;
 }
 
 idist_status idist_ddp_wait(idist_ddp *d) {
@@ -5404,6 +5697,7 @@ idist_status idist_ddp_join(idist_ddp *d, int *last) {
 //     idist__ddp_bucket_form         the buckets
 //     idist__ddp_create_set_hook     the hook, and what a compression needs per bucket
 //     idist__ddp_create_agree        collective: the same arguments on all ranks, and no failure
+//     idist__ddp_create_agree_pieces collective: which buckets are scattered
 //     idist__ddp_create_broadcast    collective: parameters and buffers of rank 0
 //------------------------------------------------------------------------------
 
@@ -5687,6 +5981,15 @@ static idist_status idist__ddp_create_agree(const idist_ddp *d, idist_status min
     return status;
 }
 
+// Collective: a bucket that is scattered on one rank goes in pieces on all.
+static idist_status idist__ddp_create_agree_pieces(idist_ddp *d) {
+    idist_opts opts = idist__ddp_opts(d, false);
+
+    if (!idist__ddp_bucket_may_split(d)) return IDIST_OK;
+    return idist_all_reduce(d->in_pieces, d->in_pieces, (size_t)d->bucket_count, IDIST_U8,
+                            IDIST_MAX, &opts);
+}
+
 // Collective: copies parameters and buffers of rank 0 to all.
 static idist_status idist__ddp_create_broadcast(const idist_ddp *d) {
     idist_opts opts = idist__ddp_opts(d, d->desc.on_device);
@@ -5757,6 +6060,7 @@ idist_status idist_ddp_create(const idist_ddp_desc *desc, idist_ddp **ddp) {
     if (status == IDIST_OK) status = idist__ddp_bucket_form(d);
     if (status == IDIST_OK) status = idist__ddp_create_set_hook(d);
     status = idist__ddp_create_agree(d, status);
+    if (status == IDIST_OK) status = idist__ddp_create_agree_pieces(d);
     if (status == IDIST_OK) status = idist__ddp_create_broadcast(d);
 
     if (status == IDIST_OK) {
@@ -5772,10 +6076,12 @@ idist_status idist_ddp_create(const idist_ddp_desc *desc, idist_ddp **ddp) {
 void idist_ddp_free(idist_ddp **ddp) {
     idist_ddp *d = ddp ? *ddp : NULL;
     const idist__memory *memory;
-    int b;
+    int b, k;
 
     if (!d) return;
     *ddp = NULL;
+
+    for (k = 0; k < IDIST__DDP_SLOTS; k++) idist_wait(&d->slots[k].request);
 
     for (b = 0; b < d->bucket_count && d->buckets; b++) {
         idist__ddp_bucket *bucket = &d->buckets[b];
@@ -5787,9 +6093,13 @@ void idist_ddp_free(idist_ddp **ddp) {
 
     memory = &d->reduction.memory;
     idist__memory_free(memory, d->bucket_memory);
+    idist__memory_free(memory, d->slot_memory);
     idist__memory_free(memory, d->saved_grads);
     idist__memory_free(memory, d->held_errors);
     free(d->buckets);
+    free(d->launch_order);
+    free(d->arrival_order);
+    free(d->in_pieces);
     free(d->bucket_gradients);
     free(d->bucket_displs);
     free(d->params);

@@ -1,0 +1,412 @@
+// ddp_buckets: buckets of scattered gradients go in pieces, and buckets are launched in the order
+// in which they become full
+#define IDIST_IMPLEMENTATION
+#include "idist.h"
+
+#include "idist_train.h"
+
+#include "grid.h"
+
+enum { MAX_GRADS = 8, GUARD = 16, GUARDED = 0x5a };
+
+// Where the gradients of a rank lie.
+enum { APART, ONE_IN_A_ROW, ONE_LAID_OUT, SOME_LAID_OUT, N_LAYOUTS };
+static const char *const layout_names[N_LAYOUTS] = {"apart", "in a row on rank 0",
+                                                    "laid out on the last rank", "some laid out"};
+
+// Two buckets: 4 and 5, of more pieces (512 KiB) than there are slots for; 0 to 3, of one piece, of
+// odd and of small sizes.
+static const size_t large[6] = {900001, 5, 0, 131072, 1500000, 700001};
+enum { LARGE_BUCKET_NBYTES = 8000000 };
+
+// Of one bucket each.
+static const size_t small[6] = {3000, 2500, 4000, 3500, 2700, 5000};
+
+typedef struct model {
+    idist_tensor params[MAX_GRADS], grads[MAX_GRADS];
+    char *memory;
+    size_t nbytes;
+    idist_ddp_desc desc;
+} model;
+
+static size_t nbytes_of(const idist_tensor *t) { return t->count * idist_dtype_size(t->dtype); }
+
+static void set_value(const idist_tensor *t, size_t i, double x) {
+    if (t->dtype == IDIST_F64) ((double *)t->data)[i] = x;
+    else ((float *)t->data)[i] = (float)x;
+}
+
+static double value_of(const idist_tensor *t, size_t i) {
+    return t->dtype == IDIST_F64 ? ((const double *)t->data)[i]
+                                 : (double)((const float *)t->data)[i];
+}
+
+static bool is_laid_out(int layout, int rank, int n, int i) {
+    return (layout == ONE_LAID_OUT && rank == n - 1) || (layout == SOME_LAID_OUT && i % 3 == 0);
+}
+
+// Around a gradient that lies apart there are GUARD bytes that must stay as they are.
+static void model_init(model *m, idist_group *world, const size_t *counts, int n_grads, int layout,
+                       idist_dtype dtype) {
+    int rank = idist_group_rank(world), n = idist_group_size(world);
+    bool in_a_row = layout == ONE_IN_A_ROW && rank == 0;
+    char *at;
+
+    memset(m, 0, sizeof *m);
+    for (int i = 0; i < n_grads; i++)
+        m->nbytes += 2 * counts[i] * idist_dtype_size(dtype) + (size_t)2 * GUARD;
+    at = m->memory = (char *)malloc(m->nbytes);
+    TAP_REQUIRE(at);
+    memset(at, GUARDED, m->nbytes);
+    for (int half = 0; half < 2; half++)
+        for (int i = 0; i < n_grads; i++) {
+            idist_tensor *t = half ? &m->grads[i] : &m->params[i];
+            t->dtype = dtype;
+            t->count = counts[i];
+            if (half && is_laid_out(layout, rank, n, i)) continue;
+            if (half && !in_a_row) at += GUARD;
+            t->data = at;
+            memset(at, 0, nbytes_of(t));
+            at += nbytes_of(t);
+        }
+    m->desc.params = m->params;
+    m->desc.grads = m->grads;
+    m->desc.n = n_grads;
+    m->desc.group = world;
+}
+
+static void check_guards(const model *m, int rank) {
+    for (int i = 0; i < m->desc.n; i++) {
+        const char *data = (const char *)m->grads[i].data;
+        if (data < m->memory || data >= m->memory + m->nbytes) continue; // laid out by ddp
+        for (int k = 1; k <= GUARD && data[-1] == GUARDED; k++)
+            if (data[-k] != GUARDED) rank_fail("rank %d: written before gradient %d", rank, i);
+    }
+}
+
+// Small whole numbers, so that sums are exact. They are repeated after PERIOD elements.
+enum { PERIOD = 17 };
+
+static double grad_of(int rank, int step, int param, size_t i) {
+    return (double)((i * 3 + (size_t)(param * 5 + rank * 7 + step * 11)) % PERIOD) - 8;
+}
+
+static void fill(model *m, const idist_ddp *ddp, int rank, int step, int param) {
+    double values[PERIOD];
+    m->grads[param].data = idist_ddp_grad(ddp, param);
+    for (size_t i = 0; i < PERIOD; i++) values[i] = grad_of(rank, step, param, i);
+    for (size_t i = 0; i < m->grads[param].count; i++)
+        set_value(&m->grads[param], i, values[i % PERIOD]);
+}
+
+// factor * sum over ranks first .. n - 1, and the same bits on all ranks.
+static void check_result(const model *m, int first, int step, double factor) {
+    idist_opts o = opts_of(m->desc.group);
+    int rank = idist_group_rank(m->desc.group), n = idist_group_size(m->desc.group);
+    uint64_t hash = 0, all[RANKS_MAX];
+    for (int p = 0; p < m->desc.n; p++) {
+        double sums[PERIOD] = {0};
+        for (size_t i = 0; i < PERIOD; i++)
+            for (int r = first; r < n; r++) sums[i] += grad_of(r, step, p, i);
+        for (size_t i = 0; i < m->grads[p].count; i++) {
+            double want = sums[i % PERIOD] * factor, got = value_of(&m->grads[p], i);
+            double off = got < want ? want - got : got - want;
+            hash = hash * 31 + (uint64_t)(int64_t)(got * 1048576);
+            if (off <= 1e-6 * (want < 0 ? -want : want)) continue;
+            rank_fail("rank %d of %d, step %d: gradient %d, element %zu: got %g expected %g", rank,
+                      n, step, p, i, got, want);
+            break;
+        }
+    }
+    rank_ok(rank, idist_all_gather(&hash, all, 1, IDIST_U64, &o));
+    for (int r = 1; r < n; r++)
+        rank_check(all[r] == all[0], "step %d: rank %d has other bits than rank 0", step, r);
+}
+
+static void check_pieces(const idist_ddp *ddp, int rank, int n, int layout) {
+    for (int b = 0; b < idist_ddp_buckets(ddp); b++)
+        rank_check(ddp->in_pieces[b] == (n > 1 || layout == APART || layout == SOME_LAID_OUT),
+                   "rank %d: bucket %d goes%s in pieces", rank, b, ddp->in_pieces[b] ? "" : " not");
+    rank_check(layout != APART || !ddp->bucket_memory, "rank %d: there is memory for whole buckets",
+               rank);
+}
+
+// Steps 0 and 3: all gradients are ready, in different orders; 1: none; 2: some.
+static void pieces(idist_group *world, int rank, int n, void *arg) {
+    int layout = *(const int *)arg;
+    model m;
+    idist_ddp *ddp = NULL;
+    model_init(&m, world, large, 6, layout, IDIST_F32);
+    m.desc.bucket_nbytes = LARGE_BUCKET_NBYTES;
+    m.desc.prescale = 0.5;
+    m.desc.postscale = 4;
+    rank_ok(rank, idist_ddp_create(&m.desc, &ddp));
+    check_pieces(ddp, rank, n, layout);
+    for (int step = 0; step < 4; step++) {
+        for (int p = 0; p < 6; p++) fill(&m, ddp, rank, step, p);
+        for (int k = 0; k < 6 && step != 1; k++) {
+            int p = rank % 2 ? k : 5 - k;
+            if (step == 2 && (p + rank) % 2) continue;
+            rank_ok(rank, idist_ddp_ready(ddp, p));
+        }
+        rank_ok(rank, idist_ddp_wait(ddp));
+        check_result(&m, 0, step, 2.0 / n);
+        check_guards(&m, rank);
+    }
+    idist_ddp_free(&ddp);
+    free(m.memory);
+}
+
+// Rank 0 runs out of data first.
+static void pieces_uneven(idist_group *world, int rank, int n, void *arg) {
+    model m;
+    idist_ddp *ddp = NULL;
+    int last = -1;
+    model_init(&m, world, large, 6, *(const int *)arg, IDIST_F64);
+    m.desc.uneven = m.desc.sum = true;
+    rank_ok(rank, idist_ddp_create(&m.desc, &ddp));
+    for (int step = 0; step < (rank ? 2 : 1); step++) {
+        for (int p = 5; p >= 0; p--) {
+            fill(&m, ddp, rank, step, p);
+            rank_ok(rank, idist_ddp_ready(ddp, p));
+        }
+        rank_ok(rank, idist_ddp_wait(ddp));
+        if (step == 0) check_result(&m, 0, step, 1);
+        for (size_t i = 0; i < 900001 && step == 1; i += 1000) {
+            double want = 0;
+            for (int r = 1; r < n; r++) want += grad_of(r, 1, 0, i);
+            rank_check(value_of(&m.grads[0], i) - want < 0.5 &&
+                           want - value_of(&m.grads[0], i) < 0.5,
+                       "rank %d: element %zu without rank 0: got %g expected %g", rank, i,
+                       value_of(&m.grads[0], i), want);
+        }
+    }
+    rank_ok(rank, idist_ddp_join(ddp, &last));
+    rank_check(last == (n > 1 ? n - 1 : 0), "rank %d: the last one was %d", rank, last);
+    idist_ddp_free(&ddp);
+    free(m.memory);
+}
+
+// A rank goes away while pieces are in flight.
+static void pieces_lost(idist_group *world, int rank, int n, void *arg) {
+    idist_opts o = opts_of(world);
+    model m;
+    idist_ddp *ddp = NULL;
+    bool frees = *(const int *)arg != 0;
+    model_init(&m, world, large, 6, APART, IDIST_F32);
+    m.desc.bucket_nbytes = LARGE_BUCKET_NBYTES;
+    rank_ok(rank, idist_ddp_create(&m.desc, &ddp));
+    idist_barrier(&o); // all have created theirs; who leaves late may hear of the abort in here
+    for (int p = 4; p < 6; p++) idist_ddp_ready(ddp, p);
+    rank_check(rank < n - 1 || ddp->started_pieces >= IDIST__DDP_SLOTS,
+               "rank %d: %zu pieces in flight", rank, ddp->started_pieces);
+    if (rank == n - 1) {
+        idist_ddp_free(&ddp);
+        idist_abort(world);
+    } else {
+        if (!frees) rank_is(rank, idist_ddp_wait(ddp), IDIST_ERR_ABORTED);
+        if (!frees)
+            rank_check(text_names_rank(idist_last_error(), n - 1), "rank %d: \"%s\"", rank,
+                       idist_last_error());
+    }
+    idist_ddp_free(&ddp);
+    free(m.memory);
+}
+
+static void check_order(const idist_ddp *ddp, int rank, const int *order, const char *when) {
+    for (int k = 0; k < 6; k++)
+        rank_check(ddp->launch_order[k] == order[k],
+                   "rank %d, %s: bucket %d is launched at position %d, expected bucket %d", rank,
+                   when, (int)ddp->launch_order[k], k, order[k]);
+}
+
+static const int by_number[6] = {0, 1, 2, 3, 4, 5}, reversed[6] = {5, 4, 3, 2, 1, 0};
+
+// One iteration, in the order of the forward pass or the other one; checks how many buckets are in
+// flight after each gradient if it is `early`, and that none is before the last gradient if not.
+static void pass(model *m, idist_ddp *ddp, int step, bool forward, bool early) {
+    int rank = idist_group_rank(m->desc.group);
+    for (int k = 0; k < 6; k++) {
+        int p = forward ? k : 5 - k, want = early ? k + 1 : 0;
+        fill(m, ddp, rank, step, p);
+        rank_ok(rank, idist_ddp_ready(ddp, p));
+        if (want > 5 || k == 5) want = 5; // the last one is left to idist_ddp_wait
+        rank_check(ddp->launched_count == want,
+                   "rank %d, step %d: %d buckets launched after %d gradients, expected %d", rank,
+                   step, ddp->launched_count, k + 1, want);
+    }
+    rank_ok(rank, idist_ddp_wait(ddp));
+}
+
+// The gradients of rank 0 arrive in the order of the forward pass, those of others as well (arg 0)
+// or in the other one.
+static void order(idist_group *world, int rank, int n, void *arg) {
+    int how = *(const int *)arg;
+    bool forward = how % 2 == 0 || rank == 0;
+    for (int layout = 0; layout < N_LAYOUTS; layout++) {
+        model m;
+        idist_ddp *ddp = NULL;
+        model_init(&m, world, small, 6, layout, IDIST_F32);
+        m.desc.bucket_nbytes = 1;
+        rank_ok(rank, idist_ddp_create(&m.desc, &ddp));
+        rank_ok(rank, idist_ddp_no_sync(ddp, true)); // nothing is sent, so nothing is learnt
+        rank_ok(rank, idist_ddp_ready(ddp, 5));
+        rank_ok(rank, idist_ddp_wait(ddp));
+        rank_ok(rank, idist_ddp_no_sync(ddp, false));
+        check_order(ddp, rank, by_number, "before the first iteration");
+        pass(&m, ddp, 0, forward, !forward);
+        check_result(&m, 0, 0, 1.0 / n);
+        check_order(ddp, rank, reversed, "after it");
+        for (int step = 1; step < 4; step++) {
+            pass(&m, ddp, step, forward, forward);
+            check_result(&m, 0, step, 1.0 / n);
+        }
+        pass(&m, ddp, 4, !forward, !forward); // it is not learnt again
+        check_result(&m, 0, 4, 1.0 / n);
+        check_order(ddp, rank, reversed, "after another order");
+        for (int i = 0; i < 6; i++)
+            rank_check(idist_ddp_bucket(ddp, i) == 5 - i, "rank %d: gradient %d is in bucket %d",
+                       rank, i, idist_ddp_bucket(ddp, i));
+        idist_ddp_free(&ddp);
+        free(m.memory);
+    }
+}
+
+// Buckets 2 and 5 are full before idist_ddp_wait; the others come in the order of their numbers.
+static void order_of_some(idist_group *world, int rank, int n, void *arg) {
+    static const int expected[6] = {5, 2, 0, 1, 3, 4};
+    model m;
+    idist_ddp *ddp = NULL;
+    (void)arg;
+    model_init(&m, world, small, 6, APART, IDIST_F64);
+    m.desc.bucket_nbytes = 1;
+    rank_ok(rank, idist_ddp_create(&m.desc, &ddp));
+    for (int step = 0; step < 3; step++) {
+        for (int p = 0; p < 6; p++) fill(&m, ddp, rank, step, p);
+        rank_ok(rank, idist_ddp_ready(ddp, 0));
+        rank_ok(rank, idist_ddp_ready(ddp, 3));
+        rank_ok(rank, idist_ddp_wait(ddp));
+        check_result(&m, 0, step, 1.0 / n);
+        check_order(ddp, rank, expected, "some");
+    }
+    idist_ddp_free(&ddp);
+    free(m.memory);
+}
+
+// What was not sent in one step comes in a later one, although the order changes after the first.
+static void order_of_bytes(idist_group *world, int rank, int n, void *arg) {
+    enum { STEPS = 30, WATCHED = 200 };
+    model m;
+    idist_ddp *ddp = NULL;
+    double got[6][WATCHED], worst = 0;
+    (void)arg;
+    memset(got, 0, sizeof got);
+    model_init(&m, world, small, 6, APART, IDIST_F32);
+    m.desc.bucket_nbytes = 1;
+    m.desc.compression = IDIST_COMPRESS_I8;
+    rank_ok(rank, idist_ddp_create(&m.desc, &ddp));
+    for (int step = 0; step < STEPS; step++) {
+        for (int p = 0; p < 6; p++) {
+            for (size_t i = 0; i < small[p]; i++)
+                set_value(&m.grads[p], i, i % 500 == 499 ? 1 : grad_of(rank, 0, p, i) / 1000);
+            rank_ok(rank, idist_ddp_ready(ddp, p));
+        }
+        rank_ok(rank, idist_ddp_wait(ddp));
+        for (int p = 0; p < 6; p++)
+            for (size_t i = 0; i < WATCHED; i++) got[p][i] += value_of(&m.grads[p], i);
+    }
+    for (int p = 0; p < 6; p++)
+        for (size_t i = 0; i < WATCHED; i++) {
+            double off = got[p][i];
+            for (int r = 0; r < n; r++) off -= STEPS * grad_of(r, 0, p, i) / 1000 / n;
+            worst = off > worst ? off : -off > worst ? -off : worst;
+        }
+    rank_check(worst < 0.012, "rank %d: off by %g after %d steps", rank, worst, (int)STEPS);
+    check_order(ddp, rank, reversed, "bytes");
+    idist_ddp_free(&ddp);
+    free(m.memory);
+}
+
+// Rank 0 has no data in the first iteration; rank 1, which has, sets the order.
+static void order_uneven(idist_group *world, int rank, int n, void *arg) {
+    model m;
+    idist_ddp *ddp = NULL;
+    (void)n;
+    (void)arg;
+    model_init(&m, world, small, 6, APART, IDIST_F32);
+    m.desc.bucket_nbytes = 1;
+    m.desc.uneven = true;
+    rank_ok(rank, idist_ddp_create(&m.desc, &ddp));
+    if (rank) pass(&m, ddp, 0, rank == 1, rank != 1);
+    rank_ok(rank, idist_ddp_join(ddp, NULL));
+    check_order(ddp, rank, reversed, "uneven");
+    idist_ddp_free(&ddp);
+    free(m.memory);
+}
+
+static idist_status hook_start(idist_bucket *b, void *arg) {
+    int *next = (int *)arg;
+    if (b->index != *next) rank_fail("the hook got bucket %d, expected %d", b->index, *next);
+    *next = (*next + 1) % 6;
+    return idist_all_reduce(b->data, b->data, b->count, b->dtype, IDIST_AVG, &b->opts);
+}
+
+static idist_status hook_finish(idist_bucket *b, void *arg) {
+    (void)b;
+    (void)arg;
+    return IDIST_OK;
+}
+
+// With a hook and with find_unused the order stays.
+static void order_stays(idist_group *world, int rank, int n, void *arg) {
+    (void)arg;
+    for (int with_hook = 0; with_hook < 2; with_hook++) {
+        model m;
+        idist_ddp *ddp = NULL;
+        int next = 0;
+        idist_ddp_hook hook = {hook_start, hook_finish, NULL, &next};
+        model_init(&m, world, small, 6, APART, IDIST_F32);
+        m.desc.bucket_nbytes = 1;
+        m.desc.find_unused = !with_hook;
+        if (with_hook) m.desc.hook = &hook;
+        rank_ok(rank, idist_ddp_create(&m.desc, &ddp));
+        for (int step = 0; step < 3; step++) {
+            pass(&m, ddp, step, true, false);
+            check_result(&m, 0, step, 1.0 / n);
+            check_order(ddp, rank, by_number, with_hook ? "a hook" : "find_unused");
+        }
+        idist_ddp_free(&ddp);
+        free(m.memory);
+    }
+}
+
+static void with_ranks(int n, const char *transport) {
+    static const char *const arrivals[2] = {"alike", "different"};
+    idist_desc d = desc_with(transport, "auto");
+
+    for (int layout = 0; layout < N_LAYOUTS; layout++)
+        ranks_case(n, &d, pieces, &layout, "pieces, gradients %s, n=%d, %s", layout_names[layout],
+                   n, transport);
+    for (int layout = 0; layout <= ONE_IN_A_ROW; layout++)
+        ranks_case(n, &d, pieces_uneven, &layout, "pieces of uneven inputs, gradients %s, n=%d, %s",
+                   layout_names[layout], n, transport);
+    for (int frees = 0; frees < 2 && n > 1; frees++)
+        ranks_case_fault(n, &d, pieces_lost, &frees, "a rank is lost, then %s, n=%d, %s",
+                         frees ? "free" : "wait", n, transport);
+    for (int how = 0; how < 2; how++)
+        ranks_case(n, &d, order, &how, "order of arrival, ranks %s, n=%d, %s", arrivals[how], n,
+                   transport);
+    ranks_case(n, &d, order_of_some, NULL, "order of some buckets, n=%d, %s", n, transport);
+    ranks_case(n, &d, order_of_bytes, NULL, "order of bytes, n=%d, %s", n, transport);
+    ranks_case(n, &d, order_stays, NULL, "the order stays, n=%d, %s", n, transport);
+    if (n > 1)
+        ranks_case(n, &d, order_uneven, NULL, "order without rank 0, n=%d, %s", n, transport);
+}
+
+int main(void) {
+    tap_deadline(120);
+    for (int n = 1; n <= 5; n++)
+        for (int t = 0; t < N_TRANSPORTS; t++)
+            if (t == 0 || n == 3 || !test_quick()) with_ranks(n, transport_names[t]);
+    return tap_done();
+}
