@@ -30,10 +30,11 @@
 // Any number of ranks trains the same network, up to rounding; doubles keep the rounding below the
 // digits printed. Exit code: 0 if the weights are the same on all ranks and, with the default
 // epochs and batch, the accuracy is 97 % or more; 1 if something failed; 2 for bad options or data.
-#include "../idist.h"
+#include "../idist_train.h"
 
 #include "lib/check.h"
 #include "lib/digits_checkpoint.h"
+#include "lib/digits_curves.h"
 #include "lib/digits_print.h"
 
 enum { DEADLINE_MS = 60000, NO_RANK = INT32_MAX };
@@ -50,7 +51,8 @@ static int compare_ranks(uint64_t value, int32_t *other) {
 
 // Every rank has read its own options and images. Returns 2 if they are bad or differ.
 static int agree(const job *j) {
-    uint64_t id = fnv1a(job_fingerprint(j), &j->wanted_ranks, sizeof j->wanted_ranks);
+    int options[2] = {j->wanted_ranks, j->curves != NULL};
+    uint64_t id = fnv1a(job_fingerprint(j), options, sizeof options);
     bool contradicted = j->wanted_ranks && j->wanted_ranks != j->ranks;
     int32_t other;
 
@@ -68,6 +70,7 @@ static int start(job *j) {
     if (j->rank == 0) job_print(j, idist_backend(), idist_launcher());
     if (j->rank == 0 && !job_resume(j)) j->state.done = -1;
     CHECK(idist_broadcast(&j->state, sizeof j->state, IDIST_U8, 0, NULL));
+    CHECK(job_begin_curves(j)); // rank 0 writes them
     j->start_s = now_s();
     return j->state.done < 0 ? 2 : 0;
 }
@@ -82,6 +85,15 @@ static int train_batch(job *j, int epoch, int first, int size) {
     CHECK(idist_all_reduce(j->sums, j->sums, SUMS, IDIST_F64, IDIST_SUM, NULL));
     j->comm_s += now_s();
     job_step(j, epoch, first, size);
+    return 0;
+}
+
+// Each rank classifies its share of the test images.
+static int write_curves(job *j, int epoch, double loss, double hits) {
+    double test_hits = job_test(j);
+
+    CHECK(idist_all_reduce(&test_hits, &test_hits, 1, IDIST_F64, IDIST_SUM, NULL));
+    CHECK(job_add_to_curves(j, epoch, loss, hits, test_hits));
     return 0;
 }
 
@@ -101,7 +113,7 @@ static int train_epoch(job *j, int epoch) {
     j->state.done = epoch;
     if (j->rank == 0 && !job_save(j)) return 1;
     if (j->rank == 0) job_print_epoch(j, epoch, loss, hits, start_s);
-    return 0;
+    return j->curves ? write_curves(j, epoch, loss, hits) : 0;
 }
 
 static int finish(job *j) {
@@ -109,7 +121,8 @@ static int finish(job *j) {
     uint64_t hash = fnv1a(FNV_START, j->state.w, sizeof j->state.w);
     int32_t other;
 
-    sums[0] = job_test(j); // each rank classifies its share of the test images
+    CHECK(idist_summary_free(&j->summary));
+    sums[0] = job_test(j);
     CHECK(idist_all_reduce(sums, sums, 3, IDIST_F64, IDIST_SUM, NULL));
     if (compare_ranks(hash, &other)) return 1;
     if (j->rank == 0) job_print_result(j, sums, hash, other == NO_RANK);

@@ -39,6 +39,7 @@ typedef struct trainer {
     idist_loader *train_loader, *seen_loader, *test_loader;
     idist_ddp *ddp;
     idist_group *norm_group; // of all ranks, for --sync-bn
+    idist_summary *curves;   // by epochs, in the folder of the checkpoints
     progress progress;
     epoch_report report;
     double rate, backward_s; // backward_s: when the last backward pass ended
@@ -127,6 +128,8 @@ static int train_epoch(trainer *t) {
         if (t->stopped) return 0;
     }
     CHECK(report_epoch(&t->report, at->samples - first, &loss));
+    CHECK(idist_summary_add(t->curves, "train/loss", loss, at->epoch + 1));
+    CHECK(idist_summary_add(t->curves, "train/rate", t->rate, at->epoch + 1));
     if (at->samples == first || loss < 1e6) return 0; // a NaN is not below
     return refuse("the training diverged"), 1;
 }
@@ -135,15 +138,19 @@ static int train_epoch(trainer *t) {
 
 // Every rank evaluates with the running statistics of the first. The two best networks are kept.
 static int validate(trainer *t) {
-    double accuracy;
+    uint64_t epoch = t->progress.at.epoch;
+    double seen[2], test[2]; // accuracy and loss
 
     CHECK(idist_broadcast_parameters(&t->progress.kept[RUNNING], 1, 0, NULL));
     CHECK(evaluate(&t->validation, &t->net, &t->seen.set, t->seen_loader));
-    CHECK(report_validation(&t->validation, t->progress.at.epoch, "Train", &accuracy));
+    CHECK(report_validation(&t->validation, epoch, "Train", seen));
     CHECK(evaluate(&t->validation, &t->net, &t->test.set, t->test_loader));
-    CHECK(report_validation(&t->validation, t->progress.at.epoch, "Test", &accuracy));
-    if (accuracy > t->progress.at.best) t->progress.at.best = accuracy;
-    CHECK(save(&t->progress, "best", 2, accuracy));
+    CHECK(report_validation(&t->validation, epoch, "Test", test));
+    CHECK(idist_summary_add(t->curves, "train/accuracy", seen[0], epoch));
+    CHECK(idist_summary_add(t->curves, "test/accuracy", test[0], epoch));
+    CHECK(idist_summary_add(t->curves, "test/loss", test[1], epoch));
+    if (test[0] > t->progress.at.best) t->progress.at.best = test[0];
+    CHECK(save(&t->progress, "best", 2, test[0]));
     return 0;
 }
 
@@ -232,6 +239,7 @@ static int make_loaders(trainer *t) {
 }
 
 static int run_training(trainer *t) {
+    idist_summary_desc curves = {.folder = cfg.output_path};
     position *at = &t->progress.at;
     double start_s;
     int code;
@@ -245,10 +253,12 @@ static int run_training(trainer *t) {
     if (!code) code = begin_or_resume(&t->progress);
     if (!code) code = make_loaders(t);
     if (code) return code;
+    CHECK(idist_summary_create(&curves, &t->curves));
     report_configuration(t->data, &t->train.set, &t->test.set, &t->net, idist_ddp_buckets(t->ddp));
     start_s = seconds_now();
     if (train(t) || compare_ranks(hash_weights(&t->net), "weights")) return 1;
     report_confusion(&t->validation, t->test.set.names);
+    CHECK(idist_summary_free(&t->curves));
     report_end(t->stopped, at->iteration, seconds_now() - start_s, at->best, &t->net);
     return 0;
 }
@@ -258,6 +268,7 @@ static int training(int local_rank, void *arg) {
 
     (void)local_rank;
     t->exit_code = run_training(t);
+    (void)idist_summary_free(&t->curves); // if it failed
     idist_loader_free(&t->train_loader);
     idist_loader_free(&t->seen_loader);
     idist_loader_free(&t->test_loader);

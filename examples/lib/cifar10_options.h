@@ -38,7 +38,7 @@ static const option_row OPTIONS[] = {
      "of the first weights, the shuffles and the augmentation"},
     {"data", OPTION_TEXT, &cfg.data, 0, 0,
      "folder with CIFAR-10's binary files, or a file like digits.csv"},
-    {"output_path", OPTION_TEXT, &cfg.output_path, 0, 0, "folder of the checkpoints"},
+    {"output_path", OPTION_TEXT, &cfg.output_path, 0, 0, "folder of checkpoints and curves"},
     {"model", OPTION_TEXT, &cfg.model, 0, 0, "resnet8, resnet14, resnet20, ...: 6 n + 2 layers"},
     {"width", OPTION_WHOLE, &cfg.width, 2, 256, "channels of the first stage"},
     {"side", OPTION_WHOLE, &cfg.side, 16, CIFAR_SIDE,
@@ -133,13 +133,13 @@ static bool create_network(net *n, int side) {
     return false;
 }
 
-// Piecewise linear: from 0 up to --learning_rate in the warm-up, then down to 0.
+// From 0 up to --learning_rate in the warm-up, then down to 0.
 static double learning_rate_after(double epochs) {
     double warm = cfg.num_warmup_epochs, all = cfg.num_epochs;
+    idist_milestone line[3] = {{0, 0}, {warm, cfg.learning_rate}, {all, 0}};
+    int first = warm > 0 ? 0 : 1, end = all > warm ? 3 : 2;
 
-    if (epochs < warm) return cfg.learning_rate * epochs / warm;
-
-    return epochs < all ? cfg.learning_rate * (all - epochs) / (all - warm) : 0;
+    return idist_piecewise_linear(line + first, end - first, epochs);
 }
 
 #endif // CIFAR10_OPTIONS_H

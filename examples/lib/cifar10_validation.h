@@ -45,12 +45,11 @@ static idist_status evaluate(validation *v, net *n, const image_set *set, idist_
     }
 }
 
-// Collective: the values over all ranks. tag: "Test".
+// Collective: values[0] is the accuracy, [1] the loss, over all ranks. tag: "Test".
 static idist_status report_validation(validation *v, uint64_t epoch, const char *tag,
-                                      double *accuracy) {
+                                      double values[2]) {
     static const char *const names[] = {"Accuracy", "Loss"};
     idist_confusion confusion = {v->cells, CLASSES};
-    double values[2];
     idist_status status = idist_accuracy_compute(&v->hits, &values[0], NULL);
 
     if (status == IDIST_OK) status = idist_mean_compute(&v->loss, &values[1], NULL);
@@ -58,7 +57,6 @@ static idist_status report_validation(validation *v, uint64_t epoch, const char 
     if (status != IDIST_OK) return status;
 
     idist_train_log_metrics(NAME, (int)epoch, seconds_now() - v->start_s, tag, names, values, 2);
-    *accuracy = values[0];
 
     return IDIST_OK;
 }

@@ -1,4 +1,4 @@
-// digits_options.h - the job of a rank of 05_train_digits: its options, images and state
+// digits_job.h - the job of a rank of 05_train_digits: its options, images and state
 #ifndef EXAMPLES_DIGITS_JOB_H
 #define EXAMPLES_DIGITS_JOB_H
 
@@ -19,6 +19,7 @@ typedef struct job {
     uint64_t seed;
     const char *path;       // of the images; NULL: look for them
     const char *checkpoint; // file; NULL: none
+    const char *curves;     // folder for losses and accuracies; NULL: none
 
     digit_list train, test;
     int *order;     // the training images of an epoch, shuffled
@@ -28,6 +29,7 @@ typedef struct job {
     job_state state;
     double sums[SUMS]; // gradient, loss and hits of a batch
     double start_s, comm_s;
+    struct idist_summary *summary;
     int exit_code; // of the worker
 } job;
 
@@ -42,14 +44,16 @@ static inline void job_usage(FILE *out) {
             "  --data PATH  the images; default: examples/data/digits.csv\n"
             "  --checkpoint FILE  written after each epoch; when it is there at the start, "
             "training goes on from it\n"
+            "  --summary FOLDER   writes loss and accuracy of each epoch there: scalars.csv, and "
+            "for TensorBoard\n"
             "  --help       this text\n",
             DEFAULT_EPOCHS, DEFAULT_BATCH);
 }
 
 // Returns -1 to go on; otherwise the exit code: --help was answered, or an option is wrong.
 static inline int job_options(job *j, int argc, char **argv) {
-    static const char *const names[] = {"--ranks", "--epochs", "--batch",
-                                        "--seed",  "--data",   "--checkpoint"};
+    static const char *const names[] = {"--ranks", "--epochs",     "--batch",  "--seed",
+                                        "--data",  "--checkpoint", "--summary"};
     static const uint64_t min[] = {1, 1, 1, 0};
     static const uint64_t max[] = {1024, 100000, DIGITS_MAX, UINT64_MAX};
     uint64_t numbers[] = {0, DEFAULT_EPOCHS, DEFAULT_BATCH, 1};
@@ -58,13 +62,14 @@ static inline int job_options(job *j, int argc, char **argv) {
         int k = 0;
 
         if (!strcmp(argv[i], "--help") || !strcmp(argv[i], "-h")) return job_usage(stdout), 0;
-        while (k < 6 && strcmp(argv[i], names[k])) k++;
-        if (k == 6) fprintf(stderr, "unknown option %s\n", argv[i]);
-        if (k == 6) return job_usage(stderr), 2;
+        while (k < 7 && strcmp(argv[i], names[k])) k++;
+        if (k == 7) fprintf(stderr, "unknown option %s\n", argv[i]);
+        if (k == 7) return job_usage(stderr), 2;
         if (i + 1 == argc) return fprintf(stderr, "%s needs a value\n", argv[i]), 2;
         if (k < 4 && !option_number(names[k], argv[i + 1], min[k], max[k], &numbers[k])) return 2;
         if (k == 4) j->path = argv[i + 1];
         if (k == 5) j->checkpoint = argv[i + 1];
+        if (k == 6) j->curves = argv[i + 1];
     }
     j->wanted_ranks = (int)numbers[0];
     j->epochs = (int)numbers[1];

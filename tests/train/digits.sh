@@ -46,6 +46,21 @@ IDIST_TRANSPORT=tcp ok_run 0 "3 ranks over TCP" 100 "$PROGRAM" --epochs $EPOCHS 
     &&
     check_run "3 ranks over TCP" "$WORK/log" 3
 
+# The curves say what was printed, and change nothing.
+grep checksum "$WORK/log" >"$WORK/without"
+ok_run 0 "3 ranks, with curves" 100 env IDIST_TRANSPORT=tcp "$PROGRAM" --epochs $EPOCHS --ranks 3 \
+    --seed 7 --summary "$WORK/curves" && check_run "with curves" "$WORK/log" 3
+grep checksum "$WORK/log" | cmp -s - "$WORK/without"
+ok $? "with curves: the same weights" || cat "$WORK/without" "$WORK/log" | diag
+awk -F, '$3 == "train/loss" { printf "%d %.6f\n", $2, $4 }' "$WORK/curves/scalars.csv" >"$WORK/csv"
+losses "$WORK/log" | cmp -s - "$WORK/csv"
+ok $? "with curves: the losses in scalars.csv" || diag <"$WORK/csv"
+awk -F, -v n=$EPOCHS '$3 == "train/accuracy" { train++ }
+    $3 == "test/accuracy" && $2 == n { printf "%.2f\n", 100 * $4 } END { exit train != n }' \
+    "$WORK/curves/scalars.csv" >"$WORK/csv"
+ok $(($? || $(accuracy "$WORK/log" | cmp -s - "$WORK/csv"; echo $?))) \
+    "with curves: the accuracies" || diag <"$WORK/curves/scalars.csv"
+
 # From another folder, with the defaults: what make run shows.
 started=$SECONDS
 ok_run 0 "defaults, from another folder" 110 sh -c \

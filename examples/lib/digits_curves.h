@@ -1,0 +1,28 @@
+// digits_curves.h - loss and accuracy of each epoch of 05_train_digits, with --summary FOLDER
+#ifndef EXAMPLES_DIGITS_CURVES_H
+#define EXAMPLES_DIGITS_CURVES_H
+
+#include "digits_job.h"
+
+static inline idist_status job_begin_curves(job *j) {
+    idist_summary_desc desc = {0};
+
+    desc.folder = j->curves;
+    return j->curves ? idist_summary_create(&desc, &j->summary) : IDIST_OK;
+}
+
+// loss and hits: sums over the training images; test_hits: over the test images.
+static inline idist_status job_add_to_curves(const job *j, int epoch, double loss, double hits,
+                                             double test_hits) {
+    uint64_t step = (uint64_t)epoch;
+    int n = j->train.count;
+    idist_status status = idist_summary_add(j->summary, "train/loss", loss / n, step);
+
+    if (status == IDIST_OK)
+        status = idist_summary_add(j->summary, "train/accuracy", hits / n, step);
+    if (status == IDIST_OK)
+        status = idist_summary_add(j->summary, "test/accuracy", test_hits / j->test.count, step);
+    return status;
+}
+
+#endif // EXAMPLES_DIGITS_CURVES_H
