@@ -2158,11 +2158,12 @@ static idist_status idist__check_blocking(const char *name, const idist_opts *op
 static idist_status idist__check_buffers(const idist_group *g, const idist__call *c) {
     const char *name = idist__kind_names[c->label];
     const char *send = (const char *)c->send, *recv = (const char *)c->recv;
-    size_t size = idist_dtype_size(c->dtype), send_nbytes, recv_nbytes;
+    size_t size, send_nbytes, recv_nbytes;
     idist__extent e;
+    bool is_simple = (c->kind == IDIST__ALL_REDUCE && send == recv && send) ||
+                     (c->kind == IDIST__SEND && send) || (c->kind == IDIST__RECV && recv);
 
-    if (c->kind == IDIST__ALL_REDUCE && send == recv && send && c->count <= SIZE_MAX / 16)
-        return IDIST_OK; // most common
+    if (is_simple && c->count <= SIZE_MAX / 16) return IDIST_OK;
 
     if (idist__extent_of(g, c, &e) != IDIST_OK)
         return idist__fail(IDIST_ERR_ARG, "%s: the counts are too large for memory", name);
@@ -2172,6 +2173,7 @@ static idist_status idist__check_buffers(const idist_group *g, const idist__call
         return idist__fail(IDIST_ERR_ARG, "%s: the receive buffer is NULL and count is not 0",
                            name);
 
+    size = idist_dtype_size(c->dtype);
     send_nbytes = e.send * size;
     recv_nbytes = e.recv * size;
     if (!send_nbytes || !recv_nbytes) return IDIST_OK;
@@ -2275,25 +2277,32 @@ static idist_status idist__check_counts(const idist_group *g, const idist__call 
     return IDIST_OK;
 }
 
+static idist_status idist__check_collective(const idist_group *g, const idist__call *c) {
+    idist_status status = IDIST_OK;
+
+    if (idist__kind_has_root(c->kind) && (c->root < 0 || c->root >= g->size))
+        return idist__fail(IDIST_ERR_ARG, "%s: root %d is not in a group of %d",
+                           idist__kind_names[c->label], c->root, g->size);
+
+    if (idist__kind_reduces(c->kind)) status = idist__check_op(g->w, c);
+    if (status == IDIST_OK && idist__kind_is_v(c->kind)) status = idist__check_counts(g, c);
+
+    return status;
+}
+
 static idist_status idist__check_call(const idist_group *g, const idist__call *c) {
-    const char *name = idist__kind_names[c->label];
     idist_status status = IDIST_OK;
 
     if (g->rank < 0)
-        return idist__fail(IDIST_ERR_STATE, "%s: this rank is not a member of the group", name);
+        return idist__fail(IDIST_ERR_STATE, "%s: this rank is not a member of the group",
+                           idist__kind_names[c->label]);
     if (c->kind == IDIST__BARRIER) return IDIST_OK;
     if ((unsigned)c->dtype >= IDIST_DTYPE_COUNT) status = idist__check_dtype(g->w, c);
     if (status != IDIST_OK) return status;
-    if (idist__kind_has_root(c->kind) && (c->root < 0 || c->root >= g->size))
-        return idist__fail(IDIST_ERR_ARG, "%s: root %d is not in a group of %d", name, c->root,
-                           g->size);
 
-    if (idist__kind_is_p2p(c->kind)) status = idist__check_peer(g, c);
-    if (status == IDIST_OK && idist__kind_reduces(c->kind)) status = idist__check_op(g->w, c);
-    if (status == IDIST_OK) status = idist__check_counts(g, c);
-    if (status == IDIST_OK) status = idist__check_buffers(g, c);
+    status = idist__kind_is_p2p(c->kind) ? idist__check_peer(g, c) : idist__check_collective(g, c);
 
-    return status;
+    return status == IDIST_OK ? idist__check_buffers(g, c) : status;
 }
 
 //------------------------------------------------------------------------------
@@ -2568,16 +2577,13 @@ static idist_status idist__call_ended(idist_status status) {
 }
 
 static idist_status idist__call_run(idist__call *c, const idist_opts *opts) {
-    idist_opts o;
+    static idist_opts defaults; // all zero
+    const idist_opts *o = opts ? opts : &defaults;
     idist_group *g = NULL;
-    idist_status status;
-
-    memset(&o, 0, sizeof o);
-    if (opts) o = *opts;
-    status = idist__call_enter(idist__kind_names[c->label], o.group, &g);
+    idist_status status = idist__call_enter(idist__kind_names[c->label], o->group, &g);
 
     if (g) {
-        status = o.plan ? idist__call_plan(g, c, &o) : idist__call_traced(g, c, &o);
+        status = o->plan ? idist__call_plan(g, c, o) : idist__call_traced(g, c, o);
         idist__os_mutex_unlock(&g->w->lock);
     }
 

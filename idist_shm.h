@@ -420,7 +420,7 @@ static void idist__pipe_copy_out(const idist__pipe_port *p, char *buf, size_t nb
     size_t first = size - at < nbytes ? size - at : nbytes;
 
     memcpy(buf, data + at, first);
-    memcpy(buf + first, data, nbytes - first);
+    if (first < nbytes) memcpy(buf + first, data, nbytes - first);
 }
 
 static void idist__pipe_copy_in(const idist__pipe_port *p, uint64_t tail, const char *buf,
@@ -430,7 +430,15 @@ static void idist__pipe_copy_in(const idist__pipe_port *p, uint64_t tail, const 
     size_t first = size - at < nbytes ? size - at : nbytes;
 
     memcpy(data + at, buf, first);
-    memcpy(data, buf + first, nbytes - first);
+    if (first < nbytes) memcpy(data, buf + first, nbytes - first);
+}
+
+// The peer may read what was written.
+static void idist__pipe_publish(idist__pipe_port *p, size_t nbytes) {
+    p->tail += nbytes;
+    idist__os_thread_handover();
+    __atomic_store_n(&p->out->tail, p->tail, __ATOMIC_RELEASE);
+    if (idist__doorbell_any_asleep(p->shm)) idist__doorbell_wake(p->shm, p->peer);
 }
 
 static uint64_t idist__pipe_unread(const idist__pipe_port *p) {
@@ -504,11 +512,7 @@ static ptrdiff_t idist__pipe_write(void *port, const idist__os_part *parts, int 
         space -= k;
     }
 
-    if (!moved) return 0;
-    p->tail += moved;
-    idist__os_thread_handover();
-    __atomic_store_n(&p->out->tail, p->tail, __ATOMIC_RELEASE);
-    if (idist__doorbell_any_asleep(p->shm)) idist__doorbell_wake(p->shm, p->peer);
+    if (moved) idist__pipe_publish(p, moved);
 
     return (ptrdiff_t)moved;
 }
@@ -557,13 +561,21 @@ static void idist__pipe_prefetch_space(const idist__pipe_port *p, size_t nbytes)
 }
 
 static bool idist__pipe_write_all(void *port, const idist__os_part *parts, int nparts) {
+    idist__pipe_port *p = (idist__pipe_port *)port;
+    uint64_t tail = p->tail;
     size_t nbytes = 0;
     int i;
 
     for (i = 0; i < nparts; i++) nbytes += parts[i].nbytes;
-    if (!idist__pipe_has_space((idist__pipe_port *)port, nbytes)) return false;
-    idist__pipe_write(port, parts, nparts);
-    idist__pipe_prefetch_space((const idist__pipe_port *)port, nbytes);
+    if (!idist__pipe_has_space(p, nbytes)) return false;
+
+    for (i = 0; i < nparts; i++) {
+        idist__pipe_copy_in(p, tail, (const char *)parts[i].data, parts[i].nbytes);
+        tail += parts[i].nbytes;
+    }
+
+    idist__pipe_publish(p, nbytes);
+    idist__pipe_prefetch_space(p, nbytes);
 
     return true;
 }
