@@ -68,8 +68,9 @@ ok $(($(find "$OUT" -name 'best_*' | wc -l) != 2)) "the two best networks are ke
     find "$OUT" | diag
 ok $(($(find "$OUT" -name 'training_*' | wc -l) != 1)) "and the last of the training" ||
     find "$OUT" | diag
-awk -F, '$2 == 3 { n[$3]++ } END { exit !(n["train/loss"] && n["train/rate"] && n["train/accuracy"] &&
-    n["test/accuracy"] && n["test/loss"]) }' "$OUT/scalars.csv"
+awk -F, '$2 == 3 { n[$3]++ }
+    END { exit !(n["train/loss"] && n["train/rate"] && n["train/accuracy"] &&
+                 n["test/accuracy"] && n["test/loss"]) }' "$OUT/scalars.csv"
 ok $? "the curves of three epochs" || diag <"$OUT/scalars.csv"
 refused "2 ranks: another start into that folder" \
     "$OUT has .*training_.*--resume_from latest.*another --output_path" \
