@@ -417,6 +417,30 @@ static idist_status idist__join_store_await_all(idist__join *j, const char *what
     return status;
 }
 
+// Opens the store of a new world. Rank 0 may still serve the one through which this thread joined
+// its last world, at the same address, or be about to close it.
+static idist_status idist__join_store_open_new(idist__join *j, const idist_store_desc *desc) {
+    idist__config *cfg = &j->w->cfg;
+    uint64_t joined = desc->server ? 0 : idist__me.joined_store;
+
+    for (;;) {
+        idist_status status = idist__store_open(cfg->where, desc, cfg->listener, &j->store);
+        bool closes = joined && status == IDIST_ERR_PEER_LOST;
+
+        cfg->listener = -1; // the store owns it now
+        if (status == IDIST_OK && joined && idist__store_server_id(j->store) == joined) {
+            idist_store_close(&j->store);
+            closes = true;
+        }
+
+        if (!closes) return status;
+        if (idist__os_clock_ms_until(j->deadline_ns) == 0)
+            return idist__fail(IDIST_ERR_TIMEOUT, "store: rank 0 at %s has not begun another world",
+                               cfg->where);
+        idist__os_clock_pause_ms(1);
+    }
+}
+
 // Opens a store of our own at the address from the launcher or the environment.
 static idist_status idist__join_store_open_own(idist__join *j) {
     idist__config *cfg = &j->w->cfg;
@@ -449,8 +473,7 @@ static idist_status idist__join_store_open_own(idist__join *j) {
     desc.secret = cfg->secret.nbytes ? cfg->secret.bytes : NULL;
     desc.secret_nbytes = cfg->secret.nbytes;
     desc.allocator = cfg->mem;
-    status = idist__store_open(cfg->where, &desc, cfg->listener, &j->store);
-    cfg->listener = -1; // the store owns it now
+    status = idist__join_store_open_new(j, &desc);
     if (status == IDIST_ERR_ADDR_IN_USE && cfg->may_draw)
         return idist__fail(status, "initialize: %s. (desc.rank 0 is a rank; -1 has it drawn)",
                            idist__me.text);
@@ -538,8 +561,9 @@ static idist_status idist__join_store_open(idist__join *j) {
 
 // This rank is done. Rank 0 closes the store only when all ranks are, because until then they learn
 // of a death through it. (It may close the store before it has answered the last request.) The
-// others wait for that: if they open another world at the same address, they must not find the
-// store of this one.
+// others wait for that if the store is in a file: should they open another world there, they must
+// not find the store of this one. Over sockets, idist__join_store_open_new sees to that, without
+// another round trip for all who do not.
 static idist_status idist__join_store_leave(idist__join *j) {
     char one = 1;
     idist_status status = idist__state_set(j, "joined", j->w->group.rank, &one, sizeof one);
@@ -547,7 +571,9 @@ static idist_status idist__join_store_leave(idist__join *j) {
     if (status == IDIST_OK) idist__failure_will(j, NULL);
     if (!j->owns_store || status != IDIST_OK) return status;
     if (j->w->group.rank == 0) return idist__join_store_await_all(j, "joined");
-    if (!idist__state_is_torch(j)) idist__store_await_end(j->store, j->deadline_ns);
+
+    idist__me.joined_store = idist__store_server_id(j->store);
+    idist__store_await_end(j->store, j->deadline_ns);
 
     return IDIST_OK;
 }

@@ -413,7 +413,7 @@ typedef struct idist__hello {
     uint64_t job;
     uint32_t rank;
     uint32_t world_size;
-    uint64_t epoch;
+    uint64_t server_id; // of the server of a store: a random number; otherwise 0
     uint8_t nonce[16];
     uint32_t socket; // of a link that has several: which one the client connects
     uint8_t zero[4];
@@ -465,6 +465,12 @@ static void idist__auth_begin(idist__handshake *h, int fd, bool server, const ui
     h->mine.rank = (uint32_t)rank;
     h->mine.world_size = (uint32_t)world_size;
     idist__os_random(h->mine.nonce, sizeof h->mine.nonce);
+    memcpy(h->out, &h->mine, IDIST__HELLO_BYTES);
+}
+
+// Tells the clients which server this is.
+IDIST__UNUSED static void idist__auth_set_server_id(idist__handshake *h, uint64_t id) {
+    h->mine.server_id = id;
     memcpy(h->out, &h->mine, IDIST__HELLO_BYTES);
 }
 

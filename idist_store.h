@@ -1133,8 +1133,8 @@ static idist_status idist__multicast_ask(const idist__multicast *m, char *addres
 
 //------------------------------------------------------------------------------
 // [store:server]  the server: one thread, one table, many connections
-// uses clock descriptor os:thread poll socket fail mem auth pending buffer
-// uses table wire multicast
+// uses clock os:random descriptor os:thread poll socket fail mem auth pending
+// uses buffer table wire multicast
 //
 // The thread polls its listener, the pending connections, whose handshakes are under way, and its
 // clients. The bytes of one client pass through here:
@@ -1170,6 +1170,7 @@ typedef struct idist__server_client {
 typedef struct idist__server {
     idist_allocator mem;
     uint8_t key[32];
+    uint64_t id; // random, so that clients can tell it from the next one at its address
     int listener;
     int wake; // a wake-up; signalled to end the thread
     int port;
@@ -1408,6 +1409,7 @@ static void idist__server_accept(idist__server *server) {
         idist__os_descriptor_close(&handshake->fd);
         idist__auth_begin(handshake, fd, true, server->key, IDIST__ROLE_STORE, 0, 0, 0,
                           idist__os_clock_deadline(IDIST__PENDING_MS));
+        idist__auth_set_server_id(handshake, server->id);
         handshake->ready = true;
     }
 }
@@ -1585,6 +1587,7 @@ static idist_status idist__server_start(const idist_allocator *mem, int listener
     if (mem) server->mem = *mem;
     server->table.mem = server->mem;
     memcpy(server->key, key, 32);
+    idist__os_random(&server->id, sizeof server->id);
     server->listener = listener;
     server->port = port;
     server->multicast = *multicast;
@@ -1640,6 +1643,7 @@ typedef struct idist__client_store {
     size_t out_capacity;
     idist_status broken; // why the connection is unusable; IDIST_OK: it is not
     bool is_own;         // the server is one of ours, not torch's
+    uint64_t server_id;  // of one of ours
     bool owes_number;    // the answer to a posted ADD comes before the next one
     int64_t number;      // that answer, once the next one has come
 } idist__client_store;
@@ -1925,14 +1929,6 @@ static idist_status idist__client_run(idist_store *store, idist__store_request *
     }
 }
 
-// Waits until the server has ended, at most until the deadline.
-static void idist__client_await_end(idist_store *store, int64_t deadline_ns) {
-    const idist__client_store *client = (const idist__client_store *)store->impl;
-    char answer;
-
-    while (idist__connection_read_all(client->fd, &answer, 1, deadline_ns)) continue;
-}
-
 static void idist__client_close(idist_store *store) {
     idist__client_store *client = (idist__client_store *)store->impl;
 
@@ -1979,6 +1975,7 @@ static idist_status idist__client_handshake(idist__client_store *client, const u
     if (status != IDIST_OK && client->server &&
         __atomic_load_n(&client->server->out_of_fds, __ATOMIC_RELAXED))
         return idist__fail(IDIST_ERR_NO_FDS, "store: out of file descriptors: raise ulimit -n");
+    client->server_id = handshake.theirs.server_id;
     if (!handshake.broke) return status;
 
     idist__os_descriptor_close(&client->fd);
@@ -2509,11 +2506,16 @@ IDIST__UNUSED static idist_status idist__store_post_add(idist_store *store, cons
     return status == IDIST_OK ? store->run(store, &request) : status;
 }
 
-// Waits until the server of this store has ended, at most until the deadline. Then the next store
-// that is opened at its address is another one.
+// Waits until the server of a store in a file has ended, at most until the deadline. Then the next
+// store that is opened there is another one.
 IDIST__UNUSED static void idist__store_await_end(idist_store *store, int64_t deadline_ns) {
-    if (store->run == idist__client_run) idist__client_await_end(store, deadline_ns);
-    else if (store->run == idist__file_run) idist__file_await_end(store, deadline_ns);
+    if (store->run == idist__file_run) idist__file_await_end(store, deadline_ns);
+}
+
+// Tells the servers of stores behind sockets apart; 0: it is not one of ours.
+IDIST__UNUSED static uint64_t idist__store_server_id(const idist_store *store) {
+    if (store->run != idist__client_run) return 0;
+    return ((const idist__client_store *)store->impl)->server_id;
 }
 
 IDIST__UNUSED static int64_t idist__store_posted_sum(const idist_store *store) {
