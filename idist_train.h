@@ -148,9 +148,9 @@ typedef struct idist_sampler_desc {
 } idist_sampler_desc;
 
 // Local. The sampler starts in epoch 0 and keeps 8 bytes per sample of this rank. Dealing out an
-// epoch (here and in set_epoch, set_state and reshard) temporarily takes 8 bytes per sample of the
-// whole data set, or with an order_fn per index requested from it, while the indices of the last
-// epoch are still there. IDIST_ERR_ARG: no samples, more of them than memory can have, or a rank
+// epoch (here and in set_epoch, set_state and reshard) temporarily takes 8 bytes per sample of all
+// ranks, or with an order_fn per index requested from it, while the indices of the last epoch are
+// still there. IDIST_ERR_ARG: no samples, more of them than memory can have, or a rank
 // outside 0 .. num_replicas - 1.
 IDIST_API idist_status idist_sampler_create(const idist_sampler_desc *desc,
                                             idist_sampler **sampler);
@@ -308,8 +308,9 @@ typedef enum idist_compression {
 // valid. A gradient of rows x cols elements, row by row, is approximated by P * transpose(Q), with
 // `rank` columns in P and Q, so that (rows + cols) * rank floats are sent instead of rows * cols.
 // What that takes away is added to the gradient of the next iteration, also by a rank in
-// idist_ddp_join. Gradients that are not compressed are sent as F32. Costs 4 bytes of memory per
-// gradient. Excludes find_unused. The same on all ranks.
+// idist_ddp_join. Everything is computed and sent as F32, F64 too: what is too small for that
+// becomes 0, what is too large becomes infinite. Costs up to 8 bytes of memory per gradient,
+// besides P and Q. Excludes find_unused and on_device. The same on all ranks.
 typedef struct idist_powersgd_desc {
     // The rows of gradient i, as many as its parameter has outputs; the others of its dimensions
     // are the columns. 0: no matrix. NULL: each bucket is one square matrix, padded with zeros, as
@@ -396,10 +397,12 @@ typedef struct idist_ddp_desc {
 // IDIST_ERR_MISMATCH: as for idist_broadcast_parameters.
 // IDIST_ERR_UNSUPPORTED: compression of gradients other than F32 and, on the host, F64; PowerSGD
 // with find_unused or on_device; or on_device, and idist_nccl.h was not included before this
-// header.
+// header; or gradients that are pairs or of a dtype of the program.
 // IDIST_ERR_DEVICE: compression, factors and divide_by_active on the device need CUDA 12.8.
 IDIST_API idist_status idist_ddp_create(const idist_ddp_desc *desc, idist_ddp **ddp);
-// Local. Within an iteration it waits for the calls that are in flight.
+// Local. Within an iteration it waits for the calls that are in flight, and does not end the
+// iteration of the other ranks: unless all of them have called idist_ddp_ready for the same
+// gradients, and free it as well, call idist_abort first.
 IDIST_API void idist_ddp_free(idist_ddp **ddp);
 IDIST_API void *idist_ddp_grad(const idist_ddp *ddp, int i); // the memory of gradient i
 // The bucket of gradient i. In the first iteration, and always with a hook or find_unused, buckets
@@ -518,7 +521,7 @@ typedef struct idist_schedule {
 
 // The value in a step; the first one is step 0. Accurate to a relative error of 1e-12, in a time
 // that does not grow with step. NaN: schedule is NULL, its kind is invalid, `steps` is 0 and the
-// kind uses it, a field is out of its range or not finite.
+// kind uses it, or a field that it uses is out of its range or not finite.
 IDIST_API double idist_schedule_value(const idist_schedule *schedule, uint64_t step);
 
 //------------------------------------------------------------------------------
@@ -697,7 +700,8 @@ typedef struct idist_summary_desc {
 } idist_summary_desc;
 
 // Opens the files. IDIST_ERR_ARG: a scalars.csv that is something else; it is untouched.
-// IDIST_ERR_STATE: another handle or process is writing it.
+// IDIST_ERR_STATE: another handle or process is writing it. IDIST_ERR_NO_SPACE, IDIST_ERR_SYSTEM:
+// a file or folder cannot be made. IDIST_ERR_NO_MEMORY.
 IDIST_API idist_status idist_summary_create(const idist_summary_desc *desc,
                                             idist_summary **summary);
 
@@ -2075,8 +2079,8 @@ static double idist__schedule_exp(double x) {
     double sum = 1;
     int k, doublings;
 
-    if (x < -745) return 0;
-    if (x > 709) x = 709; // not infinite: that times 0 would be NaN
+    if (x < -746) return 0;
+    if (x > 710) x = 710; // the result is infinite
 
     doublings = (int)(x / idist__schedule_ln_2);
     x -= doublings * idist__schedule_ln_2;
@@ -2088,10 +2092,15 @@ static double idist__schedule_exp(double x) {
     return sum;
 }
 
-static double idist__schedule_power(double x, double exponent) {
-    if (exponent == 0) return 1;
-    if (exponent == 1) return x;
-    return x > 0 ? idist__schedule_exp(exponent * idist__schedule_log(x)) : 0;
+// value * x^exponent; x >= 0. The power alone may be too large or too small for a double.
+static double idist__schedule_scaled(double value, double x, double exponent) {
+    double size = value < 0 ? -value : value, scaled;
+
+    if (value == 0 || exponent == 0) return value;
+    if (exponent == 1 || x == 0) return value * x;
+    scaled = idist__schedule_exp(idist__schedule_log(size) + exponent * idist__schedule_log(x));
+
+    return value < 0 ? -scaled : scaled;
 }
 
 // From `to` at left = 0 to `from` at left = 1 along half a cosine, exact at both ends. The square
@@ -2128,9 +2137,9 @@ static double idist__schedule_main(const idist_schedule *schedule, uint64_t step
 
     switch (schedule->kind) {
     case IDIST_SCHEDULE_STEP:
-        return schedule->begin * idist__schedule_power(schedule->factor, (double)(step / steps));
+        return idist__schedule_scaled(schedule->begin, schedule->factor, (double)(step / steps));
     case IDIST_SCHEDULE_EXPONENTIAL:
-        return schedule->begin * idist__schedule_power(schedule->factor, (double)step);
+        return idist__schedule_scaled(schedule->begin, schedule->factor, (double)step);
 
     case IDIST_SCHEDULE_COSINE:
         done = step % steps;
@@ -2139,7 +2148,7 @@ static double idist__schedule_main(const idist_schedule *schedule, uint64_t step
 
     case IDIST_SCHEDULE_POLYNOMIAL:
         rest = step < steps ? steps - step : 0;
-        return schedule->end + range * idist__schedule_power((double)rest / (double)steps, power);
+        return schedule->end + idist__schedule_scaled(range, (double)rest / (double)steps, power);
 
     case IDIST_SCHEDULE_ONE_CYCLE: return idist__schedule_one_cycle(schedule, step);
     default: return schedule->begin;
@@ -2149,6 +2158,7 @@ static double idist__schedule_main(const idist_schedule *schedule, uint64_t step
 static bool idist__schedule_is_finite(double x) { return x - x == 0; }
 
 static idist_status idist__schedule_check(const idist_schedule *schedule) {
+    bool has_factor, has_end, one_cycle;
     idist_schedule_kind kind;
 
     if (!schedule) return idist__fail(IDIST_ERR_ARG, "schedule_value: schedule is NULL");
@@ -2158,19 +2168,28 @@ static idist_status idist__schedule_check(const idist_schedule *schedule) {
     if (!schedule->steps && kind != IDIST_SCHEDULE_CONSTANT && kind != IDIST_SCHEDULE_EXPONENTIAL)
         return idist__fail(IDIST_ERR_ARG, "schedule_value: steps must be positive");
 
-    if (!idist__schedule_is_finite(schedule->begin) || !idist__schedule_is_finite(schedule->end) ||
-        !idist__schedule_is_finite(schedule->peak) || !idist__schedule_is_finite(schedule->warmup))
+    has_factor = kind == IDIST_SCHEDULE_STEP || kind == IDIST_SCHEDULE_EXPONENTIAL;
+    has_end = !has_factor && kind != IDIST_SCHEDULE_CONSTANT;
+    one_cycle = kind == IDIST_SCHEDULE_ONE_CYCLE;
+
+    if (!idist__schedule_is_finite(schedule->begin) ||
+        (has_end && !idist__schedule_is_finite(schedule->end)) ||
+        (one_cycle && !idist__schedule_is_finite(schedule->peak)) ||
+        (schedule->warmup_steps && !idist__schedule_is_finite(schedule->warmup)))
         return idist__fail(IDIST_ERR_ARG,
                            "schedule_value: begin, end, peak and warmup must be finite");
-    if ((kind == IDIST_SCHEDULE_STEP || kind == IDIST_SCHEDULE_EXPONENTIAL) &&
-        !(schedule->factor > 0 && idist__schedule_is_finite(schedule->factor)))
-        return idist__fail(IDIST_ERR_ARG, "schedule_value: factor must be positive, got %g",
+    if (has_factor && !(schedule->factor > 0 && idist__schedule_is_finite(schedule->factor)))
+        return idist__fail(IDIST_ERR_ARG,
+                           "schedule_value: factor must be finite and positive, got %g",
                            schedule->factor);
-    if (!(schedule->power >= 0 && idist__schedule_is_finite(schedule->power)))
-        return idist__fail(IDIST_ERR_ARG, "schedule_value: power must not be negative, got %g",
+    if (kind == IDIST_SCHEDULE_POLYNOMIAL &&
+        !(schedule->power >= 0 && idist__schedule_is_finite(schedule->power)))
+        return idist__fail(IDIST_ERR_ARG,
+                           "schedule_value: power must be finite and not negative, got %g",
                            schedule->power);
-    if (!(schedule->rise >= 0 && schedule->rise < 1))
-        return idist__fail(IDIST_ERR_ARG, "schedule_value: rise must be in 0 .. 1, got %g",
+    if (one_cycle && !(schedule->rise >= 0 && schedule->rise < 1))
+        return idist__fail(IDIST_ERR_ARG,
+                           "schedule_value: rise must be at least 0 and below 1, got %g",
                            schedule->rise);
 
     return IDIST_OK;
@@ -4893,20 +4912,23 @@ static idist_status idist__ddp_bucket_create(idist_ddp *d) {
     return status == IDIST_OK ? idist__ddp_bucket_list(d) : status;
 }
 
-// Allocates the slots: as many as there can be pieces in flight.
+// Allocates the slots: as many as there can be pieces in flight. Buckets that are contiguous here
+// may go in pieces as well, because they are scattered on another rank; such a piece counts, but
+// needs no memory.
 static idist_status idist__ddp_bucket_alloc_slots(idist_ddp *d) {
     size_t count = 0;
+    bool any = false;
     void *memory = NULL;
     int b;
     idist_status status;
 
     for (b = 0; b < d->bucket_count; b++) {
         d->in_pieces[b] = d->buckets[b].scattered;
-        if (d->buckets[b].scattered)
-            count += idist__ddp_bucket_nbytes(&d->buckets[b]) / IDIST__DDP_PIECE_NBYTES + 1;
+        any = any || d->buckets[b].scattered;
+        count += idist__ddp_bucket_nbytes(&d->buckets[b]) / IDIST__DDP_PIECE_NBYTES + 1;
     }
 
-    if (!count) return IDIST_OK;
+    if (!any) return IDIST_OK;
     if (count > IDIST__DDP_SLOTS) count = IDIST__DDP_SLOTS;
     status = idist__memory_alloc(&d->reduction.memory, &memory, count * IDIST__DDP_PIECE_NBYTES);
     d->slot_memory = (char *)memory;
@@ -5797,6 +5819,10 @@ static idist_status idist__ddp_create_check_gradient(const idist_ddp_desc *desc,
     bool float_or_double = gradient->dtype == IDIST_F32 || gradient->dtype == IDIST_F64;
     bool can_scale = idist__type_is_float(gradient->dtype);
 
+    if ((unsigned)gradient->dtype >= IDIST_DTYPE_COUNT || idist__type_is_pair(gradient->dtype))
+        return idist__fail(IDIST_ERR_UNSUPPORTED,
+                           "ddp_create: gradient %d is %s, which cannot be summed", i,
+                           idist_dtype_name(gradient->dtype));
     if (gradient->count != desc->params[i].count)
         return idist__fail(IDIST_ERR_ARG,
                            "ddp_create: parameter %d has %zu elements, but its gradient has %zu", i,
@@ -6669,17 +6695,17 @@ static idist_status idist__summary_open_csv(idist_summary *summary) {
     if (file->file == IDIST__OS_NO_FILE)
         return idist__checkpoint_fail("summary_create", summary->folder, file->name, errno);
 
-    nbytes = idist__os_file_size(file->file);
-    if (nbytes < 0 && errno)
-        return idist__checkpoint_fail("summary_create", summary->folder, file->name, errno);
-    if (nbytes < 0)
-        return idist__fail(IDIST_ERR_ARG, "summary_create: %s is not a regular file", path);
     // A file system without locks is no reason to stop.
     if (!idist__os_file_try_lock(file->file, 0) && errno == EAGAIN)
         return idist__fail(IDIST_ERR_STATE,
                            "summary_create: another process or handle is writing %s; use a folder "
                            "per training run",
                            path);
+    nbytes = idist__os_file_size(file->file); // whoever had the lock may just have added to it
+    if (nbytes < 0 && errno)
+        return idist__checkpoint_fail("summary_create", summary->folder, file->name, errno);
+    if (nbytes < 0)
+        return idist__fail(IDIST_ERR_ARG, "summary_create: %s is not a regular file", path);
 
     status = idist__summary_check_csv(summary, (uint64_t)nbytes);
     if (status != IDIST_OK) return status;

@@ -10,7 +10,7 @@
 enum { MAX_GRADS = 8, GUARD = 16, GUARDED = 0x5a };
 
 // Where the gradients of a rank lie.
-enum { APART, ONE_IN_A_ROW, ONE_LAID_OUT, SOME_LAID_OUT, N_LAYOUTS };
+enum { APART, ONE_IN_A_ROW, ONE_LAID_OUT, SOME_LAID_OUT, N_LAYOUTS, LAST_TWO_IN_A_ROW };
 static const char *const layout_names[N_LAYOUTS] = {"apart", "in a row on rank 0",
                                                     "laid out on the last rank", "some laid out"};
 
@@ -64,7 +64,8 @@ static void model_init(model *m, idist_group *world, const size_t *counts, int n
             t->dtype = dtype;
             t->count = counts[i];
             if (half && is_laid_out(layout, rank, n, i)) continue;
-            if (half && !in_a_row) at += GUARD;
+            bool joined = in_a_row || (layout == LAST_TWO_IN_A_ROW && i == n_grads - 1);
+            if (half && !joined) at += GUARD;
             t->data = at;
             memset(at, 0, nbytes_of(t));
             at += nbytes_of(t);
@@ -155,6 +156,58 @@ static void pieces(idist_group *world, int rank, int n, void *arg) {
     }
     idist_ddp_free(&ddp);
     free(m.memory);
+}
+
+// The first bucket is scattered on the other ranks only, the second one on all. Both together have
+// fewer pieces than there can be slots.
+static void few_pieces(idist_group *world, int rank, int n, void *arg) {
+    static const size_t counts[4] = {1000, 1000, 1000, 1000};
+    enum { SPARE = 1 << 19 };
+    model m;
+    idist_ddp *ddp = NULL;
+    idist_opts o = opts_of(world);
+    (void)arg;
+    model_init(&m, world, counts, 4, rank ? APART : LAST_TWO_IN_A_ROW, IDIST_F32);
+    m.desc.bucket_nbytes = 8000;
+    rank_ok(rank, idist_ddp_create(&m.desc, &ddp));
+    rank_check(idist_ddp_buckets(ddp) == 2 && ddp->in_pieces[0] == (n > 1), "rank %d: the buckets",
+               rank);
+    char *spare = (char *)idist_alloc(SPARE, &o); // lies behind the slots where ranks share memory
+    TAP_REQUIRE(spare);
+    memset(spare, GUARDED, SPARE);
+    for (int step = 0; step < 3; step++) {
+        for (int p = 0; p < 4; p++) fill(&m, ddp, rank, step, p);
+        for (int p = 3; p >= 0; p--) rank_ok(rank, idist_ddp_ready(ddp, p));
+        rank_ok(rank, idist_ddp_wait(ddp));
+        check_result(&m, 0, step, 1.0 / n);
+    }
+    for (int i = 0; i < SPARE; i++)
+        if (spare[i] != GUARDED) {
+            rank_fail("rank %d: byte %d of other memory was written", rank, i);
+            break;
+        }
+    idist_free(spare);
+    idist_ddp_free(&ddp);
+    free(m.memory);
+}
+
+// Dtypes that have no sum.
+static void no_sums(idist_group *world, int rank, int n, void *arg) {
+    idist_dtype dtypes[2] = {IDIST_F32_I64, IDIST_I8};
+    idist_ddp *ddp = NULL;
+    (void)n;
+    (void)arg;
+    rank_ok(rank, idist_dtype_create(12, "triple", world, &dtypes[1]));
+    for (int i = 0; i < 2; i++) {
+        char data[64] = {0};
+        idist_tensor param = {data, 2, dtypes[i]};
+        idist_ddp_desc desc;
+        memset(&desc, 0, sizeof desc);
+        desc.params = &param;
+        desc.n = 1;
+        desc.group = world;
+        rank_is(rank, idist_ddp_create(&desc, &ddp), IDIST_ERR_UNSUPPORTED);
+    }
 }
 
 // Rank 0 runs out of data first.
@@ -387,6 +440,7 @@ static void with_ranks(int n, const char *transport) {
     for (int layout = 0; layout < N_LAYOUTS; layout++)
         ranks_case(n, &d, pieces, &layout, "pieces, gradients %s, n=%d, %s", layout_names[layout],
                    n, transport);
+    ranks_case(n, &d, few_pieces, NULL, "few pieces, n=%d, %s", n, transport);
     for (int layout = 0; layout <= ONE_IN_A_ROW; layout++)
         ranks_case(n, &d, pieces_uneven, &layout, "pieces of uneven inputs, gradients %s, n=%d, %s",
                    layout_names[layout], n, transport);
@@ -408,5 +462,6 @@ int main(void) {
     for (int n = 1; n <= 5; n++)
         for (int t = 0; t < N_TRANSPORTS; t++)
             if (t == 0 || n == 3 || !test_quick()) with_ranks(n, transport_names[t]);
+    ranks_case(2, NULL, no_sums, NULL, "dtypes that have no sum");
     return tap_done();
 }

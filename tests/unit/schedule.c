@@ -194,6 +194,18 @@ static void extremes(void) {
     tap_ok(is_near(idist_schedule_value(&s, 1000), 1.0715086071862673e301, 0), "2^1000");
     s.begin = 0;
     tap_ok(idist_schedule_value(&s, UINT64_MAX) == 0, "0 times much");
+    s.begin = 1e-100;
+    s.factor = 10;
+    tap_ok(is_near(idist_schedule_value(&s, 350), 1e250, 0), "a power above the largest double");
+    s.begin = -1e20;
+    s.factor = 0.1;
+    tap_ok(is_near(idist_schedule_value(&s, 318), -1e-298, 0), "a power below the smallest one");
+
+    s.factor = s.power = -1;
+    s.rise = 5;
+    s.kind = IDIST_SCHEDULE_CONSTANT;
+    tap_ok(idist_schedule_value(&s, 7) == -1e20, "fields that are not used may be anything");
+    s.factor = s.power = s.rise = 0;
 
     s.begin = 1;
     s.kind = IDIST_SCHEDULE_COSINE;
