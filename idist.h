@@ -808,7 +808,8 @@ IDIST_API idist_status idist_abort(idist_group *group);
 
 // Joins a further, independent world; several may be open at once, in any thread. *world is its
 // group of all ranks (NULL on failure), for idist_opts.group. Collective over the ranks of that
-// world. Close it with idist_close.
+// world. Worlds may be opened one directly after the other at the same address, by the same thread.
+// Close it with idist_close.
 IDIST_API idist_status idist_open(const idist_desc *desc, idist_group **world);
 
 // Leaves such a world, as idist_finalize leaves the default world, and sets the pointer to NULL

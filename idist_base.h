@@ -45,7 +45,7 @@ typedef struct idist__thread { // thread-local state
     idist__task *group_last;   // the last one of these
     idist__world *held_world;  // its device backend holds some of them back until the end
     uint64_t drawn_world;      // from which it drew its last rank, see [launch:draw]
-    uint64_t joined_store;     // the server through which it last joined, see [join:store]
+    uint64_t join_server;      // of the store by which it last tried to join, see [join:store]
 } idist__thread;
 
 IDIST__TLS idist__thread idist__me;

@@ -129,7 +129,8 @@ static int idist__state_ms_left(const idist__join *j) {
 // [join:failure]  a rank that gives up, and how the others learn why
 // uses clock fail text store:table store:file server client store:store state
 //
-// If one rank cannot join, no rank can: there are no partial worlds. To spare the others their
+// If one rank cannot join, no rank can. A rank that has joined by then learns it from its first
+// call, because the group of the world has failed. To spare the others their
 // time-out, the rank writes the reason into the store ("failed"), where waiting ranks look for it
 // now and then. A rank that has read it counts itself in "heard"; the owner of the store keeps the
 // store open until all of them have, or for half a second.
@@ -417,22 +418,24 @@ static idist_status idist__join_store_await_all(idist__join *j, const char *what
     return status;
 }
 
-// Opens the store of a new world. Rank 0 may still serve the one through which this thread joined
-// its last world, at the same address, or be about to close it.
+// Opens the store of a new world. Rank 0 may still serve the one of the last world that this thread
+// joined, or could not join, at the same address, or be about to close it.
 static idist_status idist__join_store_open_new(idist__join *j, const idist_store_desc *desc) {
     idist__config *cfg = &j->w->cfg;
-    uint64_t joined = desc->server ? 0 : idist__me.joined_store;
+    uint64_t last = desc->server ? 0 : idist__me.join_server;
 
     for (;;) {
         idist_status status = idist__store_open(cfg->where, desc, cfg->listener, &j->store);
-        bool closes = joined && status == IDIST_ERR_PEER_LOST;
+        bool closes = last && status == IDIST_ERR_PEER_LOST;
 
         cfg->listener = -1; // the store owns it now
-        if (status == IDIST_OK && joined && idist__store_server_id(j->store) == joined) {
+
+        if (status == IDIST_OK && last && idist__store_server_id(j->store) == last) {
             idist_store_close(&j->store);
             closes = true;
         }
 
+        if (status == IDIST_OK && !closes) idist__me.join_server = idist__store_server_id(j->store);
         if (!closes) return status;
         if (idist__os_clock_ms_until(j->deadline_ns) == 0)
             return idist__fail(IDIST_ERR_TIMEOUT, "store: rank 0 at %s has not begun another world",
@@ -571,8 +574,6 @@ static idist_status idist__join_store_leave(idist__join *j) {
     if (status == IDIST_OK) idist__failure_will(j, NULL);
     if (!j->owns_store || status != IDIST_OK) return status;
     if (j->w->group.rank == 0) return idist__join_store_await_all(j, "joined");
-
-    idist__me.joined_store = idist__store_server_id(j->store);
     idist__store_await_end(j->store, j->deadline_ns);
 
     return IDIST_OK;

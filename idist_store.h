@@ -1626,7 +1626,8 @@ static idist_status idist__server_start(const idist_allocator *mem, int listener
 //------------------------------------------------------------------------------
 
 enum {
-    IDIST__CLIENT_ANSWER_MS = 30000, // for the answer to a request that does not wait for keys
+    IDIST__CLIENT_ANSWER_MS = 30000, // for the answer to a request that does not wait for keys, or
+    IDIST__CLIENT_LEAST_MS = 1000,   // the store's time-out if that is shorter, but at least this
     IDIST__CLIENT_SLICE_MS = 50,     // for which a waiting thread keeps the connection
     IDIST__CLIENT_PROBE_MS = 5000,   // after which it asks anew: does the server still answer?
     IDIST__CLIENT_ATTEMPT_MS = 2000, // for one address of a host that has several
@@ -1644,6 +1645,7 @@ typedef struct idist__client_store {
     idist_status broken; // why the connection is unusable; IDIST_OK: it is not
     bool is_own;         // the server is one of ours, not torch's
     uint64_t server_id;  // of one of ours
+    int answer_ms;       // how long it may take to answer
     bool owes_number;    // the answer to a posted ADD comes before the next one
     int64_t number;      // that answer, once the next one has come
 } idist__client_store;
@@ -1766,7 +1768,7 @@ static idist_status idist__client_receive_value(idist__client_store *client,
 
 // Takes the WAIT back. Its answer may be under way, so exactly one byte comes in any case.
 static idist_status idist__client_cancel_wait(idist__client_store *client, uint8_t *answer) {
-    int64_t deadline_ns = idist__os_clock_deadline(IDIST__CLIENT_ANSWER_MS);
+    int64_t deadline_ns = idist__os_clock_deadline(client->answer_ms);
     uint8_t cancel = IDIST__STORE_CANCEL_WAIT;
 
     if (!idist__connection_write_all(client->fd, &cancel, 1, deadline_ns) ||
@@ -1818,7 +1820,7 @@ static idist_status idist__client_wait(idist__client_store *client, idist__store
 // One request and its answer. A WAIT may end without the keys (request->flag false).
 static idist_status idist__client_exchange(idist_store *store, idist__store_request *request) {
     idist__client_store *client = (idist__client_store *)store->impl;
-    int64_t deadline_ns = idist__os_clock_deadline(IDIST__CLIENT_ANSWER_MS);
+    int64_t deadline_ns = idist__os_clock_deadline(client->answer_ms);
     idist_status status;
     uint8_t byte;
 
@@ -2008,11 +2010,18 @@ static idist_status idist__client_attempt(idist__client_store *client, const cha
     client->fd =
         idist__os_socket_connect(&address,
                                  count > 1 && soon_ns < deadline_ns ? soon_ns : deadline_ns);
-    if (client->fd >= 0)
-        return key ? idist__client_handshake(client, key, deadline_ns, give_up_ns, retry)
-                   : IDIST_OK;
-
     error = errno;
+
+    if (client->fd >= 0) {
+        if (key) status = idist__client_handshake(client, key, deadline_ns, give_up_ns, retry);
+        if (status == IDIST_ERR_TIMEOUT)
+            return idist__fail(status,
+                               "the server at %s (rank 0) did not answer in time: it is stopped, "
+                               "or another program listens there",
+                               address_text);
+        return status;
+    }
+
     if (idist__os_socket_out_of_fds(error)) return idist__fail_errno("socket", error);
     if (error == EPERM)
         return idist__fail(IDIST_ERR_AUTH, "another user of this machine listens at %s",
@@ -2211,6 +2220,10 @@ static idist_status idist__client_open(idist_store *store, idist__client_serving
     }
 
     client->fd = -1;
+    client->answer_ms = IDIST__CLIENT_ANSWER_MS;
+    if (store->timeout_ms > 0 && store->timeout_ms < client->answer_ms)
+        client->answer_ms = store->timeout_ms;
+    if (client->answer_ms < IDIST__CLIENT_LEAST_MS) client->answer_ms = IDIST__CLIENT_LEAST_MS;
     idist__os_mutex_init(&client->lock);
     store->impl = client;
     store->run = idist__client_run;

@@ -142,9 +142,9 @@ int main(int argc, char **argv) {
     int ranks = ranks_argument(argc, argv, RANKS, 1, LAYERS);
     idist_desc desc = {0};
 
-    if (!ranks) return 2;
+    if (!ranks || ranks_contradict(argc > 1, idist_launcher())) return 2;
     desc.timeout_ms = desc.init_timeout_ms = DEADLINE_MS;
-    if (argc > 1 || strcmp(idist_launcher(), "none") == 0) desc.nproc_per_node = ranks;
+    if (strcmp(idist_launcher(), "none") == 0) desc.nproc_per_node = ranks;
     CHECK(idist_parallel_run(&desc, worker, NULL));
     return 0;
 }

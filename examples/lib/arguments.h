@@ -29,6 +29,13 @@ static inline int ranks_argument(int argc, char **argv, int otherwise, int min, 
     return 0;
 }
 
+// Whether the number of ranks was given although a launcher has chosen it. Prints that.
+static inline bool ranks_contradict(bool given, const char *launcher) {
+    if (!given || strcmp(launcher, "none") == 0) return false;
+    fprintf(stderr, "%s has chosen the number of ranks: leave it out\n", launcher);
+    return true;
+}
+
 // The value of an option; text is NULL if there is none. Prints what is wrong.
 static inline bool option_number(const char *option, const char *text, uint64_t min, uint64_t max,
                                  uint64_t *value) {

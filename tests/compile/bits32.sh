@@ -130,7 +130,7 @@ program() { # program ID FILE FLAGS...
         -I. -Itests/lib "$file" -o "$WORK/$id" -pthread
 }
 program types tests/unit/types.c -O1 -DIDIST_IMPLEMENTATION # with the floats of this processor
-program sampler tests/unit/sampler.c -DIDIST_IMPLEMENTATION
+program sampler tests/unit/sampler.c
 program p2p tests/dist/p2p.c "${time64[@]}" -DIDIST_IMPLEMENTATION
 
 while read -r id compiler flags; do

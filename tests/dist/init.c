@@ -99,6 +99,25 @@ static int of_transports(int rank, void *arg) {
     return run_rank(d, &p);
 }
 
+// Rank 2 comes when the others have given up once; all try again until they meet. None of them
+// takes its own earlier attempt for another process.
+static int tries_again(int rank, void *arg) {
+    idist_desc d = desc_with("auto", "auto");
+    idist_status status = IDIST_ERR_TIMEOUT;
+    d.init_method = (const char *)arg;
+    d.rank = rank;
+    d.world_size = 3;
+    d.init_timeout_ms = 600 * test_slow_factor();
+    if (rank == 2) tap_sleep_ms(900 * test_slow_factor());
+    for (int i = 0; i < 8 && status != IDIST_OK; i++) {
+        status = idist_initialize(&d);
+        if (status != IDIST_OK && status != IDIST_ERR_TIMEOUT && status != IDIST_ERR_PEER_LOST)
+            return fail("another try", rank);
+    }
+    if (status != IDIST_OK) return fail("the last try", rank);
+    return idist_finalize() == IDIST_OK ? 0 : fail("finalize", rank);
+}
+
 // Processes 1 and 2 are both rank 1: at least one of them is told so, and nobody joins.
 typedef struct takers {
     const char *url;
@@ -266,6 +285,10 @@ int main(void) {
     ranks_reset();
     procs_run(3, 20000, of_host_id, url);
     ranks_report("IDIST_HOSTID tells hosts apart");
+    tap_running("ranks try again");
+    ranks_reset();
+    procs_run(3, 20000 * test_slow_factor(), tries_again, url);
+    ranks_report("ranks try again after a time-out");
     transports_differ(file);
     snprintf(url, sizeof url, "tcp://127.0.0.1:%d", port);
     rank_taken(url);

@@ -5,6 +5,9 @@
 // Once the others can know of it, every survivor gets IDIST_ERR_PEER_LOST naming the dead rank
 // within a second. Before it has reached the store nobody can; then the time-out names it as the
 // one who did not come.
+//
+// The same with SIGSTOP of rank 0, which serves the store at a port: the others end soon after
+// their time-out and name it.
 #include <fcntl.h>
 #include <poll.h>
 #include <signal.h>
@@ -16,6 +19,7 @@
 
 typedef struct victim {
     int rank, dies_at; // the number of the call
+    int signal;        // SIGKILL or SIGSTOP
     int n_calls;       // so far; by which thread does not matter
     int known;         // it had told the store who it is
     int64_t killed_ns; // 0: it lives
@@ -30,7 +34,7 @@ static void count_call(void) {
         return;
     clock_gettime(CLOCK_MONOTONIC, &t);
     dying->killed_ns = (int64_t)t.tv_sec * 1000000000 + t.tv_nsec;
-    kill(getpid(), SIGKILL);
+    kill(getpid(), dying->signal);
     for (;;) pause();
 }
 
@@ -108,7 +112,7 @@ static void one_rank(int rank, const char *url, const char *transport, outcome *
     d.rank = rank;
     d.world_size = RANKS;
     d.init_timeout_ms = INIT_TIMEOUT_MS * test_slow_factor();
-    d.timeout_ms = RANKS_TIMEOUT_MS;
+    d.timeout_ms = dying->signal == SIGSTOP ? d.init_timeout_ms : RANKS_TIMEOUT_MS;
     setenv("IDIST_ADDR", "127.0.0.1", 1);
     ranks__place(&d);
     idist_status status = idist_open(&d, &world);
@@ -124,49 +128,69 @@ static void one_rank(int rank, const char *url, const char *transport, outcome *
     _exit(0);
 }
 
+// A rank that was not killed or stopped, ms later.
+static void check_outcome(const outcome *out, int k, long long ms) {
+    int loser = dying->rank, at = dying->dies_at;
+    bool stopped = dying->signal == SIGSTOP;
+    int limit_ms = stopped ? INIT_TIMEOUT_MS + 3 * LIMIT_MS : LIMIT_MS;
+    bool unknown = out->status == IDIST_ERR_TIMEOUT && // nobody could know of it
+                   (loser ? !dying->known : text_has_word(out->text, "rank 0 has not started"));
+    bool late = stopped && out->status == IDIST_ERR_TIMEOUT;
+    rank_check(out->status == IDIST_ERR_PEER_LOST || unknown || late,
+               "call %d: rank %d got %s after %lld ms: %s", at, k,
+               idist_status_name((idist_status)out->status), ms, out->text);
+    rank_check(text_names_only(out->text, loser, k, RANKS),
+               "call %d: rank %d names another rank: %s", at, k, out->text);
+    rank_check(unknown || ms <= limit_ms * test_slow_factor(),
+               "call %d: rank %d got it after %lld ms, limit %d", at, k, ms, limit_ms);
+}
+
 // False when the victim went through the start with fewer calls than that.
-static bool trial(const char *transport, bool by_file, int loser, int at) {
+static bool trial(const char *transport, bool by_file, int loser, int at, int signal) {
     pid_t pids[RANKS];
     int wait_status = 0;
     char url[64];
     outcome *out = (outcome *)shared_alloc(RANKS * sizeof *out);
-    bool killed;
     if (by_file) snprintf(url, sizeof url, "file:///tmp/idist-init-kill-%d", (int)getpid());
     else snprintf(url, sizeof url, "tcp://127.0.0.1:%d", free_port());
     memset(dying, 0, sizeof *dying);
     dying->rank = loser;
     dying->dies_at = at;
+    dying->signal = signal;
     for (int k = 0; k < RANKS; k++) {
         pids[k] = fork();
         TAP_REQUIRE(pids[k] >= 0);
         if (pids[k] == 0) one_rank(k, url, transport, &out[k]);
         tap_register_child(pids[k]);
     }
-    for (int k = 0; k < RANKS; k++) {
+    for (int i = 1; i <= RANKS; i++) { // the victim last
+        int k = (loser + i) % RANKS;
+        if (k == loser && signal == SIGSTOP) kill(pids[k], SIGKILL);
         waitpid(pids[k], &wait_status, 0);
         tap_forget_child(pids[k]);
-        if (k == loser) killed = WIFSIGNALED(wait_status) && WTERMSIG(wait_status) == SIGKILL;
-        else
+        if (k != loser)
             rank_check(WIFEXITED(wait_status), "call %d: rank %d: wait status 0x%x", at, k,
                        (unsigned)wait_status);
     }
-    for (int k = 0; k < RANKS && killed; k++) {
-        long long ms = (long long)(out[k].when_ns - dying->killed_ns) / 1000000;
-        bool unknown =
-            out[k].status == IDIST_ERR_TIMEOUT && // nobody could know of it
-            (loser ? !dying->known : text_has_word(out[k].text, "rank 0 has not started"));
-        if (k == loser) continue;
-        rank_check(out[k].status == IDIST_ERR_PEER_LOST || unknown,
-                   "call %d: rank %d got %s after %lld ms: %s", at, k,
-                   idist_status_name((idist_status)out[k].status), ms, out[k].text);
-        rank_check(text_names_only(out[k].text, loser, k, RANKS),
-                   "call %d: rank %d names another rank: %s", at, k, out[k].text);
-        rank_check(unknown || ms <= LIMIT_MS * test_slow_factor(),
-                   "call %d: rank %d got it after %lld ms, limit %d", at, k, ms, LIMIT_MS);
-    }
+    bool killed = dying->killed_ns != 0;
+    for (int k = 0; k < RANKS && killed; k++)
+        if (k != loser)
+            check_outcome(&out[k], k, (long long)(out[k].when_ns - dying->killed_ns) / 1000000);
     if (by_file) unlink(url + strlen("file://")); // rank 0 may have left it
     munmap(out, RANKS * sizeof *out);
     return killed;
+}
+
+// Without IDIST_TEST_LONG, some of the calls.
+static void stops_of_rank_0(const char *transport) {
+    uint64_t random_state = tap_seed();
+    int at = 3, n = 0;
+    tap_running("%s, rank 0 is stopped", transport);
+    ranks_reset();
+    for (; at < 120 && trial(transport, false, 0, at, SIGSTOP); n++)
+        at += test_long() ? 1 : 17 + (int)(tap_rand(&random_state) % 17);
+    rank_check(n > 0, "it had fewer than 4 calls");
+    ranks_report("SIGSTOP of rank 0 of %d at %d of its calls, %s", RANKS, n, transport);
 }
 
 int main(void) {
@@ -186,11 +210,13 @@ int main(void) {
             int at = 1, n = 0, last = settings[t].by_file ? 300 : 120;
             tap_running("%s%s, rank %d", transport, place, loser);
             ranks_reset();
-            for (; at < last && trial(transport, settings[t].by_file, loser, at); n++)
+            for (; at < last && trial(transport, settings[t].by_file, loser, at, SIGKILL); n++)
                 at += test_long() ? 1 : last / 15 + (int)(tap_rand(&random_state) % 20);
             rank_check(at > 40, "there were only %d calls", at);
             ranks_report("SIGKILL of rank %d of %d at %d of its calls, %s%s", loser, RANKS, n,
                          transport, place);
         }
+    stops_of_rank_0("auto");
+    if (!test_quick()) stops_of_rank_0("tcp");
     return tap_done();
 }
