@@ -478,8 +478,10 @@ static idist_status idist__join_store_open_own(idist__join *j) {
     desc.allocator = cfg->mem;
     status = idist__join_store_open_new(j, &desc);
     if (status == IDIST_ERR_ADDR_IN_USE && cfg->may_draw)
-        return idist__fail(status, "initialize: %s. (desc.rank 0 is a rank; -1 has it drawn)",
-                           idist__me.text);
+        return idist__fail(
+            status,
+            "initialize: %s (this process is rank 0; to draw a rank, set none, or desc.rank -1)",
+            idist__me.text);
     if (status != IDIST_OK) return idist__fail(status, "initialize: %s", idist__me.text);
     j->owns_store = true;
 
@@ -1211,10 +1213,10 @@ static bool idist__join_share_receive(int sock, void *buf, size_t nbytes, int *f
 
 static idist_status idist__join_share_broken(idist__join *j, int rank) {
     if (errno == ETIMEDOUT)
-        return idist__fail(
-            IDIST_ERR_TIMEOUT,
-            "initialize: rank %d on %s did not take part in this host's vote on shared memory",
-            rank, j->w->nodes[rank].hostname);
+        return idist__fail(IDIST_ERR_TIMEOUT,
+                           "initialize: rank %d on %s did not answer while the ranks of this host "
+                           "set up their shared memory: it is stopped, or too slow",
+                           rank, j->w->nodes[rank].hostname);
 
     return idist__failure_lost(
         j, rank, "its connection ended while the ranks of this host agreed on shared memory");

@@ -35,7 +35,7 @@
 // There is no barrier: ranks wait in the collectives, and a dead rank ends these with an error that
 // names it. Each simulator has its own random numbers, and no sum depends on where a rank begins,
 // so the result does not depend on the number of ranks. Exit code: 0 if it is solved and all ranks
-// have the same weights; 1 if not, or if something failed; 2 for bad options.
+// have the same weights; 1 if not, or if something failed; 2 for options that no world would take.
 #include "../idist.h"
 
 #include "lib/check.h"
