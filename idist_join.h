@@ -512,8 +512,8 @@ static idist_status idist__join_store_rank_taken(const idist__join *j) {
 // Whether this rank's number comes together with the answer to its next request, which saves a
 // round trip. See idist__join_store_claim.
 static bool idist__join_store_claims_late(const idist__join *j) {
-    return j->owns_store && j->w->cfg.rank != 0 && j->store->run == idist__client_run &&
-           !idist__state_is_torch(j);
+    if (!j->owns_store || j->w->cfg.rank == 0 || idist__state_is_torch(j)) return false;
+    return j->store->run == idist__client_run; // NOLINT(clang-analyzer-core.NullDereference)
 }
 
 // The request after the number has ended with this status: whether we are the only process with

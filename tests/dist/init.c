@@ -230,21 +230,9 @@ static void transports_differ(const char *file) {
     }
 }
 
-int main(void) {
-    static const char *const transports[] = {"auto", "tcp"};
-    static const placement placements[] = {
-        {4, {"a", "a", "a", "b"}, {0, 1, 2, 0}, {3, 3, 3, 1}, {0, 0, 0, 1}, 2}, // uneven
-        {5,
-         {"a", "b", "a", "b", "a"},
-         {0, 0, 1, 1, 2},
-         {3, 2, 3, 2, 3},
-         {0, 1, 0, 1, 0},
-         2}, // cyclic
-        {3, {"c", "b", "a"}, {0, 0, 0}, {1, 1, 1}, {0, 1, 2}, 3}};
-    char file[64], url[96];
-    int port = 20000 + (int)(getpid() % 12000); // below those of outgoing connections
-    tap_deadline(100);
-    snprintf(file, sizeof file, "/tmp/init_test_%d", (int)getpid());
+static void every_method(const char *file, int port) {
+    static const char *const transports[2] = {"auto", "tcp"};
+    char url[96];
     for (int t = 0; t < 2; t++) {
         for (int n = 1; n <= 4; n++) {
             idist_desc d;
@@ -262,6 +250,23 @@ int main(void) {
             tap_ok(run_all(&d, n, NULL), "env://, %d ranks, transport %s", n, transports[t]);
         }
     }
+}
+
+int main(void) {
+    static const placement placements[] = {
+        {4, {"a", "a", "a", "b"}, {0, 1, 2, 0}, {3, 3, 3, 1}, {0, 0, 0, 1}, 2}, // uneven
+        {5,
+         {"a", "b", "a", "b", "a"},
+         {0, 0, 1, 1, 2},
+         {3, 2, 3, 2, 3},
+         {0, 1, 0, 1, 0},
+         2}, // cyclic
+        {3, {"c", "b", "a"}, {0, 0, 0}, {1, 1, 1}, {0, 1, 2}, 3}};
+    char file[64], url[96];
+    int port = 20000 + (int)(getpid() % 12000); // below those of outgoing connections
+    tap_deadline(100);
+    snprintf(file, sizeof file, "/tmp/init_test_%d", (int)getpid());
+    every_method(file, port);
     setenv("IDIST_ADDR", "127.0.0.1", 1); // what hosts of their own would find out by themselves
     snprintf(url, sizeof url, "tcp://239.1.2.3:%d", port);
     nobody_answers(url);

@@ -219,8 +219,8 @@ timeout -k 5 60 "${MPI_RUN[@]}" build/01_hello >"$WORK/out" 2>"$WORK/err" </dev/
 ok $? "01_hello: without idist_mpi.h, the ring" || tail -n 5 "$WORK/out" "$WORK/err" | diag
 
 # The main job: the loss curve of one rank alone, built and started without MPI.
-compile "$OUT/05_train_digits" -O2 -include idist_mpi.h examples/05_train_digits.c "$OUT/idist.o" \
-    -lpthread
+compile "$OUT/05_train_digits" -DIDIST_IMPLEMENTATION -include idist_mpi.h \
+    examples/05_train_digits.c -lpthread
 ok $? "05_train_digits: builds without a change" || { head -n 20 "$WORK/log" | diag; done_testing; }
 losses() { sed -n 's/.*epoch  *\([0-9]*\)\/.*loss  *\([0-9.eE+-]*\).*/\1 \2/p' "$1"; }
 build/05_train_digits --ranks 1 --epochs 2 --seed 7 >"$WORK/out" 2>&1
