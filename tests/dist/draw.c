@@ -333,7 +333,7 @@ static void mixed(void) {
     join(one(1, desc_of(1, 2, NULL, PATIENT_MS)));
     is(1, IDIST_ERR_ENV, "was given rank 1 (desc.rank)", "a given rank among drawn ones");
     join(one(1, desc_of(0, 2, NULL, PATIENT_MS)));
-    is(1, IDIST_ERR_ADDR_IN_USE, "-1 has it drawn", "a given rank 0 among drawn ones");
+    is(1, IDIST_ERR_ADDR_IN_USE, "desc.rank -1", "a given rank 0 among drawn ones");
     join(one(1, desc_of(-1, 2, NULL, PATIENT_MS)));
     join(first);
     tap_ok(m->out[0].status == 0 && m->out[1].status == 0, "the drawn ones join all the same");
