@@ -418,16 +418,20 @@ static idist_status idist__join_store_await_all(idist__join *j, const char *what
     return status;
 }
 
-// Opens the store of a new world. Rank 0 may still serve the one of the last world that this thread
-// joined, or could not join, at the same address, or be about to close it.
+// Opens the store of a new world. Rank 0 may still serve, at the same address, the store of the
+// last world that this thread joined or failed to join. It may also close that store during our
+// handshake. This can happen once, so a second loss is that of the new rank 0.
 static idist_status idist__join_store_open_new(idist__join *j, const idist_store_desc *desc) {
     idist__config *cfg = &j->w->cfg;
     uint64_t last = desc->server ? 0 : idist__me.join_server;
+    idist_store_desc d = *desc;
+    bool may_close = last != 0;
 
     for (;;) {
-        idist_status status = idist__store_open(cfg->where, desc, cfg->listener, &j->store);
-        bool closes = last && status == IDIST_ERR_PEER_LOST;
+        idist_status status = idist__store_open(cfg->where, &d, cfg->listener, &j->store);
+        bool closes = may_close && status == IDIST_ERR_PEER_LOST;
 
+        if (closes) may_close = false;
         cfg->listener = -1; // the store owns it now
 
         if (status == IDIST_OK && last && idist__store_server_id(j->store) == last) {
@@ -441,6 +445,7 @@ static idist_status idist__join_store_open_new(idist__join *j, const idist_store
             return idist__fail(IDIST_ERR_TIMEOUT, "store: rank 0 at %s has not begun another world",
                                cfg->where);
         idist__os_clock_pause_ms(1);
+        d.timeout_ms = idist__state_ms_left(j);
     }
 }
 
