@@ -24,6 +24,8 @@
 // every element is right on every rank, 1 when not or when something failed, 2 for bad arguments.
 #include "../idist.h"
 
+#include "lib/check.h"
+
 #include <cuda_runtime_api.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -32,13 +34,6 @@
 
 enum { RANKS = 2, MIB = 16, REPEAT = 20, PATTERN = 1000 };
 
-#define CHECK(call)                                                        \
-    do {                                                                   \
-        if ((call) != IDIST_OK) {                                          \
-            fprintf(stderr, "%s failed: %s\n", #call, idist_last_error()); \
-            return 1;                                                      \
-        }                                                                  \
-    } while (0)
 #define CUDA(call)                                                                 \
     do {                                                                           \
         cudaError_t error_ = (call);                                               \

@@ -32,6 +32,8 @@
 // are recognised; 1 when not, or when something failed; 2 for a bad argument.
 #include "../idist_nccl.h"
 
+#include "lib/check.h"
+
 #include <cuda_runtime.h>
 #include <math.h>
 #include <stdio.h>
@@ -39,13 +41,6 @@
 #include <string.h>
 #include <time.h>
 
-#define CHECK(call)                                                        \
-    do {                                                                   \
-        if ((call) != IDIST_OK) {                                          \
-            fprintf(stderr, "%s failed: %s\n", #call, idist_last_error()); \
-            return 1;                                                      \
-        }                                                                  \
-    } while (0)
 #define CUDA(call)                                                                 \
     do {                                                                           \
         cudaError_t error_ = (call);                                               \

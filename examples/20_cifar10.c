@@ -293,7 +293,7 @@ int main(int argc, char **argv) {
 
     if (code != OPTIONS_GOOD) return code == OPTIONS_HELP ? 0 : 2;
     report.rank = -1;
-    t.data = cfg.data ? cfg.data : find_digits(argc > 0 ? argv[0] : "");
+    t.data = cfg.data ? cfg.data : digits_find(argc > 0 ? argv[0] : "");
     idist_status status = idist_parallel_run(&desc, training, &t);
     if (t.exit_code) return t.exit_code; // it ran in this process and said why
     if (status == IDIST_OK) return 0;

@@ -3,6 +3,7 @@
 // communicates.
 #ifndef CIFAR10_DATA_H
 #define CIFAR10_DATA_H
+#include "digits.h"
 #include "resnet.h"
 
 #include <errno.h>
@@ -191,25 +192,6 @@ static bool read_digits(const char *path, int side, image_set *train, image_set 
     if (error) fprintf(stderr, "%s:%d: %s\n", path, lines, error);
 
     return !error;
-}
-
-// Where digits.csv may be: below the current folder, above this source file, beside or above the
-// program.
-static const char *find_digits(const char *program) {
-    static char path[1024];
-    const char *bases[] = {"", __FILE__, program, program, program};
-    const char *tails[] = {"examples/data/digits.csv", "../data/digits.csv", "data/digits.csv",
-                           "examples/data/digits.csv", "../examples/data/digits.csv"};
-
-    for (size_t i = 0; i < sizeof bases / sizeof bases[0]; i++) {
-        const char *slash = strrchr(bases[i], '/');
-        int folder = slash ? (int)(slash - bases[i]) + 1 : 0;
-        int n = snprintf(path, sizeof path, "%.*s%s", folder, bases[i], tails[i]);
-
-        if (n > 0 && (size_t)n < sizeof path && access(path, R_OK) == 0) return path;
-    }
-
-    return NULL;
 }
 
 // A folder with CIFAR-10's files, or a file of digits, which are scaled up to `side`. False, and
