@@ -74,6 +74,7 @@ typedef struct idist__join {
     bool owns_store;              // we opened it; otherwise it is the user's
     bool others_know;             // somebody else has told all ranks why we give up
     bool told_by_server;          // ... namely the server, for a process that ended
+    bool voting;                  // we gave up while the connections of this host carry votes
     char prefix[64];              // of our names in the store
     idist__tcp_record *tcp;       // by rank; NULL: there is no TCP
     const idist__record *records; // by rank
@@ -1281,6 +1282,7 @@ static idist_status idist__join_share_vote(idist__join *j, const idist__join_sha
 
     for (i = 0; i < share->child_count && status == IDIST_OK; i++)
         status = idist__join_share_say(j, share->children[i], vote);
+    if (status != IDIST_OK) *vote = IDIST__VOTE_HOPELESS;
 
     return status;
 }
@@ -1438,8 +1440,10 @@ static int idist__join_share_see(const idist__segment *m) {
     return error;
 }
 
-// From here on the links inside this host are pipes in the file.
-static void idist__join_share_take_over(idist__join *j, const idist__join_share *share) {
+// From here on the links inside this host are pipes in the file. A rank that gives up takes over
+// only those to ranks outside of its place in the tree: these may have joined, and can be told.
+static void idist__join_share_take_over(idist__join *j, const idist__join_share *share,
+                                        idist_status status) {
     idist__segment *m = share->m;
     const idist__segment_header *head = idist__segment_header_of(m);
     int i;
@@ -1453,7 +1457,7 @@ static void idist__join_share_take_over(idist__join *j, const idist__join_share 
         idist__pipe_port *port = &m->ports[i];
 
         m->local[share->ranks[i]] = i;
-        if (i == m->me) continue;
+        if (i == m->me || (status != IDIST_OK && idist__link_is_connected(l))) continue;
         port->shm = m;
         port->peer = i;
         port->in = idist__segment_pipe(m, i, m->me);
@@ -1490,7 +1494,8 @@ static void idist__join_share_find(const idist__join *j, idist__join_share *shar
         share->children[share->child_count++] = ranks[m->me + bit];
 }
 
-// Agrees on memory with the other ranks of this host, if there are any. *all: it worked.
+// Agrees on memory with the other ranks of this host, if there are any. *all: all have mapped it,
+// even if this rank fails after that.
 static idist_status idist__join_share_agree(idist__join *j, idist__join_share *share, bool *all) {
     idist__segment *m = share->m;
     char vote = IDIST__VOTE_FAILED;
@@ -1508,7 +1513,7 @@ static idist_status idist__join_share_agree(idist__join *j, idist__join_share *s
     for (attempt = 0; attempt < 2 && status == IDIST_OK && vote == IDIST__VOTE_FAILED; attempt++) {
         if (attempt) m->window_nbytes = 0;
         status = idist__join_share_attempt(j, share, &vote);
-        *all = status == IDIST_OK && vote > IDIST__VOTE_FAILED;
+        *all = vote > IDIST__VOTE_FAILED;
         if (m->window && !*all) idist__window_close(m->window);
         if (!*all) m->window = NULL;
     }
@@ -1532,8 +1537,9 @@ static idist_status idist__join_share_share(idist__join *j) {
     idist__join_share_find(j, &share, share.m->local + size);
     status = idist__join_share_agree(j, &share, &all);
 
-    if (status == IDIST_OK && all) idist__join_share_take_over(j, &share);
+    if (all) idist__join_share_take_over(j, &share, status);
     else idist__join_share_free(mem, share.m);
+    j->voting = status != IDIST_OK;
 
     return status;
 }
@@ -1687,14 +1693,19 @@ static idist_status idist__open_meet(idist__join *j) {
 }
 
 // Joining failed here, while others may have joined already: tells them why.
-static void idist__open_tell_joined(idist__ring *ring, idist_status status) {
+static void idist__open_tell_joined(const idist__join *j, idist_status status) {
+    idist__ring *ring = j->ring;
     const char *cause = idist__me.text;
     int i;
 
     if (strncmp(cause, "initialize: ", 12) == 0) cause += 12;
-    for (i = 0; i < ring->w->group.size; i++)
-        if (idist__link_is_connected(&ring->links[i]))
-            idist__link_abort(ring, &ring->links[i], ring->w->group.ctx, status, cause);
+    for (i = 0; i < ring->w->group.size; i++) {
+        idist__link *l = &ring->links[i];
+
+        if (!idist__link_is_connected(l)) continue;
+        if (j->voting && l->transport != &idist__pipe_transport) continue; // it votes as well
+        idist__link_abort(ring, l, ring->w->group.ctx, status, cause);
+    }
 }
 
 // Frees what only meeting needed, whether it succeeded or not.
@@ -1734,13 +1745,16 @@ static idist_status idist__ring_open(idist__world *w) {
     if (status == IDIST_OK)
         status = w->group.size > 1 ? idist__open_meet(&j) : idist__open_polls(j.ring);
     idist__failure_of_store(&j, status);
+
+    w->impl = j.ring;
+    // Those that have joined first: they may be about to give up a call, and the store may be slow.
+    if (status != IDIST_OK && j.ring && j.ring->links) idist__open_tell_joined(&j, status);
     if (status != IDIST_OK) idist__failure_tell(&j, status);
     idist__open_end(&j);
+
     if (status == IDIST_OK && !j.ring->polled_link_count)
         idist__os_descriptor_close(&j.ring->watch); // nothing will ever be watched
 
-    w->impl = j.ring;
-    if (status != IDIST_OK && j.ring && j.ring->links) idist__open_tell_joined(j.ring, status);
     if (status != IDIST_OK && j.ring) idist__ring_free(j.ring);
 
     return status;

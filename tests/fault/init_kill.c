@@ -112,7 +112,9 @@ static void one_rank(int rank, const char *url, const char *transport, outcome *
     d.rank = rank;
     d.world_size = RANKS;
     d.init_timeout_ms = INIT_TIMEOUT_MS * test_slow_factor();
-    d.timeout_ms = dying->signal == SIGSTOP ? d.init_timeout_ms : RANKS_TIMEOUT_MS;
+    d.timeout_ms = RANKS_TIMEOUT_MS;
+    if (dying->signal == SIGSTOP) // a rank that is still joining gives up first
+        d.timeout_ms = d.init_timeout_ms + 500 * test_slow_factor();
     setenv("IDIST_ADDR", "127.0.0.1", 1);
     ranks__place(&d);
     idist_status status = idist_open(&d, &world);

@@ -2,6 +2,7 @@
 # Source it from a script in tests/; it changes to the root of the project.
 # shellcheck shell=bash
 set -u
+shopt -s lastpipe # so that ok counts at the end of a pipe
 cd "$(dirname "${BASH_SOURCE[0]}")/../.." || exit 1
 # shellcheck disable=SC2034 # used by those who source this
 ROOT=$PWD
