@@ -1575,7 +1575,7 @@ static idist_status idist__join_share_connect_others(idist__join *j) {
 //------------------------------------------------------------------------------
 // [join:open]  all steps in order; making and freeing the ring
 // uses clock descriptor cpu poll os:watch fail text mem store:store model
-// uses shm:ended msg:types msg:transport link msg:message connector
+// uses shm:ended pipe msg:types msg:transport link msg:message connector
 // uses engine:progress state failure store table links share
 //------------------------------------------------------------------------------
 
