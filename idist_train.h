@@ -405,10 +405,12 @@ IDIST_API idist_status idist_ddp_create(const idist_ddp_desc *desc, idist_ddp **
 // gradients, and free it as well, call idist_abort first.
 IDIST_API void idist_ddp_free(idist_ddp **ddp);
 IDIST_API void *idist_ddp_grad(const idist_ddp *ddp, int i); // the memory of gradient i
-// The bucket of gradient i. In the first iteration, and always with a hook or find_unused, buckets
-// are launched in the order of their numbers. Later they are launched in the order in which they
-// became full in the first iteration on the first rank that had data, those that idist_ddp_wait
-// completed last. What lies in a bucket, and where, does not change, nor does the order again.
+// The bucket of gradient i. Buckets are launched in the order of their numbers. At the end of the
+// first iteration they are formed anew, as torch does: from gradients in the order in which these
+// became ready on the first rank that had data, those that were not ready in idist_ddp_wait last.
+// Gradients stay where they are in memory. With compression or on_device buckets keep their
+// gradients and numbers, but are launched in the order in which they became full then. With a hook
+// or find_unused nothing changes.
 IDIST_API int idist_ddp_bucket(const idist_ddp *ddp, int i);
 IDIST_API int idist_ddp_buckets(const idist_ddp *ddp); // the number of buckets
 
@@ -4545,12 +4547,12 @@ static idist_status idist__on_device_int8_finish(idist_bucket *b, void *arg) {
 //
 // The order in which gradients become ready on a rank does not matter: a bucket is launched when it
 // is full and the one before it has been launched, so all ranks make the same calls in the same
-// order. At first that is the order of numbers. If the backward pass uses parameters in another
-// order than they are listed in, bucket 0 is full late and all others wait for it; so after the
-// first iteration all ranks take over the order in which buckets became full on one rank
-// (idist__ddp_finish_order). PyTorch also regroups the gradients then. Here they keep their
-// buckets, so that addresses, the state of compressions and the numbers of buckets remain valid. In
-// each iteration the calls are:
+// order. If the backward pass uses parameters in another order than they are listed in, buckets are
+// full late, and all others wait for them; so after the first iteration buckets are formed anew, in
+// the order in which gradients became ready on one rank (idist__ddp_finish_follow). Gradients stay
+// where they are, and a bucket whose gradients have come apart by this goes in pieces. The state of
+// a compression belongs to a bucket, and on the device there are no pieces; so these keep their
+// buckets and only launch them in another order. In each iteration the calls are:
 //
 //     uneven        all_gather of "I have data", 1 byte; then all know whose buffers count, and by
 //                   how many to divide
@@ -4558,8 +4560,9 @@ static idist_status idist__on_device_int8_finish(idist_bucket *b, void *arg) {
 //     buckets       in that order: what the hook's `start` does; without a hook an all_reduce in
 //                   place, or one per piece
 //     find_unused   all_reduce of "I have a gradient", 1 byte per parameter
-//     order         the first time only: broadcast of a number per bucket
 //     buckets       in that order: what the hook's `finish` does
+//     order         the first time only: broadcast of a number per gradient; if buckets change,
+//                   all_reduce of "my gradients lie apart", 1 byte per bucket
 //
 // A rank in idist_ddp_join makes these calls with zeros until all ranks say that they have no data.
 //
@@ -4585,8 +4588,8 @@ typedef struct idist__ddp_param {
 typedef struct idist__ddp_bucket {
     idist_bucket exposed; // what a hook gets
     int ready_count;
-    bool view;           // lies in the program's memory
-    bool scattered;      // sent in pieces, because its gradients lie apart; see [train:ddp_piece]
+    bool view;      // lies in the program's memory
+    bool scattered; // its gradients lie apart, so that it goes in pieces; see [train:ddp_piece]
     int64_t launched_ns; // for the timeline
     char *end;           // of the gradients placed so far
     idist_request request;
@@ -4596,8 +4599,9 @@ typedef struct idist__ddp_bucket {
 typedef struct idist__ddp_piece {
     idist_bucket exposed; // what the built-in reduction gets
     const idist__ddp_bucket *bucket;
-    size_t first; // its first element in the bucket, ...
-    int gradient; // ... and the position in bucket_gradients of the gradient which that is of
+    size_t first;  // its first element in the bucket, ...
+    int gradient;  // ... and the position in bucket_gradients of the gradient which that is of
+    bool in_place; // not in a slot
     idist_request request;
 } idist__ddp_piece;
 
@@ -4610,17 +4614,19 @@ struct idist_ddp {
     int group_size;
     idist_tensor *params, *grads, *buffers;
     idist__ddp_param *param_states;
-    idist__ddp_bucket *buckets;
+    idist__ddp_bucket *buckets; // room for one per gradient
     int bucket_count;
+    int *bucket_of;             // by gradient: its bucket in the next grouping
     int *bucket_gradients;      // by bucket: indices of its gradients, ...
     size_t *bucket_displs;      // ... and where they begin
     void *bucket_memory;        // of buckets that are not views
     bool copies;                // some gradients are copied to their buckets
-    bool ordered;               // launch_order is that of arrival
+    bool learnt;                // the order of arrival is known
     int32_t *launch_order;      // buckets, in the order in which they are launched
-    int32_t *arrival_order;     // buckets, in the order in which they became full
+    int32_t *arrival_order;     // gradients, in the order in which they became ready
     uint8_t *in_pieces;         // by bucket: scattered on some rank
-    char *slot_memory;          // of pieces in flight
+    char *slot_memory;          // of pieces in flight, ...
+    size_t slot_count;          // ... for so many
     idist__reduction reduction; // how the built-in hooks reduce
     double scale;               // result = scale * sum of what the ranks contribute
     float *held_errors;         // see [train:ddp_hold], or NULL
@@ -4638,8 +4644,7 @@ struct idist_ddp {
 
     // The iteration.
     uint64_t iteration; // from 1 on
-    int ready_count;    // gradients
-    int arrived_count;  // buckets in arrival_order
+    int ready_count;    // gradients, which are the first ones of arrival_order
     int launched_count; // buckets
     int next_gradient;  // of the bucket that is being launched in pieces, as in idist__ddp_piece
     size_t next_first;
@@ -4720,34 +4725,36 @@ static void idist__ddp_set_scale(idist_ddp *d) {
 
 //------------------------------------------------------------------------------
 // [train:ddp_bucket]  which gradients share a bucket, and where it lies
-// uses base:type memory ddp
+// uses base:type collective memory ddp
 //------------------------------------------------------------------------------
 
-// Assigns gradients to buckets, from the last to the first: bucket_of[i] is that of gradient i.
-// Each dtype has one open bucket, which is closed by the gradient that reaches the limit. Buckets
-// are numbered in the order in which they are opened. Returns how many there are.
-static int idist__ddp_bucket_assign(const idist_tensor *grads, int n, size_t first_limit,
-                                    size_t limit, int *bucket_of) {
-    size_t nbytes[IDIST_DTYPE_COUNT], limits[IDIST_DTYPE_COUNT];
-    int open[IDIST_DTYPE_COUNT], i, count = 0;
+// Assigns gradients to buckets in this order, or from the last to the first (NULL): bucket_of[i] is
+// that of gradient i. Each dtype has one open bucket, which is closed by the gradient that reaches
+// the limit. Buckets are numbered in the order in which they are opened. Returns how many there
+// are.
+static int idist__ddp_bucket_assign(const idist_ddp *d, const int32_t *order, int *bucket_of) {
+    size_t limit = d->desc.bucket_nbytes, nbytes[IDIST_DTYPE_COUNT], limits[IDIST_DTYPE_COUNT];
+    int open[IDIST_DTYPE_COUNT], i, k, count = 0;
 
     for (i = 0; i < IDIST_DTYPE_COUNT; i++) {
         open[i] = -1;
         nbytes[i] = 0;
-        limits[i] = first_limit;
+        limits[i] = limit ? limit : IDIST__DDP_FIRST_NBYTES;
     }
 
-    for (i = n; i-- > 0;) {
-        int dtype = (int)grads[i].dtype;
+    for (k = 0; k < d->desc.n; k++) {
+        int dtype;
 
+        i = order ? order[k] : d->desc.n - 1 - k;
+        dtype = (int)d->grads[i].dtype;
         if (open[dtype] < 0) open[dtype] = count++;
         bucket_of[i] = open[dtype];
-        nbytes[dtype] += idist__ddp_nbytes(&grads[i]);
+        nbytes[dtype] += idist__ddp_nbytes(&d->grads[i]);
         if (nbytes[dtype] < limits[dtype]) continue;
 
         open[dtype] = -1;
         nbytes[dtype] = 0;
-        limits[dtype] = limit;
+        limits[dtype] = limit ? limit : IDIST__DDP_BUCKET_NBYTES;
     }
 
     return count;
@@ -4842,79 +4849,74 @@ static size_t idist__ddp_bucket_place(idist_ddp *d) {
     return total;
 }
 
-// Lists the gradients of each bucket, for hooks.
-static idist_status idist__ddp_bucket_list(idist_ddp *d) {
-    size_t n = (size_t)d->desc.n + 1;
-    int b, i, listed = 0;
-
-    d->bucket_gradients = (int *)malloc(n * sizeof *d->bucket_gradients);
-    d->bucket_displs = (size_t *)malloc(n * sizeof *d->bucket_displs);
-    if (!d->bucket_gradients || !d->bucket_displs) return idist__ddp_no_memory();
+// Lists the gradients of each bucket.
+static void idist__ddp_bucket_list(idist_ddp *d) {
+    int b, i, k, listed = 0;
 
     for (b = 0; b < d->bucket_count; b++) {
         idist_bucket *exposed = &d->buckets[b].exposed;
-        size_t at = 0;
 
         exposed->gradients = &d->bucket_gradients[listed];
         exposed->displs = &d->bucket_displs[listed];
-
-        for (i = 0; i < d->desc.n; i++) {
-            if (d->param_states[i].bucket != b) continue;
-            d->bucket_gradients[listed] = i;
-            d->bucket_displs[listed++] = at;
-            at += d->grads[i].count;
-        }
+        listed += exposed->gradient_count;
+        exposed->gradient_count = 0; // counted again below
+        exposed->count = 0;
     }
 
-    return IDIST_OK;
+    for (i = 0; i < d->desc.n; i++) {
+        idist_bucket *exposed = &d->buckets[d->param_states[i].bucket].exposed;
+
+        k = (int)(exposed->gradients - d->bucket_gradients) + exposed->gradient_count++;
+        d->bucket_gradients[k] = i;
+        d->bucket_displs[k] = exposed->count;
+        exposed->count += d->grads[i].count;
+    }
 }
 
-// Allocates what is kept per bucket.
-static idist_status idist__ddp_bucket_alloc(idist_ddp *d) {
-    size_t n = (size_t)d->bucket_count + 1;
-    int b;
+// Makes these buckets, without memory: bucket_of[i] is that of gradient i.
+static void idist__ddp_bucket_group(idist_ddp *d, const int *bucket_of, int bucket_count) {
+    int b, i;
 
-    d->buckets = (idist__ddp_bucket *)calloc(n, sizeof *d->buckets);
-    d->launch_order = (int32_t *)malloc(n * sizeof *d->launch_order);
-    d->arrival_order = (int32_t *)malloc(n * sizeof *d->arrival_order);
-    d->in_pieces = (uint8_t *)calloc(n, 1);
-    if (!d->buckets || !d->launch_order || !d->arrival_order || !d->in_pieces)
-        return idist__ddp_no_memory();
-    for (b = 0; b < d->bucket_count; b++) d->launch_order[b] = b;
+    memset(d->buckets, 0, (size_t)bucket_count * sizeof *d->buckets);
+    d->bucket_count = bucket_count;
 
-    return IDIST_OK;
-}
+    for (b = 0; b < bucket_count; b++) {
+        d->buckets[b].exposed.index = b;
+        d->launch_order[b] = b;
+    }
 
-// Creates the buckets without memory. Local.
-static idist_status idist__ddp_bucket_create(idist_ddp *d) {
-    size_t limit = d->desc.bucket_nbytes;
-    int i, *bucket_of = (int *)malloc(((size_t)d->desc.n + 1) * sizeof *bucket_of);
-    idist_status status;
-
-    if (!bucket_of) return idist__ddp_no_memory();
-    d->bucket_count =
-        idist__ddp_bucket_assign(d->grads, d->desc.n, limit ? limit : IDIST__DDP_FIRST_NBYTES,
-                                 limit ? limit : IDIST__DDP_BUCKET_NBYTES, bucket_of);
-    status = idist__ddp_bucket_alloc(d);
-
-    for (i = 0; i < d->desc.n && status == IDIST_OK; i++) {
+    for (i = 0; i < d->desc.n; i++) {
         idist__ddp_bucket *bucket = &d->buckets[bucket_of[i]];
 
         d->param_states[i].bucket = bucket_of[i];
-        bucket->exposed.index = bucket_of[i];
         bucket->exposed.dtype = d->grads[i].dtype;
-        bucket->exposed.count += d->grads[i].count;
         bucket->exposed.gradient_count++;
     }
 
-    free(bucket_of);
+    idist__ddp_bucket_list(d);
+}
 
-    return status == IDIST_OK ? idist__ddp_bucket_list(d) : status;
+// Allocates what is kept per bucket or gradient: enough for any grouping.
+static idist_status idist__ddp_bucket_alloc(idist_ddp *d) {
+    size_t n = (size_t)d->desc.n + 1;
+
+    d->buckets = (idist__ddp_bucket *)calloc(n, sizeof *d->buckets);
+    d->bucket_of = (int *)malloc(n * sizeof *d->bucket_of);
+    d->bucket_gradients = (int *)malloc(n * sizeof *d->bucket_gradients);
+    d->bucket_displs = (size_t *)malloc(n * sizeof *d->bucket_displs);
+    d->launch_order = (int32_t *)malloc(n * sizeof *d->launch_order);
+    d->arrival_order = (int32_t *)malloc(n * sizeof *d->arrival_order);
+    d->in_pieces = (uint8_t *)calloc(n, 1);
+    if (d->buckets && d->bucket_of && d->bucket_gradients && d->bucket_displs && d->launch_order &&
+        d->arrival_order && d->in_pieces)
+        return IDIST_OK;
+
+    return idist__ddp_no_memory();
 }
 
 // Allocates the slots: as many as there can be pieces in flight. Buckets that are contiguous here
 // may go in pieces as well, because they are scattered on another rank; such a piece counts, but
-// needs no memory.
+// needs no memory. Sets in_pieces to the buckets that are scattered here.
 static idist_status idist__ddp_bucket_alloc_slots(idist_ddp *d) {
     size_t count = 0;
     bool any = false;
@@ -4928,21 +4930,26 @@ static idist_status idist__ddp_bucket_alloc_slots(idist_ddp *d) {
         count += idist__ddp_bucket_nbytes(&d->buckets[b]) / IDIST__DDP_PIECE_NBYTES + 1;
     }
 
-    if (!any) return IDIST_OK;
     if (count > IDIST__DDP_SLOTS) count = IDIST__DDP_SLOTS;
+    if (!any || count <= d->slot_count) return IDIST_OK;
     status = idist__memory_alloc(&d->reduction.memory, &memory, count * IDIST__DDP_PIECE_NBYTES);
-    d->slot_memory = (char *)memory;
+    if (status != IDIST_OK) return status;
 
-    return status;
+    idist__memory_free(&d->reduction.memory, d->slot_memory);
+    d->slot_memory = (char *)memory;
+    d->slot_count = count;
+
+    return IDIST_OK;
 }
 
 // Forms the buckets and gives each gradient its place. Local.
 static idist_status idist__ddp_bucket_form(idist_ddp *d) {
     size_t total;
     int i;
-    idist_status status = idist__ddp_bucket_create(d);
+    idist_status status = idist__ddp_bucket_alloc(d);
 
     if (status != IDIST_OK) return status;
+    idist__ddp_bucket_group(d, d->bucket_of, idist__ddp_bucket_assign(d, NULL, d->bucket_of));
     total = idist__ddp_bucket_place(d);
 
     if (total) {
@@ -4959,6 +4966,39 @@ static idist_status idist__ddp_bucket_form(idist_ddp *d) {
     }
 
     return idist__ddp_bucket_alloc_slots(d);
+}
+
+// Whether gradients may change their buckets: not where a hook or a compression keeps a state for
+// each bucket, or where buckets have memory of their own. The same on all ranks.
+static bool idist__ddp_bucket_may_regroup(const idist_ddp *d) {
+    return idist__ddp_bucket_may_split(d);
+}
+
+// Collective: a bucket that is scattered on one rank goes in pieces on all.
+static idist_status idist__ddp_bucket_agree(idist_ddp *d) {
+    idist_opts opts = idist__ddp_opts(d, false);
+
+    if (!idist__ddp_bucket_may_split(d)) return IDIST_OK;
+    return idist_all_reduce(d->in_pieces, d->in_pieces, (size_t)d->bucket_count, IDIST_U8,
+                            IDIST_MAX, &opts);
+}
+
+// Collective, between iterations: forms buckets from gradients in the order of arrival, unless
+// these are the buckets that there are. Gradients stay where they are.
+static idist_status idist__ddp_bucket_regroup(idist_ddp *d) {
+    int i, count = idist__ddp_bucket_assign(d, d->arrival_order, d->bucket_of);
+    bool changes = false;
+    idist_status status;
+
+    for (i = 0; i < d->desc.n; i++)
+        changes = changes || d->bucket_of[i] != d->param_states[i].bucket;
+    if (!changes) return IDIST_OK;
+
+    idist__ddp_bucket_group(d, d->bucket_of, count);
+    idist__ddp_bucket_place(d);
+    status = idist__ddp_bucket_alloc_slots(d);
+
+    return status == IDIST_OK ? idist__ddp_bucket_agree(d) : status;
 }
 
 //------------------------------------------------------------------------------
@@ -5055,8 +5095,9 @@ static idist_status idist__ddp_hold_end(idist_ddp *d, const idist__ddp_bucket *b
 //     slots        [ a ][ b ][ c ]     d is launched when a has been reduced and copied back
 //
 // idist_ddp_ready launches pieces while slots are free, and idist_ddp_wait the rest. A bucket that
-// is scattered on one rank goes in pieces on all, because all make the same calls; where it is
-// contiguous, a piece is reduced where it lies.
+// is scattered on one rank goes in pieces on all, because all make the same calls. A piece that is
+// contiguous on a rank, because it lies in a single gradient for example, needs no slot there: it
+// is reduced where it is.
 //
 // Whole buckets are copied with a hook, which must see them; with compression, whose state is that
 // of a bucket; with find_unused, where only the end of the iteration tells whether a gradient
@@ -5071,7 +5112,7 @@ static void idist__ddp_piece_copy(const idist_ddp *d, const idist__ddp_piece *pi
     char *slot = (char *)piece->exposed.data;
     int k;
 
-    if (!piece->bucket->scattered) return;
+    if (piece->in_place) return;
 
     for (k = piece->gradient; first < end; k++) {
         const idist_tensor *gradient = &d->grads[exposed->gradients[k]];
@@ -5091,12 +5132,41 @@ static void idist__ddp_piece_copy(const idist_ddp *d, const idist__ddp_piece *pi
     }
 }
 
+// Where the elements of a piece are, if they are contiguous in the program's memory; otherwise
+// NULL. A rank without data needs memory for its zeros.
+static void *idist__ddp_piece_find(const idist_ddp *d, const idist__ddp_piece *piece) {
+    const idist_bucket *bucket = &piece->bucket->exposed;
+    size_t size = idist_dtype_size(bucket->dtype), skipped, count;
+    const idist_tensor *gradient;
+    char *data, *end;
+    int k = piece->gradient;
+
+    if (!piece->bucket->scattered) return (char *)bucket->data + piece->first * size;
+    if (d->joining) return NULL;
+
+    while (!d->grads[bucket->gradients[k]].count) k++;
+    gradient = &d->grads[bucket->gradients[k]];
+    skipped = piece->first - bucket->displs[k];
+    data = (char *)gradient->data + skipped * size;
+    count = gradient->count - skipped;
+    end = data + count * size;
+
+    while (count < piece->exposed.count) {
+        gradient = &d->grads[bucket->gradients[++k]];
+        if (gradient->count && gradient->data != end) return NULL;
+        count += gradient->count;
+        end += gradient->count * size;
+    }
+
+    return data;
+}
+
 // Launches the next piece of a bucket. blocking: without a request.
 static idist_status idist__ddp_piece_start(idist_ddp *d, const idist__ddp_bucket *bucket,
                                            bool blocking) {
     const idist_bucket *all = &bucket->exposed;
-    size_t slot = d->started_pieces % IDIST__DDP_SLOTS, size = idist_dtype_size(all->dtype);
-    size_t most = IDIST__DDP_PIECE_NBYTES / size, left = all->count - d->next_first;
+    size_t slot = d->started_pieces % IDIST__DDP_SLOTS, left = all->count - d->next_first;
+    size_t most = IDIST__DDP_PIECE_NBYTES / idist_dtype_size(all->dtype);
     double prescale = d->desc.prescale != 0 ? d->desc.prescale : 1;
     idist__ddp_piece *piece = &d->slots[slot];
     idist_bucket *exposed = &piece->exposed;
@@ -5109,8 +5179,9 @@ static idist_status idist__ddp_piece_start(idist_ddp *d, const idist__ddp_bucket
     exposed->count = left < most ? left : most;
     exposed->opts = d->reduction.memory.opts;
     if (!blocking || left > most) exposed->opts.request = &piece->request;
-    if (bucket->scattered) exposed->data = d->slot_memory + slot * IDIST__DDP_PIECE_NBYTES;
-    else exposed->data = (char *)all->data + d->next_first * size;
+    exposed->data = idist__ddp_piece_find(d, piece);
+    piece->in_place = exposed->data != NULL;
+    if (!piece->in_place) exposed->data = d->slot_memory + slot * IDIST__DDP_PIECE_NBYTES;
 
     idist__ddp_piece_copy(d, piece, false);
     status = idist__memory_scale(&d->reduction.memory, exposed->data, exposed->count,
@@ -5326,6 +5397,7 @@ static idist_status idist__ddp_launch_gather(idist_ddp *d, int i) {
     idist_status status;
 
     param->ready_iteration = d->iteration;
+    if (!d->learnt) d->arrival_order[d->ready_count] = i;
     d->ready_count++;
     d->buckets[param->bucket].ready_count++;
     if (param->gradient == gradient->data) return IDIST_OK;
@@ -5337,7 +5409,7 @@ static idist_status idist__ddp_launch_gather(idist_ddp *d, int i) {
 
 //------------------------------------------------------------------------------
 // [train:ddp_finish]  the end of an iteration
-// uses clock collective mark memory ddp ddp_hold ddp_launch
+// uses clock collective mark memory ddp ddp_bucket ddp_hold ddp_launch
 //
 // What idist_ddp_wait does: gradients that are not ready become zeros or count as ready; the
 // remaining buckets are launched; each result is finished and copied back.
@@ -5460,7 +5532,6 @@ static void idist__ddp_finish_reset(idist_ddp *d) {
     for (b = 0; b < d->bucket_count; b++) d->buckets[b].ready_count = 0;
     d->iteration++;
     d->ready_count = 0;
-    d->arrived_count = 0;
     d->launched_count = 0;
     d->next_gradient = 0;
     d->next_first = 0;
@@ -5479,7 +5550,7 @@ static idist_status idist__ddp_finish_gather(idist_ddp *d) {
 
     if (d->joining) return status; // the buckets are zeroed already
 
-    for (i = 0; i < d->desc.n && status == IDIST_OK; i++) {
+    for (i = d->desc.n; i-- > 0 && status == IDIST_OK;) {
         bool counts = d->copies;
 
         if (d->desc.find_unused) counts = d->param_states[i].no_sync_iteration == d->iteration;
@@ -5492,30 +5563,50 @@ static idist_status idist__ddp_finish_gather(idist_ddp *d) {
     return status;
 }
 
-// Collective: sets the order in which buckets are launched from now on. It is that in which they
-// became full on the first rank with data; buckets that became full in idist_ddp_wait come last. A
-// hook relies on bucket 0 being the first, and with find_unused an iteration is no example for the
-// next.
-static idist_status idist__ddp_finish_order(idist_ddp *d) {
-    idist_opts opts = idist__ddp_opts(d, false);
-    idist_status status;
-    int b, k;
+// Sets launch_order to the order in which buckets became full.
+static void idist__ddp_finish_reorder(idist_ddp *d) {
+    int b, k, full = 0;
 
-    if (d->ordered || d->desc.hook || d->desc.find_unused || d->bucket_count < 2) return IDIST_OK;
-    d->ordered = true;
+    for (b = 0; b < d->bucket_count; b++) d->buckets[b].ready_count = 0;
 
-    for (b = 0; b < d->bucket_count; b++) {
-        for (k = 0; k < d->arrived_count && d->arrival_order[k] != b; k++) continue;
-        if (k == d->arrived_count) d->arrival_order[d->arrived_count++] = b;
+    for (k = 0; k < d->desc.n; k++) {
+        idist__ddp_bucket *bucket = &d->buckets[d->param_states[d->arrival_order[k]].bucket];
+
+        bucket->ready_count++;
+        if (idist__ddp_is_full(bucket)) d->launch_order[full++] = bucket->exposed.index;
     }
+}
 
-    status = idist_broadcast(d->arrival_order, (size_t)d->bucket_count, IDIST_I32, d->first_active,
-                             &opts);
-    if (status == IDIST_OK)
-        memcpy(d->launch_order, d->arrival_order,
-               (size_t)d->bucket_count * sizeof *d->launch_order);
+// Collective: sets arrival_order, on all ranks, to the order in which gradients became ready on the
+// first rank with data. Those that became ready in idist_ddp_wait come last, from the last one to
+// the first.
+static idist_status idist__ddp_finish_learn(idist_ddp *d) {
+    idist_opts opts = idist__ddp_opts(d, false);
+    int i, count = 0;
 
-    return status;
+    for (i = 0; i < d->desc.n; i++) d->bucket_of[i] = -1; // not in arrival_order
+    for (i = 0; i < d->ready_count; i++) d->bucket_of[d->arrival_order[i]] = 0;
+    count = d->ready_count;
+
+    for (i = d->desc.n; i-- > 0;)
+        if (d->bucket_of[i] < 0) d->arrival_order[count++] = i;
+
+    return idist_broadcast(d->arrival_order, (size_t)d->desc.n, IDIST_I32, d->first_active, &opts);
+}
+
+// Collective: after the first iteration, buckets follow the order of arrival. A hook relies on
+// bucket 0 being the first, and with find_unused an iteration is no example for the next.
+static idist_status idist__ddp_finish_follow(idist_ddp *d) {
+    idist_status status;
+
+    if (d->learnt || d->desc.hook || d->desc.find_unused || d->bucket_count < 2) return IDIST_OK;
+    d->learnt = true;
+    status = idist__ddp_finish_learn(d);
+    if (status != IDIST_OK) return status;
+    if (idist__ddp_bucket_may_regroup(d)) return idist__ddp_bucket_regroup(d);
+    idist__ddp_finish_reorder(d);
+
+    return IDIST_OK;
 }
 
 // Ends an iteration.
@@ -5535,10 +5626,10 @@ static idist_status idist__ddp_finish(idist_ddp *d) {
         idist__ddp_fail(d, status);
     }
 
-    if (status == IDIST_OK) status = idist__ddp_fail(d, idist__ddp_finish_order(d));
     status = idist__ddp_finish_buckets(d); // after a failure too: requests must be waited for
     if (status == IDIST_OK && !d->joining)
         status = idist__ddp_fail(d, idist__ddp_finish_scatter(d));
+    if (status == IDIST_OK) status = idist__ddp_fail(d, idist__ddp_finish_follow(d));
     idist__ddp_finish_reset(d);
 
     return status;
@@ -5591,8 +5682,6 @@ idist_status idist_ddp_ready(idist_ddp *d, int i) {
     status = idist__ddp_launch_gather(d, i);
     if (status != IDIST_OK) return status;
 
-    bucket = &d->buckets[d->param_states[i].bucket];
-    if (idist__ddp_is_full(bucket)) d->arrival_order[d->arrived_count++] = bucket->exposed.index;
     bucket = idist__ddp_bucket_at(d, d->launched_count);
 
     return idist__ddp_is_full(bucket) ? idist__ddp_launch_full(d, false) : IDIST_OK;
@@ -5719,7 +5808,7 @@ idist_status idist_ddp_join(idist_ddp *d, int *last) {
 //     idist__ddp_bucket_form         the buckets
 //     idist__ddp_create_set_hook     the hook, and what a compression needs per bucket
 //     idist__ddp_create_agree        collective: the same arguments on all ranks, and no failure
-//     idist__ddp_create_agree_pieces collective: which buckets are scattered
+//     idist__ddp_bucket_agree        collective: which buckets are scattered
 //     idist__ddp_create_broadcast    collective: parameters and buffers of rank 0
 //------------------------------------------------------------------------------
 
@@ -6007,15 +6096,6 @@ static idist_status idist__ddp_create_agree(const idist_ddp *d, idist_status min
     return status;
 }
 
-// Collective: a bucket that is scattered on one rank goes in pieces on all.
-static idist_status idist__ddp_create_agree_pieces(idist_ddp *d) {
-    idist_opts opts = idist__ddp_opts(d, false);
-
-    if (!idist__ddp_bucket_may_split(d)) return IDIST_OK;
-    return idist_all_reduce(d->in_pieces, d->in_pieces, (size_t)d->bucket_count, IDIST_U8,
-                            IDIST_MAX, &opts);
-}
-
 // Collective: copies parameters and buffers of rank 0 to all.
 static idist_status idist__ddp_create_broadcast(const idist_ddp *d) {
     idist_opts opts = idist__ddp_opts(d, d->desc.on_device);
@@ -6086,7 +6166,7 @@ idist_status idist_ddp_create(const idist_ddp_desc *desc, idist_ddp **ddp) {
     if (status == IDIST_OK) status = idist__ddp_bucket_form(d);
     if (status == IDIST_OK) status = idist__ddp_create_set_hook(d);
     status = idist__ddp_create_agree(d, status);
-    if (status == IDIST_OK) status = idist__ddp_create_agree_pieces(d);
+    if (status == IDIST_OK) status = idist__ddp_bucket_agree(d);
     if (status == IDIST_OK) status = idist__ddp_create_broadcast(d);
 
     if (status == IDIST_OK) {

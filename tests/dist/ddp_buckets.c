@@ -1,5 +1,5 @@
-// ddp_buckets: buckets of scattered gradients go in pieces, and buckets are launched in the order
-// in which they become full
+// ddp_buckets: buckets of scattered gradients go in pieces, and after the first iteration buckets
+// follow the order in which gradients arrive
 #define IDIST_IMPLEMENTATION
 #include "idist.h"
 
@@ -266,14 +266,17 @@ static void pieces_lost(idist_group *world, int rank, int n, void *arg) {
     free(m.memory);
 }
 
+// Each bucket has one gradient.
 static void check_order(const idist_ddp *ddp, int rank, const int *order, const char *when) {
-    for (int k = 0; k < 6; k++)
-        rank_check(ddp->launch_order[k] == order[k],
-                   "rank %d, %s: bucket %d is launched at position %d, expected bucket %d", rank,
-                   when, (int)ddp->launch_order[k], k, order[k]);
+    for (int k = 0; k < 6; k++) {
+        int gradient = ddp->buckets[ddp->launch_order[k]].exposed.gradients[0];
+        rank_check(gradient == order[k],
+                   "rank %d, %s: gradient %d is launched at position %d, expected %d", rank, when,
+                   gradient, k, order[k]);
+    }
 }
 
-static const int by_number[6] = {0, 1, 2, 3, 4, 5}, reversed[6] = {5, 4, 3, 2, 1, 0};
+static const int forwards[6] = {0, 1, 2, 3, 4, 5}, backwards[6] = {5, 4, 3, 2, 1, 0};
 
 // One iteration, in the order of the forward pass or the other one; checks how many buckets are in
 // flight after each gradient if it is `early`, and that none is before the last gradient if not.
@@ -306,28 +309,28 @@ static void order(idist_group *world, int rank, int n, void *arg) {
         rank_ok(rank, idist_ddp_ready(ddp, 5));
         rank_ok(rank, idist_ddp_wait(ddp));
         rank_ok(rank, idist_ddp_no_sync(ddp, false));
-        check_order(ddp, rank, by_number, "before the first iteration");
+        check_order(ddp, rank, backwards, "before the first iteration");
         pass(&m, ddp, 0, forward, !forward);
         check_result(&m, 0, 0, 1.0 / n);
-        check_order(ddp, rank, reversed, "after it");
+        check_order(ddp, rank, forwards, "after it");
         for (int step = 1; step < 4; step++) {
             pass(&m, ddp, step, forward, forward);
             check_result(&m, 0, step, 1.0 / n);
         }
         pass(&m, ddp, 4, !forward, !forward); // it is not learnt again
         check_result(&m, 0, 4, 1.0 / n);
-        check_order(ddp, rank, reversed, "after another order");
+        check_order(ddp, rank, forwards, "after another order");
         for (int i = 0; i < 6; i++)
-            rank_check(idist_ddp_bucket(ddp, i) == 5 - i, "rank %d: gradient %d is in bucket %d",
-                       rank, i, idist_ddp_bucket(ddp, i));
+            rank_check(idist_ddp_bucket(ddp, i) == i, "rank %d: gradient %d is in bucket %d", rank,
+                       i, idist_ddp_bucket(ddp, i));
         idist_ddp_free(&ddp);
         free(m.memory);
     }
 }
 
-// Buckets 2 and 5 are full before idist_ddp_wait; the others come in the order of their numbers.
+// Gradients 0 and 3 are ready before idist_ddp_wait; the others come from the last to the first.
 static void order_of_some(idist_group *world, int rank, int n, void *arg) {
-    static const int expected[6] = {5, 2, 0, 1, 3, 4};
+    static const int expected[6] = {0, 3, 5, 4, 2, 1};
     model m;
     idist_ddp *ddp = NULL;
     (void)arg;
@@ -341,6 +344,94 @@ static void order_of_some(idist_group *world, int rank, int n, void *arg) {
         rank_ok(rank, idist_ddp_wait(ddp));
         check_result(&m, 0, step, 1.0 / n);
         check_order(ddp, rank, expected, "some");
+    }
+    idist_ddp_free(&ddp);
+    free(m.memory);
+}
+
+// Gradients 7 to 0 lie in buckets of two. Those with odd numbers, a branch of its own in the
+// network, arrive first; so the buckets become {7, 5}, {3, 1}, {6, 4} and {2, 0}. With two dtypes,
+// those with odd numbers are doubles, and nothing changes but the order.
+static void check_regrouped(const idist_ddp *ddp, int rank, const void *const *at) {
+    static const int buckets[8] = {3, 1, 3, 1, 2, 0, 2, 0};
+    rank_check(idist_ddp_buckets(ddp) == 4, "rank %d: %d buckets", rank, idist_ddp_buckets(ddp));
+    for (int i = 0; i < 8; i++) {
+        rank_check(idist_ddp_bucket(ddp, i) == buckets[i],
+                   "rank %d: gradient %d is in bucket %d, expected %d", rank, i,
+                   idist_ddp_bucket(ddp, i), buckets[i]);
+        rank_check(idist_ddp_grad(ddp, i) == at[i], "rank %d: gradient %d was moved", rank, i);
+    }
+}
+
+static void regroup(idist_group *world, int rank, int n, void *arg) {
+    static const int arrival[8] = {7, 5, 3, 1, 6, 4, 2, 0};
+    static const int in_a_row[8] = {5, 7, 1, 3, 4, 6, 0, 2}; // the later buckets are contiguous
+    size_t each = *(const size_t *)arg, counts[8];
+    for (int i = 0; i < 8; i++) counts[i] = each;
+    for (int k = 0; k < 2 * (N_LAYOUTS + 2); k++) {
+        int layout = k / 2;
+        bool two_dtypes = k % 2, laid_out = layout == N_LAYOUTS, by_bucket = layout > N_LAYOUTS;
+        const void *at[8];
+        model m;
+        idist_ddp *ddp = NULL;
+        if (by_bucket) layout = ONE_IN_A_ROW;
+        model_init(&m, world, counts, 8, laid_out ? APART : layout, IDIST_F32);
+        for (int i = 0; i < 8; i++) at[i] = m.grads[i].data;
+        for (int i = 0; i < 8 && by_bucket; i++)
+            m.grads[in_a_row[i]].data = (void *)(intptr_t)at[i];
+        for (int i = 1; i < 8 && two_dtypes; i += 2) { // half as many
+            m.params[i].dtype = m.grads[i].dtype = IDIST_F64;
+            m.params[i].count = m.grads[i].count = each / 2;
+        }
+        if (laid_out) m.desc.grads = NULL;
+        m.desc.bucket_nbytes = 2 * sizeof(float) * (each / 2 * 2);
+        rank_ok(rank, idist_ddp_create(&m.desc, &ddp));
+        if (!ddp) return; // the world has failed
+        for (int i = 0; i < 8; i++) at[i] = idist_ddp_grad(ddp, i);
+        for (int i = 0; i < 8; i++)
+            rank_check(two_dtypes || idist_ddp_bucket(ddp, i) == (7 - i) / 2,
+                       "rank %d: gradient %d begins in bucket %d", rank, i,
+                       idist_ddp_bucket(ddp, i));
+        for (int step = 0; step < 4; step++) {
+            for (int i = 0; i < 8; i++) fill(&m, ddp, rank, step, i);
+            for (int i = 0; i < 8; i++) {
+                rank_ok(rank, idist_ddp_ready(ddp, arrival[i]));
+                rank_check(!step || ddp->launched_count + (ddp->next_first > 0) >= i / 2 ||
+                               ddp->started_pieces >= IDIST__DDP_SLOTS,
+                           "rank %d, step %d: %d buckets launched after %d gradients", rank, step,
+                           ddp->launched_count, i + 1);
+            }
+            rank_ok(rank, idist_ddp_wait(ddp));
+            check_result(&m, 0, step, 1.0 / n);
+            if (!laid_out) check_guards(&m, rank);
+            check_regrouped(ddp, rank, at);
+        }
+        idist_ddp_free(&ddp);
+        free(m.memory);
+    }
+}
+
+// Two buckets become three, which need three slots.
+static void more_buckets(idist_group *world, int rank, int n, void *arg) {
+    static const size_t counts[6] = {2000, 2000, 100, 100, 100, 100};
+    model m;
+    idist_ddp *ddp = NULL;
+    (void)arg;
+    model_init(&m, world, counts, 6, APART, IDIST_F32);
+    m.desc.bucket_nbytes = 8000;
+    rank_ok(rank, idist_ddp_create(&m.desc, &ddp));
+    rank_check(idist_ddp_buckets(ddp) == 2 && ddp->slot_count == 2, "rank %d: %d buckets", rank,
+               idist_ddp_buckets(ddp));
+    for (int step = 0; step < 3; step++) {
+        for (int p = 0; p < 6; p++) {
+            fill(&m, ddp, rank, step, p);
+            rank_ok(rank, idist_ddp_ready(ddp, p));
+        }
+        rank_ok(rank, idist_ddp_wait(ddp));
+        check_result(&m, 0, step, 1.0 / n);
+        check_guards(&m, rank);
+        rank_check(idist_ddp_buckets(ddp) == 3 && ddp->slot_count == 3,
+                   "rank %d: %d buckets, %zu slots", rank, idist_ddp_buckets(ddp), ddp->slot_count);
     }
     idist_ddp_free(&ddp);
     free(m.memory);
@@ -375,7 +466,7 @@ static void order_of_bytes(idist_group *world, int rank, int n, void *arg) {
             worst = off > worst ? off : -off > worst ? -off : worst;
         }
     rank_check(worst < 0.012, "rank %d: off by %g after %d steps", rank, worst, (int)STEPS);
-    check_order(ddp, rank, reversed, "bytes");
+    check_order(ddp, rank, forwards, "bytes");
     idist_ddp_free(&ddp);
     free(m.memory);
 }
@@ -392,7 +483,7 @@ static void order_uneven(idist_group *world, int rank, int n, void *arg) {
     rank_ok(rank, idist_ddp_create(&m.desc, &ddp));
     if (rank) pass(&m, ddp, 0, rank == 1, rank != 1);
     rank_ok(rank, idist_ddp_join(ddp, NULL));
-    check_order(ddp, rank, reversed, "uneven");
+    check_order(ddp, rank, forwards, "uneven");
     idist_ddp_free(&ddp);
     free(m.memory);
 }
@@ -426,7 +517,7 @@ static void order_stays(idist_group *world, int rank, int n, void *arg) {
         for (int step = 0; step < 3; step++) {
             pass(&m, ddp, step, true, false);
             check_result(&m, 0, step, 1.0 / n);
-            check_order(ddp, rank, by_number, with_hook ? "a hook" : "find_unused");
+            check_order(ddp, rank, backwards, with_hook ? "a hook" : "find_unused");
         }
         idist_ddp_free(&ddp);
         free(m.memory);
@@ -435,6 +526,7 @@ static void order_stays(idist_group *world, int rank, int n, void *arg) {
 
 static void with_ranks(int n, const char *transport) {
     static const char *const arrivals[2] = {"alike", "different"};
+    size_t each[2] = {500, 300000};
     idist_desc d = desc_with(transport, "auto");
 
     for (int layout = 0; layout < N_LAYOUTS; layout++)
@@ -451,6 +543,10 @@ static void with_ranks(int n, const char *transport) {
         ranks_case(n, &d, order, &how, "order of arrival, ranks %s, n=%d, %s", arrivals[how], n,
                    transport);
     ranks_case(n, &d, order_of_some, NULL, "order of some buckets, n=%d, %s", n, transport);
+    for (int k = 0; k < 2; k++)
+        ranks_case(n, &d, regroup, &each[k], "buckets in order of arrival, n=%d, %s, %zu elements",
+                   n, transport, each[k]);
+    ranks_case(n, &d, more_buckets, NULL, "more buckets than before, n=%d, %s", n, transport);
     ranks_case(n, &d, order_of_bytes, NULL, "order of bytes, n=%d, %s", n, transport);
     ranks_case(n, &d, order_stays, NULL, "the order stays, n=%d, %s", n, transport);
     if (n > 1)
