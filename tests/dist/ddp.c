@@ -147,22 +147,35 @@ static void assignment(void) {
     static const size_t mib = 1 << 20;
     static const size_t nbytes[6] = {2048, 1048576, 2048, 1048576, 2048, 1048576}; // 5 comes first
     static const int want[6] = {3, 2, 2, 1, 1, 0};
+    static const int32_t order[6] = {4, 5, 1, 0, 3, 2};
+    static const int want_in_order[6] = {2, 1, 3, 2, 0, 0};
     idist_tensor grads[6];
+    idist_ddp ddp;
     int bucket[6], n;
     memset(grads, 0, sizeof grads);
+    memset(&ddp, 0, sizeof ddp);
     for (int i = 0; i < 6; i++) grads[i].count = nbytes[i];
     for (int i = 0; i < 6; i++) grads[i].dtype = IDIST_U8;
-    n = idist__ddp_bucket_assign(grads, 6, mib, mib, bucket);
+    ddp.grads = grads;
+    ddp.desc.n = 6;
+    ddp.desc.bucket_nbytes = mib;
+    n = idist__ddp_bucket_assign(&ddp, NULL, bucket);
     tap_ok(n == 4 && memcmp(bucket, want, sizeof want) == 0,
            "the buckets of PyTorch, from the other end");
-    n = idist__ddp_bucket_assign(grads, 6, SIZE_MAX, SIZE_MAX, bucket);
+    n = idist__ddp_bucket_assign(&ddp, order, bucket);
+    tap_ok(n == 4 && memcmp(bucket, want_in_order, sizeof want_in_order) == 0,
+           "the buckets in another order");
+    ddp.desc.bucket_nbytes = SIZE_MAX;
+    n = idist__ddp_bucket_assign(&ddp, NULL, bucket);
     tap_ok(n == 1 && bucket[0] == 0 && bucket[5] == 0, "one bucket without a limit");
-    n = idist__ddp_bucket_assign(grads, 6, mib, 25 * mib, bucket);
+    ddp.desc.bucket_nbytes = 0; // 1 MiB, then 25 MiB
+    n = idist__ddp_bucket_assign(&ddp, NULL, bucket);
     tap_ok(n == 2 && bucket[5] == 0 && bucket[4] == 1 && bucket[0] == 1,
            "the first limit, then the other one");
     grads[4].dtype = grads[1].dtype = IDIST_F64;
     grads[4].count = grads[1].count = mib / 8;
-    n = idist__ddp_bucket_assign(grads, 6, mib, mib, bucket);
+    ddp.desc.bucket_nbytes = mib;
+    n = idist__ddp_bucket_assign(&ddp, NULL, bucket);
     tap_ok(n == 5 && bucket[5] == 0 && bucket[4] == 1 && bucket[3] == 2 && bucket[2] == 3 &&
                bucket[1] == 4 && bucket[0] == 3,
            "a bucket has one dtype, and its number is that of its first gradient");
