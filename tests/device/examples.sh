@@ -68,14 +68,15 @@ ok_later nccl "the stand-in for NCCL: builds"
 line=$(build_line examples/10_gpu_all_reduce.c |
     sed 's|-O2|-O0|; s|-L.*-lcudart|cuda.o -rdynamic -lpthread -ldl|; s|-o .*|-o fake_10|')
 later fake_10 120 sh -c "$line"
-mkdir fake_sources
-ln -s ../examples/lib fake_sources/lib
-for name in 11_gpu_train 12_zero; do
+mkdir -p fake_sources/lib
+for source in examples/lib/*.h examples/11_gpu_train.cu examples/12_zero.cu; do
     sed 's/kernel<element><<<[^>]*>>>(t, \([ab]\), n)/fake_launch(element, t, \1, n, stream)/
-         s/(int)(blockIdx.x \* blockDim.x + threadIdx.x)/0/' \
-        examples/$name.cu >fake_sources/$name.cc
-    grep -q '<<<\|blockIdx' fake_sources/$name.cc
-    ok $((!$?)) "$name: its launches were found"
+         s/(int)(blockIdx.x \* blockDim.x + threadIdx.x)/0/' "$source" >fake_sources/"${source#*/}"
+done
+grep -rn '<<<\|blockIdx' fake_sources >log
+ok "$(wc -l <log)" "every launch of a kernel was found" || diag <log
+for name in 11_gpu_train 12_zero; do
+    mv fake_sources/$name.cu fake_sources/$name.cc
     later fake_${name%%_*} 120 g++ -std=c++11 "${fake[@]}" -O0 -DIDIST_IMPLEMENTATION -include \
         launch.h \
         fake_sources/$name.cc cuda.o -rdynamic -lpthread -ldl -o "fake_${name%%_*}"

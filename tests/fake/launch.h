@@ -1,7 +1,7 @@
 // launch.h - kernels on the stand-in for the CUDA runtime. It launches none, but the examples'
 // kernels are made of elements that do not depend on one another, each a function for host and
 // device: here a launch is a loop over the elements, in the stream's thread, after what the stream
-// holds. tests/gpu_examples.sh puts fake_launch where a program has <<<...>>>.
+// holds. tests/device/examples.sh puts fake_launch where a program has <<<...>>>.
 #ifndef FAKE_LAUNCH_H
 #define FAKE_LAUNCH_H
 
