@@ -1,10 +1,8 @@
 // 25_mixed.cpp - the API from C++17: templates over the dtype, RAII, exceptions, lambdas
 //
 // build:  c++ -std=c++17 -O2 -DIDIST_IMPLEMENTATION examples/25_mixed.cpp -o 25_mixed
-// run:    ./25_mixed              starts 2 ranks itself
-//         ./25_mixed 4            starts 4; any number from 1 to 64
-//         or by hand, with any free MASTER_PORT:
-//         (export WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 MASTER_PORT=29525
+// run:    ./25_mixed              starts 2 ranks; 25_mixed 4 starts 4, up to 64
+//         (export WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 MASTER_PORT=29525    # by hand; any free port
 //          for r in 0 1; do RANK=$r LOCAL_RANK=$r ./25_mixed & done; wait)
 //
 // expected output:
@@ -19,216 +17,130 @@
 //    epoch 8: loss 0.0706, test accuracy 93.59 %
 //    the same weights on every rank
 //
-// The headers are C, and C++ as they are. What C++ adds here, in some seventy lines:
+// The headers are C, and C++ as they are. What C++ adds here, in some seventy lines of lib/cxx.h:
 //
 //     check(status)     an exception that carries idist_last_error
 //     sum, broadcast    IDIST_DTYPE picks the dtype of the elements; other types do not compile
 //     world             idist_initialize and idist_finalize; on an exception, idist_abort
 //     request           waits in its destructor, so that buffers outlive the call
-//     handle            std::unique_ptr for what has a _free: idist_ddp, idist_sampler
+//     handle, create    std::unique_ptr for what has a _free: idist_ddp, idist_sampler
 //     parallel_run      any function object as the worker; no exception passes through C
 //
-// Exit code: 0 when all ranks end with the same weights and the accuracy is 90 % or more, else 1;
-// 2 for a bad argument.
+// Exit code: 0 if the weights agree and the accuracy is 90 % or more, else 1; 2: a bad argument.
 #include "../idist_train.h"
-
 #include "lib/arguments.h"
-#include "lib/dense.h"
+#include "lib/cxx.h"
+#include "lib/subset.h"
 
 #include <algorithm>
-#include <cstdio>
-#include <exception>
-#include <memory>
-#include <stdexcept>
+#include <array>
 #include <string_view>
-#include <vector>
 
-enum { RANKS = 2, MAX_RANKS = 64, DEADLINE_MS = 60000 };
+enum { RANKS = 2, MAX_RANKS = 64, BATCH = 64, DEADLINE_MS = 60000 };
 
-// ---- idist, as C++ likes it ----
-
-static void check(idist_status status) {
-    if (status != IDIST_OK) throw std::runtime_error(idist_last_error());
-}
-
-template <class T> static T sum(T value) {
-    check(idist_all_reduce(&value, &value, 1, IDIST_DTYPE(&value), IDIST_SUM, nullptr));
-    return value;
-}
-
-template <class T> static void broadcast(std::vector<T> &values, int root) {
-    check(idist_broadcast(values.data(), values.size(), IDIST_DTYPE(values.data()), root, nullptr));
-}
-
-template <class T, void (*Free)(T **)> struct freed_by {
-    void operator()(T *p) const { Free(&p); }
-};
-template <class T, void (*Free)(T **)> using handle = std::unique_ptr<T, freed_by<T, Free>>;
-using ddp_handle = handle<idist_ddp, idist_ddp_free>;
-using sampler_handle = handle<idist_sampler, idist_sampler_free>;
-
-class world {
-  public:
-    explicit world(const idist_desc &desc) { check(idist_initialize(&desc)); }
-    world(const world &) = delete;
-    world &operator=(const world &) = delete;
-    ~world() {
-        const bool failing = std::uncaught_exceptions() > 0;
-        if (failing)
-            idist_abort(nullptr); // the others end with an error, instead of waiting for this one
-        if (idist_finalize() != IDIST_OK && !failing)
-            std::fprintf(stderr, "%s\n", idist_last_error());
-    }
-};
-
-class request { // stays where it is: idist has its address
-  public:
-    request() = default;
-    request(const request &) = delete;
-    request &operator=(const request &) = delete;
-    ~request() { idist_wait(&r); }
-    void wait() { check(idist_wait(&r)); }
-    const idist_opts *opts() { return &o; }
-
-  private:
-    idist_request r{};
-    idist_opts o{nullptr, &r, nullptr, 0, nullptr};
-};
-
-template <class F> static idist_status parallel_run(const idist_desc &desc, F &work) {
-    const idist_worker_fn call = [](int local_rank, void *arg) {
-        try {
-            return (*static_cast<F *>(arg))(local_rank);
-        } catch (const std::exception &e) {
-            std::fprintf(stderr, "rank %d: %s\n", idist_get_rank(), e.what());
-            return 1;
-        }
-    };
-    return idist_parallel_run(&desc, call, &work);
-}
-
-// ---- a training with them ----
-
-struct settings {
-    int epochs;
-    size_t batch; // of all ranks together
-    double rate, momentum;
-};
-
-static std::vector<size_t> part(int which) {
+// The images to train with (0) or to test with (1).
+static subset part(int which) {
     const double fractions[] = {0.8, 0.2};
-    std::vector<size_t> images(DIGITS_COUNT);
-    size_t count = 0;
-    check(idist_partition(images.size(), fractions, 2, which, 1234, images.data(), &count));
-    images.resize(count);
-    return images;
+    subset p{};
+
+    check(idist_partition(DIGITS_COUNT, fractions, 2, which, SUBSET_SEED, p.image, &p.count));
+    return p;
+}
+
+// Those of the weights, or of their gradients.
+static std::array<idist_tensor, 2> layers(double *all) {
+    return {{{all, DIGITS_LAYER1, IDIST_F64}, {all + DIGITS_LAYER1, DIGITS_LAYER2, IDIST_F64}}};
 }
 
 class trainer {
   public:
-    explicit trainer(const settings &wanted)
-        : s(wanted), data(std::make_unique<digits>()), images(part(0)), test(part(1)) {
-        if (!digits_load(data.get())) throw std::runtime_error("no images");
-        digits_initialise(w.data(),
-                          1234 + static_cast<uint64_t>(rank)); // ddp makes them those of rank 0
-
-        const idist_tensor params[] = {{&w[0], DIGITS_LAYER1, IDIST_F64},
-                                       {&w[DIGITS_LAYER1], DIGITS_LAYER2, IDIST_F64}};
-        const idist_tensor grads[] = {{&g[0], DIGITS_LAYER1, IDIST_F64},
-                                      {&g[DIGITS_LAYER1], DIGITS_LAYER2, IDIST_F64}};
+    trainer() {
+        const auto params = layers(w.data()), grads = layers(g.data());
         idist_ddp_desc ddp_desc{};
-        ddp_desc.params = params;
-        ddp_desc.grads = grads;
-        ddp_desc.n = 2;
-        idist_ddp *new_ddp = nullptr;
-        check(idist_ddp_create(&ddp_desc, &new_ddp));
-        ddp.reset(new_ddp);
-
         idist_sampler_desc sampler_desc{};
-        sampler_desc.length = images.size();
-        idist_sampler *new_sampler = nullptr;
-        check(idist_sampler_create(&sampler_desc, &new_sampler));
-        sampler.reset(new_sampler);
+
+        if (size > MAX_RANKS) throw std::runtime_error("more than 64 ranks");
+        if (!digits_load(data.get())) throw std::runtime_error("no images");
+        digits_initialise(w.data(), SUBSET_SEED + static_cast<uint64_t>(rank));
+        ddp_desc.params = params.data();
+        ddp_desc.grads = grads.data();
+        ddp_desc.n = params.size();
+        ddp = create<idist_ddp_free>(idist_ddp_create, ddp_desc); // all get the weights of rank 0
+        sampler_desc.length = train.count;
+        sampler = create<idist_sampler_free>(idist_sampler_create, sampler_desc);
     }
 
-    void run() {
+    void run(int epochs) {
+        double accuracy = 0;
+
         if (rank == 0)
-            std::printf("%zu images to train, %zu to test, on %d ranks\n", images.size(),
-                        test.size(), size);
-        for (int epoch = 1; epoch <= s.epochs; epoch++) {
-            const double mine = train_epoch(epoch);
-            double loss = 0;
-            request adding; // after what it writes to, so that it is gone before
-            check(idist_all_reduce(&mine, &loss, 1, IDIST_DTYPE(&loss), IDIST_AVG, adding.opts()));
-            const int64_t here = right(); // while the losses are added up
-            adding.wait();
-            const double accuracy =
-                100.0 * static_cast<double>(sum(here)) / static_cast<double>(test.size());
-            if (rank == 0)
-                std::printf("epoch %d: loss %.4f, test accuracy %.2f %%\n", epoch, loss, accuracy);
-            if (epoch == s.epochs && accuracy < 90)
-                throw std::runtime_error("the accuracy is below 90 %");
-        }
+            std::printf("%zu images to train, %zu to test, on %d ranks\n", train.count, test.count,
+                        size);
+        for (int epoch = 1; epoch <= epochs; epoch++) accuracy = run_epoch(epoch);
+        if (accuracy < 90) throw std::runtime_error("the accuracy is below 90 %");
+
         std::vector<double> first = w;
         broadcast(first, 0);
-        if (sum(first != w ? 1 : 0) > 0)
-            throw std::runtime_error("the ranks ended with different weights");
+        if (sum(first != w ? 1 : 0) > 0) throw std::runtime_error("the ranks' weights differ");
         if (rank == 0) std::printf("the same weights on every rank\n");
         std::fflush(stdout);
     }
 
   private:
-    // The mean loss of this rank.
+    // Returns the accuracy on the test images, of which each rank classifies every n-th.
+    double run_epoch(int epoch) {
+        double loss = train_epoch(epoch);
+        request averaging; // after what it writes to, so that it is gone before
+        check(idist_all_reduce(&loss, &loss, 1, IDIST_DTYPE(&loss), IDIST_AVG, averaging.opts()));
+        const int right = subset_count_right(w.data(), data.get(), &test, rank, size); // meanwhile
+        averaging.wait();
+        const double accuracy = 100.0 * sum(right) / static_cast<double>(test.count);
+        if (rank == 0)
+            std::printf("epoch %d: loss %.4f, test accuracy %.2f %%\n", epoch, loss, accuracy);
+        return accuracy;
+    }
+
+    // Returns the mean loss of this rank.
     double train_epoch(int epoch) {
-        const size_t share = s.batch / static_cast<size_t>(size),
-                     count = idist_sampler_count(sampler.get());
+        const size_t share = BATCH / static_cast<size_t>(size);
         double loss = 0;
-        check(idist_sampler_set_epoch(sampler.get(), static_cast<uint64_t>(epoch)));
-        for (size_t first = 0; first < count; first += share) {
-            const size_t n = std::min(share, count - first);
-            size_t index = 0;
-            g.assign(g.size(), 0);
-            for (size_t i = 0; i < n && idist_sampler_next(sampler.get(), &index); i++)
-                loss += digits_gradient(w.data(), data.get(), images[index], g.data());
-            for (double &x : g) x /= static_cast<double>(n);
+
+        if (subset_shuffle(&train, sampler.get(), epoch, &mine))
+            throw std::runtime_error("the images were not shuffled");
+        for (size_t first = 0; first < mine.count; first += share) {
+            const size_t n = std::min(share, mine.count - first);
+            const double mean = subset_gradient(w.data(), data.get(), &mine, first, n, g.data());
+
             check(idist_ddp_wait(ddp.get())); // from here on g is the mean over the ranks
-            for (size_t i = 0; i < w.size(); i++)
-                w[i] -= s.rate * (speed[i] = s.momentum * speed[i] + g[i]);
+            sgd_step(w.data(), speed.data(), g.data(), DIGITS_PARAMS, 0.1);
+            loss += mean * static_cast<double>(n) / static_cast<double>(mine.count);
         }
-        return loss / static_cast<double>(count);
+        return loss;
     }
 
-    // Of this rank's share of the test images.
-    int64_t right() const {
-        int64_t n = 0;
-        for (size_t i = static_cast<size_t>(rank); i < test.size(); i += static_cast<size_t>(size))
-            n += digits_is_right(w.data(), data.get(), test[i]);
-        return n;
-    }
-
-    const settings s;
     const int rank = idist_get_rank(), size = idist_get_world_size();
-    const std::unique_ptr<digits> data;
-    const std::vector<size_t> images, test;
+    const std::unique_ptr<digits> data = std::make_unique<digits>();
+    const subset train = part(0), test = part(1);
+    subset mine{}; // this rank's images in the order of an epoch
     std::vector<double> w = std::vector<double>(DIGITS_PARAMS), g = w, speed = w;
-    ddp_handle ddp; // after w and g, which it points to
-    sampler_handle sampler;
+    handle<idist_ddp, idist_ddp_free> ddp; // after w and g, which it points to
+    handle<idist_sampler, idist_sampler_free> sampler;
 };
 
 int main(int argc, char **argv) {
-    const int ranks = ranks_argument(argc, argv, RANKS, 1, MAX_RANKS);
-    const settings s{8, 64, 0.1, 0.9};
+    const int ranks = ranks_argument(argc, argv, RANKS, 1, MAX_RANKS), epochs = 8;
+    idist_desc desc{};
+
     if (!ranks) return 2;
+    desc.timeout_ms = desc.init_timeout_ms = DEADLINE_MS;
     try {
-        idist_desc desc{};
-        desc.timeout_ms = desc.init_timeout_ms = DEADLINE_MS;
         if (argc > 1 || std::string_view(idist_launcher()) == "none") {
+            auto work = [&](int) { return trainer().run(epochs), 0; };
             desc.nproc_per_node = ranks;
-            auto work = [&s](int) { return trainer(s).run(), 0; };
-            check(parallel_run(desc, work));
+            parallel_run(desc, work);
         } else { // idist_parallel_run would do this, too
             const world joined(desc);
-            trainer(s).run();
+            trainer().run(epochs);
         }
     } catch (const std::exception &e) {
         std::fprintf(stderr, "25_mixed: %s\n", e.what());
