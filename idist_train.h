@@ -421,9 +421,10 @@ IDIST_API int idist_ddp_buckets(const idist_ddp *ddp); // the number of buckets
 IDIST_API idist_status idist_ddp_forward(idist_ddp *ddp);
 // Gradient i is complete; do not touch it until idist_ddp_wait returns. Launches every bucket that
 // is full and does not wait for it (but makes up for a missing idist_ddp_forward). Of a bucket that
-// goes in pieces at most 4 MiB are in flight; later calls launch the rest. Any thread, one
-// at a time. Until idist_ddp_wait make no other call on this group: the moment at which buckets are
-// launched differs from rank to rank. IDIST_ERR_STATE: the gradient was ready already.
+// goes in pieces at most 1 MiB is in flight, 4 MiB if there are several hosts; later calls launch
+// the rest. Any thread, one at a time. Until idist_ddp_wait make no other call on this group: the
+// moment at which buckets are launched differs from rank to rank. IDIST_ERR_STATE: the gradient was
+// ready already.
 IDIST_API idist_status idist_ddp_ready(idist_ddp *ddp, int i);
 // Ends the backward pass: all gradients count as ready, and on return all are averaged (on the
 // device: for whatever is enqueued on desc.stream afterwards). The same bits on all ranks.
@@ -4605,8 +4606,11 @@ typedef struct idist__ddp_piece {
     idist_request request;
 } idist__ddp_piece;
 
-enum { IDIST__DDP_SLOTS = 8 };                      // pieces in flight
-#define IDIST__DDP_PIECE_NBYTES ((size_t)512 << 10) // limit of a piece
+// Pieces in flight, and the limit of each. Inside a host all slots together fit into the cache of
+// one core; between hosts there is as much in flight as a network needs.
+enum { IDIST__DDP_SLOTS_NEAR = 4, IDIST__DDP_SLOTS = 8 };
+#define IDIST__DDP_PIECE_NEAR_NBYTES ((size_t)256 << 10)
+#define IDIST__DDP_PIECE_NBYTES ((size_t)512 << 10)
 
 struct idist_ddp {
     idist_ddp_desc desc;
@@ -4627,6 +4631,8 @@ struct idist_ddp {
     uint8_t *in_pieces;         // by bucket: scattered on some rank
     char *slot_memory;          // of pieces in flight, ...
     size_t slot_count;          // ... for so many
+    size_t slot_limit;          // pieces that may be in flight
+    size_t piece_nbytes;        // limit of a piece
     idist__reduction reduction; // how the built-in hooks reduce
     double scale;               // result = scale * sum of what the ranks contribute
     float *held_errors;         // see [train:ddp_hold], or NULL
@@ -4927,12 +4933,12 @@ static idist_status idist__ddp_bucket_alloc_slots(idist_ddp *d) {
     for (b = 0; b < d->bucket_count; b++) {
         d->in_pieces[b] = d->buckets[b].scattered;
         any = any || d->buckets[b].scattered;
-        count += idist__ddp_bucket_nbytes(&d->buckets[b]) / IDIST__DDP_PIECE_NBYTES + 1;
+        count += idist__ddp_bucket_nbytes(&d->buckets[b]) / d->piece_nbytes + 1;
     }
 
-    if (count > IDIST__DDP_SLOTS) count = IDIST__DDP_SLOTS;
+    if (count > d->slot_limit) count = d->slot_limit;
     if (!any || count <= d->slot_count) return IDIST_OK;
-    status = idist__memory_alloc(&d->reduction.memory, &memory, count * IDIST__DDP_PIECE_NBYTES);
+    status = idist__memory_alloc(&d->reduction.memory, &memory, count * d->piece_nbytes);
     if (status != IDIST_OK) return status;
 
     idist__memory_free(&d->reduction.memory, d->slot_memory);
@@ -5165,8 +5171,8 @@ static void *idist__ddp_piece_find(const idist_ddp *d, const idist__ddp_piece *p
 static idist_status idist__ddp_piece_start(idist_ddp *d, const idist__ddp_bucket *bucket,
                                            bool blocking) {
     const idist_bucket *all = &bucket->exposed;
-    size_t slot = d->started_pieces % IDIST__DDP_SLOTS, left = all->count - d->next_first;
-    size_t most = IDIST__DDP_PIECE_NBYTES / idist_dtype_size(all->dtype);
+    size_t slot = d->started_pieces % d->slot_limit, left = all->count - d->next_first;
+    size_t most = d->piece_nbytes / idist_dtype_size(all->dtype);
     double prescale = d->desc.prescale != 0 ? d->desc.prescale : 1;
     idist__ddp_piece *piece = &d->slots[slot];
     idist_bucket *exposed = &piece->exposed;
@@ -5181,7 +5187,7 @@ static idist_status idist__ddp_piece_start(idist_ddp *d, const idist__ddp_bucket
     if (!blocking || left > most) exposed->opts.request = &piece->request;
     exposed->data = idist__ddp_piece_find(d, piece);
     piece->in_place = exposed->data != NULL;
-    if (!piece->in_place) exposed->data = d->slot_memory + slot * IDIST__DDP_PIECE_NBYTES;
+    if (!piece->in_place) exposed->data = d->slot_memory + slot * d->piece_nbytes;
 
     idist__ddp_piece_copy(d, piece, false);
     status = idist__memory_scale(&d->reduction.memory, exposed->data, exposed->count,
@@ -5200,7 +5206,7 @@ static idist_status idist__ddp_piece_start(idist_ddp *d, const idist__ddp_bucket
 
 // Waits for the oldest piece in flight, finishes it and copies it back.
 static idist_status idist__ddp_piece_finish(idist_ddp *d) {
-    idist__ddp_piece *piece = &d->slots[d->finished_pieces++ % IDIST__DDP_SLOTS];
+    idist__ddp_piece *piece = &d->slots[d->finished_pieces++ % d->slot_limit];
     idist_status status = idist_wait(&piece->request);
 
     if (status == IDIST_OK) status = d->hook.finish(&piece->exposed, d->hook.arg);
@@ -5228,10 +5234,10 @@ static idist_status idist__ddp_piece_launch(idist_ddp *d, const idist__ddp_bucke
 
     while (status == IDIST_OK && d->next_first < bucket->exposed.count) {
         size_t in_flight = d->started_pieces - d->finished_pieces;
-        idist_request *oldest = &d->slots[d->finished_pieces % IDIST__DDP_SLOTS].request;
+        idist_request *oldest = &d->slots[d->finished_pieces % d->slot_limit].request;
         bool done = ending;
 
-        if (in_flight < IDIST__DDP_SLOTS) {
+        if (in_flight < d->slot_limit) {
             status = idist__ddp_piece_start(d, bucket, ending && !in_flight);
             continue;
         }
@@ -6043,6 +6049,15 @@ static idist_status idist__ddp_create_copy(idist_ddp *d) {
     return IDIST_OK;
 }
 
+// Chooses the size of pieces, the same on all ranks.
+static void idist__ddp_create_set_pieces(idist_ddp *d) {
+    const idist_group *group = d->desc.group;
+    bool one_host = (group ? group->w->nnodes : idist_get_nnodes()) == 1;
+
+    d->slot_limit = one_host ? IDIST__DDP_SLOTS_NEAR : IDIST__DDP_SLOTS;
+    d->piece_nbytes = one_host ? IDIST__DDP_PIECE_NEAR_NBYTES : IDIST__DDP_PIECE_NBYTES;
+}
+
 // The options that must be equal on all ranks.
 enum { IDIST__DDP_OPTIONS = 13 };
 
@@ -6155,6 +6170,7 @@ idist_status idist_ddp_create(const idist_ddp_desc *desc, idist_ddp **ddp) {
     d->active_count = d->group_size;
     d->last_active = d->group_size - 1;
     d->iteration = 1;
+    idist__ddp_create_set_pieces(d);
     d->reduction.group_size = d->group_size;
     d->reduction.memory.on_device = desc->on_device;
     d->reduction.memory.opts = idist__ddp_opts(d, desc->on_device);

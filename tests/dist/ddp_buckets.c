@@ -14,8 +14,8 @@ enum { APART, ONE_IN_A_ROW, ONE_LAID_OUT, SOME_LAID_OUT, N_LAYOUTS, LAST_TWO_IN_
 static const char *const layout_names[N_LAYOUTS] = {"apart", "in a row on rank 0",
                                                     "laid out on the last rank", "some laid out"};
 
-// Two buckets: 4 and 5, of more pieces (512 KiB) than there are slots for; 0 to 3, of one piece, of
-// odd and of small sizes.
+// Two buckets: 4 and 5, of more pieces (256 or 512 KiB) than there are slots for; 0 to 3, of one
+// piece, of odd and of small sizes.
 static const size_t large[6] = {900001, 5, 0, 131072, 1500000, 700001};
 enum { LARGE_BUCKET_NBYTES = 8000000 };
 
@@ -251,7 +251,7 @@ static void pieces_lost(idist_group *world, int rank, int n, void *arg) {
     rank_ok(rank, idist_ddp_create(&m.desc, &ddp));
     idist_barrier(&o); // all have created theirs; who leaves late may hear of the abort in here
     for (int p = 4; p < 6; p++) idist_ddp_ready(ddp, p);
-    rank_check(rank < n - 1 || ddp->started_pieces >= IDIST__DDP_SLOTS,
+    rank_check(rank < n - 1 || ddp->started_pieces >= ddp->slot_limit,
                "rank %d: %zu pieces in flight", rank, ddp->started_pieces);
     if (rank == n - 1) {
         idist_ddp_free(&ddp);
@@ -397,7 +397,7 @@ static void regroup(idist_group *world, int rank, int n, void *arg) {
             for (int i = 0; i < 8; i++) {
                 rank_ok(rank, idist_ddp_ready(ddp, arrival[i]));
                 rank_check(!step || ddp->launched_count + (ddp->next_first > 0) >= i / 2 ||
-                               ddp->started_pieces >= IDIST__DDP_SLOTS,
+                               ddp->started_pieces >= ddp->slot_limit,
                            "rank %d, step %d: %d buckets launched after %d gradients", rank, step,
                            ddp->launched_count, i + 1);
             }
