@@ -1,13 +1,9 @@
 // 26_particles.c - atoms of argon in a box: how a program for one processor becomes one for many
 //
 // build:  cc -O2 -DIDIST_IMPLEMENTATION examples/26_particles.c -o 26_particles
-// run:    ./26_particles 200 2            200 steps on 2 ranks, which it starts itself
-//         ./26_particles                  200 steps alone, or on the ranks of a launcher:
-//         torchrun --no_python --nproc_per_node 2 ./26_particles
-//         mpirun -n 2 ./26_particles
-//         or by hand, with any free MASTER_PORT:
-//         (export WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 MASTER_PORT=29526
-//          for r in 0 1; do RANK=$r LOCAL_RANK=$r ./26_particles & done; wait)
+// run:    ./26_particles                  200 steps on one rank
+//         ./26_particles 50               50 steps
+//         idistrun -n 2 ./26_particles    on two ranks (examples/idistrun.c); or mpirun -n 2 ...
 //
 // expected output, on any number of ranks:
 //    step 0: kinetic 1131.998, potential -3590.604, energy -2458.605, checksum 0xea727ce70faaf5e5
@@ -17,12 +13,12 @@
 //    step 200: kinetic 1371.324, potential -3830.174, energy -2458.851, checksum 0xba8063e0bb9224d9
 //
 // The program it was is examples/before/26_particles.c, whose head explains the physics; README.md
-// shows the difference, twenty lines. What was divided, and what was not:
+// shows the difference, 14 lines. What is divided, and what is not:
 //
 //     velocity, force    each rank computes those of its own atoms, first to last - 1
-//     position           all ranks have all of them: after each move, every rank gives its share to
-//                        the others (all_gather in place). The last share may be cut short, and
-//                        shares beyond it be empty, for which `position` has room
+//     position           every rank has all: after each move, it gives its share to the others
+//                        (all_gather in place, which needs shares of one size: the last one may
+//                        be cut short and those after it empty, and `position` has room for that)
 //     energy             each rank adds up that of its own atoms, and all_reduce adds the sums
 //
 // The positions have the same bits on any number of ranks as in the serial program, because all
@@ -167,27 +163,21 @@ static void report(int step, double total[2]) {
            total[0], total[1], total[0] + total[1], (unsigned long long)checksum());
 }
 
-static int read_number(const char *text, int max) {
+static int read_steps(const char *text) {
     char *end = NULL;
     long value = strtol(text, &end, 10);
 
-    if (end == text || *end || value < 1 || value > max) {
-        fprintf(stderr, "26_particles: \"%s\": expected a number from 1 to %d\n", text, max);
+    if (end == text || *end || value < 1 || value > MAX_STEPS) {
+        fprintf(stderr, "26_particles: \"%s\": expected a number from 1 to %d\n", text, MAX_STEPS);
         exit(1);
     }
 
     return (int)value;
 }
 
-static int simulate(int local_rank, void *arg) {
-    int steps = *(int *)arg, ranks = idist_get_world_size();
+static void simulate(int steps) {
     double energy[2];
 
-    (void)local_rank;
-    if (ranks > ATOMS) fail("more ranks than atoms");
-    share = (ATOMS + ranks - 1) / ranks;
-    first = share * idist_get_rank();
-    last = first + share < ATOMS ? first + share : ATOMS;
     place_atoms();
     kick_atoms(0, energy);
     report(0, energy);
@@ -197,17 +187,19 @@ static int simulate(int local_rank, void *arg) {
         kick_atoms(DT, energy);
         if (step * REPORTS / steps > (step - 1) * REPORTS / steps) report(step, energy);
     }
-
-    return 0;
 }
 
 int main(int argc, char **argv) {
-    int steps = argc > 1 ? read_number(argv[1], MAX_STEPS) : 200;
-    idist_desc desc = {0};
+    int steps = argc > 1 ? read_steps(argv[1]) : 200;
 
-    if (argc > 3) fail("usage: 26_particles [steps [ranks]]");
-    if (argc > 2) desc.nproc_per_node = read_number(argv[2], ATOMS);
+    if (argc > 2) fail("usage: 26_particles [steps]");
 
-    if (idist_parallel_run(&desc, simulate, &steps)) fail(idist_last_error());
+    if (idist_initialize(NULL)) fail(idist_last_error());
+    if (idist_get_world_size() > ATOMS) fail("more ranks than atoms");
+    share = (ATOMS + idist_get_world_size() - 1) / idist_get_world_size();
+    first = share * idist_get_rank();
+    last = first + share < ATOMS ? first + share : ATOMS;
+    simulate(steps);
+    if (idist_finalize()) fail(idist_last_error());
     return 0;
 }

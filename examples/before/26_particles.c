@@ -153,19 +153,19 @@ static void report(int step, double total[2]) {
            total[0], total[1], total[0] + total[1], (unsigned long long)checksum());
 }
 
-static int read_number(const char *text, int max) {
+static int read_steps(const char *text) {
     char *end = NULL;
     long value = strtol(text, &end, 10);
 
-    if (end == text || *end || value < 1 || value > max) {
-        fprintf(stderr, "26_particles: \"%s\": expected a number from 1 to %d\n", text, max);
+    if (end == text || *end || value < 1 || value > MAX_STEPS) {
+        fprintf(stderr, "26_particles: \"%s\": expected a number from 1 to %d\n", text, MAX_STEPS);
         exit(1);
     }
 
     return (int)value;
 }
 
-static int simulate(int steps) {
+static void simulate(int steps) {
     double energy[2];
 
     place_atoms();
@@ -177,14 +177,13 @@ static int simulate(int steps) {
         kick_atoms(DT, energy);
         if (step * REPORTS / steps > (step - 1) * REPORTS / steps) report(step, energy);
     }
-
-    return 0;
 }
 
 int main(int argc, char **argv) {
-    int steps = argc > 1 ? read_number(argv[1], MAX_STEPS) : 200;
+    int steps = argc > 1 ? read_steps(argv[1]) : 200;
 
     if (argc > 2) fail("usage: 26_particles [steps]");
 
-    return simulate(steps);
+    simulate(steps);
+    return 0;
 }
