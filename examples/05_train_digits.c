@@ -2,9 +2,6 @@
 //
 // build:  cc -O2 -DIDIST_IMPLEMENTATION examples/05_train_digits.c -o 05_train_digits
 // run:    ./05_train_digits       starts one rank per core, at least 2; --help lists the options
-//         or by hand, with any free MASTER_PORT:
-//         (export WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 MASTER_PORT=29512
-//          for r in 0 1; do RANK=$r LOCAL_RANK=$r ./05_train_digits & done; wait)
 //         idistrun -n 2 --max-restarts 3 ./05_train_digits --checkpoint FILE  resumes after a crash
 //
 // expected output; dots and checksum depend on the machine; a terminal also gets a progress bar:
@@ -37,32 +34,28 @@
 #include "lib/digits_curves.h"
 #include "lib/digits_print.h"
 
-enum { DEADLINE_MS = 60000, NO_RANK = INT32_MAX };
+enum { DEADLINE_MS = 60000 };
 
-// *other: the first rank whose value differs from that of rank 0, or NO_RANK.
-static int compare_ranks(uint64_t value, int32_t *other) {
+// *same: whether all ranks have this value. If not, rank 0 names the first that has another `what`.
+static int compare_ranks(uint64_t value, const char *what, bool *same) {
     uint64_t expected = value;
+    int32_t other;
 
     CHECK(idist_broadcast(&expected, 1, IDIST_U64, 0, NULL));
-    *other = value == expected ? NO_RANK : idist_get_rank();
-    CHECK(idist_all_reduce(other, other, 1, IDIST_I32, IDIST_MIN, NULL));
+    other = value == expected ? INT32_MAX : idist_get_rank();
+    CHECK(idist_all_reduce(&other, &other, 1, IDIST_I32, IDIST_MIN, NULL));
+    *same = other == INT32_MAX;
+    if (!*same && idist_get_rank() == 0)
+        fprintf(stderr, "rank %d has other %s than rank 0\n", other, what);
     return 0;
 }
 
 // Every rank has read its own options and images. Returns 2 if they are bad or differ.
 static int agree(const job *j) {
-    int options[2] = {j->wanted_ranks, j->curves != NULL};
-    uint64_t id = fnv1a(job_fingerprint(j), options, sizeof options);
-    bool contradicted = j->wanted_ranks && j->wanted_ranks != j->ranks;
-    int32_t other;
+    bool same;
 
-    if (compare_ranks(j->bad_input ? 0 : id, &other)) return 1;
-    if (j->rank == 0 && other != NO_RANK)
-        fprintf(stderr, "rank %d has other data or options than rank 0\n", other);
-    if (j->rank == 0 && contradicted)
-        fprintf(stderr, "--ranks %d, but the launcher made a world of %d: leave --ranks out\n",
-                j->wanted_ranks, j->ranks);
-    return j->bad_input || other != NO_RANK || contradicted ? 2 : 0;
+    if (compare_ranks(job_identity(j), "data or options", &same)) return 1;
+    return job_is_contradicted(j) || j->bad_input || !same ? 2 : 0;
 }
 
 // Rank 0 draws weights or reads the checkpoint; the others receive what it has.
@@ -89,46 +82,39 @@ static int train_batch(job *j, int epoch, int first, int size) {
 }
 
 // Each rank classifies its share of the test images.
-static int write_curves(job *j, int epoch, double loss, double hits) {
+static int write_curves(job *j, int epoch) {
     double test_hits = job_test(j);
 
     CHECK(idist_all_reduce(&test_hits, &test_hits, 1, IDIST_F64, IDIST_SUM, NULL));
-    CHECK(job_add_to_curves(j, epoch, loss, hits, test_hits));
+    CHECK(job_add_to_curves(j, epoch, test_hits));
     return 0;
 }
 
 static int train_epoch(job *j, int epoch) {
-    double start_s = now_s(), loss = 0, hits = 0;
-
-    job_shuffle(j, epoch);
+    job_begin_epoch(j, epoch);
     for (int first = 0, size; first < j->train.count; first += size) {
         size = j->train.count - first < j->batch ? j->train.count - first : j->batch;
         if (train_batch(j, epoch, first, size)) return 1;
-        loss += j->sums[LOSS];
-        hits += j->sums[HITS];
-        if (j->rank == 0) job_print_bar(j, epoch, first + size, loss, start_s);
+        if (j->rank == 0) job_print_bar(j, epoch, first + size);
     }
-    if (!(loss < 1e100)) // also NaN; all ranks see it
-        return fprintf(stderr, "rank %d: the training diverged\n", j->rank), 1;
+    if (job_diverged(j)) return 1; // on all ranks
     j->state.done = epoch;
     if (j->rank == 0 && !job_save(j)) return 1;
-    if (j->rank == 0) job_print_epoch(j, epoch, loss, hits, start_s);
-    return j->curves ? write_curves(j, epoch, loss, hits) : 0;
+    if (j->rank == 0) job_print_epoch(j, epoch);
+    return j->curves ? write_curves(j, epoch) : 0;
 }
 
 static int finish(job *j) {
     double sums[3] = {0, j->comm_s, now_s() - j->start_s};
     uint64_t hash = fnv1a(FNV_START, j->state.w, sizeof j->state.w);
-    int32_t other;
+    bool same;
 
     CHECK(idist_summary_free(&j->summary));
     sums[0] = job_test(j);
     CHECK(idist_all_reduce(sums, sums, 3, IDIST_F64, IDIST_SUM, NULL));
-    if (compare_ranks(hash, &other)) return 1;
-    if (j->rank == 0) job_print_result(j, sums, hash, other == NO_RANK);
-    if (j->rank == 0 && other != NO_RANK)
-        fprintf(stderr, "rank %d ended with other weights than rank 0\n", other);
-    return other == NO_RANK && job_is_accurate(j, (int)sums[0]) ? 0 : 1;
+    if (compare_ranks(hash, "weights", &same)) return 1;
+    if (j->rank == 0) job_print_result(j, sums, hash, same);
+    return same && job_is_accurate(j, (int)sums[0]) ? 0 : 1;
 }
 
 static int worker(int local_rank, void *arg) {

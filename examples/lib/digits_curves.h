@@ -11,15 +11,14 @@ static inline idist_status job_begin_curves(job *j) {
     return j->curves ? idist_summary_create(&desc, &j->summary) : IDIST_OK;
 }
 
-// loss and hits: sums over the training images; test_hits: over the test images.
-static inline idist_status job_add_to_curves(const job *j, int epoch, double loss, double hits,
-                                             double test_hits) {
+// test_hits: of all test images.
+static inline idist_status job_add_to_curves(const job *j, int epoch, double test_hits) {
     uint64_t step = (uint64_t)epoch;
     int n = j->train.count;
-    idist_status status = idist_summary_add(j->summary, "train/loss", loss / n, step);
+    idist_status status = idist_summary_add(j->summary, "train/loss", j->loss / n, step);
 
     if (status == IDIST_OK)
-        status = idist_summary_add(j->summary, "train/accuracy", hits / n, step);
+        status = idist_summary_add(j->summary, "train/accuracy", j->hits / n, step);
     if (status == IDIST_OK)
         status = idist_summary_add(j->summary, "test/accuracy", test_hits / j->test.count, step);
     return status;

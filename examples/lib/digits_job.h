@@ -28,7 +28,8 @@ typedef struct job {
     int rank, ranks;
     job_state state;
     double sums[SUMS]; // gradient, loss and hits of a batch
-    double start_s, comm_s;
+    double loss, hits; // of the epoch so far: sums
+    double epoch_start_s, start_s, comm_s;
     struct idist_summary *summary;
     int exit_code; // of the worker
 } job;
@@ -105,6 +106,22 @@ static inline uint64_t job_fingerprint(const job *j) {
     numbers[2] = (uint64_t)j->batch;
     return fnv1a(fnv1a(FNV_START, numbers, sizeof numbers), j->train.at,
                  (size_t)j->train.count * sizeof *j->train.at); // bytes only, so no padding
+}
+
+// What ranks must have in common; 0 for one without images.
+static inline uint64_t job_identity(const job *j) {
+    int options[2] = {j->wanted_ranks, j->curves != NULL};
+
+    return j->bad_input ? 0 : fnv1a(job_fingerprint(j), options, sizeof options);
+}
+
+// Whether a launcher made another world than --ranks asks for. Rank 0 prints that.
+static inline bool job_is_contradicted(const job *j) {
+    if (!j->wanted_ranks || j->wanted_ranks == j->ranks) return false;
+    if (j->rank == 0)
+        fprintf(stderr, "--ranks %d, but the launcher made a world of %d: leave --ranks out\n",
+                j->wanted_ranks, j->ranks);
+    return true;
 }
 
 // One rank per core, at least 2. A rank without an image in a batch would only watch.

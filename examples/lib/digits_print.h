@@ -18,8 +18,8 @@ static inline void job_print(const job *j, const char *backend, const char *laun
     fflush(stdout);
 }
 
-// A progress bar on terminals, at most 20 times a second; loss: sum over the `done` images.
-static inline void job_print_bar(const job *j, int epoch, int done, double loss, double start_s) {
+// A progress bar on terminals, at most 20 times a second, after `done` images of the epoch.
+static inline void job_print_bar(const job *j, int epoch, int done) {
     static double drawn_s;
     int filled = (int)(30LL * done / j->train.count);
     double now = now_s();
@@ -28,17 +28,16 @@ static inline void job_print_bar(const job *j, int epoch, int done, double loss,
     drawn_s = now;
     printf("\r\033[Kepoch %3d/%d [%.*s%.*s] loss %.4f %8.0f samples/s", epoch, j->epochs, filled,
            "##############################", 30 - filled, "..............................",
-           loss / done, done / (now - start_s));
+           j->loss / done, done / (now - j->epoch_start_s));
     fflush(stdout);
 }
 
-static inline void job_print_epoch(const job *j, int epoch, double loss, double hits,
-                                   double start_s) {
+static inline void job_print_epoch(const job *j, int epoch) {
     int count = j->train.count;
 
     printf("%sepoch %3d/%d  loss %.6f  train %6.2f %%  %7.0f samples/s\n",
-           isatty(STDOUT_FILENO) ? "\r\033[K" : "", epoch, j->epochs, loss / count,
-           100 * hits / count, count / (now_s() - start_s));
+           isatty(STDOUT_FILENO) ? "\r\033[K" : "", epoch, j->epochs, j->loss / count,
+           100 * j->hits / count, count / (now_s() - j->epoch_start_s));
     fflush(stdout);
 }
 

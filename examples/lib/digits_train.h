@@ -4,10 +4,12 @@
 
 #include "digits_job.h"
 
-// The order depends on seed and epoch alone: all ranks shuffle alike.
-static inline void job_shuffle(job *j, int epoch) {
+// Shuffles. The order depends on seed and epoch alone: all ranks shuffle alike.
+static inline void job_begin_epoch(job *j, int epoch) {
     uint64_t state = j->seed * 1000003u + (uint64_t)epoch;
 
+    j->loss = j->hits = 0;
+    j->epoch_start_s = now_s();
     for (int i = 0; i < j->train.count; i++) j->order[i] = i;
     for (int i = j->train.count - 1; i > 0; i--) {
         int k = (int)(random_u64(&state) % (uint64_t)(i + 1)), swap = j->order[i];
@@ -46,6 +48,8 @@ static inline void job_step(job *j, int epoch, int first, int size) {
     double progress = (epoch - 1 + (double)first / j->train.count) / j->epochs;
 
     convnet_step(j->state.w, j->state.speed, j->sums, size, base * (1 - progress));
+    j->loss += j->sums[LOSS];
+    j->hits += j->sums[HITS];
 }
 
 // How many of this rank's share of the test images, every n-th, are recognised.
@@ -58,6 +62,13 @@ static inline int job_test(const job *j) {
         hits +=
             convnet_forward(j->state.w, &j->test.at[i], 0, &layers, &loss) == j->test.at[i].label;
     return hits;
+}
+
+// Whether the losses of the epoch add up to no number. Prints that.
+static inline bool job_diverged(const job *j) {
+    if (j->loss < 1e100) return false; // a NaN is not below
+    fprintf(stderr, "rank %d: the training diverged\n", j->rank);
+    return true;
 }
 
 // 97 % are expected of the default epochs and batch; other settings may do worse.
