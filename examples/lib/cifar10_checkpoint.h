@@ -53,7 +53,7 @@ static int load(progress *p, const char *path) {
 // From --resume_from, or from the beginning. Then the folder must not have another training: its
 // checkpoints would be kept, where they are better, instead of the new ones. 0, or 2 after an
 // error.
-static int begin_or_resume(progress *p) {
+static int progress_resume(progress *p) {
     idist_checkpoint_desc desc = {.folder = cfg.output_path, .prefix = "training"};
     bool latest = cfg.resume_from && !strcmp(cfg.resume_from, "latest");
     char found[1024];

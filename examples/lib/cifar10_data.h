@@ -217,7 +217,8 @@ static bool read_images(const char *path, int side, image_set *train, image_set 
 // What a loader fetches from.
 typedef struct source {
     image_set set;
-    bool augment;
+    idist_loader *loader;
+    bool augment;           // and shuffle
     uint64_t seed;          // of the augmentation
     _Atomic uint64_t epoch; // likewise; worker threads read it
 } source;

@@ -6,11 +6,12 @@
 #include "options.h"
 
 typedef struct config {
+    idist_desc world; // backend, nproc_per_node, nnodes, node_rank, master_addr, master_port
     int seed, batch_size, accumulate, num_workers, num_epochs, num_warmup_epochs, validate_every,
-        checkpoint_every, log_every_iters;
-    int nproc_per_node, nnodes, node_rank, master_port, stop_iteration, side, width;
+        checkpoint_every, log_every_iters, stop_iteration, side, width;
     double learning_rate, momentum, weight_decay, clip;
-    const char *data, *output_path, *model, *backend, *resume_from, *master_addr;
+    const char *data, *output_path, *model, *resume_from;
+    const char *images; // `data`, or else where digits.csv was found; NULL: nowhere
     bool bf16, sync_bn, no_overlap;
 } config;
 
@@ -65,15 +66,15 @@ static const option_row OPTIONS[] = {
      "a checkpoint \"training_...\", or the word latest"},
     {"log_every_iters", OPTION_WHOLE, &cfg.log_every_iters, 1, INT32_MAX,
      "iterations from one line with the loss to the next"},
-    {"backend", OPTION_TEXT, &cfg.backend, 0, 0,
+    {"backend", OPTION_TEXT, &cfg.world.backend, 0, 0,
      "of idist: ring, self, mpi; else the first that fits"},
-    {"nproc_per_node", OPTION_WHOLE, &cfg.nproc_per_node, 0, 1024,
+    {"nproc_per_node", OPTION_WHOLE, &cfg.world.nproc_per_node, 0, 1024,
      "ranks to start on this host; 0: a launcher's, or 1"},
-    {"nnodes", OPTION_WHOLE, &cfg.nnodes, 0, 65536,
+    {"nnodes", OPTION_WHOLE, &cfg.world.nnodes, 0, 65536,
      "hosts on which this is started, each with nproc_per_node ranks; 0: 1"},
-    {"node_rank", OPTION_WHOLE, &cfg.node_rank, 0, 65535, "which of them this is, from 0 on"},
-    {"master_addr", OPTION_TEXT, &cfg.master_addr, 0, 0, "name or address of host 0"},
-    {"master_port", OPTION_WHOLE, &cfg.master_port, 0, 65535, "a free port there"},
+    {"node_rank", OPTION_WHOLE, &cfg.world.node_rank, 0, 65535, "which of them this is, from 0 on"},
+    {"master_addr", OPTION_TEXT, &cfg.world.master_addr, 0, 0, "name or address of host 0"},
+    {"master_port", OPTION_WHOLE, &cfg.world.master_port, 0, 65535, "a free port there"},
     {"bf16", OPTION_SWITCH, &cfg.bf16, 0, 1, "gradients travel as bfloat16"},
     {"no_overlap", OPTION_SWITCH, &cfg.no_overlap, 0, 1,
      "gradients travel after the backward pass only, for comparison"},
@@ -96,7 +97,10 @@ static int parse_options(int argc, char **argv) {
     static const option_table table = {
         "20_cifar10", OPTIONS, OPTION_COUNT,
         "Without --data: examples/data/digits.csv, which comes with idist. CIFAR-10's binary "
-        "version:\n" CIFAR_ARCHIVE "Files with fewer records are read as well.\n"};
+        "version:\n" CIFAR_ARCHIVE "Files with fewer records are read as well.\n"
+        "Two hosts, with the same IDIST_SECRET: --nproc-per-node 2 --nnodes 2 --master-addr HOST0\n"
+        "--master-port 29520 on both; --node-rank 0 on HOST0, --node-rank 1 on the other.\n"};
+    const idist_desc *world = &cfg.world;
     int code = options_parse(&table, argc, argv);
 
     if (code != OPTIONS_GOOD) return code;
@@ -109,28 +113,17 @@ static int parse_options(int argc, char **argv) {
                 6 * MAX_BLOCKS + 2);
         return OPTIONS_WRONG;
     }
-    if (cfg.nnodes > 1 && cfg.nproc_per_node == 0) {
-        fprintf(stderr, "--nnodes %d: expected --nproc_per_node with it\n", cfg.nnodes);
+    if (world->nnodes > 1 && world->nproc_per_node == 0) {
+        fprintf(stderr, "--nnodes %d: expected --nproc_per_node with it\n", world->nnodes);
         return OPTIONS_WRONG;
     }
-    if (cfg.node_rank > 0 && cfg.node_rank >= cfg.nnodes) {
-        fprintf(stderr, "--node_rank %d: expected less than --nnodes\n", cfg.node_rank);
+    if (world->node_rank > 0 && world->node_rank >= world->nnodes) {
+        fprintf(stderr, "--node_rank %d: expected less than --nnodes\n", world->node_rank);
         return OPTIONS_WRONG;
     }
+    cfg.images = cfg.data ? cfg.data : digits_find(argc > 0 ? argv[0] : "");
 
     return OPTIONS_GOOD;
-}
-
-// The network that the options ask for, for the batches of one rank. False without memory, and says
-// so.
-static bool create_network(net *n, int side) {
-    int images = idist_auto_batch_size(cfg.batch_size);
-
-    if (net_create(n, model_blocks(cfg.model), cfg.width, side, images, (uint64_t)cfg.seed))
-        return true;
-    fprintf(stderr, "no memory for the network\n");
-
-    return false;
 }
 
 // From 0 up to --learning_rate in the warm-up, then down to 0.

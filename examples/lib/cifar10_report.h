@@ -3,19 +3,13 @@
 #ifndef CIFAR10_REPORT_H
 #define CIFAR10_REPORT_H
 #include "cifar10_options.h"
+#include "check.h"
 
 #include <inttypes.h>
 #include <stdarg.h>
 #include <time.h>
 
 #define NAME "CIFAR10-Training"
-#define CHECK(call)                                                        \
-    do {                                                                   \
-        if ((call) != IDIST_OK) {                                          \
-            fprintf(stderr, "%s failed: %s\n", #call, idist_last_error()); \
-            return 1;                                                      \
-        }                                                                  \
-    } while (0)
 
 static double seconds_now(void) {
     struct timespec t;
@@ -138,11 +132,11 @@ static int compare_ranks(uint64_t value, const char *what) {
 
 // ---- the beginning and the end ----
 
-static void report_configuration(const char *data, const image_set *train, const image_set *test,
-                                 const net *n, int buckets) {
+static void report_configuration(const image_set *train, const image_set *test, const net *n,
+                                 int buckets) {
     char text[256];
 
-    idist_train_log(NAME, "Train %s on %s: %d images to train, %d to test", cfg.model, data,
+    idist_train_log(NAME, "Train %s on %s: %d images to train, %d to test", cfg.model, cfg.images,
                     train->count, test->count);
     idist_train_log_config(NAME);
     idist_train_log(NAME, "Configuration:");
@@ -153,8 +147,8 @@ static void report_configuration(const char *data, const image_set *train, const
 }
 
 // best < 0: there was no validation.
-static void report_end(bool stopped, uint64_t iterations, double seconds, double best,
-                       const net *n) {
+static void report_result(bool stopped, uint64_t iterations, double seconds, double best,
+                          const net *n) {
     char text[40] = "Not validated yet";
 
     if (best >= 0) snprintf(text, sizeof text, "Best accuracy %.4f", best);

@@ -1,0 +1,216 @@
+// cifar10_trainer.h - what a rank of 20_cifar10.c holds; the passes through its network, the
+// schedule and the log of its training
+#ifndef CIFAR10_TRAINER_H
+#define CIFAR10_TRAINER_H
+#include "cifar10_checkpoint.h"
+#include "cifar10_validation.h"
+
+typedef struct trainer {
+    net net;
+    source train, seen, test; // seen: the training images in order and without augmentation
+    idist_ddp *ddp;           // has the gradients of the net
+    idist_opts norms;         // of batch norms, with --sync-bn: their group
+    progress progress;
+    epoch_report report;
+    idist_summary *curves; // by epochs, in the folder of the checkpoints
+    validation validation; // the last one
+    double rate, loss;     // of the last step
+    double start_s;        // of the training
+    double backward_s;     // when the last backward pass ended
+    uint64_t first;        // progress.at.samples when report began
+    bool stopped;          // by --stop-iteration
+    int exit_code;         // of a worker that ran in this process
+} trainer;
+
+// A callback of idist_one_rank_first.
+static int load_images(void *arg) {
+    trainer *t = (trainer *)arg;
+
+    t->train.augment = true;
+    t->train.seed = (uint64_t)cfg.seed;
+    if (!read_images(cfg.images, cfg.side, &t->train.set, &t->test.set)) return 1;
+    t->seen.set = t->train.set;
+    t->progress.at.job = hash_job(&t->train.set);
+
+    return 0;
+}
+
+// The network that the options ask for, for the batches of one rank. 0, or 1 without memory.
+static int create_network(trainer *t) {
+    int side = t->train.set.side, images = idist_auto_batch_size(cfg.batch_size);
+    uint64_t seed = (uint64_t)cfg.seed;
+
+    if (!net_create(&t->net, model_blocks(cfg.model), cfg.width, side, images, seed)) {
+        fprintf(stderr, "no memory for the network\n");
+        return 1;
+    }
+    progress_begin(&t->progress, &t->net);
+
+    return 0;
+}
+
+static void set_gradient(net *n, int i, void *memory) {
+    n->grads[i] = n->params[i];
+    n->grads[i].data = memory;
+}
+
+// From --resume_from, or from the beginning. 0, or 2 after an error.
+static int begin_or_resume(trainer *t) {
+    int code = progress_resume(&t->progress);
+
+    atomic_store(&t->train.epoch, t->progress.at.epoch);
+
+    return code;
+}
+
+// Where the sampler of the training images goes on: in the middle of an epoch, if need be.
+static idist_sampler_state resumed_state(const trainer *t) {
+    const position *at = &t->progress.at;
+    size_t count = idist_sampler_count(idist_loader_sampler(t->train.loader));
+    idist_sampler_state state = {.epoch = at->epoch,
+                                 .position = at->samples / (uint64_t)idist_get_world_size()};
+
+    if (state.position > count) state.position = count;
+
+    return state;
+}
+
+static void trainer_free(trainer *t) {
+    (void)idist_summary_free(&t->curves); // if the training failed
+    idist_loader_free(&t->train.loader);
+    idist_loader_free(&t->seen.loader);
+    idist_loader_free(&t->test.loader);
+    idist_ddp_free(&t->ddp);
+    net_free(&t->net);
+    free_images(&t->train.set);
+    free_images(&t->test.set);
+}
+
+// ---- a step ----
+
+// The backward passes of the next step: --accumulate, or those that are left in the epoch. 0: none.
+static int next_passes(const trainer *t) {
+    const idist_sampler *sampler = idist_loader_sampler(t->train.loader);
+    size_t images = idist_sampler_count(sampler) - idist_sampler_get_state(sampler).position;
+    size_t left = images / (size_t)idist_auto_batch_size(cfg.batch_size);
+
+    if (t->stopped) return 0;
+
+    return left < (size_t)cfg.accumulate ? (int)left : cfg.accumulate;
+}
+
+static void begin_step(trainer *t) {
+    const position *at = &t->progress.at;
+
+    t->loss = 0;
+    t->rate = learning_rate_after((double)at->epoch + (double)at->samples / t->train.set.count);
+}
+
+// Pass number `pass` of a step, forward and backward: a part of its loss and gradients.
+static idist_status train_pass(trainer *t, const idist_batch *batch, int pass, int passes) {
+    net *n = &t->net;
+    const float *in = take_batch(n, &t->train.set, batch);
+
+    if (pass == 0) begin_step(t);
+    n->training = true;
+    n->weight = 1.0 / passes;
+    n->add = pass > 0;
+    forward(n, in);
+    t->loss += cross_entropy(n, n->labels) / passes;
+    backward(n, in);
+    t->backward_s = seconds_now();
+
+    return n->status;
+}
+
+static idist_status end_step(trainer *t, int passes) {
+    position *at = &t->progress.at;
+    int images = idist_get_world_size() * idist_auto_batch_size(cfg.batch_size); // of a batch
+
+    at->iteration++;
+    at->samples += (uint64_t)images * (uint64_t)passes;
+    t->stopped = at->iteration == (uint64_t)cfg.stop_iteration;
+
+    return report_step(&t->report, at->iteration, at->samples / (uint64_t)images, passes, t->loss,
+                       t->rate);
+}
+
+static bool checkpoint_is_due(const trainer *t) {
+    return t->stopped || t->progress.at.iteration % (uint64_t)cfg.checkpoint_every == 0;
+}
+
+// ---- an epoch ----
+
+static void begin_epoch(trainer *t) {
+    const position *at = &t->progress.at;
+
+    t->first = at->samples;
+    report_begin(&t->report, (int)at->epoch + 1, idist_loader_count(t->train.loader));
+}
+
+// Moves on to the next one. Collective. 1 after an error, or if the loss is no number any more.
+static int end_epoch(trainer *t) {
+    position *at = &t->progress.at;
+    uint64_t images = at->samples - t->first;
+    double loss;
+
+    at->epoch++;
+    at->samples = 0;
+    atomic_store(&t->train.epoch, at->epoch);
+    CHECK(report_epoch(&t->report, images, &loss));
+    CHECK(idist_summary_add(t->curves, "train/loss", loss, at->epoch));
+    CHECK(idist_summary_add(t->curves, "train/rate", t->rate, at->epoch));
+    if (images == 0 || loss < 1e6) return 0; // a NaN is not below
+
+    return refuse("the training diverged"), 1;
+}
+
+static bool is_last_epoch(const trainer *t) {
+    return t->progress.at.epoch == (uint64_t)cfg.num_epochs;
+}
+
+static bool validation_is_due(const trainer *t) {
+    return is_last_epoch(t) || t->progress.at.epoch % (uint64_t)cfg.validate_every == 0;
+}
+
+// The last validation. tag: "Train" or "Test".
+static idist_status report_validation(trainer *t, const char *tag) {
+    static const char *const names[] = {"Accuracy", "Loss"};
+    const validation *v = &t->validation;
+    double values[] = {v->accuracy, v->mean_loss};
+    uint64_t epoch = t->progress.at.epoch;
+    idist_status status;
+
+    idist_train_log_metrics(NAME, (int)epoch, seconds_now() - v->start_s, tag, names, values, 2);
+    if (!strcmp(tag, "Train"))
+        return idist_summary_add(t->curves, "train/accuracy", v->accuracy, epoch);
+
+    status = idist_summary_add(t->curves, "test/accuracy", v->accuracy, epoch);
+    if (status != IDIST_OK) return status;
+
+    return idist_summary_add(t->curves, "test/loss", v->mean_loss, epoch);
+}
+
+// ---- the training ----
+
+static idist_status report_start(trainer *t) {
+    idist_summary_desc curves = {.folder = cfg.output_path};
+    idist_status status = idist_summary_create(&curves, &t->curves);
+
+    if (status != IDIST_OK) return status;
+    report_configuration(&t->train.set, &t->test.set, &t->net, idist_ddp_buckets(t->ddp));
+    t->start_s = seconds_now();
+
+    return IDIST_OK;
+}
+
+static idist_status report_end(trainer *t) {
+    const position *at = &t->progress.at;
+
+    report_confusion(&t->validation, t->test.set.names);
+    report_result(t->stopped, at->iteration, seconds_now() - t->start_s, at->best, &t->net);
+
+    return idist_summary_free(&t->curves);
+}
+
+#endif // CIFAR10_TRAINER_H
