@@ -2,8 +2,7 @@
 //
 // build:  cc -O2 -DIDIST_IMPLEMENTATION examples/23_parameter_server.c -o 23_parameter_server
 // run:    ./23_parameter_server          starts 4 ranks: the server and 3 workers
-//         ./23_parameter_server 2        one worker; any number of ranks from 2 to 16
-//         ./23_parameter_server 4 50000  50000 updates instead of 2000
+//         ./23_parameter_server 2 50000  one worker (2 to 16 ranks), 50000 updates, not 2000
 //         (export WORLD_SIZE=3 MASTER_ADDR=127.0.0.1 MASTER_PORT=29523    # by hand; any free port
 //          for r in 0 1 2; do RANK=$r LOCAL_RANK=$r ./23_parameter_server & done; wait)
 //
@@ -24,7 +23,7 @@
 //     worker                                     server
 //     PULL  nothing                        ->
 //                                          <-    WEIGHTS  all weights, and their number of updates
-//     gradient of a batch of its own images
+//     gradient of a batch of images, which it draws at random
 //     PUSH  gradient, loss, that number    ->    weights -= rate * gradient: one more update
 //     ... and again, until the answer to PULL is STOP
 //
@@ -104,16 +103,17 @@ static int run_server(const digits *d, const subset *train, const subset *test, 
     return accuracy >= 90 || updates < UPDATES ? 0 : 1;
 }
 
-static int run_worker(const digits *d, const subset *mine) {
-    static double weights[MESSAGE], push[MESSAGE];
+static int run_worker(const digits *d, const subset *train) {
+    static double pull[MESSAGE], push[MESSAGE];
+    uint64_t seed = idist_auto_seed(SUBSET_SEED); // so that workers draw different batches
     idist_recv_info info;
 
-    for (size_t next = 0;; next += BATCH) {
+    for (;;) {
         CHECK(idist_send(NULL, 0, IDIST_F64, 0, PULL, NULL));
-        CHECK(idist_recv(weights, MESSAGE, IDIST_F64, 0, IDIST_ANY_TAG, &info, NULL));
+        CHECK(idist_recv(pull, MESSAGE, IDIST_F64, 0, IDIST_ANY_TAG, &info, NULL));
         if (info.tag == STOP) return 0;
-        push[LOSS] = subset_gradient(weights, d, mine, next, BATCH, push);
-        push[VERSION] = weights[VERSION];
+        push[LOSS] = subset_gradient(pull, d, train, random_u64(&seed) % train->count, BATCH, push);
+        push[VERSION] = pull[VERSION];
         CHECK(idist_send(push, MESSAGE, IDIST_F64, 0, PUSH, NULL));
     }
 }
@@ -121,7 +121,7 @@ static int run_worker(const digits *d, const subset *mine) {
 static int worker(int local_rank, void *arg) {
     static const double split[2] = {0.7, 0.3};
     static digits d;
-    static subset train, test, mine;
+    static subset train, test;
     int rank = idist_get_rank(), size = idist_get_world_size();
 
     (void)local_rank;
@@ -130,7 +130,7 @@ static int worker(int local_rank, void *arg) {
     if (!digits_load(&d) || subset_part(NULL, split, 2, 0, &train)) return 1;
     if (subset_part(NULL, split, 2, 1, &test)) return 1;
     if (rank == 0) return run_server(&d, &train, &test, size, *(const int *)arg);
-    return subset_equal_part(&train, size - 1, rank - 1, &mine) || run_worker(&d, &mine);
+    return run_worker(&d, &train);
 }
 
 int main(int argc, char **argv) {
