@@ -61,7 +61,7 @@ net_far() {
     net_near
     build/far "$NET." "$NET_COUNT" "$@" >"$WORK/far" &
     NET_FAR=$!
-    until grep -q ready "$WORK/far"; do
+    until grep -qs ready "$WORK/far"; do
         [ $((tries--)) -gt 0 ] && kill -0 "$NET_FAR" || return
         sleep 0.05
     done
