@@ -1441,7 +1441,9 @@ static int idist__join_share_see(const idist__segment *m) {
 }
 
 // From here on the links inside this host are pipes in the file. A rank that gives up takes over
-// only those to ranks outside of its place in the tree: these may have joined, and can be told.
+// only those to ranks that are not its parent or children in the tree: the others may have joined,
+// and can be told. Between parent and child votes may still be under way, which a frame would
+// disturb; a child that has joined sees by its parent's beacon that it is gone.
 static void idist__join_share_take_over(idist__join *j, const idist__join_share *share,
                                         idist_status status) {
     idist__segment *m = share->m;
@@ -1692,13 +1694,19 @@ static idist_status idist__open_meet(idist__join *j) {
     return status;
 }
 
-// Joining failed here, while others may have joined already: tells them why.
+// Joining failed here, while others may have joined already: tells them why. The text of a time-out
+// names the ranks that are late, and a reason that came from another rank names that one.
 static void idist__open_tell_joined(const idist__join *j, idist_status status) {
     idist__ring *ring = j->ring;
-    const char *cause = idist__me.text;
+    const char *text = idist__me.text;
+    char cause[IDIST__TEXT_BYTES];
     int i;
 
-    if (strncmp(cause, "initialize: ", 12) == 0) cause += 12;
+    if (strncmp(text, "initialize: ", 12) == 0) text += 12;
+    cause[0] = 0;
+    if (!j->others_know && status != IDIST_ERR_TIMEOUT && status != IDIST_ERR_PEER_LOST)
+        snprintf(cause, sizeof cause, "rank %d could not join: ", ring->w->group.rank);
+    idist__text_append(cause, sizeof cause, "%s", text);
     for (i = 0; i < ring->w->group.size; i++) {
         idist__link *l = &ring->links[i];
 

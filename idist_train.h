@@ -361,18 +361,20 @@ typedef struct idist_ddp_hook {
 // All zero except params and n is valid.
 typedef struct idist_ddp_desc {
     // n parameters in the order of the forward pass, and their gradients, with the same counts; the
-    // dtypes may differ. Gradients that are contiguous in memory are reduced in place. Others are
-    // copied, in pieces, to memory that stays in the cache, reduced there and copied back; with a
-    // hook, compression, find_unused or on_device they are copied into a bucket and back. If grads
-    // or its data is NULL, ddp allocates and zeroes the memory (idist_alloc, cudaMalloc); see
-    // idist_ddp_grad.
+    // dtypes may differ. A bucket is reduced in place if its gradients follow one another in
+    // memory, lower indices first. Otherwise it is copied, in pieces, to memory that stays in the
+    // cache, reduced there and copied back; a piece that is contiguous is reduced in place. With a
+    // hook, compression, find_unused or on_device the whole bucket is copied and copied back. If
+    // grads or its data is NULL, ddp allocates and zeroes the memory (idist_alloc, cudaMalloc), in
+    // which nothing is copied; see idist_ddp_grad.
     const idist_tensor *params, *grads;
     int n;
     // Not trained, running means for example; idist_ddp_forward copies them from one rank to all.
     const idist_tensor *buffers;
     int n_buffers;
-    idist_group *group;   // NULL: the world
-    size_t bucket_nbytes; // size limit of a bucket; 0: 25 MiB, and 1 MiB for the first one
+    idist_group *group; // NULL: the world
+    // The size at which a bucket is closed. 0: 25 MiB, and 1 MiB for the first one of each dtype.
+    size_t bucket_nbytes;
     idist_compression compression;
     const idist_powersgd_desc *powersgd; // for IDIST_COMPRESS_POWERSGD; copied. NULL: all zero
     const idist_ddp_hook *hook;          // used instead of the built-in reduction; copied
@@ -401,16 +403,17 @@ typedef struct idist_ddp_desc {
 // IDIST_ERR_DEVICE: compression, factors and divide_by_active on the device need CUDA 12.8.
 IDIST_API idist_status idist_ddp_create(const idist_ddp_desc *desc, idist_ddp **ddp);
 // Local. Within an iteration it waits for the calls that are in flight, and does not end the
-// iteration of the other ranks: unless all of them have called idist_ddp_ready for the same
-// gradients, and free it as well, call idist_abort first.
+// iteration of the other ranks: call idist_abort first.
 IDIST_API void idist_ddp_free(idist_ddp **ddp);
 IDIST_API void *idist_ddp_grad(const idist_ddp *ddp, int i); // the memory of gradient i
-// The bucket of gradient i. Buckets are launched in the order of their numbers. At the end of the
-// first iteration they are formed anew, as torch does: from gradients in the order in which these
-// became ready on the first rank that had data, those that were not ready in idist_ddp_wait last.
-// Gradients stay where they are in memory. With compression or on_device buckets keep their
-// gradients and numbers, but are launched in the order in which they became full then. With a hook
-// or find_unused nothing changes.
+// The bucket of gradient i. Buckets are launched in the order of their numbers, except as follows.
+// The first idist_ddp_wait that succeeds, with no_sync off, takes over the order in which gradients
+// became ready on rank 0 (uneven: on the first rank with data); those for which idist_ddp_ready was
+// not called come last, from the last to the first. If the gradients of some bucket lie apart in
+// the memory of some rank, buckets are formed anew in that order, as torch does; their number may
+// change, but gradients stay where they are. Otherwise, and with compression or on_device, buckets
+// keep their gradients and numbers and are launched in the order in which they became full. With a
+// hook or find_unused nothing changes.
 IDIST_API int idist_ddp_bucket(const idist_ddp *ddp, int i);
 IDIST_API int idist_ddp_buckets(const idist_ddp *ddp); // the number of buckets
 
@@ -419,8 +422,9 @@ IDIST_API int idist_ddp_buckets(const idist_ddp *ddp); // the number of buckets
 // pass without a backward pass, for validation, may be followed by another one; with uneven each
 // needs its idist_ddp_wait.
 IDIST_API idist_status idist_ddp_forward(idist_ddp *ddp);
-// Gradient i is complete; do not touch it until idist_ddp_wait returns. Launches every bucket that
-// is full and does not wait for it (but makes up for a missing idist_ddp_forward). Of a bucket that
+// Gradient i is complete; do not touch it until idist_ddp_wait returns. Launches, in order,
+// the buckets that are full, except the last one, and does not wait for them (but makes up for a
+// missing idist_ddp_forward). Of a bucket that
 // goes in pieces at most 1 MiB is in flight, 4 MiB if there are several hosts; later calls launch
 // the rest. Any thread, one at a time. Until idist_ddp_wait make no other call on this group: the
 // moment at which buckets are launched differs from rank to rank. IDIST_ERR_STATE: the gradient was
@@ -441,8 +445,8 @@ IDIST_API idist_status idist_ddp_no_sync(idist_ddp *ddp, bool on);
 
 // Uneven inputs (desc.uneven): a rank that has run out of data calls this instead of its next
 // iteration. It takes part in the iterations of the others with zeros (its gradients and buffers
-// are overwritten) until all ranks have called it. Then the parameters and buffers of the rank that
-// joined last, whose optimizer made every step, are copied to all, *last (may be NULL) is that
+// may be overwritten) until all ranks have called it. Then the parameters and buffers of the rank
+// that joined last, whose optimizer made every step, are copied to all, *last (may be NULL) is that
 // rank, and iterations start afresh. Collective over the group; blocking. Ranks in this call do not
 // answer other calls that the program makes on the group within an iteration.
 IDIST_API idist_status idist_ddp_join(idist_ddp *ddp, int *last);
@@ -4551,9 +4555,10 @@ static idist_status idist__on_device_int8_finish(idist_bucket *b, void *arg) {
 // order. If the backward pass uses parameters in another order than they are listed in, buckets are
 // full late, and all others wait for them; so after the first iteration buckets are formed anew, in
 // the order in which gradients became ready on one rank (idist__ddp_finish_follow). Gradients stay
-// where they are, and a bucket whose gradients have come apart by this goes in pieces. The state of
-// a compression belongs to a bucket, and on the device there are no pieces; so these keep their
-// buckets and only launch them in another order. In each iteration the calls are:
+// where they are, and a bucket whose gradients have come apart by this goes in pieces. Where no
+// bucket goes in pieces, this would make copies of what is reduced in place; the state of a
+// compression belongs to a bucket; and on the device there are no pieces. There buckets stay, and
+// are only launched in another order. In each iteration the calls are:
 //
 //     uneven        all_gather of "I have data", 1 byte; then all know whose buffers count, and by
 //                   how many to divide
@@ -4562,8 +4567,9 @@ static idist_status idist__on_device_int8_finish(idist_bucket *b, void *arg) {
 //                   place, or one per piece
 //     find_unused   all_reduce of "I have a gradient", 1 byte per parameter
 //     buckets       in that order: what the hook's `finish` does
-//     order         the first time only: broadcast of a number per gradient; if buckets change,
-//                   all_reduce of "my gradients lie apart", 1 byte per bucket
+//     order         the first time only, without a hook and find_unused: broadcast of a number
+//                   per gradient; if buckets change, all_reduce of "my gradients lie apart", 1
+//                   byte per bucket
 //
 // A rank in idist_ddp_join makes these calls with zeros until all ranks say that they have no data.
 //
@@ -4974,10 +4980,15 @@ static idist_status idist__ddp_bucket_form(idist_ddp *d) {
     return idist__ddp_bucket_alloc_slots(d);
 }
 
-// Whether gradients may change their buckets: not where a hook or a compression keeps a state for
-// each bucket, or where buckets have memory of their own. The same on all ranks.
+// Whether gradients may change their buckets: only if some are copied anyway, since otherwise
+// nothing would stay in place. The same on all ranks.
 static bool idist__ddp_bucket_may_regroup(const idist_ddp *d) {
-    return idist__ddp_bucket_may_split(d);
+    int b;
+
+    for (b = 0; b < d->bucket_count; b++)
+        if (d->in_pieces[b]) return true;
+
+    return false;
 }
 
 // Collective: a bucket that is scattered on one rank goes in pieces on all.
@@ -5243,6 +5254,7 @@ static idist_status idist__ddp_piece_launch(idist_ddp *d, const idist__ddp_bucke
         }
 
         if (!ending) status = idist_test(oldest, &done);
+        if (status != IDIST_OK) d->finished_pieces++; // there is nothing to copy back
         if (status != IDIST_OK || !done) return status;
         status = idist__ddp_piece_finish(d);
     }
@@ -5605,7 +5617,7 @@ static idist_status idist__ddp_finish_learn(idist_ddp *d) {
 static idist_status idist__ddp_finish_follow(idist_ddp *d) {
     idist_status status;
 
-    if (d->learnt || d->desc.hook || d->desc.find_unused || d->bucket_count < 2) return IDIST_OK;
+    if (d->learnt || d->desc.hook || d->desc.find_unused || d->desc.n < 2) return IDIST_OK;
     d->learnt = true;
     status = idist__ddp_finish_learn(d);
     if (status != IDIST_OK) return status;
@@ -6125,12 +6137,27 @@ static idist_status idist__ddp_create_broadcast(const idist_ddp *d) {
     return idist__agree(status, &opts);
 }
 
+// Whether nothing of a bucket is copied on this rank.
+static bool idist__ddp_create_in_place(const idist_ddp *d, const idist__ddp_bucket *bucket) {
+    int k;
+
+    if (bucket->scattered) return false;
+
+    for (k = 0; k < bucket->exposed.gradient_count; k++) {
+        int i = bucket->exposed.gradients[k];
+
+        if (d->grads[i].count && d->grads[i].data != d->param_states[i].gradient) return false;
+    }
+
+    return true;
+}
+
 // What was made, as Ignite's auto_model says it: once, by the first rank of the group.
 static void idist__ddp_create_log(const idist_ddp *d) {
     static const char *const encodings[] = {"as they are", "as F16", "as BF16", "as I8",
                                             "by PowerSGD"};
     const char *encoding = d->desc.hook ? "by a hook" : encodings[d->desc.compression];
-    int b, views = 0;
+    int b, in_place = 0;
     size_t nbytes = 0;
     idist__log without_world;
     const idist__log *log = idist__auto_log_of(d->desc.group, &without_world);
@@ -6138,16 +6165,16 @@ static void idist__ddp_create_log(const idist_ddp *d) {
     if (!log || idist_group_rank(d->desc.group) > 0) return;
 
     for (b = 0; b < d->bucket_count; b++) {
-        views += d->buckets[b].view;
+        in_place += idist__ddp_create_in_place(d, &d->buckets[b]);
         nbytes += idist__ddp_bucket_nbytes(&d->buckets[b]);
     }
 
     idist__log_print(log, IDIST_LOG_INFO,
                      "ddp_create: %d gradients, %zu bytes in %d buckets, %d of them in place; "
                      "%s over %d ranks, sent %s%s%s",
-                     d->desc.n, nbytes, d->bucket_count, views, d->desc.sum ? "summed" : "averaged",
-                     d->group_size, encoding, d->desc.find_unused ? ", find_unused" : "",
-                     d->desc.uneven ? ", uneven" : "");
+                     d->desc.n, nbytes, d->bucket_count, in_place,
+                     d->desc.sum ? "summed" : "averaged", d->group_size, encoding,
+                     d->desc.find_unused ? ", find_unused" : "", d->desc.uneven ? ", uneven" : "");
 }
 
 idist_status idist_ddp_create(const idist_ddp_desc *desc, idist_ddp **ddp) {
@@ -6219,6 +6246,7 @@ void idist_ddp_free(idist_ddp **ddp) {
     idist__memory_free(memory, d->saved_grads);
     idist__memory_free(memory, d->held_errors);
     free(d->buckets);
+    free(d->bucket_of);
     free(d->launch_order);
     free(d->arrival_order);
     free(d->in_pieces);
