@@ -131,10 +131,10 @@ int main(int argc, char **argv) {
     const int ranks = ranks_argument(argc, argv, RANKS, 1, MAX_RANKS), epochs = 8;
     idist_desc desc{};
 
-    if (!ranks) return 2;
+    if (!ranks || ranks_contradict(argc > 1, idist_launcher())) return 2;
     desc.timeout_ms = desc.init_timeout_ms = DEADLINE_MS;
     try {
-        if (argc > 1 || std::string_view(idist_launcher()) == "none") {
+        if (std::string_view(idist_launcher()) == "none") {
             auto work = [&](int) { return trainer().run(epochs), 0; };
             desc.nproc_per_node = ranks;
             parallel_run(desc, work);

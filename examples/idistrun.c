@@ -1,9 +1,9 @@
 // idistrun: starts the ranks of a program, watches them, and ends them all when one fails
 //
-//     cc -O2 examples/idistrun.c -o build/idistrun
-//     build/idistrun -n 4 --tag ./sim args
-//     build/idistrun --hosts alpha:4,beta:2 ./sim args
-//     build/idistrun --doctor        what this machine gives, and a self test of 2 seconds
+//     cc -O2 examples/idistrun.c -o idistrun
+//     ./idistrun -n 4 --tag ./sim args
+//     ./idistrun --hosts alpha:4,beta:2 ./sim args
+//     ./idistrun --doctor            what this machine gives, and a self test of 2 seconds
 //
 // Each rank finds its place in the environment: IDIST_RANK and its siblings, and what torchrun
 // would set, so that programs for PyTorch run as well.

@@ -225,6 +225,8 @@ if [ -x "$WORK/$name" ]; then
     by_hand $name 4
     without_data $name '^25_mixed: .*abort'
     refuses $name 65
+    RANK=0 WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 MASTER_PORT=29500 ok_run 2 \
+        "$name: the number of ranks is the launcher's" 20 "$WORK/$name" 3
 fi
 
 for algorithm in latency bandwidth; do
