@@ -115,12 +115,12 @@ static inline uint64_t job_identity(const job *j) {
     return j->bad_input ? 0 : fnv1a(job_fingerprint(j), options, sizeof options);
 }
 
-// Whether a launcher made another world than --ranks asks for. Rank 0 prints that.
+// Whether a launcher made another world than --ranks asks for. Each rank prints that: a launcher
+// may end the others as soon as one fails.
 static inline bool job_is_contradicted(const job *j) {
     if (!j->wanted_ranks || j->wanted_ranks == j->ranks) return false;
-    if (j->rank == 0)
-        fprintf(stderr, "--ranks %d, but the launcher made a world of %d: leave --ranks out\n",
-                j->wanted_ranks, j->ranks);
+    fprintf(stderr, "--ranks %d, but the launcher made a world of %d: leave --ranks out\n",
+            j->wanted_ranks, j->ranks);
     return true;
 }
 
