@@ -1221,7 +1221,8 @@ static idist_status idist__join_share_broken(idist__join *j, int rank) {
     if (errno == ETIMEDOUT)
         return idist__fail(IDIST_ERR_TIMEOUT,
                            "initialize: rank %d on %s did not answer while the ranks of this host "
-                           "set up their shared memory: it is stopped, or too slow",
+                           "set up their shared memory: it is stopped, too slow, or waits for a "
+                           "rank that is",
                            rank, j->w->nodes[rank].hostname);
 
     return idist__failure_lost(
