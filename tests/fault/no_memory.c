@@ -19,6 +19,8 @@ typedef struct memory {
     int fails;       // the number of the one that fails, from 1
     int hit, status; // it did; what that rank's first failing call said
     bool absent;     // it did not come, says another rank
+    bool joined;
+    char text[300]; // of its first error
 } memory;
 
 typedef struct plan {
@@ -87,13 +89,15 @@ static void *rank_main(void *arg) {
     d.allocator.user = m;
     ranks__place(&d);
     status = idist_open(&d, &world);
-    if (status == IDIST_OK) {
-        status = work(world, self->rank);
+    m->joined = status == IDIST_OK;
+    if (status == IDIST_OK) status = work(world, self->rank);
+    copy_text(m->text, sizeof m->text, status ? idist_last_error() : "");
+    if (world) {
         closed = idist_close(&world);
         if (status == IDIST_OK) status = closed;
     }
     m->status = (int)status;
-    m->absent = status == IDIST_ERR_TIMEOUT && text_has_word(idist_last_error(), "did not show up");
+    m->absent = status == IDIST_ERR_TIMEOUT && text_has_word(m->text, "did not show up");
     return NULL;
 }
 
@@ -117,6 +121,10 @@ static bool round_of(plan *p, int loser, int fails) {
         rank_check(p->memory[k].n_live == 0,
                    "allocation %d of rank %d fails: rank %d keeps %lld blocks", fails, loser, k,
                    (long long)p->memory[k].n_live);
+        rank_check(p->memory[loser].joined || k == loser || status == IDIST_OK ||
+                       text_names_rank(p->memory[k].text, loser),
+                   "allocation %d of rank %d fails: rank %d does not name it: %s", fails, loser, k,
+                   p->memory[k].text);
         rank_check(status != IDIST_ERR_TIMEOUT || (p->memory[k].absent && fails <= EARLY),
                    "allocation %d of rank %d fails: rank %d hears of a time-out", fails, loser, k);
     }
