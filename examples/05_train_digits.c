@@ -47,6 +47,7 @@ static int compare_ranks(uint64_t value, const char *what, bool *same) {
     *same = other == INT32_MAX;
     if (!*same && idist_get_rank() == 0)
         fprintf(stderr, "rank %d has other %s than rank 0\n", other, what);
+    if (!*same) CHECK(idist_barrier(NULL)); // nobody leaves before that is said
     return 0;
 }
 

@@ -113,13 +113,13 @@ static int report(simulators *s, double seconds) {
 
 // The options must be the same on all ranks, and fit the world.
 static int agree(const simulators *s) {
-    uint64_t hash = fnv1a(FNV_START, &s->options, sizeof s->options);
     const char *wrong = simulators_check(&s->options, s->ranks);
     bool same;
 
-    if (compare_ranks(hash, &same)) return 1;
+    if (compare_ranks(fnv1a(FNV_START, &s->options, sizeof s->options), &same)) return 1;
     if (!same) wrong = "the ranks were given different options";
     if (wrong && s->rank == 0) fprintf(stderr, "24_simulators: %s\n", wrong);
+    if (wrong) CHECK(idist_barrier(NULL)); // nobody leaves before that is said
     return wrong != NULL;
 }
 

@@ -127,7 +127,10 @@ static int compare_ranks(uint64_t value, const char *what) {
     free(all);
     CHECK(status);
 
-    return other < 0 ? 0 : refuse("rank %d has other %s than rank 0", other, what);
+    if (other < 0) return 0;
+    refuse("rank %d has other %s than rank 0", other, what);
+    CHECK(idist_barrier(NULL)); // nobody leaves before that is said
+    return 2;
 }
 
 // ---- the beginning and the end ----
