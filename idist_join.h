@@ -1699,15 +1699,15 @@ static idist_status idist__open_meet(idist__join *j) {
 // names the ranks that are late, and a reason that came from another rank names that one.
 static void idist__open_tell_joined(const idist__join *j, idist_status status) {
     idist__ring *ring = j->ring;
-    const char *text = idist__me.text;
-    char cause[IDIST__TEXT_BYTES];
+    char text[sizeof idist__me.text], cause[IDIST__TEXT_BYTES] = "";
     int i;
 
-    if (strncmp(text, "initialize: ", 12) == 0) text += 12;
-    cause[0] = 0;
+    memcpy(text, idist__me.text, sizeof text); // sending may overwrite it
     if (!j->others_know && status != IDIST_ERR_TIMEOUT && status != IDIST_ERR_PEER_LOST)
         snprintf(cause, sizeof cause, "rank %d could not join: ", ring->w->group.rank);
-    idist__text_append(cause, sizeof cause, "%s", text);
+    idist__text_append(cause, sizeof cause, "%s",
+                       strncmp(text, "initialize: ", 12) == 0 ? text + 12 : text);
+
     for (i = 0; i < ring->w->group.size; i++) {
         idist__link *l = &ring->links[i];
 
@@ -1715,6 +1715,8 @@ static void idist__open_tell_joined(const idist__join *j, idist_status status) {
         if (j->voting && l->transport != &idist__pipe_transport) continue; // it votes as well
         idist__link_abort(ring, l, ring->w->group.ctx, status, cause);
     }
+
+    memcpy(idist__me.text, text, sizeof text);
 }
 
 // Frees what only meeting needed, whether it succeeded or not.

@@ -365,8 +365,8 @@ typedef struct idist_ddp_desc {
     // memory, lower indices first. Otherwise it is copied, in pieces, to memory that stays in the
     // cache, reduced there and copied back; a piece that is contiguous is reduced in place. With a
     // hook, compression, find_unused or on_device the whole bucket is copied and copied back. If
-    // grads or its data is NULL, ddp allocates and zeroes the memory (idist_alloc, cudaMalloc), in
-    // which nothing is copied; see idist_ddp_grad.
+    // grads or its data is NULL, ddp allocates and zeroes the memory (idist_alloc, cudaMalloc); see
+    // idist_ddp_grad. If grads is NULL, nothing is copied.
     const idist_tensor *params, *grads;
     int n;
     // Not trained, running means for example; idist_ddp_forward copies them from one rank to all.
@@ -422,13 +422,12 @@ IDIST_API int idist_ddp_buckets(const idist_ddp *ddp); // the number of buckets
 // pass without a backward pass, for validation, may be followed by another one; with uneven each
 // needs its idist_ddp_wait.
 IDIST_API idist_status idist_ddp_forward(idist_ddp *ddp);
-// Gradient i is complete; do not touch it until idist_ddp_wait returns. Launches, in order,
-// the buckets that are full, except the last one, and does not wait for them (but makes up for a
-// missing idist_ddp_forward). Of a bucket that
-// goes in pieces at most 1 MiB is in flight, 4 MiB if there are several hosts; later calls launch
-// the rest. Any thread, one at a time. Until idist_ddp_wait make no other call on this group: the
-// moment at which buckets are launched differs from rank to rank. IDIST_ERR_STATE: the gradient was
-// ready already.
+// Gradient i is complete; do not touch it until idist_ddp_wait returns. Launches, in order, the
+// buckets that are full, except the last one, and does not wait for them (but makes up for a
+// missing idist_ddp_forward). Of a bucket that goes in pieces at most 1 MiB is in flight, 4 MiB if
+// there are several hosts; later calls launch the rest. Any thread, one at a time. Until
+// idist_ddp_wait make no other call on this group: the moment at which buckets are launched differs
+// from rank to rank. IDIST_ERR_STATE: the gradient was ready already.
 IDIST_API idist_status idist_ddp_ready(idist_ddp *ddp, int i);
 // Ends the backward pass: all gradients count as ready, and on return all are averaged (on the
 // device: for whatever is enqueued on desc.stream afterwards). The same bits on all ranks.
@@ -5600,11 +5599,10 @@ static void idist__ddp_finish_reorder(idist_ddp *d) {
 // the first.
 static idist_status idist__ddp_finish_learn(idist_ddp *d) {
     idist_opts opts = idist__ddp_opts(d, false);
-    int i, count = 0;
+    int i, count = d->ready_count;
 
     for (i = 0; i < d->desc.n; i++) d->bucket_of[i] = -1; // not in arrival_order
     for (i = 0; i < d->ready_count; i++) d->bucket_of[d->arrival_order[i]] = 0;
-    count = d->ready_count;
 
     for (i = d->desc.n; i-- > 0;)
         if (d->bucket_of[i] < 0) d->arrival_order[count++] = i;

@@ -396,6 +396,9 @@ static void regroup(idist_group *world, int rank, int n, void *arg) {
         for (int b = 0; b < 4; b++) apart = apart || ddp->in_pieces[b];
         rank_check(n == 1 || apart == !laid_out, "rank %d: the gradients lie%s apart", rank,
                    apart ? "" : " not");
+        for (int b = 0; b < 4 && (laid_out || layout == APART); b++) // what the log counts
+            rank_check(idist__ddp_create_in_place(ddp, &ddp->buckets[b]) == laid_out,
+                       "rank %d: bucket %d is%s in place", rank, b, laid_out ? " not" : "");
         for (int i = 0; i < 8; i++) at[i] = idist_ddp_grad(ddp, i);
         for (int i = 0; i < 8; i++) before[i] = idist_ddp_bucket(ddp, i);
         for (int i = 0; i < 8; i++)
@@ -420,6 +423,30 @@ static void regroup(idist_group *world, int rank, int n, void *arg) {
         idist_ddp_free(&ddp);
         free(m.memory);
     }
+}
+
+// A bucket whose limit is reached by its last gradient, which arrives first, becomes two.
+static void one_bucket(idist_group *world, int rank, int n, void *arg) {
+    static const size_t counts[2] = {2000, 100};
+    model m;
+    idist_ddp *ddp = NULL;
+    (void)arg;
+    model_init(&m, world, counts, 2, APART, IDIST_F32);
+    m.desc.bucket_nbytes = 8000;
+    rank_ok(rank, idist_ddp_create(&m.desc, &ddp));
+    rank_check(idist_ddp_buckets(ddp) == 1, "rank %d: %d buckets", rank, idist_ddp_buckets(ddp));
+    for (int step = 0; step < 2; step++) {
+        for (int p = 0; p < 2; p++) {
+            fill(&m, ddp, rank, step, p);
+            rank_ok(rank, idist_ddp_ready(ddp, p));
+        }
+        rank_ok(rank, idist_ddp_wait(ddp));
+        check_result(&m, 0, step, 1.0 / n);
+        rank_check(idist_ddp_buckets(ddp) == 2, "rank %d, step %d: %d buckets", rank, step,
+                   idist_ddp_buckets(ddp));
+    }
+    idist_ddp_free(&ddp);
+    free(m.memory);
 }
 
 // Two buckets become three, which need three slots.
@@ -557,6 +584,7 @@ static void with_ranks(int n, const char *transport) {
     for (int k = 0; k < (n <= 3 ? 2 : 1); k++)
         ranks_case(n, &d, regroup, &each[k], "buckets in order of arrival, n=%d, %s, %zu elements",
                    n, transport, each[k]);
+    ranks_case(n, &d, one_bucket, NULL, "two buckets of one, n=%d, %s", n, transport);
     ranks_case(n, &d, more_buckets, NULL, "more buckets than before, n=%d, %s", n, transport);
     ranks_case(n, &d, order_of_bytes, NULL, "order of bytes, n=%d, %s", n, transport);
     ranks_case(n, &d, order_stays, NULL, "the order stays, n=%d, %s", n, transport);
