@@ -187,6 +187,7 @@ typedef struct idist__call {
     int tag;
     idist_recv_info *info;
     bool peeks;         // a receive that describes a message and leaves it
+    bool tried;         // the backend could not complete it at once
     uint32_t dtype_tag; // of a user dtype, when the call began; 0: look it up
     uint64_t check;     // must also be equal on all ranks: the count, or a hash of the counts
     // The op of a call that is part of another one, because the program may free its own copy
@@ -2311,6 +2312,7 @@ static idist_status idist__check_call(const idist_group *g, const idist__call *c
 // uses wait thread extent check
 //
 //     public function         fills an idist__call
+//     idist__call_message     a message in the ordinary case, which needs none of what follows
 //     idist__call_run         finds the group, locks its world, records the first error of a
 //                             group_begin
 //     idist__call_traced      through the timeline, if there is one
@@ -2388,7 +2390,7 @@ static bool idist__call_quick(idist_group *g, const idist__call *c, const idist_
     const idist_backend_api *backend = g->w->backend;
     bool blocks = !o->request && !idist__me.group_depth;
 
-    if (g->status != IDIST_OK || c->peeks || idist__call_needs_copy(c)) return false;
+    if (g->status != IDIST_OK || c->peeks || c->tried || idist__call_needs_copy(c)) return false;
     if (blocks && !g->w->tasks) return backend->quick && backend->quick(g, c);
     if (!backend->quick_message || !idist__kind_is_p2p(c->kind) || idist__tracer_now())
         return false;
@@ -2574,6 +2576,39 @@ static idist_status idist__call_ended(idist_status status) {
     }
 
     return status;
+}
+
+// Whether a send or receive is the ordinary one: host memory, a buffer, a dtype of idist and a tag.
+static bool idist__call_is_plain(const idist__world *w, const idist__call *c, const idist_opts *o) {
+    if (w->device_api || idist__tracer_now() || (o && (o->stream || o->plan))) return false;
+    if ((unsigned)c->dtype >= IDIST_DTYPE_COUNT || c->count > SIZE_MAX / 16) return false;
+    return c->tag >= 0 && (c->send || c->recv);
+}
+
+// The short way of a send or receive: true when the backend could complete it at once, without a
+// task. False: it has to go by idist__call_run, which also says what is wrong with it, if anything
+// is.
+static bool idist__call_message(idist__call *c, const idist_opts *o) {
+    idist_group *g = o ? o->group : NULL;
+    idist__world *w = g ? g->w : __atomic_load_n(&idist__default_world, __ATOMIC_ACQUIRE);
+    bool blocks = !(o && o->request) && !idist__me.group_depth;
+    bool done = false;
+
+    if (!w || idist__world_forked(w) || idist__me.callbacks || (g && g->freed)) return false;
+    if (!w->backend->quick_message || !idist__call_is_plain(w, c, o)) return false;
+    if (!idist__os_mutex_try_lock(&w->lock)) return false;
+
+    if (!g) g = &w->group;
+    if (g->w && g->status == IDIST_OK && !w->thread_stops && g->rank >= 0 && c->root >= 0 &&
+        c->root < g->size) {
+        done = blocks && !w->tasks ? w->backend->quick(g, c) : w->backend->quick_message(g, c);
+        c->tried = true;
+    }
+
+    idist__os_mutex_unlock(&w->lock);
+    if (done && o && o->request) o->request->impl = &idist__call_complete;
+
+    return done;
 }
 
 static idist_status idist__call_run(idist__call *c, const idist_opts *opts) {

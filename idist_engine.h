@@ -603,7 +603,7 @@ static bool idist__progress_fill(idist__link *l) {
     idist__frame f;
 
     if (l->at < l->end) return true;
-    if (!l->transport->peek(l->port, &f, sizeof f)) return false;
+    if (!l->transport->peek_header(l->port, &f)) return false;
     l->at = 0;
     l->end = (size_t)l->transport->read(l->port, l->stage, IDIST__STAGE_BYTES);
 

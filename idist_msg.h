@@ -116,6 +116,7 @@ enum {
 enum { IDIST__NEEDS_YOU = 1, IDIST__ONLY_CALL = 2 }; // flags of WAITS
 
 #define IDIST__FRAME_BYTES sizeof(idist__frame)
+typedef char idist__frame_is_a_header[IDIST__FRAME_BYTES == IDIST__HEADER_BYTES ? 1 : -1];
 // Payload of a DATA frame. Frames of other messages wait this long behind it.
 #define IDIST__PIECE_BYTES ((size_t)1 << 20)
 // Eager bytes, frames included, that are under way to one rank or wait there to be consumed.
@@ -1694,9 +1695,9 @@ static idist__transfer *idist__match_granted(idist__ring *ring, idist__link *l, 
 
 //------------------------------------------------------------------------------
 // [msg:send]  posting sends
-// uses cpu os:thread socket base:type kind model fingerprint core:task
-// uses core:group block core:message types op index transfer failure link
-// uses message history match
+// uses cpu os:thread base:type kind model fingerprint core:task core:group
+// uses block core:message types op index transfer failure link message history
+// uses match
 //------------------------------------------------------------------------------
 
 // The CTS for a message of a collective that came before its send was posted, or NULL.
@@ -1908,9 +1909,8 @@ static bool idist__send_quick(idist_group *g, const idist__call *c) {
     idist__ring *ring = idist__ring_of(g->w);
     idist__link *l = &ring->links[idist__group_world_rank(g, c->root)];
     idist__frame f;
-    idist__os_part parts[2];
 
-    if (!l->open || !l->transport->write_all || l->out || l->write_dead) return false;
+    if (!l->open || !l->transport->write_message || l->out || l->write_dead) return false;
     if (ring->failed || c->count > IDIST__EAGER_EXPOSED_BYTES) return false;
 
     memset(&f, 0, sizeof f);
@@ -1923,11 +1923,7 @@ static bool idist__send_quick(idist_group *g, const idist__call *c) {
     if (!idist__link_is_eager(l, (size_t)f.nbytes)) return false;
     if (l->window < f.nbytes + sizeof f) return false;
 
-    parts[0].data = &f;
-    parts[0].nbytes = sizeof f;
-    parts[1].data = c->send;
-    parts[1].nbytes = (size_t)f.nbytes;
-    if (!l->transport->write_all(l->port, parts, f.nbytes ? 2 : 1)) return false;
+    if (!l->transport->write_message(l->port, &f, c->send, (size_t)f.nbytes)) return false;
 
     l->window -= (size_t)f.nbytes + sizeof f;
     l->p2p_sent++;
@@ -1990,7 +1986,7 @@ static idist__link *idist__recv_link(const idist_group *g, const idist__call *c)
     idist__ring *ring = idist__ring_of(g->w);
     idist__link *l = c->root >= 0 ? &ring->links[idist__group_world_rank(g, c->root)] : NULL;
 
-    if (!l || !l->open || !l->transport->peek) return NULL;
+    if (!l || !l->open || !l->transport->peek_header) return NULL;
 
     return l->early || l->in_moved || l->ended || ring->failed ? NULL : l;
 }
@@ -2027,11 +2023,11 @@ static bool idist__recv_quick(const idist_group *g, const idist__call *c) {
     int turns;
 
     if (!l) return false;
-    for (turns = 0; !l->transport->peek(l->port, &f, sizeof f); turns++)
+    for (turns = 0; !l->transport->peek_header(l->port, &f); turns++)
         if (!idist__ring_quick_wait(ring, turns)) return false;
 
     if (!idist__recv_wants(g, c, l, &f)) return false;
-    if (!l->transport->read_all(l->port, &f, sizeof f, c->recv, (size_t)f.nbytes)) return false;
+    if (!l->transport->read_message(l->port, c->recv, (size_t)f.nbytes)) return false;
     idist__recv_taken(ring, c, l, &f);
 
     return true;

@@ -38,6 +38,8 @@ CONTENTS
 // uses socket
 //------------------------------------------------------------------------------
 
+enum { IDIST__HEADER_BYTES = 64 }; // of a frame
+
 // A transport moves the bytes of one link. No function blocks. `port` is the transport's own end of
 // the link and belongs to whoever opened it; `close` closes what is in it.
 //
@@ -61,13 +63,13 @@ typedef struct idist__transport {
     bool polled;      // a read costs a system call, so with many links ring->watch tells when to
     bool lossy_close; // closing with unread bytes may destroy what the peer has not read yet
 
-    // Copies the next nbytes without consuming them. False: fewer have arrived.
-    bool (*peek)(void *port, void *buf, size_t nbytes);
-
-    // All or nothing. False: nothing was consumed (written), because not all has arrived (there is
-    // no space for all). read_all fills `header` first, then `payload`.
-    bool (*read_all)(void *port, void *header, size_t header_nbytes, void *payload, size_t nbytes);
-    bool (*write_all)(void *port, const idist__os_part *parts, int nparts);
+    // Messages as a whole: a header of IDIST__HEADER_BYTES, and nbytes of payload. peek_header
+    // copies the next header and consumes nothing; false: it has not arrived. read_message drops
+    // that header and copies the payload behind it; false: not all has arrived, and nothing was
+    // consumed. write_message: false: there is no space for all, and nothing was written.
+    bool (*peek_header)(void *port, void *header);
+    bool (*read_message)(void *port, void *payload, size_t nbytes);
+    bool (*write_message)(void *port, const void *header, const void *payload, size_t nbytes);
 
     // Whether the peer may read messages in the memory of this process. The same on both sides of a
     // link, which decides how large messages go. Then `withdrawn`, if not NULL, gets the count of
@@ -414,23 +416,31 @@ static bool idist__ended_any(idist__segment *m) {
 // Two ring buffers, one for each direction.
 //------------------------------------------------------------------------------
 
-static void idist__pipe_copy_out(const idist__pipe_port *p, char *buf, size_t nbytes) {
+// Copies to or from the bytes of a pipe that begin at a value of its counters.
+static inline void idist__pipe_copy_out(const idist__pipe_port *p, uint64_t head, void *buf,
+                                        size_t nbytes) {
     const char *data = (const char *)(p->in + 1);
-    size_t size = p->shm->pipe_nbytes, at = (size_t)p->head & (size - 1);
-    size_t first = size - at < nbytes ? size - at : nbytes;
+    size_t size = p->shm->pipe_nbytes, at = (size_t)head & (size - 1), first = size - at;
 
-    memcpy(buf, data + at, first);
-    if (first < nbytes) memcpy(buf + first, data, nbytes - first);
+    if (nbytes <= first) {
+        memcpy(buf, data + at, nbytes);
+    } else {
+        memcpy(buf, data + at, first);
+        memcpy((char *)buf + first, data, nbytes - first);
+    }
 }
 
-static void idist__pipe_copy_in(const idist__pipe_port *p, uint64_t tail, const char *buf,
-                                size_t nbytes) {
+static inline void idist__pipe_copy_in(const idist__pipe_port *p, uint64_t tail, const void *buf,
+                                       size_t nbytes) {
     char *data = (char *)(p->out + 1);
-    size_t size = p->shm->pipe_nbytes, at = (size_t)tail & (size - 1);
-    size_t first = size - at < nbytes ? size - at : nbytes;
+    size_t size = p->shm->pipe_nbytes, at = (size_t)tail & (size - 1), first = size - at;
 
-    memcpy(data + at, buf, first);
-    if (first < nbytes) memcpy(data, buf + first, nbytes - first);
+    if (nbytes <= first) {
+        memcpy(data + at, buf, nbytes);
+    } else {
+        memcpy(data + at, buf, first);
+        memcpy(data, (const char *)buf + first, nbytes - first);
+    }
 }
 
 // The peer may read what was written.
@@ -439,6 +449,15 @@ static void idist__pipe_publish(idist__pipe_port *p, size_t nbytes) {
     idist__os_thread_handover();
     __atomic_store_n(&p->out->tail, p->tail, __ATOMIC_RELEASE);
     if (idist__doorbell_any_asleep(p->shm)) idist__doorbell_wake(p->shm, p->peer);
+}
+
+// The peer may use the space of what was read; it waits for that only when the pipe is full.
+// unread: bytes before.
+static void idist__pipe_consume(idist__pipe_port *p, size_t nbytes, uint64_t unread) {
+    p->head += nbytes;
+    __atomic_store_n(&p->in->head, p->head, __ATOMIC_RELEASE);
+    if (unread > p->shm->pipe_nbytes / 2 && idist__doorbell_any_asleep(p->shm))
+        idist__doorbell_wake(p->shm, p->peer);
 }
 
 static uint64_t idist__pipe_unread(const idist__pipe_port *p) {
@@ -476,13 +495,8 @@ static ptrdiff_t idist__pipe_read(void *port, void *buf, size_t nbytes) {
 
     idist__os_thread_handover();
     if (nbytes > unread) nbytes = (size_t)unread;
-    idist__pipe_copy_out(p, (char *)buf, nbytes);
-    p->head += nbytes;
-    __atomic_store_n(&p->in->head, p->head, __ATOMIC_RELEASE);
-
-    // The peer waits for space only when the pipe is full.
-    if (unread > p->shm->pipe_nbytes / 2 && idist__doorbell_any_asleep(p->shm))
-        idist__doorbell_wake(p->shm, p->peer);
+    idist__pipe_copy_out(p, p->head, buf, nbytes);
+    idist__pipe_consume(p, nbytes, unread);
 
     return (ptrdiff_t)nbytes;
 }
@@ -507,7 +521,7 @@ static ptrdiff_t idist__pipe_write(void *port, const idist__os_part *parts, int 
 
     for (i = 0; i < nparts && space; i++) {
         size_t k = parts[i].nbytes < space ? parts[i].nbytes : space;
-        idist__pipe_copy_in(p, p->tail + moved, (const char *)parts[i].data, k);
+        idist__pipe_copy_in(p, p->tail + moved, parts[i].data, k);
         moved += k;
         space -= k;
     }
@@ -517,27 +531,32 @@ static ptrdiff_t idist__pipe_write(void *port, const idist__os_part *parts, int 
     return (ptrdiff_t)moved;
 }
 
-static bool idist__pipe_peek(void *port, void *buf, size_t nbytes) {
+static bool idist__pipe_peek_header(void *port, void *header) {
     const idist__pipe_port *p = (const idist__pipe_port *)port;
     size_t size = p->shm->pipe_nbytes;
     uint64_t unread = idist__pipe_unread(p), at;
 
-    if (unread < nbytes || unread > size) return false;
+    if (unread < IDIST__HEADER_BYTES || unread > size) return false;
     idist__os_thread_handover();
 
     // What follows will be wanted next.
-    for (at = nbytes; at < unread && at < 4 * IDIST__LINE; at += IDIST__LINE)
+    for (at = IDIST__HEADER_BYTES; at < unread && at < 4 * IDIST__LINE; at += IDIST__LINE)
         __builtin_prefetch((const char *)(p->in + 1) + ((p->head + at) & (size - 1)));
-    idist__pipe_copy_out(p, (char *)buf, nbytes);
+    idist__pipe_copy_out(p, p->head, header, IDIST__HEADER_BYTES);
 
     return true;
 }
 
-static bool idist__pipe_read_all(void *port, void *header, size_t header_nbytes, void *payload,
-                                 size_t nbytes) {
-    if (idist__pipe_unread((const idist__pipe_port *)port) < header_nbytes + nbytes) return false;
-    idist__pipe_read(port, header, header_nbytes);
-    if (nbytes) idist__pipe_read(port, payload, nbytes);
+static bool idist__pipe_read_message(void *port, void *payload, size_t nbytes) {
+    idist__pipe_port *p = (idist__pipe_port *)port;
+    size_t message_nbytes = IDIST__HEADER_BYTES + nbytes;
+    uint64_t unread = idist__pipe_unread(p);
+
+    if (unread < message_nbytes || unread > p->shm->pipe_nbytes) return false;
+    idist__os_thread_handover();
+    if (nbytes) idist__pipe_copy_out(p, p->head + IDIST__HEADER_BYTES, payload, nbytes);
+    idist__pipe_consume(p, message_nbytes, unread);
+
     return true;
 }
 
@@ -560,22 +579,17 @@ static void idist__pipe_prefetch_space(const idist__pipe_port *p, size_t nbytes)
         idist__os_cpu_prefetch_for_write(data + ((p->tail + at) & (p->shm->pipe_nbytes - 1)));
 }
 
-static bool idist__pipe_write_all(void *port, const idist__os_part *parts, int nparts) {
+static bool idist__pipe_write_message(void *port, const void *header, const void *payload,
+                                      size_t nbytes) {
     idist__pipe_port *p = (idist__pipe_port *)port;
-    uint64_t tail = p->tail;
-    size_t nbytes = 0;
-    int i;
+    size_t message_nbytes = IDIST__HEADER_BYTES + nbytes;
 
-    for (i = 0; i < nparts; i++) nbytes += parts[i].nbytes;
-    if (!idist__pipe_has_space(p, nbytes)) return false;
+    if (!idist__pipe_has_space(p, message_nbytes)) return false;
 
-    for (i = 0; i < nparts; i++) {
-        idist__pipe_copy_in(p, tail, (const char *)parts[i].data, parts[i].nbytes);
-        tail += parts[i].nbytes;
-    }
-
-    idist__pipe_publish(p, nbytes);
-    idist__pipe_prefetch_space(p, nbytes);
+    idist__pipe_copy_in(p, p->tail, header, IDIST__HEADER_BYTES);
+    if (nbytes) idist__pipe_copy_in(p, p->tail + IDIST__HEADER_BYTES, payload, nbytes);
+    idist__pipe_publish(p, message_nbytes);
+    idist__pipe_prefetch_space(p, message_nbytes);
 
     return true;
 }
@@ -628,9 +642,9 @@ static const idist__transport idist__pipe_transport = {"shm",
                                                        idist__pipe_descriptor,
                                                        false,
                                                        false,
-                                                       idist__pipe_peek,
-                                                       idist__pipe_read_all,
-                                                       idist__pipe_write_all,
+                                                       idist__pipe_peek_header,
+                                                       idist__pipe_read_message,
+                                                       idist__pipe_write_message,
                                                        idist__pipe_exposes_memory,
                                                        idist__pipe_pull};
 
