@@ -1,4 +1,5 @@
-// check.h - CHECK and EXPECT print what failed, and return 1 from the function
+// check.h - CHECK and EXPECT print what failed, and return 1 from the function; TRY returns the
+// exit code of a function that failed
 #ifndef EXAMPLES_CHECK_H
 #define EXAMPLES_CHECK_H
 
@@ -11,6 +12,14 @@
             fprintf(stderr, "%s failed: %s\n", #call, idist_last_error()); \
             return 1;                                                      \
         }                                                                  \
+    } while (0)
+
+// A call of a function that returns an exit code, and has printed what failed
+#define TRY(call)                           \
+    do {                                    \
+        int try_code = (call);              \
+                                            \
+        if (try_code != 0) return try_code; \
     } while (0)
 
 // A result

@@ -30,11 +30,25 @@ static void progress_begin(progress *p, const net *n) {
 
 // A file that is either complete or absent; the `keep` best of this prefix stay. Collective, like
 // what follows.
-static idist_status save(const progress *p, const char *prefix, int keep, double score) {
+static int save(const progress *p, const char *prefix, int keep, double score) {
     idist_checkpoint_desc desc = {.folder = cfg.output_path, .prefix = prefix, .keep = keep};
 
-    return idist_checkpoint_save(&desc, p->at.iteration, score, p->kept, KEPT, &p->at, sizeof p->at,
-                                 NULL);
+    CHECK(idist_checkpoint_save(&desc, p->at.iteration, score, p->kept, KEPT, &p->at, sizeof p->at,
+                                NULL));
+
+    return 0;
+}
+
+// Where a training goes on.
+static int save_latest(const progress *p) {
+    return save(p, "training", 1, (double)p->at.iteration);
+}
+
+// One of the two networks with the best accuracies, unless two others are better.
+static int save_best(progress *p, double accuracy) {
+    if (accuracy > p->at.best) p->at.best = accuracy;
+
+    return save(p, "best", 2, accuracy);
 }
 
 static int load(progress *p, const char *path) {

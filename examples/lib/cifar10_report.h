@@ -37,6 +37,14 @@ refuse(const char *format, ...) {
     return 2;
 }
 
+// The exit code for what idist_one_rank_first returned. Its callback has said what is bad.
+static int exit_code(idist_status status) {
+    if (status == IDIST_ERR_CALLBACK) return 2;
+    CHECK(status);
+
+    return 0;
+}
+
 // ---- the progress of an epoch ----
 
 typedef struct epoch_report {

@@ -27,7 +27,7 @@ static int load_images(void *arg) {
     trainer *t = (trainer *)arg;
 
     t->train.augment = true;
-    t->train.seed = (uint64_t)cfg.seed;
+    t->train.seed = t->seen.seed = t->test.seed = (uint64_t)cfg.seed;
     if (!read_images(cfg.images, cfg.side, &t->train.set, &t->test.set)) return 1;
     t->seen.set = t->train.set;
     t->progress.at.job = hash_job(&t->train.set);
@@ -52,6 +52,30 @@ static int create_network(trainer *t) {
 static void set_gradient(net *n, int i, void *memory) {
     n->grads[i] = n->params[i];
     n->grads[i].data = memory;
+}
+
+// Those that the options ask for.
+static net_hooks wanted_hooks(net_hooks hooks) {
+    if (cfg.no_overlap) hooks.gradient = NULL;
+    if (!cfg.sync_bn) hooks.statistics = NULL;
+    if (!cfg.sync_bn) hooks.sums = NULL;
+
+    return hooks;
+}
+
+static size_t n_images(const source *s) { return (size_t)s->set.count; }
+
+// A batch is divided among the ranks. While training all have --batch_size images.
+static idist_loader_desc batches_of(source *s) {
+    size_t images = (size_t)cfg.batch_size;
+    idist_loader_desc desc = {.batch_size = images,
+                              .batch_nbytes = image_batch_nbytes(&s->set) * images,
+                              .fetch = fetch_images,
+                              .arg = s,
+                              .drop_last = s->augment,
+                              .num_workers = cfg.num_workers};
+
+    return desc;
 }
 
 // From --resume_from, or from the beginning. 0, or 2 after an error.
@@ -86,59 +110,6 @@ static void trainer_free(trainer *t) {
     free_images(&t->test.set);
 }
 
-// ---- a step ----
-
-// The backward passes of the next step: --accumulate, or those that are left in the epoch. 0: none.
-static int next_passes(const trainer *t) {
-    const idist_sampler *sampler = idist_loader_sampler(t->train.loader);
-    size_t images = idist_sampler_count(sampler) - idist_sampler_get_state(sampler).position;
-    size_t left = images / (size_t)idist_auto_batch_size(cfg.batch_size);
-
-    if (t->stopped) return 0;
-
-    return left < (size_t)cfg.accumulate ? (int)left : cfg.accumulate;
-}
-
-static void begin_step(trainer *t) {
-    const position *at = &t->progress.at;
-
-    t->loss = 0;
-    t->rate = learning_rate_after((double)at->epoch + (double)at->samples / t->train.set.count);
-}
-
-// Pass number `pass` of a step, forward and backward: a part of its loss and gradients.
-static idist_status train_pass(trainer *t, const idist_batch *batch, int pass, int passes) {
-    net *n = &t->net;
-    const float *in = take_batch(n, &t->train.set, batch);
-
-    if (pass == 0) begin_step(t);
-    n->training = true;
-    n->weight = 1.0 / passes;
-    n->add = pass > 0;
-    forward(n, in);
-    t->loss += cross_entropy(n, n->labels) / passes;
-    backward(n, in);
-    t->backward_s = seconds_now();
-
-    return n->status;
-}
-
-static idist_status end_step(trainer *t, int passes) {
-    position *at = &t->progress.at;
-    int images = idist_get_world_size() * idist_auto_batch_size(cfg.batch_size); // of a batch
-
-    at->iteration++;
-    at->samples += (uint64_t)images * (uint64_t)passes;
-    t->stopped = at->iteration == (uint64_t)cfg.stop_iteration;
-
-    return report_step(&t->report, at->iteration, at->samples / (uint64_t)images, passes, t->loss,
-                       t->rate);
-}
-
-static bool checkpoint_is_due(const trainer *t) {
-    return t->stopped || t->progress.at.iteration % (uint64_t)cfg.checkpoint_every == 0;
-}
-
 // ---- an epoch ----
 
 static void begin_epoch(trainer *t) {
@@ -148,8 +119,9 @@ static void begin_epoch(trainer *t) {
     report_begin(&t->report, (int)at->epoch + 1, idist_loader_count(t->train.loader));
 }
 
-// Moves on to the next one. Collective. 1 after an error, or if the loss is no number any more.
-static int end_epoch(trainer *t) {
+// Reports this one and moves on to the next. Collective. 1 after an error, or if the loss is no
+// number any more.
+static int next_epoch(trainer *t) {
     position *at = &t->progress.at;
     uint64_t images = at->samples - t->first;
     double loss;
@@ -173,44 +145,113 @@ static bool validation_is_due(const trainer *t) {
     return is_last_epoch(t) || t->progress.at.epoch % (uint64_t)cfg.validate_every == 0;
 }
 
-// The last validation. tag: "Train" or "Test".
-static idist_status report_validation(trainer *t, const char *tag) {
-    static const char *const names[] = {"Accuracy", "Loss"};
-    const validation *v = &t->validation;
-    double values[] = {v->accuracy, v->mean_loss};
-    uint64_t epoch = t->progress.at.epoch;
-    idist_status status;
+// ---- a step ----
 
-    idist_train_log_metrics(NAME, (int)epoch, seconds_now() - v->start_s, tag, names, values, 2);
-    if (!strcmp(tag, "Train"))
-        return idist_summary_add(t->curves, "train/accuracy", v->accuracy, epoch);
+// The backward passes of the next step: --accumulate, or those that are left in the epoch. 0: none.
+static int next_passes(const trainer *t) {
+    const idist_sampler *sampler = idist_loader_sampler(t->train.loader);
+    size_t images = idist_sampler_count(sampler) - idist_sampler_get_state(sampler).position;
+    size_t left = images / (size_t)idist_auto_batch_size(cfg.batch_size);
 
-    status = idist_summary_add(t->curves, "test/accuracy", v->accuracy, epoch);
-    if (status != IDIST_OK) return status;
+    return left < (size_t)cfg.accumulate ? (int)left : cfg.accumulate;
+}
 
-    return idist_summary_add(t->curves, "test/loss", v->mean_loss, epoch);
+static void begin_step(trainer *t) {
+    const position *at = &t->progress.at;
+
+    if (at->samples == 0) begin_epoch(t);
+    t->loss = 0;
+    t->rate = learning_rate_after((double)at->epoch + (double)at->samples / t->train.set.count);
+}
+
+// Pass number `pass` of a step, forward and backward: a part of its loss and gradients.
+static idist_status train_pass(trainer *t, const idist_batch *batch, int pass, int passes) {
+    net *n = &t->net;
+    const float *in = take_batch(n, &t->train.set, batch);
+
+    n->training = true;
+    n->weight = 1.0 / passes;
+    n->add = pass > 0;
+    forward(n, in);
+    t->loss += cross_entropy(n, n->labels) / passes;
+    backward(n, in);
+    t->backward_s = seconds_now();
+
+    return n->status;
+}
+
+// The gradients have arrived.
+static void end_wait(trainer *t) { t->report.waited_s += seconds_now() - t->backward_s; }
+
+// Collective.
+static int end_step(trainer *t, int passes) {
+    position *at = &t->progress.at;
+    int images = idist_get_world_size() * idist_auto_batch_size(cfg.batch_size); // of a batch
+
+    at->iteration++;
+    at->samples += (uint64_t)images * (uint64_t)passes;
+    t->stopped = at->iteration == (uint64_t)cfg.stop_iteration;
+
+    CHECK(report_step(&t->report, at->iteration, at->samples / (uint64_t)images, passes, t->loss,
+                      t->rate));
+
+    return 0;
 }
 
 // ---- the training ----
 
-static idist_status report_start(trainer *t) {
-    idist_summary_desc curves = {.folder = cfg.output_path};
-    idist_status status = idist_summary_create(&curves, &t->curves);
-
-    if (status != IDIST_OK) return status;
-    report_configuration(&t->train.set, &t->test.set, &t->net, idist_ddp_buckets(t->ddp));
-    t->start_s = seconds_now();
-
-    return IDIST_OK;
+static bool is_training(const trainer *t) {
+    return !t->stopped && t->progress.at.epoch < (uint64_t)cfg.num_epochs;
 }
 
-static idist_status report_end(trainer *t) {
+// After a step every --checkpoint_every of them, and the last one; after an epoch the last one.
+static bool checkpoint_is_due(const trainer *t) {
+    const position *at = &t->progress.at;
+
+    if (at->samples == 0) return is_last_epoch(t);
+
+    return t->stopped || at->iteration % (uint64_t)cfg.checkpoint_every == 0;
+}
+
+// The last validation. tag: "Train" or "Test".
+static int report_validation(trainer *t, const char *tag) {
+    static const char *const names[] = {"Accuracy", "Loss"};
+    const validation *v = &t->validation;
+    double values[] = {v->accuracy, v->mean_loss};
+    uint64_t epoch = t->progress.at.epoch;
+    bool train = !strcmp(tag, "Train");
+
+    idist_train_log_metrics(NAME, (int)epoch, seconds_now() - v->start_s, tag, names, values, 2);
+    CHECK(idist_summary_add(t->curves, train ? "train/accuracy" : "test/accuracy", v->accuracy,
+                            epoch));
+    if (!train) CHECK(idist_summary_add(t->curves, "test/loss", v->mean_loss, epoch));
+
+    return 0;
+}
+
+// 0; 1 after an error; 2 if there is nothing to train with. Collective.
+static int report_start(trainer *t) {
+    idist_summary_desc curves = {.folder = cfg.output_path};
+
+    if (idist_loader_count(t->train.loader) == 0)
+        return refuse("--batch_size %d is more than the training images", cfg.batch_size);
+    CHECK(idist_summary_create(&curves, &t->curves));
+    report_configuration(&t->train.set, &t->test.set, &t->net, idist_ddp_buckets(t->ddp));
+    t->start_s = seconds_now();
+    begin_epoch(t);
+
+    return 0;
+}
+
+static int report_end(trainer *t) {
     const position *at = &t->progress.at;
 
     report_confusion(&t->validation, t->test.set.names);
     report_result(t->stopped, at->iteration, seconds_now() - t->start_s, at->best, &t->net);
 
-    return idist_summary_free(&t->curves);
+    CHECK(idist_summary_free(&t->curves));
+
+    return 0;
 }
 
 #endif // CIFAR10_TRAINER_H
