@@ -8,22 +8,24 @@
 // expected output, on any number of ranks:
 //    step 0: kinetic 1131.998, potential -3590.604, energy -2458.605, checksum 0xea727ce70faaf5e5
 //    step 50: kinetic 971.302, potential -3429.989, energy -2458.686, checksum 0xf466650775383e1f
-//    step 100: kinetic 1170.456, potential -3629.203, energy -2458.748, checksum 0x0202af05d3bdab67
-//    step 150: kinetic 1251.947, potential -3710.759, energy -2458.812, checksum 0x35ffd18aaec1ca19
-//    step 200: kinetic 1371.324, potential -3830.174, energy -2458.851, checksum 0xba8063e0bb9224d9
+//    step 100: kinetic 1170.456, potential -3629.203, energy -2458.748, checksum 0xcce8ed7e61b6b6d4
+//    step 150: kinetic 1251.947, potential -3710.759, energy -2458.812, checksum 0x101f8ce8f8db414c
+//    step 200: kinetic 1371.324, potential -3830.174, energy -2458.851, checksum 0x52548bb3d40e839b
 //
 // The program it was is examples/before/26_particles.c, whose head explains the physics; README.md
-// shows the difference, 14 lines. What is divided, and what is not:
+// shows the difference, 9 lines. What is divided, and what is not:
 //
-//     velocity, force    each rank computes those of its own atoms, first to last - 1
-//     position           every rank has all: after each move, it gives its share to the others
-//                        (all_gather in place, which needs shares of one size: the last one may
-//                        be cut short and those after it empty, and `position` has room for that)
-//     energy             each rank adds up that of its own atoms, and all_reduce adds the sums
+//     force        each rank computes those on every n-th atom and leaves 0 for the others; then
+//                  all_reduce adds what all ranks have, so that every rank has all forces. Almost
+//                  all of the time goes here: each atom feels all others.
+//     potential    each rank adds up that of its own atoms, and all_reduce adds the sums
+//     the rest     is the same on every rank, and no rank tells another: all have the same forces,
+//                  and move all atoms
 //
-// The positions have the same bits on any number of ranks as in the serial program, because all
-// that moves an atom is computed by one rank, in the same order as there. The energies are added up
-// in another order for each number of ranks, and may differ in digits that are not shown.
+// The positions have the same bits on any number of ranks as in the serial program, because one
+// rank computes the whole force on an atom, in the same order as there, and the others add 0 to it.
+// The potential is added up in another order for each number of ranks, and may differ in digits
+// that are not shown.
 //
 // Exit code: 0, or 1 when something failed or an argument is bad.
 #include "../idist.h"
@@ -40,12 +42,17 @@ typedef struct vec {
     double x, y, z;
 } vec;
 
-static vec position[2 * ATOMS], velocity[ATOMS], force[ATOMS];
-static int share, first, last; // this rank moves the atoms from first to last - 1
+static vec position[ATOMS], velocity[ATOMS], force[ATOMS];
 
 static void fail(const char *why) {
     fprintf(stderr, "26_particles: %s\n", why);
     exit(1);
+}
+
+static vec add(vec a, double k, vec b) { // a + k b
+    vec sum = {a.x + k * b.x, a.y + k * b.y, a.z + k * b.z};
+
+    return sum;
 }
 
 // ---- the start ----
@@ -70,30 +77,22 @@ static void place_atoms(void) {
         velocity[i].x = SPEED * random_unit();
         velocity[i].y = SPEED * random_unit();
         velocity[i].z = SPEED * random_unit();
-        mean.x += velocity[i].x / ATOMS;
-        mean.y += velocity[i].y / ATOMS;
-        mean.z += velocity[i].z / ATOMS;
+        mean = add(mean, 1.0 / ATOMS, velocity[i]);
     }
 
-    for (int i = 0; i < ATOMS; i++) {
-        velocity[i].x -= mean.x;
-        velocity[i].y -= mean.y;
-        velocity[i].z -= mean.z;
-    }
+    for (int i = 0; i < ATOMS; i++) velocity[i] = add(velocity[i], -1, mean);
 }
 
 // ---- a step ----
 
 // Adds to *f the force that an atom at q exerts on one at p. Returns the energy of the pair.
 static double interact(vec p, vec q, vec *f) {
-    vec d = {p.x - q.x, p.y - q.y, p.z - q.z};
+    vec d = add(p, -1, q);
     double inverse2 = 1 / (d.x * d.x + d.y * d.y + d.z * d.z);
     double inverse6 = inverse2 * inverse2 * inverse2;
     double strength = 24 * inverse2 * inverse6 * (2 * inverse6 - 1);
 
-    f->x += strength * d.x;
-    f->y += strength * d.y;
-    f->z += strength * d.z;
+    *f = add(*f, strength, d);
 
     return 4 * inverse6 * (inverse6 - 1);
 }
@@ -106,42 +105,49 @@ static void reflect(double *place, double *speed) {
     *speed = -*speed;
 }
 
-// The first half of the kick, and the move.
+// The force on each atom where the atoms are now. Returns the potential energy.
+static double compute_forces(void) {
+    double potential = 0;
+
+    for (int i = 0; i < ATOMS; i++) {
+        vec f = {0, 0, 0};
+        bool mine = i % idist_get_world_size() == idist_get_rank();
+
+        for (int j = 0; mine && j < ATOMS; j++)
+            if (j != i) potential += interact(position[i], position[j], &f) / 2;
+        force[i] = f;
+    }
+    if (idist_all_reduce(force, force, 3 * ATOMS, IDIST_F64, IDIST_SUM, NULL))
+        fail(idist_last_error());
+
+    return potential;
+}
+
+static void kick_atoms(double dt) {
+    for (int i = 0; i < ATOMS; i++) velocity[i] = add(velocity[i], dt, force[i]);
+}
+
 static void move_atoms(double dt) {
-    for (int i = first; i < last; i++) {
+    for (int i = 0; i < ATOMS; i++) {
         vec *p = &position[i], *v = &velocity[i];
 
-        v->x += dt / 2 * force[i].x;
-        v->y += dt / 2 * force[i].y;
-        v->z += dt / 2 * force[i].z;
-        p->x += dt * v->x;
-        p->y += dt * v->y;
-        p->z += dt * v->z;
-
+        *p = add(*p, dt, *v);
         reflect(&p->x, &v->x);
         reflect(&p->y, &v->y);
         reflect(&p->z, &v->z);
     }
-    if (idist_all_gather(position + first, position, 3 * (size_t)share, IDIST_F64, NULL))
-        fail(idist_last_error());
 }
 
-// The forces where the atoms are now, and the other half of the kick. energy: kinetic, potential.
-static void kick_atoms(double dt, double energy[2]) {
-    energy[0] = energy[1] = 0;
+static double kinetic_energy(void) {
+    double sum = 0;
 
-    for (int i = first; i < last; i++) {
-        vec f = {0, 0, 0}, *v = &velocity[i];
+    for (int i = 0; i < ATOMS; i++) {
+        const vec *v = &velocity[i];
 
-        for (int j = 0; j < ATOMS; j++)
-            if (j != i) energy[1] += interact(position[i], position[j], &f) / 2;
-
-        force[i] = f;
-        v->x += dt / 2 * f.x;
-        v->y += dt / 2 * f.y;
-        v->z += dt / 2 * f.z;
-        energy[0] += (v->x * v->x + v->y * v->y + v->z * v->z) / 2;
+        sum += (v->x * v->x + v->y * v->y + v->z * v->z) / 2;
     }
+
+    return sum;
 }
 
 // ---- the program ----
@@ -156,11 +162,12 @@ static uint64_t checksum(void) {
     return hash;
 }
 
-static void report(int step, double total[2]) {
-    if (idist_all_reduce(total, total, 2, IDIST_F64, IDIST_SUM, NULL)) fail(idist_last_error());
+static void report(int step, double kinetic, double potential) {
+    if (idist_all_reduce(&potential, &potential, 1, IDIST_F64, IDIST_SUM, NULL))
+        fail(idist_last_error());
     if (idist_get_rank() != 0) return;
     printf("step %d: kinetic %.3f, potential %.3f, energy %.3f, checksum 0x%016llx\n", step,
-           total[0], total[1], total[0] + total[1], (unsigned long long)checksum());
+           kinetic, potential, kinetic + potential, (unsigned long long)checksum());
 }
 
 static int read_steps(const char *text) {
@@ -176,16 +183,19 @@ static int read_steps(const char *text) {
 }
 
 static void simulate(int steps) {
-    double energy[2];
+    double potential;
 
     place_atoms();
-    kick_atoms(0, energy);
-    report(0, energy);
+    potential = compute_forces();
+    report(0, kinetic_energy(), potential);
 
     for (int step = 1; step <= steps; step++) {
+        kick_atoms(DT / 2);
         move_atoms(DT);
-        kick_atoms(DT, energy);
-        if (step * REPORTS / steps > (step - 1) * REPORTS / steps) report(step, energy);
+        potential = compute_forces();
+        kick_atoms(DT / 2);
+        if (step * REPORTS / steps > (step - 1) * REPORTS / steps)
+            report(step, kinetic_energy(), potential);
     }
 }
 
@@ -195,10 +205,6 @@ int main(int argc, char **argv) {
     if (argc > 2) fail("usage: 26_particles [steps]");
 
     if (idist_initialize(NULL)) fail(idist_last_error());
-    if (idist_get_world_size() > ATOMS) fail("more ranks than atoms");
-    share = (ATOMS + idist_get_world_size() - 1) / idist_get_world_size();
-    first = share * idist_get_rank();
-    last = first + share < ATOMS ? first + share : ATOMS;
     simulate(steps);
     if (idist_finalize()) fail(idist_last_error());
     return 0;

@@ -7,9 +7,9 @@
 // expected output:
 //    step 0: kinetic 1131.998, potential -3590.604, energy -2458.605, checksum 0xea727ce70faaf5e5
 //    step 50: kinetic 971.302, potential -3429.989, energy -2458.686, checksum 0xf466650775383e1f
-//    step 100: kinetic 1170.456, potential -3629.203, energy -2458.748, checksum 0x0202af05d3bdab67
-//    step 150: kinetic 1251.947, potential -3710.759, energy -2458.812, checksum 0x35ffd18aaec1ca19
-//    step 200: kinetic 1371.324, potential -3830.174, energy -2458.851, checksum 0xba8063e0bb9224d9
+//    step 100: kinetic 1170.456, potential -3629.203, energy -2458.748, checksum 0xcce8ed7e61b6b6d4
+//    step 150: kinetic 1251.947, potential -3710.759, energy -2458.812, checksum 0x101f8ce8f8db414c
+//    step 200: kinetic 1371.324, potential -3830.174, energy -2458.851, checksum 0x52548bb3d40e839b
 //
 // An ordinary program, whose author had one processor in mind; there is no idist in it.
 // examples/26_particles.c is the same program for any number of ranks.
@@ -42,6 +42,12 @@ static void fail(const char *why) {
     exit(1);
 }
 
+static vec add(vec a, double k, vec b) { // a + k b
+    vec sum = {a.x + k * b.x, a.y + k * b.y, a.z + k * b.z};
+
+    return sum;
+}
+
 // ---- the start ----
 
 static double random_unit(void) { // -1 <= x < 1, by Knuth's MMIX generator
@@ -64,30 +70,22 @@ static void place_atoms(void) {
         velocity[i].x = SPEED * random_unit();
         velocity[i].y = SPEED * random_unit();
         velocity[i].z = SPEED * random_unit();
-        mean.x += velocity[i].x / ATOMS;
-        mean.y += velocity[i].y / ATOMS;
-        mean.z += velocity[i].z / ATOMS;
+        mean = add(mean, 1.0 / ATOMS, velocity[i]);
     }
 
-    for (int i = 0; i < ATOMS; i++) {
-        velocity[i].x -= mean.x;
-        velocity[i].y -= mean.y;
-        velocity[i].z -= mean.z;
-    }
+    for (int i = 0; i < ATOMS; i++) velocity[i] = add(velocity[i], -1, mean);
 }
 
 // ---- a step ----
 
 // Adds to *f the force that an atom at q exerts on one at p. Returns the energy of the pair.
 static double interact(vec p, vec q, vec *f) {
-    vec d = {p.x - q.x, p.y - q.y, p.z - q.z};
+    vec d = add(p, -1, q);
     double inverse2 = 1 / (d.x * d.x + d.y * d.y + d.z * d.z);
     double inverse6 = inverse2 * inverse2 * inverse2;
     double strength = 24 * inverse2 * inverse6 * (2 * inverse6 - 1);
 
-    f->x += strength * d.x;
-    f->y += strength * d.y;
-    f->z += strength * d.z;
+    *f = add(*f, strength, d);
 
     return 4 * inverse6 * (inverse6 - 1);
 }
@@ -100,40 +98,46 @@ static void reflect(double *place, double *speed) {
     *speed = -*speed;
 }
 
-// The first half of the kick, and the move.
+// The force on each atom where the atoms are now. Returns the potential energy.
+static double compute_forces(void) {
+    double potential = 0;
+
+    for (int i = 0; i < ATOMS; i++) {
+        vec f = {0, 0, 0};
+
+        for (int j = 0; j < ATOMS; j++)
+            if (j != i) potential += interact(position[i], position[j], &f) / 2;
+        force[i] = f;
+    }
+
+    return potential;
+}
+
+static void kick_atoms(double dt) {
+    for (int i = 0; i < ATOMS; i++) velocity[i] = add(velocity[i], dt, force[i]);
+}
+
 static void move_atoms(double dt) {
     for (int i = 0; i < ATOMS; i++) {
         vec *p = &position[i], *v = &velocity[i];
 
-        v->x += dt / 2 * force[i].x;
-        v->y += dt / 2 * force[i].y;
-        v->z += dt / 2 * force[i].z;
-        p->x += dt * v->x;
-        p->y += dt * v->y;
-        p->z += dt * v->z;
-
+        *p = add(*p, dt, *v);
         reflect(&p->x, &v->x);
         reflect(&p->y, &v->y);
         reflect(&p->z, &v->z);
     }
 }
 
-// The forces where the atoms are now, and the other half of the kick. energy: kinetic, potential.
-static void kick_atoms(double dt, double energy[2]) {
-    energy[0] = energy[1] = 0;
+static double kinetic_energy(void) {
+    double sum = 0;
 
     for (int i = 0; i < ATOMS; i++) {
-        vec f = {0, 0, 0}, *v = &velocity[i];
+        const vec *v = &velocity[i];
 
-        for (int j = 0; j < ATOMS; j++)
-            if (j != i) energy[1] += interact(position[i], position[j], &f) / 2;
-
-        force[i] = f;
-        v->x += dt / 2 * f.x;
-        v->y += dt / 2 * f.y;
-        v->z += dt / 2 * f.z;
-        energy[0] += (v->x * v->x + v->y * v->y + v->z * v->z) / 2;
+        sum += (v->x * v->x + v->y * v->y + v->z * v->z) / 2;
     }
+
+    return sum;
 }
 
 // ---- the program ----
@@ -148,9 +152,9 @@ static uint64_t checksum(void) {
     return hash;
 }
 
-static void report(int step, double total[2]) {
+static void report(int step, double kinetic, double potential) {
     printf("step %d: kinetic %.3f, potential %.3f, energy %.3f, checksum 0x%016llx\n", step,
-           total[0], total[1], total[0] + total[1], (unsigned long long)checksum());
+           kinetic, potential, kinetic + potential, (unsigned long long)checksum());
 }
 
 static int read_steps(const char *text) {
@@ -166,16 +170,19 @@ static int read_steps(const char *text) {
 }
 
 static void simulate(int steps) {
-    double energy[2];
+    double potential;
 
     place_atoms();
-    kick_atoms(0, energy);
-    report(0, energy);
+    potential = compute_forces();
+    report(0, kinetic_energy(), potential);
 
     for (int step = 1; step <= steps; step++) {
+        kick_atoms(DT / 2);
         move_atoms(DT);
-        kick_atoms(DT, energy);
-        if (step * REPORTS / steps > (step - 1) * REPORTS / steps) report(step, energy);
+        potential = compute_forces();
+        kick_atoms(DT / 2);
+        if (step * REPORTS / steps > (step - 1) * REPORTS / steps)
+            report(step, kinetic_energy(), potential);
     }
 }
 
