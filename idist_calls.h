@@ -1458,7 +1458,7 @@ static idist_status idist__request_wait_next(idist_request *request, idist__worl
         t = idist__request_enter("wait_all", request, &status);
         if (!t) return status;
         *held = t->group->w;
-        (*held)->blocked_count++;
+        idist__wait_enter(*held);
     }
 
     return idist__request_wait(request);

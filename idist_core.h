@@ -439,6 +439,10 @@ struct idist_backend_api {
     // Does not block.
     void (*wake)(idist__world *w);
 
+    // A caller begins to wait, so that progress or sleep is called all the time from now on; or the
+    // last one no longer waits.
+    void (*attend)(idist__world *w, bool waits);
+
     // Forgets a task: afterwards no byte of its buffers is touched, and the core completes it.
     // Returns false when other ranks were already involved, so that its group cannot go on.
     // Collectives are cancelled only when their group has failed, after `tell`, or when the world
@@ -1753,10 +1757,16 @@ static void idist__wait_learn(const idist__waiter *waiter, idist__world *w) {
     if (w->spin_budget_ns < w->spin_ns / 32) w->spin_budget_ns = w->spin_ns / 32;
 }
 
+static void idist__wait_enter(idist__world *w) {
+    w->blocked_count++;
+    if (w->blocked_count == 1 && w->backend->attend) w->backend->attend(w, true);
+}
+
 // A caller is not blocked any more: another one, or the progress thread, goes on. A thread that
 // naps looks again soon.
 static void idist__wait_leave(idist__world *w) {
     w->blocked_count--;
+    if (!w->blocked_count && w->backend->attend) w->backend->attend(w, false);
     if (w->blocked_count) idist__os_cond_broadcast(&w->changed);
     else if (w->async_count && w->thread_running && !w->thread_naps)
         idist__os_cond_signal(&w->work);
@@ -1770,7 +1780,7 @@ static void idist__wait_until(idist__world *w, bool (*ready)(void *arg), void *a
     if (ready(arg)) return;
     w->drive_count++;
     memset(&waiter, 0, sizeof waiter);
-    w->blocked_count++;
+    idist__wait_enter(w);
 
     while (!ready(arg)) {
         if (w->moved_count != moved) { // one wait is over, the next one begins

@@ -539,6 +539,17 @@ static void idist__progress_lost(idist__ring *ring, int peer, const char *how) {
     if (!l->bye) idist__group_lose_rank(ring->w, peer, how);
 }
 
+// How much to read into the stage, which is empty: only the header of a frame with a large payload,
+// if that costs no system call. Then the payload is copied once, to where it belongs.
+static size_t idist__progress_capacity(const idist__link *l) {
+    idist__frame f;
+
+    if (l->in_moved || !l->transport->peek_header || !l->transport->peek_header(l->port, &f))
+        return IDIST__STAGE_BYTES;
+    if (f.nbytes < IDIST__PROGRESS_DIRECT || f.type == IDIST__RTS) return IDIST__STAGE_BYTES;
+    return IDIST__FRAME_BYTES;
+}
+
 // Reads what has arrived, up to a bound. False when the stream has just ended or broken: see
 // idist__progress_judge.
 static bool idist__progress_read(idist__ring *ring, int peer) {
@@ -551,7 +562,7 @@ static bool idist__progress_read(idist__ring *ring, int peer) {
     for (reads = 0; reads < IDIST__PROGRESS_READS && l->open && !l->ended; reads++) {
         bool direct =
             l->in_moved == IDIST__FRAME_BYTES && l->left >= IDIST__PROGRESS_DIRECT && l->target;
-        size_t capacity = direct ? l->left : IDIST__STAGE_BYTES;
+        size_t capacity = direct ? l->left : idist__progress_capacity(l);
         ptrdiff_t n = l->transport->read(l->port, direct ? l->target : l->stage, capacity);
 
         if (n == 0) break;
@@ -1007,6 +1018,12 @@ static void idist__ring_sleep(idist__world *w, int64_t until_ns) {
 
     idist__doorbell_disarm(m);
     idist__ring_settle(ring);
+}
+
+// Tells the other ranks of the host whether this one is in a call that waits.
+static void idist__ring_attend(idist__world *w, bool waits) {
+    const idist__ring *ring = idist__ring_of(w);
+    if (ring->shm) idist__doorbell_attend(ring->shm, waits);
 }
 
 // Ends the sleep of a thread of this process. The caller holds the lock of the world.

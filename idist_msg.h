@@ -32,6 +32,8 @@ A LARGE MESSAGE (rendezvous)
                CTS                      it has a place for it
     sender     DATA, DATA, ...          pieces of 1 MiB, between which other frames may go
 
+    Where the receiver could read it, idist__link_wants_data chooses.
+
 A LARGE MESSAGE OF A COLLECTIVE, WHERE THE RECEIVER CANNOT READ THE SENDER'S MEMORY (granted)
 
     Both ranks know of the message before it is sent, so the receiver need not be asked.
@@ -123,6 +125,9 @@ typedef char idist__frame_is_a_header[IDIST__FRAME_BYTES == IDIST__HEADER_BYTES 
 #define IDIST__WINDOW_BYTES ((size_t)1 << 20)
 // The largest eager message where the receiver can read larger ones in our memory.
 #define IDIST__EAGER_EXPOSED_BYTES ((size_t)8192)
+// The largest message that goes through a pipe in shared memory if both ranks wait. Of larger ones
+// the pipe would displace too much from the caches.
+#define IDIST__COPIED_BYTES ((size_t)1 << 20)
 #define IDIST__TEXT_BYTES ((size_t)400) // of an ABORT
 #define IDIST__STAGE_BYTES ((size_t)32 * 1024)
 #define IDIST__QUICK_YIELDS 16 // polls of the quick way when cores are oversubscribed
@@ -437,6 +442,7 @@ static const idist__transport idist__transport_tcp = {"tcp",
                                                       NULL,
                                                       NULL,
                                                       NULL,
+                                                      NULL,
                                                       NULL};
 
 static const idist__transport idist__transport_unix = {"unix",
@@ -446,6 +452,7 @@ static const idist__transport idist__transport_unix = {"unix",
                                                        idist__transport_descriptor,
                                                        true,
                                                        false,
+                                                       NULL,
                                                        NULL,
                                                        NULL,
                                                        NULL,
@@ -485,6 +492,7 @@ static const idist__transport idist__transport_none = {"none",
                                                        idist__transport_no_descriptor,
                                                        true,
                                                        false,
+                                                       NULL,
                                                        NULL,
                                                        NULL,
                                                        NULL,
@@ -922,8 +930,8 @@ static void idist__ring_settle(idist__ring *ring) {
 
 //------------------------------------------------------------------------------
 // [msg:link]  frames out of one link, credits, rendezvous
-// uses os:watch socket fail mem model core:world core:message shm:transport
-// uses types transport index transfer failure
+// uses os:watch socket fail mem kind model core:world core:message
+// uses shm:transport types transport index transfer failure
 //------------------------------------------------------------------------------
 
 static int idist__link_rank(const idist__ring *ring, const idist__link *l) {
@@ -1262,6 +1270,27 @@ static void idist__link_send_data(idist__ring *ring, idist__link *l, idist__tran
     idist__link_flush(ring, l);
 }
 
+// Whether a send of this rank waits until its receiver has read it.
+static bool idist__link_any_waits(const idist__ring *ring) {
+    int i;
+
+    for (i = 0; i < ring->w->group.size; i++)
+        if (ring->links[i].waiting.first) return true;
+    return false;
+}
+
+// Whether an announced message should come as DATA, rather than be read in the memory of its
+// sender. Then two processors copy, one into the pipe and one out of it, in up to half the time.
+// That takes two ranks that wait in calls and have nothing else to copy.
+static bool idist__link_wants_data(const idist__ring *ring, const idist__link *l,
+                                   const idist__transfer *receive, const idist__frame *f) {
+    bool waits = ring->w->blocked_count || !receive->task->async;
+
+    if (f->fingerprint.kind != IDIST__SEND || f->nbytes > IDIST__COPIED_BYTES) return false;
+    if (!waits || idist__link_any_waits(ring)) return false;
+    return l->transport->attends && l->transport->attends(l->port);
+}
+
 // Reads an announced message in the memory of its sender. False: that is not possible, or the
 // sender may have given up meanwhile and reused the memory.
 static bool idist__link_pull(idist__ring *ring, idist__link *l, int peer, idist__transfer *v,
@@ -1294,7 +1323,7 @@ static void idist__link_answer_rts(idist__ring *ring, idist__link *l, int peer, 
         return;
     }
 
-    if (idist__link_pull(ring, l, peer, v, f)) return;
+    if (!idist__link_wants_data(ring, l, v, f) && idist__link_pull(ring, l, peer, v, f)) return;
 
     v->id = ++ring->next_id;
     v->nbytes = (size_t)f->nbytes;

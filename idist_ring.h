@@ -204,6 +204,7 @@ static void idist__ring_backend_fill(idist_backend_api *api) {
     api->progress = idist__ring_progress; // [engine:progress], [engine:wait]
     api->sleep = idist__ring_sleep;
     api->wake = idist__ring_wake;
+    api->attend = idist__ring_attend;
     api->flush = idist__ring_flush;
 
     api->cancel = idist__ring_cancel; // [engine:cancel]

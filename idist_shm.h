@@ -76,6 +76,9 @@ typedef struct idist__transport {
     // sends that ended early so far, modulo 256, for `pull` there.
     bool (*exposes_memory)(void *port, uint8_t *withdrawn);
 
+    // Whether the peer is in a call that waits, so that it sees at once what is written.
+    bool (*attends)(void *port);
+
     // Copies from an address in the peer's process. False: not possible, or the peer has withdrawn
     // sends since it counted `withdrawn`, so the memory may hold something else by now.
     bool (*pull)(void *port, uint64_t address, uint8_t withdrawn, void *buf, size_t nbytes);
@@ -108,12 +111,16 @@ typedef struct idist__transport {
 // 12 bits are several times as slow, because the processor takes loads and stores for dependent.
 #define IDIST__BUFFERS_SKEW ((size_t)1152)
 #define IDIST__REMOTE_PIECE ((size_t)128 * 1024) // of a cross-memory read that is reduced at once
-#define IDIST__PREFETCH_BYTES ((size_t)1024)     // to prefetch for writing, at most
+// A write or read of a pipe lets the other side go on after so many bytes: while one copies in, the
+// other copies out.
+#define IDIST__SLICE_BYTES ((size_t)32 * 1024)
+#define IDIST__PREFETCH_BYTES ((size_t)1024) // to prefetch for writing, at most
 
 typedef struct idist__doorbell {
     uint32_t asleep;  // an idist__sleep_place
     uint32_t awaited; // 1 + the rank of this host of which the sleeper awaits a step; 0: of any
-    char pad[56];
+    uint32_t attends; // 1 while it is in a call that waits
+    char pad[52];
     int64_t pid; // of the process whose memory this rank is in, ...
     uint64_t proof,
         proof_address;        // ... a random number in it, and where: who reads that can read all
@@ -298,6 +305,20 @@ static void idist__doorbell_disarm(const idist__segment *m) {
     __atomic_fetch_sub(&idist__segment_header_of(m)->sleeper_count, 1u, __ATOMIC_RELAXED);
 }
 
+// This rank begins or ends to wait in calls.
+static void idist__doorbell_attend(const idist__segment *m, bool waits) {
+    __atomic_store_n(&idist__segment_doorbell(m, m->me)->attends, waits ? 1u : 0u,
+                     __ATOMIC_RELAXED);
+}
+
+// Whether a rank waits in a call, and does not sleep.
+static bool idist__doorbell_attends(const idist__segment *m, int rank) {
+    const idist__doorbell *bell = idist__segment_doorbell(m, rank);
+
+    return __atomic_load_n(&bell->attends, __ATOMIC_RELAXED) &&
+           !__atomic_load_n(&bell->asleep, __ATOMIC_RELAXED);
+}
+
 //------------------------------------------------------------------------------
 // [shm:ended]  noticing that a process has ended
 // uses beacon segment doorbell
@@ -473,6 +494,7 @@ static bool idist__pipe_has_ended(const idist__pipe_port *p) {
 static ptrdiff_t idist__pipe_read(void *port, void *buf, size_t nbytes) {
     idist__pipe_port *p = (idist__pipe_port *)port;
     uint64_t unread = idist__pipe_unread(p);
+    size_t at, slice;
 
     if (!unread && p->look) {
         bool ended = idist__pipe_has_ended(p);
@@ -495,15 +517,19 @@ static ptrdiff_t idist__pipe_read(void *port, void *buf, size_t nbytes) {
 
     idist__os_thread_handover();
     if (nbytes > unread) nbytes = (size_t)unread;
-    idist__pipe_copy_out(p, p->head, buf, nbytes);
-    idist__pipe_consume(p, nbytes, unread);
+
+    for (at = 0; at < nbytes; at += slice) {
+        slice = nbytes - at < IDIST__SLICE_BYTES ? nbytes - at : IDIST__SLICE_BYTES;
+        idist__pipe_copy_out(p, p->head, (char *)buf + at, slice);
+        idist__pipe_consume(p, slice, unread);
+    }
 
     return (ptrdiff_t)nbytes;
 }
 
 static ptrdiff_t idist__pipe_write(void *port, const idist__os_part *parts, int nparts) {
     idist__pipe_port *p = (idist__pipe_port *)port;
-    size_t space = p->shm->pipe_nbytes, moved = 0, wanted = 0;
+    size_t space = p->shm->pipe_nbytes, moved = 0, unpublished = 0, wanted = 0;
     uint64_t unread;
     int i;
 
@@ -520,13 +546,23 @@ static ptrdiff_t idist__pipe_write(void *port, const idist__os_part *parts, int 
     space -= (size_t)unread;
 
     for (i = 0; i < nparts && space; i++) {
-        size_t k = parts[i].nbytes < space ? parts[i].nbytes : space;
-        idist__pipe_copy_in(p, p->tail + moved, parts[i].data, k);
+        const char *data = (const char *)parts[i].data;
+        size_t k = parts[i].nbytes < space ? parts[i].nbytes : space, at, slice;
+
+        for (at = 0; at < k; at += slice) {
+            slice = k - at < IDIST__SLICE_BYTES ? k - at : IDIST__SLICE_BYTES;
+            idist__pipe_copy_in(p, p->tail + unpublished, data + at, slice);
+            unpublished += slice;
+            if (unpublished < IDIST__SLICE_BYTES) continue;
+            idist__pipe_publish(p, unpublished);
+            unpublished = 0;
+        }
+
         moved += k;
         space -= k;
     }
 
-    if (moved) idist__pipe_publish(p, moved);
+    if (unpublished) idist__pipe_publish(p, unpublished);
 
     return (ptrdiff_t)moved;
 }
@@ -602,6 +638,11 @@ static bool idist__pipe_exposes_memory(void *port, uint8_t *withdrawn) {
     return m->reads_remote;
 }
 
+static bool idist__pipe_attends(void *port) {
+    const idist__pipe_port *p = (const idist__pipe_port *)port;
+    return !p->shm->oversubscribed && idist__doorbell_attends(p->shm, p->peer);
+}
+
 static bool idist__pipe_pull(void *port, uint64_t address, uint8_t withdrawn, void *buf,
                              size_t nbytes) {
     const idist__pipe_port *p = (const idist__pipe_port *)port;
@@ -646,6 +687,7 @@ static const idist__transport idist__pipe_transport = {"shm",
                                                        idist__pipe_read_message,
                                                        idist__pipe_write_message,
                                                        idist__pipe_exposes_memory,
+                                                       idist__pipe_attends,
                                                        idist__pipe_pull};
 
 #endif // IDIST_SHM_H

@@ -1,0 +1,149 @@
+// copies.c - who copies a large message between two ranks that share memory
+//
+// While both wait in calls and have nothing else to copy, the sender writes it into the pipe and
+// the receiver reads it there. Otherwise the receiver reads it in the sender's memory, a "pull".
+// Here the pulls of the receiver are counted.
+#include <stdatomic.h>
+#include <stdbool.h>
+
+#define IDIST_IMPLEMENTATION
+#include "idist.h"
+
+#include "ranks.h"
+
+typedef struct way {
+    const char *name;
+    size_t nbytes;
+    bool sender_waits, receiver_waits, receiver_sends;
+    int pulls; // of the receiver
+} way;
+
+static const way ways[] = {
+    {"both wait, the smallest one that is not eager", 8193, true, true, false, 0},
+    {"both wait, 300,000 bytes", 300000, true, true, false, 0},
+    {"both wait, 1 MiB", 1 << 20, true, true, false, 0},
+    {"both wait, but it is larger than 1 MiB", (1 << 20) + 1, true, true, false, 1},
+    {"the sender does not wait", 300000, false, true, false, 1},
+    {"the receiver does not wait", 300000, true, false, false, 1},
+    {"both wait, but a send of the receiver waits as well", 300000, true, true, true, 1},
+};
+
+typedef struct plan {
+    way way;
+    idist__transport counting;
+    int pulls;
+    _Atomic int n_ready;
+    _Atomic bool sent, received;
+} plan;
+
+static plan *running;
+
+static bool counted_pull(void *port, uint64_t address, uint8_t withdrawn, void *buf,
+                         size_t nbytes) {
+    running->pulls++;
+    return idist__pipe_pull(port, address, withdrawn, buf, nbytes);
+}
+
+// Until the other rank waits in a call. It polls for longer than this test takes.
+static bool other_attends(const idist_group *world, int rank) {
+    int64_t end_ns = tap_now_ns() + (int64_t)5000000000 * test_slow_factor();
+    const idist__segment *shm = idist__ring_of(world->w)->shm;
+
+    while (tap_now_ns() < end_ns)
+        if (idist__doorbell_attends(shm, shm->local[1 - rank])) return true;
+    return false;
+}
+
+static idist_status send_to_1(idist_group *world, plan *p, char *x) {
+    idist_opts o = opts_of(world);
+    idist_request request = {0};
+    idist_status status;
+
+    if (!p->way.sender_waits) o.request = &request;
+    status = idist_send(x, p->way.nbytes, IDIST_U8, 1, 7, &o);
+    p->sent = true;
+    while (!p->received) tap_sleep_ms(1); // in no call
+    if (status == IDIST_OK) status = idist_wait(&request);
+    o.request = NULL;
+    if (status == IDIST_OK && p->way.receiver_sends)
+        status = idist_recv(x, p->way.nbytes, IDIST_U8, 1, 8, NULL, &o);
+
+    return status;
+}
+
+static idist_status receive_from_0(idist_group *world, plan *p, const char *x, char *got) {
+    idist_opts o = opts_of(world);
+    idist_request request = {0}, own_send = {0};
+    idist_status status = IDIST_OK;
+    bool done = p->way.receiver_waits;
+
+    o.request = &own_send;
+    if (p->way.receiver_sends) status = idist_send(x, p->way.nbytes, IDIST_U8, 0, 8, &o);
+    if (status != IDIST_OK) return status;
+    if (p->way.sender_waits) rank_check(other_attends(world, 1), "rank 0 does not wait");
+    while (!p->way.sender_waits && !p->sent) tap_sleep_ms(1);
+
+    o.request = p->way.receiver_waits ? NULL : &request;
+    status = idist_recv(got, p->way.nbytes, IDIST_U8, 0, 7, NULL, &o);
+    while (status == IDIST_OK && !done) status = idist_test(&request, &done);
+    p->received = true;
+
+    return status == IDIST_OK ? idist_wait(&own_send) : status;
+}
+
+static void body(idist_group *world, int rank, int n, void *arg) {
+    plan *p = (plan *)arg;
+    size_t nbytes = p->way.nbytes, wrong = 0;
+    idist__link *link = &idist__ring_of(world->w)->links[1 - rank];
+    const idist__transport *original = link->transport;
+    idist_opts o = opts_of(world);
+    char *x = (char *)malloc(nbytes), *got = (char *)calloc(nbytes, 1);
+    idist_status status;
+    (void)n;
+
+    if (!x || !got) return;
+    for (size_t i = 0; i < nbytes; i++) x[i] = (char)(i % 251);
+    if (!rank_ok(rank, idist_barrier(&o))) return;
+    world->w->spin_ns = world->w->spin_budget_ns = (int64_t)60000000000;
+
+    if (rank == 1) {
+        p->counting = *original;
+        p->counting.pull = counted_pull;
+        link->transport = &p->counting;
+    }
+
+    p->n_ready++;
+    while (p->n_ready < 2) tap_sleep_ms(1);
+
+    status = rank ? receive_from_0(world, p, x, got) : send_to_1(world, p, x);
+    rank_is(rank, status, IDIST_OK);
+
+    if (rank == 1) {
+        for (size_t i = 0; i < nbytes; i++) wrong += got[i] != x[i];
+        rank_check(wrong == 0, "%zu bytes are wrong", wrong);
+        rank_check(p->pulls == p->way.pulls, "%d pulls", p->pulls);
+    }
+
+    rank_ok(rank, idist_barrier(&o));
+    link->transport = original;
+    free(x);
+    free(got);
+}
+
+int main(void) {
+    tap_deadline(60);
+    if (idist__os_cpu_count() < 2) return tap_skip_all("ranks share a core");
+
+    for (size_t i = 0; i < sizeof ways / sizeof *ways; i++) {
+        plan p;
+        idist_desc d = desc_with("auto", NULL);
+
+        memset(&p, 0, sizeof p);
+        p.way = ways[i];
+        d.timeout_ms = 20000 * test_slow_factor();
+        running = &p;
+        ranks_case_fault(2, &d, body, &p, "%s", ways[i].name);
+    }
+
+    return tap_done();
+}
