@@ -475,14 +475,18 @@ static inline void proc_phase(proc_slot *slot, int phase) {
     __atomic_store_n(&slot->phase, phase, __ATOMIC_RELEASE);
 }
 
+// Waits, in a rank, until another one has reached the phase. Whoever started them has a deadline.
+static inline void proc_await_phase(const proc_slot *slot, int phase) {
+    while (__atomic_load_n(&slot->phase, __ATOMIC_ACQUIRE) < phase) tap_sleep_ms(1);
+}
+
 #ifdef RANKS_MPI
 // The ranks are here already: runs the body, and returns when all are through.
-static inline void procs_start(procs *p, int n, const idist_desc *base, proc_fn fn, void *arg) {
+static inline void procs_start_each(procs *p, int n, const idist_desc *bases, proc_fn fn,
+                                    void *arg) {
     idist_group *world = NULL;
-    idist_desc desc;
+    idist_desc desc = bases[ranks_mpi.rank < n ? ranks_mpi.rank : 0];
     memset(p, 0, sizeof *p);
-    memset(&desc, 0, sizeof desc);
-    if (base) desc = *base;
     desc.rank = ranks_mpi.rank;
     desc.world_size = n;
     ranks__place(&desc);
@@ -508,12 +512,10 @@ static inline int procs_wait(procs *p, int timeout_ms) {
 static inline void procs__child_main(procs *p, int rank, int port, const idist_desc *base,
                                      proc_fn fn, void *arg) {
     char url[64];
-    idist_desc desc;
+    idist_desc desc = *base;
     idist_group *world = NULL;
     prctl(PR_SET_PDEATHSIG, SIGKILL);
     alarm((unsigned)(60 * test_slow_factor())); // SIGALRM ends a rank that outlives every deadline
-    memset(&desc, 0, sizeof desc);
-    if (base) desc = *base;
     const char *network = ranks__network(&desc), *master = getenv("IDIST_TEST_MASTER");
     snprintf(url, sizeof url, "tcp://%s:%d", network && master ? master : "127.0.0.1", port);
     desc.init_method = url;
@@ -532,7 +534,8 @@ static inline void procs__child_main(procs *p, int rank, int port, const idist_d
     _exit(fn(world, rank, p->n, &p->slot[rank], arg));
 }
 
-static inline void procs_start(procs *p, int n, const idist_desc *base, proc_fn fn, void *arg) {
+static inline void procs_start_each(procs *p, int n, const idist_desc *bases, proc_fn fn,
+                                    void *arg) {
     memset(p, 0, sizeof *p);
     TAP_REQUIRE(n <= RANKS_MAX);
     p->n = n;
@@ -542,7 +545,7 @@ static inline void procs_start(procs *p, int n, const idist_desc *base, proc_fn 
     for (int k = 0; k < n; k++) {
         pid_t pid = fork();
         TAP_REQUIRE(pid >= 0);
-        if (pid == 0) procs__child_main(p, k, port, base, fn, arg);
+        if (pid == 0) procs__child_main(p, k, port, &bases[k], fn, arg);
         p->pid[k] = pid;
         tap_register_child(pid);
     }
@@ -587,6 +590,15 @@ static inline int procs_wait(procs *p, int timeout_ms) {
 }
 
 #endif
+
+// procs_start_each gives each rank a description of its own; here they are equal.
+static inline void procs_start(procs *p, int n, const idist_desc *base, proc_fn fn, void *arg) {
+    idist_desc bases[RANKS_MAX];
+    TAP_REQUIRE(n <= RANKS_MAX);
+    memset(bases, 0, sizeof bases);
+    for (int k = 0; k < n && base; k++) bases[k] = *base;
+    procs_start_each(p, n, bases, fn, arg);
+}
 
 static inline void procs_free(procs *p) {
     munmap(p->slot, sizeof(proc_slot) * RANKS_MAX);
