@@ -32,7 +32,7 @@ NO_OPTIMIZER := -O0 '-Doptimize(level)='
 TEST_PROGRAMS := $(TEST_SRC:%.c=$(BUILD)/%)
 # These run one after the other, with nothing beside them: some hold the library to a limit of 500
 # ms or less, some count the files or sockets of the whole machine.
-ALONE_SRC := tests/dist/many.c tests/unit/store.c \
+ALONE_SRC := tests/dist/demand.c tests/dist/many.c tests/unit/store.c \
     $(addprefix tests/fault/,kill.c late.c leftovers.c mismatch.c shm.c spawn.c)
 ALONE_SCRIPTS := tests/launch/mpi.sh
 # Ranks of MPI spin: these have only each other beside them, three at a time.

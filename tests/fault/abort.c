@@ -10,7 +10,8 @@ static const char *const places[N_PLACES] = {"barrier", "all_reduce", "recv",   
 typedef struct experiment {
     int place;
     int aborter;        // the rank whose second thread calls idist_abort
-    int64_t aborted_ms; // atomic
+    int64_t aborted_ms; // just before idist_abort; atomic
+    int is_aborted;     // just after it; atomic
     int woken;          // atomic
 } experiment;
 
@@ -24,6 +25,7 @@ static void *abort_soon(void *arg) {
     tap_sleep_ms(60);
     __atomic_store_n(&t->e->aborted_ms, tap_now_ms(), __ATOMIC_RELEASE);
     rank_ok(t->e->aborter, idist_abort(t->group));
+    __atomic_store_n(&t->e->is_aborted, 1, __ATOMIC_RELEASE);
     return NULL;
 }
 
@@ -76,7 +78,7 @@ static void body(idist_group *world, int rank, int n, void *arg) {
                    (long long)after_ms);
         rank_check(idist_last_error()[0] != 0, "rank %d: a failure has a text", rank);
     } else {
-        tap_sleep_ms(200);
+        while (!__atomic_load_n(&e->is_aborted, __ATOMIC_ACQUIRE)) tap_sleep_ms(1);
     }
     if (rank == e->aborter) TAP_REQUIRE(pthread_join(thread, NULL) == 0);
     rank_is(rank, idist_barrier(&o),

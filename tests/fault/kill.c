@@ -130,12 +130,14 @@ static int64_t one_trial(const char *transport, int number, bool shared, uint64_
 }
 
 // Rank 1 has waited in a barrier for long, and has said so, when it is killed. The last rank comes
-// only after that.
+// only after that, and after the others have heard of it.
 static int waits_long(idist_group *world, int rank, int n, proc_slot *slot, void *arg) {
     idist_opts o = opts_of(world);
     (void)arg;
     proc_phase(slot, 1);
-    if (rank == n - 1) tap_sleep_ms(350);
+    for (int k = 0; k < n - 1 && rank == n - 1; k++)
+        if (k != 1)
+            rank_check(proc_await_result(&slot[k - rank], 4000), "rank %d hears nothing", k);
     proc_result(slot, idist_barrier(&o));
     idist_status closed = idist_close(&world);
     return closed != IDIST_OK && world == NULL ? 0 : 92;

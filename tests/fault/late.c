@@ -4,7 +4,7 @@
 
 #include "grid.h"
 
-enum { TIMEOUT_MS = 300, LATE_MS = 900 };
+enum { TIMEOUT_MS = 300 };
 enum { ALL_REDUCE, BARRIER, ALL_GATHER, REDUCE_SCATTER, ALL_TO_ALL, N_OPERATIONS };
 
 static const char *const names[N_OPERATIONS] = {"all_reduce", "barrier", "all_gather",
@@ -17,6 +17,7 @@ typedef struct experiment {
     bool per_call; // the time-out comes from the opts of the call, not from the world
     bool async;
     int64_t first_ms; // when the first rank was about to call, 0 before; atomic
+    int n_through;    // ranks in time whose call has returned; atomic
 } experiment;
 
 static idist_status make_call(int operation, const float *s, float *r, size_t count,
@@ -55,6 +56,13 @@ static void check_time(experiment *e, int rank, int64_t start, int64_t end) {
                    (long long)(end - first));
 }
 
+// Until the call of all that are in time has returned.
+static void await_others(const experiment *e, int n) {
+    int n_in_time = 0;
+    for (int k = 0; k < n; k++) n_in_time += !(e->late_mask >> k & 1);
+    while (__atomic_load_n(&e->n_through, __ATOMIC_ACQUIRE) < n_in_time) tap_sleep_ms(1);
+}
+
 static void experiment_rank(idist_group *world, int rank, int n, void *arg) {
     experiment *e = (experiment *)arg;
     int64_t none = 0;
@@ -64,15 +72,18 @@ static void experiment_rank(idist_group *world, int rank, int n, void *arg) {
     float *s = (float *)calloc(e->count * (size_t)n + 1, sizeof *s),
           *r = (float *)calloc(e->count * (size_t)n + 1, sizeof *r);
     TAP_REQUIRE(s && r);
+    plain.timeout_ms = RANKS_TIMEOUT_MS;
     rank_ok(rank, idist_barrier(&plain)); // all there, then one stays away
+    plain.timeout_ms = 0;
     if (e->per_call) o.timeout_ms = TIMEOUT_MS;
-    if (is_late) tap_sleep_ms(LATE_MS);
+    if (is_late) await_others(e, n);
     int64_t start = tap_now_ms();
     __atomic_compare_exchange_n(&e->first_ms, &none, start, false, __ATOMIC_ACQ_REL,
                                 __ATOMIC_ACQUIRE);
     idist_status status = make_call(e->operation, s, r, e->count, &o);
     if (status == IDIST_OK && e->async) status = idist_wait(&request);
     check_time(e, rank, start, tap_now_ms());
+    if (!is_late) __atomic_add_fetch(&e->n_through, 1, __ATOMIC_ACQ_REL);
     rank_check(status == IDIST_ERR_TIMEOUT,
                "rank %d (%s): got %s expected IDIST_ERR_TIMEOUT; last error: %s", rank,
                is_late ? "late" : "in time", idist_status_name(status), idist_last_error());

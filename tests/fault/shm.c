@@ -342,7 +342,9 @@ static void lost_in_barriers(int n, bool sleeps, uint64_t *random_state) {
         int64_t killed_ns = tap_now_ns();
         kill(p.pid[victim], SIGKILL);
         if (sleeps && victim != n - 1) { // the one that never enters would never hear of it
-            tap_sleep_ms(300);
+            for (int k = 0; k < n - 1; k++)
+                rank_check(k == victim || proc_await_result(&p.slot[k], 5000),
+                           "%s: rank %d heard nothing", what, k);
             kill(p.pid[n - 1], SIGKILL);
             p.slot[n - 1].has_result = 1;
             p.slot[n - 1].status = IDIST_ERR_PEER_LOST;
@@ -457,13 +459,13 @@ static int gives_up(idist_group *world, int rank, int n, proc_slot *slot, void *
     if (!x) return 91;
     memset(x, 0, nbytes);
     for (int k = 0; rank == 0 && k < n; k++) fill(x + (size_t)k * COUNT, COUNT, 0, 1);
-    idist_status s =
-        idist_barrier(&o); // the root may have given up before the last rank saw the end of this
-    rank_check(s == IDIST_OK || (s == IDIST_ERR_TIMEOUT && rank == n - 1), "rank %d: barrier: %s",
-               rank, idist_last_error());
-    if (rank == n - 1) tap_sleep_ms(400 * test_slow_factor());
+    rank_ok(rank, idist_barrier(&o));
+    proc_phase(slot, 1); // the root does not give up before all saw the end of this
+    for (int k = 0; k < n && rank == 0; k++) proc_await_phase(&slot[k], 1);
+    if (rank == n - 1)
+        rank_check(proc_await_result(slot - rank, 8000), "the root does not give up");
     o.timeout_ms = rank == 0 ? 3 : 5000 * test_slow_factor();
-    s = idist_scatter(x, x, COUNT, IDIST_I32, 0, &o);
+    idist_status s = idist_scatter(x, x, COUNT, IDIST_I32, 0, &o);
     if (rank == 0) {
         memset(x, 0x5A, nbytes);
         rank_check(s == IDIST_ERR_TIMEOUT, "the root: got %s", idist_status_name(s));

@@ -127,10 +127,15 @@ static void one_trial(const char *placement, int number, uint64_t *random_state)
 }
 
 // Rank 0 comes late, after the warning has named it; rank 1 has been stopped inside the call by
-// then. Or there are two calls, of which the second one begins a little later: when the first one's
-// time is up, the ranks have had no time yet to answer the question that the second one asks.
-static int late_and_stopped(idist_group *world, int rank, int n, proc_slot *slot, void *arg) {
-    const int *calls = (const int *)arg;
+// then (is_stopped). Or there are two calls, of which the second one begins a little later: when
+// the first one's time is up, the ranks have had no time yet to answer the question that the second
+// one asks.
+typedef struct late_and_stopped {
+    int calls, is_stopped; // is_stopped is atomic
+} late_and_stopped;
+
+static int comes_late(idist_group *world, int rank, int n, proc_slot *slot, void *arg) {
+    const late_and_stopped *e = (const late_and_stopped *)arg;
     float *x = (float *)calloc(2, N_MAX_BYTES);
     idist_opts o = opts_of(world);
     idist_request request[2] = {{NULL}, {NULL}};
@@ -138,15 +143,15 @@ static int late_and_stopped(idist_group *world, int rank, int n, proc_slot *slot
     (void)n;
     if (!x) _exit(91);
     rank_ok(rank, idist_barrier(&o));
-    for (int i = 0; i < *calls && status == IDIST_OK; i++) {
+    for (int i = 0; i < e->calls && status == IDIST_OK; i++) {
         float *y = x + i * (N_MAX_BYTES / (int)sizeof *x);
-        if (i == (rank ? *calls - 1 : 0)) proc_phase(slot, 1);
-        if (rank == 0 && i == 0) tap_sleep_ms(900 * test_slow_factor());
+        if (i == (rank ? e->calls - 1 : 0)) proc_phase(slot, 1);
+        while (rank == 0 && !__atomic_load_n(&e->is_stopped, __ATOMIC_ACQUIRE)) tap_sleep_ms(1);
         if (i > 0) tap_sleep_ms(20);
         o.request = &request[i];
         status = idist_all_reduce(y, y, N_MAX_BYTES / sizeof *y, IDIST_F32, IDIST_SUM, &o);
     }
-    proc_result(slot, status == IDIST_OK ? idist_wait_all(request, (size_t)*calls) : status);
+    proc_result(slot, status == IDIST_OK ? idist_wait_all(request, (size_t)e->calls) : status);
     free(x);
     idist_close(&world);
     return 0;
@@ -155,16 +160,18 @@ static int late_and_stopped(idist_group *world, int rank, int n, proc_slot *slot
 static void stopped_after_the_warning(const char *placement, int calls) {
     procs p;
     idist_desc d = desc_with(placement, "auto");
-    int *shared = (int *)shared_alloc(sizeof(int));
+    late_and_stopped *e = (late_and_stopped *)shared_alloc(sizeof *e);
     tap_running("%d calls, stopped after the warning, %s", calls, placement);
     ranks_reset();
-    *shared = calls;
+    e->calls = calls;
     d.timeout_ms = 2500 * test_slow_factor();
-    procs_start(&p, 3, &d, late_and_stopped, shared);
+    procs_start(&p, 3, &d, comes_late, e);
     rank_check(procs_await_phase(&p, 1, 10000), "the ranks did not start");
-    tap_sleep_ms(600 * test_slow_factor());
+    tap_sleep_ms(600 * test_slow_factor()); // the warning comes; right without it as well
     kill(p.pid[1], SIGSTOP);
-    tap_sleep_ms(2800 * test_slow_factor());
+    __atomic_store_n(&e->is_stopped, 1, __ATOMIC_RELEASE);
+    for (int k = 0; k < 3; k += 2)
+        rank_check(proc_await_result(&p.slot[k], 6000), "rank %d has no time-out", k);
     kill(p.pid[1], SIGCONT);
     procs_wait(&p, 8000);
     for (int k = 0; k < 3; k += 2)
@@ -172,6 +179,7 @@ static void stopped_after_the_warning(const char *placement, int calls) {
                        text_names_only(p.slot[k].text, 1, -1, 3),
                    "rank %d names rank 1: got \"%s\"", k, p.slot[k].text);
     procs_free(&p);
+    munmap(e, sizeof *e);
     ranks_report("SIGSTOP of a rank after the warning that named another one, %d calls, %s", calls,
                  placement);
 }

@@ -57,25 +57,40 @@ ms=$((($(date +%s%N) - start) / 1000000))
 [ $ms -lt 2800 ] && gone "sleep $NAP" 0
 ok $? "all is gone after the grace period" || echo "after $ms ms, $(left "sleep $NAP") left" | diag
 
+# Until a command says yes, for up to 20 seconds.
+await() { # COMMAND...
+    local tries=400
+    until "$@"; do
+        [ $((tries--)) -gt 0 ] || return 1
+        sleep 0.05
+    done
+}
+# shellcheck disable=SC2317 # await calls it
+said() { [ "$(grep -c "$2" "$WORK/said_now")" -ge "$1" ]; } # LINES PATTERN
+
 # Signals go to all ranks.
-"$RUN" -n 2 sh -c 'trap "exit 5" TERM; while :; do sleep 0.1; done' >"$WORK/log" 2>&1 &
+: >"$WORK/said_now"
+"$RUN" -n 2 sh -c 'trap "exit 5" TERM; echo ready; while :; do sleep 0.1; done' \
+    >"$WORK/said_now" 2>&1 &
 pid=$!
-sleep 0.5
+await said 2 ready
 kill -TERM $pid
 wait $pid
 [ $? = 5 ]
-ok $? "SIGTERM reaches the ranks, which decide" || diag <"$WORK/log"
-env --default-signal=INT "$RUN" -n 2 sleep $NAP >"$WORK/log" 2>&1 & \
+ok $? "SIGTERM reaches the ranks, which decide" || diag <"$WORK/said_now"
+: >"$WORK/said_now"
+env --default-signal=INT "$RUN" -n 2 sh -c "echo ready; exec sleep $NAP" >"$WORK/said_now" 2>&1 & \
     # a shell has its background ignore it
 pid=$!
-sleep 0.5
+await said 2 ready
 kill -INT $pid
 wait $pid
 [ $? = 130 ] && gone "sleep $NAP" 0
-ok $? "SIGINT ends the job" || diag <"$WORK/log"
-"$RUN" -n 2 sleep $NAP &
+ok $? "SIGINT ends the job" || diag <"$WORK/said_now"
+: >"$WORK/said_now"
+"$RUN" -n 2 sh -c "echo ready; exec sleep $NAP" >"$WORK/said_now" 2>&1 &
 pid=$!
-sleep 0.5
+await said 2 ready
 kill -KILL $pid
 wait $pid 2>/dev/null
 gone "sleep $NAP" 1
@@ -90,38 +105,45 @@ ok_run 9 "no more restarts than allowed" 30 "$RUN" -n 2 --max-restarts 2 sh -c '
 [ "$(grep -c "starting again" "$WORK/log")" = 2 ]
 ok $? "two restarts" || diag <"$WORK/log"
 
-# A rank is killed in epoch 3: all begin again, from the checkpoint, and end with the weights of one
-# rank that nobody killed.
-"$TRAIN" --epochs 5 --ranks 1 --seed 7 >"$WORK/alone5" 2>&1
-train=("$TRAIN" --epochs 5 --seed 7 --checkpoint "$WORK/saved")
+# A rank is killed after epoch 2 of 9: all begin again, from the checkpoint, and end with the weights
+# of one rank that nobody killed.
+"$TRAIN" --epochs 9 --ranks 1 --seed 7 >"$WORK/alone9" 2>&1
+train=("$TRAIN" --epochs 9 --seed 7 --checkpoint "$WORK/saved")
 timeout -k 5 90 "$RUN" -n 2 -v --max-restarts 1 "${train[@]}" >"$WORK/log" 2>&1 </dev/null &
 pid=$!
 for _ in $(seq 600); do
     grep -q "epoch   2/" "$WORK/log" && break
     sleep 0.05
 done
-sleep 0.1
 kill -KILL "$(sed -n 's/.*rank 1 is process \([0-9]*\).*/\1/p' "$WORK/log")"
 wait $pid
-ok $? "a rank is killed in epoch 3: the job ends well" || tail -n 15 "$WORK/log" | diag
+ok $? "a rank is killed in training: the job ends well" || tail -n 15 "$WORK/log" | diag
 grep -q "rank 1 on host .*: killed by signal 9" "$WORK/log" &&
-    grep -q "resumed   after epoch [234]" "$WORK/log" &&
-    [ "$(grep -o 'accuracy.*' "$WORK/log")" = "$(grep -o 'accuracy.*' "$WORK/alone5")" ]
-ok $? "a rank is killed in epoch 3: the same accuracy" || tail -n 15 "$WORK/log" "$WORK/alone5" |
+    grep -q "resumed   after epoch [2-8]" "$WORK/log" &&
+    [ "$(grep -o 'accuracy.*' "$WORK/log")" = "$(grep -o 'accuracy.*' "$WORK/alone9")" ]
+ok $? "a rank is killed in training: the same accuracy" || tail -n 15 "$WORK/log" "$WORK/alone9" |
     diag
 
 # A rank is killed, and another one ends because of that, before idistrun has looked.
+process_of() { sed -n "s/.*rank $1 is process \([0-9]*\).*/\1/p" "$WORK/said_now"; } # RANK
+# shellcheck disable=SC2317 # await calls it
+has_ended() { [[ $(cat "/proc/$1/stat") == *") Z "* ]]; } # PID, of a process not yet waited for
+: >"$WORK/said_now"
 # shellcheck disable=SC2016
-"$RUN" -n 2 -v sh -c '[ $RANK = 1 ] && exec sleep 976; sleep 1; exit 1' >"$WORK/log" 2>&1 &
+"$RUN" -n 2 -v sh -c \
+    '[ $RANK = 1 ] && exec sleep 976; until [ -e "$0" ]; do sleep 0.05; done; exit 1' \
+    "$WORK/fail" >"$WORK/said_now" 2>&1 &
 pid=$!
-sleep 0.4
+await said 2 'rank [01] is process'
 kill -STOP $pid
-kill -KILL "$(sed -n 's/.*rank 1 is process \([0-9]*\).*/\1/p' "$WORK/log")"
-sleep 1.2
+kill -KILL "$(process_of 1)"
+touch "$WORK/fail"
+await has_ended "$(process_of 0)"
+await has_ended "$(process_of 1)"
 kill -CONT $pid
 wait $pid
-[ $? = 137 ] && grep -q "rank 1 on host .*: killed by signal 9" "$WORK/log"
-ok $? "of two failures the one by a signal is named" || diag <"$WORK/log"
+[ $? = 137 ] && grep -q "rank 1 on host .*: killed by signal 9" "$WORK/said_now"
+ok $? "of two failures the one by a signal is named" || diag <"$WORK/said_now"
 
 # Two hosts, as far as one machine can play them.
 export IDIST_ADDR=127.0.0.1

@@ -40,7 +40,8 @@ done
 if [ -z "$(mpi_missing mpich4)" ]; then
     # shellcheck disable=SC2016 # for the shell of the rank
     IDIST_INIT_TIMEOUT_MS=1000 timeout -k 5 20 mpiexec.mpich -n 2 sh -c \
-        '[ $PMI_RANK = 1 ] && sleep 4 && exit 0; "$1"; echo "status $?"; sleep 2' sh "$WHO" \
+        'if [ $PMI_RANK = 1 ]; then until [ -e "$2" ]; do sleep 0.05; done; exit 0; fi
+        "$1"; echo "status $?"; touch "$2"; sleep 2' sh "$WHO" "$WORK/has_given_up" \
         >"$WORK/log" 2>&1 </dev/null
     grep -q "not all ranks came to the barrier of the launcher" "$WORK/log" &&
         grep -q "status 1" "$WORK/log"

@@ -480,6 +480,16 @@ static inline void proc_await_phase(const proc_slot *slot, int phase) {
     while (__atomic_load_n(&slot->phase, __ATOMIC_ACQUIRE) < phase) tap_sleep_ms(1);
 }
 
+// Waits until a rank has a result. False when time is up.
+static inline bool proc_await_result(const proc_slot *slot, int timeout_ms) {
+    int64_t end_ms = tap_now_ms() + (int64_t)timeout_ms * test_slow_factor();
+    while (!__atomic_load_n(&slot->has_result, __ATOMIC_ACQUIRE)) {
+        if (tap_now_ms() > end_ms) return false;
+        tap_sleep_ms(1);
+    }
+    return true;
+}
+
 #ifdef RANKS_MPI
 // The ranks are here already: runs the body, and returns when all are through.
 static inline void procs_start_each(procs *p, int n, const idist_desc *bases, proc_fn fn,

@@ -301,6 +301,7 @@ static void stuck_fetches(void) {
     idist_loader_desc d = desc_of(s, src, 2);
     idist_loader *l = NULL;
     idist_batch b;
+    int n_threads = count_threads();
     d.timeout_ms = 300 * test_slow_factor();
     hold(src, true);
     TAP_REQUIRE(idist_loader_create(&d, &l) == IDIST_OK);
@@ -337,7 +338,9 @@ static void stuck_fetches(void) {
     pthread_mutex_lock(&src->lock);
     while (src->n_running) pthread_cond_wait(&src->changed, &src->lock);
     pthread_mutex_unlock(&src->lock);
-    tap_sleep_ms(50); // for the workers' last steps: they free the rest, as the leak check sees
+    // The workers' last steps: they free the rest, as the leak check sees.
+    for (int i = 0; i < 5000 && count_threads() > n_threads; i++) tap_sleep_ms(1);
+    tap_ok(count_threads() <= n_threads, "the workers end later");
     idist_sampler_free(&s);
     idist_sampler_free(&want);
     free(src);
