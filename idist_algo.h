@@ -1483,8 +1483,7 @@ static bool idist__host_make_plan(idist__task *t) {
 // ---- carrying it out ----
 
 static void idist__host_no_memory(const idist__task *t) {
-    idist__ring_fail(idist__ring_of(t->group->w), t->group, IDIST_ERR_NO_MEMORY,
-                     "a rank is out of memory");
+    idist__ring_fail_memory(idist__ring_of(t->group->w), t->group);
 }
 
 // Begins a step. We own its task, *begun, until idist__host_round_done has seen it end. It may end

@@ -1026,7 +1026,7 @@ static idist_status idist__collective_alloc(const char *name, uint64_t nbytes,
     }
 
     if (idist__call_enter(name, opts ? opts->group : NULL, &g) == IDIST_OK) {
-        idist__group_fail(g, IDIST_ERR_NO_MEMORY, "a rank is out of memory");
+        idist__group_fail_memory(g);
         idist__os_mutex_unlock(&g->w->lock);
     }
 
@@ -1893,7 +1893,7 @@ static idist_status idist__group_make(idist_group *parent, idist_group *g, uint3
     if (status != IDIST_OK) {
         g->rank = -1; // was never opened
         idist__group_free(g);
-        idist__group_fail(parent, status, "a rank could not make its part of a new group");
+        idist__group_fail_self(parent, status, "could not make its part of a new group");
         return status;
     }
 
@@ -1927,7 +1927,7 @@ static idist_status idist__group_exchange(idist_group *g, idist__kind label) {
     if (status == IDIST_OK) {
         idist__world_lock(w);
         status = w->backend->group_meet(g, offers);
-        if (status != IDIST_OK) idist__group_fail(g, status, "a rank is out of memory");
+        if (status != IDIST_OK) idist__group_fail_memory(g);
         idist__os_mutex_unlock(&w->lock);
     }
 
@@ -2370,8 +2370,7 @@ static void idist__split_meet(idist__task *t, idist_request *request) {
 
     (void)request;
     if (status == IDIST_OK) status = w->backend->group_meet(g, split->offers);
-    if (status != IDIST_OK && t->status == IDIST_OK)
-        idist__group_fail(g, status, "a rank is out of memory");
+    if (status != IDIST_OK && t->status == IDIST_OK) idist__group_fail_memory(g);
     g->parent = NULL;
     *split->group = g;
     idist__split_end(t, IDIST_OK);

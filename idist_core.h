@@ -1472,6 +1472,19 @@ static void idist__group_fail(idist_group *g, idist_status status, const char *c
     idist__world_wake_driver(w); // another thread may sleep for one of the tasks that ended
 }
 
+// Fails a group because of what this rank lacks or could not do; the text tells the others which
+// rank that is.
+static void idist__group_fail_self(idist_group *g, idist_status status, const char *what) {
+    char cause[400];
+
+    snprintf(cause, sizeof cause, "rank %d on %s %s", g->w->group.rank, g->w->hostname, what);
+    idist__group_fail(g, status, cause);
+}
+
+static void idist__group_fail_memory(idist_group *g) {
+    idist__group_fail_self(g, IDIST_ERR_NO_MEMORY, "is out of memory");
+}
+
 // A rank of the world is gone: every group it belongs to fails.
 IDIST__UNUSED static void idist__group_lose_rank(idist__world *w, int rank, const char *how) {
     idist_group *g;
@@ -2521,7 +2534,7 @@ static idist_status idist__call_checked(idist_group *g, const idist__call *c, co
 
     if (!t || (!on_device && idist__call_needs_copy(c) && !idist__call_copy_send(t))) {
         if (t) idist__task_free(t);
-        idist__group_fail(g, IDIST_ERR_NO_MEMORY, "a rank is out of memory"); // others count on it
+        idist__group_fail_memory(g); // others count on it
         return IDIST_ERR_NO_MEMORY;
     }
 

@@ -204,7 +204,7 @@ static void idist__frame_here(idist__ring *ring, idist__link *l, int peer) {
 }
 
 static void idist__frame_no_memory(idist__ring *ring, idist_group *g) {
-    idist__ring_fail(ring, g ? g : &ring->w->group, IDIST_ERR_NO_MEMORY, "a rank is out of memory");
+    idist__ring_fail_memory(ring, g ? g : &ring->w->group);
 }
 
 // EAGER or RTS: a message begins. An EAGER payload goes to the receive that wants it, or to memory
@@ -767,7 +767,7 @@ static bool idist__progress_connect(idist__ring *ring) {
         l->wanted = false;
         if (!l->open || idist__link_is_connected(l)) continue;
         if (idist__connector_start(c, idist__link_rank(ring, l))) continue;
-        idist__ring_fail(ring, &ring->w->group, IDIST_ERR_NO_MEMORY, "a rank is out of memory");
+        idist__ring_fail_memory(ring, &ring->w->group);
         happened = true;
     }
 
@@ -1156,7 +1156,7 @@ static void idist__task_start_collective(idist__ring *ring, idist__task *t,
     else prepared = idist__choose_begin(t, algorithm);
 
     if (!prepared) {
-        idist__ring_fail(ring, t->group, IDIST_ERR_NO_MEMORY, "a rank is out of memory");
+        idist__ring_fail_memory(ring, t->group);
         return;
     }
 

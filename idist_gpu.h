@@ -913,8 +913,7 @@ static bool idist__stage_out(idist__task *t) {
 
     if (!idist__stage_slot(t, op->enqueued_count, &part)) {
         if (op->waits_for_memory) return false;
-        idist__group_fail(g, IDIST_ERR_NO_MEMORY,
-                          "a rank has no memory to stage a device buffer in");
+        idist__group_fail_self(g, IDIST_ERR_NO_MEMORY, "has no memory to stage a device buffer in");
         return false;
     }
 

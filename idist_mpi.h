@@ -1364,7 +1364,7 @@ static void idist__control_send(idist__mpi *m, int rank, const idist__mpi_contro
     g = idist__world_find_group(m->w, control->ctx);
     if (!g) return;
     if (o) idist__mpi_fail_group(m, g, "MPI_Isend", error);
-    else idist__group_fail(g, IDIST_ERR_NO_MEMORY, "a rank is out of memory");
+    else idist__group_fail_memory(g);
 }
 
 // Takes back the buffers of messages that are sent, or whose receiver is lost.
@@ -1394,7 +1394,7 @@ static void idist__control_keep(idist__mpi *m, int source, const idist__mpi_cont
         *u = (idist__mpi_unexpected *)idist__mem_raw(&m->w->cfg.mem, sizeof *u + nbytes);
 
     if (!u) {
-        idist__group_fail(&m->w->group, IDIST_ERR_NO_MEMORY, "a rank is out of memory");
+        idist__group_fail_memory(&m->w->group);
         return;
     }
 
@@ -2896,8 +2896,7 @@ static idist_status idist__mpi_group_open(idist_group *g) {
     c = (idist__mpi_comm *)idist__mem_alloc(mem, sizeof *c);
 
     if (!mg->rank_of || !mg->last_seen || !mg->headers || !c) {
-        idist__group_fail(g, IDIST_ERR_NO_MEMORY,
-                          "a rank ran out of memory while it made its part of the group");
+        idist__group_fail_memory(g);
         idist__mpi_group_free(g);
         idist__mem_free(mem, c);
         return IDIST_ERR_NO_MEMORY;

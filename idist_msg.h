@@ -919,6 +919,15 @@ static void idist__ring_fail(idist__ring *ring, idist_group *g, idist_status sta
     idist__text_copy(ring->failed_cause, sizeof ring->failed_cause, cause);
 }
 
+// The same as idist__group_fail_memory.
+static void idist__ring_fail_memory(idist__ring *ring, idist_group *g) {
+    const idist__world *w = ring->w;
+    char cause[400];
+
+    snprintf(cause, sizeof cause, "rank %d on %s is out of memory", w->group.rank, w->hostname);
+    idist__ring_fail(ring, g, IDIST_ERR_NO_MEMORY, cause);
+}
+
 // Carries out the failure that was recorded, and those that this one brings about.
 static void idist__ring_settle(idist__ring *ring) {
     while (ring->failed) {
@@ -1180,8 +1189,7 @@ static void idist__link_control(idist__ring *ring, idist__link *l, const idist__
 
     if (!v) { // the peer would wait for what the frame says
         idist_group *g = idist__world_find_group(ring->w, f->ctx);
-        idist__ring_fail(ring, g ? g : &ring->w->group, IDIST_ERR_NO_MEMORY,
-                         "a rank is out of memory");
+        idist__ring_fail_memory(ring, g ? g : &ring->w->group);
         return;
     }
 
@@ -1790,7 +1798,7 @@ static void idist__send_post(idist__task *t, int world_rank, uint32_t tag, const
     idist__transfer *v = idist__transfer_new(ring);
 
     if (!v) {
-        idist__ring_fail(ring, t->group, IDIST_ERR_NO_MEMORY, "out of memory");
+        idist__ring_fail_memory(ring, t->group);
         return;
     }
 
@@ -1982,7 +1990,7 @@ static void idist__recv_step(idist__task *t, int slot, int from, uint32_t step, 
     if (slot >= 0) o->slots_pending |= 1u << slot;
 
     if (!v) {
-        idist__ring_fail(ring, t->group, IDIST_ERR_NO_MEMORY, "out of memory");
+        idist__ring_fail_memory(ring, t->group);
         return;
     }
 

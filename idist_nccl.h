@@ -1020,7 +1020,7 @@ static bool idist__nccl_save_counts(idist__task *t) {
                                          3 * sizeof *op->counts_memory * (size_t)g->w->group.size);
 
     if ((op->counts = op->counts_memory) == NULL) {
-        idist__group_fail(t->group, IDIST_ERR_NO_MEMORY, "a rank is out of memory");
+        idist__group_fail_memory(t->group);
         return false;
     }
 
@@ -1599,7 +1599,7 @@ static idist_status idist__gpu_prepare_path(idist_group *g) {
     if (gg->path == IDIST__BY_IPC) status = idist__ipc_prepare(g);
     idist__gpu_leave(gpu, guard);
     if (status == IDIST_ERR_NO_MEMORY && !g->w->thread_stops)
-        idist__group_fail(g, status, "a rank is out of memory"); // the other members wait for it
+        idist__group_fail_memory(g); // the other members wait for it
     gg->preparing = false;
     gg->ready = status == IDIST_OK;
 
@@ -1910,7 +1910,7 @@ static bool idist__gpu_op_make(idist__task *t) {
     op = (idist__gpu_op *)idist__mem_alloc(mem, sizeof *op);
 
     if (!op) {
-        idist__group_fail(t->group, IDIST_ERR_NO_MEMORY, "a rank is out of memory");
+        idist__group_fail_memory(t->group);
         return false;
     }
 

@@ -476,8 +476,7 @@ static bool idist__slot_copy_contribution(idist__task *t) {
     o->memory = (char *)idist__mem_raw(&t->group->w->cfg.mem, nbytes);
 
     if (!o->memory) {
-        idist__ring_fail(idist__ring_of(t->group->w), t->group, IDIST_ERR_NO_MEMORY,
-                         "a rank is out of memory");
+        idist__ring_fail_memory(idist__ring_of(t->group->w), t->group);
         return false;
     }
 
