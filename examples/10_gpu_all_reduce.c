@@ -97,13 +97,22 @@ static int ranks_share_a_gpu(bool *shared) {
     return 0;
 }
 
+typedef struct job {
+    size_t count;
+    int wanted_ranks; // 0: not given
+    bool refused;     // for main, if it is in this process
+} job;
+
 static int worker(int local_rank, void *arg) {
-    size_t count = *(size_t *)arg;
+    job *j = (job *)arg;
+    size_t count = j->count;
     bool device = strcmp(idist_device(), "cpu") != 0, shared = false; // device: same on all ranks
     cudaStream_t stream = NULL;
     addends a;
 
     (void)local_rank;
+    j->refused = world_contradicts(j->wanted_ranks, idist_get_world_size());
+    if (j->refused) return 2;
     if (idist_get_rank() == 0 && !device)
         printf("no CUDA device for all ranks: this runs on memory of the host\n");
     if (idist_get_rank() == 0)
@@ -124,13 +133,14 @@ static int worker(int local_rank, void *arg) {
 int main(int argc, char **argv) {
     int ranks = argument(argc, argv, 1, RANKS, 1, MAX_RANKS);
     int mib = argument(argc, argv, 2, MIB, 1, MAX_MIB);
-    size_t count = ((size_t)mib << 20) / sizeof(float);
+    job j = {((size_t)mib << 20) / sizeof(float), argc > 1 ? ranks : 0, false};
     idist_desc desc = {0};
 
     if (!ranks || !mib || argc > 3)
         return fprintf(stderr, "usage: %s [number of ranks [MiB]]\n", argv[0]), 2;
     desc.timeout_ms = desc.init_timeout_ms = 60000;
     if (strcmp(idist_launcher(), "none") == 0) desc.nproc_per_node = ranks; // no CUDA call before
-    CHECK(idist_parallel_run(&desc, worker, &count));
-    return 0;
+    if (idist_parallel_run(&desc, worker, &j) == IDIST_OK || j.refused) return j.refused ? 2 : 0;
+    fprintf(stderr, "%s: %s\n", argv[0], idist_last_error());
+    return 1;
 }

@@ -141,7 +141,7 @@ int main(int argc, char **argv) {
     int ranks = ranks_argument(argc, argv, RANKS, 1, BATCH);
     idist_desc desc = idist_desc();
 
-    if (!ranks) return 2;
+    if (!ranks || ranks_contradict(argc > 1, idist_launcher())) return 2;
     if (!net_load(&host)) return 1;
     desc.timeout_ms = desc.init_timeout_ms = 60000;
     if (strcmp(idist_launcher(), "none") == 0) desc.nproc_per_node = ranks; // no CUDA call before

@@ -118,24 +118,33 @@ static int run_worker(const digits *d, const subset *train) {
     }
 }
 
+typedef struct job {
+    int updates, wanted_ranks; // wanted_ranks == 0: not given
+    bool refused;              // for main, if it is in this process
+} job;
+
 static int worker(int local_rank, void *arg) {
+    job *j = (job *)arg;
     static const double split[2] = {0.7, 0.3};
     static digits d;
     static subset train, test;
     int rank = idist_get_rank(), size = idist_get_world_size();
 
     (void)local_rank;
+    j->refused = world_contradicts(j->wanted_ranks, size);
+    if (j->refused) return 2;
     if (size < 2 || size > MAX_RANKS)
         return fprintf(stderr, "%d ranks: it takes 2 to %d\n", size, MAX_RANKS), 1;
     if (!digits_load(&d) || subset_part(NULL, split, 2, 0, &train)) return 1;
     if (subset_part(NULL, split, 2, 1, &test)) return 1;
-    if (rank == 0) return run_server(&d, &train, &test, size, *(const int *)arg);
+    if (rank == 0) return run_server(&d, &train, &test, size, j->updates);
     return run_worker(&d, &train);
 }
 
 int main(int argc, char **argv) {
     int ranks = argument(argc, argv, 1, RANKS, 2, MAX_RANKS);
     int updates = argument(argc, argv, 2, UPDATES, 4, MAX_UPDATES);
+    job j = {updates, argc > 1 ? ranks : 0, false};
     idist_desc desc = {0};
 
     if (!ranks || !updates || argc > 3) {
@@ -145,6 +154,7 @@ int main(int argc, char **argv) {
     }
     desc.timeout_ms = desc.init_timeout_ms = 60000;
     if (strcmp(idist_launcher(), "none") == 0) desc.nproc_per_node = ranks;
-    CHECK(idist_parallel_run(&desc, worker, &updates));
-    return 0;
+    if (idist_parallel_run(&desc, worker, &j) == IDIST_OK || j.refused) return j.refused ? 2 : 0;
+    fprintf(stderr, "%s: %s\n", argv[0], idist_last_error());
+    return 1;
 }

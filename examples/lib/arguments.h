@@ -36,6 +36,14 @@ static inline bool ranks_contradict(bool given, const char *launcher) {
     return true;
 }
 
+// Whether the launcher made a world of another number of ranks than was given; wanted == 0: none
+// was. Prints that.
+static inline bool world_contradicts(int wanted, int ranks) {
+    if (!wanted || wanted == ranks) return false;
+    fprintf(stderr, "number of ranks %d, but the launcher made a world of %d\n", wanted, ranks);
+    return true;
+}
+
 // The value of an option; text is NULL if there is none. Prints what is wrong.
 static inline bool option_number(const char *option, const char *text, uint64_t min, uint64_t max,
                                  uint64_t *value) {

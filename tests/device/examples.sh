@@ -105,7 +105,10 @@ else
     without_device
 fi
 for name in 10_gpu_all_reduce 11_gpu_train 12_zero; do
-    [ -x $name ] && ok_run 2 "$name: a bad argument" 10 ./$name none
+    [ -x $name ] || continue
+    ok_run 2 "$name: a bad argument" 10 ./$name none
+    RANK=0 WORLD_SIZE=1 MASTER_ADDR=127.0.0.1 MASTER_PORT=$(free_port) ok_run 2 \
+        "$name: the number of ranks is the launcher's" 20 ./$name 2
 done
 
 # On the stand-ins

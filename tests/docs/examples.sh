@@ -183,6 +183,12 @@ if [ -x "$WORK/$name" ]; then
         ok $? "$name: and names the argument" || diag <"$WORK/log"
     done
     ok_run 2 "$name: refuses a third argument" 20 "$WORK/$name" 4 8 8
+    run_ranks 3 20 "$WORK/$name" 4
+    [ "$(cat "$WORK"/rank.[0-2] | grep -c 'ended with status 2')" = 3 ] &&
+        grep -q 'number of ranks 4, but the launcher made a world of 3' "$WORK/rank.0"
+    ok $? "$name: refuses a number of ranks that is not the launcher's" ||
+        cat "$WORK"/rank.? | diag
+    rm "$WORK"/rank.?
     run_ranks 1 20 "$WORK/$name"
     grep -q '1 ranks: it takes 2 to 16' "$WORK/rank.0"
     ok $? "$name: a server alone is refused" || diag <"$WORK/rank.0"
