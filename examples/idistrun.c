@@ -43,6 +43,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/file.h>
 #include <sys/prctl.h>
 #include <sys/signalfd.h>
 #include <sys/socket.h>
@@ -185,11 +186,60 @@ static int find_port(void) {
     return ntohs(a.sin_port);
 }
 
-// A folder of our own; "" if there can be none.
+//------------------------------------------------------------------------------
+// temporary folders: $TMPDIR/idistrun-HOST-XXXXXX, which has files of the ranks. Who made it has it
+// locked. If he is killed, the folder stays until idistrun runs here again: nobody holds the lock.
+//------------------------------------------------------------------------------
+
+// Removes what ranks and idistrun write there, and the folder unless it has something else.
+static void remove_folder(const char *path) {
+    char file[PATH_MAX + 600];
+    DIR *dir = opendir(path);
+    for (struct dirent *e; dir && (e = readdir(dir)) != NULL;) {
+        const char *dot = strrchr(e->d_name, '.');
+        if (strcmp(e->d_name, "nodes") != 0 && (!dot || strcmp(dot, ".json") != 0)) continue;
+        snprintf(file, sizeof file, "%s/%s", path, e->d_name);
+        unlink(file);
+    }
+    if (dir) closedir(dir);
+    rmdir(path);
+}
+
+static void remove_stale_folders(const char *tmp, const char *prefix) {
+    char path[PATH_MAX + 300];
+    size_t n = strlen(prefix);
+    struct stat s;
+    DIR *dir = opendir(tmp);
+    for (struct dirent *e; dir && (e = readdir(dir)) != NULL;) {
+        if (strncmp(e->d_name, prefix, n) != 0 || strlen(e->d_name) != n + 6) continue;
+        snprintf(path, sizeof path, "%s/%s", tmp, e->d_name);
+        int fd = open(path, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+        if (fd >= 0 && fstat(fd, &s) == 0 && s.st_uid == geteuid() &&
+            flock(fd, LOCK_EX | LOCK_NB) == 0)
+            remove_folder(path);
+        if (fd >= 0) close(fd);
+    }
+    if (dir) closedir(dir);
+}
+
+// A folder of our own; "" if there can be none. The lock goes with this process. Before it is
+// locked, another idistrun may take the folder for a stale one.
 static void make_folder(char *path) {
     const char *tmp = getenv("TMPDIR");
-    snprintf(path, PATH_MAX, "%s/idistrun-XXXXXX", tmp ? tmp : "/tmp");
-    if (!mkdtemp(path)) path[0] = 0;
+    char host[65] = "", prefix[80];
+    gethostname(host, sizeof host - 1);
+    snprintf(prefix, sizeof prefix, "idistrun-%s-", host);
+    if (!tmp) tmp = "/tmp";
+    remove_stale_folders(tmp, prefix);
+    for (int tries = 0; tries < 10; tries++) {
+        snprintf(path, PATH_MAX, "%s/%sXXXXXX", tmp, prefix);
+        if (!mkdtemp(path)) break;
+        int fd = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+        if (fd >= 0) (void)flock(fd, LOCK_EX);
+        if (access(path, F_OK) == 0) return;
+        if (fd >= 0) close(fd);
+    }
+    path[0] = 0;
 }
 
 //------------------------------------------------------------------------------

@@ -96,6 +96,36 @@ wait $pid 2>/dev/null
 gone "sleep $NAP" 1
 ok $? "SIGKILL of idistrun leaves no rank"
 
+# The temporary folder of one that was killed goes when idistrun runs again, and no other.
+mkdir "$WORK/tmp" "$WORK/tmp/idistrun-$(hostname)-others" "$WORK/tmp/idistrun-$(hostname)-mine00"
+touch "$WORK/tmp/idistrun-$(hostname)-mine00/data"
+folders() { find "$WORK/tmp" -name 'idistrun-*-??????' ! -name '*-others' ! -name '*-mine00'; }
+stay() { # in the background, until both ranks have a file there
+    : >"$WORK/said_now"
+    # shellcheck disable=SC2016
+    TMPDIR=$WORK/tmp "$RUN" -n 2 sh -c \
+        'echo "{}" >"$TORCHELASTIC_ERROR_FILE"; echo ready; exec sleep $0' $NAP \
+        >"$WORK/said_now" 2>&1 &
+    pid=$!
+    await said 2 ready
+}
+stay
+kill -KILL $pid
+wait $pid 2>/dev/null
+killed=$(folders)
+stay
+alive=$(folders)
+TMPDIR=$WORK/tmp ok_run 0 "beside a job, after one that was killed" 30 "$RUN" -n 1 true
+[ -n "$killed" ] && [ -n "$alive" ] && [ "$killed" != "$alive" ] && [ "$(folders)" = "$alive" ] &&
+    [ -e "$alive/0.error.json" ] && [ -e "$WORK/tmp/idistrun-$(hostname)-mine00/data" ]
+ok $? "the folder of the one that was killed is gone, that of the job is not" ||
+    { echo "$killed, then $alive" && find "$WORK/tmp"; } | diag
+kill -TERM $pid
+wait $pid
+[ -z "$(folders)" ]
+ok $? "nor is it left" || find "$WORK/tmp" | diag
+rm -r "$WORK/tmp"
+
 # A failure, and all again.
 # shellcheck disable=SC2016
 ok_run 0 "a restart" 30 "$RUN" -n 2 --max-restarts 1 sh -c \
