@@ -135,8 +135,8 @@ ok_run 9 "no more restarts than allowed" 30 "$RUN" -n 2 --max-restarts 2 sh -c '
 [ "$(grep -c "starting again" "$WORK/log")" = 2 ]
 ok $? "two restarts" || diag <"$WORK/log"
 
-# A rank is killed after epoch 2 of 9: all begin again, from the checkpoint, and end with the weights
-# of one rank that nobody killed.
+# A rank is killed after epoch 2 of 9: all begin again, from the checkpoint, and end with the
+# weights of one rank that nobody killed.
 "$TRAIN" --epochs 9 --ranks 1 --seed 7 >"$WORK/alone9" 2>&1
 train=("$TRAIN" --epochs 9 --seed 7 --checkpoint "$WORK/saved")
 timeout -k 5 90 "$RUN" -n 2 -v --max-restarts 1 "${train[@]}" >"$WORK/log" 2>&1 </dev/null &
