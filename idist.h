@@ -216,7 +216,7 @@ LAUNCHING
 
         IDIST_TIMEOUT_MS, IDIST_INIT_TIMEOUT_MS
         IDIST_TRANSPORT      auto, socket or tcp
-        IDIST_ALGO           auto, latency, bandwidth or chunked
+        IDIST_ALGO           auto, latency, bandwidth, chunked or remote
         IDIST_SHM_MIB        shared memory per rank in MiB
         IDIST_GROUP_NAME     the name of a world at file:///path
         IDIST_HOSTID         ranks with equal values share a host
@@ -683,8 +683,9 @@ typedef struct idist_desc {
     // host. "tcp": TCP everywhere. IDIST_TRANSPORT.
     const char *transport;
 
-    // "auto", or for tests "latency" or "bandwidth" (messages) or "chunked" (shared memory, never
-    // the path for small messages). IDIST_ALGO.
+    // "auto", or for tests "latency" or "bandwidth" (messages), "chunked" (shared memory, never the
+    // path for small messages) or "remote" (as "auto", but large buffers are read from the other
+    // processes even if this machine is slow at it). IDIST_ALGO.
     const char *algorithm;
 
     // "none", or "core": each rank stays on one of the processors it may use. IDIST_BIND.

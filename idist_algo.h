@@ -1186,8 +1186,9 @@ static uint64_t idist__host_of(const idist_group *g, int rank) {
 
 static bool idist__host_serves(const idist_group *g, const idist__call *c) {
     const idist__ring_group *rg = idist__ring_group_of(g);
+    int setting = g->w->cfg.algorithm;
 
-    if (!rg->nhosts || g->w->cfg.algorithm) return false;
+    if (!rg->nhosts || (setting != IDIST__ALGO_AUTO && setting != IDIST__ALGO_REMOTE)) return false;
 
     switch (c->kind) {
     case IDIST__BARRIER:

@@ -34,12 +34,13 @@ enum { IDIST__RANK_DRAWN = -1 }; // in place of a rank: see [launch:draw]
 enum { IDIST__TRANSPORT_AUTO, IDIST__TRANSPORT_SOCKET, IDIST__TRANSPORT_TCP };
 
 // How a collective runs. The setting IDIST_ALGO, the fingerprints of calls and the table in
-// idist_algo.h ([algo:choose]) all use these numbers. Only those up to CHUNKED can be set.
+// idist_algo.h ([algo:choose]) all use these numbers. Only those up to REMOTE can be set.
 typedef enum idist__algorithm {
     IDIST__ALGO_AUTO,      // chosen by operation and size; of a call: none of those below
     IDIST__ALGO_LATENCY,   // messages, few steps
     IDIST__ALGO_BANDWIDTH, // messages, few bytes
     IDIST__ALGO_CHUNKED,   // shared memory, one chunk at a time
+    IDIST__ALGO_REMOTE,    // a setting only: as AUTO, with cross-memory reads even if they are slow
     IDIST__ALGO_FLAT,      // shared memory, small contributions
     IDIST__ALGO_BY_HOST    // calls inside each host, and between hosts
 } idist__algorithm;
@@ -1369,7 +1370,7 @@ static idist_status idist__config_choices(idist__config *config, const idist_des
         const char *field, *var, *names;
         int *choice;
     } choices[3] = {{desc->transport, "IDIST_TRANSPORT", "auto, socket, tcp", &config->transport},
-                    {desc->algorithm, "IDIST_ALGO", "auto, latency, bandwidth, chunked",
+                    {desc->algorithm, "IDIST_ALGO", "auto, latency, bandwidth, chunked, remote",
                      &config->algorithm},
                     {desc->bind, "IDIST_BIND", "none, core", &config->bind}};
     idist_status status = IDIST_OK;

@@ -311,7 +311,9 @@ static size_t idist__flow_chunk_count(const idist__op *o, size_t count, size_t a
 //   in a window       the buffer was allocated by idist_alloc: all ranks have it mapped
 //   cross-memory      the kernel lets us read the memory of the other processes; the slot has the
 //                     address. Copies once only, but system calls are expensive, the kernel copies
-//                     slowly, and a chunk in a buffer that many ranks read stays in the cache
+//                     slowly, and a chunk in a buffer that many ranks read stays in the cache. On
+//                     processors where it is too slow (idist__join_share_reads_fast), only a
+//                     broadcast is read so
 //
 // A rank whose buffers are read in place does not return from the call until all have read them.
 //------------------------------------------------------------------------------
@@ -427,8 +429,10 @@ static bool idist__slot_is_remote(const idist__task *t) {
     const idist__op *o = idist__op_of(t);
     const idist__segment *m = idist__region_share(t)->shm;
     idist__kind kind = t->call.kind;
+    int setting = t->group->w->cfg.algorithm;
 
-    if (!m->reads_remote || t->group->w->cfg.algorithm == IDIST__ALGO_CHUNKED) return false;
+    if (!m->reads_remote || setting == IDIST__ALGO_CHUNKED) return false;
+    if (!m->reads_fast && setting != IDIST__ALGO_REMOTE && kind != IDIST__BROADCAST) return false;
     if (idist__kind_reduces(kind))
         return !m->oversubscribed && idist__flow_send_nbytes(t) >= IDIST__REMOTE_REDUCTION;
     if (kind == IDIST__BROADCAST)

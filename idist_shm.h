@@ -111,6 +111,8 @@ typedef struct idist__transport {
 // 12 bits are several times as slow, because the processor takes loads and stores for dependent.
 #define IDIST__BUFFERS_SKEW ((size_t)1152)
 #define IDIST__REMOTE_PIECE ((size_t)128 * 1024) // of a cross-memory read that is reduced at once
+#define IDIST__SAMPLE_BYTES ((size_t)64 * 1024)  // read to find out how fast that is, ...
+#define IDIST__SAMPLE_PIECE ((size_t)16 * 1024)  // ... in such pieces
 // A write or read of a pipe lets the other side go on after so many bytes: while one copies in, the
 // other copies out.
 #define IDIST__SLICE_BYTES ((size_t)32 * 1024)
@@ -125,8 +127,9 @@ typedef struct idist__doorbell {
     uint64_t proof,
         proof_address;        // ... a random number in it, and where: who reads that can read all
     idist__counter withdrawn; // sends that ended early: what was read in their buffers is invalid
+    uint64_t sample_address;  // and of a block in it, for idist__join_share_reads_fast
     uint32_t ended;           // an idist__ended_how
-    char pad2[28];
+    char pad2[20];
 } idist__doorbell;
 
 typedef struct idist__segment_header {
@@ -165,7 +168,8 @@ typedef struct idist__segment {
     int n, me;                    // ranks on this host, and ours
     bool oversubscribed;          // there are more ranks than cores
     bool fenced;                  // see idist__doorbell_any_asleep
-    bool reads_remote;            // each rank can read the memory of all others
+    bool reads_remote;            // each rank can read the memory of all others, ...
+    bool reads_fast;              // ... and it takes no longer than two copies
     uint64_t proof;               // the others read it to find that out
     idist__os_process *processes; // by rank on this host
     char *remote_pieces; // cross-memory reads to be reduced: IDIST__REMOTE_PIECE for each rank

@@ -792,7 +792,7 @@ static void storm(idist_group *world, int rank, int n, void *arg) {
 }
 
 int main(void) {
-    static const char *const algorithms[6] = {"auto", "auto",    "chunked",
+    static const char *const algorithms[6] = {"auto", "remote",  "chunked",
                                               "auto", "latency", "bandwidth"};
     static const size_t shm_nbytes[4] = {0, 0, (size_t)1 << 20, (size_t)300 << 10};
     static const struct {

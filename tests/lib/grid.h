@@ -777,6 +777,7 @@ static inline void grid_run(const char *name, grid_fn fn, unsigned flags) {
                 grid__world(name, fn, flags, n, algorithm, n % 4 ? "blocks" : "hosts", n == 3);
             if (n >= 7 && a == 0)
                 grid__world(name, fn, flags, n, algorithm, n % 4 ? "hosts" : "blocks", false);
+            if (n == 2 && a == 0) grid__world(name, fn, flags, n, "remote", "auto", true);
             if (n == 2 && a != 1) grid__world(name, fn, flags, n, algorithm, "tcp", true);
             if (n == 5 && messages && !test_quick())
                 grid__world(name, fn, flags, n, algorithm, "tcp", false);

@@ -12,7 +12,7 @@ enum { N_SIZES = 14, N_GROUPS = 4, N_RANKS = 4 };
 static const size_t sizes[N_SIZES] = {0,     1024,  2048,  2049,   4096,   4097,   16384,
                                       16385, 65536, 65537, 131072, 131073, 262144, 262145};
 
-static const char letters[] = "?LBCFH"; // by idist__algorithm
+static const char letters[] = "?LBC-FH"; // by idist__algorithm
 
 static const char *const group_names[N_GROUPS] = {"messages", "shared memory",
                                                   "hosts, ranks in order", "hosts, ranks mixed"};
@@ -151,6 +151,9 @@ int main(void) {
                   "LBBBBBBBBBBBBB");
     check_setting(IDIST__ALGO_CHUNKED, "chunked", "LLLLLLLLLBBBBB", "FCCCCCCCCCCCCC",
                   "LLLLLLLLLBBBBB");
+
+    check_setting(IDIST__ALGO_REMOTE, "remote", "LLLLLLLLLBBBBB", "FFFFFCCCCCCCCC",
+                  "HHHHHHHHHHHHHH");
 
     check_one("an all_reduce of F16 counts as F32", 0, IDIST__ALL_REDUCE, IDIST_F16, NULL,
               "LLLLLLLLBBBBBB");
