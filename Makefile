@@ -46,6 +46,8 @@ EXAMPLES := $(patsubst examples/%.c,build/%,\
     $(filter-out %_mpi.c $(wildcard examples/*_gpu_*.c),$(wildcard examples/*.c)))
 EXAMPLES += $(if $(shell command -v c++),\
     $(patsubst examples/%.cpp,build/%,$(wildcard examples/*.cpp)))
+# Those that tests run as built here. For the others see tests/lib/examples.sh.
+TESTED_EXAMPLES := $(addprefix build/,01_hello 05_train_digits 20_cifar10 idistrun)
 FORMATTED := $(HEADERS) \
     $(wildcard $(addprefix examples/,*.c *.h *.cpp *.cu lib/*.h before/*.c)) \
     $(wildcard tests/*/*.c tests/*/*.cc tests/*/*.cpp tests/*/*.h packaging/conan/test_package/*.c*)
@@ -53,10 +55,10 @@ FORMATTED := $(HEADERS) \
 PARALLEL = $(if $(findstring jobserver,$(MAKEFLAGS)),,-j$(JOBS))
 PROVE = prove --timer --directives --failures --comments --exec 'timeout -k 5 $(DEADLINE)'
 
-.PHONY: run test test-all asan build-asan ubsan tsan check-programs need-prove programs examples who
-.PHONY: doctor perf fuzz lint format single dist docs plots install uninstall deps deps-nccl peers
-.PHONY: print-deps bench-peers bench-net tune model bench-mpi bench-train test-gpu bench-gpu
-.PHONY: clean help
+.PHONY: run test test-all asan build-asan ubsan tsan check-programs need-prove programs examples
+.PHONY: tested-examples who doctor perf fuzz lint format single dist docs plots install uninstall
+.PHONY: deps deps-nccl peers print-deps bench-peers bench-net tune model bench-mpi bench-train
+.PHONY: test-gpu bench-gpu clean help
 
 run: build/05_train_digits
 	build/05_train_digits
@@ -105,6 +107,7 @@ build/idist_perf: tests/bench/idist_perf.c tests/bench/rule.h $(HEADERS)
 	cc -O2 $(NATIVE) -DIDIST_IMPLEMENTATION -I. $< -o $@
 
 examples: $(EXAMPLES)
+tested-examples: $(TESTED_EXAMPLES)
 perf: build/idist_perf
 programs: $(TEST_PROGRAMS)
 who: build/tests/launch/who
@@ -117,7 +120,7 @@ test: need-prove
 
 # Every program in its long form, and the scripts.
 test-all: need-prove
-	@+$(MAKE) --no-print-directory $(PARALLEL) programs examples perf who
+	@+$(MAKE) --no-print-directory $(PARALLEL) programs tested-examples who
 	@+$(MAKE) --no-print-directory check-programs SCRIPTS='$(TEST_SCRIPTS)'
 
 # First what may share the machine, then the MPIs, then the rest; PHASES chooses among the three.
