@@ -74,8 +74,9 @@ fi
 # shellcheck disable=SC2086 # a list
 [ -z "$objects" ] || make -s --no-print-directory -j2 $objects >/dev/null 2>&1 &
 AHEAD+=($!)
+# What all programs link with.
 compile "$OUT/idist.o" "${NOT_OPTIMIZED[@]}" -DIDIST_IMPLEMENTATION -include idist_mpi.h -x c -c \
-    idist.h &&
+    idist_train.h &&
     compile "$OUT/ranks.o" -c tests/lib/ranks_mpi.c
 rc=$?
 wait "${AHEAD[@]}" # and no others: what `later` began is asked for its status
@@ -219,8 +220,8 @@ timeout -k 5 60 "${MPI_RUN[@]}" build/01_hello >"$WORK/out" 2>"$WORK/err" </dev/
 ok $? "01_hello: without idist_mpi.h, the ring" || tail -n 5 "$WORK/out" "$WORK/err" | diag
 
 # The main job: the loss curve of one rank alone, built and started without MPI.
-compile "$OUT/05_train_digits" -DIDIST_IMPLEMENTATION -include idist_mpi.h \
-    examples/05_train_digits.c -lpthread
+compile "$OUT/05_train_digits" -D_GNU_SOURCE -include idist_mpi.h examples/05_train_digits.c \
+    "$OUT/idist.o" -lpthread
 ok $? "05_train_digits: builds without a change" || { head -n 20 "$WORK/log" | diag; done_testing; }
 losses() { sed -n 's/.*epoch  *\([0-9]*\)\/.*loss  *\([0-9.eE+-]*\).*/\1 \2/p' "$1"; }
 build/05_train_digits --ranks 1 --epochs 2 --seed 7 >"$WORK/out" 2>&1
