@@ -8,7 +8,7 @@ flags=(-std=gnu11 -Wall -Wextra -Wpedantic -Wshadow -Wconversion -Werror -I. -It
 if command -v clang >/dev/null; then
     later clang 100 clang "${flags[@]}" -fsyntax-only tests/compile/backend.c
 fi
-later cc 200 cc "${flags[@]}" -O0 tests/compile/backend.c -o "$WORK/backend"
+later cc 200 cc "${flags[@]}" "${NOT_OPTIMIZED[@]}" tests/compile/backend.c -o "$WORK/backend"
 if command -v clang >/dev/null; then ok_later clang clang; else skip clang "no clang"; fi
 export IDIST_LOG=error
 ok_later cc cc && ok_run 0 "it carries a world" 100 "$WORK/backend"
@@ -30,7 +30,7 @@ in_archive() { # FLAGS...
         cc "$@" -I. "$WORK/main.c" "$WORK/library.a" -lpthread -o "$WORK/main" &&
         [ "$("$WORK/main")" = ring,self ]
 }
-in_archive -ffunction-sections -fdata-sections -Wl,--gc-sections
+in_archive "${NOT_OPTIMIZED[@]}" -ffunction-sections -fdata-sections -Wl,--gc-sections
 ok $? "the backends are in a static library, without unused sections"
 in_archive -O1 -flto
 ok $? "the backends are in a static library, with link-time optimization"
