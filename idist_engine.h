@@ -621,8 +621,8 @@ static bool idist__progress_fill(idist__link *l) {
     return true;
 }
 
-// A receive beside other calls, or with a request: takes its message out of the stage, without a
-// task. Messages that earlier receives want go to them first.
+// A receive beside other calls, or with a request: takes its message out of the stage, or a large
+// one out of the link, without a task. Messages that earlier receives want go to them first.
 static bool idist__progress_take(const idist_group *g, const idist__call *c) {
     idist__ring *ring = idist__ring_of(g->w);
     const idist__ring_group *rg = idist__ring_group_of(g);
@@ -630,7 +630,11 @@ static bool idist__progress_take(const idist_group *g, const idist__call *c) {
     int peer = l ? idist__link_rank(ring, l) : -1;
     idist__frame f;
 
-    if (!l || !idist__progress_fill(l)) return false;
+    if (!l) return false;
+    if (l->at == l->end && !rg->recvs.first && !rg->wild.first &&
+        l->transport->peek_header(l->port, &f) && f.nbytes >= IDIST__PROGRESS_DIRECT)
+        return idist__recv_take(g, c, l, &f);
+    if (!idist__progress_fill(l)) return false;
 
     for (;;) {
         if (!idist__progress_staged(l, &f) || f.ctx != g->ctx) return false;

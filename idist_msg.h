@@ -123,7 +123,7 @@ typedef char idist__frame_is_a_header[IDIST__FRAME_BYTES == IDIST__HEADER_BYTES 
 #define IDIST__PIECE_BYTES ((size_t)1 << 20)
 // Eager bytes, frames included, that are under way to one rank or wait there to be consumed.
 #define IDIST__WINDOW_BYTES ((size_t)1 << 20)
-// The largest eager message where the receiver can read larger ones in our memory.
+// The largest eager message where the receiver can read larger ones in our memory, and fast.
 #define IDIST__EAGER_EXPOSED_BYTES ((size_t)8192)
 // The largest message that goes through a pipe in shared memory if both ranks wait. Of larger ones
 // the pipe would displace too much from the caches.
@@ -443,6 +443,7 @@ static const idist__transport idist__transport_tcp = {"tcp",
                                                       NULL,
                                                       NULL,
                                                       NULL,
+                                                      NULL,
                                                       NULL};
 
 static const idist__transport idist__transport_unix = {"unix",
@@ -452,6 +453,7 @@ static const idist__transport idist__transport_unix = {"unix",
                                                        idist__transport_descriptor,
                                                        true,
                                                        false,
+                                                       NULL,
                                                        NULL,
                                                        NULL,
                                                        NULL,
@@ -492,6 +494,7 @@ static const idist__transport idist__transport_none = {"none",
                                                        idist__transport_no_descriptor,
                                                        true,
                                                        false,
+                                                       NULL,
                                                        NULL,
                                                        NULL,
                                                        NULL,
@@ -1247,7 +1250,8 @@ static bool idist__link_exposes_memory(const idist__link *l, uint8_t *withdrawn)
 // Whether a message of this size goes out at once, given the credits for it.
 static bool idist__link_is_eager(const idist__link *l, size_t nbytes) {
     if (nbytes <= IDIST__EAGER_EXPOSED_BYTES) return true;
-    return nbytes <= IDIST__EAGER_BYTES && !idist__link_exposes_memory(l, NULL);
+    if (nbytes > IDIST__EAGER_BYTES) return false;
+    return !idist__link_exposes_memory(l, NULL) || l->transport->reads_slowly(l->port);
 }
 
 // Whether a message of a collective is sent by grant. The same on both sides.
@@ -1948,7 +1952,7 @@ static bool idist__send_quick(idist_group *g, const idist__call *c) {
     idist__frame f;
 
     if (!l->open || !l->transport->write_message || l->out || l->write_dead) return false;
-    if (ring->failed || c->count > IDIST__EAGER_EXPOSED_BYTES) return false;
+    if (ring->failed || c->count > IDIST__EAGER_BYTES) return false;
 
     memset(&f, 0, sizeof f);
     f.type = IDIST__EAGER;
@@ -2051,6 +2055,17 @@ static void idist__recv_taken(idist__ring *ring, const idist__call *c, idist__li
     idist__message_describe(c, c->root, (int)f->tag, c->dtype, (size_t)f->fingerprint.check);
 }
 
+// Takes the message with this header out of the link, if the receive wants it and it is there
+// completely.
+static bool idist__recv_take(const idist_group *g, const idist__call *c, idist__link *l,
+                             const idist__frame *f) {
+    if (!idist__recv_wants(g, c, l, f)) return false;
+    if (!l->transport->read_message(l->port, c->recv, (size_t)f->nbytes)) return false;
+    idist__recv_taken(idist__ring_of(g->w), c, l, f);
+
+    return true;
+}
+
 // A blocking receive while nothing else is under way: waits a moment for its message, and takes it
 // if it is the next one and there completely.
 static bool idist__recv_quick(const idist_group *g, const idist__call *c) {
@@ -2063,11 +2078,7 @@ static bool idist__recv_quick(const idist_group *g, const idist__call *c) {
     for (turns = 0; !l->transport->peek_header(l->port, &f); turns++)
         if (!idist__ring_quick_wait(ring, turns)) return false;
 
-    if (!idist__recv_wants(g, c, l, &f)) return false;
-    if (!l->transport->read_message(l->port, c->recv, (size_t)f.nbytes)) return false;
-    idist__recv_taken(ring, c, l, &f);
-
-    return true;
+    return idist__recv_take(g, c, l, &f);
 }
 
 // Whether a receive of recv wants this message, as one from world rank `from`.

@@ -10,11 +10,12 @@ WHAT IT IS
     The backend that needs nothing but sockets and, inside a host, shared memory.
 
     Every rank has one stream to every other: a pipe in shared memory (or a local socket) inside a
-    host, TCP between hosts. Messages up to 64 KiB (8 KiB through shared memory) are sent at once
-    (eager) within a window of 1 MiB that the receiver keeps free. Larger ones are announced, and
-    sent when the receiver has named a place for them, or read by it in the sender's memory
-    (rendezvous). In a collective over sockets the receiver names the place unasked. So nothing is
-    ever buffered without bound. Every message carries the fingerprint of the call it belongs to.
+    host, TCP between hosts. Messages up to 64 KiB (8 KiB where the receiver reads larger ones fast
+    in the sender's memory) are sent at once (eager) within a window of 1 MiB that the receiver
+    keeps free. Larger ones are announced, and sent when the receiver has named a place for them, or
+    read by it in the sender's memory (rendezvous). In a collective over sockets the receiver names
+the place unasked. So nothing is ever buffered without bound. Every message carries the fingerprint
+of the call it belongs to.
 
     A collective of ranks that share memory goes through memory that all can read (idist_share.h).
     Otherwise it is an algorithm over non-blocking sends and receives ([algo:ring] and its

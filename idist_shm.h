@@ -76,6 +76,10 @@ typedef struct idist__transport {
     // sends that ended early so far, modulo 256, for `pull` there.
     bool (*exposes_memory)(void *port, uint8_t *withdrawn);
 
+    // Whether that takes longer than if this process writes the message and the peer reads it. The
+    // same on both sides.
+    bool (*reads_slowly)(void *port);
+
     // Whether the peer is in a call that waits, so that it sees at once what is written.
     bool (*attends)(void *port);
 
@@ -642,6 +646,10 @@ static bool idist__pipe_exposes_memory(void *port, uint8_t *withdrawn) {
     return m->reads_remote;
 }
 
+static bool idist__pipe_reads_slowly(void *port) {
+    return !((const idist__pipe_port *)port)->shm->reads_fast;
+}
+
 static bool idist__pipe_attends(void *port) {
     const idist__pipe_port *p = (const idist__pipe_port *)port;
     return !p->shm->oversubscribed && idist__doorbell_attends(p->shm, p->peer);
@@ -691,6 +699,7 @@ static const idist__transport idist__pipe_transport = {"shm",
                                                        idist__pipe_read_message,
                                                        idist__pipe_write_message,
                                                        idist__pipe_exposes_memory,
+                                                       idist__pipe_reads_slowly,
                                                        idist__pipe_attends,
                                                        idist__pipe_pull};
 
