@@ -1528,7 +1528,7 @@ static void idist__join_share_take_over(idist__join *j, const idist__join_share 
     snprintf(j->w->sharing, sizeof j->w->sharing, "shared memory, %zu KiB per rank; %s",
              j->w->cfg.shm_nbytes >> 10,
              m->reads_fast     ? "large buffers are read from the other process"
-             : m->reads_remote ? "large messages are read from the other process, slowly"
+             : m->reads_remote ? "large buffers are copied, the kernel reads other processes slowly"
                                : "large buffers are copied");
 }
 

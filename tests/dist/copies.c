@@ -135,7 +135,43 @@ static void body(idist_group *world, int rank, int n, void *arg) {
     free(got);
 }
 
+// A receive that is posted when two messages have arrived finds the first of them already wanted by
+// an earlier receive, however it takes messages.
+static void in_order(idist_group *world, int rank, int n, void *arg) {
+    plan *p = (plan *)arg;
+    size_t nbytes = p->way.nbytes;
+    idist_opts o = opts_of(world);
+    idist_request requests[2] = {{0}, {0}};
+    char *x = (char *)malloc(2 * nbytes);
+    idist_status status = IDIST_OK;
+    (void)n;
+
+    if (!x) return;
+    memset(x, rank == 0 ? 1 : 0, nbytes);
+    memset(x + nbytes, rank == 0 ? 2 : 0, nbytes);
+    idist__ring_of(world->w)->shm->reads_fast = false;
+    if (!rank_ok(rank, idist_barrier(&o))) return;
+
+    for (int i = 0; i < 2 && status == IDIST_OK; i++) {
+        o.request = &requests[i];
+        while (rank == 0 && !p->n_ready) tap_sleep_ms(1);
+        status = rank == 0 ? idist_send(x + nbytes * (size_t)i, nbytes, IDIST_U8, 1, 7, &o)
+                           : idist_recv(x + nbytes * (size_t)i, nbytes, IDIST_U8, 0, 7, NULL, &o);
+        p->n_ready = 1;
+        while (rank == 1 && !p->sent) tap_sleep_ms(1);
+    }
+
+    p->sent = true;
+    if (status == IDIST_OK) status = idist_wait_all(requests, 2);
+    rank_is(rank, status, IDIST_OK);
+    rank_check(x[0] == 1 && x[nbytes - 1] == 1 && x[nbytes] == 2 && x[2 * nbytes - 1] == 2,
+               "the messages came as %d and %d", x[0], x[nbytes]);
+    free(x);
+}
+
 int main(void) {
+    static const size_t lengths[] = {8, 4095, 4096, 20000, 65536, 70000};
+
     tap_deadline(60);
     if (idist__os_cpu_count() < 2) return tap_skip_all("ranks share a core");
 
@@ -148,6 +184,16 @@ int main(void) {
         d.timeout_ms = 20000 * test_slow_factor();
         running = &p;
         ranks_case_fault(2, &d, body, &p, "%s", ways[i].name);
+    }
+
+    for (size_t i = 0; i < sizeof lengths / sizeof *lengths; i++) {
+        plan p;
+        idist_desc d = desc_with("auto", NULL);
+
+        memset(&p, 0, sizeof p);
+        p.way.nbytes = lengths[i];
+        d.timeout_ms = 20000 * test_slow_factor();
+        ranks_case_fault(2, &d, in_order, &p, "two messages of %zu bytes in order", lengths[i]);
     }
 
     return tap_done();
