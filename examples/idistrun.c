@@ -187,55 +187,68 @@ static int find_port(void) {
 }
 
 //------------------------------------------------------------------------------
-// temporary folders: $TMPDIR/idistrun-HOST-XXXXXX, which has files of the ranks. Who made it has it
-// locked. If he is killed, the folder stays until idistrun runs here again: nobody holds the lock.
+// temporary folders: $TMPDIR/idistrun-HOST-XXXXXX, with files of the ranks. The idistrun that made
+// one holds a lock on it. If it is killed, the folder stays, without a lock, and the next idistrun
+// of this user on this host removes it.
 //------------------------------------------------------------------------------
 
-// Removes what ranks and idistrun write there, and the folder unless it has something else.
-static void remove_folder(const char *path) {
-    char file[PATH_MAX + 600];
-    DIR *dir = opendir(path);
-    for (struct dirent *e; dir && (e = readdir(dir)) != NULL;) {
-        const char *dot = strrchr(e->d_name, '.');
-        if (strcmp(e->d_name, "nodes") != 0 && (!dot || strcmp(dot, ".json") != 0)) continue;
-        snprintf(file, sizeof file, "%s/%s", path, e->d_name);
-        unlink(file);
-    }
-    if (dir) closedir(dir);
-    rmdir(path);
+// What ranks and idistrun write there: 3.error.json, trace.json, trace.3.json, nodes.
+static bool is_ours(const char *name) {
+    const char *digits_end = name + strspn(name, "0123456789"), *dot = strrchr(name, '.');
+    if (digits_end > name && strcmp(digits_end, ".error.json") == 0) return true;
+    if (strncmp(name, "trace.", 6) == 0 && strcmp(dot, ".json") == 0) return true;
+    return strcmp(name, "nodes") == 0;
 }
 
+// Removes a folder, which is open as `fd`, unless it has anything that is not ours: then a user has
+// given it such a name. Closes fd, and with it the lock.
+static void remove_folder(int tmp, const char *name, int fd) {
+    struct dirent *e;
+    DIR *dir = (DIR *)or_die(fdopendir(fd));
+    bool ours = true;
+    while ((e = readdir(dir)) != NULL)
+        if (strcmp(e->d_name, ".") != 0 && strcmp(e->d_name, "..") != 0 && !is_ours(e->d_name))
+            ours = false;
+    rewinddir(dir);
+    while (ours && (e = readdir(dir)) != NULL)
+        if (is_ours(e->d_name)) unlinkat(fd, e->d_name, 0);
+    if (ours) unlinkat(tmp, name, AT_REMOVEDIR);
+    closedir(dir);
+}
+
+// mkdtemp makes folders that only their user may enter.
 static void remove_stale_folders(const char *tmp, const char *prefix) {
-    char path[PATH_MAX + 300];
     size_t n = strlen(prefix);
     struct stat s;
     DIR *dir = opendir(tmp);
     for (struct dirent *e; dir && (e = readdir(dir)) != NULL;) {
         if (strncmp(e->d_name, prefix, n) != 0 || strlen(e->d_name) != n + 6) continue;
-        snprintf(path, sizeof path, "%s/%s", tmp, e->d_name);
-        int fd = open(path, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
-        if (fd >= 0 && fstat(fd, &s) == 0 && s.st_uid == geteuid() &&
+        int fd = openat(dirfd(dir), e->d_name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+        if (fd < 0) continue;
+        if (fstat(fd, &s) == 0 && s.st_uid == geteuid() && (s.st_mode & 07777) == 0700 &&
             flock(fd, LOCK_EX | LOCK_NB) == 0)
-            remove_folder(path);
-        if (fd >= 0) close(fd);
+            remove_folder(dirfd(dir), e->d_name, fd);
+        else close(fd);
     }
     if (dir) closedir(dir);
 }
 
-// A folder of our own; "" if there can be none. The lock goes with this process. Before it is
-// locked, another idistrun may take the folder for a stale one.
+// A folder of our own; "" if there can be none. The lock ends with this process. Another idistrun
+// may remove the folder as a stale one in the moment before it is locked.
 static void make_folder(char *path) {
     const char *tmp = getenv("TMPDIR");
-    char host[65] = "", prefix[80];
-    gethostname(host, sizeof host - 1);
-    snprintf(prefix, sizeof prefix, "idistrun-%s-", host);
+    char hostname[65] = "", prefix[80];
+    gethostname(hostname, sizeof hostname - 1);
+    for (char *c = hostname; *c; c++)
+        if (*c == '/') *c = '_';
+    snprintf(prefix, sizeof prefix, "idistrun-%s-", hostname);
     if (!tmp) tmp = "/tmp";
     remove_stale_folders(tmp, prefix);
     for (int tries = 0; tries < 10; tries++) {
         snprintf(path, PATH_MAX, "%s/%sXXXXXX", tmp, prefix);
         if (!mkdtemp(path)) break;
         int fd = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-        if (fd >= 0) (void)flock(fd, LOCK_EX);
+        if (fd >= 0) (void)flock(fd, LOCK_EX); // a file system without locks: the folder may stay
         if (access(path, F_OK) == 0) return;
         if (fd >= 0) close(fd);
     }
@@ -401,10 +414,11 @@ static void make_trace(void) {
     atexit(remove_trace);
     if (node) return;
     snprintf(trace_path, sizeof trace_path, "%s.%d", opt.trace, (int)getpid());
-    FILE *f =
-        fopen(trace_path, "wxe"); // what cannot be written shall not be known after hours only
+    // That a file cannot be written there is known now, not after hours. A killed one leaves none.
+    FILE *f = fopen(trace_path, "wxe");
     if (!f) die(opt.trace);
     fclose(f);
+    unlink(trace_path);
 }
 
 // Copies the whole events of a file; of a rank that was killed the last one may be none. Returns

@@ -97,9 +97,14 @@ gone "sleep $NAP" 1
 ok $? "SIGKILL of idistrun leaves no rank"
 
 # The temporary folder of one that was killed goes when idistrun runs again, and no other.
-mkdir "$WORK/tmp" "$WORK/tmp/idistrun-$(hostname)-others" "$WORK/tmp/idistrun-$(hostname)-mine00"
-touch "$WORK/tmp/idistrun-$(hostname)-mine00/data"
-folders() { find "$WORK/tmp" -name 'idistrun-*-??????' ! -name '*-others' ! -name '*-mine00'; }
+# Those of a user may have such names: one that others may enter, one with another file.
+mkdir "$WORK/tmp" "$WORK/tmp/idistrun-$(hostname)-others"
+mkdir -m 755 "$WORK/tmp/idistrun-$(hostname)-traces"
+mkdir -m 700 "$WORK/tmp/idistrun-$(hostname)-backup"
+touch "$WORK/tmp/idistrun-$(hostname)"-{traces,backup}/trace.0.json \
+    "$WORK/tmp/idistrun-$(hostname)-backup/data.json"
+folders() { find "$WORK/tmp" -name 'idistrun-*-??????' ! -name '*-others' ! -name '*-traces' \
+    ! -name '*-backup'; }
 stay() { # in the background, until both ranks have a file there
     : >"$WORK/said_now"
     # shellcheck disable=SC2016
@@ -117,9 +122,11 @@ stay
 alive=$(folders)
 TMPDIR=$WORK/tmp ok_run 0 "beside a job, after one that was killed" 30 "$RUN" -n 1 true
 [ -n "$killed" ] && [ -n "$alive" ] && [ "$killed" != "$alive" ] && [ "$(folders)" = "$alive" ] &&
-    [ -e "$alive/0.error.json" ] && [ -e "$WORK/tmp/idistrun-$(hostname)-mine00/data" ]
+    [ -e "$alive/0.error.json" ]
 ok $? "the folder of the one that was killed is gone, that of the job is not" ||
     { echo "$killed, then $alive" && find "$WORK/tmp"; } | diag
+ok $(($(find "$WORK/tmp" -name '*.json' -path '*-traces/*' -o -name '*.json' -path '*-backup/*' |
+    wc -l) != 3)) "folders of a user stay whole" || find "$WORK/tmp" | diag
 kill -TERM $pid
 wait $pid
 [ -z "$(folders)" ]
