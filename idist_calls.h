@@ -1826,7 +1826,7 @@ idist_status idist_group_end(void) {
 //------------------------------------------------------------------------------
 // [calls:group]  groups
 // uses mutex fail mem hash kind model core:world core:group core:wait block
-// uses check core:call world collective p2p several
+// uses check core:call collective p2p several
 //
 // new_group and split make a group in these steps, the same on every rank of the parent, or of
 // those listed in new_group_by_members:
@@ -1911,7 +1911,9 @@ static idist_status idist__group_exchange(idist_group *g, idist__kind label) {
         (uint64_t *)idist__mem_alloc(&w->cfg.mem, sizeof *offers * (size_t)(g->size + 1));
 
     if (!offers) {
-        idist_abort(g);
+        idist__world_lock(w);
+        idist__group_fail_memory(g);
+        idist__os_mutex_unlock(&w->lock);
         return IDIST_ERR_NO_MEMORY;
     }
 

@@ -124,6 +124,9 @@ static bool round_of(plan *p, int loser, int fails) {
         rank_check(k == loser || status == IDIST_OK || text_names_rank(p->memory[k].text, loser),
                    "allocation %d of rank %d fails: rank %d does not name it: %s", fails, loser, k,
                    p->memory[k].text);
+        rank_check(status != IDIST_ERR_ABORTED,
+                   "allocation %d of rank %d fails: rank %d hears of an abort: %s", fails, loser, k,
+                   p->memory[k].text);
         rank_check(status != IDIST_ERR_TIMEOUT || (p->memory[k].absent && fails <= EARLY),
                    "allocation %d of rank %d fails: rank %d hears of a time-out", fails, loser, k);
     }
