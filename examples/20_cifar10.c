@@ -14,8 +14,8 @@
 //    ... INFO: Best accuracy 0.99..; checksum of the weights ................ on all 2 ranks
 //
 // The training is that of PyTorch-Ignite's CIFAR10 example and has its options; the defaults suit
-// processors. examples/lib has the network (resnet.h) and, named cifar10_..., what a rank does by
-// itself. Exit code: 0 if all ranks end with the same weights; 1: a failure; 2: bad options, data
+// processors. Data, options, reports and checkpoints are in lib/cifar10_..., which say what is
+// collective. Exit code: 0 if all ranks end with equal weights; 1: a failure; 2: bad options, data
 // or checkpoints. Also: -DUSE_BLAS with -lopenblas; mpicc -include idist_mpi.h for --backend mpi.
 #include "../idist_train.h"
 #include "lib/cifar10_trainer.h"

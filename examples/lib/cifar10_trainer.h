@@ -78,7 +78,7 @@ static idist_loader_desc batches_of(source *s) {
     return desc;
 }
 
-// From --resume_from, or from the beginning. 0, or 2 after an error.
+// From --resume_from, or from the beginning. Collective. 0, or 2 after an error.
 static int begin_or_resume(trainer *t) {
     int code = progress_resume(&t->progress);
 
@@ -129,10 +129,11 @@ static int next_epoch(trainer *t) {
     at->epoch++;
     at->samples = 0;
     atomic_store(&t->train.epoch, at->epoch);
+    if (images == 0) return 0; // a training that was stopped at the end of this epoch goes on
     CHECK(report_epoch(&t->report, images, &loss));
     CHECK(idist_summary_add(t->curves, "train/loss", loss, at->epoch));
     CHECK(idist_summary_add(t->curves, "train/rate", t->rate, at->epoch));
-    if (images == 0 || loss < 1e6) return 0; // a NaN is not below
+    if (loss < 1e6) return 0; // a NaN is not below
 
     return refuse("the training diverged"), 1;
 }

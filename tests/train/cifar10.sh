@@ -113,6 +113,8 @@ for stops in 30 22 "7 50"; do
     ok_run 0 "resumed" 60 "$PROGRAM" "${SMALL[@]}" --nproc_per_node 2 "${from[@]}" --num-workers 0
     same_weights "resumed after $stops: the weights of a training that was not stopped" \
         "$WORK/log" "$two"
+    ok "$(grep -c nan "$OUT/scalars.csv")" "resumed after $stops: the curves have numbers only" ||
+        diag <"$OUT/scalars.csv"
     [ "$stops" = 30 ] || rm -rf "$OUT"
     [ "$stops" = 30 ] && mv "$OUT" "$WORK/kept"
 done
