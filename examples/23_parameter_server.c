@@ -43,9 +43,12 @@ enum { RANKS = 4, MAX_RANKS = 16, BATCH = 16, UPDATES = 2000, MAX_UPDATES = 1000
 enum { PULL = 1, WEIGHTS, PUSH, STOP };          // tags
 enum { VERSION = DIGITS_PARAMS, LOSS, MESSAGE }; // a message: weights or gradient, and these
 
+static int wanted_updates, wanted_ranks; // wanted_ranks == 0: any number
+static bool refused;                     // for main, if the worker is in this process
+
 typedef struct server {
     double weights[MESSAGE], message[MESSAGE];
-    int updates, wanted, pushed[MAX_RANKS], oldest[MAX_RANKS];
+    int updates, pushed[MAX_RANKS], oldest[MAX_RANKS];
     double staleness[MAX_RANKS], loss; // sums; the loss since it was last printed
 } server;
 
@@ -58,8 +61,8 @@ static void apply(server *s, int worker) {
     s->staleness[worker] += age;
     if (age > s->oldest[worker]) s->oldest[worker] = age;
     s->loss += s->message[LOSS];
-    if (s->updates % (s->wanted / 4) != 0) return;
-    printf("%d updates: mean loss %.4f\n", s->updates, s->loss / (s->wanted / 4));
+    if (s->updates % (wanted_updates / 4) != 0) return;
+    printf("%d updates: mean loss %.4f\n", s->updates, s->loss / (wanted_updates / 4));
     fflush(stdout);
     s->loss = 0;
 }
@@ -67,12 +70,11 @@ static void apply(server *s, int worker) {
 // A gradient that arrives after the last update is not used.
 static int serve(server *s, int workers) {
     idist_recv_info info;
-    bool done;
 
     while (workers > 0) {
         CHECK(idist_recv(s->message, MESSAGE, IDIST_F64, IDIST_ANY_SOURCE, IDIST_ANY_TAG, &info,
                          NULL));
-        done = s->updates >= s->wanted;
+        bool done = s->updates >= wanted_updates;
         if (info.tag == PUSH && !done) apply(s, info.source);
         if (info.tag == PULL && !done)
             CHECK(idist_send(s->weights, MESSAGE, IDIST_F64, info.source, WEIGHTS, NULL));
@@ -84,12 +86,9 @@ static int serve(server *s, int workers) {
     return 0;
 }
 
-static int run_server(const digits *d, const subset *train, const subset *test, int size,
-                      int updates) {
+static int run_server(const digits *d, const subset *train, const subset *test, int size) {
     static server s;
-    double accuracy;
 
-    s.wanted = updates;
     digits_initialise(s.weights, SUBSET_SEED);
     printf("server on rank 0, %d worker%s: %zu images to train, %zu to test\n", size - 1,
            size > 2 ? "s" : "", train->count, test->count);
@@ -98,9 +97,9 @@ static int run_server(const digits *d, const subset *train, const subset *test, 
     for (int r = 1; r < size; r++)
         printf("worker %d: %d updates, staleness %.2f on average and %d at most\n", r, s.pushed[r],
                s.pushed[r] ? s.staleness[r] / s.pushed[r] : 0, s.oldest[r]);
-    accuracy = 100.0 * subset_count_right(s.weights, d, test, 0, 1) / (double)test->count;
+    double accuracy = 100.0 * subset_count_right(s.weights, d, test, 0, 1) / (double)test->count;
     printf("accuracy %.2f %%\n", accuracy);
-    return accuracy >= 90 || updates < UPDATES ? 0 : 1;
+    return accuracy >= 90 || wanted_updates < UPDATES ? 0 : 1;
 }
 
 static int run_worker(const digits *d, const subset *train) {
@@ -118,43 +117,34 @@ static int run_worker(const digits *d, const subset *train) {
     }
 }
 
-typedef struct job {
-    int updates, wanted_ranks; // wanted_ranks == 0: not given
-    bool refused;              // for main, if it is in this process
-} job;
-
 static int worker(int local_rank, void *arg) {
-    job *j = (job *)arg;
     static const double split[2] = {0.7, 0.3};
     static digits d;
     static subset train, test;
     int rank = idist_get_rank(), size = idist_get_world_size();
 
     (void)local_rank;
-    j->refused = world_contradicts(j->wanted_ranks, size);
-    if (j->refused) return 2;
+    (void)arg;
+    refused = world_contradicts(wanted_ranks, size);
+    if (refused) return 2;
     if (size < 2 || size > MAX_RANKS)
         return fprintf(stderr, "%d ranks: it takes 2 to %d\n", size, MAX_RANKS), 1;
     if (!digits_load(&d) || subset_part(NULL, split, 2, 0, &train)) return 1;
     if (subset_part(NULL, split, 2, 1, &test)) return 1;
-    if (rank == 0) return run_server(&d, &train, &test, size, j->updates);
-    return run_worker(&d, &train);
+    return rank == 0 ? run_server(&d, &train, &test, size) : run_worker(&d, &train);
 }
 
 int main(int argc, char **argv) {
     int ranks = argument(argc, argv, 1, RANKS, 2, MAX_RANKS);
-    int updates = argument(argc, argv, 2, UPDATES, 4, MAX_UPDATES);
-    job j = {updates, argc > 1 ? ranks : 0, false};
-    idist_desc desc = {0};
+    idist_desc desc = {.timeout_ms = 60000, .init_timeout_ms = 60000};
 
-    if (!ranks || !updates || argc > 3) {
-        fprintf(stderr, "usage: %s [number of ranks, 2 to %d [updates, 4 to %d]]\n", argv[0],
-                MAX_RANKS, MAX_UPDATES);
-        return 2;
-    }
-    desc.timeout_ms = desc.init_timeout_ms = 60000;
+    wanted_updates = argument(argc, argv, 2, UPDATES, 4, MAX_UPDATES);
+    if (!ranks || !wanted_updates || argc > 3)
+        return fprintf(stderr, "usage: %s [number of ranks, 2 to %d [updates, 4 to %d]]\n", argv[0],
+                       MAX_RANKS, MAX_UPDATES),
+               2;
+    if (argc > 1) wanted_ranks = ranks;
     if (strcmp(idist_launcher(), "none") == 0) desc.nproc_per_node = ranks;
-    if (idist_parallel_run(&desc, worker, &j) == IDIST_OK || j.refused) return j.refused ? 2 : 0;
-    fprintf(stderr, "%s: %s\n", argv[0], idist_last_error());
-    return 1;
+    if (idist_parallel_run(&desc, worker, NULL) == IDIST_OK || refused) return refused ? 2 : 0;
+    return fprintf(stderr, "%s: %s\n", argv[0], idist_last_error()), 1;
 }
