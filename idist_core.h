@@ -2608,6 +2608,13 @@ static bool idist__call_is_plain(const idist__world *w, const idist__call *c, co
     return c->tag >= 0 && (c->send || c->recv);
 }
 
+// Whether a group, whose world is locked, can take a message to or from this rank by the short way.
+// Another thread may have closed the world: then the rest of the struct is zero.
+static bool idist__call_is_ready(const idist_group *g, const idist__call *c) {
+    if (!g->w || g->status != IDIST_OK || g->w->thread_stops || g->rank < 0) return false;
+    return g->w->backend->quick_message && c->root >= 0 && c->root < g->size;
+}
+
 // The short way of a send or receive: true when the backend could complete it at once, without a
 // task. False: it has to go by idist__call_run, which also says what is wrong with it, if anything
 // is.
@@ -2618,12 +2625,10 @@ static bool idist__call_message(idist__call *c, const idist_opts *o) {
     bool done = false;
 
     if (!w || idist__world_forked(w) || idist__me.callbacks || (g && g->freed)) return false;
-    if (!w->backend->quick_message || !idist__call_is_plain(w, c, o)) return false;
     if (!idist__os_mutex_try_lock(&w->lock)) return false;
 
     if (!g) g = &w->group;
-    if (g->w && g->status == IDIST_OK && !w->thread_stops && g->rank >= 0 && c->root >= 0 &&
-        c->root < g->size) {
+    if (idist__call_is_ready(g, c) && idist__call_is_plain(w, c, o)) {
         done = blocks && !w->tasks ? w->backend->quick(g, c) : w->backend->quick_message(g, c);
         c->tried = true;
     }
