@@ -1282,7 +1282,7 @@ static void idist__link_send_data(idist__ring *ring, idist__link *l, idist__tran
     idist__link_flush(ring, l);
 }
 
-// Whether a send of this rank waits until its receiver has read it.
+// Whether a send of this rank has been announced and not been answered.
 static bool idist__link_any_waits(const idist__ring *ring) {
     int i;
 
@@ -1293,14 +1293,16 @@ static bool idist__link_any_waits(const idist__ring *ring) {
 
 // Whether an announced message should come as DATA, rather than be read in the memory of its
 // sender. Then two processors copy, one into the pipe and one out of it, in up to half the time.
-// That takes two ranks that wait in calls and have nothing else to copy.
+// That takes two ranks that wait in calls and have no other message to copy. It makes the receive
+// depend on the sender's going on, so one with a time-out of its own is not for it.
 static bool idist__link_wants_data(const idist__ring *ring, const idist__link *l,
                                    const idist__transfer *receive, const idist__frame *f) {
-    bool waits = ring->w->blocked_count || !receive->task->async;
+    const idist__task *t = receive->task;
 
     if (f->fingerprint.kind != IDIST__SEND || f->nbytes > IDIST__COPIED_BYTES) return false;
-    if (!waits || idist__link_any_waits(ring)) return false;
-    return l->transport->attends && l->transport->attends(l->port);
+    if (!t->patient || (t->async && !ring->w->blocked_count)) return false;
+    if (!l->transport->attends || !l->transport->attends(l->port)) return false;
+    return !idist__link_any_waits(ring);
 }
 
 // Reads an announced message in the memory of its sender. False: that is not possible, or the

@@ -16,20 +16,23 @@ typedef struct way {
     const char *name;
     size_t nbytes;
     bool slow, sender_waits, receiver_waits, receiver_sends;
-    int pulls; // of the receiver
+    int timeout_ms; // of the receive
+    int pulls;      // of the receiver
 } way;
 
 static const way ways[] = {
-    {"both wait, the smallest one that is not eager", 8193, false, true, true, false, 0},
-    {"both wait, 300,000 bytes", 300000, false, true, true, false, 0},
-    {"both wait, 1 MiB", 1 << 20, false, true, true, false, 0},
-    {"both wait, but it is larger than 1 MiB", (1 << 20) + 1, false, true, true, false, 1},
-    {"the sender does not wait, 8,193 bytes", 8193, false, false, true, false, 1},
-    {"the sender does not wait, 300,000 bytes", 300000, false, false, true, false, 1},
-    {"the receiver does not wait", 300000, false, true, false, false, 1},
-    {"both wait, but a send of the receiver waits as well", 300000, false, true, true, true, 1},
-    {"pulls are slow, 64 KiB", 65536, true, false, true, false, 0},
-    {"pulls are slow, one byte more", 65537, true, false, true, false, 1},
+    {"both wait, the smallest one that is not eager", 8193, false, true, true, false, 0, 0},
+    {"both wait, 300,000 bytes", 300000, false, true, true, false, 0, 0},
+    {"both wait, 1 MiB", 1 << 20, false, true, true, false, 0, 0},
+    {"both wait, but it is larger than 1 MiB", (1 << 20) + 1, false, true, true, false, 0, 1},
+    {"the sender does not wait, 8,193 bytes", 8193, false, false, true, false, 0, 1},
+    {"the sender does not wait, 300,000 bytes", 300000, false, false, true, false, 0, 1},
+    {"the receiver does not wait", 300000, false, true, false, false, 0, 1},
+    {"both wait, but a send of the receiver waits as well", 300000, false, true, true, true, 0, 1},
+    {"both wait, the receive with a time-out of its own", 300000, false, true, true, false, 9000,
+     1},
+    {"pulls are slow, 64 KiB", 65536, true, false, true, false, 0, 0},
+    {"pulls are slow, one byte more", 65537, true, false, true, false, 0, 1},
 };
 
 typedef struct plan {
@@ -88,6 +91,7 @@ static idist_status receive_from_0(idist_group *world, plan *p, const char *x, c
     while (!p->way.sender_waits && !p->sent) tap_sleep_ms(1);
 
     o.request = p->way.receiver_waits ? NULL : &request;
+    o.timeout_ms = p->way.timeout_ms;
     status = idist_recv(got, p->way.nbytes, IDIST_U8, 0, 7, NULL, &o);
     while (status == IDIST_OK && !done) status = idist_test(&request, &done);
     p->received = true;
