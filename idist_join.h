@@ -1143,12 +1143,13 @@ static int idist__join_share_reserve(const idist__segment *m, int fd) {
 }
 
 // Maps the file and reserves our memory in it. Takes the descriptor. 0, or an errno.
-// What the next rank reads to find out which way is faster: a block of our memory, and as much in
-// our pipe to it. Both are then in our cache, as contributions usually are.
+// Leaves what the next rank reads to find out which way is faster: a block of our memory, and one
+// in our part of the file, in the pipe from that rank, which writes to it only afterwards. Both are
+// then in our cache, as contributions usually are.
 static void idist__join_share_leave_sample(const idist__segment *m) {
-    memset(m->remote_pieces, 1, 2 * IDIST__SAMPLE_BYTES);
-    if (m->pipe_nbytes < IDIST__SAMPLE_BYTES) return;
-    memset(idist__segment_pipe(m, m->me, (m->me + 1) % m->n) + 1, 1, IDIST__SAMPLE_BYTES);
+    if (m->n == 1 || m->pipe_nbytes < IDIST__SAMPLE_BYTES) return;
+    memset(m->remote_pieces, 1, IDIST__SAMPLE_BYTES);
+    memset(idist__segment_pipe(m, (m->me + 1) % m->n, m->me) + 1, 1, IDIST__SAMPLE_BYTES);
 }
 
 static int idist__join_share_map(idist__segment *m, int fd) {
@@ -1208,7 +1209,7 @@ static bool idist__join_share_reads_all(idist__segment *m) {
 // interrupted.
 static bool idist__join_share_reads_fast(const idist__segment *m) {
     int from = (m->me + m->n - 1) % m->n;
-    const char *shared = (const char *)(idist__segment_pipe(m, from, m->me) + 1);
+    const char *shared = (const char *)(idist__segment_pipe(m, m->me, from) + 1);
     uint64_t address = idist__segment_doorbell(m, from)->sample_address;
     char *to = m->remote_pieces + IDIST__SAMPLE_BYTES;
     int64_t remote_ns = IDIST__FOREVER, shared_ns = IDIST__FOREVER;
@@ -1231,12 +1232,13 @@ static bool idist__join_share_reads_fast(const idist__segment *m) {
     return remote_ns <= 2 * shared_ns;
 }
 
-// How this rank reads the memory of others, as a vote.
+// How this rank reads the memory of others, as a vote. Ranks that share cores cannot measure it.
+// Rank 0 may not have written head->ncores yet.
 static char idist__join_share_reads(idist__segment *m) {
     const idist__segment_header *head = idist__segment_header_of(m);
 
     if (!idist__join_share_reads_all(m)) return IDIST__READS_NOT;
-    if (m->n == 1 || m->n > (int)head->ncores) return IDIST__READS_FAST; // not to be measured
+    if (m->n == 1 || m->n > idist__os_cpu_set_count(&head->cpus)) return IDIST__READS_FAST;
     if (m->pipe_nbytes < IDIST__SAMPLE_BYTES) return IDIST__READS_FAST;
     return idist__join_share_reads_fast(m) ? IDIST__READS_FAST : IDIST__READS_SLOWLY;
 }
