@@ -248,8 +248,9 @@ static void make_folder(char *path) {
         snprintf(path, PATH_MAX, "%s/%sXXXXXX", tmp, prefix);
         if (!mkdtemp(path)) break;
         int fd = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-        if (fd >= 0) (void)flock(fd, LOCK_EX); // a file system without locks: the folder may stay
-        if (access(path, F_OK) == 0) return;
+        // Another error than EWOULDBLOCK: a file system without locks, so the folder may stay.
+        bool taken = fd >= 0 && flock(fd, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK;
+        if (!taken && access(path, F_OK) == 0) return;
         if (fd >= 0) close(fd);
     }
     path[0] = 0;
