@@ -1292,9 +1292,9 @@ static bool idist__link_any_waits(const idist__ring *ring) {
 }
 
 // Whether an announced message should come as DATA, rather than be read in the memory of its
-// sender. Then two processors copy, one into the pipe and one out of it, in up to half the time.
-// That takes two ranks that wait in calls and have no other message to copy. It makes the receive
-// depend on the sender's going on, so one with a time-out of its own is not for it.
+// sender. Then two processors copy, one into the pipe and one out of it, in as little as half the
+// time. Both ranks must be waiting in calls, and this one must have no announced send of its own. A
+// receive with a time-out of its own is excluded: DATA arrives only while the sender keeps running.
 static bool idist__link_wants_data(const idist__ring *ring, const idist__link *l,
                                    const idist__transfer *receive, const idist__frame *f) {
     const idist__task *t = receive->task;

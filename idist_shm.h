@@ -76,8 +76,7 @@ typedef struct idist__transport {
     // sends that ended early so far, modulo 256, for `pull` there.
     bool (*exposes_memory)(void *port, uint8_t *withdrawn);
 
-    // Whether that takes longer than if this process writes the message and the peer reads it. The
-    // same on both sides.
+    // Whether such a read is slower than a copy through this transport. The same on both sides.
     bool (*reads_slowly)(void *port);
 
     // Whether the peer is in a call that waits, so that it sees at once what is written.
