@@ -43,6 +43,10 @@ int fake_count_inside(void);
 // Communicators of this process that are not freed yet.
 int fake_count_comms(void);
 
+// Sets a variable that nccl.c reads, or removes it where value is NULL: the only safe way once
+// there is a world, whose threads call NCCL.
+void fake_set_env(const char *name, const char *value);
+
 // For nccl.c: cudaSuccess, or why no call can work (35, 100, 3, or what FAKE_CUDA_FAIL has for this
 // function).
 cudaError_t fake_enter(const char *function);

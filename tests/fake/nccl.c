@@ -273,11 +273,37 @@ static void drop_comm(ncclComm_t comm) {
 }
 
 //------------------------------------------------------------------------------
+// the environment
+//------------------------------------------------------------------------------
+
+// Calls read it in threads of idist's, so a test that changes it meanwhile takes the same lock.
+static pthread_mutex_t env_lock = PTHREAD_MUTEX_INITIALIZER;
+
+void fake_set_env(const char *name, const char *value) {
+    pthread_mutex_lock(&env_lock);
+    if (value) setenv(name, value, 1);
+    else unsetenv(name);
+    pthread_mutex_unlock(&env_lock);
+}
+
+static const char *read_env(const char *name) {
+    pthread_mutex_lock(&env_lock);
+    const char *value = getenv(name);
+    pthread_mutex_unlock(&env_lock);
+    return value;
+}
+
+static int number_of(const char *name) {
+    const char *text = read_env(name);
+    return text && *text ? atoi(text) : 0;
+}
+
+//------------------------------------------------------------------------------
 // initialisation and the end
 //------------------------------------------------------------------------------
 
 static int version(void) {
-    const char *text = getenv("FAKE_NCCL_VERSION");
+    const char *text = read_env("FAKE_NCCL_VERSION");
     return text && *text ? atoi(text) : NCCL_VERSION_CODE;
 }
 
@@ -290,7 +316,7 @@ static uint64_t hash_text(const char *text) {
 static void introduce(ncclComm_t comm, peer *me) {
     char text[32] = "", digits[32];
     int n = 0, device = comm->device;
-    const char *host = getenv("NCCL_HOSTID");
+    const char *host = read_env("NCCL_HOSTID");
     cudaDeviceGetPCIBusId(text, sizeof text, device);
     for (char *c = text; *c; c++)
         if (*c != ':' && *c != '.') digits[n++] = *c;
@@ -305,7 +331,7 @@ static void introduce(ncclComm_t comm, peer *me) {
 // All ranks come to the same result.
 static ncclResult_t check_peers(ncclComm_t comm) {
     const peer *peers = comm->shared->peers, *me = &peers[comm->rank];
-    const char *several = getenv("NCCL_MULTI_RANK_GPU_ENABLE");
+    const char *several = read_env("NCCL_MULTI_RANK_GPU_ENABLE");
     bool allowed = several && atoi(several) == 1 && comm->version >= 23003, duplicates = false;
     for (int i = 0; i < comm->n_ranks; i++)
         if (peers[i].version != peers[0].version)
@@ -326,7 +352,7 @@ static ncclResult_t check_peers(ncclComm_t comm) {
 }
 
 static ncclResult_t job_init(ncclComm_t comm) {
-    const char *failing = getenv("FAKE_NCCL_FAIL"), *hangs = getenv("FAKE_NCCL_INIT_HANGS");
+    const char *failing = read_env("FAKE_NCCL_FAIL"), *hangs = read_env("FAKE_NCCL_INIT_HANGS");
     int turns = 0;
     while (hangs && atoi(hangs) == 1 && !comm->aborted) nap(&turns);
     if (failing && atoi(failing) != 0)
@@ -763,11 +789,6 @@ static bool progress(ncclComm_t comm, transfer *t) {
     return n > 0 || t->nbytes == 0;
 }
 
-static int number_of(const char *name) {
-    const char *text = getenv(name);
-    return text && *text ? atoi(text) : 0;
-}
-
 static bool has_ended(int pid) { // also one that nobody has waited for
     char path[64], state = 0;
     snprintf(path, sizeof path, "/proc/%d/stat", pid);
@@ -988,7 +1009,7 @@ static unsigned algorithm(const call *c) {
 static bool offer(const call *c) {
     ncclComm_t comm = c->comm;
     peer *me = &comm->shared->peers[comm->rank];
-    const char *lazy = getenv("NCCL_RUNTIME_CONNECT");
+    const char *lazy = read_env("NCCL_RUNTIME_CONNECT");
     bool any = false;
     if (comm->n_ranks == 1) return false;
     if (c->kind <= ALL_GATHER) {
@@ -1012,7 +1033,7 @@ static bool offer(const call *c) {
 static bool is_offered(const call *c) {
     ncclComm_t comm = c->comm;
     peer *peers = comm->shared->peers;
-    const char *lazy = getenv("NCCL_RUNTIME_CONNECT");
+    const char *lazy = read_env("NCCL_RUNTIME_CONNECT");
     bool all = true;
     if (comm->n_ranks == 1 ||
         (c->kind <= ALL_GATHER && (comm->version < 22200 || (lazy && atoi(lazy) == 0))))

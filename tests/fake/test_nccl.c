@@ -135,7 +135,7 @@ static void live_graph(idist_group *world, int rank, int n, void *arg) {
 static void with_live_graph(const char *version) {
     tap_running("a live graph, NCCL %s", version);
     ranks_reset();
-    setenv("FAKE_NCCL_VERSION", version, 1);
+    fake_set_env("FAKE_NCCL_VERSION", version);
     ranks_threads_fault(2, NULL, live_graph, NULL);
     for (int k = 0; k < 2; k++) {
         int took = (int)(tap_now_ms() - left_ms[k]);
@@ -144,7 +144,7 @@ static void with_live_graph(const char *version) {
         if (strcmp(version, "22807") >= 0)
             rank_check(ncclCommAbort(left_comms[k]) == ncclSuccess, "rank %d: it was freed", k);
     }
-    unsetenv("FAKE_NCCL_VERSION");
+    fake_set_env("FAKE_NCCL_VERSION", NULL);
     ranks_report("a graph that holds a call outlives its group, NCCL %s", version);
 }
 
@@ -472,14 +472,14 @@ static void ways(void) {
                      w->text ? w->text : w->backend);
     }
     setenv("NCCL_MULTI_RANK_GPU_ENABLE", "1", 1);
-    setenv("FAKE_NCCL_VERSION", "23003", 1);
+    fake_set_env("FAKE_NCCL_VERSION", "23003");
     way forced = {BOTH("FAKE_CUDA_DEVICES", "1", "IDIST_DEVICE_BACKEND", "nccl"), IDIST_OK, "nccl",
                   NULL, free_port()};
     ranks_reset();
     procs_run(2, 20000, goes, &forced);
     ranks_report("NCCL 2.30.3 takes two ranks on a GPU where the user says so");
     unsetenv("NCCL_MULTI_RANK_GPU_ENABLE");
-    unsetenv("FAKE_NCCL_VERSION");
+    fake_set_env("FAKE_NCCL_VERSION", NULL);
 }
 
 // NCCL says that a peer is gone, or late. It is the host that knows which one, a little later; and
@@ -505,8 +505,8 @@ static int loses(int number, void *arg) {
     d.master_port = r->port;
     d.timeout_ms = 10000;
     if (!rank_ok(number, idist_initialize(&d))) return 0;
-    setenv("FAKE_NCCL_TIMEOUT_MS", "50", 1);
-    setenv("FAKE_NCCL_REMOTE", r->remote, 1);
+    fake_set_env("FAKE_NCCL_TIMEOUT_MS", "50");
+    fake_set_env("FAKE_NCCL_REMOTE", r->remote);
     x = device_of(1, 5);
     start = tap_now_ms();
     if (number == 1) {
@@ -1091,7 +1091,7 @@ int main(void) {
                          "a rank does not come to a call on a stream, %d ranks", n);
     }
     for (size_t i = 0; i < sizeof versions / sizeof versions[0]; i++) {
-        setenv("FAKE_NCCL_VERSION", versions[i], 1);
+        fake_set_env("FAKE_NCCL_VERSION", versions[i]);
         ranks_case_fault(3, NULL, stuck_inside, NULL, "a rank waits inside NCCL %s", versions[i]);
         ranks_case(3, NULL, runs_ahead, NULL, "a rank runs ahead, NCCL %s", versions[i]);
         with_live_graph(versions[i]);

@@ -33,8 +33,8 @@ static int is_given_up(int number, void *arg) {
     idist_desc d = desc_of(number, 2, ((const trouble *)arg)->port);
     int threads = count_threads();
     int64_t start;
-    setenv("FAKE_NCCL_RUN_HANGS", "1", 1);
-    setenv("FAKE_NCCL_QUERY_US", "600000", 1);
+    fake_set_env("FAKE_NCCL_RUN_HANGS", "1");
+    fake_set_env("FAKE_NCCL_QUERY_US", "600000");
     setenv("FAKE_CUDA_DESTROYED_ENDS", "1", 1);
     d.init_timeout_ms = 1000 + 500 * test_slow_factor();
     rank_is(number, idist_initialize(&d), IDIST_ERR_DEVICE);
@@ -54,7 +54,7 @@ static int comes_out_late(int number, void *arg) {
     int32_t *x, none = 0;
     idist_status status;
     if (!rank_ok(number, idist_initialize(&d))) return 0;
-    setenv("FAKE_NCCL_STAYS_MS", "5000", 1);
+    fake_set_env("FAKE_NCCL_STAYS_MS", "5000");
     x = device_of(1, 4);
     o.stream = new_stream();
     o.timeout_ms = host.timeout_ms = 300;
@@ -83,7 +83,7 @@ static int revokes_in_vain(int number, void *arg) {
     unsigned asked;
     config.blocking = 0;
     d.nccl_config = &config;
-    setenv("FAKE_NCCL_REVOKE_HANGS", "1", 1);
+    fake_set_env("FAKE_NCCL_REVOKE_HANGS", "1");
     if (!rank_ok(number, idist_initialize(&d))) return 0;
     start = tap_now_ms();
     if (number == 0) (void)!idist_abort(NULL);
@@ -143,7 +143,7 @@ static int holds_back_in_progress(int number, void *arg) {
     int32_t *x[3], *y;
     idist_opts o = opts_of(NULL);
     if (!rank_ok(number, idist_initialize(&d))) return 0;
-    setenv("FAKE_NCCL_IN_PROGRESS", "1", 1);
+    fake_set_env("FAKE_NCCL_IN_PROGRESS", "1");
     o.stream = new_stream();
     for (int k = 0; k < 3; k++) x[k] = device_of(k + 1, 4);
     y = device_of(-1, 2);
@@ -175,8 +175,8 @@ static int fails_at_the_end(int number, void *arg) {
     if (!rank_ok(number, idist_initialize(&d))) return 0;
     (void)!idist_barrier(
         NULL); // that of one rank may end, and the other one fail, before this one's has
-    setenv("FAKE_NCCL_IN_PROGRESS", "1", 1);
-    setenv("FAKE_NCCL_GROUP_FAIL", "3", 1);
+    fake_set_env("FAKE_NCCL_IN_PROGRESS", "1");
+    fake_set_env("FAKE_NCCL_GROUP_FAIL", "3");
     o.stream = new_stream();
     x = device_of(1, 4);
     rank_ok(number, idist_group_begin());
@@ -201,7 +201,7 @@ static int never_begins(int number, void *arg) {
     int64_t start;
     int32_t *x;
     if (!rank_ok(number, idist_initialize(&d))) return 0;
-    setenv("FAKE_NCCL_LATER_HANGS", "1", 1);
+    fake_set_env("FAKE_NCCL_LATER_HANGS", "1");
     x = device_of(1, 4);
     start = tap_now_ms();
     o.timeout_ms = 500;
@@ -290,7 +290,7 @@ static int dies_in_set_up(int number, void *arg) {
     idist_desc d = desc_of(number, 3, ((const trouble *)arg)->port);
     int64_t start = tap_now_ms();
     pthread_t thread;
-    setenv("FAKE_NCCL_INIT_HANGS", "1", 1);
+    fake_set_env("FAKE_NCCL_INIT_HANGS", "1");
     setenv("FAKE_CUDA_DEVICES", "3", 1);
     d.init_timeout_ms = 15000 * test_slow_factor();
     if (number == 1)
@@ -321,7 +321,7 @@ static int fails_alone(int number, void *arg) {
     config.blocking = 0;
     d.nccl_config = &config;
     d.init_timeout_ms = 1000 + 250 * test_slow_factor();
-    setenv("FAKE_NCCL_QUERY_US", "400000", 1);
+    fake_set_env("FAKE_NCCL_QUERY_US", "400000");
     if (number == 1) setenv("FAKE_CUDA_FAIL", "cudaStreamQuery:1:719", 1);
     rank_is(number, idist_initialize(&d), IDIST_ERR_DEVICE);
     if (number == 1)
@@ -349,9 +349,9 @@ static int tries_again(int number, void *arg) {
     x = device_of(1, 1);
     o.group = g;
     for (int k = 0; k < 2; k++) {
-        if (number == 1) setenv("FAKE_NCCL_FAIL", "2", 1);
+        if (number == 1) fake_set_env("FAKE_NCCL_FAIL", "2");
         rank_is(number, idist_all_reduce(x, x, 1, IDIST_I32, IDIST_SUM, &o), IDIST_ERR_DEVICE);
-        unsetenv("FAKE_NCCL_FAIL");
+        fake_set_env("FAKE_NCCL_FAIL", NULL);
     }
     rank_ok(number, idist_all_reduce(x, x, 1, IDIST_I32, IDIST_SUM, &o));
     rank_check(first_of(x) == 2, "rank %d: got %d", number, first_of(x));
@@ -375,7 +375,7 @@ static int frees_what_stays(int number, void *arg) {
     idist_opts o = opts_of(NULL);
     int32_t *x;
     int64_t start;
-    setenv("FAKE_NCCL_REVOKE_HANGS", "1", 1); // before the threads that read it
+    fake_set_env("FAKE_NCCL_REVOKE_HANGS", "1"); // before the threads that read it
     config.blocking = 0;
     d.nccl_config = &config;
     if (!rank_ok(number, idist_initialize(&d))) return 0;
@@ -440,7 +440,7 @@ static int closes_while_connecting(int number, void *arg) {
     d.init_timeout_ms = 15000 * test_slow_factor();
     if (!rank_ok(number, idist_initialize(&d))) return 0;
     rank_ok(number, idist_split(NULL, 0, number, &g));
-    setenv("FAKE_NCCL_INIT_HANGS", "1", 1);
+    fake_set_env("FAKE_NCCL_INIT_HANGS", "1");
     insider_start(in, 2, g, calls_for_the_first_time);
     tap_sleep_ms(200 + 100 * test_slow_factor());
     start = tap_now_ms();
@@ -479,7 +479,7 @@ static int closes_beside(int number, const trouble *t, const char *late_ms) {
     x = device_of(1, 1);
     o.group = g;
     rank_ok(number, idist_all_reduce(x, x, 1, IDIST_I32, IDIST_SUM, &o));
-    if (late_ms) setenv("FAKE_NCCL_STAYS_MS", late_ms, 1);
+    if (late_ms) fake_set_env("FAKE_NCCL_STAYS_MS", late_ms);
     if (number == 0) insider_start(in, 2, g, exchanges_pairs);
     while (number == 0 && !fake_count_inside() && tap_now_ms() - start < 10000) tap_sleep_ms(5);
     start = tap_now_ms();
@@ -733,7 +733,7 @@ int main(void) {
         tap_running("%s, NCCL %s", t.name, t.version);
         ranks_reset();
         t.port = free_port();
-        setenv("FAKE_NCCL_VERSION", t.version, 1);
+        fake_set_env("FAKE_NCCL_VERSION", t.version);
         procs_run(t.n, 20000 * test_slow_factor(), t.fn, &t);
         ranks_report("%s, NCCL %s", t.name, t.version);
     }
