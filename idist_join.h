@@ -1082,7 +1082,7 @@ static size_t idist__join_share_round_up(size_t nbytes) {
 static void idist__join_share_layout(idist__segment *m, size_t shm_nbytes, size_t window_nbytes) {
     size_t used, room, first, other, chunk;
 
-    m->pipe_nbytes = 128 * 1024;
+    m->pipe_nbytes = 512 * 1024;
     while (m->pipe_nbytes > IDIST__PAGE && (size_t)m->n * m->pipe_nbytes > shm_nbytes / 4)
         m->pipe_nbytes /= 2;
 

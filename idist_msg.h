@@ -125,8 +125,8 @@ typedef char idist__frame_is_a_header[IDIST__FRAME_BYTES == IDIST__HEADER_BYTES 
 #define IDIST__WINDOW_BYTES ((size_t)1 << 20)
 // The largest eager message where the receiver can read larger ones in our memory, and fast.
 #define IDIST__EAGER_EXPOSED_BYTES ((size_t)8192)
-// The largest message that goes through a pipe in shared memory if both ranks wait. Of larger ones
-// the pipe would displace too much from the caches.
+// The largest message that goes through a pipe in shared memory although the receiver could read it
+// in our memory, and fast. Of larger ones the pipe would displace too much from the caches.
 #define IDIST__COPIED_BYTES ((size_t)1 << 20)
 #define IDIST__TEXT_BYTES ((size_t)400) // of an ABORT
 #define IDIST__STAGE_BYTES ((size_t)32 * 1024)
@@ -1247,11 +1247,16 @@ static bool idist__link_exposes_memory(const idist__link *l, uint8_t *withdrawn)
     return l->transport->exposes_memory && l->transport->exposes_memory(l->port, withdrawn);
 }
 
+// Whether such a read is slower than a copy through the link.
+static bool idist__link_reads_slowly(const idist__link *l) {
+    return l->transport->reads_slowly && l->transport->reads_slowly(l->port);
+}
+
 // Whether a message of this size goes out at once, given the credits for it.
 static bool idist__link_is_eager(const idist__link *l, size_t nbytes) {
     if (nbytes <= IDIST__EAGER_EXPOSED_BYTES) return true;
     if (nbytes > IDIST__EAGER_BYTES) return false;
-    return !idist__link_exposes_memory(l, NULL) || l->transport->reads_slowly(l->port);
+    return !idist__link_exposes_memory(l, NULL) || idist__link_reads_slowly(l);
 }
 
 // Whether a message of a collective is sent by grant. The same on both sides.
@@ -1293,16 +1298,15 @@ static bool idist__link_any_waits(const idist__ring *ring) {
 
 // Whether an announced message should come as DATA, rather than be read in the memory of its
 // sender. Then two processors copy, one into the pipe and one out of it, in as little as half the
-// time. Both ranks must be waiting in calls, and this one must have no announced send of its own. A
-// receive with a time-out of its own is excluded: DATA arrives only while the sender keeps running.
+// time. The sender must be waiting in a call; and where reads are fast, this rank must have no
+// announced send of its own. A receive with a time-out of its own is excluded: DATA arrives only
+// while the sender keeps running.
 static bool idist__link_wants_data(const idist__ring *ring, const idist__link *l,
                                    const idist__transfer *receive, const idist__frame *f) {
-    const idist__task *t = receive->task;
-
-    if (f->fingerprint.kind != IDIST__SEND || f->nbytes > IDIST__COPIED_BYTES) return false;
-    if (!t->patient || (t->async && !ring->w->blocked_count)) return false;
+    if (f->fingerprint.kind != IDIST__SEND || !receive->task->patient) return false;
     if (!l->transport->attends || !l->transport->attends(l->port)) return false;
-    return !idist__link_any_waits(ring);
+    if (idist__link_reads_slowly(l)) return true;
+    return f->nbytes <= IDIST__COPIED_BYTES && !idist__link_any_waits(ring);
 }
 
 // Reads an announced message in the memory of its sender. False: that is not possible, or the

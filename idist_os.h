@@ -298,6 +298,35 @@ IDIST__UNUSED static void idist__os_cpu_prefetch_for_write(const void *p) {
 #endif
 }
 
+// Copies with stores that go to memory past the caches, where the processor has them. All is
+// written before any later store.
+IDIST__UNUSED static void idist__os_cpu_stream(char *to, const char *from, size_t nbytes) {
+#if defined(__x86_64__)
+    size_t lead = (size_t)(-(uintptr_t)to & 63), at;
+
+    if (lead > nbytes) lead = nbytes;
+    memcpy(to, from, lead);
+
+    for (at = lead; at + 64 <= nbytes; at += 64)
+        __asm__ __volatile__("movdqu   (%1), %%xmm0\n\t"
+                             "movdqu 16(%1), %%xmm1\n\t"
+                             "movdqu 32(%1), %%xmm2\n\t"
+                             "movdqu 48(%1), %%xmm3\n\t"
+                             "movntdq %%xmm0,   (%0)\n\t"
+                             "movntdq %%xmm1, 16(%0)\n\t"
+                             "movntdq %%xmm2, 32(%0)\n\t"
+                             "movntdq %%xmm3, 48(%0)"
+                             :
+                             : "r"(to + at), "r"(from + at)
+                             : "xmm0", "xmm1", "xmm2", "xmm3", "memory");
+
+    __asm__ __volatile__("sfence" : : : "memory");
+    memcpy(to + at, from + at, nbytes - at);
+#else
+    memcpy(to, from, nbytes);
+#endif
+}
+
 // Makes all other processes that have announced themselves execute a full memory fence before it
 // returns (membarrier(2)). `announce` is that announcement, once per process. False: the system has
 // no such call.

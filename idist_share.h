@@ -55,7 +55,7 @@ CONTENTS
 
 //------------------------------------------------------------------------------
 // [share:region]  the memory that a rank shows the others
-// uses cpu os:thread os:memory model shm:segment doorbell msg:types
+// uses cpu os:thread os:memory model pace shm:segment doorbell msg:types
 //
 //   head      slot 0 | slot 1 | ... | slot 7 | progress
 //   buffers   buffer 0 | buffer 1 | buffer 2
@@ -168,10 +168,19 @@ static char *idist__region_buffer(const idist__share *share, int rank, uint64_t 
     return share->buffers[rank] + (size_t)(chunk % IDIST__BUFFERS) * share->chunk_nbytes;
 }
 
-// Copies to lines that other cores have in their caches: prefetches the lines further on while it
-// writes.
-static void idist__region_write(char *to, const char *from, size_t nbytes) {
+// Copies to lines that other cores have in their caches: past the caches, or prefetching the lines
+// further on while it writes.
+static void idist__region_write(const idist__share *share, char *to, const char *from,
+                                size_t nbytes) {
+    idist__pace *pace = &share->shm->pace;
     size_t at, lines = nbytes & ~(IDIST__LINE - 1);
+    int64_t begin_ns;
+
+    if (idist__pace_begin(pace, nbytes, &begin_ns)) {
+        idist__os_cpu_stream(to, from, nbytes);
+        idist__pace_end(pace, begin_ns, nbytes);
+        return;
+    }
 
     for (at = 0; at < lines; at += IDIST__LINE) {
         if (at + IDIST__PREFETCH_BYTES < lines)
@@ -180,6 +189,7 @@ static void idist__region_write(char *to, const char *from, size_t nbytes) {
     }
 
     if (nbytes > lines) memcpy(to + lines, from + lines, nbytes - lines);
+    idist__pace_end(pace, begin_ns, nbytes);
 }
 
 static idist__share *idist__region_share(const idist__task *t) {
@@ -311,9 +321,8 @@ static size_t idist__flow_chunk_count(const idist__op *o, size_t count, size_t a
 //   in a window       the buffer was allocated by idist_alloc: all ranks have it mapped
 //   cross-memory      the kernel lets us read the memory of the other processes; the slot has the
 //                     address. Copies once only, but system calls are expensive, the kernel copies
-//                     slowly, and a chunk in a buffer that many ranks read stays in the cache. On
-//                     processors where it is too slow (idist__join_share_reads_fast), only a
-//                     broadcast is read so
+//                     slowly, and a chunk in a buffer that many ranks read stays in the cache. Not
+//                     on processors where it is too slow (idist__join_share_reads_fast)
 //
 // A rank whose buffers are read in place does not return from the call until all have read them.
 //------------------------------------------------------------------------------
@@ -432,7 +441,7 @@ static bool idist__slot_is_remote(const idist__task *t) {
     int setting = t->group->w->cfg.algorithm;
 
     if (!m->reads_remote || setting == IDIST__ALGO_CHUNKED) return false;
-    if (!m->reads_fast && setting != IDIST__ALGO_REMOTE && kind != IDIST__BROADCAST) return false;
+    if (!m->reads_fast && setting != IDIST__ALGO_REMOTE) return false;
     if (idist__kind_reduces(kind))
         return !m->oversubscribed && idist__flow_send_nbytes(t) >= IDIST__REMOTE_REDUCTION;
     if (kind == IDIST__BROADCAST)
@@ -562,7 +571,7 @@ static void idist__slot_write_payload(const idist__task *t) {
     size_t nbytes = idist__flow_send_nbytes(t);
     size_t count = nbytes / (o->size ? o->size : 1); // NOLINT(clang-analyzer-core.DivideZero)
 
-    idist__region_write(payload, o->in, nbytes);
+    idist__region_write(idist__region_share(t), payload, o->in, nbytes);
     idist__slot_scale(t, payload, count);
 }
 
@@ -1005,8 +1014,8 @@ static void idist__chunk_copy(idist__task *t, size_t chunk) {
         size_t count = idist__flow_chunk_count(o, o->count, at);
         size_t begin = idist__chunk_block_at(o, count, o->rank),
                end = idist__chunk_block_at(o, count, o->rank + 1);
-        idist__region_write(buffer, o->in + at * o->size, begin * o->size);
-        idist__region_write(buffer + end * o->size, o->in + (at + end) * o->size,
+        idist__region_write(share, buffer, o->in + at * o->size, begin * o->size);
+        idist__region_write(share, buffer + end * o->size, o->in + (at + end) * o->size,
                             (count - end) * o->size);
         return;
     }
@@ -1016,7 +1025,8 @@ static void idist__chunk_copy(idist__task *t, size_t chunk) {
         char *block = buffer + (size_t)to * o->u.shared.chunk_count * o->size;
 
         if (per_rank && to == o->rank && !scaled) continue;
-        idist__region_write(block, idist__flow_send_at(t, to) + at * o->size, count * o->size);
+        idist__region_write(share, block, idist__flow_send_at(t, to) + at * o->size,
+                            count * o->size);
         idist__slot_scale(t, block, count);
     }
 }
@@ -1144,7 +1154,7 @@ static bool idist__split_sum_block(idist__task *t) {
         return idist__fetch_sum(t, o->rank == o->root ? out : sum, o->n, 0, at + begin, count);
 
     if (!idist__fetch_sum(t, out, o->n, 0, at + begin, count)) return false;
-    idist__region_write(sum, out, count * o->size);
+    idist__region_write(share, sum, out, count * o->size);
 
     return true;
 }
@@ -1198,7 +1208,9 @@ static bool idist__split_sum_direct(idist__task *t) {
         if (!idist__fetch_sum(t, out, o->n, 0, at, k)) return false;
         if (!idist__fetch_was_valid(t)) return false;
         for (i = 0; i < o->n; i++)
-            if (i != o->rank) memcpy(share->locations[i].recv + at * o->size, out, k * o->size);
+            if (i != o->rank)
+                idist__region_write(share, share->locations[i].recv + at * o->size, out,
+                                    k * o->size);
     }
 
     return true;

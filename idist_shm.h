@@ -25,6 +25,7 @@ A MESSAGE THROUGH A PIPE
 CONTENTS
 
       [shm:transport]  what a link needs of whatever moves its bytes
+      [shm:pace]       whether to write past the caches
       [shm:segment]    layout of the shared file, and reading the memory of other processes
       [shm:doorbell]   sleeping until another rank writes something
       [shm:ended]      noticing that a process has ended
@@ -88,8 +89,77 @@ typedef struct idist__transport {
 } idist__transport;
 
 //------------------------------------------------------------------------------
+// [shm:pace]  whether to write past the caches
+// uses clock
+//
+// Before a core writes to a line, all others have to give it up. Cores that share a cache are quick
+// about that. Others, on a processor with several of them or on two, take so long that a store to
+// memory past the caches, which does not wait for them, is several times as fast, although the
+// reader then finds the line in no cache.
+//
+// Which it is depends on where the two ranks run, and changes when the system moves one of them. So
+// some writes are timed, and a few of those are made in the other way. The shortest of the latest
+// times count, because a rank may be interrupted.
+//------------------------------------------------------------------------------
+
+enum {
+    IDIST__STREAM_BYTES = 4096, // to write past the caches, at least
+    IDIST__PACE_TIMES = 4,      // that count
+    IDIST__PACE_TIMED = 16,     // every so many-th write is timed, ...
+    IDIST__PACE_OTHER = 128     // ... and every so many-th made in the other way
+};
+
+typedef struct idist__pace {
+    bool streams;                         // the way that is faster: past the caches
+    bool way;                             // of the write under way
+    uint32_t count;                       // writes so far
+    uint32_t turn[2];                     // times so far; by way, as the next
+    uint32_t times[2][IDIST__PACE_TIMES]; // the latest, ns per MiB; 0: none yet
+} idist__pace;
+
+// The shortest of the latest times, or 0 as long as there are too few.
+static uint32_t idist__pace_shortest(const idist__pace *p, bool way) {
+    uint32_t shortest = p->times[way][0];
+    int i;
+
+    for (i = 1; i < IDIST__PACE_TIMES; i++)
+        if (p->times[way][i] < shortest) shortest = p->times[way][i];
+    return shortest;
+}
+
+// A write took so long. Streams are chosen only if they are clearly faster: the reader pays, too.
+static void idist__pace_add(idist__pace *p, bool way, int64_t ns, size_t nbytes) {
+    int64_t time = (ns << 20) / (int64_t)nbytes;
+
+    time = time < 1 ? 1 : time > UINT32_MAX ? UINT32_MAX : time;
+    p->times[way][p->turn[way]++ % IDIST__PACE_TIMES] = (uint32_t)time;
+    p->streams = idist__pace_shortest(p, true) &&
+                 idist__pace_shortest(p, false) / 3 > idist__pace_shortest(p, true) / 2;
+}
+
+// Before a write: whether to make it past the caches. *begin_ns is for idist__pace_end.
+static inline bool idist__pace_begin(idist__pace *p, size_t nbytes, int64_t *begin_ns) {
+    uint32_t number;
+    bool first;
+
+    *begin_ns = 0;
+    if (nbytes < IDIST__STREAM_BYTES) return false;
+
+    number = p->count++;
+    first = number < 2 * IDIST__PACE_TIMES;
+    p->way = first ? number % 2 == 1 : p->streams != (number % IDIST__PACE_OTHER == 0);
+    if (first || number % IDIST__PACE_TIMED == 0) *begin_ns = idist__os_clock_now_ns();
+
+    return p->way;
+}
+
+static inline void idist__pace_end(idist__pace *p, int64_t begin_ns, size_t nbytes) {
+    if (begin_ns) idist__pace_add(p, p->way, idist__os_clock_now_ns() - begin_ns, nbytes);
+}
+
+//------------------------------------------------------------------------------
 // [shm:segment]  layout of the shared file, and reading the memory of other processes
-// uses cpu os:memory socket process base:window
+// uses cpu os:memory socket process base:window pace
 //
 // One file in memory, without a name, mapped by all ranks of the host. Ranks are numbered from 0 in
 // the order of their world ranks.
@@ -160,6 +230,7 @@ typedef struct idist__pipe_port { // our end of a link through two pipes
     idist__pipe *in, *out;
     uint64_t head, tail;      // our own counters, kept where the peer cannot change them
     uint64_t out_head;        // how far the peer had read when we last had to look
+    idist__pace pace;         // of our writes
     int peer;                 // its rank on this host
     bool look;                // some process or pipe has ended; it may be this one
     idist__os_address beacon; // of the peer
@@ -173,6 +244,7 @@ typedef struct idist__segment {
     bool fenced;                  // see idist__doorbell_any_asleep
     bool reads_remote;            // each rank can read the memory of all others, ...
     bool reads_fast;              // ... and it takes no longer than two copies
+    idist__pace pace;             // of our writes to the buffers of collectives
     uint64_t proof;               // the others read it to find that out
     idist__os_process *processes; // by rank on this host
     char *remote_pieces; // cross-memory reads to be reduced: IDIST__REMOTE_PIECE for each rank
@@ -439,7 +511,7 @@ static bool idist__ended_any(idist__segment *m) {
 
 //------------------------------------------------------------------------------
 // [shm:pipe]  a transport through shared memory
-// uses cpu os:thread os:memory socket transport segment doorbell ended
+// uses cpu os:thread os:memory socket transport pace segment doorbell ended
 //
 // Two ring buffers, one for each direction.
 //------------------------------------------------------------------------------
@@ -458,17 +530,24 @@ static inline void idist__pipe_copy_out(const idist__pipe_port *p, uint64_t head
     }
 }
 
-static inline void idist__pipe_copy_in(const idist__pipe_port *p, uint64_t tail, const void *buf,
+static inline void idist__pipe_copy_in(idist__pipe_port *p, uint64_t tail, const void *buf,
                                        size_t nbytes) {
     char *data = (char *)(p->out + 1);
+    const char *from = (const char *)buf;
     size_t size = p->shm->pipe_nbytes, at = (size_t)tail & (size - 1), first = size - at;
+    int64_t begin_ns;
 
-    if (nbytes <= first) {
-        memcpy(data + at, buf, nbytes);
+    if (nbytes < first) first = nbytes;
+
+    if (idist__pace_begin(&p->pace, nbytes, &begin_ns)) {
+        idist__os_cpu_stream(data + at, from, first);
+        idist__os_cpu_stream(data, from + first, nbytes - first);
     } else {
-        memcpy(data + at, buf, first);
-        memcpy(data, (const char *)buf + first, nbytes - first);
+        memcpy(data + at, from, first);
+        if (nbytes > first) memcpy(data, from + first, nbytes - first);
     }
+
+    idist__pace_end(&p->pace, begin_ns, nbytes);
 }
 
 // The peer may read what was written.
@@ -632,7 +711,8 @@ static bool idist__pipe_write_message(void *port, const void *header, const void
     idist__pipe_copy_in(p, p->tail, header, IDIST__HEADER_BYTES);
     if (nbytes) idist__pipe_copy_in(p, p->tail + IDIST__HEADER_BYTES, payload, nbytes);
     idist__pipe_publish(p, message_nbytes);
-    idist__pipe_prefetch_space(p, message_nbytes);
+    if (!p->pace.streams || nbytes < IDIST__STREAM_BYTES)
+        idist__pipe_prefetch_space(p, message_nbytes);
 
     return true;
 }

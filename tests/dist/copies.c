@@ -1,9 +1,9 @@
 // copies.c - who copies a large message between two ranks that share memory
 //
-// While both wait in calls and have nothing else to copy, the sender writes it into the pipe and
-// the receiver reads it there. Otherwise the receiver reads it in the sender's memory, a "pull".
-// Here the pulls of the receiver are counted. Where pulls are slow, a message of up to 64 KiB does
-// not wait for its receive.
+// While the sender waits in a call and the receiver has nothing else to copy, the sender writes it
+// into the pipe and the receiver reads it there. Otherwise the receiver reads it in the sender's
+// memory, a "pull". Here the pulls of the receiver are counted. Where pulls are slow, a message of
+// up to 64 KiB does not wait for its receive.
 #include <stdatomic.h>
 #include <stdbool.h>
 
@@ -27,12 +27,16 @@ static const way ways[] = {
     {"both wait, but it is larger than 1 MiB", (1 << 20) + 1, false, true, true, false, 0, 1},
     {"the sender does not wait, 8,193 bytes", 8193, false, false, true, false, 0, 1},
     {"the sender does not wait, 300,000 bytes", 300000, false, false, true, false, 0, 1},
-    {"the receiver does not wait", 300000, false, true, false, false, 0, 1},
+    {"the receiver does not wait", 300000, false, true, false, false, 0, 0},
     {"both wait, but a send of the receiver waits as well", 300000, false, true, true, true, 0, 1},
     {"both wait, the receive with a time-out of its own", 300000, false, true, true, false, 9000,
      1},
     {"pulls are slow, 64 KiB", 65536, true, false, true, false, 0, 0},
     {"pulls are slow, one byte more", 65537, true, false, true, false, 0, 1},
+    {"pulls are slow, both wait, 9 MiB", 9 << 20, true, true, true, false, 0, 0},
+    {"pulls are slow, 9 MiB, the sender does not wait", 9 << 20, true, false, true, false, 0, 1},
+    {"pulls are slow, both wait, and so does a send of the receiver", 9 << 20, true, true, true,
+     true, 0, 0},
 };
 
 typedef struct plan {
@@ -173,8 +177,52 @@ static void in_order(idist_group *world, int rank, int n, void *arg) {
     free(x);
 }
 
+// Makes the next writes go past the caches, until some have been timed.
+static void stream(idist_group *world, int rank) {
+    idist__segment *shm = idist__ring_of(world->w)->shm;
+
+    shm->pace.streams = shm->ports[1 - rank].pace.streams = true;
+    shm->pace.count = shm->ports[1 - rank].pace.count = 2 * IDIST__PACE_TIMES + 1;
+}
+
+// Collectives and messages whose writes go past the caches.
+static void streams(idist_group *world, int rank, int n, void *arg) {
+    size_t count = ((const plan *)arg)->way.nbytes / sizeof(int32_t);
+    idist_opts o = opts_of(world);
+    int32_t *x = (int32_t *)malloc(2 * count * sizeof *x + 4), *got;
+    size_t wrong = 0;
+
+    got = (int32_t *)malloc(2 * count * sizeof *x + 4);
+    if (!x || !got) return;
+    idist__ring_of(world->w)->shm->reads_fast = false;
+    for (size_t i = 0; i < 2 * count; i++) x[i] = (int32_t)(i % 1000003) + rank;
+
+    stream(world, rank);
+    rank_ok(rank, idist_all_reduce(x, got, count, IDIST_I32, IDIST_SUM, &o));
+    for (size_t i = 0; i < count; i++) wrong += got[i] != n * (x[i] - rank) + 1;
+    stream(world, rank);
+    rank_ok(rank, idist_all_gather(x, got, count, IDIST_I32, &o));
+    for (size_t i = 0; i < 2 * count; i++) wrong += got[i] != x[i % count] - rank + (i >= count);
+    stream(world, rank);
+    rank_ok(rank, idist_all_to_all(x, got, count, IDIST_I32, &o));
+    for (size_t i = 0; i < 2 * count; i++)
+        wrong += got[i] != x[(size_t)rank * count + i % count] - rank + (i >= count);
+    stream(world, rank);
+    rank_ok(rank,
+            idist_sendrecv(x, count, 1 - rank, 5, got, count, 1 - rank, 5, IDIST_I32, NULL, &o));
+    for (size_t i = 0; i < count; i++) wrong += got[i] != x[i] - rank + (1 - rank);
+    stream(world, rank);
+    rank_ok(rank, idist_broadcast(x, count, IDIST_I32, 0, &o));
+    for (size_t i = 0; i < count; i++) wrong += x[i] != (int32_t)(i % 1000003);
+
+    rank_check(wrong == 0, "%zu elements are wrong", wrong);
+    free(x);
+    free(got);
+}
+
 int main(void) {
     static const size_t lengths[] = {8, 4095, 4096, 20000, 65536, 70000};
+    static const size_t streamed[] = {4096, 8196, 20004, 65540, 400004, 3000004};
 
     tap_deadline(60);
     if (idist__os_cpu_count() < 2) return tap_skip_all("ranks share a core");
@@ -198,6 +246,16 @@ int main(void) {
         p.way.nbytes = lengths[i];
         d.timeout_ms = 20000 * test_slow_factor();
         ranks_case_fault(2, &d, in_order, &p, "two messages of %zu bytes in order", lengths[i]);
+    }
+
+    for (size_t i = 0; i < sizeof streamed / sizeof *streamed; i++) {
+        plan p;
+        idist_desc d = desc_with("auto", NULL);
+
+        memset(&p, 0, sizeof p);
+        p.way.nbytes = streamed[i];
+        d.timeout_ms = 20000 * test_slow_factor();
+        ranks_case(2, &d, streams, &p, "past the caches, %zu bytes", streamed[i]);
     }
 
     return tap_done();
