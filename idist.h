@@ -570,6 +570,14 @@ typedef struct idist_recv_info {
     idist_dtype dtype; // of its elements; IDIST_DTYPE_COUNT: one that this rank has not created
 } idist_recv_info;
 
+// A message that idist_mprobe or idist_improbe has matched, for idist_mrecv. All zeros: it is
+// empty.
+typedef struct idist_message {
+    idist_recv_info info; // what it is; also when it was received
+    idist_group *group;   // private; NULL: it is empty
+    int64_t number;       // private
+} idist_message;
+
 // IDIST_DTYPE(ptr): the dtype of what a pointer points to, at compile time, in C11 and C++. For
 // example: idist_all_reduce(x, x, n, IDIST_DTYPE(x), IDIST_SUM, NULL). bool is U8, char is I8.
 #ifndef __cplusplus
@@ -1008,6 +1016,29 @@ IDIST_API idist_status idist_probe(int src, int tag, idist_recv_info *info, cons
 // be NULL, and it is not allowed between idist_group_begin and idist_group_end.
 IDIST_API idist_status idist_iprobe(int src, int tag, bool *found, idist_recv_info *info,
                                     const idist_opts *opts);
+
+// The same two, which also take the message away: no receive and no probe finds it from then on,
+// only idist_mrecv with this *message. So several threads may probe and receive with
+// IDIST_ANY_SOURCE, and each gets what it has probed. message->info describes it. With a request,
+// *message must stay valid until that is complete.
+//
+// A matched message that is never received is like any other that is not: a small one is dropped
+// with its group or world, and the sender of a large one waits for its receive.
+IDIST_API idist_status idist_mprobe(int src, int tag, idist_message *message,
+                                    const idist_opts *opts);
+IDIST_API idist_status idist_improbe(int src, int tag, bool *found, idist_message *message,
+                                     const idist_opts *opts);
+
+// Receives a matched message into buf and empties *message, which must stay valid until a request
+// is complete. Any thread, not only the one that has probed, but one at a time for a message. The
+// group is that of the probe, whatever opts.group says; opts.plan must be NULL. IDIST_ERR_ARG if
+// *message is empty.
+//
+// IDIST_ERR_TRUNCATED and IDIST_ERR_MISMATCH are those of idist_recv: buf is untouched, and
+// *message keeps the message. If its group has failed, for example because a rank was lost, or was
+// freed, the message is lost, and the call returns the error of the group.
+IDIST_API idist_status idist_mrecv(void *buf, size_t count, idist_dtype dtype,
+                                   idist_message *message, const idist_opts *opts);
 
 // Both at once, so that neighbours can exchange data without deadlock. Always blocks: opts.request
 // must be NULL, and it is not allowed between idist_group_begin and idist_group_end. The buffers

@@ -1516,7 +1516,7 @@ static void idist__host_step_begin(idist__task *t, const idist__host_step *step,
     child->call.recvcounts = step->recvcounts;
     child->call.recvdispls = step->recvdispls;
     child->call.root = step->root;
-    child->call.user = o->user;
+    child->call.u.user = o->user;
     if (t->call.op == IDIST_AVG || (scales && on_leads)) child->call.op = IDIST_SUM;
 
     child->whole = idist__fingerprint_of_task(t, IDIST__ALGO_BY_HOST);

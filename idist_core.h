@@ -72,6 +72,9 @@ typedef enum idist__kind {
     IDIST__FIRST_DEVICE_CALL,
     IDIST__PROBE,
     IDIST__IPROBE,
+    IDIST__MPROBE,
+    IDIST__IMPROBE,
+    IDIST__MRECV,
     IDIST__BROADCAST_ALLOC,
     IDIST__ALL_GATHER_ALLOC,
     IDIST__NEW_GROUP_BY_MEMBERS,
@@ -108,6 +111,9 @@ static const char *const idist__kind_names[IDIST__KIND_COUNT] = {
     "first_device_call",
     "probe",
     "iprobe",
+    "mprobe",
+    "improbe",
+    "mrecv",
     "broadcast_alloc",
     "all_gather_alloc",
     "new_group_by_members",
@@ -190,9 +196,12 @@ typedef struct idist__call {
     bool tried;         // the backend could not complete it at once
     uint32_t dtype_tag; // of a user dtype, when the call began; 0: look it up
     uint64_t check;     // must also be equal on all ranks: the count, or a hash of the counts
-    // The op of a call that is part of another one, because the program may free its own copy
-    // meanwhile. NULL: look it up in the world.
-    const idist__user_op *user;
+    union {
+        // The op of a reduction that is part of another call, because the program may free its own
+        // copy meanwhile. NULL: look it up in the world.
+        const idist__user_op *user;
+        idist_message *message; // of a matched probe, and of the receive that follows it
+    } u;
 } idist__call;
 
 // A call that is kept, and its group.
@@ -352,8 +361,9 @@ typedef struct idist__rank_info {
 // Messages. A receive takes the oldest message that idist__message_matches, which knows the
 // wildcards IDIST_ANY_SOURCE and IDIST_ANY_TAG; a message goes to the oldest receive that matches.
 // Those of one rank with the same tag stay in order. If dtype or count do not fit
-// (idist__message_fits) the receive fails alone, and the message waits for another one. A send of
-// up to some KiB completes without its receive. idist__message_received ends a receive.
+// (idist__message_fits) the receive fails alone, and the message waits for another one, with the
+// tag that it has then: a matched probe gives it a new one. A send of up to some KiB completes
+// without its receive. idist__message_received ends a receive.
 //
 // Mismatches. The core sees one rank only, so the backend compares. Every member shows the others
 // its idist__fingerprint_of_task. Where idist__fingerprint_difference names a field, or where the
@@ -366,8 +376,8 @@ typedef struct idist__rank_info {
 //
 // What it may call. A backend is compiled in the file that defines IDIST_IMPLEMENTATION, and may
 // use all that stands in this file above [core:call], [core:message], idist__self_collective, and
-// the files that this one uses. Of a task it writes only call.user and what `impl` points to, of a
-// group what `impl` points to; of the world it sets impl, nodes, ncores, sharing_rank,
+// the files that this one uses. Of a task it writes only call.u.user and what `impl` points to, of
+// a group what `impl` points to; of the world it sets impl, nodes, ncores, sharing_rank,
 // sharing_size, latency_nbytes, network_nbytes, advertised, network, foreign_thread_count and
 // single_threaded, and counts moved_count up for each step forward.
 struct idist_backend_api {
@@ -562,6 +572,7 @@ struct idist__world {
     const char *device_backend;            // how it moves device memory
     idist__task *detached;                 // running or done, newest first
     uint32_t detached_done_count;          // those in the list that are done
+    uint32_t matched_count;                // messages that matched probes have found
     char hostname[64];
     char advertised[160];    // where other hosts reach this rank, and its interface; "": nowhere
     char network[96];        // what is known of the network between the hosts; "": nothing
@@ -784,7 +795,7 @@ IDIST__UNUSED static idist_group *idist__world_find_group(idist__world *w, uint6
 
 // The op of a call that names a registered one.
 static const idist__user_op *idist__world_user_op(const idist_group *g, const idist__call *c) {
-    return c->user ? c->user : &g->w->ops[(int)c->op - IDIST_OP_USER];
+    return c->u.user ? c->u.user : &g->w->ops[(int)c->op - IDIST_OP_USER];
 }
 
 // The dtype with the number that a fingerprint carries; IDIST_DTYPE_COUNT if there is none.
@@ -2271,7 +2282,7 @@ static idist_status idist__check_peer(const idist_group *g, const idist__call *c
         return idist__fail(IDIST_ERR_ARG, "%s: rank %d is not in a group of %d", name, c->root,
                            g->size);
     if (c->tag < 0 && !(receives && c->tag == IDIST_ANY_TAG) &&
-        c->label != IDIST__NEW_GROUP_BY_MEMBERS)
+        c->label != IDIST__NEW_GROUP_BY_MEMBERS && c->label != IDIST__MRECV)
         return idist__fail(IDIST_ERR_ARG, "%s: tag %d is negative", name, c->tag);
 
     return IDIST_OK;
@@ -2655,7 +2666,7 @@ static idist_status idist__call_run(idist__call *c, const idist_opts *opts) {
 
 //------------------------------------------------------------------------------
 // [core:message]  a message and the receive that takes it
-// uses base:type model world fingerprint task
+// uses base:type kind model world fingerprint task
 //------------------------------------------------------------------------------
 
 // Messages up to this size are sent before anybody asks for them.
@@ -2691,22 +2702,40 @@ static idist_dtype idist__message_dtype(const idist__world *w, const idist__fing
     return IDIST_DTYPE_COUNT;
 }
 
+// Tags of matched messages: 2^30 - 1 numbers below the tags of idist_new_group_by_members.
+#define IDIST__MATCHED_FIRST INT32_MIN
+#define IDIST__MATCHED_COUNT 0x3fffffffu
+
+// A matched probe has found a message: gives it a tag of its own, which only idist_mrecv asks for.
+static void idist__message_match(const idist__task *t, int *tag) {
+    idist_message *message = t->call.u.message;
+
+    *tag = IDIST__MATCHED_FIRST + (int)(t->group->w->matched_count++ % IDIST__MATCHED_COUNT);
+    message->group = t->group;
+    message->number = *tag;
+}
+
 // Checks a message against the receive that takes it; true when it may be taken. Otherwise *status
-// and the text are for the receive, which ends, and the message stays for another one. source: rank
-// in the group.
+// and the text are for the receive, which ends, and the message stays for another one, with *tag,
+// which may be new. source: rank in the group.
 static bool idist__message_fits(const idist__task *t, const idist__fingerprint *sent, int source,
-                                int tag, idist_status *status, char *text, size_t cap) {
+                                int *tag, idist_status *status, char *text, size_t cap) {
     const idist__call *recv = &t->call;
     const idist__world *w = t->group->w;
     size_t count = (size_t)idist__fingerprint_count(sent);
     bool same = sent->dtype == (uint8_t)recv->dtype &&
                 sent->check == idist__fingerprint_tagged(w, recv, count);
     idist_dtype dtype = same ? recv->dtype : idist__message_dtype(w, sent);
+    int sent_tag = recv->label == IDIST__MRECV ? recv->u.message->info.tag : *tag;
 
     *status = IDIST_OK;
     text[0] = 0;
-    idist__message_describe(recv, source, tag, dtype, count);
-    if (recv->peeks) return false;
+    idist__message_describe(recv, source, sent_tag, dtype, count);
+
+    if (recv->peeks) {
+        if (recv->u.message) idist__message_match(t, tag);
+        return false;
+    }
 
     if (!same) {
         *status = IDIST_ERR_MISMATCH;
@@ -2716,12 +2745,14 @@ static bool idist__message_fits(const idist__task *t, const idist__fingerprint *
                  source,
                  dtype == IDIST_DTYPE_COUNT ? "a dtype that this rank has not created"
                                             : idist__world_dtype_name(w, dtype),
-                 count, tag);
+                 count, sent_tag);
     } else if (count > recv->count) {
         *status = IDIST_ERR_TRUNCATED;
         snprintf(text, cap,
                  "rank %d sent %zu elements with tag %d. The message is kept for a larger receive",
-                 source, count, tag);
+                 source, count, sent_tag);
+    } else if (recv->u.message) {
+        recv->u.message->group = NULL;
     }
 
     return *status == IDIST_OK;
@@ -2791,7 +2822,7 @@ static void idist__self_deliver(idist__task *t, idist__parcel **at) {
     char text[256];
     idist_status status;
 
-    if (!idist__message_fits(t, &p->sent, 0, tag, &status, text, sizeof text)) {
+    if (!idist__message_fits(t, &p->sent, 0, &p->tag, &status, text, sizeof text)) {
         idist__task_complete(t, status, text);
         return;
     }

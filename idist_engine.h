@@ -210,7 +210,7 @@ static void idist__frame_no_memory(idist__ring *ring, idist_group *g) {
 // EAGER or RTS: a message begins. An EAGER payload goes to the receive that wants it, or to memory
 // of its own; nothing follows an RTS. False when the frame is malformed.
 static bool idist__frame_message(idist__ring *ring, idist__link *l, int peer) {
-    const idist__frame *f = &l->in;
+    idist__frame *f = &l->in;
     idist_group *g = idist__world_find_group(ring->w, f->ctx);
     bool p2p = f->fingerprint.kind == IDIST__SEND;
     bool closed = !g && idist__ring_find_closed(ring, f->ctx);

@@ -864,7 +864,7 @@ static bool idist__stage_slot(idist__task *t, size_t nth, idist__call *part) {
     if (!idist__gpu_is_unchunked(part))
         part->count = part->count - at < op->chunk_count ? part->count - at : op->chunk_count;
     if (part->kind == IDIST__RECV) part->info = &op->info;
-    if (op->user.used) part->user = &op->user;
+    if (op->user.used) part->u.user = &op->user;
     if (idist__extent_of(g, part, &e) != IDIST_OK) return false; // the call was checked before
     nsend = e.send * op->size;
     nrecv = e.recv * op->size;

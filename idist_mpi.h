@@ -354,7 +354,7 @@ typedef struct idist__mpi {
     // idist__control_progress and idist__mpi_deliver. Pointers, because errors need the transport,
     // which stands further down, and the transport its handlers, which stand further down still.
     void (*receive)(struct idist__mpi *m);
-    void (*deliver)(struct idist__mpi *m, int source, const idist__mpi_control *control,
+    void (*deliver)(struct idist__mpi *m, int source, idist__mpi_control *control,
                     const void *payload);
     MPI_Request incoming; // the receive from any rank that is always posted, into this buffer
     char incoming_buffer[sizeof(idist__mpi_control) + IDIST__CONTROL_MAX_NBYTES];
@@ -1917,8 +1917,8 @@ static void idist__p2p_clear(idist__mpi *m, idist__task *t, int source,
 
 // Gives a message to the oldest receive that wants it; false: there is none. Receives that it does
 // not fit fail.
-static bool idist__p2p_match(idist__mpi *m, idist_group *g, int source,
-                             const idist__mpi_control *control, const void *payload) {
+static bool idist__p2p_match(idist__mpi *m, idist_group *g, int source, idist__mpi_control *control,
+                             const void *payload) {
     idist__task **at = &idist__mpi_group_of(g)->receives;
     int from = idist__mpi_group_of(g)->rank_of[source];
     size_t count = (size_t)idist__fingerprint_count(&control->fingerprint);
@@ -1935,7 +1935,7 @@ static bool idist__p2p_match(idist__mpi *m, idist_group *g, int source,
 
         *at = idist__mpi_op_of(t)->next;
 
-        if (!idist__message_fits(t, &control->fingerprint, from, control->tag, &status, text,
+        if (!idist__message_fits(t, &control->fingerprint, from, &control->tag, &status, text,
                                  sizeof text)) {
             idist__task_complete(t, status, text);
             continue;
@@ -2222,7 +2222,7 @@ static int idist__mpi_missing(idist__task *t, char *text, size_t capacity) {
 //------------------------------------------------------------------------------
 
 // Handles one control message.
-static void idist__mpi_deliver(idist__mpi *m, int source, const idist__mpi_control *control,
+static void idist__mpi_deliver(idist__mpi *m, int source, idist__mpi_control *control,
                                const void *payload) {
     idist_group *g = idist__world_find_group(m->w, control->ctx);
 
@@ -2314,7 +2314,7 @@ static void idist__mpi_start(idist__task *t) {
 
     if (idist__kind_reduces(t->call.kind) && (int)t->call.op >= IDIST_OP_USER) {
         op->user = *idist__world_user_op(g, &t->call);
-        t->call.user = &op->user;
+        t->call.u.user = &op->user;
     }
 
     if (g->status != IDIST_OK)

@@ -1428,6 +1428,14 @@ static idist__message *idist__message_new(idist__ring *ring, idist__link *l, con
     return m;
 }
 
+// No receive has taken a message. If a matched probe has found it, its tag is new, and so is its
+// key.
+static void idist__message_rekey(idist__ring *ring, idist__message *m, uint32_t old_tag) {
+    if (m->frame.tag == old_tag) return;
+    idist__index_remove(&m->hook);
+    idist__index_insert(&m->hook, ring->messages, idist__index_frame_key(m->peer, &m->frame));
+}
+
 // Gives a message to a receive. The payload of an eager one may still be arriving.
 static void idist__message_give(idist__ring *ring, idist__link *l, int peer, idist__message *m,
                                 idist__transfer *v) {
@@ -1632,25 +1640,25 @@ static idist__transfer *idist__match_oldest(idist__ring *ring, const idist_group
 }
 
 // Takes the receive that gets this message out of its list. Receives for which the message is too
-// large, or of another dtype, fail; the message stays.
+// large, or of another dtype, fail; the message stays, perhaps with a new tag.
 static idist__transfer *idist__match_recv(idist__ring *ring, idist_group *g, int peer,
-                                          const idist__frame *f) {
+                                          idist__frame *f) {
     idist__transfer *v;
 
     while ((v = idist__match_oldest(ring, g, peer, f)) != NULL) {
-        int from = idist__ring_group_of(g)->rank_of[peer];
+        int from = idist__ring_group_of(g)->rank_of[peer], tag = (int)f->tag;
         idist_status status;
         char text[256];
 
         idist__transfer_take(v);
 
-        if (idist__message_fits(v->task, &f->fingerprint, from, (int)f->tag, &status, text,
-                                sizeof text)) {
+        if (idist__message_fits(v->task, &f->fingerprint, from, &tag, &status, text, sizeof text)) {
             if (f->nbytes <= v->nbytes) return v;
             status = IDIST_ERR_MISMATCH; // two dtypes of the program whose tags happen to be equal
             snprintf(text, sizeof text, "rank %d has defined the dtype differently", from);
         }
 
+        f->tag = (uint32_t)tag;
         idist__task_complete(v->task, status, text);
         idist__transfer_free(ring, v);
     }
@@ -1706,7 +1714,7 @@ static void idist__match_explain(const idist__transfer *v, int peer, const idist
 
 // The receive for a frame that begins a message. NULL: none is posted yet, or the group has failed.
 static idist__transfer *idist__match_frame(idist__ring *ring, idist__link *l, int peer,
-                                           const idist__frame *f) {
+                                           idist__frame *f) {
     idist_group *g = idist__world_find_group(ring->w, f->ctx);
     idist__transfer *v;
     char cause[400];
@@ -1907,8 +1915,9 @@ static void idist__send_to_self(idist__task *t, const idist__fingerprint *finger
         m->self_send = sender;
     }
 
-    v = idist__match_frame(ring, l, me, &f);
+    v = idist__match_recv(ring, t->group, me, &m->frame);
     if (v) idist__message_give(ring, l, me, m, v);
+    else idist__message_rekey(ring, m, f.tag);
 }
 
 static idist__fingerprint idist__send_fingerprint(const idist_group *g, const idist__call *c) {
@@ -2134,6 +2143,7 @@ static void idist__recv_start(idist__task *t) {
     idist__ring *ring = idist__ring_of(t->group->w);
     idist__transfer *v = idist__transfer_new(ring);
     idist__message *m, *earliest = NULL;
+    uint32_t tag;
     int i;
 
     if (!v) {
@@ -2155,8 +2165,10 @@ static void idist__recv_start(idist__task *t) {
 
     if (!earliest) return;
     // Older receives did not want it, so it goes to this one, or this one fails.
+    tag = earliest->frame.tag;
     v = idist__match_recv(ring, t->group, earliest->peer, &earliest->frame);
     if (v) idist__message_give(ring, &ring->links[earliest->peer], earliest->peer, earliest, v);
+    else idist__message_rekey(ring, earliest, tag);
 }
 
 #endif // IDIST_MSG_H

@@ -2033,9 +2033,9 @@ static void idist__gpu_start(idist__task *t) {
     op->fingerprint = idist__fingerprint_of_call(g->w, &t->call, 0);
     op->fingerprint.algorithm = IDIST__ON_DEVICE;
 
-    if (!t->call.user && idist__kind_reduces(t->call.kind) && (int)t->call.op >= IDIST_OP_USER) {
+    if (!t->call.u.user && idist__kind_reduces(t->call.kind) && (int)t->call.op >= IDIST_OP_USER) {
         op->user = *idist__world_user_op(g, &t->call);
-        op->call.user = &op->user;
+        op->call.u.user = &op->user;
     }
 
     if (op->path == IDIST__BY_NCCL) {

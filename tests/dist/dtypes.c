@@ -115,6 +115,7 @@ static void unknown_to_the_receiver(idist_group *world, int rank, int n, void *a
     idist_opts o = opts_of(world);
     idist_recv_info info = {-1, -1, 0, IDIST_I8};
     idist_dtype dtype = IDIST_DTYPE_COUNT;
+    idist_message m;
     (void)n;
     (void)arg;
     for (int i = 0; i < 2; i++) {
@@ -130,10 +131,15 @@ static void unknown_to_the_receiver(idist_group *world, int rank, int n, void *a
                 rank_check(info.dtype == IDIST_DTYPE_COUNT && info.count == 2,
                            "the probe says %zu of %d", info.count, (int)info.dtype);
                 rank_is(rank, idist_recv(b.p, 48, IDIST_U8, 0, 0, NULL, &o), IDIST_ERR_MISMATCH);
+                rank_ok(rank, idist_mprobe(0, 1, &m, &o));
+                rank_check(m.info.dtype == IDIST_DTYPE_COUNT && m.info.count == counts[1],
+                           "the matched one is %zu of %d", m.info.count, (int)m.info.dtype);
+                rank_is(rank, idist_mrecv(b.p, 2, dtype, &m, &o), IDIST_ERR_MISMATCH);
                 rank_ok(rank, idist_dtype_free(dtype, world));
                 rank_ok(rank, idist_dtype_create(24, "triple", world, &dtype));
             }
-            rank_ok(rank, idist_recv(b.p, counts[i], dtype, 0, i, &info, &o));
+            if (i == 0) rank_ok(rank, idist_recv(b.p, counts[i], dtype, 0, i, &info, &o));
+            else rank_ok(rank, idist_mrecv(b.p, counts[i], dtype, &m, &o));
             rank_check(pattern_find_wrong(b.p, 0, counts[i], 24, 0, 3) == counts[i] &&
                            guarded_buffer_guards_hold(&b),
                        "wrong data");

@@ -262,6 +262,289 @@ static void probe_times_out(idist_group *world, int rank, int n, void *arg) {
     rank_ok(rank, idist_barrier(&o));
 }
 
+// Nobody but the holder finds a matched message: neither probes nor receives, which get the next
+// one. With i odd it is matched before it was sent.
+static void matched_once(idist_group *world, int rank, int i, size_t count, unsigned char *p) {
+    idist_request request = {NULL};
+    idist_opts o = opts_of(world), a = opts_async(world, &request);
+    idist_message message = {{-1, -1, 0, IDIST_I8}, world, 5}, none;
+    idist_recv_info info;
+    bool found = true;
+    char go = 1;
+    rank_ok(rank, idist_improbe(0, 99, &found, &message, &o));
+    rank_check(!found && !message.group, "improbe finds a message with tag 99");
+    if (i % 2) rank_ok(rank, idist_send(&go, 1, IDIST_U8, 0, 1, &o));
+    if (i % 4 < 2) rank_ok(rank, idist_mprobe(i % 2 ? 0 : IDIST_ANY_SOURCE, 5, &message, &o));
+    else rank_ok(rank, idist_mprobe(0, IDIST_ANY_TAG, &message, &a));
+    rank_ok(rank, idist_wait(&request));
+    check_info(rank, &message.info, 0, 5, count, IDIST_F32);
+    rank_ok(rank, idist_iprobe(0, 5, &found, &info, &o));
+    rank_check(!found, "count %zu: iprobe finds what is matched", count);
+    rank_ok(rank, idist_improbe(IDIST_ANY_SOURCE, 5, &found, &none, &o));
+    rank_check(!found, "count %zu: improbe finds what is matched", count);
+    rank_ok(rank, idist_recv(&go, 1, IDIST_U8, IDIST_ANY_SOURCE, IDIST_ANY_TAG, &info, &o));
+    check_info(rank, &info, 0, 100, 1, IDIST_U8);
+    rank_ok(rank, idist_mrecv(p, count, IDIST_F32, &message, i % 3 ? &a : NULL));
+    rank_check(!message.group, "count %zu: the message is not empty", count);
+    rank_ok(rank, idist_wait(&request));
+    check_info(rank, &message.info, 0, 5, count, IDIST_F32);
+    rank_is(rank, idist_mrecv(p, count, IDIST_F32, &message, &o), IDIST_ERR_ARG);
+}
+
+static void matched(idist_group *world, int rank, int n, void *arg) {
+    static const size_t counts[4] = {0, 10, 5000, 100000};
+    idist_opts o = opts_of(world);
+    (void)arg;
+    (void)n;
+    for (int i = 0; i < 8; i++) {
+        size_t count = counts[i / 2];
+        guarded_buffer b = guarded_buffer_make(count * 4, 0);
+        idist_request request = {NULL};
+        idist_opts a = opts_async(world, &request);
+        char go = 1;
+        if (rank == 0) {
+            pattern_fill(b.p, 0, count, 4, 0, 8);
+            if (i % 2) rank_ok(rank, idist_recv(&go, 1, IDIST_U8, 1, 1, NULL, &o));
+            rank_ok(rank, idist_send(b.p, count, IDIST_F32, 1, 5, &a));
+            rank_ok(rank, idist_send(&go, 1, IDIST_U8, 1, 100, &o));
+            rank_ok(rank, idist_wait(&request));
+        } else if (rank == 1) {
+            matched_once(world, rank, i, count, b.p);
+            rank_check(pattern_find_wrong(b.p, 0, count, 4, 0, 8) == count &&
+                           guarded_buffer_guards_hold(&b),
+                       "count %zu: wrong data of a matched message", count);
+        }
+        guarded_buffer_free(&b);
+        rank_ok(rank, idist_barrier(&o));
+    }
+}
+
+// Messages of one tag are matched in order, and received in any order. A receive that was posted
+// before a matched probe comes first.
+static void matched_in_order(idist_group *world, int rank, int n, void *arg) {
+    enum { K = 5 };
+    static const size_t counts[K] = {1, 40000, 2, 30000, 3};
+    idist_opts o = opts_of(world);
+    idist_request requests[K];
+    idist_message messages[K];
+    int32_t *x = (int32_t *)calloc(K * 40000, sizeof *x);
+    TAP_REQUIRE(x);
+    (void)arg;
+    (void)n;
+    for (int k = 0; k < K; k++) {
+        idist_opts a = opts_async(world, &requests[k]);
+        int32_t *at = x + k * 40000;
+        requests[k].impl = NULL;
+        if (rank == 0) {
+            if (k == 0) rank_ok(rank, idist_barrier(&o)); // rank 1 has posted
+            pattern_fill((unsigned char *)at, 0, counts[k], 4, 0, (uint64_t)k);
+            rank_ok(rank, idist_send(at, counts[k], IDIST_I32, 1, 3, &a));
+        } else if (rank == 1) {
+            if (k == 2) rank_ok(rank, idist_recv(at, 2, IDIST_I32, 0, 3, NULL, &a));
+            else rank_ok(rank, idist_mprobe(IDIST_ANY_SOURCE, 3, &messages[k], &a));
+        }
+    }
+    if (rank == 1) rank_ok(rank, idist_barrier(&o));
+    rank_ok(rank, idist_wait_all(requests, K));
+    for (int k = K - 1; k >= 0 && rank == 1; k--) {
+        int32_t *at = x + k * 40000;
+        if (k != 2) {
+            check_info(rank, &messages[k].info, 0, 3, counts[k], IDIST_I32);
+            rank_ok(rank, idist_mrecv(at, counts[k], IDIST_I32, &messages[k], NULL));
+        }
+        rank_check(pattern_find_wrong((unsigned char *)at, 0, counts[k], 4, 0, (uint64_t)k) ==
+                       counts[k],
+                   "message %d: wrong data", k);
+    }
+    rank_ok(rank, idist_barrier(&o));
+    free(x);
+}
+
+// Two threads of rank 0 probe for messages of any rank, which all differ in size, and take what
+// they have found.
+enum { EACH_SENDS = 60 };
+
+typedef struct contest {
+    idist_group *world;
+    int *left, *seen; // messages that no thread waits for yet; how often each has come
+    int thread;
+} contest;
+
+static size_t contest_count(int source, int i) {
+    return (size_t)(i % 7 == 3 ? 20000 : 1) + (size_t)(source * EACH_SENDS + i);
+}
+
+static void *contest_receive(void *arg) {
+    const contest *c = (const contest *)arg;
+    idist_opts o = opts_of(c->world);
+    while (__atomic_fetch_sub(c->left, 1, __ATOMIC_ACQ_REL) > 0) {
+        idist_message m;
+        bool found = false;
+        int32_t *x;
+        while (c->thread && !found)
+            if (!rank_ok(0, idist_improbe(IDIST_ANY_SOURCE, IDIST_ANY_TAG, &found, &m, &o)))
+                return NULL;
+        if (!c->thread && !rank_ok(0, idist_mprobe(IDIST_ANY_SOURCE, IDIST_ANY_TAG, &m, &o)))
+            return NULL;
+        x = (int32_t *)calloc(m.info.count, sizeof *x);
+        TAP_REQUIRE(x);
+        if (rank_ok(0, idist_mrecv(x, m.info.count, m.info.dtype, &m, &o)))
+            rank_check(x[0] == m.info.source && x[m.info.count - 1] == m.info.tag &&
+                           m.info.count == contest_count(m.info.source, m.info.tag),
+                       "%zu elements from %d with tag %d: got %d .. %d", m.info.count,
+                       m.info.source, m.info.tag, x[0], x[m.info.count - 1]);
+        __atomic_fetch_add(&c->seen[m.info.source * EACH_SENDS + m.info.tag], 1, __ATOMIC_ACQ_REL);
+        free(x);
+    }
+    return NULL;
+}
+
+static void matched_by_two_threads(idist_group *world, int rank, int n, void *arg) {
+    int left = (n - 1) * EACH_SENDS, seen[RANKS_MAX * EACH_SENDS] = {0};
+    contest sides[2] = {{world, &left, seen, 0}, {world, &left, seen, 1}};
+    idist_opts o = opts_of(world);
+    pthread_t thread;
+    (void)arg;
+    if (rank == 0) {
+        TAP_REQUIRE(pthread_create(&thread, NULL, contest_receive, &sides[1]) == 0);
+        contest_receive(&sides[0]);
+        TAP_REQUIRE(pthread_join(thread, NULL) == 0);
+        for (int i = EACH_SENDS; i < n * EACH_SENDS; i++)
+            rank_check(seen[i] == 1, "message %d of rank %d came %d times", i % EACH_SENDS,
+                       i / EACH_SENDS, seen[i]);
+    }
+    for (int i = 0; rank && i < EACH_SENDS; i++) {
+        size_t count = contest_count(rank, i);
+        int32_t *x = (int32_t *)calloc(count, sizeof *x);
+        TAP_REQUIRE(x);
+        x[0] = rank;
+        x[count - 1] = i;
+        rank_ok(rank, idist_send(x, count, IDIST_I32, 0, i, &o));
+        free(x);
+    }
+    rank_ok(rank, idist_barrier(&o));
+}
+
+// A receive that does not fit leaves a matched message with its holder.
+static void matched_misfit(idist_group *world, int rank, int n, void *arg) {
+    static const size_t counts[3] = {10, 5000, 100000};
+    idist_opts o = opts_of(world);
+    (void)arg;
+    (void)n;
+    for (int i = 0; i < 3; i++) {
+        size_t count = counts[i];
+        guarded_buffer b = guarded_buffer_make(count * 4, 0);
+        if (rank == 0) {
+            pattern_fill(b.p, 0, count, 4, 0, 8);
+            rank_ok(rank, idist_send(b.p, count, IDIST_F32, 1, 5, &o));
+        } else if (rank == 1) {
+            idist_message m;
+            idist_request request = {NULL};
+            idist_opts a = opts_async(world, &request);
+            rank_ok(rank, idist_mprobe(0, 5, &m, &o));
+            rank_is(rank, idist_mrecv(b.p, count - 1, IDIST_F32, &m, &o), IDIST_ERR_TRUNCATED);
+            rank_check(strstr(idist_last_error(), "with tag 5") != NULL, "%s", idist_last_error());
+            rank_ok(rank, idist_mrecv(b.p, count, IDIST_I32, &m, &a));
+            rank_is(rank, idist_wait(&request), IDIST_ERR_MISMATCH);
+            rank_check(strstr(idist_last_error(), "sent F32") != NULL, "%s", idist_last_error());
+            check_info(rank, &m.info, 0, 5, count, IDIST_F32);
+            rank_ok(rank, idist_group_begin());
+            rank_ok(rank, idist_mrecv(b.p, 0, IDIST_F32, &m, &o));
+            rank_is(rank, idist_group_end(), IDIST_ERR_TRUNCATED);
+            rank_check(guarded_buffer_untouched(&b), "count %zu: something is written", count);
+            rank_ok(rank, idist_group_begin());
+            rank_ok(rank, idist_mrecv(b.p, count, IDIST_F32, &m, &o));
+            rank_ok(rank, idist_group_end());
+            rank_check(pattern_find_wrong(b.p, 0, count, 4, 0, 8) == count, "count %zu: wrong data",
+                       count);
+        }
+        guarded_buffer_free(&b);
+        rank_ok(rank, idist_barrier(&o));
+    }
+}
+
+static void matched_wrongly(idist_group *world, int rank, int n, void *arg) {
+    idist_opts o = opts_of(world), brief = o, planned = o;
+    idist_message m = {{-1, -1, 0, IDIST_I8}, world, 5}, none = {{0, 0, 0, IDIST_I8}, NULL, 0};
+    idist_request request = {NULL};
+    idist_opts a = opts_async(world, &request);
+    int32_t x = 5;
+    bool found;
+    (void)arg;
+    if (rank == 1) {
+        brief.timeout_ms = 30;
+        rank_is(rank, idist_mprobe(0, 1, &m, &brief), IDIST_ERR_TIMEOUT);
+        rank_check(strstr(idist_last_error(), "mprobe") && !m.group, "%s", idist_last_error());
+        rank_is(rank, idist_mprobe(0, 1, NULL, &o), IDIST_ERR_ARG);
+        rank_is(rank, idist_improbe(0, 1, &found, NULL, &o), IDIST_ERR_ARG);
+        rank_is(rank, idist_improbe(0, 1, NULL, &m, &o), IDIST_ERR_ARG);
+        rank_is(rank, idist_improbe(0, 1, &found, &m, &a), IDIST_ERR_ARG);
+        rank_is(rank, idist_mprobe(n, 1, &m, &o), IDIST_ERR_ARG);
+        rank_is(rank, idist_mrecv(&x, 1, IDIST_I32, NULL, &o), IDIST_ERR_ARG);
+        rank_is(rank, idist_mrecv(&x, 1, IDIST_I32, &none, &o), IDIST_ERR_ARG);
+    }
+    rank_ok(rank, idist_barrier(&o)); // the probe that timed out takes nothing
+    if (rank == 0) rank_ok(rank, idist_send(&x, 1, IDIST_I32, 1, 1, &o));
+    if (rank == 1) {
+        rank_ok(rank, idist_mprobe(0, 1, &m, &o));
+        rank_ok(rank, idist_plan_create(&planned.plan));
+        rank_is(rank, idist_mrecv(&x, 1, IDIST_I32, &m, &planned), IDIST_ERR_ARG);
+        rank_ok(rank, idist_plan_free(&planned.plan));
+        rank_ok(rank, idist_mrecv(&x, 1, IDIST_I32, &m, &o));
+    }
+    rank_ok(rank, idist_barrier(&o));
+}
+
+// A matched message that nobody receives goes with its group.
+static void matched_and_left(idist_group *world, int rank, int n, void *arg) {
+    idist_opts o = opts_of(world);
+    idist_group *group = NULL;
+    idist_message m[2];
+    int32_t x = 5;
+    (void)arg;
+    (void)n;
+    if (!rank_ok(rank, idist_split(world, 0, rank, &group))) return;
+    for (int i = 0; i < 2; i++) {
+        idist_opts at = opts_of(i ? world : group);
+        if (rank == 0) rank_ok(rank, idist_send(&x, 1, IDIST_I32, 1, 1, &at));
+        if (rank == 1) rank_ok(rank, idist_mprobe(0, 1, &m[i], &at));
+    }
+    rank_ok(rank, idist_barrier(&o));
+    rank_ok(rank, idist_free_group(&group));
+    if (rank == 1) rank_is(rank, idist_mrecv(&x, 1, IDIST_I32, &m[0], &o), IDIST_ERR_STATE);
+    rank_ok(rank, idist_barrier(&o)); // m[1] goes with the world
+}
+
+// To oneself: small ones are matched after they are sent, large ones while their send waits.
+static void matched_to_self(idist_group *world, int rank, int n, void *arg) {
+    static const size_t counts[3] = {0, 1000, 200000};
+    idist_opts o = opts_of(world);
+    (void)arg;
+    (void)n;
+    for (int i = 0; i < 6; i++) {
+        size_t count = counts[i / 2];
+        guarded_buffer s = guarded_buffer_make(count * 4, 0), r = guarded_buffer_make(count * 4, 0);
+        idist_request request[2] = {{NULL}, {NULL}};
+        idist_opts a = opts_async(world, &request[0]), b = opts_async(world, &request[1]);
+        idist_message m;
+        bool found = true;
+        pattern_fill(s.p, 0, count, 4, rank, 3);
+        if (i % 2) rank_ok(rank, idist_mprobe(rank, 4, &m, &b));
+        rank_ok(rank, idist_send(s.p, count, IDIST_U32, rank, 4, &a));
+        if (i % 2) rank_ok(rank, idist_wait(&request[1]));
+        else rank_ok(rank, idist_mprobe(IDIST_ANY_SOURCE, IDIST_ANY_TAG, &m, &o));
+        check_info(rank, &m.info, rank, 4, count, IDIST_U32);
+        rank_ok(rank, idist_iprobe(rank, IDIST_ANY_TAG, &found, NULL, &o));
+        rank_check(!found, "rank %d: iprobe finds what is matched", rank);
+        rank_ok(rank, idist_mrecv(r.p, count, IDIST_U32, &m, &o));
+        rank_ok(rank, idist_wait(&request[0]));
+        rank_check(pattern_find_wrong(r.p, 0, count, 4, rank, 3) == count, "rank %d: wrong data",
+                   rank);
+        guarded_buffer_free(&s);
+        guarded_buffer_free(&r);
+    }
+}
+
 // A posted receive that turns out too short fails when the message comes; the message stays.
 static void posted_too_short(idist_group *world, int rank, int n, void *arg) {
     idist_opts o = opts_of(world);
@@ -526,6 +809,19 @@ static void window_opens_again(idist_group *world, int rank, int n, void *arg) {
     if (rank == 1) rank_ok(rank, idist_recv(x, NBYTES, IDIST_U8, 0, 1, NULL, &o));
 }
 
+static void matched_cases(const idist_desc *d, const char *name) {
+    ranks_case(2, d, matched, NULL, "only its holder finds a matched message, %s", name);
+    ranks_case(2, d, matched_in_order, NULL, "messages are matched in order, %s", name);
+    for (int n = 2; n <= 4; n += 2)
+        ranks_case(n, d, matched_by_two_threads, NULL,
+                   "two threads match messages of any rank n=%d, %s", n, name);
+    ranks_case(2, d, matched_misfit, NULL, "its holder keeps a message that does not fit, %s",
+               name);
+    ranks_case(2, d, matched_wrongly, NULL, "matched probes: time-outs and wrong arguments, %s",
+               name);
+    ranks_case(2, d, matched_and_left, NULL, "a matched message that is never received, %s", name);
+}
+
 int main(void) {
     tap_deadline(60);
     for (int t = 0; t < N_PLACEMENTS; t++) {
@@ -537,6 +833,8 @@ int main(void) {
                        n, name);
 #endif
             ranks_case(n, &d, own_tags, NULL, "tags of messages to oneself n=%d, %s", n, name);
+            ranks_case(n, &d, matched_to_self, NULL, "matched messages to oneself n=%d, %s", n,
+                       name);
         }
         for (int n = 1; n <= 5; n += n == 3 ? 2 : 1) {
             ranks_case(n, &d, ring_sendrecv, NULL, "sendrecv around n=%d, %s", n, name);
@@ -559,6 +857,7 @@ int main(void) {
         ranks_case(2, &d, probe_after_receive, NULL, "a posted receive comes before a probe, %s",
                    name);
         ranks_case(2, &d, probe_times_out, NULL, "a probe that times out, %s", name);
+        matched_cases(&d, name);
         ranks_case(3, &d, nothing_sent, NULL, "messages of nothing, %s", name);
         ranks_case(2, &d, recv_times_out, NULL, "recv time-out cancels, %s", name);
         ranks_case(2, &d, request_times_out, NULL, "recv time-out of a request cancels, %s", name);

@@ -517,6 +517,15 @@ static void make_message_areas(rank_state *s, doing *d) {
     d->nbytes = d->r == d->root ? d->count : 0;
 }
 
+static idist_status receive_matched(doing *d, size_t room, const idist_opts *o) {
+    idist_opts plain = opts_of(d->g);
+    idist_message message;
+    idist_status status = idist_mprobe(d->src, d->tag, &message, &plain);
+    if (status != IDIST_OK) return status;
+    d->info = message.info;
+    return idist_mrecv(d->recv.p, room, d->dtype, &message, o);
+}
+
 static idist_status call_message(doing *d, const idist_opts *o, bool between) {
     size_t esize = idist_dtype_size(d->dtype), sent = sent_count(d, d->r),
            room = d->recv.nbytes / esize;
@@ -535,9 +544,9 @@ static idist_status call_message(doing *d, const idist_opts *o, bool between) {
     } else if (d->r == d->src) {
         status = idist_send(d->send.p, sent, d->dtype, d->dst, d->tag, o);
     }
-    if (status == IDIST_OK && d->r == d->dst)
-        status = idist_recv(d->recv.p, room, d->dtype, d->src, d->tag, &d->info, o);
-    return status;
+    if (status != IDIST_OK || d->r != d->dst) return status;
+    if (!between && d->salt >> 16 & 1) return receive_matched(d, room, o);
+    return idist_recv(d->recv.p, room, d->dtype, d->src, d->tag, &d->info, o);
 }
 
 static void check_message(rank_state *s, const doing *d) {

@@ -208,6 +208,45 @@ static void left_because_of(const char *transport) {
                  transport);
 }
 
+// The victim has sent a message to each of the others, small or large, which they have matched and
+// not received. They wait for its next one when it is killed; then the message is lost too.
+static int keeps_matched(idist_group *world, int rank, int n, proc_slot *slot, void *arg) {
+    enum { LARGE = 1 << 20 };
+    idist_opts o = opts_of(world);
+    idist_request requests[4];
+    idist_message message, next;
+    char *x = (char *)calloc(LARGE, 1);
+    (void)arg;
+    if (!x) _exit(91);
+    for (int k = 0; k < n - 1 && rank == n - 1; k++) {
+        idist_opts a = opts_async(world, &requests[k]);
+        rank_ok(rank, idist_send(x, k % 2 ? LARGE : 1, IDIST_U8, k, 0, &a));
+    }
+    if (rank < n - 1) rank_ok(rank, idist_mprobe(n - 1, 0, &message, &o));
+    proc_phase(slot, 1);
+    while (rank == n - 1) pause();
+    proc_result(slot, idist_mprobe(n - 1, 0, &next, &o));
+    rank_check(!next.group, "rank %d has matched a message that was never sent", rank);
+    rank_is(rank, idist_mrecv(x, LARGE, IDIST_U8, &message, &o), IDIST_ERR_PEER_LOST);
+    free(x);
+    return idist_close(&world) != IDIST_OK && world == NULL ? 0 : 92;
+}
+
+static void lost_with_matched(const char *transport) {
+    procs p;
+    idist_desc d = desc_with(transport, "auto");
+    tap_running("SIGKILL of a rank whose messages are matched, %s", transport);
+    ranks_reset();
+    procs_start(&p, 4, &d, keeps_matched, NULL);
+    rank_check(procs_await_phase(&p, 1, 10000), "the ranks did not start");
+    int64_t killed_ns = tap_now_ns();
+    kill(p.pid[3], SIGKILL);
+    procs_wait(&p, 5000);
+    judge(&p, 3, killed_ns, transport);
+    procs_free(&p);
+    ranks_report("SIGKILL of a rank whose messages are matched and not received, %s", transport);
+}
+
 // On a host of many ranks, each of them looks at some of the others at a time. Here rank 0 alone
 // waits, while the others compute, and has to find out by itself.
 static int waits_alone(idist_group *world, int rank, int n, proc_slot *slot, void *arg) {
@@ -262,6 +301,7 @@ int main(void) {
                  (double)worst_ns / 1e6, (unsigned long long)tap_seed());
         killed_while_waiting(name);
         left_because_of(name);
+        lost_with_matched(name);
     }
     kill_with_shared_memory(&random_state);
     killed_among_many();
