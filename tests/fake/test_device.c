@@ -271,6 +271,31 @@ static void receives(idist_group *world, int rank, int n, void *arg) {
     cudaFree(x);
 }
 
+// A matched message into device memory: one that does not fit stays with its holder.
+static void matched(idist_group *world, int rank, int n, void *arg) {
+    int32_t host[3] = {7, 8, 9}, *x = device_of(host, 3);
+    idist_opts o = opts_of(world);
+    idist_request request = {NULL};
+    idist_opts a = opts_async(world, &request);
+    idist_message m;
+    (void)n;
+    (void)arg;
+    for (int i = 0; i < 2 && rank == 0; i++) rank_ok(rank, idist_send(x, 2, IDIST_I32, 1, 5, &o));
+    for (int i = 0; i < 2 && rank == 1; i++) {
+        rank_ok(rank, idist_mprobe(IDIST_ANY_SOURCE, 5, &m, &o));
+        rank_is(rank, idist_mrecv(x, 1, IDIST_I32, &m, &o), IDIST_ERR_TRUNCATED);
+        rank_check(strstr(idist_last_error(), "tag 5") != NULL, "got \"%s\"", idist_last_error());
+        rank_check(m.group != NULL && m.info.count == 2, "the message has gone");
+        CUDA(cudaMemset(x, 0, sizeof host));
+        rank_ok(rank, idist_mrecv(x, 3, IDIST_I32, &m, i ? &a : &o));
+        rank_ok(rank, idist_wait(&request));
+        CUDA(cudaMemcpy(host, x, sizeof host, cudaMemcpyDeviceToHost));
+        rank_check(!m.group && host[0] == 7 && host[1] == 8 && host[2] == 0, "got %d %d %d",
+                   host[0], host[1], host[2]);
+    }
+    cudaFree(x);
+}
+
 static void other_counts(idist_group *world, int rank, int n, void *arg) {
     int32_t host[2] = {1, 1}, *x = device_of(host, 2);
     idist_opts o = opts_of(world);
@@ -461,6 +486,7 @@ int main(void) {
                          "host memory on one rank, device memory on the others, %d ranks", n);
     ranks_case(2, NULL, messages_in_order, NULL, "messages stay in order");
     ranks_case(2, NULL, receives, NULL, "receives: in vain, too short, shorter than asked for");
+    ranks_case(2, NULL, matched, NULL, "matched messages");
     ranks_case_fault(2, NULL, late_stream, NULL, "a time-out shorter than the stream");
     ranks_case_fault(3, NULL, other_counts, NULL, "counts differ: a mismatch on all ranks");
     for (int n = 2; n <= 4; n++)
