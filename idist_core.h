@@ -2703,14 +2703,14 @@ static idist_dtype idist__message_dtype(const idist__world *w, const idist__fing
 }
 
 // Tags of matched messages: 2^30 - 1 numbers below the tags of idist_new_group_by_members.
-#define IDIST__MATCHED_FIRST INT32_MIN
-#define IDIST__MATCHED_COUNT 0x3fffffffu
+enum { IDIST__MATCHED_FIRST = INT32_MIN, IDIST__MATCHED_COUNT = 0x3fffffff };
 
 // A matched probe has found a message: gives it a tag of its own, which only idist_mrecv asks for.
 static void idist__message_match(const idist__task *t, int *tag) {
     idist_message *message = t->call.u.message;
 
-    *tag = IDIST__MATCHED_FIRST + (int)(t->group->w->matched_count++ % IDIST__MATCHED_COUNT);
+    *tag =
+        IDIST__MATCHED_FIRST + (int)(t->group->w->matched_count++ % (uint32_t)IDIST__MATCHED_COUNT);
     message->group = t->group;
     message->number = *tag;
 }
