@@ -73,7 +73,7 @@ static char letter_of(int group, idist__kind kind, idist_dtype dtype, size_t nby
     c.kind = kind;
     c.dtype = dtype;
     c.count = kind == IDIST__BARRIER ? 0 : nbytes / idist_dtype_size(dtype);
-    c.user = user;
+    c.u.user = user;
     if (user) c.op = (idist_op)IDIST_OP_USER;
     algorithm = idist__choose_algorithm(&groups[group], &c);
 
