@@ -26,7 +26,8 @@ SCRIPT_FOLDERS := compile device docs launch mpi package train
 TEST_SCRIPTS := $(sort $(wildcard $(SCRIPT_FOLDERS:%=tests/%/*.sh))) tests/bench/idist_perf.sh
 WITH_IMPLEMENTATION := $(shell grep -l '^.define IDIST_IMPLEMENTATION' $(TEST_SRC))
 WITH_IDIST_TRAIN := $(shell grep -lE '^.include ".*(idist_t|resnet)' $(TEST_SRC))
-NOT_OPTIMIZED := $(filter-out tests/unit/reduce.c tests/dist/hosts.c,$(WITH_IMPLEMENTATION))
+NOT_OPTIMIZED := $(filter-out tests/unit/model.c tests/unit/reduce.c tests/dist/hosts.c,\
+    $(WITH_IMPLEMENTATION))
 # Empties the attribute optimize("O3") of the reductions, half of the compile time at -O0.
 NO_OPTIMIZER := -O0 '-Doptimize(level)='
 TEST_PROGRAMS := $(TEST_SRC:%.c=$(BUILD)/%)
