@@ -106,6 +106,7 @@ for source in all.cpp reverse.cpp; do
     done
 done
 
+compile_once
 # CC may be another compiler, as where one crosses; and the licence goes along.
 printf '#!/bin/sh\necho "$@" >>"%s/cc.log"\nexec cc "$@"\n' "$WORK" >"$WORK/other-cc"
 chmod +x "$WORK/other-cc"

@@ -20,6 +20,7 @@
 # shellcheck source=tests/lib/tap.sh
 . "$(dirname "$0")/../lib/tap.sh"
 
+compile_once
 README=${1:-README.md}
 [ -f "$README" ] || {
     ok 1 "there is a $README"

@@ -6,6 +6,7 @@
 # shellcheck source=tests/lib/launch.sh
 . tests/lib/launch.sh
 launch_build
+compile_once
 RUN=$WORK/idistrun
 ok_run 0 "idistrun builds with its one line" 240 cc -O2 examples/idistrun.c -o "$RUN" ||
     done_testing

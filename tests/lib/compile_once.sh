@@ -1,14 +1,15 @@
 #!/usr/bin/env bash
-# compile_once.sh COMPILER ARGUMENT... - a compiler for tests/package: what several builds compile
-# in the same way is compiled once. Two compilations are the same when the compiler, the options
-# and the preprocessed text are; options that have done their work in the preprocessor, and those
-# that change messages only, do not count. A header from -I also serves those who have it from
-# -isystem, which hides warnings. Only what compiled without a word is kept, in build/package.
+# compile_once.sh COMPILER ARGUMENT... - a compiler for tests (compile_once in tap.sh): what several
+# builds compile in the same way is compiled once. Two compilations are the same when the compiler,
+# the options and the preprocessed text are; options that have done their work in the preprocessor,
+# and those that change messages only, do not count. A header from -I also serves those who have it
+# from -isystem, which hides warnings. Only what compiled without a word is kept, in build/package.
+# A program of one source that is built by one command is compiled first, and then linked.
 set -u
 compiler=$1
 shift
 args=("$@") compile=() key=("$compiler $("$compiler" -dumpfullversion)")
-source='' output='' system=''
+source='' output='' system='' compiled=() linked=()
 while [ $# -gt 0 ]; do
     case $1 in
     -o)
@@ -33,8 +34,27 @@ while [ $# -gt 0 ]; do
     esac
     shift
 done
-case " ${args[*]} " in *" -c "*) ;; *) source= ;; esac
 { [ -n "$source" ] && [ -n "$output" ]; } || exec "$compiler" "${args[@]}"
+case " ${args[*]} " in
+*" -c "*) ;;
+*" -E "* | *" -S "* | *" -M"* | *" -x "* | *" -shared "* | *".o "* | *".a "*)
+    exec "$compiler" "${args[@]}"
+    ;;
+*)
+    object=$(mktemp --suffix .o) || exit
+    for argument in "${args[@]}"; do
+        case $argument in
+        "$source") linked+=("$object") compiled+=("$source") ;;
+        "$output") linked+=("$output") compiled+=("$object") ;;
+        *) linked+=("$argument") compiled+=("$argument") ;;
+        esac
+    done
+    "$0" "$compiler" "${compiled[@]}" -c && "$compiler" "${linked[@]}"
+    status=$?
+    rm -f "$object"
+    exit $status
+    ;;
+esac
 
 folder=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)/build/package
 mkdir -p "$folder"

@@ -7,14 +7,7 @@ PROJECT=$WORK/project
 SOURCE=$WORK/idist # what a release is: a repository with a tag
 mkdir "$PROJECT" "$SOURCE"
 cp tests/package/*.c tests/package/*.cpp tests/package/CMakeLists.txt "$PROJECT/"
-# The compilers that the builds find: alike compilations are made once (see there).
-mkdir "$WORK/bin"
-for compiler in cc c++; do
-    printf '#!/bin/sh\nexec "%s" "%s" "$@"\n' "$ROOT/tests/lib/compile_once.sh" \
-        "$(command -v $compiler)" >"$WORK/bin/$compiler"
-    chmod +x "$WORK/bin/$compiler"
-done
-PATH=$WORK/bin:$PATH
+compile_once # for the compilers that the builds find
 cp -r CMakeLists.txt meson.build idist.pc.in idist*.h LICENSE packaging "$SOURCE/"
 
 # No test reaches the network. Who clones the repository gets $SOURCE, and every other connection

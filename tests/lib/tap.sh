@@ -53,6 +53,19 @@ ok_run() { # STATUS NAME SECONDS COMMAND...
 # macro empties the attribute optimize("O3") of the reductions.
 # shellcheck disable=SC2034 # used by those who source this
 NOT_OPTIMIZED=(-O0 '-Doptimize(level)=')
+# From here on cc and c++ are those of compile_once.sh: what other tests have compiled in the same
+# way is not compiled again.
+compile_once() {
+    local compiler
+    mkdir "$WORK/compilers"
+    for compiler in cc c++; do
+        command -v $compiler >/dev/null || continue
+        printf '#!/bin/sh\nexec "%s" "%s" "$@"\n' "$ROOT/tests/lib/compile_once.sh" \
+            "$(command -v $compiler)" >"$WORK/compilers/$compiler"
+        chmod +x "$WORK/compilers/$compiler"
+    done
+    PATH=$WORK/compilers:$PATH
+}
 # later ID SECONDS COMMAND...: runs it beside others, as many at a time as there are cores. ok_later
 # ID NAME waits for it and is what ok_run 0 would be.
 CORES=$(nproc 2>/dev/null || echo 2)
