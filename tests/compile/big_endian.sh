@@ -94,7 +94,8 @@ later world 200 $cc "${flags[@]}" -O1 "${warn[@]}" -DIDIST_IMPLEMENTATION "$WORK
     "$WORK/world"
 later train 100 $cc "${flags[@]}" -O0 "${warn[@]}" -DIDIST_IMPLEMENTATION -x c -c idist_train.h -o \
     "$WORK/train.o"
-later native 100 cc "${flags[@]}" -O0 -DIDIST_IMPLEMENTATION "$WORK/world.c" -o "$WORK/native"
+later native 100 cc "${flags[@]}" "${NOT_OPTIMIZED[@]}" -DIDIST_IMPLEMENTATION "$WORK/world.c" \
+    -o "$WORK/native"
 later types 100 $cc "${flags[@]}" -O1 -DIDIST_IMPLEMENTATION -DIDIST_NO_RING tests/unit/types.c -o \
     "$WORK/types"
 later reduce 100 $cc "${flags[@]}" -O1 -DIDIST_NO_RING tests/unit/reduce.c -o "$WORK/reduce"

@@ -102,8 +102,8 @@ cp "$WORK/impl.c" "$WORK/impl.cpp"
 # ID COMPILER FLAGS: every kind of number in the headers' own code. One is optimized, for the
 # warnings that need it; the others differ in what comes before.
 plan="gcc gcc -std=gnu11 -O2 impl.c
-gcc-time64 gcc -std=c99 -O0 ${time64[*]} impl.c
-g++ g++ -std=c++11 -O0 impl.cpp
+gcc-time64 gcc -std=c99 ${NOT_OPTIMIZED[*]} ${time64[*]} impl.c
+g++ g++ -std=c++11 ${NOT_OPTIMIZED[*]} impl.cpp
 clang clang -std=gnu11 -O0 impl.c
 clang++ clang++ -std=c++11 -O0 ${time64[*]} impl.cpp"
 while read -r id compiler flags; do

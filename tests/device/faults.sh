@@ -7,8 +7,8 @@
 . tests/lib/on_fake.sh
 
 export IDIST_LOG=error IDIST_TEST_QUICK=1
-build_ahead sanitizer-address -fsanitize=address,undefined -O0
-build_ahead sanitizer-thread -fsanitize=thread -Wno-tsan -O0
+build_ahead sanitizer-address -fsanitize=address,undefined "${NOT_OPTIMIZED[@]}"
+build_ahead sanitizer-thread -fsanitize=thread -Wno-tsan "${NOT_OPTIMIZED[@]}"
 build_ahead plain
 
 export ASAN_OPTIONS=detect_leaks=1:exitcode=99

@@ -7,13 +7,13 @@
 . tests/lib/on_fake.sh
 
 export IDIST_LOG=error IDIST_TEST_QUICK=1
-strict=(-Wall -Wextra -Wpedantic -Wshadow -Wconversion -Werror -DIDIST_IMPLEMENTATION -isystem
-    "$cuda/include" -I.)
+strict=("${NOT_OPTIMIZED[@]}" -Wall -Wextra -Wpedantic -Wshadow -Wconversion -Werror
+    -DIDIST_IMPLEMENTATION -isystem "$cuda/include" -I.)
 
 # Compiled first, beside each other. The sanitizers watch more where nothing is optimized, and cc
 # needs half the time for it.
-build_ahead sanitizer-address -fsanitize=address,undefined -O0
-build_ahead sanitizer-thread -fsanitize=thread -Wno-tsan -O0
+build_ahead sanitizer-address -fsanitize=address,undefined "${NOT_OPTIMIZED[@]}"
+build_ahead sanitizer-thread -fsanitize=thread -Wno-tsan "${NOT_OPTIMIZED[@]}"
 build_ahead plain
 compilers=("gcc -std=c99 -x c" "clang -std=c99 -x c" "g++ -std=c++11 -x c++"
     "clang++ -std=c++17 -x c++")
@@ -64,8 +64,8 @@ END
 if [ -e /dev/nvidia0 ]; then
     skip "without a driver" "there is a GPU here"
 else
-    ok_run 0 "links with the real runtime" 60 cc -DIDIST_IMPLEMENTATION -include idist_nccl.h \
-        -isystem "$cuda/include" -I. \
+    ok_run 0 "links with the real runtime" 60 cc "${NOT_OPTIMIZED[@]}" -DIDIST_IMPLEMENTATION \
+        -include idist_nccl.h -isystem "$cuda/include" -I. \
         "$WORK/plain.c" -L"$cuda/lib64" -Wl,-rpath,"$cuda/lib64" -lcudart -o "$WORK/plain"
     ok_run 0 "without a driver the CPU path works" 10 "$WORK/plain"
     grep -q "^cpu: all_reduce: .*rank 0 has none: cudaGetDeviceCount: .*driver" "$WORK/log"
@@ -78,7 +78,7 @@ fi
 export ASAN_OPTIONS=detect_leaks=1:exitcode=99 \
     TSAN_OPTIONS=die_after_fork=0:exitcode=99:atexit_sleep_ms=0
 for sanitizer in address,undefined thread; do
-    with=("-fsanitize=$sanitizer" -Wno-tsan -O0)
+    with=("-fsanitize=$sanitizer" -Wno-tsan "${NOT_OPTIMIZED[@]}")
     parts sanitizer-${sanitizer%%,*} "-fsanitize=$sanitizer"
     program tests/fake/test_nccl.c "${with[@]}"
     on_fake "NCCL, $sanitizer" IDIST_TEST_SLOW=4 FAKE_CUDA_DELAY_US=100

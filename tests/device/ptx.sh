@@ -49,8 +49,8 @@ if [ ! -e "$cuda/include/cuda_runtime_api.h" ]; then
     skip "ptxas" "no cuda_runtime_api.h in $cuda/include (CUDA_HOME says where)"
     done_testing
 fi
-ok_run 0 "a program that prints the text" 60 cc -std=gnu11 -isystem "$cuda/include" -I. \
-    -Itests/fake "$WORK/print.c" \
+ok_run 0 "a program that prints the text" 60 cc -std=gnu11 "${NOT_OPTIMIZED[@]}" \
+    -isystem "$cuda/include" -I. -Itests/fake "$WORK/print.c" \
     tests/fake/cuda.c -o "$WORK/print" -lpthread
 ok_run 0 "prints it" 10 "$WORK/print"
 cp "$WORK/log" "$WORK/kernels.ptx"

@@ -100,7 +100,7 @@ gpu_build() {
     flags+=(-pthread)
     if [ "$fake" = yes ]; then flags+=(-O1 -DIDIST_NCCL_CONNECT_BYTES=32768)
     elif [ -e /dev/nvidia0 ]; then flags+=(-O2)
-    else flags+=(-O0); fi # only to skip
+    else flags+=("${NOT_OPTIMIZED[@]}"); fi # only to skip
     GPU_ENV=(env)
     if [ "$fake" = yes ]; then
         gpu_cc_once libnccl.so.2 "${flags[@]}" -shared -fPIC tests/fake/nccl.c

@@ -106,7 +106,8 @@ check_names() {
     local cc=${CC:-cc}
     printf '#define IDIST_IMPLEMENTATION\n#include "idist.h"\n' >"$TMP/impl.c"
     printf '#include "idist.h"\n' >"$TMP/api.c"
-    "$cc" -I. -w -c "$TMP/impl.c" -o "$TMP/impl.o" || { echo "idist.h does not compile"; return; }
+    "$cc" -O0 '-Doptimize(level)=' -I. -w -c "$TMP/impl.c" -o "$TMP/impl.o" ||
+        { echo "idist.h does not compile"; return; }
     nm -g --defined-only "$TMP/impl.o" | awk 'NF == 3 { print $3 }' | sort -u >"$TMP/exported"
     grep -v '^idist_' "$TMP/exported" | sed 's/.*/exported: & does not start with idist_/'
     # A mark before each declaration that is meant for users, then the last name before the first
