@@ -575,6 +575,7 @@ typedef struct idist_recv_info {
 typedef struct idist_message {
     idist_recv_info info; // what it is; also when it was received
     idist_group *group;   // private; NULL: it is empty
+    uint64_t world, ctx;  // private; of the group
     int64_t number;       // private
 } idist_message;
 
@@ -1018,25 +1019,27 @@ IDIST_API idist_status idist_iprobe(int src, int tag, bool *found, idist_recv_in
                                     const idist_opts *opts);
 
 // The same two, which also take the message away: no receive and no probe finds it from then on,
-// only idist_mrecv with this *message. So several threads may probe and receive with
-// IDIST_ANY_SOURCE, and each gets what it has probed. message->info describes it. With a request,
-// *message must stay valid until that is complete.
+// only idist_mrecv with this *message, not with a copy. So several threads may probe and receive
+// with IDIST_ANY_SOURCE, and each gets what it has probed. message->info describes it; what
+// *message was before is overwritten. With a request, *message must stay valid until that is
+// complete.
 //
 // A matched message that is never received is like any other that is not: a small one is dropped
-// with its group or world, and the sender of a large one waits for its receive.
+// with its group or world, and the sender of a large one waits for its receive. Small ones that are
+// kept for long may make a sender wait, too.
 IDIST_API idist_status idist_mprobe(int src, int tag, idist_message *message,
                                     const idist_opts *opts);
 IDIST_API idist_status idist_improbe(int src, int tag, bool *found, idist_message *message,
                                      const idist_opts *opts);
 
-// Receives a matched message into buf and empties *message, which must stay valid until a request
-// is complete. Any thread, not only the one that has probed, but one at a time for a message. The
-// group is that of the probe, whatever opts.group says; opts.plan must be NULL. IDIST_ERR_ARG if
-// *message is empty.
+// Receives a matched message into buf and empties *message, which with a request must stay valid,
+// and must not be used for another probe, until that is complete. Any thread, not only the one that
+// has probed, but one at a time for a message. The group is that of the probe, whatever opts.group
+// says; opts.plan must be NULL. IDIST_ERR_ARG if *message is empty.
 //
 // IDIST_ERR_TRUNCATED and IDIST_ERR_MISMATCH are those of idist_recv: buf is untouched, and
-// *message keeps the message. If its group has failed, for example because a rank was lost, or was
-// freed, the message is lost, and the call returns the error of the group.
+// *message keeps the message. If its group has failed, for example because a rank was lost, the
+// message is lost, and the call returns the error of the group; if it was freed, IDIST_ERR_STATE.
 IDIST_API idist_status idist_mrecv(void *buf, size_t count, idist_dtype dtype,
                                    idist_message *message, const idist_opts *opts);
 

@@ -2284,6 +2284,9 @@ static idist_status idist__check_peer(const idist_group *g, const idist__call *c
     if (c->tag < 0 && !(receives && c->tag == IDIST_ANY_TAG) &&
         c->label != IDIST__NEW_GROUP_BY_MEMBERS && c->label != IDIST__MRECV)
         return idist__fail(IDIST_ERR_ARG, "%s: tag %d is negative", name, c->tag);
+    if (c->label == IDIST__MRECV && // another group may be at its address
+        (c->u.message->world != g->w->serial || c->u.message->ctx != g->ctx))
+        return idist__fail(IDIST_ERR_STATE, "mrecv: the group of the message was freed");
 
     return IDIST_OK;
 }
@@ -2712,6 +2715,8 @@ static void idist__message_match(const idist__task *t, int *tag) {
     *tag =
         IDIST__MATCHED_FIRST + (int)(t->group->w->matched_count++ % (uint32_t)IDIST__MATCHED_COUNT);
     message->group = t->group;
+    message->world = t->group->w->serial;
+    message->ctx = t->group->ctx;
     message->number = *tag;
 }
 

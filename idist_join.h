@@ -1082,7 +1082,7 @@ static size_t idist__join_share_round_up(size_t nbytes) {
 static void idist__join_share_layout(idist__segment *m, size_t shm_nbytes, size_t window_nbytes) {
     size_t used, room, first, other, chunk;
 
-    m->pipe_nbytes = 512 * 1024;
+    m->pipe_nbytes = m->n == 2 ? 256 * 1024 : 128 * 1024;
     while (m->pipe_nbytes > IDIST__PAGE && (size_t)m->n * m->pipe_nbytes > shm_nbytes / 4)
         m->pipe_nbytes /= 2;
 
@@ -1142,7 +1142,6 @@ static int idist__join_share_reserve(const idist__segment *m, int fd) {
     return error;
 }
 
-// Maps the file and reserves our memory in it. Takes the descriptor. 0, or an errno.
 // Leaves what the next rank reads to find out which way is faster: a block of our memory, and one
 // in our part of the file, in the pipe from that rank, which writes to it only afterwards. Both are
 // then in our cache, as contributions usually are.
@@ -1152,6 +1151,7 @@ static void idist__join_share_leave_sample(const idist__segment *m) {
     memset(idist__segment_pipe(m, (m->me + 1) % m->n, m->me) + 1, 1, IDIST__SAMPLE_BYTES);
 }
 
+// Maps the file and reserves our memory in it. Takes the descriptor. 0, or an errno.
 static int idist__join_share_map(idist__segment *m, int fd) {
     idist__doorbell *bell;
     idist__os_cpu_set cpus;

@@ -125,8 +125,8 @@ typedef char idist__frame_is_a_header[IDIST__FRAME_BYTES == IDIST__HEADER_BYTES 
 #define IDIST__WINDOW_BYTES ((size_t)1 << 20)
 // The largest eager message where the receiver can read larger ones in our memory, and fast.
 #define IDIST__EAGER_EXPOSED_BYTES ((size_t)8192)
-// The largest message that goes through a pipe in shared memory although the receiver could read it
-// in our memory, and fast. Of larger ones the pipe would displace too much from the caches.
+// The largest message that goes through a pipe in shared memory where the receiver could also read
+// it fast in our memory. Of larger ones the pipe would displace too much from the caches.
 #define IDIST__COPIED_BYTES ((size_t)1 << 20)
 #define IDIST__TEXT_BYTES ((size_t)400) // of an ABORT
 #define IDIST__STAGE_BYTES ((size_t)32 * 1024)
@@ -1298,9 +1298,10 @@ static bool idist__link_any_waits(const idist__ring *ring) {
 
 // Whether an announced message should come as DATA, rather than be read in the memory of its
 // sender. Then two processors copy, one into the pipe and one out of it, in as little as half the
-// time. The sender must be waiting in a call; and where reads are fast, this rank must have no
-// announced send of its own. A receive with a time-out of its own is excluded: DATA arrives only
-// while the sender keeps running.
+// time. The sender must be waiting in a call; this rank need not, since its thread reads the pipe
+// as well. Where reads are fast, the message must be small enough for the caches, and this rank
+// must have no announced send of its own. A receive with a time-out of its own is excluded: DATA
+// arrives only while the sender, or its thread, keeps running.
 static bool idist__link_wants_data(const idist__ring *ring, const idist__link *l,
                                    const idist__transfer *receive, const idist__frame *f) {
     if (f->fingerprint.kind != IDIST__SEND || !receive->task->patient) return false;
@@ -1655,6 +1656,7 @@ static idist__transfer *idist__match_recv(idist__ring *ring, idist_group *g, int
         if (idist__message_fits(v->task, &f->fingerprint, from, &tag, &status, text, sizeof text)) {
             if (f->nbytes <= v->nbytes) return v;
             status = IDIST_ERR_MISMATCH; // two dtypes of the program whose tags happen to be equal
+            if (v->task->call.u.message) v->task->call.u.message->group = g; // it keeps the message
             snprintf(text, sizeof text, "rank %d has defined the dtype differently", from);
         }
 

@@ -624,9 +624,9 @@ static int idist__nccl_type(idist_dtype dtype) {
 }
 
 // Whether NCCL supports the call, which all ranks answer alike. Messages only on a stream: NCCL has
-// no tags and matches by order alone.
+// no tags and matches by order alone. What a probe has matched did not come through NCCL.
 static bool idist__nccl_supports(const idist_group *g, const idist__call *c, const void *stream) {
-    if (idist__kind_is_p2p(c->kind)) return stream != NULL;
+    if (idist__kind_is_p2p(c->kind)) return stream != NULL && c->label != IDIST__MRECV;
     if (c->kind == IDIST__SCAN || c->kind == IDIST__EXSCAN) return false;
     if (!idist__kind_reduces(c->kind)) return true;
     if ((c->dtype == IDIST_F8E4M3 || c->dtype == IDIST_F8E5M2) &&

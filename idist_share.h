@@ -322,7 +322,8 @@ static size_t idist__flow_chunk_count(const idist__op *o, size_t count, size_t a
 //   cross-memory      the kernel lets us read the memory of the other processes; the slot has the
 //                     address. Copies once only, but system calls are expensive, the kernel copies
 //                     slowly, and a chunk in a buffer that many ranks read stays in the cache. Not
-//                     on processors where it is too slow (idist__join_share_reads_fast)
+//                     on processors where it is too slow (idist__join_share_reads_fast), unless
+//                     IDIST_ALGO is "remote"
 //
 // A rank whose buffers are read in place does not return from the call until all have read them.
 //------------------------------------------------------------------------------
@@ -1208,9 +1209,7 @@ static bool idist__split_sum_direct(idist__task *t) {
         if (!idist__fetch_sum(t, out, o->n, 0, at, k)) return false;
         if (!idist__fetch_was_valid(t)) return false;
         for (i = 0; i < o->n; i++)
-            if (i != o->rank)
-                idist__region_write(share, share->locations[i].recv + at * o->size, out,
-                                    k * o->size);
+            if (i != o->rank) memcpy(share->locations[i].recv + at * o->size, out, k * o->size);
     }
 
     return true;

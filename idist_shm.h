@@ -99,21 +99,22 @@ typedef struct idist__transport {
 //
 // Which it is depends on where the two ranks run, and changes when the system moves one of them. So
 // some writes are timed, and a few of those are made in the other way. The shortest of the latest
-// times count, because a rank may be interrupted.
+// times count, because a rank may be interrupted. All this under the lock of the world.
 //------------------------------------------------------------------------------
 
 enum {
-    IDIST__STREAM_BYTES = 4096, // to write past the caches, at least
-    IDIST__PACE_TIMES = 4,      // that count
-    IDIST__PACE_TIMED = 16,     // every so many-th write is timed, ...
-    IDIST__PACE_OTHER = 128     // ... and every so many-th made in the other way
+    IDIST__STREAM_BYTES = 4096, // smaller writes are neither timed nor made past the caches
+    IDIST__PACE_TIMES = 4,      // kept for each way
+    IDIST__PACE_TIMED = 17,     // one write in so many is timed; odd, as calls have their rhythm
+    IDIST__PACE_OTHER = 119     // one in so many is made in the other way; a multiple of TIMED
 };
 
+// Of two ways, false is that into the caches, true that past them.
 typedef struct idist__pace {
-    bool streams;                         // the way that is faster: past the caches
-    bool way;                             // of the write under way
+    bool streams;                         // the way that is faster
+    bool way;                             // of the timed write under way
     uint32_t count;                       // writes so far
-    uint32_t turn[2];                     // times so far; by way, as the next
+    uint32_t turn[2];                     // times so far, of each way
     uint32_t times[2][IDIST__PACE_TIMES]; // the latest, ns per MiB; 0: none yet
 } idist__pace;
 
@@ -127,17 +128,20 @@ static uint32_t idist__pace_shortest(const idist__pace *p, bool way) {
     return shortest;
 }
 
-// A write took so long. Streams are chosen only if they are clearly faster: the reader pays, too.
+// A write took so long. The way past the caches is chosen if it takes less than half the time: the
+// reader has to get the line from memory afterwards.
 static void idist__pace_add(idist__pace *p, bool way, int64_t ns, size_t nbytes) {
-    int64_t time = (ns << 20) / (int64_t)nbytes;
+    int64_t most = INT64_MAX >> 20;
+    int64_t time = ((ns < most ? ns : most) << 20) / (int64_t)nbytes;
 
     time = time < 1 ? 1 : time > UINT32_MAX ? UINT32_MAX : time;
     p->times[way][p->turn[way]++ % IDIST__PACE_TIMES] = (uint32_t)time;
     p->streams = idist__pace_shortest(p, true) &&
-                 idist__pace_shortest(p, false) / 3 > idist__pace_shortest(p, true) / 2;
+                 idist__pace_shortest(p, false) / 2 > idist__pace_shortest(p, true);
 }
 
-// Before a write: whether to make it past the caches. *begin_ns is for idist__pace_end.
+// Before a write: whether to make it past the caches. *begin_ns is for idist__pace_end; 0: the
+// write is not timed.
 static inline bool idist__pace_begin(idist__pace *p, size_t nbytes, int64_t *begin_ns) {
     uint32_t number;
     bool first;
@@ -711,7 +715,7 @@ static bool idist__pipe_write_message(void *port, const void *header, const void
     idist__pipe_copy_in(p, p->tail, header, IDIST__HEADER_BYTES);
     if (nbytes) idist__pipe_copy_in(p, p->tail + IDIST__HEADER_BYTES, payload, nbytes);
     idist__pipe_publish(p, message_nbytes);
-    if (!p->pace.streams || nbytes < IDIST__STREAM_BYTES)
+    if (!p->pace.streams || nbytes < IDIST__STREAM_BYTES) // else the next one needs no lines
         idist__pipe_prefetch_space(p, message_nbytes);
 
     return true;

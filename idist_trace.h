@@ -550,8 +550,11 @@ static void idist__trace_args(char *out, const idist_group *g, const idist__call
 
     if (idist__kind_reduces(c->kind))
         idist__text_append(out, capacity, "\"op\":\"%s\",", idist_op_name(c->op));
-    if (p2p) idist__text_append(out, capacity, "\"peer\":%d,\"tag\":%d,", c->root, c->tag);
-    else if (c->root >= 0) idist__text_append(out, capacity, "\"root\":%d,", c->root);
+    if (p2p) {
+        idist__text_append(out, capacity, "\"peer\":%d,", c->root);
+        if (c->label != IDIST__MRECV) // whose tag is one of ours
+            idist__text_append(out, capacity, "\"tag\":%d,", c->tag);
+    } else if (c->root >= 0) idist__text_append(out, capacity, "\"root\":%d,", c->root);
     if (seq && !p2p) idist__text_append(out, capacity, "\"seq\":%u,", (unsigned)seq);
     idist__text_append(out, capacity, "\"ranks\":%d}", g->size);
 }

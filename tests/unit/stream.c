@@ -54,6 +54,22 @@ static int writes(idist__pace *p, int n, size_t nbytes, int64_t plain_ns, int64_
     return streamed;
 }
 
+// A small write, for which the caches are faster, and fifteen large ones, for which they are not.
+static void mixes(void) {
+    idist__pace p;
+    int streamed = 0;
+
+    memset(&p, 0, sizeof p);
+
+    for (int i = 0; i < 200; i++) {
+        writes(&p, 1, 4096, 150, 400);
+        streamed += writes(&p, 15, 32768, 20000, 5000);
+    }
+
+    tap_ok(streamed > 2400, "sizes in a rhythm: %d of 3,000 large writes past the caches",
+           streamed);
+}
+
 static void chooses(void) {
     idist__pace p;
     int n;
@@ -61,28 +77,28 @@ static void chooses(void) {
     memset(&p, 0, sizeof p);
     tap_ok(writes(&p, 1000, IDIST__STREAM_BYTES - 1, 400, 100) == 0, "never a small write");
 
-    n = writes(&p, 1280, 16384, 400, 500);
-    tap_ok(!p.streams && n == 4 + 9, "caches are faster: %d of 1,280 writes past them", n);
+    n = writes(&p, 1190, 16384, 400, 500);
+    tap_ok(!p.streams && n == 4 + 9, "caches are faster: %d of 1,190 writes past them", n);
 
-    n = writes(&p, 1280, 16384, 2000, 500);
-    tap_ok(p.streams && n > 700, "that changes: %d of 1,280 writes past them", n);
+    n = writes(&p, 1190, 16384, 2000, 500);
+    tap_ok(p.streams && n > 700, "that changes: %d of 1,190 writes past them", n);
 
-    n = writes(&p, 1280, 16384, 400, 500);
-    tap_ok(!p.streams && n < 600, "and changes back: %d of 1,280 writes past them", n);
+    n = writes(&p, 1190, 16384, 400, 500);
+    tap_ok(!p.streams && n < 595, "and changes back: %d of 1,190 writes past them", n);
 
     memset(&p, 0, sizeof p);
     writes(&p, 8, 16384, 2000, 500);
     tap_ok(p.streams, "eight writes are enough");
 
-    idist__pace_add(&p, true, 1000000000, 16384);
+    idist__pace_add(&p, true, INT64_MAX, 16384);
     tap_ok(p.streams, "an interrupted write past the caches changes nothing");
 
     memset(&p, 0, sizeof p);
-    writes(&p, 8, 16384, 600, 500);
+    writes(&p, 8, 16384, 900, 500);
     idist__pace_add(&p, false, 1000000000, 16384);
-    tap_ok(!p.streams, "nor does one into them, and a fifth faster is not enough");
+    tap_ok(!p.streams, "nor does one into them, and nearly twice as fast is not enough");
 
-    idist__pace_add(&p, true, INT64_MAX >> 20, IDIST__STREAM_BYTES);
+    idist__pace_add(&p, true, INT64_MAX, IDIST__STREAM_BYTES);
     idist__pace_add(&p, true, 0, 1 << 30);
     tap_ok(p.times[true][0] && p.times[true][1], "the longest and the shortest time count");
 }
@@ -91,5 +107,6 @@ int main(void) {
     tap_deadline(60);
     copies_all();
     chooses();
+    mixes();
     return tap_done();
 }
