@@ -465,7 +465,8 @@ static void matched_misfit(idist_group *world, int rank, int n, void *arg) {
 
 static void matched_wrongly(idist_group *world, int rank, int n, void *arg) {
     idist_opts o = opts_of(world), brief = o, planned = o;
-    idist_message m = {{-1, -1, 0, IDIST_I8}, world, 5}, none = {{0, 0, 0, IDIST_I8}, NULL, 0};
+    idist_message m = {{-1, -1, 0, IDIST_I8}, world, 0, 0, 5};
+    idist_message none = {{0, 0, 0, IDIST_I8}, NULL, 0, 0, 0};
     idist_request request = {NULL};
     idist_opts a = opts_async(world, &request);
     int32_t x = 5;
