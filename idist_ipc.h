@@ -887,9 +887,10 @@ static void idist__ipc_unmap_arenas(idist__world *w) {
 // NCCL's may still run that could not be aborted.
 static void idist__ipc_free_all(idist__world *w) {
     idist__gpu *gpu = idist__gpu_of(w);
-    bool any = gpu->imports || gpu->arenas || gpu->free_pinned || gpu->barrier_word ||
-               idist__ipc_is_loaded(gpu);
-    bool busy = any && !gpu->stuck && !idist__ipc_clean_up(gpu);
+    // If the device is stuck, a thread may still load the kernels.
+    bool any = !gpu->stuck && (gpu->imports || gpu->arenas || gpu->free_pinned ||
+                               gpu->barrier_word || idist__ipc_is_loaded(gpu));
+    bool busy = any && !idist__ipc_clean_up(gpu);
 
     if (!busy && !w->abandoned) { // else a thread still reads the lists
         idist__ipc_free_list(w, gpu->imports);
