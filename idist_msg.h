@@ -840,7 +840,7 @@ static void idist__transfer_put(idist__ring *ring, idist__transfer_list *list, i
 static void idist__transfer_take(idist__transfer *v) {
     *v->at = v->next;
     if (v->next) v->next->at = v->at;
-    else v->list->end = v->at;
+    else v->list->end = v->at; // NOLINT(clang-analyzer-core.NullDereference): it is in one
     v->list = NULL;
     if (v->hook.bucket) idist__index_remove(&v->hook);
 }
