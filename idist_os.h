@@ -299,7 +299,7 @@ IDIST__UNUSED static void idist__os_cpu_prefetch_for_write(const void *p) {
 }
 
 // Copies with stores that go to memory past the caches, where the processor has them. A release
-// store publishes them like others. In assembly because reading <emmintrin.h> takes time;
+// store publishes them as usual. In assembly because reading <emmintrin.h> takes time;
 // sanitizers would not see what it reads and writes.
 IDIST__UNUSED static void idist__os_cpu_stream(char *to, const char *from, size_t nbytes) {
 #if defined(__x86_64__) && !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)

@@ -105,11 +105,11 @@ typedef struct idist__transport {
 enum {
     IDIST__STREAM_BYTES = 4096, // smaller writes are neither timed nor made past the caches
     IDIST__PACE_TIMES = 4,      // kept for each way
-    IDIST__PACE_TIMED = 17,     // one write in so many is timed; odd, as calls have their rhythm
+    IDIST__PACE_TIMED = 17,     // one write in so many is timed; odd, since calls often write by 16
     IDIST__PACE_OTHER = 119     // one in so many is made in the other way; a multiple of TIMED
 };
 
-// Of two ways, false is that into the caches, true that past them.
+// There are two ways to write: false is into the caches, true past them.
 typedef struct idist__pace {
     bool streams;                         // the way that is faster
     bool way;                             // of the timed write under way

@@ -34,7 +34,7 @@
 //
 // There is no barrier: ranks wait in the collectives, and a dead rank ends these with an error that
 // names it. Each simulator has its own random numbers, and no sum depends on where a rank begins,
-// so the number of ranks changes nothing. Exit code: 0: solved; 2: options that cannot be; 1: else.
+// so the number of ranks changes nothing. Exit code: 0 if solved, 2 for bad options, 1 otherwise.
 #include "../idist.h"
 
 #include "lib/check.h"

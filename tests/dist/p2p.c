@@ -168,6 +168,18 @@ static void kept_after_misfit(idist_group *world, int rank, int n, void *arg) {
     }
 }
 
+// What rank 0 sends for rank 1 to probe, and a message behind it; with i odd, when rank 1 says so.
+static void send_to_probe(idist_group *world, int i, int tag, size_t count, unsigned char *p) {
+    idist_request request = {NULL};
+    idist_opts o = opts_of(world), a = opts_async(world, &request);
+    char go = 1;
+    pattern_fill(p, 0, count, 4, 0, 8);
+    if (i % 2) rank_ok(0, idist_recv(&go, 1, IDIST_U8, 1, 1, NULL, &o));
+    rank_ok(0, idist_send(p, count, IDIST_F32, 1, tag, &a));
+    rank_ok(0, idist_send(&go, 1, IDIST_U8, 1, 100, &o));
+    rank_ok(0, idist_wait(&request));
+}
+
 // A probe describes a message, of any size, and leaves it. Rank 1 probes before the message is sent
 // (when i is odd) or after.
 static void probes(idist_group *world, int rank, int n, void *arg) {
@@ -182,11 +194,7 @@ static void probes(idist_group *world, int rank, int n, void *arg) {
         idist_opts a = opts_async(world, &request);
         char go = 1;
         if (rank == 0) {
-            pattern_fill(b.p, 0, count, 4, 0, 8);
-            if (i % 2) rank_ok(rank, idist_recv(&go, 1, IDIST_U8, 1, 1, NULL, &o));
-            rank_ok(rank, idist_send(b.p, count, IDIST_F32, 1, 5 + i, &a));
-            rank_ok(rank, idist_send(&go, 1, IDIST_U8, 1, 100, &o));
-            rank_ok(rank, idist_wait(&request));
+            send_to_probe(world, i, 5 + i, count, b.p);
         } else if (rank == 1) {
             idist_recv_info info = {-1, -1, 0, IDIST_I8};
             bool found = true;
@@ -299,15 +307,8 @@ static void matched(idist_group *world, int rank, int n, void *arg) {
     for (int i = 0; i < 8; i++) {
         size_t count = counts[i / 2];
         guarded_buffer b = guarded_buffer_make(count * 4, 0);
-        idist_request request = {NULL};
-        idist_opts a = opts_async(world, &request);
-        char go = 1;
         if (rank == 0) {
-            pattern_fill(b.p, 0, count, 4, 0, 8);
-            if (i % 2) rank_ok(rank, idist_recv(&go, 1, IDIST_U8, 1, 1, NULL, &o));
-            rank_ok(rank, idist_send(b.p, count, IDIST_F32, 1, 5, &a));
-            rank_ok(rank, idist_send(&go, 1, IDIST_U8, 1, 100, &o));
-            rank_ok(rank, idist_wait(&request));
+            send_to_probe(world, i, 5, count, b.p);
         } else if (rank == 1) {
             matched_once(world, rank, i, count, b.p);
             rank_check(pattern_find_wrong(b.p, 0, count, 4, 0, 8) == count &&
