@@ -1420,6 +1420,15 @@ static void idist__share_start(idist__task *t) {
     if (share->first == t) idist__op_run(t);
 }
 
+// In a quick call, which has not read the links, the calls differ. Perhaps another rank has aborted
+// the group, and the rank that we differ from has not heard of it: the call is started as usual,
+// which reads the links first and then compares again.
+static void idist__share_reconsider(idist__ring *ring) {
+    if (!ring->failed) return;
+    ring->failed = NULL;
+    ring->last_start_ns = 0;
+}
+
 // A small blocking collective while nothing else is under way: needs no task and no clock. False:
 // the call has to be started as usual. It may have been entered by then.
 static bool idist__share_quick(idist_group *g, const idist__call *c) {
@@ -1437,11 +1446,17 @@ static bool idist__share_quick(idist_group *g, const idist__call *c) {
     t->seq = g->seq + 1;
     (void)idist__share_prepare(t, IDIST__ALGO_FLAT); // only a v-form needs memory
     idist__op_of(t)->past = idist__history_past(t);
-    if (!idist__slot_may_enter(t)) return false;
+
+    if (!idist__slot_may_enter(t)) {
+        idist__share_reconsider(ring);
+        return false;
+    }
+
     idist__slot_enter(t);
 
     for (turns = 0; !idist__slot_all_entered(t, false); turns++) {
         if (idist__ring_quick_wait(ring, turns)) continue;
+        idist__share_reconsider(ring);
         share->entered_early = true;
         return false;
     }

@@ -228,6 +228,54 @@ static void between_processes(const char *transport) {
     procs_free(&p);
 }
 
+// Rank 0 is stopped in an all_reduce when rank 1 aborts, so that it still looks as if that went on.
+// Rank 2 comes with another operation, and hears of the abort first.
+static int differs_after_abort(idist_group *world, int rank, int n, proc_slot *slot, void *arg) {
+    idist_request request = {NULL};
+    idist_opts o = opts_of(world), immediate = opts_async(world, &request);
+    float x[100] = {0};
+    (void)n, (void)arg;
+    if (idist_barrier(&o) != IDIST_OK) return 96;
+    if (rank == 0) {
+        idist_status status = idist_all_reduce(x, x, 100, IDIST_F32, IDIST_SUM, &immediate);
+        proc_phase(slot, 1);
+        proc_await_phase(slot, 2); // stopped in here
+        proc_result(slot, status ? status : idist_wait(&request));
+    } else if (rank == 1) {
+        proc_await_phase(slot, 1);
+        proc_result(slot, idist_abort(world));
+    } else {
+        proc_await_phase(slot, 1);
+        proc_result(slot, idist_barrier(&o));
+    }
+    idist_close(&world);
+    return 0;
+}
+
+static void abort_beside_another_call(const char *transport) {
+    procs p;
+    idist_desc d = desc_with(transport, "auto");
+    bool reached = true;
+    tap_running("another call after the abort, %s", transport);
+    ranks_reset();
+    procs_start(&p, 3, &d, differs_after_abort, NULL);
+    proc_await_phase(&p.slot[0], 1);
+    kill(p.pid[0], SIGSTOP);
+    proc_phase(&p.slot[1], 1);
+    reached = proc_await_result(&p.slot[1], 5000) && reached;
+    proc_phase(&p.slot[2], 1);
+    reached = proc_await_result(&p.slot[2], 5000) && reached;
+    proc_phase(&p.slot[0], 2);
+    kill(p.pid[0], SIGCONT);
+    rank_check(procs_wait(&p, 8000) == 0 && reached, "a rank hangs");
+    for (int k = 0; k < 3; k++)
+        rank_check(p.slot[k].status == (k == 1 ? IDIST_OK : IDIST_ERR_ABORTED),
+                   "rank %d: got %s: %s", k, idist_status_name((idist_status)p.slot[k].status),
+                   p.slot[k].text);
+    ranks_report("a rank makes another call after the abort, %s", transport);
+    procs_free(&p);
+}
+
 // A group is aborted while a member still makes it, and a large message of its groups by host is on
 // the way: what that message took of the eager window between the two ranks comes back.
 static void window_comes_back(idist_group *world, int rank, int n, void *arg) {
@@ -283,6 +331,7 @@ int main(void) {
             ranks_case(n, &d, abort_at_once, NULL,
                        "abort of a group that others do not have yet n=%d, %s", n, d.transport);
         between_processes(d.transport);
+        abort_beside_another_call(d.transport);
     }
     {
         idist_desc d = desc_with("hosts", "auto");
