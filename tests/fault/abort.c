@@ -241,12 +241,10 @@ static int differs_after_abort(idist_group *world, int rank, int n, proc_slot *s
         proc_phase(slot, 1);
         proc_await_phase(slot, 2); // stopped in here
         proc_result(slot, status ? status : idist_wait(&request));
-    } else if (rank == 1) {
-        proc_await_phase(slot, 1);
-        proc_result(slot, idist_abort(world));
     } else {
-        proc_await_phase(slot, 1);
-        proc_result(slot, idist_barrier(&o));
+        proc_phase(slot, 1);
+        proc_await_phase(slot, 2);
+        proc_result(slot, rank == 1 ? idist_abort(world) : idist_barrier(&o));
     }
     idist_close(&world);
     return 0;
@@ -255,16 +253,16 @@ static int differs_after_abort(idist_group *world, int rank, int n, proc_slot *s
 static void abort_beside_another_call(const char *transport) {
     procs p;
     idist_desc d = desc_with(transport, "auto");
-    bool reached = true;
+    bool reached;
     tap_running("another call after the abort, %s", transport);
     ranks_reset();
     procs_start(&p, 3, &d, differs_after_abort, NULL);
-    proc_await_phase(&p.slot[0], 1);
+    reached = procs_await_phase(&p, 1, 5000);
     kill(p.pid[0], SIGSTOP);
-    proc_phase(&p.slot[1], 1);
-    reached = proc_await_result(&p.slot[1], 5000) && reached;
-    proc_phase(&p.slot[2], 1);
-    reached = proc_await_result(&p.slot[2], 5000) && reached;
+    for (int k = 1; k < 3; k++) {
+        proc_phase(&p.slot[k], 2);
+        reached = proc_await_result(&p.slot[k], 5000) && reached;
+    }
     proc_phase(&p.slot[0], 2);
     kill(p.pid[0], SIGCONT);
     rank_check(procs_wait(&p, 8000) == 0 && reached, "a rank hangs");
