@@ -21,7 +21,7 @@ static void check_case(grid_case *c) {
 }
 
 int main(void) {
-    tap_deadline(60);
+    tap_deadline(200);
     grid_run("all_gather", check_case, GRID_WIDE);
     return tap_done();
 }

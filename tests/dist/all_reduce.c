@@ -150,7 +150,7 @@ static void nan_wins(idist_group *world, int rank, int n, void *arg) {
 }
 
 int main(void) {
-    tap_deadline(60);
+    tap_deadline(200);
     grid_run("all_reduce", check_case, GRID_REDUCES);
     ranks_case(3, NULL, no_buffers, NULL, "count 0 with NULL buffers");
     bool on_nccl = getenv("IDIST_TEST_NCCL") != NULL; // on device memory

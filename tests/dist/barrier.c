@@ -46,7 +46,7 @@ static counters *zero(counters *c) {
 
 int main(void) {
     static const int sizes[7] = {1, 2, 3, 4, 5, 7, 8};
-    tap_deadline(60);
+    tap_deadline(200);
     counters *shared = (counters *)shared_alloc(2 * sizeof *shared);
     for (int i = 0; i < 7; i++) {
         if (test_quick() && (sizes[i] == 4 || sizes[i] > 5)) continue;

@@ -95,7 +95,7 @@ int main(void) {
         getenv("IDIST_TEST_BIG"); // "0": skip, "1": run whatever the machine says, "all": all three
     size_t available = mem_available();
     char reason[200];
-    tap_deadline(100);
+    tap_deadline(300);
     idist_desc d = desc_with("auto", "auto");
     d.timeout_ms = 90000;
     snprintf(reason, sizeof reason, "needs 14 GiB of available memory, there are %.1f GiB",

@@ -959,7 +959,7 @@ int main(void) {
     static const int sizes[] = {1, 2, 3, 8};
     static const idist_compression compressions[2] = {IDIST_COMPRESS_F16, IDIST_COMPRESS_BF16};
     int n_sizes = test_quick() ? 3 : 4;
-    tap_deadline(60);
+    tap_deadline(200);
     assignment();
     finalized();
     for (int begun = 0; begun < 2; begun++)

@@ -555,7 +555,7 @@ static void of_the_ring(void) {
 
 int main(void) {
     idist_desc tcp = desc_with("tcp", "auto");
-    tap_deadline(60);
+    tap_deadline(200);
     ranks_case(5, NULL, new_group, NULL, "members and others n=5");
     ranks_case(5, &tcp, new_group, NULL, "members and others n=5, tcp");
     for (int n = 1; n <= 7; n += 2)

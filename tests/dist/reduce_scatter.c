@@ -86,7 +86,7 @@ static void one_rank_gets_all(idist_group *world, int rank, int n, void *arg) {
 }
 
 int main(void) {
-    tap_deadline(60);
+    tap_deadline(200);
     grid_run("reduce_scatter", check_case, GRID_REDUCES | GRID_WIDE);
     grid_run("reduce_scatterv", check_case_v, GRID_REDUCES | GRID_WIDE);
     for (int n = 2; n <= 3; n++)

@@ -694,7 +694,7 @@ static void placed(const char *transport) {
 int main(void) {
     static const char *ways[4] = {"wait_all", "wait in another order", "wait_any", "test"};
     static const int sizes[5] = {1, 2, 3, 4, 7};
-    tap_deadline(60);
+    tap_deadline(200);
     ranks_case(1, NULL, empty_ones, NULL, "empty requests, n=1");
     ranks_case(2, NULL, empty_ones, NULL, "empty requests, n=2");
     for (int i = 0; i < 5; i++) {

@@ -59,7 +59,7 @@ static void half_rounds_once(idist_group *world, int rank, int n, void *arg) {
 }
 
 int main(void) {
-    tap_deadline(60);
+    tap_deadline(200);
     grid_run("scan", inclusive, GRID_REDUCES | GRID_NO_AVG);
     grid_run("exscan", exclusive, GRID_REDUCES | GRID_NO_AVG);
     for (int a = 0; a < N_ALGORITHMS; a++) {

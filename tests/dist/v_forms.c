@@ -292,7 +292,7 @@ static void counts_of_the_root(idist_group *world, int rank, int n, void *arg) {
 }
 
 int main(void) {
-    tap_deadline(90);
+    tap_deadline(200);
     grid_run("all_gatherv", all_gatherv, GRID_ONE_WAY | GRID_WIDE | GRID_BLOCKING);
     grid_run("gatherv", gatherv, GRID_ONE_WAY | GRID_WIDE | GRID_ROOTED);
     grid_run("scatterv", scatterv, GRID_ONE_WAY | GRID_WIDE | GRID_ROOTED | GRID_BLOCKING);

@@ -461,7 +461,7 @@ int main(void) {
                                         {4, 5, "auto", "blocks", false},
                                         {5, 700, "auto", "hosts", true}};
     uint64_t random_state = tap_seed();
-    tap_deadline(100);
+    tap_deadline(300);
     int n_settings = test_quick() ? 2 : 7;
     for (int i = 0; i < n_settings; i++) {
         if (i < 3 || i == 5) pairs(&settings[i], &random_state);

@@ -150,7 +150,7 @@ static bool may_go(void) {
 }
 
 int main(void) {
-    tap_deadline(60);
+    tap_deadline(200);
     (void)ranks__log();
     if (may_go()) {
         without_network();
