@@ -1124,7 +1124,7 @@ static void idist__chunk_run(idist__task *t) {
 
 //------------------------------------------------------------------------------
 // [share:split]  all_reduce and reduce, in which each rank reduces one block
-// uses kind model block msg:op region flow slot fetch chunk
+// uses kind model block pace msg:op region flow slot fetch chunk
 //
 // A reduce-scatter and an all-gather in one buffer. Each rank reads 1/n of every contribution and
 // 1/n of the result from every other rank, so all cores and the whole memory bandwidth are used:
@@ -1209,7 +1209,9 @@ static bool idist__split_sum_direct(idist__task *t) {
         if (!idist__fetch_sum(t, out, o->n, 0, at, k)) return false;
         if (!idist__fetch_was_valid(t)) return false;
         for (i = 0; i < o->n; i++)
-            if (i != o->rank) memcpy(share->locations[i].recv + at * o->size, out, k * o->size);
+            if (i != o->rank)
+                idist__pace_copy(&share->shm->window_pace, share->locations[i].recv + at * o->size,
+                                 out, k * o->size);
     }
 
     return true;

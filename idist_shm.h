@@ -90,7 +90,7 @@ typedef struct idist__transport {
 
 //------------------------------------------------------------------------------
 // [shm:pace]  whether to write past the caches
-// uses clock
+// uses clock cpu
 //
 // Before a core writes to a line, all others have to give it up. Cores that share a cache are quick
 // about that. Others, on a processor with several of them or on two, take so long that a store to
@@ -159,6 +159,15 @@ static inline bool idist__pace_begin(idist__pace *p, size_t nbytes, int64_t *beg
 
 static inline void idist__pace_end(idist__pace *p, int64_t begin_ns, size_t nbytes) {
     if (begin_ns) idist__pace_add(p, p->way, idist__os_clock_now_ns() - begin_ns, nbytes);
+}
+
+// Copies in the way that is faster.
+static inline void idist__pace_copy(idist__pace *p, char *to, const char *from, size_t nbytes) {
+    int64_t begin_ns;
+
+    if (idist__pace_begin(p, nbytes, &begin_ns)) idist__os_cpu_stream(to, from, nbytes);
+    else memcpy(to, from, nbytes);
+    idist__pace_end(p, begin_ns, nbytes);
 }
 
 //------------------------------------------------------------------------------
@@ -248,7 +257,8 @@ typedef struct idist__segment {
     bool fenced;                  // see idist__doorbell_any_asleep
     bool reads_remote;            // each rank can read the memory of all others, ...
     bool reads_fast;              // ... and it takes no longer than two copies
-    idist__pace pace;             // of our writes to the buffers of collectives
+    idist__pace pace;             // of our writes to the buffers of collectives, ...
+    idist__pace window_pace;      // ... and to the windows of other ranks
     uint64_t proof;               // the others read it to find that out
     idist__os_process *processes; // by rank on this host
     char *remote_pieces; // cross-memory reads to be reduced: IDIST__REMOTE_PIECE for each rank

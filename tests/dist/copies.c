@@ -181,25 +181,34 @@ static void in_order(idist_group *world, int rank, int n, void *arg) {
 static void stream(idist_group *world, int rank) {
     idist__segment *shm = idist__ring_of(world->w)->shm;
 
-    shm->pace.streams = shm->ports[1 - rank].pace.streams = true;
-    shm->pace.count = shm->ports[1 - rank].pace.count = 2 * IDIST__PACE_TIMES + 1;
+    idist__pace *paces[] = {&shm->pace, &shm->window_pace, &shm->ports[1 - rank].pace};
+
+    for (size_t i = 0; i < sizeof paces / sizeof *paces; i++) {
+        paces[i]->streams = true;
+        paces[i]->count = 2 * IDIST__PACE_TIMES + 1;
+    }
 }
 
 // Collectives and messages whose writes go past the caches.
 static void streams(idist_group *world, int rank, int n, void *arg) {
     size_t count = ((const plan *)arg)->way.nbytes / sizeof(int32_t);
     idist_opts o = opts_of(world);
-    int32_t *x = (int32_t *)malloc(2 * count * sizeof *x + 4), *got;
+    int32_t *x = (int32_t *)malloc(2 * count * sizeof *x + 4), *got, *window;
     size_t wrong = 0;
 
     got = (int32_t *)malloc(2 * count * sizeof *x + 4);
-    if (!x || !got) return;
+    window = (int32_t *)idist_alloc(count * sizeof *x, &o);
+    if (!x || !got || !window) return;
     idist__ring_of(world->w)->shm->reads_fast = false;
     for (size_t i = 0; i < 2 * count; i++) x[i] = (int32_t)(i % 1000003) + rank;
 
     stream(world, rank);
     rank_ok(rank, idist_all_reduce(x, got, count, IDIST_I32, IDIST_SUM, &o));
     for (size_t i = 0; i < count; i++) wrong += got[i] != n * (x[i] - rank) + 1;
+    stream(world, rank);
+    memcpy(window, x, count * sizeof *x);
+    rank_ok(rank, idist_all_reduce(window, window, count, IDIST_I32, IDIST_SUM, &o));
+    for (size_t i = 0; i < count; i++) wrong += window[i] != got[i];
     stream(world, rank);
     rank_ok(rank, idist_all_gather(x, got, count, IDIST_I32, &o));
     for (size_t i = 0; i < 2 * count; i++) wrong += got[i] != x[i % count] - rank + (i >= count);
@@ -216,6 +225,7 @@ static void streams(idist_group *world, int rank, int n, void *arg) {
     for (size_t i = 0; i < count; i++) wrong += x[i] != (int32_t)(i % 1000003);
 
     rank_check(wrong == 0, "%zu elements are wrong", wrong);
+    idist_free(window);
     free(x);
     free(got);
 }
