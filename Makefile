@@ -12,7 +12,7 @@ PREFIX ?= /usr/local
 DESTDIR ?=
 FUZZ_SECONDS ?= 20
 # Seconds a test may take before it is killed. Every test also has a deadline of its own.
-DEADLINE ?= 480
+DEADLINE ?= 900
 # Jobs when none were asked for by -j, and tests that run beside each other.
 JOBS ?= $(shell nproc 2>/dev/null || echo 2)
 TEST_JOBS ?= 2

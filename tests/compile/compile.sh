@@ -14,7 +14,7 @@ unset RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE MASTER_ADDR MASTER_PORT IDIST_
 # Nothing here depends on the optimizer: without the attribute optimize("O3") of the reductions gcc
 # needs half of its time.
 warn="-Wall -Wextra -Wpedantic -Wshadow -Wconversion -Werror -Doptimize(level)="
-limit="timeout -k 5 ${IDIST_COMPILE_LIMIT:-100}"
+limit="timeout -k 5 ${IDIST_COMPILE_LIMIT:-300}"
 number=0
 failed=0
 
