@@ -197,9 +197,9 @@ static idist_status idist__backend_find_device(idist__world *w) {
 
 //------------------------------------------------------------------------------
 // [calls:world]  open and close a world
-// uses clock cpu os:thread mutex cond os:memory socket fail text mem base:log
-// uses launch:env draw config kind model core:world tracer core:task core:ended
-// uses core:group core:wait core:call backend
+// uses clock cpu os:thread mutex cond socket fail text mem base:log launch:env
+// uses draw config kind model core:world tracer core:task core:ended core:group
+// uses core:wait core:call backend
 //
 //     idist__world_open
 //       idist__world_new           allocate; choose a backend
@@ -271,7 +271,6 @@ static void idist__world_free(idist__world *w) {
     idist__mem_free(&mem, w->group.ranks);
     idist__mem_free(&mem, w->group.impl);
     idist__mem_free(&mem, w->nodes);
-    idist__os_memory_fork_guard_free(w->fork_guard);
     idist__os_cond_destroy(&w->changed);
     idist__os_cond_destroy(&w->work);
     idist__os_mutex_destroy(&w->lock);
@@ -291,7 +290,7 @@ static idist_status idist__world_new_group(idist__world *w) {
     w->group.ranks = (int *)idist__mem_alloc(mem, sizeof(int) * (size_t)n);
     w->group.impl = idist__mem_alloc(mem, w->backend->group_nbytes);
     w->nodes = (idist__rank_info *)idist__mem_alloc(mem, sizeof *w->nodes * (size_t)n);
-    w->fork_guard = idist__os_memory_fork_guard();
+    w->process = idist__world_process();
     if (!w->group.ranks || !w->group.impl || !w->nodes) return IDIST_ERR_NO_MEMORY;
     for (i = 0; i < n; i++) w->group.ranks[i] = i;
 

@@ -581,7 +581,7 @@ struct idist__world {
     idist__rank_info *nodes; // of every rank
     int nnodes;
     idist_group *freed_groups; // to be used again
-    int *fork_guard;           // reads 0 in a child made by fork; NULL: the kernel has no such page
+    uint32_t process;          // the number of the process that made it; 0: unknown
     idist__user_op ops[IDIST_OP_LAST - IDIST_OP_USER + 1];
     idist__user_dtype dtypes[IDIST__USER_DTYPES];
 
@@ -721,7 +721,7 @@ static const idist_backend_api *idist__backend_fill(idist_backend_api *api,
 
 //------------------------------------------------------------------------------
 // [core:world]  the world, its lock, and who may enter it
-// uses os:thread mutex fail base:type model
+// uses os:thread mutex os:memory fail base:type model
 //
 // One mutex per world guards everything in it. A caller that waits drives the backend itself; when
 // several wait, one drives (w->driver) and the others sleep on w->changed until it completes their
@@ -731,8 +731,38 @@ static const idist_backend_api *idist__backend_fill(idist_backend_api *api,
 
 static idist__world *idist__default_world; // set by idist_initialize, the one global
 
-// A child made by fork has none of its parent's worlds.
-static bool idist__world_forked(const idist__world *w) { return w->fork_guard && !*w->fork_guard; }
+// The number of this process; a child made by fork has none until it makes a world. The word stays
+// for good, because threads may look at it whose world is being freed. NULL: there was no world
+// yet, or the kernel does not tell.
+static uint32_t *idist__world_process_word;
+
+// Gives this process a number that none of its ancestors has. 0: the kernel does not tell.
+static uint32_t idist__world_process(void) {
+    static uint32_t count; // a child begins with that of its parent
+    uint32_t *word = __atomic_load_n(&idist__world_process_word, __ATOMIC_ACQUIRE), *made;
+    uint32_t number = 0, next;
+
+    if (!word) {
+        made = idist__os_memory_fork_word();
+        if (__atomic_compare_exchange_n(&idist__world_process_word, &word, made, false,
+                                        __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE))
+            word = made;
+        else idist__os_memory_fork_word_free(made); // another thread was first
+        if (!word) return 0;
+    }
+
+    next = __atomic_add_fetch(&count, 1u, __ATOMIC_RELAXED);
+    if (__atomic_compare_exchange_n(word, &number, next, false, __ATOMIC_RELAXED, __ATOMIC_RELAXED))
+        return next;
+
+    return number;
+}
+
+// A child made by fork has none of its parent's worlds. A world that was freed has process 0.
+static bool idist__world_forked(const idist__world *w) {
+    const uint32_t *word = __atomic_load_n(&idist__world_process_word, __ATOMIC_RELAXED);
+    return word && w->process && __atomic_load_n(word, __ATOMIC_RELAXED) != w->process;
+}
 
 // Whether this thread may call into a world at all.
 static idist_status idist__world_enter(const char *name, const idist__world *w) {

@@ -579,28 +579,23 @@ static int idist__os_memory_reserve(int fd, size_t at, size_t nbytes) {
     return rc;
 }
 
-// A word that reads 1 in this process and 0 in a child made by fork, so that a check costs no
-// system call. NULL: the kernel cannot do that. Freed by idist__os_memory_fork_guard_free.
-static int *idist__os_memory_fork_guard(void) {
+// A new word, 0, that also reads 0 in a child made by fork until somebody writes to it there. NULL:
+// the kernel cannot do that. Freed by idist__os_memory_fork_word_free.
+static uint32_t *idist__os_memory_fork_word(void) {
     enum { WIPE_ON_FORK = 18 }; // MADV_WIPEONFORK, which older headers lack
     size_t nbytes = idist__os_memory_page_nbytes();
     void *page = mmap(NULL, nbytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
 
     if (page == MAP_FAILED) return NULL;
+    if (madvise(page, nbytes, WIPE_ON_FORK) == 0) return (uint32_t *)page;
+    munmap(page, nbytes);
 
-    if (madvise(page, nbytes, WIPE_ON_FORK) != 0) {
-        munmap(page, nbytes);
-        return NULL;
-    }
-
-    *(int *)page = 1;
-
-    return (int *)page;
+    return NULL;
 }
 
 // NULL is no error.
-static void idist__os_memory_fork_guard_free(int *guard) {
-    if (guard) munmap(guard, idist__os_memory_page_nbytes());
+static void idist__os_memory_fork_word_free(uint32_t *word) {
+    if (word) munmap(word, idist__os_memory_page_nbytes());
 }
 
 //------------------------------------------------------------------------------

@@ -515,6 +515,8 @@ static int child_of_fork(int number, void *arg) {
     rank_is(0, idist_finalize(), IDIST_ERR_STATE);
     rank_ok(0, idist_initialize(NULL));
     rank_ok(0, idist_all_reduce(&x, &x, 1, IDIST_I32, IDIST_SUM, NULL));
+    rank_is(0, idist_barrier(&o), IDIST_ERR_STATE); // still
+    rank_check(strstr(idist_last_error(), "fork"), "got \"%s\"", idist_last_error());
     rank_ok(0, idist_finalize());
     return 0;
 }
