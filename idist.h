@@ -312,14 +312,15 @@ MEMORY
     1 MiB per rank for messages that arrive before their receive. Large reductions over sockets use
     scratch memory of up to twice the message size.
 
-    Ranks on one host share an anonymous file of 4 MiB per rank (desc.shm_nbytes). It is reserved
-    when they join and disappears with the last of them. If it cannot be had (no memfd, or a limit
-    on memory, address space or file size), they use local sockets, and a log line at info level
-    says why. Large buffers are read directly from the memory of the other process where the kernel
-    permits it, and does it fast; the ranks measure that when they join. A message up to 1 MiB goes
-    through the file if sender and receiver wait. A program that changes its user after joining, or
-    restricts its own system calls (seccomp), must set IDIST_TRANSPORT=socket. Memory from
-    idist_alloc is mapped by all ranks of the host.
+    Ranks on one host share an anonymous file of up to 4 MiB per rank (desc.shm_nbytes), which
+    disappears with the last of them. About half of that is reserved when they join; the rest
+    follows as groups are made, and a group that finds none is made of messages. If the file cannot
+    be had (no memfd, or a limit on memory, address space or file size), they use local sockets, and
+    a log line at info level says why. Large buffers are read directly from the memory of the other
+process where the kernel permits it, and does it fast; the ranks measure that when they join. A
+message up to 1 MiB goes through the file if sender and receiver wait. A program that changes its
+user after joining, or restricts its own system calls (seccomp), must set IDIST_TRANSPORT=socket.
+Memory from idist_alloc is mapped by all ranks of the host.
 
 WAITING
 
@@ -701,7 +702,7 @@ typedef struct idist_desc {
     // "none", or "core": each rank stays on one of the processors it may use. IDIST_BIND.
     const char *bind;
 
-    // Shared memory that each rank reserves, in bytes; 0: 4 MiB. IDIST_SHM_MIB (in MiB).
+    // Shared memory that each rank takes at most, in bytes; 0: 4 MiB. IDIST_SHM_MIB (in MiB).
     size_t shm_nbytes;
 
     // Ranks with equal ids share a host. NULL: boot id, user and network namespace. IDIST_HOSTID.

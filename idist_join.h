@@ -1023,7 +1023,7 @@ static idist_status idist__links_connect(idist__join *j) {
 //
 // The ranks of a host form a binomial tree, whose root is the lowest one. Each of them connects to
 // its parent. The root makes the file ([shm:segment]) and sends its descriptor to its children, as
-// every rank does that gets it. Each rank maps the file, reserves its own part, and votes on
+// every rank does that gets it. Each rank maps the file, reserves its own pipes, and votes on
 // whether that worked:
 //
 //   root           makes the file    sends it    maps it   collects votes   sends the lowest
@@ -1127,7 +1127,7 @@ static size_t idist__join_share_window_nbytes(int n) {
 
 // ---- mapping it ----
 
-// Reserves memory for our front and our part. 0, or an errno.
+// Reserves memory for our doorbell and the pipes to us. 0, or an errno.
 static int idist__join_share_reserve(const idist__segment *m, int fd) {
     size_t me = (size_t)m->me;
     int error = 0;
@@ -1135,9 +1135,10 @@ static int idist__join_share_reserve(const idist__segment *m, int fd) {
     if (idist__os_segment_nbytes(fd) < idist__join_share_nbytes(m)) return EINVAL;
     if (!me) error = idist__os_memory_reserve(fd, 0, IDIST__PAGE);
     if (!error)
-        error = idist__os_memory_reserve(fd, IDIST__PAGE + me * m->front_nbytes, m->front_nbytes);
+        error = idist__os_memory_reserve(fd, IDIST__PAGE + me * m->front_nbytes,
+                                         sizeof(idist__doorbell));
     if (!error)
-        error = idist__os_memory_reserve(fd, m->parts_at + me * m->part_nbytes, m->part_nbytes);
+        error = idist__os_memory_reserve(fd, m->parts_at + me * m->part_nbytes, m->buffers_at);
 
     return error;
 }

@@ -187,8 +187,8 @@ static inline void idist__pace_copy(idist__pace *p, char *to, const char *from, 
 // page tables, which every process has for itself: with parts of 4 MiB and one look at each, 512
 // processes would have 1 GiB of them.
 //
-// Memory for fronts and parts is reserved when the file is mapped, so that no access to it can fail
-// later.
+// Memory is reserved before anybody uses it, so that no access to it can fail: for doorbells and
+// pipes when the file is mapped, for a region when it is first lent to a group ([share:pool]).
 //------------------------------------------------------------------------------
 
 #define IDIST__LINE ((size_t)64)   // of a cache
@@ -272,6 +272,7 @@ typedef struct idist__segment {
     size_t chunk_nbytes[2];          // of a buffer in region 0, and in the others
 
     int region_count;            // regions of each rank
+    int reserved_count;          // of ours, have their memory: the first ones
     bool taken[64];              // ours: whether a group has it, ...
     uint32_t region_members[64]; // ... how many members of it are on this host, ...
     uint64_t region_groups[64];  // ... and its ctx

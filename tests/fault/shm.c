@@ -279,6 +279,64 @@ static void small_shares(void) {
     }
 }
 
+// Bytes that the shared file of a world takes.
+static size_t file_bytes(const idist_group *world) {
+    struct stat st;
+    return fstat(idist__ring_of(world->w)->shm->window->fd, &st) == 0 ? (size_t)st.st_blocks * 512
+                                                                      : 0;
+}
+
+// The first group of the world takes memory for its regions, the next one of the same size finds
+// it. Rank 1 gets no more then: a second group at the same time does without.
+static int regions_late(idist_group *world, int rank, int n, proc_slot *slot, void *arg) {
+    idist_group *g = NULL, *h = NULL;
+    idist_opts o = opts_of(world);
+    size_t before = file_bytes(world), with_one, again;
+    (void)slot, (void)arg;
+    rank_check(before < (size_t)n * 2 * MIB, "rank %d: %zu bytes at the start", rank, before);
+    rank_ok(rank, idist_barrier(&o));
+    rank_ok(rank, idist_split(world, 0, rank, &g));
+    rank_ok(rank, idist_barrier(&o));
+    with_one = file_bytes(world);
+    rank_check(with_one > before, "rank %d: %zu bytes, with a group %zu", rank, before, with_one);
+    rank_ok(rank, idist_free_group(&g));
+    rank_ok(rank, idist_barrier(&o));
+
+    if (rank == 1 && !forbid(SYS_fallocate)) return CANNOT;
+    rank_ok(rank, idist_split(world, 0, rank, &g));
+    rank_ok(rank, idist_barrier(&o));
+    again = file_bytes(world);
+    rank_check(again == with_one, "rank %d: %zu bytes, and with a group after it %zu", rank,
+               with_one, again);
+    rank_ok(rank, idist_split(world, 0, rank, &h));
+    rank_check(idist__ring_group_of(g)->share && !idist__ring_group_of(h)->share,
+               "rank %d: the first group has regions, and the second one has none", rank);
+    all_sorts(g, rank, n);
+    all_sorts(h, rank, n);
+    rank_ok(rank, idist_free_group(&h));
+    rank_ok(rank, idist_free_group(&g));
+    rank_ok(rank, idist_close(&world));
+    return 0;
+}
+
+static void memory_for_groups(int n) {
+    procs p;
+    bool cannot = false;
+    tap_running("memory for groups n=%d", n);
+    ranks_reset();
+    procs_start(&p, n, NULL, regions_late, NULL);
+    int n_hung = procs_wait(&p, 30000);
+    rank_check(n_hung == 0, "%d ranks hang", n_hung);
+    for (int k = 0; k < n; k++) {
+        cannot = cannot || p.wait_status[k] == CANNOT << 8;
+        rank_check(p.wait_status[k] == 0, "rank %d: wait status 0x%x", k,
+                   (unsigned)p.wait_status[k]);
+    }
+    if (cannot) tap_skip("memory for groups", "this process cannot forbid itself a system call");
+    else ranks_report("groups take memory when they need it, or do without n=%d", n);
+    procs_free(&p);
+}
+
 //------------------------------------------------------------------------------
 // ranks that die
 //------------------------------------------------------------------------------
@@ -684,6 +742,8 @@ int main(void) {
     (void)ranks__log();
     losses();
     small_shares();
+    memory_for_groups(2);
+    memory_for_groups(5);
     lost_in_barriers(2, false, &random_state);
     lost_in_barriers(2, true, &random_state);
     lost_in_barriers(4, true, &random_state);
