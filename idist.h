@@ -317,10 +317,10 @@ MEMORY
     follows as groups are made, and a group that finds none is made of messages. If the file cannot
     be had (no memfd, or a limit on memory, address space or file size), they use local sockets, and
     a log line at info level says why. Large buffers are read directly from the memory of the other
-process where the kernel permits it, and does it fast; the ranks measure that when they join. A
-message up to 1 MiB goes through the file if sender and receiver wait. A program that changes its
-user after joining, or restricts its own system calls (seccomp), must set IDIST_TRANSPORT=socket.
-Memory from idist_alloc is mapped by all ranks of the host.
+    process where the kernel permits it, and does it fast; the ranks measure that when they join. A
+    message up to 1 MiB goes through the file if sender and receiver wait. A program that changes
+    its user after joining, or restricts its own system calls (seccomp), must set
+    IDIST_TRANSPORT=socket. Memory from idist_alloc is mapped by all ranks of the host.
 
 WAITING
 
