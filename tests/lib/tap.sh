@@ -35,7 +35,7 @@ skip() { # NAME REASON
     echo "ok $TAP_RUN - $1 # SKIP $2"
 }
 # The SECONDS of ok_run and later are ample for a machine that has nothing else to do. After so many
-# times as long a command counts as hanging; what has to be fast is measured by the tests themselves.
+# times as long a command counts as hanging; what has to be fast is measured by the tests.
 PATIENCE=3
 # Runs a command with its output in $WORK/log; passes when it ends with STATUS. The output is shown
 # when it does not.
