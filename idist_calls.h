@@ -197,9 +197,9 @@ static idist_status idist__backend_find_device(idist__world *w) {
 
 //------------------------------------------------------------------------------
 // [calls:world]  open and close a world
-// uses clock cpu os:thread mutex cond socket fail text mem base:log launch:env
-// uses draw config kind model core:world tracer core:task core:ended core:group
-// uses core:wait core:call backend
+// uses clock cpu os:thread mutex cond socket process fail text mem base:window
+// uses base:log launch:env pmi draw config kind model core:backend core:world
+// uses tracer core:task core:ended core:group core:wait core:call backend
 //
 //     idist__world_open
 //       idist__world_new           allocate; choose a backend
@@ -216,6 +216,31 @@ static idist__os_mutex idist__life_lock = IDIST__OS_MUTEX_INIT; // initialize an
 
 // The default world stays while it is held.
 static idist__os_mutex idist__default_lock = IDIST__OS_MUTEX_INIT;
+
+// For a child made by fork. Another thread of its parent may have held these locks, or been half
+// way through a list of handles: the lists begin anew. What the other locks guard changes by the
+// store of one pointer.
+static void idist__world_after_fork(void) {
+    idist__os_mutex_init(&idist__windows_lock);
+    idist__os_mutex_init(&idist__log_lock);
+    idist__os_mutex_init(&idist__pmi_known.lock);
+    idist__os_mutex_init(&idist__backend_lock);
+    idist__os_mutex_init(&idist__ended_lock);
+    idist__os_mutex_init(&idist__life_lock);
+    idist__os_mutex_init(&idist__default_lock);
+    memset(&idist__ended_groups, 0, sizeof idist__ended_groups);
+    memset(&idist__ended_worlds, 0, sizeof idist__ended_worlds);
+}
+
+// From the first world on, every fork of the program prepares its child. Without the memory for
+// that, children go without.
+static void idist__world_watch_forks(void) {
+    static bool watches;
+
+    idist__os_mutex_lock(&idist__default_lock);
+    if (!watches) watches = idist__os_process_on_fork(idist__world_after_fork);
+    idist__os_mutex_unlock(&idist__default_lock);
+}
 
 // Local and node ranks follow from the table of hosts, so that uneven and cyclic placements come
 // out right.
@@ -547,6 +572,7 @@ static idist_status idist__world_open(const idist__config *cfg, idist__world **o
     idist_status status;
 
     *out = NULL;
+    idist__world_watch_forks();
     if (idist__tracer_prepare) idist__tracer_prepare();
     status = idist__world_new(cfg, &w);
 

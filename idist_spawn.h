@@ -422,9 +422,9 @@ static void idist__watch_sleep(idist_workers *spawn, int64_t until_ns) {
 
 //------------------------------------------------------------------------------
 // [spawn:start]  start workers
-// uses clock os:random descriptor cpu mutex os:memory socket process fail mem
-// uses base:log address connection config model core:backend core:world
-// uses calls:world worker rerun watch
+// uses clock os:random descriptor cpu os:memory socket process fail mem
+// uses base:log address connection config model core:world calls:world worker
+// uses rerun watch
 //
 //     idist_spawn_start
 //       idist__start_check      arguments
@@ -515,11 +515,7 @@ static idist_status idist__start_fork(idist_workers *spawn, idist__rerun *rerun,
     if (child == 0) {
         if (rerun) idist__rerun_execute(spawn, rerun, i);
 
-        // Another thread may have held the locks during the fork.
-        idist__os_mutex_init(&idist__log_lock);
-        idist__os_mutex_init(&idist__life_lock);
-        idist__os_mutex_init(&idist__default_lock);
-        idist__os_mutex_init(&idist__backend_lock);
+        idist__world_after_fork();
         memset(&idist__me, 0, sizeof idist__me);
         __atomic_store_n(&idist__default_world, (idist__world *)NULL, __ATOMIC_RELEASE);
         idist__worker_run(spawn, i);

@@ -534,6 +534,99 @@ static void forked(void) {
     ranks_report("a child of fork has no world, and can have one");
 }
 
+// A thread that holds locks of the process during a fork, like one that the fork interrupts.
+typedef struct holder {
+    pthread_t thread;
+    pthread_barrier_t barrier; // it has the locks; it may give them back
+    int n;                     // of the locks, the first n
+} holder;
+
+enum { N_LOCKS = 7, N_LOCKS_OF_WORLDS = 4 }; // idist_spawn itself needs only the others
+
+static void *hold_locks(void *arg) {
+    holder *h = (holder *)arg;
+    idist__os_mutex *locks[N_LOCKS] = {&idist__life_lock,    &idist__default_lock,
+                                       &idist__ended_lock,   &idist__windows_lock,
+                                       &idist__backend_lock, &idist__pmi_known.lock,
+                                       &idist__log_lock};
+    for (int i = 0; i < h->n; i++) idist__os_mutex_lock(locks[i]);
+    pthread_barrier_wait(&h->barrier);
+    pthread_barrier_wait(&h->barrier);
+    for (int i = 0; i < h->n; i++) idist__os_mutex_unlock(locks[i]);
+    return NULL;
+}
+
+static void hold(holder *h, int n) {
+    h->n = n;
+    pthread_barrier_init(&h->barrier, NULL, 2);
+    TAP_REQUIRE(pthread_create(&h->thread, NULL, hold_locks, h) == 0);
+    pthread_barrier_wait(&h->barrier);
+}
+
+static void hold_no_more(holder *h) {
+    pthread_barrier_wait(&h->barrier);
+    pthread_join(h->thread, NULL);
+    pthread_barrier_destroy(&h->barrier);
+}
+
+static int child_beside_a_thread(int number, void *arg) {
+    idist_free(idist_alloc(100, NULL));
+    rank_is(0, idist_abort(NULL), IDIST_ERR_STATE);
+    rank_ok(0, idist_register_backend(idist_self_backend()));
+    return child_of_fork(number, arg);
+}
+
+static void forked_beside_a_thread(void) {
+    holder h;
+    idist_group *g = NULL;
+    tap_running("fork while another thread holds the locks of the library");
+    ranks_reset();
+    rank_ok(0, idist_initialize(NULL));
+    rank_ok(0, idist_split(NULL, 0, 0, &g));
+    hold(&h, N_LOCKS);
+    procs_run(1, 5000, child_beside_a_thread, &g);
+    hold_no_more(&h);
+    rank_ok(0, idist_free_group(&g));
+    rank_ok(0, idist_finalize());
+    ranks_report("a child of fork does not wait for the threads of its parent");
+}
+
+static int worker_beside_a_thread(int local_rank, void *arg) {
+    idist_group *g = NULL;
+    (void)arg;
+    rank_ok(local_rank, idist_split(NULL, 0, 0, &g));
+    rank_ok(local_rank, idist_free_group(&g));
+    idist_free(idist_alloc(100, NULL));
+    return 0;
+}
+
+static void spawned_beside_a_thread(void) {
+    const char *name = "a worker of idist_spawn does not wait for the threads of its parent";
+    holder h;
+    idist_workers *workers = NULL;
+    bool possible = true;
+#ifdef __SANITIZE_THREAD__ // whose runtime cannot start a thread in a process that was forked
+                           // beside one
+    possible = false;
+#endif
+    if (!possible) {
+        tap_skip(name, "not under the thread sanitizer");
+        return;
+    }
+    tap_running("%s", name);
+    ranks_reset();
+    hold(&h, N_LOCKS_OF_WORLDS);
+    rank_ok(-1, idist_spawn_start(worker_beside_a_thread, NULL, 2, NULL, &workers));
+    idist_status status = idist_spawn_wait(workers, 5000 * test_slow_factor());
+    rank_check(status == IDIST_OK, "the workers: %s", idist_status_name(status));
+    if (status == IDIST_ERR_TIMEOUT) {
+        idist_spawn_kill(workers, SIGKILL);
+        idist_spawn_wait(workers, -1);
+    }
+    hold_no_more(&h);
+    ranks_report("%s", name);
+}
+
 static void backends(void) {
     idist_backend_api odd = *idist_ring_backend();
     idist_group *w = NULL;
@@ -700,6 +793,7 @@ int main(void) {
     static const int sizes[4] = {1, 2, 3, 5};
     tap_deadline(60);
     (void)ranks__log();
+    spawned_beside_a_thread(); // before there is a world
     default_world_of_one();
     for (int i = 0; i < 4; i++) one_after_another("auto", sizes[i]);
     one_after_another("socket", 3);
@@ -717,6 +811,7 @@ int main(void) {
     buffers();
     logger();
     forked();
+    forked_beside_a_thread();
     backends();
     names_of_host_backends();
     names_of_device_backends();
