@@ -27,6 +27,12 @@
 #endif
 #endif
 
+// The thread sanitizer of gcc does not know the fences of the shared memory, and warns of each.
+#if defined(__SANITIZE_THREAD__) && !defined(__clang__) && __GNUC__ >= 11
+#pragma GCC diagnostic push
+#pragma GCC diagnostic ignored "-Wtsan"
+#endif
+
 #if defined(__GNUC__) && !defined(__clang__)
 #define IDIST__VECTORIZE __attribute__((optimize("O3")))
 #define IDIST__NO_ALIAS _Pragma("GCC ivdep")

@@ -29,6 +29,7 @@ gcc c -O3 -march=native
 gcc c -O2 -flto
 gcc c -O1 -fstack-protector-strong -D_FORTIFY_SOURCE=2 -fPIE -pie -Wl,-z,relro,-z,now
 gcc c fast -fsanitize=address,undefined -fno-sanitize-recover=all
+gcc c fast -fsanitize=thread
 gcc c fast -ffunction-sections -fdata-sections -Wl,--gc-sections
 gcc c fast -static
 clang c -Os
