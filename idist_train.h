@@ -366,7 +366,8 @@ typedef struct idist_ddp_desc {
     // cache, reduced there and copied back; a piece that is contiguous is reduced in place. With a
     // hook, compression, find_unused or on_device the whole bucket is copied and copied back. If
     // grads or its data is NULL, ddp allocates and zeroes the memory (idist_alloc, cudaMalloc); see
-    // idist_ddp_grad. If grads is NULL, nothing is copied.
+    // idist_ddp_grad. If grads is NULL, nothing is copied. Gradients must not overlap: list a
+    // parameter that is used twice (tied weights) only once.
     const idist_tensor *params, *grads;
     int n;
     // Not trained, running means for example; idist_ddp_forward copies them from one rank to all.
@@ -397,9 +398,11 @@ typedef struct idist_ddp_desc {
 // when they reach the limit. The lists of tensors are copied; the arrays stay yours and must stay
 // valid. A ddp belongs to the world in which it was created.
 // IDIST_ERR_MISMATCH: as for idist_broadcast_parameters.
-// IDIST_ERR_UNSUPPORTED: compression of gradients other than F32 and, on the host, F64; PowerSGD
-// with find_unused or on_device; or on_device, and idist_nccl.h was not included before this
-// header; or gradients that are pairs or of a dtype of the program.
+// IDIST_ERR_ARG: a list or a field is invalid, or gradients overlap; on any rank.
+// IDIST_ERR_UNSUPPORTED: compression of gradients other than F32 and, on the host, F64; factors or
+// divide_by_active with integer gradients; PowerSGD with find_unused or on_device; or on_device,
+// and idist_nccl.h was not included before this header; or gradients that are pairs or of a dtype
+// of the program.
 // IDIST_ERR_DEVICE: compression, factors and divide_by_active on the device need CUDA 12.8.
 IDIST_API idist_status idist_ddp_create(const idist_ddp_desc *desc, idist_ddp **ddp);
 // Local. Within an iteration it waits for the calls that are in flight, and does not end the
@@ -6001,6 +6004,44 @@ static idist_status idist__ddp_create_check_powersgd(const idist_ddp_desc *desc)
     return status;
 }
 
+// Orders pointers to gradients by the memory of these.
+static int idist__ddp_create_compare(const void *a, const void *b) {
+    uintptr_t x = (uintptr_t)(*(const idist_tensor *const *)a)->data;
+    uintptr_t y = (uintptr_t)(*(const idist_tensor *const *)b)->data;
+
+    return (x > y) - (x < y);
+}
+
+// Gradients that share memory, as those of tied weights do, would be added up more than once.
+static idist_status idist__ddp_create_check_overlap(const idist_ddp *d) {
+    const idist_tensor **sorted;
+    size_t count = 0, k;
+    int i;
+    idist_status status = IDIST_OK;
+
+    sorted = (const idist_tensor **)malloc((size_t)d->desc.n * sizeof *sorted);
+    if (!sorted) return idist__ddp_no_memory();
+
+    for (i = 0; i < d->desc.n; i++)
+        if (d->grads[i].data && d->grads[i].count) sorted[count++] = &d->grads[i];
+    qsort(sorted, count, sizeof *sorted, idist__ddp_create_compare);
+
+    for (k = 1; k < count && status == IDIST_OK; k++) {
+        const idist_tensor *below = sorted[k - 1], *above = sorted[k];
+
+        if ((uintptr_t)above->data - (uintptr_t)below->data < idist__ddp_nbytes(below))
+            status = idist__fail(IDIST_ERR_ARG,
+                                 "ddp_create: gradients %d and %d overlap in memory; list a "
+                                 "parameter that is used twice only once",
+                                 (int)((below < above ? below : above) - d->grads),
+                                 (int)((below < above ? above : below) - d->grads));
+    }
+
+    free(sorted);
+
+    return status;
+}
+
 // What can be wrong with a desc. Local.
 static idist_status idist__ddp_create_check(const idist_ddp *d) {
     const idist_ddp_desc *desc = &d->desc;
@@ -6028,7 +6069,7 @@ static idist_status idist__ddp_create_check(const idist_ddp *d) {
         if (status != IDIST_OK) return status;
     }
 
-    return IDIST_OK;
+    return idist__ddp_create_check_overlap(d);
 }
 
 // Copies the lists of the caller, and allocates what is kept per entry. They are not checked yet.

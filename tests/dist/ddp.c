@@ -670,6 +670,34 @@ static void wrong_descs(idist_group *world, int rank, int n, void *arg) {
     free(m.memory);
 }
 
+// Of tied weights, listed twice: their memory would be averaged twice, and by two calls at once.
+static void tied(idist_group *world, int rank, int n, void *arg) {
+    const idist_status wanted[] = {IDIST_ERR_ARG, IDIST_ERR_ARG, IDIST_ERR_ARG, IDIST_OK, IDIST_OK};
+    (void)arg;
+    for (int how = 0; how < 5; how++) {
+        model m;
+        idist_ddp *ddp = NULL;
+        int last = N_PARAMS - 1;
+        model_init(&m, world, rank, IN_A_ROW, false);
+        m.params[0].count = m.grads[0].count = m.params[last].count = m.grads[last].count = 40;
+        m.grads[0].data = m.memory;
+        if (how == 0) m.grads[last].data = m.memory;
+        if (how == 1) m.grads[last].data = m.memory + 39 * sizeof(float);
+        if (how == 2 && rank == n - 1) m.grads[last].data = m.memory;
+        if (how == 4) {
+            m.grads[last].data = m.memory;
+            m.params[last].count = m.grads[last].count = 0;
+        }
+        m.params[0].data = m.params[last].data = m.params[1].data;
+        rank_is(rank, idist_ddp_create(&m.desc, &ddp), wanted[how]);
+        if (wanted[how] != IDIST_OK)
+            rank_check(strstr(idist_last_error(), "overlap in memory") != NULL,
+                       "rank %d got \"%s\"", rank, idist_last_error());
+        idist_ddp_free(&ddp);
+        free(m.memory);
+    }
+}
+
 static void wrong_calls(idist_group *world, int rank, int n, void *arg) {
     model m;
     idist_ddp *ddp = NULL;
@@ -995,6 +1023,7 @@ int main(void) {
         for (int how = 0; how < 5; how++)
             ranks_case(n, NULL, uneven, &how, "uneven inputs with %d ranks, %d", n, how);
         ranks_case(n, NULL, wrong_calls, NULL, "wrong calls with %d ranks", n);
+        ranks_case(n, NULL, tied, NULL, "tied gradients with %d ranks", n);
         ranks_case(n, NULL, wrong_descs, NULL, "wrong descriptions with %d ranks", n);
         if (n > 1) ranks_case(n, NULL, disagree, NULL, "a rank that is different, of %d", n);
         ranks_case(n, NULL, parameters, NULL,
