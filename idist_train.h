@@ -641,7 +641,8 @@ IDIST_API idist_status idist_checkpoint_load(const char *path, const idist_tenso
 
 // Finds the file with the best score, or if latest is set the one with the highest step. Rank 0
 // looks for it, and all ranks get its path. IDIST_ERR_NOT_FOUND: there is none.
-// IDIST_ERR_TRUNCATED: capacity is too small.
+// IDIST_ERR_TRUNCATED: capacity is too small. IDIST_ERR_SYSTEM: the folder or one of its
+// checkpoints cannot be read, so that another one may be the best or the latest.
 IDIST_API idist_status idist_checkpoint_find(const idist_checkpoint_desc *desc, bool latest,
                                              char *path, size_t capacity, const idist_opts *opts);
 
@@ -3031,6 +3032,8 @@ typedef struct idist__folder_entry {
 typedef struct idist__folder_list {
     idist__folder_entry *entries;
     int count, capacity;
+    int error;            // why one of the files could not be read; an errno
+    char unreadable[256]; // its name
 } idist__folder_list;
 
 // Whether a name has the form PREFIX_STEP_score=SCORE.idist.
@@ -3071,16 +3074,21 @@ static bool idist__folder_is_later(const idist__folder_entry *a, const idist__fo
     return idist__folder_is_better(a, b, low_is_best);
 }
 
-// Reads the header of a file. False: not a checkpoint, or damaged.
+// Reads the header of a file. False: not a checkpoint, damaged, or (*error is an errno) unreadable.
 static bool idist__folder_read_entry(idist__os_folder folder, const char *name,
-                                     idist__folder_entry *entry) {
+                                     idist__folder_entry *entry, int *error) {
     uint64_t header[IDIST__HEADER_WORDS];
     idist__os_file file;
     const char *wrong;
-    int error = idist__os_folder_read_file(folder, name, &file);
 
-    if (error) return false;
-    wrong = idist__checkpoint_read_header(file, header, &error);
+    *error = idist__os_folder_read_file(folder, name, &file);
+    if (*error) {
+        // Removed since, a link to nowhere or in a circle, a socket: not a file.
+        if (*error == ENOENT || *error == ELOOP || *error == ENXIO) *error = 0;
+        return false;
+    }
+
+    wrong = idist__checkpoint_read_header(file, header, error);
     idist__os_file_close(&file);
     if (wrong) return false;
 
@@ -3093,6 +3101,8 @@ static bool idist__folder_read_entry(idist__os_folder folder, const char *name,
 
 // Adds a file if it is a checkpoint. False: no memory.
 static bool idist__folder_add(idist__folder_list *list, idist__os_folder folder, const char *name) {
+    int error = 0;
+
     if (list->count == list->capacity) {
         size_t nbytes = sizeof *list->entries * ((size_t)list->capacity + 64);
         void *entries = realloc(list->entries, nbytes);
@@ -3102,7 +3112,11 @@ static bool idist__folder_add(idist__folder_list *list, idist__os_folder folder,
         list->capacity += 64;
     }
 
-    if (idist__folder_read_entry(folder, name, &list->entries[list->count])) list->count++;
+    if (idist__folder_read_entry(folder, name, &list->entries[list->count], &error)) list->count++;
+    if (error) {
+        list->error = error;
+        idist__text_copy(list->unreadable, sizeof list->unreadable, name);
+    }
 
     return true;
 }
@@ -3198,7 +3212,7 @@ static const idist__folder_entry *idist__folder_pick(const idist__folder_list *l
 // Rank 0: writes the path of the best or latest file.
 static idist_status idist__folder_find(const idist_checkpoint_desc *desc, bool latest, char *path,
                                        size_t capacity) {
-    idist__folder_list list = {NULL, 0, 0};
+    idist__folder_list list = {NULL, 0, 0, 0, {0}};
     const idist__folder_entry *picked;
     const char *prefix = NULL;
     idist__os_folder folder;
@@ -3206,13 +3220,17 @@ static idist_status idist__folder_find(const idist_checkpoint_desc *desc, bool l
 
     if (status == IDIST_OK)
         status = idist__folder_list_all(desc->folder, prefix, folder, false, &list);
+    // It may be the one that is looked for, and a training must not begin anew because of that.
+    if (status == IDIST_OK && list.error)
+        status =
+            idist__checkpoint_fail("checkpoint_find", desc->folder, list.unreadable, list.error);
 
     if (status == IDIST_OK) {
         picked = idist__folder_pick(&list, desc->low_is_best, latest);
         if (!picked)
-            status =
-                idist__fail(IDIST_ERR_NOT_FOUND, "checkpoint_find: there is no %s_*.idist in %s",
-                            prefix, desc->folder);
+            status = idist__fail(IDIST_ERR_NOT_FOUND,
+                                 "checkpoint_find: there is no valid %s_*.idist in %s", prefix,
+                                 desc->folder);
         else if ((size_t)snprintf(path, capacity, "%s/%s", desc->folder, picked->name) >= capacity)
             status = idist__fail(IDIST_ERR_TRUNCATED,
                                  "checkpoint_find: the path is longer than %zu bytes", capacity);

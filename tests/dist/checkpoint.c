@@ -9,6 +9,7 @@
 #define fsync step_fsync
 #define renameat step_renameat
 #define unlinkat step_unlinkat
+#define openat step_openat
 #define IDIST_IMPLEMENTATION
 #include "idist.h"
 
@@ -36,7 +37,16 @@ static bool step(char letter) {
     return steps.at == steps.fail_at;
 }
 
+static struct {
+    int fail_errno; // checkpoint_2 cannot be opened for this reason; EIO: not read
+    int broken_fd;
+} reads = {0, -1};
+
 ssize_t step_pread(int fd, void *data, size_t nbytes, off_t at) {
+    if (reads.fail_errno == EIO && fd == reads.broken_fd) {
+        errno = EIO;
+        return -1;
+    }
     ssize_t n = syscall(SYS_pread64, fd, data, nbytes, at);
     if (++steps.reads == steps.lie_at) ++*(char *)data;
     return n;
@@ -46,6 +56,19 @@ ssize_t step_pwrite(int fd, const void *data, size_t nbytes, off_t at) {
     if (step('w')) return -1;
     if (steps.armed && nbytes > 1000) nbytes = 1000; // a crash can come in the middle
     return syscall(SYS_pwrite64, fd, data, nbytes, at);
+}
+
+int step_openat(int folder, const char *name, int flags, ...) {
+    bool broken = reads.fail_errno && strncmp(name, "checkpoint_2_", 13) == 0;
+    va_list args;
+    va_start(args, flags);
+    int mode = flags & O_CREAT ? va_arg(args, int) : 0;
+    va_end(args);
+    errno = reads.fail_errno;
+    if (broken && errno != EIO) return -1;
+    int fd = (int)syscall(SYS_openat, folder, name, flags, mode);
+    if (broken) reads.broken_fd = fd;
+    return fd;
 }
 
 int step_fsync(int fd) { return step('f') ? -1 : (int)syscall(SYS_fsync, fd); }
@@ -323,6 +346,29 @@ static void leaves_others_alone(void) {
     tap_is(idist_checkpoint_load(in_folder("checkpoint_3_score=9.idist"), &small, 1, NULL, 0, NULL),
            IDIST_ERR_ARG, "a pipe is not waited for");
     rmdir(in_folder("checkpoint_4_score=9.idist"));
+}
+
+// A file that cannot be opened or read is there all the same: a training must not begin anew.
+static void unreadable(void) {
+    idist_checkpoint_desc d = desc_of(-1);
+    char path[300];
+    for (uint64_t i = 1; i <= 2; i++)
+        TAP_REQUIRE(idist_checkpoint_save(&d, i, 1, &small, 1, NULL, 0, NULL) == IDIST_OK);
+    TAP_REQUIRE(symlink("nowhere", in_folder("checkpoint_3_score=9.idist")) == 0);
+    TAP_REQUIRE(symlink("checkpoint_4_score=9.idist", in_folder("checkpoint_4_score=9.idist")) ==
+                0);
+    tap_is(idist_checkpoint_find(&d, true, path, sizeof path, NULL), IDIST_OK,
+           "links to nowhere are no checkpoints");
+    static const int kinds[] = {EACCES, EMFILE, EIO};
+    for (int i = 0; i < 3; i++) {
+        reads.fail_errno = kinds[i];
+        idist_status status = idist_checkpoint_find(&d, i % 2, path, sizeof path, NULL);
+        reads.fail_errno = 0;
+        tap_is(status, i == 1 ? IDIST_ERR_NO_FDS : IDIST_ERR_SYSTEM,
+               "checkpoint_2 cannot be read: %s", strerror(kinds[i]));
+        tap_like(idist_last_error(), "/checkpoint_2_score=1.idist: ", "it is named");
+        tap_like(idist_last_error(), strerror(kinds[i]), "and why");
+    }
 }
 
 // Scores that are equal in six digits make the same name.
@@ -760,10 +806,11 @@ int main(void) {
     setenv("IDIST_LOG", "info", 1);
     TAP_REQUIRE(idist_initialize(&noted) == IDIST_OK);
     setenv("IDIST_LOG", "error", 1);
-    void (*const alone[])(void) = {leaves_others_alone, same_name, damaged, lies, full_disk};
-    for (int i = 0; i < 5; i++) {
+    void (*const one[])(void) = {leaves_others_alone, same_name, damaged, lies,
+                                 full_disk,           unreadable};
+    for (int i = 0; i < 6; i++) {
         new_folder();
-        alone[i]();
+        one[i]();
         remove_folder();
     }
     crashes();
