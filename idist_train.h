@@ -450,7 +450,9 @@ IDIST_API idist_status idist_ddp_no_sync(idist_ddp *ddp, bool on);
 // may be overwritten) until all ranks have called it. Then the parameters and buffers of the rank
 // that joined last, whose optimizer made every step, are copied to all, *last (may be NULL) is that
 // rank, and iterations start afresh. Collective over the group; blocking. Ranks in this call do not
-// answer other calls that the program makes on the group within an iteration.
+// answer other calls that the program makes on the group within an iteration. What this rank has
+// accumulated with no_sync is not sent; turn no_sync off first. IDIST_ERR_STATE: it is on, an
+// iteration has not ended, or uneven was not set.
 IDIST_API idist_status idist_ddp_join(idist_ddp *ddp, int *last);
 // The number of ranks that had data in the last iteration.
 IDIST_API int idist_ddp_active(const idist_ddp *ddp);
