@@ -43,7 +43,8 @@ PATH OF A MESSAGE
 //
 //   - the rank has one thread and one call under way, which blocks without a time-out of its own,
 //     so it can do nothing else;
-//   - that call lacks something that only the other rank can begin to send;
+//   - that call lacks something that only the other rank can begin to send, or is a collective that
+//     nobody completes before the other rank enters it, as that one's message call says it has not;
 //   - the other rank has not begun it, and nothing that could provide it is on its way.
 //
 // In any doubt (another thread, a request, a group we no longer know) this section says nothing,
@@ -88,6 +89,22 @@ static bool idist__deadlock_needs(const idist__link *l, const idist__task *t, in
     return idist__ring_has_transfer(&l->posted, t) || idist__ring_has_transfer(&l->waiting, t);
 }
 
+// Whether t is a collective that needs all members, and the peer waits in a message call and has
+// not entered t. Its contribution may have to come through others, so no transfer need show it.
+static bool idist__deadlock_needs_entry(const idist__task *t, const idist__frame *waits) {
+    if (!idist__kind_is_p2p((idist__kind)waits->fingerprint.kind)) return false;
+    if ((int32_t)(t->seq - waits->tag) <= 0) return false; // tag: the last call that it has entered
+
+    switch (t->call.kind) {
+    case IDIST__BARRIER: return true;
+    case IDIST__ALL_REDUCE:
+    case IDIST__ALL_GATHER:
+    case IDIST__REDUCE_SCATTER:
+    case IDIST__ALL_TO_ALL: return t->call.count > 0;
+    default: return false;
+    }
+}
+
 // Whether what the peer waits for may still come from us.
 static bool idist__deadlock_may_answer(idist__ring *ring, const idist__link *l,
                                        const idist__frame *waits) {
@@ -122,7 +139,10 @@ static void idist__deadlock_find(idist__ring *ring, int peer) {
     rank = idist__ring_group_of(ours->group)->rank_of[peer];
     same_group = ours->group->ctx == waits->ctx;
     if (rank < 0 || (same_group && ours->seq == waits->fingerprint.seq && ours->seq)) return;
-    if (!idist__deadlock_needs(l, ours, rank) || idist__deadlock_may_answer(ring, l, waits)) return;
+    if (!idist__deadlock_needs(l, ours, rank) &&
+        !(same_group && idist__deadlock_needs_entry(ours, waits)))
+        return;
+    if (idist__deadlock_may_answer(ring, l, waits)) return;
 
     theirs = idist__world_find_group(ring->w, waits->ctx);
     idist__explain_deadlock(ours, peer, &waits->fingerprint, same_group, cause, sizeof cause);
@@ -417,6 +437,7 @@ static void idist__announce_to(idist__ring *ring, const idist__task *t, bool onl
     f.fingerprint = p2p ? idist__fingerprint_of_task(t, IDIST__ALGO_AUTO)
                         : rg->history[t->seq % IDIST__HISTORY];
     f.aux = l->p2p_received;
+    f.tag = t->group->seq;
 
     // Only the search for deadlocks needs these, and there is no deadlock while this rank can do
     // something else.

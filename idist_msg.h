@@ -83,8 +83,9 @@ CONTENTS
 //                                                    of the message), print, tag, past
 //   PULLED  I have read it myself         -          id (as in RTS)
 //   CREDIT  eager bytes were consumed     -          nbytes (how many)
-//   WAITS   I am waiting in a call        -          print, flags, aux (send / recv messages
-//                                                    received so far), id (of an RTS)
+//   WAITS   I am waiting in a call        -          print, flags, tag (the last collective of the
+//                                                    group that I have entered), aux (send / recv
+//                                                    messages received so far), id (of an RTS)
 //   HERE    I have entered it too         -          print, of that call or of the last one that
 //                                                    I have entered
 //   ABORT   the group has failed          text       aux (the status), nbytes

@@ -264,13 +264,20 @@ static void gatherv_counts(idist_group *world, int rank, int n, void *arg) {
 
 // Two groups of the same ranks: which of them is called is part of the call. The two sides wait for
 // each other for ever, which processes of one thread can know for certain.
-typedef enum { ALL_REDUCE_IN_ANOTHER_GROUP, RECV_AGAINST_BARRIER, RECV_AGAINST_RECV } crossing;
+typedef enum {
+    ALL_REDUCE_IN_ANOTHER_GROUP,
+    RECV_AGAINST_BARRIER,
+    RECV_AGAINST_ALL_REDUCE,
+    RECV_AGAINST_RECV
+} crossing;
 
 static int crossing_body(idist_group *world, int rank, int n, proc_slot *slot, void *arg) {
     crossing what = *(crossing *)arg;
     idist_group *g = NULL;
     int32_t x = 1;
     bool odd = rank == n - 1;
+    // Of six ranks, 2 and 5 exchange nothing in a barrier of messages.
+    int source = n == 6 ? 2 : 0;
     if (idist_split(world, 0, rank, &g) != IDIST_OK) return 96;
     idist_opts o = opts_of(odd && what == ALL_REDUCE_IN_ANOTHER_GROUP ? g : world);
     int64_t start = tap_now_ms();
@@ -279,7 +286,9 @@ static int crossing_body(idist_group *world, int rank, int n, proc_slot *slot, v
         status = idist_all_reduce(&x, &x, 1, IDIST_I32, IDIST_SUM, &o);
     else if (what == RECV_AGAINST_RECV && rank == 0)
         status = idist_recv(&x, 1, IDIST_I32, n - 1, 7, NULL, &o);
-    else if (odd) status = idist_recv(&x, 1, IDIST_I32, 0, 7, NULL, &o);
+    else if (odd) status = idist_recv(&x, 1, IDIST_I32, source, 7, NULL, &o);
+    else if (what == RECV_AGAINST_ALL_REDUCE)
+        status = idist_all_reduce(&x, &x, 1, IDIST_I32, IDIST_SUM, &o);
     else status = idist_barrier(&o);
     proc_phase(slot, (int)(tap_now_ms() - start));
     proc_result(slot, status);
@@ -477,6 +486,12 @@ int main(void) {
                        "one rank calls on another group");
         crossing_calls(n, "auto", RECV_AGAINST_BARRIER, "operation",
                        "one rank receives, the others are in a barrier");
+    }
+    for (int t = 0; t < N_PLACEMENTS; t++) {
+        crossing_calls(6, transport_names[t], RECV_AGAINST_BARRIER, "operation",
+                       "one rank receives, the others are in a barrier");
+        crossing_calls(6, transport_names[t], RECV_AGAINST_ALL_REDUCE, "operation",
+                       "one rank receives, the others are in an all_reduce");
     }
     crossing_calls(2, "auto", RECV_AGAINST_RECV, "deadlock", "both ranks receive from each other");
     crossing_calls(3, "blocks", RECV_AGAINST_BARRIER, "operation",
