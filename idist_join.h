@@ -350,7 +350,7 @@ static idist_status idist__failure_late(idist__join *j, const char *what, int ra
 enum { IDIST__JOIN_BATCH = 64 }; // values that one request waits for
 
 // Waits for a value. After a time-out the error names the ranks that have not set it, or that have
-// not set `cause`, a value that must exist first.
+// not set `cause`, a value that must exist first. A value of the job, without a rank, is rank 0's.
 static idist_status idist__join_store_get(idist__join *j, const char *what, int rank,
                                           const char *cause, void *value, size_t nbytes) {
     char name[128];
@@ -373,6 +373,12 @@ static idist_status idist__join_store_get(idist__join *j, const char *what, int 
         status = idist__failure_check(j);
         if (status != IDIST_OK) return status;
     } while (idist__os_clock_ms_until(j->deadline_ns) != 0);
+
+    if (rank < 0 && !cause) {
+        idist__fail(IDIST_ERR_TIMEOUT, "initialize: rank 0 did not show up within %d ms",
+                    j->w->cfg.init_timeout_ms);
+        return idist__failure_hint(j);
+    }
 
     return idist__failure_late(j, cause ? cause : what, rank < 0 ? 0 : rank);
 }
