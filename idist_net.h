@@ -287,6 +287,7 @@ static idist_status idist__interface_choose(const idist__os_address *hint,
     }
 
     count = idist__os_socket_interfaces(all, IDIST__INTERFACES);
+    if (count < 0) return idist__fail_errno("initialize: listing the network interfaces", errno);
 
     if (filter.list) {
         chosen = idist__interface_first(all, count, filter.list, filter.exact, hint);

@@ -1086,13 +1086,13 @@ typedef struct idist__os_interface {
 } idist__os_interface;
 
 // The addresses of this host, in the order of the system, at most `capacity`. Returns how many are
-// in `list`.
+// in `list`, or -1: they cannot be listed, errno says why.
 static int idist__os_socket_interfaces(idist__os_interface *list, int capacity) {
     struct ifaddrs *all = NULL;
     const struct ifaddrs *at;
     int count = 0;
 
-    if (getifaddrs(&all) != 0) return 0;
+    if (getifaddrs(&all) != 0) return -1;
 
     for (at = all; at && count < capacity; at = at->ifa_next) {
         idist__os_interface *to = &list[count];

@@ -307,8 +307,8 @@ static void doctor_network(void) {
         idist__text_append(text, sizeof text, "%s%s %s", i ? ", " : "", all[i].name, ip);
     }
 
-    doctor_say("interfaces", count ? DOCTOR_FINE : DOCTOR_NOTE, "none is up: ip link set lo up",
-               "%s", count ? text : "none");
+    doctor_say("interfaces", count > 0 ? DOCTOR_FINE : DOCTOR_NOTE, "none is up: ip link set lo up",
+               "%s", count > 0 ? text : "none");
 
     if (doctor_has_loopback()) doctor_say("loopback", DOCTOR_FINE, NULL, "works: TCP on 127.0.0.1");
     else

@@ -4,6 +4,8 @@
 
 #include "tap.h"
 
+#include <sys/resource.h>
+
 //------------------------------------------------------------------------------
 // host lists
 //------------------------------------------------------------------------------
@@ -308,6 +310,23 @@ static void jobs_apart(void) {
            "by TCP if asked");
 }
 
+// Without a descriptor the network interfaces cannot be listed. That is no lack of addresses.
+static void no_descriptor_left(void) {
+    struct rlimit old, none;
+    idist__own_address own;
+    idist_status status;
+    clearenv();
+    getrlimit(RLIMIT_NOFILE, &old);
+    none = old;
+    none.rlim_cur = 0;
+    setrlimit(RLIMIT_NOFILE, &none);
+    status = idist__interface_choose(NULL, &own);
+    setrlimit(RLIMIT_NOFILE, &old);
+    if (!tap_ok(status == IDIST_ERR_NO_FDS && strstr(idist_last_error(), "network interfaces"),
+                "no descriptor to list the interfaces with"))
+        tap_diag("got %s: %s", idist_status_name(status), idist_last_error());
+}
+
 int main(void) {
     tap_deadline(60);
     for (size_t i = 0; i < sizeof hosts / sizeof hosts[0]; i++) one_list(&hosts[i]);
@@ -315,5 +334,6 @@ int main(void) {
     tasks_per_node();
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) one_environment(&cases[i]);
     jobs_apart();
+    no_descriptor_left();
     return tap_done();
 }
