@@ -320,6 +320,17 @@ static idist_status idist__failure_late(idist__join *j, const char *what, int ra
         return idist__fail(IDIST_ERR_TIMEOUT, "initialize: rank %d showed up too late, after %d ms",
                            rank, j->w->cfg.init_timeout_ms);
 
+    if (strcmp(what, "joined") == 0) {
+        idist__fail(
+            IDIST_ERR_TIMEOUT,
+            "initialize: %d of %d ranks showed up, but did not finish connecting to others "
+            "within %d ms: rank %s%s. A firewall, a missing route or a rank that is stopped "
+            "can be why",
+            missing, j->w->group.size, j->w->cfg.init_timeout_ms, text,
+            missing > 16 ? ", ..." : "");
+        return idist__failure_hint(j);
+    }
+
     idist__fail(IDIST_ERR_TIMEOUT,
                 "initialize: %d of %d ranks did not show up within %d ms: rank %s%s", missing,
                 j->w->group.size, j->w->cfg.init_timeout_ms, text, missing > 16 ? ", ..." : "");
@@ -928,8 +939,12 @@ static idist_status idist__links_late(const idist__join *j) {
         if (j->wanted[i] && missing++ < 16)
             idist__text_append(text, sizeof text, "%s%d", missing > 1 ? ", " : "", i);
 
-    return idist__fail(IDIST_ERR_TIMEOUT, "initialize: not connected within %d ms to rank %s%s",
-                       j->w->cfg.init_timeout_ms, text, missing > 16 ? ", ..." : "");
+    // The other ranks repeat this text, so it names this one.
+    return idist__fail(IDIST_ERR_TIMEOUT,
+                       "initialize: rank %d on %s was not connected within %d ms to rank %s%s. A "
+                       "firewall, a missing route or a rank that is stopped can be why",
+                       j->w->group.rank, j->w->hostname, j->w->cfg.init_timeout_ms, text,
+                       missing > 16 ? ", ..." : "");
 }
 
 // A connection could not be made.

@@ -100,6 +100,18 @@ ok $? "no such interface: it says which there are" || diag <"$WORK/rank.0"
 fail "gloo takes whole names" "GLOO_SOCKET_IFNAME=ib leaves" GLOO_SOCKET_IFNAME=ib
 fail "loopback is for nobody else" "NCCL_SOCKET_IFNAME=lo leaves" NCCL_SOCKET_IFNAME=lo
 
+# Packets from host 1 to host 2 are lost. Whose time is up first says so, the others repeat it.
+on_host 1 ip route add blackhole 10.7.0.3/32
+fail "a firewall" "was not connected within 2000 ms to rank 1." 2:IDIST_INIT_TIMEOUT_MS=2000
+for h in 0 1 2; do
+    grep -qF "initialize: rank 2 on " "$WORK/rank.$h"
+    ok $? "a firewall: rank $h says between which" || diag <"$WORK/rank.$h"
+done
+fail "a firewall, and the first rank gives up" \
+    "2 of 3 ranks showed up, but did not finish connecting to others within 2000 ms: rank 1, 2." \
+    0:IDIST_INIT_TIMEOUT_MS=2000
+on_host 1 ip route del blackhole 10.7.0.3/32
+
 # A name as installers write it: at home it is a loopback address.
 host_knows 0 "127.0.1.1 first"
 host_knows 1 "10.7.0.1 first"
