@@ -502,7 +502,9 @@ static idist_status idist__auth_check_tag(const idist__handshake *h, const char 
     for (i = 0; i < IDIST__AUTH_TAG_NBYTES; i++) difference |= (uint8_t)(expected[i] ^ theirs[i]);
     if (!difference) return IDIST_OK;
 
-    return idist__fail(IDIST_ERR_AUTH, "the peer does not know the secret of this job");
+    return idist__fail(IDIST_ERR_AUTH,
+                       "the peer does not know the secret of this job: IDIST_SECRET, "
+                       "IDIST_SECRET_FILE or desc.secret differs, or it belongs to another job");
 }
 
 // Whether the handshake failed because the peer's machine has the other byte order.

@@ -1598,7 +1598,9 @@ static idist_status idist__server_start(const idist_allocator *mem, int listener
     status = idist__server_prepare(server);
     if (status == IDIST_OK &&
         idist__os_thread_start(&server->thread, idist__server_main, server) != 0)
-        status = idist__fail(IDIST_ERR_SYSTEM, "store: no thread for the server");
+        status = idist__fail(IDIST_ERR_SYSTEM,
+                             "store: could not start the thread of the server; is a limit on "
+                             "processes (ulimit -u) or memory reached?");
 
     if (status != IDIST_OK) {
         idist__server_stop(server);
@@ -1942,19 +1944,34 @@ static void idist__client_close(idist_store *store) {
 }
 
 // Nobody answers at an address. The client tries again until its deadline; then it says this.
-static idist_status idist__client_unreached(const char *address_text, bool local, int error) {
+static idist_status idist__client_unreached(const char *address_text,
+                                            const idist__os_address *address, int error) {
+    char host[64];
+
     if (idist__os_socket_is_unreachable(error))
         return idist__fail(IDIST_ERR_TIMEOUT,
                            "%s cannot be reached from here (%s): the network interface is down, or "
                            "there is no route",
                            address_text, strerror(error));
-    if (local)
+    if (idist__os_socket_is_local(address))
         return idist__fail(
             IDIST_ERR_TIMEOUT,
             "nobody listens at %s (%s): rank 0 has not started, its MASTER_PORT differs, or it "
             "belongs to another user, network namespace (container) or host. Ranks of one host "
             "meet at a local socket of their user and network namespace",
             address_text, strerror(error));
+
+    idist__os_socket_host_text(address, host, sizeof host);
+    if (idist__os_socket_is_loopback(address)) // many systems have their own name so in /etc/hosts
+        return idist__fail(IDIST_ERR_TIMEOUT,
+                           "nobody listens at %s (%s): rank 0 has not started, or is on another "
+                           "host: here that address is %s, this host itself",
+                           address_text, strerror(error), host);
+    if (error == ETIMEDOUT)
+        return idist__fail(IDIST_ERR_TIMEOUT,
+                           "nobody answers at %s (%s): its host is down, MASTER_ADDR is another "
+                           "host's, or a firewall drops what is sent there",
+                           address_text, strerror(error));
 
     return idist__fail(IDIST_ERR_TIMEOUT,
                        "nobody listens at %s (%s): rank 0 has not started, or MASTER_ADDR / "
@@ -2032,7 +2049,7 @@ static idist_status idist__client_attempt(idist__client_store *client, const cha
                            address_text);
     *retry = true;
 
-    return idist__client_unreached(address_text, local, error);
+    return idist__client_unreached(address_text, &address, error);
 }
 
 // Tries until the server is there. The first refusals are normal: it may start later than we do.

@@ -112,6 +112,24 @@ fail "a firewall, and the first rank gives up" \
     0:IDIST_INIT_TIMEOUT_MS=2000
 on_host 1 ip route del blackhole 10.7.0.3/32
 
+# says RANK NAME TEXT SETTING...: nobody joins, and this rank says that.
+says() {
+    local rank=$1 name=$2 text=$3
+    shift 3
+    join "$name" IDIST_INIT_TIMEOUT_MS=3000 "$@"
+    [ $? = 1 ] && grep -qF -- "$text" "$WORK/rank.$rank"
+    ok $? "$name: rank $rank says why" || diag <"$WORK/rank.$rank"
+}
+on_host 0 ip route add blackhole 10.7.0.2/32
+says 1 "no answer from rank 0" "nobody answers at tcp:10.7.0.1:29500 (Connection timed out): its"
+on_host 0 ip route del blackhole 10.7.0.2/32
+says 1 "another secret" "secret of this job: IDIST_SECRET, IDIST_SECRET_FILE or desc.secret differs" \
+    1:IDIST_SECRET=fedcba9876543210
+host_knows 1 "127.0.1.1 first"
+host_knows 2 "10.7.0.1 first"
+says 1 "the name of rank 0 is loopback elsewhere" "here that address is 127.0.1.1, this host itself" \
+    MASTER_ADDR=first 0:MASTER_ADDR=10.7.0.1
+
 # A name as installers write it: at home it is a loopback address.
 host_knows 0 "127.0.1.1 first"
 host_knows 1 "10.7.0.1 first"
