@@ -300,10 +300,36 @@ static idist_status idist__failure_lost(idist__join *j, int rank, const char *ho
                        j->w->nodes[rank].hostname, text);
 }
 
+// The time is up, and the server of the store has not said who is missing.
+static idist_status idist__failure_silent(const idist__join *j) {
+    bool by_rank_0 = j->w->cfg.store == NULL && !idist__state_is_torch(j);
+
+    return idist__fail(IDIST_ERR_TIMEOUT,
+                       "initialize: %s does not answer any more: it is stopped, or the network to "
+                       "it broke",
+                       by_rank_0 ? "rank 0" : "the store's server");
+}
+
+// The time is up, and rank 0 has not set this value, without which there is no job.
+static idist_status idist__failure_without_0(idist__join *j, const char *name) {
+    const char *names[1];
+    bool exists;
+
+    names[0] = name;
+    if (idist_store_check(j->store, names, 1, &exists) == IDIST_ERR_TIMEOUT)
+        return idist__failure_silent(j);
+
+    idist__fail(IDIST_ERR_TIMEOUT, "initialize: rank 0 did not show up within %d ms",
+                j->w->cfg.init_timeout_ms);
+
+    return idist__failure_hint(j);
+}
+
 // The time is up: names the ranks, from `rank` on, that have not set this value.
 static idist_status idist__failure_late(idist__join *j, const char *what, int rank) {
     char name[128], text[300] = "";
     int i, missing = 0;
+    idist_status status;
 
     for (i = rank; i < j->w->group.size; i++) {
         const char *names[1];
@@ -311,7 +337,9 @@ static idist_status idist__failure_late(idist__join *j, const char *what, int ra
 
         names[0] = name;
         idist__state_name(j, name, sizeof name, what, i);
-        if (idist_store_check(j->store, names, 1, &exists) != IDIST_OK || exists) continue;
+        status = idist_store_check(j->store, names, 1, &exists);
+        if (status == IDIST_ERR_TIMEOUT) return idist__failure_silent(j);
+        if (status != IDIST_OK || exists) continue;
         if (missing++ < 16)
             idist__text_append(text, sizeof text, "%s%d", missing > 1 ? ", " : "", i);
     }
@@ -385,11 +413,7 @@ static idist_status idist__join_store_get(idist__join *j, const char *what, int 
         if (status != IDIST_OK) return status;
     } while (idist__os_clock_ms_until(j->deadline_ns) != 0);
 
-    if (rank < 0 && !cause) {
-        idist__fail(IDIST_ERR_TIMEOUT, "initialize: rank 0 did not show up within %d ms",
-                    j->w->cfg.init_timeout_ms);
-        return idist__failure_hint(j);
-    }
+    if (rank < 0 && !cause) return idist__failure_without_0(j, name);
 
     return idist__failure_late(j, cause ? cause : what, rank < 0 ? 0 : rank);
 }

@@ -184,6 +184,50 @@ static void stopped_after_the_warning(const char *placement, int calls) {
                  placement);
 }
 
+// The server of the store is stopped when the only rank of two waits for the other one: the text
+// blames the server, since nobody can know who is missing.
+static void server_while_joining(int rank, const char *key) {
+    char url[64], *text = (char *)shared_alloc(600);
+    idist_store *store = NULL;
+    idist_store_desc parts[2] = {{false, 1000 * test_slow_factor(), NULL, 0, {NULL, NULL, NULL}},
+                                 {true, 0, NULL, 0, {NULL, NULL, NULL}}};
+    pid_t pid[2];
+    int status = 0;
+    tap_running("rank %d waits in a store that stops", rank);
+    ranks_reset();
+    snprintf(url, sizeof url, "tcp://127.0.0.1:%d", free_port());
+    for (int k = 0; k < 2; k++) {
+        pid[k] = fork();
+        TAP_REQUIRE(pid[k] >= 0);
+        if (pid[k] == 0) {
+            idist_desc d = desc_with("auto", "auto");
+            idist_group *world = NULL;
+            prctl(PR_SET_PDEATHSIG, SIGKILL);
+            if (idist_store_open(url, &parts[k], &d.store) != IDIST_OK) _exit(1);
+            if (k) pause();
+            d.rank = rank;
+            d.world_size = 2;
+            d.init_timeout_ms = 1000 * test_slow_factor();
+            if (idist_open(&d, &world) != IDIST_ERR_TIMEOUT) _exit(2);
+            snprintf(text, 600, "%s", idist_last_error());
+            _exit(0);
+        }
+        tap_register_child(pid[k]);
+    }
+    rank_ok(-1, idist_store_open(url, NULL, &store));
+    rank_ok(-1, idist_store_wait(store, &key, 1, 5000 * test_slow_factor()));
+    kill(pid[1], SIGSTOP);
+    TAP_REQUIRE(waitpid(pid[0], &status, 0) == pid[0]);
+    tap_forget_child(pid[0]);
+    rank_check(status == 0 && strstr(text, "the store's server does not answer any more"),
+               "status %x, got \"%s\"", (unsigned)status, text);
+    kill(pid[1], SIGKILL);
+    TAP_REQUIRE(waitpid(pid[1], &status, 0) == pid[1]);
+    tap_forget_child(pid[1]);
+    rank_ok(-1, idist_store_close(&store));
+    ranks_report("rank %d waits in a store that stops: the text says so", rank);
+}
+
 int main(void) {
     const char *text = getenv("IDIST_TEST_TRIALS");
     int wanted = text ? atoi(text) : test_quick() ? 3 : 6;
@@ -198,5 +242,7 @@ int main(void) {
         stopped_after_the_warning("auto", calls);
         stopped_after_the_warning("tcp", calls);
     }
+    server_while_joining(0, "idist/1/node/0");
+    server_while_joining(1, "idist/1");
     return tap_done();
 }
