@@ -123,11 +123,11 @@ says() {
 on_host 0 ip route add blackhole 10.7.0.2/32
 says 1 "no answer from rank 0" "nobody answers at tcp:10.7.0.1:29500 (Connection timed out): its"
 on_host 0 ip route del blackhole 10.7.0.2/32
-says 1 "another secret" "secret of this job: IDIST_SECRET, IDIST_SECRET_FILE or desc.secret differs" \
+says 1 "another secret" "the secret of this job: IDIST_SECRET, IDIST_SECRET_FILE" \
     1:IDIST_SECRET=fedcba9876543210
 host_knows 1 "127.0.1.1 first"
 host_knows 2 "10.7.0.1 first"
-says 1 "the name of rank 0 is loopback elsewhere" "here that address is 127.0.1.1, this host itself" \
+says 1 "loopback elsewhere" "here that address is 127.0.1.1, this host itself" \
     MASTER_ADDR=first 0:MASTER_ADDR=10.7.0.1
 
 # A name as installers write it: at home it is a loopback address.
