@@ -214,7 +214,7 @@ static int keeps_matched(idist_group *world, int rank, int n, proc_slot *slot, v
     enum { LARGE = 1 << 20 };
     idist_opts o = opts_of(world);
     idist_request requests[4];
-    idist_message message, next = {{0, 0, 0, IDIST_I8}, world, 1};
+    idist_message message, next = {{0, 0, 0, IDIST_I8}, world, 1, 0, 0};
     char *x = (char *)calloc(LARGE, 1);
     (void)arg;
     if (!x) _exit(91);
