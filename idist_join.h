@@ -1848,6 +1848,7 @@ static idist_status idist__ring_open(idist__world *w) {
     memset(&j, 0, sizeof j);
     j.w = w;
     j.deadline_ns = idist__os_clock_deadline(w->cfg.init_timeout_ms);
+    idist__me.join_until_ns = j.deadline_ns;
 
     // Announced now rather than when it is needed: with a second thread, such as the server of the
     // store, the kernel takes 15 ms for it.
@@ -1867,6 +1868,7 @@ static idist_status idist__ring_open(idist__world *w) {
     if (status != IDIST_OK && j.ring && j.ring->links) idist__open_tell_joined(&j, status);
     if (status != IDIST_OK) idist__failure_tell(&j, status);
     idist__open_end(&j);
+    idist__me.join_until_ns = 0;
 
     if (status == IDIST_OK && !j.ring->polled_link_count)
         idist__os_descriptor_close(&j.ring->watch); // nothing will ever be watched

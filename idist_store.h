@@ -1768,9 +1768,20 @@ static idist_status idist__client_receive_value(idist__client_store *client,
     return idist__table_truncated(request->nbytes, request->capacity);
 }
 
+// Until when the server has to answer a request of now. A thread that joins a world does not wait
+// much longer than for the world.
+static int64_t idist__client_answer_by(const idist__client_store *client) {
+    int64_t by_ns = idist__os_clock_deadline(client->answer_ms);
+    int64_t least_ns = idist__os_clock_deadline(IDIST__CLIENT_LEAST_MS);
+    int64_t join_ns = idist__me.join_until_ns;
+
+    if (!join_ns || join_ns >= by_ns) return by_ns;
+    return join_ns > least_ns ? join_ns : least_ns;
+}
+
 // Takes the WAIT back. Its answer may be under way, so exactly one byte comes in any case.
 static idist_status idist__client_cancel_wait(idist__client_store *client, uint8_t *answer) {
-    int64_t deadline_ns = idist__os_clock_deadline(client->answer_ms);
+    int64_t deadline_ns = idist__client_answer_by(client);
     uint8_t cancel = IDIST__STORE_CANCEL_WAIT;
 
     if (!idist__connection_write_all(client->fd, &cancel, 1, deadline_ns) ||
@@ -1822,7 +1833,7 @@ static idist_status idist__client_wait(idist__client_store *client, idist__store
 // One request and its answer. A WAIT may end without the keys (request->flag false).
 static idist_status idist__client_exchange(idist_store *store, idist__store_request *request) {
     idist__client_store *client = (idist__client_store *)store->impl;
-    int64_t deadline_ns = idist__os_clock_deadline(client->answer_ms);
+    int64_t deadline_ns = idist__client_answer_by(client);
     idist_status status;
     uint8_t byte;
 

@@ -185,11 +185,12 @@ static void stopped_after_the_warning(const char *placement, int calls) {
 }
 
 // The server of the store is stopped when the only rank of two waits for the other one: the text
-// blames the server, since nobody can know who is missing.
-static void server_while_joining(int rank, const char *key) {
+// blames the server, since nobody can know who is missing. The store's own time-out may be longer
+// than that of joining.
+static void server_while_joining(int rank, const char *key, int store_ms) {
     char url[64], *text = (char *)shared_alloc(600);
     idist_store *store = NULL;
-    idist_store_desc parts[2] = {{false, 1000 * test_slow_factor(), NULL, 0, {NULL, NULL, NULL}},
+    idist_store_desc parts[2] = {{false, store_ms, NULL, 0, {NULL, NULL, NULL}},
                                  {true, 0, NULL, 0, {NULL, NULL, NULL}}};
     pid_t pid[2];
     int status = 0;
@@ -217,15 +218,19 @@ static void server_while_joining(int rank, const char *key) {
     rank_ok(-1, idist_store_open(url, NULL, &store));
     rank_ok(-1, idist_store_wait(store, &key, 1, 5000 * test_slow_factor()));
     kill(pid[1], SIGSTOP);
+    int64_t stopped_ms = tap_now_ms();
     TAP_REQUIRE(waitpid(pid[0], &status, 0) == pid[0]);
     tap_forget_child(pid[0]);
     rank_check(status == 0 && strstr(text, "the store's server does not answer any more"),
                "status %x, got \"%s\"", (unsigned)status, text);
+    int64_t took_ms = tap_now_ms() - stopped_ms; // the time-out, and a second for the last answer
+    rank_check(took_ms < 3500 * test_slow_factor(), "it took %lld ms", (long long)took_ms);
     kill(pid[1], SIGKILL);
     TAP_REQUIRE(waitpid(pid[1], &status, 0) == pid[1]);
     tap_forget_child(pid[1]);
     rank_ok(-1, idist_store_close(&store));
-    ranks_report("rank %d waits in a store that stops: the text says so", rank);
+    ranks_report("rank %d waits in a store that stops, time-out %d ms: the text says so", rank,
+                 store_ms);
 }
 
 int main(void) {
@@ -242,7 +247,9 @@ int main(void) {
         stopped_after_the_warning("auto", calls);
         stopped_after_the_warning("tcp", calls);
     }
-    server_while_joining(0, "idist/1/node/0");
-    server_while_joining(1, "idist/1");
+    for (int store_ms = 0; store_ms <= 1000; store_ms += 1000) { // 0: the default, 30 s
+        server_while_joining(0, "idist/1/node/0", store_ms);
+        server_while_joining(1, "idist/1", store_ms);
+    }
     return tap_done();
 }
