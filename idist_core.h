@@ -1066,9 +1066,12 @@ static void idist__explain_task(const idist__task *t, char *buf, size_t cap) {
         return;
     }
 
-    snprintf(buf, cap, "%s (%s x %zu, %s ", idist__kind_names[c->label],
-             idist__world_dtype_name(t->group->w, c->dtype), c->count,
-             c->kind == IDIST__SEND ? "to" : "from");
+    snprintf(buf, cap, "%s (", idist__kind_names[c->label]);
+    if (c->label != IDIST__PROBE && c->label != IDIST__MPROBE &&
+        c->label != IDIST__NEW_GROUP_BY_MEMBERS)
+        idist__text_append(buf, cap, "%s x %zu, ", idist__world_dtype_name(t->group->w, c->dtype),
+                           c->count);
+    idist__text_append(buf, cap, c->kind == IDIST__SEND ? "to " : "from ");
     if (c->root == IDIST_ANY_SOURCE) idist__text_append(buf, cap, "any rank");
     else idist__text_append(buf, cap, "rank %d", c->root);
     if (c->tag == IDIST_ANY_TAG) idist__text_append(buf, cap, ", any tag)");
