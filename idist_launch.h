@@ -1035,6 +1035,11 @@ static idist_status idist__where_read_master(const idist_desc *desc, idist__wher
         if (status != IDIST_OK) return status;
     }
 
+    if (master->host && !idist__address_host_is_possible(master->host))
+        return idist__fail(desc->master_addr ? IDIST_ERR_ARG : IDIST_ERR_ENV,
+                           "MASTER_ADDR (desc.master_addr) is \"%s\": give only the name or the "
+                           "address of rank 0's host, without a port, brackets or \"://\"",
+                           master->host);
     if (master->host && !master->has_port)
         return idist__fail(desc->master_addr ? IDIST_ERR_ARG : IDIST_ERR_ENV,
                            "MASTER_ADDR (desc.master_addr) is set but MASTER_PORT "

@@ -74,6 +74,16 @@ static bool idist__address_host_is_loopback(const char *host) {
            strcmp(host, "::1") == 0;
 }
 
+// Whether a text can be a name or an address at all, rather than one with a port or in brackets, or
+// a URL.
+static bool idist__address_host_is_possible(const char *host) {
+    const char *colon = strchr(host, ':'); // two or more: IPv6, perhaps with %SCOPE
+    char end = host[strspn(host, "0123456789abcdefABCDEF:.")];
+
+    if (colon) return strchr(colon + 1, ':') && (!end || end == '%');
+    return !strpbrk(host, "/[]@ ");
+}
+
 static idist_status idist__address_local(idist__os_address *address, const char *name) {
     if (idist__os_socket_local_address(address, name)) return IDIST_OK;
     return idist__fail(IDIST_ERR_ARG, "the socket name \"%s\" is empty or longer than %d bytes",
