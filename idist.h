@@ -775,8 +775,9 @@ IDIST_API idist_status idist_initialize(const idist_desc *desc);
 // With requests pending or an idist_group_begin open it returns IDIST_ERR_STATE and does nothing.
 // In all other cases the world and its groups are gone afterwards, even if the call returns an
 // error (the one that the world failed with). Calls in which other threads are still blocked end
-// with IDIST_ERR_ABORTED; no thread may begin one meanwhile. A later call on one of those groups
-// returns IDIST_ERR_STATE, and idist_free_group only sets the pointer to NULL.
+// with IDIST_ERR_ABORTED, collectives of the world, of which this is one, with IDIST_ERR_MISMATCH;
+// no thread may begin a call meanwhile. A later call on one of those groups returns
+// IDIST_ERR_STATE, and idist_free_group only sets the pointer to NULL.
 IDIST_API idist_status idist_finalize(void);
 
 // True between idist_initialize and idist_finalize.
