@@ -182,6 +182,7 @@ static void massacre(uint64_t *random_state) {
         }
         struct timespec ts = {0, delay_us * 1000L};
         nanosleep(&ts, NULL);
+        for (int k = 0; k < 3; k++) kill(p.pid[k], SIGSTOP); // or one could miss another
         for (int k = 0; k < 3; k++) kill(p.pid[k], SIGKILL);
         procs_wait(&p, 2000);
         rank_check(count_files() == files, "trial %d, after %d us: %d files, before %d", i,
