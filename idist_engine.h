@@ -173,6 +173,7 @@ static void idist__frame_abort(idist__ring *ring, idist__link *l) {
     idist__message *m;
 
     l->text[l->in.nbytes] = 0;
+    if (l->peer_waits.ctx == l->in.ctx) l->peer_waits.type = 0; // its call has ended
     if (status >= 0 || status < IDIST_ERR_DEVICE) status = IDIST_ERR_INTERNAL;
 
     if (g) {

@@ -375,6 +375,58 @@ static void timed_out_before(void) {
     procs_free(&p);
 }
 
+// A call that ended because its group was aborted waits no more either, and the world still works.
+// Rank 2 waits for rank 0 in the group, in a receive or in a collective, until rank 1 aborts that.
+enum { FAILED = 1, ENTERS_WORLD };
+
+static int fails_in_group(idist_group *world, int rank, int n, proc_slot *slot, void *arg) {
+    const proc_slot *slots = slot - rank;
+    bool receives = *(bool *)arg;
+    idist_group *g = NULL;
+    idist_opts o = opts_of(world);
+    int32_t x = 1;
+    if (idist_split(world, 0, rank, &g) != IDIST_OK) return 96;
+    idist_opts in_group = opts_of(g);
+    if (rank == 0) {
+        proc_await_phase(&slots[2], FAILED);
+        proc_phase(slot, ENTERS_WORLD);
+    }
+    if (rank == 1) {
+        tap_sleep_ms(300); // rank 2 says meanwhile that it waits; right without it as well
+        rank_ok(rank, idist_abort(g));
+    }
+    if (rank == 2) {
+        rank_is(rank,
+                receives ? idist_recv(&x, 1, IDIST_I32, 0, 7, NULL, &in_group)
+                         : idist_all_reduce(&x, &x, 1, IDIST_I32, IDIST_SUM, &in_group),
+                IDIST_ERR_ABORTED);
+        x = 1;
+        proc_phase(slot, FAILED);
+        proc_await_phase(&slots[0], ENTERS_WORLD);
+        tap_sleep_ms(300); // rank 0 looks for a deadlock meanwhile; right without it as well
+    }
+    proc_result(slot, idist_all_reduce(&x, &x, 1, IDIST_I32, IDIST_SUM, &o));
+    rank_check(x == n, "rank %d: got %d", rank, x);
+    idist_free_group(&g);
+    rank_ok(rank, idist_close(&world));
+    return 0;
+}
+
+static void failed_before(const char *transport, bool receives) {
+    procs p;
+    idist_desc d = desc_with(transport, "auto");
+    tap_running("a group that was aborted, then a collective of the world, %s", transport);
+    ranks_reset();
+    procs_start(&p, 3, &d, fails_in_group, &receives);
+    rank_check(procs_wait(&p, RANKS_TIMEOUT_MS + 5000) == 0, "hang");
+    for (int k = 0; k < 3; k++)
+        rank_check(p.slot[k].has_result && p.slot[k].status == IDIST_OK, "rank %d: %s", k,
+                   p.slot[k].text);
+    ranks_report("%s that was aborted is no half of a deadlock, %s",
+                 receives ? "a receive" : "an all_reduce", transport);
+    procs_free(&p);
+}
+
 // Calls on another group between threads, one of which might still make the call: no hang.
 static void another_group(idist_group *world, int rank, int n, void *arg) {
     idist_group *g = NULL;
@@ -497,6 +549,10 @@ int main(void) {
     crossing_calls(3, "blocks", RECV_AGAINST_BARRIER, "operation",
                    "one rank receives, the others are in a barrier");
     timed_out_before();
+    for (int t = 0; t < N_TRANSPORTS; t++) {
+        failed_before(transport_names[t], true);
+        failed_before(transport_names[t], false);
+    }
     for (int t = 0; t < N_PLACEMENTS; t++) close_against_barrier(transport_names[t]);
 #ifndef RANKS_MPI
     new_group_lists();
