@@ -1064,12 +1064,12 @@ static idist_status idist__links_connect(idist__join *j) {
 // [join:share]  memory shared inside a host
 // uses clock os:random descriptor cpu os:memory poll socket beacon process
 // uses os:segment fail mem base:window base:log address connection shm:segment
-// uses pipe msg:types msg:transport link region state failure links
+// uses pipe msg:types msg:transport link region pool state failure links
 //
 // The ranks of a host form a binomial tree, whose root is the lowest one. Each of them connects to
 // its parent. The root makes the file ([shm:segment]) and sends its descriptor to its children, as
-// every rank does that gets it. Each rank maps the file, reserves its own pipes, and votes on
-// whether that worked:
+// every rank does that gets it. Each rank maps the file, reserves its own pipes and first region,
+// and votes on whether that worked:
 //
 //   root           makes the file    sends it    maps it   collects votes   sends the lowest
 //   other ranks    receive it        send it     map it    collect votes,   receive the lowest
@@ -1157,6 +1157,7 @@ static void idist__join_share_layout(idist__segment *m, size_t shm_nbytes, size_
     m->parts_at = IDIST__PAGE + (size_t)m->n * m->front_nbytes;
     m->window_at = m->parts_at + (size_t)m->n * m->part_nbytes;
     m->window_nbytes = window_nbytes;
+    m->reserved_count = 0;
 }
 
 // At least the memory of the host, a power of two; it costs nothing but addresses.
@@ -1227,7 +1228,8 @@ static int idist__join_share_map(idist__segment *m, int fd) {
     bell->sample_address = (uint64_t)(uintptr_t)m->remote_pieces;
     idist__join_share_leave_sample(m);
 
-    return 0;
+    // The world's: its members take for granted that all of them have it.
+    return m->region_count ? idist__pool_reserve(m, 0) : 0;
 }
 
 // Whether we can read the memory of all others, and they are the processes we take them for.

@@ -1603,8 +1603,9 @@ static void idist__share_update_seen(const idist__task *t) {
 // [share:pool]  lending regions to groups
 // uses os:memory mem model shm:segment msg:types msg:op link region
 //
-// Every rank has a few regions in its part of the shared file; they get memory when they are first
-// needed, in their order. A new group gets one of each member: the members exchange the numbers of
+// Every rank has a few regions in its part of the shared file. The first one, which the world gets
+// without an exchange, has memory from the start; the others get it when they are first needed, in
+// their order. A new group gets one of each member: the members exchange the numbers of
 // the regions that they offer (idist__pool_offer_region), and if everybody has one, the group's
 // collectives run in them (idist__pool_meet). Otherwise they are made of messages. A region is free
 // again when all members have freed the group. They count themselves in the region (members_done),
@@ -1629,20 +1630,19 @@ static idist__region_progress *idist__pool_progress(const idist__segment *m, int
     return (idist__region_progress *)(void *)(idist__pool_head(m, rank, index) + at);
 }
 
-// Takes memory for one of our regions, once. False: there is none.
-static bool idist__pool_reserve(idist__segment *m, int index) {
-    int fd = m->window->fd;
+// Takes memory for one of our regions, once. 0, or an errno.
+static int idist__pool_reserve(idist__segment *m, int index) {
+    int fd = m->window->fd, error;
     const char *head = idist__pool_head(m, m->me, index);
     const char *buffers = idist__pool_buffers(m, m->me, index);
     size_t nbytes = IDIST__BUFFERS * m->chunk_nbytes[index > 0];
 
-    if (index < m->reserved_count) return true;
-    if (idist__os_memory_reserve(fd, (size_t)(head - m->base), IDIST__REGION_HEAD_BYTES))
-        return false;
-    if (idist__os_memory_reserve(fd, (size_t)(buffers - m->base), nbytes)) return false;
-    m->reserved_count = index + 1;
+    if (index < m->reserved_count) return 0;
+    error = idist__os_memory_reserve(fd, (size_t)(head - m->base), IDIST__REGION_HEAD_BYTES);
+    if (!error) error = idist__os_memory_reserve(fd, (size_t)(buffers - m->base), nbytes);
+    if (!error) m->reserved_count = index + 1;
 
-    return true;
+    return error;
 }
 
 // What we offer the other members of a new group: the number of a region, from 1 on; 0 for none.
@@ -1662,7 +1662,7 @@ static uint64_t idist__pool_offer_region(idist_group *g) {
             if (done < m->region_members[i]) continue;
         }
 
-        if (!idist__pool_reserve(m, i)) return 0;
+        if (idist__pool_reserve(m, i)) return 0;
         memset(idist__pool_head(m, m->me, i), 0, IDIST__REGION_HEAD_BYTES);
         m->taken[i] = true;
         m->region_members[i] = nmembers;

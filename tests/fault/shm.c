@@ -4,8 +4,12 @@
 // Where there is no shared memory the ranks fall back, to sockets or to copying less directly, and
 // nobody notices. What a world got is seen in its address space: the file appears there as
 // "memfd:idist".
+#include <fcntl.h>
+static int reserve_in_file(int fd, off_t at, off_t nbytes);
 #define IDIST_IMPLEMENTATION
+#define posix_fallocate reserve_in_file
 #include "idist.h"
+#undef posix_fallocate
 
 #include "ranks.h"
 
@@ -100,7 +104,23 @@ static size_t shared_bytes(pid_t pid, unsigned long *inode) {
 
 // ---- what is taken away ----
 
-typedef enum { NOTHING, ADDRESS_SPACE, FILE_SIZE, SYSCALL, UNDUMPABLE, MIB_VARIABLE } loss;
+typedef enum {
+    NOTHING,
+    ADDRESS_SPACE,
+    FILE_SIZE,
+    RESERVATIONS,
+    SYSCALL,
+    UNDUMPABLE,
+    MIB_VARIABLE
+} loss;
+
+static int reservations_left = -1; // that succeed; -1: all
+
+static int reserve_in_file(int fd, off_t at, off_t nbytes) {
+    if (reservations_left == 0) return ENOSPC;
+    if (reservations_left > 0) reservations_left--;
+    return posix_fallocate(fd, at, nbytes);
+}
 
 // What a world must have got.
 typedef enum { ANY, SHARED, NO_WINDOWS, NOT_SHARED } outcome;
@@ -108,7 +128,7 @@ typedef enum { ANY, SHARED, NO_WINDOWS, NOT_SHARED } outcome;
 typedef struct without {
     const char *name;
     loss what;
-    long amount;      // bytes, MiB, or the number of a system call
+    long amount;      // bytes, MiB, reservations, or the number of a system call
     int who;          // rank, -1: all
     outcome expected; // of all ranks
     int n, port;
@@ -147,6 +167,7 @@ static bool take_away(const without *w) {
         limit.rlim_cur = limit.rlim_max = (rlim_t)w->amount;
         return setrlimit(RLIMIT_FSIZE, &limit) == 0;
     case SYSCALL: return forbid(w->amount);
+    case RESERVATIONS: reservations_left = (int)w->amount; return true;
     case UNDUMPABLE: return prctl(PR_SET_DUMPABLE, 0) == 0;
     case MIB_VARIABLE:
         snprintf(text, sizeof text, "%ld", w->amount);
@@ -182,6 +203,11 @@ static int works_without(int number, void *arg) {
     if (w->expected == NOT_SHARED)
         rank_check(shared == 0, "rank %d: %zu bytes are shared", number, shared);
     all_sorts(world, number, w->n);
+    idist_group *group = NULL;
+    if (!rank_ok(number, idist_split(world, 0, number, &group))) return 1;
+    all_sorts(group, number, w->n);
+    all_sorts(world, number, w->n);
+    idist_free_group(&group);
     rank_ok(number, idist_close(&world));
     rank_check(shared_bytes(getpid(), NULL) == 0, "rank %d: something is still mapped", number);
     return 0;
@@ -231,6 +257,10 @@ static void losses(void) {
         {"memfd_create is forbidden on the lowest rank", SYSCALL, SYS_memfd_create, 0, NOT_SHARED,
          3, 0, NULL, 0},
         {"fallocate is forbidden on one rank", SYSCALL, SYS_fallocate, 1, ANY, 3, 0, NULL, 0},
+        {"memory for the pipes of one rank only", RESERVATIONS, 2, 1, NOT_SHARED, 3, 0, NULL, 0},
+        {"memory for half a region of one rank", RESERVATIONS, 3, 1, NOT_SHARED, 3, 0, NULL, 0},
+        {"memory for the world's region of one rank only", RESERVATIONS, 4, 1, SHARED, 3, 0, NULL,
+         0},
         {"process_vm_readv is forbidden", SYSCALL, SYS_process_vm_readv, -1, SHARED, 3, 0, NULL, 0},
         {"process_vm_readv is forbidden, 2 ranks", SYSCALL, SYS_process_vm_readv, -1, SHARED, 2, 0,
          NULL, 0},
