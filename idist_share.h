@@ -1605,11 +1605,11 @@ static void idist__share_update_seen(const idist__task *t) {
 //
 // Every rank has a few regions in its part of the shared file. The first one, which the world gets
 // without an exchange, has memory from the start; the others get it when they are first needed, in
-// their order. A new group gets one of each member: the members exchange the numbers of
-// the regions that they offer (idist__pool_offer_region), and if everybody has one, the group's
-// collectives run in them (idist__pool_meet). Otherwise they are made of messages. A region is free
-// again when all members have freed the group. They count themselves in the region (members_done),
-// or, if they never learnt its number, send LEFT.
+// their order. A new group gets one of each member: the members exchange the numbers of the regions
+// that they offer (idist__pool_offer_region), and if everybody has one, the group's collectives run
+// in them (idist__pool_meet). Otherwise they are made of messages. A region is free again when all
+// members have freed the group. They count themselves in the region (members_done), or, if they
+// never learnt its number, send LEFT.
 //------------------------------------------------------------------------------
 
 static char *idist__pool_head(const idist__segment *m, int rank, int index) {

@@ -187,9 +187,9 @@ static inline void idist__pace_copy(idist__pace *p, char *to, const char *from, 
 // page tables, which every process has for itself: with parts of 4 MiB and one look at each, 512
 // processes would have 1 GiB of them.
 //
-// Memory is reserved before anybody uses it, so that no access to it can fail: for
-// doorbells, pipes and the world's region when the file is mapped, for another region when it is
-// first lent to a group ([share:pool]).
+// Memory is reserved before anybody uses it, so that no access to it can fail: for doorbells, pipes
+// and the world's region when the file is mapped, for another region when it is first lent to a
+// group ([share:pool]).
 //------------------------------------------------------------------------------
 
 #define IDIST__LINE ((size_t)64)   // of a cache
