@@ -314,7 +314,7 @@ MEMORY
 
     Ranks on one host share an anonymous file of up to 4 MiB per rank (desc.shm_nbytes), which
     disappears with the last of them. About half of that is reserved when they join; the rest
-    follows as groups are made, and a group that finds none is made of messages. If the file cannot
+    follows as groups are made, and a group that gets none uses messages instead. If the file cannot
     be had (no memfd, or a limit on memory, address space or file size), they use local sockets, and
     a log line at info level says why. Large buffers are read directly from the memory of the other
     process where the kernel permits it, and does it fast; the ranks measure that when they join. A
@@ -775,9 +775,9 @@ IDIST_API idist_status idist_initialize(const idist_desc *desc);
 // With requests pending or an idist_group_begin open it returns IDIST_ERR_STATE and does nothing.
 // In all other cases the world and its groups are gone afterwards, even if the call returns an
 // error (the one that the world failed with). Calls in which other threads are still blocked end
-// with IDIST_ERR_ABORTED, collectives of the world, of which this is one, with IDIST_ERR_MISMATCH;
-// no thread may begin a call meanwhile. A later call on one of those groups returns
-// IDIST_ERR_STATE, and idist_free_group only sets the pointer to NULL.
+// with IDIST_ERR_ABORTED, or with IDIST_ERR_MISMATCH if it is a collective of the world, as this
+// call is another one; no thread may begin a call meanwhile. A later call on one of those groups
+// returns IDIST_ERR_STATE, and idist_free_group only sets the pointer to NULL.
 IDIST_API idist_status idist_finalize(void);
 
 // True between idist_initialize and idist_finalize.

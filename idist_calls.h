@@ -217,9 +217,9 @@ static idist__os_mutex idist__life_lock = IDIST__OS_MUTEX_INIT; // initialize an
 // The default world stays while it is held.
 static idist__os_mutex idist__default_lock = IDIST__OS_MUTEX_INIT;
 
-// For a child made by fork. Another thread of its parent may have held these locks, or been half
-// way through a list of handles: the lists begin anew. What the other locks guard changes by the
-// store of one pointer.
+// For a child made by fork. Another thread of its parent may have held these locks, or been in
+// the middle of changing a list of handles, so the lists begin anew. What the other locks guard
+// changes by the store of one pointer.
 static void idist__world_after_fork(void) {
     idist__os_mutex_init(&idist__windows_lock);
     idist__os_mutex_init(&idist__log_lock);

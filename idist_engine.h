@@ -43,8 +43,9 @@ PATH OF A MESSAGE
 //
 //   - the rank has one thread and one call under way, which blocks without a time-out of its own,
 //     so it can do nothing else;
-//   - that call lacks something that only the other rank can begin to send, or is a collective that
-//     nobody completes before the other rank enters it, as that one's message call says it has not;
+//   - that call lacks something that only the other rank can begin to send; or it is a collective
+//     that no rank completes before all have entered it, and the other rank, which waits in a send
+//     or receive, has not;
 //   - the other rank has not begun it, and nothing that could provide it is on its way.
 //
 // In any doubt (another thread, a request, a group we no longer know) this section says nothing,
@@ -89,8 +90,9 @@ static bool idist__deadlock_needs(const idist__link *l, const idist__task *t, in
     return idist__ring_has_transfer(&l->posted, t) || idist__ring_has_transfer(&l->waiting, t);
 }
 
-// Whether t is a collective that needs all members, and the peer waits in a message call and has
-// not entered t. Its contribution may have to come through others, so no transfer need show it.
+// Whether t is a collective that needs all members, and the peer waits in a send or receive before
+// it has entered t. Its contribution may come through other ranks, so there may be no transfer that
+// shows this.
 static bool idist__deadlock_needs_entry(const idist__task *t, const idist__frame *waits) {
     if (!idist__kind_is_p2p((idist__kind)waits->fingerprint.kind)) return false;
     if ((int32_t)(t->seq - waits->tag) <= 0) return false; // tag: the last call that it has entered

@@ -273,7 +273,7 @@ typedef struct idist__segment {
     size_t chunk_nbytes[2];          // of a buffer in region 0, and in the others
 
     int region_count;            // regions of each rank
-    int reserved_count;          // of ours, have their memory: the first ones
+    int reserved_count;          // how many of ours have memory: the first ones
     bool taken[64];              // ours: whether a group has it, ...
     uint32_t region_members[64]; // ... how many members of it are on this host, ...
     uint64_t region_groups[64];  // ... and its ctx

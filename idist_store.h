@@ -1768,8 +1768,8 @@ static idist_status idist__client_receive_value(idist__client_store *client,
     return idist__table_truncated(request->nbytes, request->capacity);
 }
 
-// Until when the server has to answer a request of now. A thread that joins a world does not wait
-// much longer than for the world.
+// By when the server has to answer a request that is made now. A thread that is joining a world
+// does not wait much longer than its time-out for that.
 static int64_t idist__client_answer_by(const idist__client_store *client) {
     int64_t by_ns = idist__os_clock_deadline(client->answer_ms);
     int64_t least_ns = idist__os_clock_deadline(IDIST__CLIENT_LEAST_MS);

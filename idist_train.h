@@ -3085,7 +3085,7 @@ static bool idist__folder_read_entry(idist__os_folder folder, const char *name,
 
     *error = idist__os_folder_read_file(folder, name, &file);
     if (*error) {
-        // Removed since, a link to nowhere or in a circle, a socket: not a file.
+        // Removed meanwhile, a dangling or circular link, a socket: not a file.
         if (*error == ENOENT || *error == ELOOP || *error == ENXIO) *error = 0;
         return false;
     }
