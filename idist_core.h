@@ -1088,8 +1088,14 @@ IDIST__UNUSED static void idist__explain_mismatch(const idist__world *w, const c
 
     idist__fingerprint_text(w, of_a, first, sizeof first);
     idist__fingerprint_text(w, of_b, second, sizeof second);
-    snprintf(buf, cap, "the %s differs: rank %d called %s, rank %d called %s",
-             field ? field : "sequence", a, first, b, second);
+    if (!field) field = "sequence";
+
+    // Counts of each rank, members and definitions are compared by a hash, which says nothing.
+    if (!strcmp(first, second))
+        snprintf(buf, cap, "the %s differs between rank %d and rank %d in %s", field, a, b, first);
+    else
+        snprintf(buf, cap, "the %s differs: rank %d called %s, rank %d called %s", field, a, first,
+                 b, second);
 }
 
 // Of a message that is part of a collective, in bytes.
