@@ -276,10 +276,10 @@ ERRORS
     Ranks that call different operations get IDIST_ERR_MISMATCH. The text names two of them and the
     field that differs (operation, dtype, op, root, count, group, sequence). A rank whose own part
     was already complete gets it from its next call that waits for others, at the latest from the
-    fifth. A deadlock of two ranks is a mismatch, too: calls on different groups, a receive against
-    a collective, two sends, two receives. Longer cycles, and calls on two groups over several
-    hosts, may end by the time-out. A receive whose message has another dtype fails alone, and the
-    group goes on.
+    17th. A deadlock of two ranks is a mismatch, too: calls on different groups, a receive against a
+    collective, two sends, two receives. Longer cycles, and calls on two groups over several hosts,
+    may end by the time-out. A receive whose message has another dtype fails alone, and the group
+    goes on.
 
 TIME-OUTS AND ABORT
 
@@ -312,7 +312,7 @@ MEMORY
     1 MiB per rank for messages that arrive before their receive. Large reductions over sockets use
     scratch memory of up to twice the message size.
 
-    Ranks on one host share an anonymous file of up to 4 MiB per rank (desc.shm_nbytes), which
+    Ranks on one host share an anonymous file of up to 5 MiB per rank (desc.shm_nbytes), which
     disappears with the last of them. About half of that is reserved when they join; the rest
     follows as groups are made, and a group that gets none uses messages instead. If the file cannot
     be had (no memfd, or a limit on memory, address space or file size), they use local sockets, and
@@ -702,7 +702,7 @@ typedef struct idist_desc {
     // "none", or "core": each rank stays on one of the processors it may use. IDIST_BIND.
     const char *bind;
 
-    // Shared memory that each rank takes at most, in bytes; 0: 4 MiB. IDIST_SHM_MIB (in MiB).
+    // Shared memory that each rank takes at most, in bytes; 0: 5 MiB. IDIST_SHM_MIB (in MiB).
     size_t shm_nbytes;
 
     // Ranks with equal ids share a host. NULL: boot id, user and network namespace. IDIST_HOSTID.

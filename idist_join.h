@@ -1147,12 +1147,16 @@ static void idist__join_share_layout(idist__segment *m, size_t shm_nbytes, size_
     if (m->region_count > (int)IDIST__COUNT_OF(m->taken))
         m->region_count = (int)IDIST__COUNT_OF(m->taken);
 
-    m->front_nbytes = idist__join_share_round_up(
-        sizeof(idist__doorbell) + (size_t)m->region_count * IDIST__REGION_HEAD_BYTES);
+    m->front_nbytes = sizeof(idist__doorbell);
     m->part_nbytes = m->buffers_at;
-    if (m->region_count)
-        m->part_nbytes += IDIST__BUFFERS *
-                          (m->chunk_nbytes[0] + (size_t)(m->region_count - 1) * m->chunk_nbytes[1]);
+
+    if (m->region_count) {
+        m->front_nbytes += IDIST__REGION_HEAD_BYTES;
+        m->part_nbytes += IDIST__BUFFERS * m->chunk_nbytes[0];
+        m->part_nbytes += (size_t)(m->region_count - 1) * other;
+    }
+
+    m->front_nbytes = idist__join_share_round_up(m->front_nbytes);
     m->part_nbytes = idist__join_share_round_up(m->part_nbytes);
     m->parts_at = IDIST__PAGE + (size_t)m->n * m->front_nbytes;
     m->window_at = m->parts_at + (size_t)m->n * m->part_nbytes;

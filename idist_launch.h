@@ -26,7 +26,7 @@ CONTENTS
 // uses os:env fail parse secret store:table
 //------------------------------------------------------------------------------
 
-#define IDIST__SHM_MIB 4 // shared memory per rank, unless the user says otherwise
+#define IDIST__SHM_MIB 5 // shared memory per rank, unless the user says otherwise
 
 enum { IDIST__RANK_DRAWN = -1 }; // in place of a rank: see [launch:draw]
 

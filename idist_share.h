@@ -57,7 +57,7 @@ CONTENTS
 // [share:region]  the memory that a rank shows the others
 // uses cpu os:thread os:memory model pace shm:segment doorbell msg:types
 //
-//   head      slot 0 | slot 1 | ... | slot 7 | progress
+//   head      slot 0 | slot 1 | ... | slot 31 | progress
 //   buffers   buffer 0 | buffer 1 | buffer 2
 //
 // A slot announces one call: its number, its fingerprint and a small contribution. A large
@@ -70,8 +70,8 @@ CONTENTS
 //   FREED     we have read what we need of the chunk
 //------------------------------------------------------------------------------
 
-#define IDIST__REGION_SLOTS 8
-#define IDIST__SLOTS_AHEAD 4 // half of them; see [share:slot]
+#define IDIST__REGION_SLOTS 32
+#define IDIST__SLOTS_AHEAD 16 // half of them; see [share:slot]
 #define IDIST__FLAT_BYTES ((size_t)4096)
 #define IDIST__INLINE_BYTES ((size_t)32)
 // The last line holds the fingerprint of the previous call if that was made of messages.
@@ -311,9 +311,12 @@ static size_t idist__flow_chunk_count(const idist__op *o, size_t count, size_t a
 // uses explain shm:segment msg:types msg:op msg:failure history region flow
 //
 // A rank enters a call by writing its slot. A rank that enters call k has compared the slots of all
-// ranks up to k - 4 with its own calls, and, of the ranks it reads from, up to k. So a rank that
-// has entered call k needs the slots of k - 4 no more, and with eight of them in turn the slot of k
-// - 4 may be overwritten by that of k + 4.
+// ranks up to k - 16 with its own calls, and, of the ranks it reads from, up to k. So a rank that
+// has entered call k needs the slots of k - 16 no more, and with 32 of them in turn the slot of k -
+// 16 may be overwritten by that of k + 16.
+//
+// Ranks that wait for nobody get ahead: the root of a broadcast, all but the root of a gather. That
+// matters where ranks share a processor: the further they get, the fewer switches.
 //
 // Where a contribution of a CHUNKED call is read:
 //
@@ -396,23 +399,34 @@ static bool idist__slot_compare(idist__task *t, int rank, uint32_t call_number) 
     return true;
 }
 
-// Whether all ranks have read the slot that the next call overwrites.
-static bool idist__slot_may_enter(idist__task *t) {
+// Whether all other ranks have entered this call; if so, compares the calls up to it with ours.
+static bool idist__slot_compare_all(idist__task *t, uint32_t call_number) {
     idist__share *share = idist__region_share(t);
-    uint32_t call_number = share->calls_entered + 1 - IDIST__SLOTS_AHEAD;
     int i;
-
-    if ((int32_t)(share->compared_calls - call_number) >= 0) return true;
 
     for (i = 0; i < t->group->size; i++) {
         if (i == t->group->rank) continue;
         idist__op_of(t)->u.shared.awaited = i;
         if (!idist__slot_has_entered(share, i, call_number)) return false;
-        if (!idist__slot_compare(t, i, call_number)) return false;
     }
+
+    for (i = 0; i < t->group->size; i++)
+        if (i != t->group->rank && !idist__slot_compare(t, i, call_number)) return false;
 
     share->compared_calls = call_number;
     return true;
+}
+
+// Whether all ranks have read the slot that the next call overwrites. Looks further at first, so as
+// not to look in every call.
+static bool idist__slot_may_enter(idist__task *t) {
+    const idist__share *share = idist__region_share(t);
+    uint32_t call_number = share->calls_entered + 1 - IDIST__SLOTS_AHEAD;
+
+    if ((int32_t)(share->compared_calls - call_number) >= 0) return true;
+    if (idist__slot_compare_all(t, call_number + IDIST__SLOTS_AHEAD / 2)) return true;
+
+    return idist__slot_compare_all(t, call_number);
 }
 
 // The offset of a buffer in the file, or 0 if it does not lie in a window.
@@ -1612,17 +1626,19 @@ static void idist__share_update_seen(const idist__task *t) {
 // never learnt its number, send LEFT.
 //------------------------------------------------------------------------------
 
+// The first region of a rank has larger buffers than the others, and its head is elsewhere.
 static char *idist__pool_head(const idist__segment *m, int rank, int index) {
-    char *first = idist__segment_front(m, rank) + sizeof(idist__doorbell);
-    return first + (size_t)index * IDIST__REGION_HEAD_BYTES;
+    char *second = idist__segment_part(m, rank) + m->buffers_at;
+    size_t nbytes = IDIST__REGION_HEAD_BYTES + IDIST__BUFFERS * m->chunk_nbytes[1];
+
+    if (index == 0) return idist__segment_front(m, rank) + sizeof(idist__doorbell);
+    second += IDIST__BUFFERS * m->chunk_nbytes[0];
+    return second + (size_t)(index - 1) * nbytes;
 }
 
-// The first region of a rank has larger buffers than the others.
 static char *idist__pool_buffers(const idist__segment *m, int rank, int index) {
-    char *first = idist__segment_part(m, rank) + m->buffers_at;
-    size_t large = IDIST__BUFFERS * m->chunk_nbytes[0], small = IDIST__BUFFERS * m->chunk_nbytes[1];
-
-    return index == 0 ? first : first + large + (size_t)(index - 1) * small;
+    if (index == 0) return idist__segment_part(m, rank) + m->buffers_at;
+    return idist__pool_head(m, rank, index) + IDIST__REGION_HEAD_BYTES;
 }
 
 static idist__region_progress *idist__pool_progress(const idist__segment *m, int rank, int index) {
@@ -1645,6 +1661,19 @@ static int idist__pool_reserve(idist__segment *m, int index) {
     return error;
 }
 
+// Forgets the calls of the group that had this region of ours before.
+static void idist__pool_clear(const idist__segment *m, int index) {
+    char *head = idist__pool_head(m, m->me, index);
+    size_t at;
+
+    for (at = 0; at < IDIST__REGION_SLOTS * IDIST__SLOT_BYTES; at += IDIST__SLOT_BYTES) {
+        memset(head + at, 0, IDIST__LINE);
+        memset(head + at + IDIST__LINE + IDIST__FLAT_BYTES, 0, IDIST__LINE);
+    }
+
+    memset(idist__pool_progress(m, m->me, index), 0, sizeof(idist__region_progress));
+}
+
 // What we offer the other members of a new group: the number of a region, from 1 on; 0 for none.
 static uint64_t idist__pool_offer_region(idist_group *g) {
     idist__segment *m = idist__ring_of(g->w)->shm;
@@ -1663,7 +1692,7 @@ static uint64_t idist__pool_offer_region(idist_group *g) {
         }
 
         if (idist__pool_reserve(m, i)) return 0;
-        memset(idist__pool_head(m, m->me, i), 0, IDIST__REGION_HEAD_BYTES);
+        idist__pool_clear(m, i);
         m->taken[i] = true;
         m->region_members[i] = nmembers;
         m->region_groups[i] = g->ctx;

@@ -179,8 +179,8 @@ static inline void idist__pace_copy(idist__pace *p, char *to, const char *from, 
 //
 //   | header | front 0 | front 1 | ... | part 0 | part 1 | ... | window 0 | window 1 | ...
 //
-//   front    doorbell | heads of the regions, for collectives ([share:region])
-//   part     a pipe from each rank | buffers of the regions
+//   front    doorbell | head of region 0, for the collectives of the world ([share:region])
+//   part     a pipe from each rank | buffers of region 0 | head and buffers of region 1 | ...
 //   window   a hole, until idist_alloc fills pages of it ([base:window])
 //
 // Each rank has one of each. What all ranks look at often is in the fronts, so that it takes few

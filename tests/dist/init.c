@@ -45,7 +45,7 @@ static int run_rank(idist_desc d, const placement *p) {
         return 1;
     }
     bool tcp = d.transport && strcmp(d.transport, "tcp") == 0;
-    bool shares = strstr(idist_show_config(), "\non this host: shared memory, 4096 KiB") != NULL;
+    bool shares = strstr(idist_show_config(), "\non this host: shared memory, 5120 KiB") != NULL;
     if (shares != (!tcp && idist_get_nproc_per_node() > 1) ||
         !strstr(idist_show_config(), "\ndescriptors: "))
         return fail(idist_show_config(), d.rank);
