@@ -1205,14 +1205,14 @@ idist_status idist_send(const void *buf, size_t count, idist_dtype dtype, int ds
                         const idist_opts *opts) {
     idist__call c;
     idist__p2p_init(&c, IDIST__SEND, buf, NULL, count, dtype, dst, tag, NULL);
-    return idist__call_message(&c, opts) ? IDIST_OK : idist__call_run(&c, opts);
+    return idist__call_message(&c, opts);
 }
 
 idist_status idist_recv(void *buf, size_t count, idist_dtype dtype, int src, int tag,
                         idist_recv_info *info, const idist_opts *opts) {
     idist__call c;
     idist__p2p_init(&c, IDIST__RECV, NULL, buf, count, dtype, src, tag, info);
-    return idist__call_message(&c, opts) ? IDIST_OK : idist__call_run(&c, opts);
+    return idist__call_message(&c, opts);
 }
 
 // A probe is a receive that leaves the message. message: NULL, or where a matched probe puts it.

@@ -193,7 +193,6 @@ typedef struct idist__call {
     int tag;
     idist_recv_info *info;
     bool peeks;         // a receive that describes a message and leaves it
-    bool tried;         // the backend could not complete it at once
     uint32_t dtype_tag; // of a user dtype, when the call began; 0: look it up
     uint64_t check;     // must also be equal on all ranks: the count, or a hash of the counts
     union {
@@ -2388,13 +2387,15 @@ static idist_status idist__check_call(const idist_group *g, const idist__call *c
 // uses wait thread extent check
 //
 //     public function         fills an idist__call
-//     idist__call_message     a message in the ordinary case, which needs none of what follows
+//     idist__call_message     a message in the ordinary case: tries the backend's `quick`, then
+//                             goes on at idist__call_begin
 //     idist__call_run         finds the group, locks its world, records the first error of a
 //                             group_begin
 //     idist__call_traced      through the timeline, if there is one
 //     idist__call_locked      checks the arguments, which a plan has done before
 //     idist__call_checked     asks the device whether the call is its own; tries the backend's
-//                             `quick`; otherwise makes a task
+//                             `quick`
+//     idist__call_begin       makes a task
 //     idist__task_start       numbers it and hands it to the backend
 //     idist__wait_task        waits, unless there is a request or an open group_begin
 //     idist__wait_result      status and text for the caller
@@ -2466,7 +2467,7 @@ static bool idist__call_quick(idist_group *g, const idist__call *c, const idist_
     const idist_backend_api *backend = g->w->backend;
     bool blocks = !o->request && !idist__me.group_depth;
 
-    if (g->status != IDIST_OK || c->peeks || c->tried || idist__call_needs_copy(c)) return false;
+    if (g->status != IDIST_OK || c->peeks || idist__call_needs_copy(c)) return false;
     if (blocks && !g->w->tasks) return backend->quick && backend->quick(g, c);
     if (!backend->quick_message || !idist__kind_is_p2p(c->kind) || idist__tracer_now())
         return false;
@@ -2557,23 +2558,12 @@ static void idist__call_forget(idist__world *closed) {
     }
 }
 
-// A call whose arguments have passed the check.
-static idist_status idist__call_checked(idist_group *g, const idist__call *c, const idist_opts *o) {
+// A call that the backend could not complete at once.
+static idist_status idist__call_begin(idist_group *g, const idist__call *c, const idist_opts *o,
+                                      bool on_device, bool detached) {
     const char *name = idist__kind_names[c->label];
+    idist_status status = IDIST_OK;
     idist__task *t;
-    bool on_device = false, detached = false;
-    idist_status status = idist__call_route(g, c, o, &on_device, &detached);
-
-    if (status != IDIST_OK) return status;
-    if (g->status != IDIST_OK)
-        return idist__fail(g->status, "%s: the group failed earlier: %s", name, g->cause);
-    if (g->w->thread_stops) // another thread has ended the calls, and would not see this one
-        return idist__fail(IDIST_ERR_ABORTED, "%s: another thread closes the world", name);
-
-    if (!on_device && idist__call_quick(g, c, o)) {
-        if (o->request) o->request->impl = &idist__call_complete;
-        return IDIST_OK;
-    }
 
     if (g->status != IDIST_OK && idist__kind_is_p2p(c->kind)) // what has just arrived says so
         return idist__fail(g->status, "%s: %s", name, g->cause);
@@ -2609,6 +2599,26 @@ static idist_status idist__call_checked(idist_group *g, const idist__call *c, co
     idist__wait_task(t);
 
     return idist__wait_result(t);
+}
+
+// A call whose arguments have passed the check.
+static idist_status idist__call_checked(idist_group *g, const idist__call *c, const idist_opts *o) {
+    const char *name = idist__kind_names[c->label];
+    bool on_device = false, detached = false;
+    idist_status status = idist__call_route(g, c, o, &on_device, &detached);
+
+    if (status != IDIST_OK) return status;
+    if (g->status != IDIST_OK)
+        return idist__fail(g->status, "%s: the group failed earlier: %s", name, g->cause);
+    if (g->w->thread_stops) // another thread has ended the calls, and would not see this one
+        return idist__fail(IDIST_ERR_ABORTED, "%s: another thread closes the world", name);
+
+    if (!on_device && idist__call_quick(g, c, o)) {
+        if (o->request) o->request->impl = &idist__call_complete;
+        return IDIST_OK;
+    }
+
+    return idist__call_begin(g, c, o, on_device, detached);
 }
 
 static idist_status idist__call_locked(idist_group *g, const idist__call *c, const idist_opts *o) {
@@ -2656,7 +2666,7 @@ static idist_status idist__call_ended(idist_status status) {
 
 // Whether a send or receive is the ordinary one: host memory, a buffer, a dtype of idist and a tag.
 static bool idist__call_is_plain(const idist__world *w, const idist__call *c, const idist_opts *o) {
-    if (w->device_api || idist__tracer_now() || (o && (o->stream || o->plan))) return false;
+    if (w->device_api || idist__tracer_now() || o->stream || o->plan) return false;
     if ((unsigned)c->dtype >= IDIST_DTYPE_COUNT || c->count > SIZE_MAX / 16) return false;
     return c->tag >= 0 && (c->send || c->recv);
 }
@@ -2668,33 +2678,10 @@ static bool idist__call_is_ready(const idist_group *g, const idist__call *c) {
     return g->w->backend->quick_message && c->root >= 0 && c->root < g->size;
 }
 
-// The short way of a send or receive: true when the backend could complete it at once, without a
-// task. False: it has to go by idist__call_run, which also says what is wrong with it, if anything
-// is.
-static bool idist__call_message(idist__call *c, const idist_opts *o) {
-    idist_group *g = o ? o->group : NULL;
-    idist__world *w = g ? g->w : __atomic_load_n(&idist__default_world, __ATOMIC_ACQUIRE);
-    bool blocks = !(o && o->request) && !idist__me.group_depth;
-    bool done = false;
+static idist_opts idist__call_defaults; // all zero; never written
 
-    if (!w || idist__world_forked(w) || idist__me.callbacks || (g && g->freed)) return false;
-    if (!idist__os_mutex_try_lock(&w->lock)) return false;
-
-    if (!g) g = &w->group;
-    if (idist__call_is_ready(g, c) && idist__call_is_plain(w, c, o)) {
-        done = blocks && !w->tasks ? w->backend->quick(g, c) : w->backend->quick_message(g, c);
-        c->tried = true;
-    }
-
-    idist__os_mutex_unlock(&w->lock);
-    if (done && o && o->request) o->request->impl = &idist__call_complete;
-
-    return done;
-}
-
-static idist_status idist__call_run(idist__call *c, const idist_opts *opts) {
-    static idist_opts defaults; // all zero
-    const idist_opts *o = opts ? opts : &defaults;
+static idist_status idist__call_run(const idist__call *c, const idist_opts *opts) {
+    const idist_opts *o = opts ? opts : &idist__call_defaults;
     idist_group *g = NULL;
     idist_status status = idist__call_enter(idist__kind_names[c->label], o->group, &g);
 
@@ -2704,6 +2691,34 @@ static idist_status idist__call_run(idist__call *c, const idist_opts *opts) {
     }
 
     return idist__call_ended(status);
+}
+
+// A send or receive. In the ordinary case nothing can be wrong with the call, and it gets by with
+// fewer checks; otherwise, and while another thread has the lock, it goes by idist__call_run.
+static idist_status idist__call_message(const idist__call *c, const idist_opts *opts) {
+    const idist_opts *o = opts ? opts : &idist__call_defaults;
+    idist_group *g = o->group;
+    idist__world *w = g ? g->w : __atomic_load_n(&idist__default_world, __ATOMIC_ACQUIRE);
+    bool blocks = !o->request && !idist__me.group_depth, done;
+    idist_status status = IDIST_OK;
+
+    if (!w || idist__world_forked(w) || idist__me.callbacks || (g && g->freed) ||
+        !idist__os_mutex_try_lock(&w->lock))
+        return idist__call_run(c, opts);
+
+    if (!g) g = &w->group;
+
+    if (!idist__call_is_ready(g, c) || !idist__call_is_plain(w, c, o)) {
+        idist__os_mutex_unlock(&w->lock);
+        return idist__call_run(c, opts);
+    }
+
+    done = blocks && !w->tasks ? w->backend->quick(g, c) : w->backend->quick_message(g, c);
+    if (!done) status = idist__call_begin(g, c, o, false, false);
+    else if (o->request) o->request->impl = &idist__call_complete;
+    idist__os_mutex_unlock(&w->lock);
+
+    return done ? IDIST_OK : idist__call_ended(status);
 }
 
 //------------------------------------------------------------------------------
