@@ -738,10 +738,13 @@ static void idist__file_close(idist_store *store) {
     idist__mem_free(&store->mem, f);
 }
 
-// Whether the server may overwrite a file: it is empty, or a store's.
-static bool idist__file_may_overwrite(const idist__file_store *f) {
+// A file that is neither empty nor a store's belongs to somebody else.
+static idist_status idist__file_check_ours(const idist__file_store *f) {
     int64_t nbytes = idist__os_file_size(f->file);
-    return nbytes == 0 || (nbytes > 0 && idist__file_has_magic(f));
+
+    if (nbytes == 0 || (nbytes > 0 && idist__file_has_magic(f))) return IDIST_OK;
+    return idist__fail(IDIST_ERR_ARG,
+                       "store: %s exists and is not a store file; it was left unchanged", f->path);
 }
 
 static idist_status idist__file_fail_open(const idist__file_store *f) {
@@ -769,14 +772,13 @@ static idist_status idist__file_create(idist__file_store *f, int64_t deadline_ns
 // folder where we may not remove it, it is emptied instead.
 static idist_status idist__file_claim(idist__file_store *f, bool *taken, bool *again) {
     uint64_t committed = 0;
+    idist_status status;
 
     *again = false;
     *taken = !idist__os_file_try_lock(f->file, IDIST__FILE_SERVER_BYTE);
     if (*taken) return IDIST_OK;
-    if (!idist__file_may_overwrite(f))
-        return idist__fail(IDIST_ERR_ARG,
-                           "store: %s exists and is not a store file; it was left unchanged",
-                           f->path);
+    status = idist__file_check_ours(f);
+    if (status != IDIST_OK) return status;
 
     if (idist__os_file_size(f->file) > 0) {
         idist__os_file_remove(f->path);
@@ -815,13 +817,17 @@ static idist_status idist__file_serve(idist__file_store *f, bool either, int64_t
 }
 
 // Whether the file that we have open is a store whose server lives.
-static bool idist__file_is_served(const idist__file_store *f, int64_t deadline_ns) {
-    bool is_served;
+static idist_status idist__file_find_server(const idist__file_store *f, int64_t deadline_ns,
+                                            bool *is_served) {
+    idist_status status;
 
-    if (idist__file_lock_records(f, deadline_ns) != IDIST_OK) return false;
-    is_served = idist__file_has_server(f) && idist__file_has_magic(f);
+    *is_served = false;
+    if (idist__file_lock_records(f, deadline_ns) != IDIST_OK) return IDIST_OK;
+    status = idist__file_check_ours(f);
+    if (status == IDIST_OK) *is_served = idist__file_has_server(f) && idist__file_has_magic(f);
     idist__file_unlock_records(f);
-    return is_served;
+
+    return status;
 }
 
 // Waits until the server has ended, at most until the deadline.
@@ -836,9 +842,13 @@ static void idist__file_await_end(idist_store *store, int64_t deadline_ns) {
 // may have been replaced.
 static idist_status idist__file_join(idist__file_store *f, int64_t deadline_ns) {
     for (;;) {
+        idist_status status = IDIST_OK;
+        bool is_served = false;
+
         f->file = idist__os_file_open(f->path, IDIST__OS_FILE_UPDATE);
         if (f->file < 0 && errno != ENOENT) return idist__file_fail_open(f);
-        if (f->file >= 0 && idist__file_is_served(f, deadline_ns)) return IDIST_OK;
+        if (f->file >= 0) status = idist__file_find_server(f, deadline_ns, &is_served);
+        if (is_served || status != IDIST_OK) return status;
 
         idist__os_file_close(&f->file);
         if (idist__os_clock_ms_until(deadline_ns) == 0)

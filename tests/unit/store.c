@@ -879,6 +879,8 @@ static void test_foreign_files(void) {
     TAP_REQUIRE(fd >= 0 && write(fd, letter, sizeof letter) == (ssize_t)sizeof letter);
     tap_is(open_status(url, true, SHORT_MS, NULL), IDIST_ERR_ARG,
            "file: one that is no store is refused");
+    tap_is(open_status(url, false, SHORT_MS, NULL), IDIST_ERR_ARG, "file: by a client, too");
+    tap_like(idist_last_error(), "is not a store file", "file: with a text that says it");
     tap_ok(pread(fd, text, sizeof text, 0) == (ssize_t)sizeof letter && strcmp(text, letter) == 0,
            "file: and left alone");
     close(fd);
