@@ -882,6 +882,29 @@ idist_status idist_all_to_all(const void *send, void *recv, size_t count, idist_
 
 // Counts that must agree on all ranks go into the fingerprint as a hash. Counts that concern two
 // ranks are checked against the length of the message between them.
+// An all_reduce in place of a buffer that is in parts. *taken false: this rank cannot make the call
+// like that, and has not begun it.
+IDIST__UNUSED static idist_status
+idist__collective_all_reduce_parts(const idist__part *parts, int part_count, idist_dtype dtype,
+                                   idist_op op, const idist_opts *opts, bool *taken) {
+    idist_group *g;
+    idist__call c;
+
+    *taken = false;
+    if (idist__call_enter("all_reduce", opts->group, &g) != IDIST_OK) return IDIST_OK;
+
+    idist__call_init(&c, IDIST__ALL_REDUCE, parts[0].data, parts[0].data, parts[part_count - 1].end,
+                     dtype);
+    c.op = op;
+    c.parts = parts;
+    c.part_count = part_count;
+    if (g->rank >= 0 && g->status == IDIST_OK && g->w->backend->takes_parts)
+        *taken = g->w->backend->takes_parts(g, &c);
+    idist__os_mutex_unlock(&g->w->lock);
+
+    return *taken ? idist__call_run(&c, opts) : IDIST_OK;
+}
+
 idist_status idist_all_gatherv(const void *send, size_t sendcount, void *recv,
                                const size_t *recvcounts, const size_t *recvdispls,
                                idist_dtype dtype, const idist_opts *opts) {

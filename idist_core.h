@@ -180,6 +180,12 @@ typedef struct idist__user_dtype {
 } idist__user_dtype;
 
 // An operation as data.
+// One of the places where a buffer lies whose elements are not all in a row.
+typedef struct idist__part {
+    char *data;
+    size_t end; // elements of this part and those before it
+} idist__part;
+
 typedef struct idist__call {
     idist__kind kind;  // what is run
     idist__kind label; // what the user called
@@ -192,6 +198,9 @@ typedef struct idist__call {
     int root; // or the peer of a send or receive; -1: there is none
     int tag;
     idist_recv_info *info;
+    const idist__part
+        *parts;         // of an all_reduce in place, where its buffer is not all in a row, ...
+    int part_count;     // ... and how many; otherwise 0
     bool peeks;         // a receive that describes a message and leaves it
     uint32_t dtype_tag; // of a user dtype, when the call began; 0: look it up
     uint64_t check;     // must also be equal on all ranks: the count, or a hash of the counts
@@ -432,6 +441,10 @@ struct idist_backend_api {
     // True: it is complete. False: start follows, for a call of which nothing has begun.
     bool (*quick_message)(idist_group *g, const idist__call *c);
 
+    // Optional. Whether a call on this group may have its buffer in parts. This rank alone asks;
+    // for the others the call is like any other.
+    bool (*takes_parts)(const idist_group *g, const idist__call *c);
+
     // Begins a task. The backend calls idist__task_complete once, here or later. If quick has
     // failed the group: with g->status and g->cause.
     void (*start)(idist__task *t);
@@ -500,7 +513,7 @@ struct idist_backend_api {
     idist_status (*wrap)(idist__world *w);
 };
 
-enum { IDIST__BACKEND_ABI = 8 };
+enum { IDIST__BACKEND_ABI = 9 };
 
 // ---- the contract between the core and a device backend ----
 //

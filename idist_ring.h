@@ -172,7 +172,7 @@ static void idist__ring_close(idist__world *w, bool clean) {
 
 //------------------------------------------------------------------------------
 // [ring:backend]  the table of the backend's functions
-// uses launch:env model core:backend msg:types msg:op pool announce
+// uses launch:env model core:backend msg:types msg:op share:share pool announce
 // uses engine:progress engine:wait engine:task cancel missing engine:group
 // uses join:open close
 //------------------------------------------------------------------------------
@@ -198,6 +198,7 @@ static void idist__ring_backend_fill(idist_backend_api *api) {
     api->group_meet = idist__ring_group_meet;
 
     api->quick = idist__ring_quick; // [engine:task]
+    api->takes_parts = idist__share_takes_parts;
     api->start = idist__ring_start;
     api->announce = idist__ring_announce;
 

@@ -277,6 +277,29 @@ static const char *idist__flow_send_at(const idist__task *t, int to) {
     return o->in + (size_t)to * o->nbytes;
 }
 
+// Where element `at` of a buffer of ours is that begins at `base` or is in parts, and how many
+// elements lie there in a row, at most `count`.
+static char *idist__flow_place(const idist__task *t, char *base, size_t at, size_t count,
+                               size_t *run) {
+    const idist__part *parts = t->call.parts;
+    size_t size = idist__op_of(t)->size, first;
+    int low = 0, high = t->call.part_count - 1; // the part with this element is among them
+
+    *run = count;
+    if (!t->call.part_count) return base + at * size;
+
+    while (low < high) {
+        int middle = (low + high) / 2;
+        if (parts[middle].end <= at) low = middle + 1;
+        else high = middle;
+    }
+
+    first = low ? parts[low - 1].end : 0;
+    if (*run > parts[low].end - at) *run = parts[low].end - at;
+
+    return parts[low].data + (at - first) * size;
+}
+
 static size_t idist__flow_send_nbytes(const idist__task *t) {
     const idist__op *o = idist__op_of(t);
     return (idist__flow_is_per_rank(t->call.kind) ? (size_t)o->n : 1) * o->nbytes;
@@ -535,6 +558,7 @@ static bool idist__slot_offer_buffers(idist__task *t, idist__call_slot *slot) {
     }
 
     if (!idist__flow_contributes(o, c->kind, o->rank) || scaled || overwrites) return true;
+    if (c->part_count) return true;
 
     slot->u.buffers.send_at = idist__slot_window_offset(share, o->in, idist__flow_send_nbytes(t));
     if (all) slot->u.buffers.recv_at = idist__slot_window_offset(share, o->out, o->nbytes);
@@ -732,6 +756,7 @@ static const char *idist__fetch_source(const idist__task *t, int rank, int to, s
     bool per_rank = idist__flow_is_per_rank(t->call.kind);
     size_t block = per_rank ? (size_t)to : 0, within;
 
+    if (rank == o->rank && t->call.part_count) return idist__flow_place(t, NULL, at, 1, &within);
     if (rank == o->rank && !idist__flow_is_scaled(o))
         return idist__flow_send_at(t, to) + at * o->size;
     if (o->algorithm == IDIST__ALGO_FLAT) return idist__slot_payload(t, rank) + block * o->nbytes;
@@ -1015,6 +1040,18 @@ static size_t idist__chunk_block_at(const idist__op *o, size_t count, int b) {
     return idist__flow_min(idist__block_at(nlines, o->n, b) * line, count);
 }
 
+// Copies elements of ours to a buffer.
+static void idist__chunk_write(const idist__task *t, char *to, size_t at, size_t count) {
+    const idist__op *o = idist__op_of(t);
+    size_t run;
+
+    for (; count; at += run, count -= run) {
+        const char *from = idist__flow_place(t, (char *)o->in, at, count, &run);
+        idist__region_write(idist__region_share(t), to, from, run * o->size);
+        to += run * o->size;
+    }
+}
+
 // Copies our part of a chunk to a buffer; in a split reduction all but the block that we reduce
 // ourselves.
 static void idist__chunk_copy(idist__task *t, size_t chunk) {
@@ -1029,9 +1066,8 @@ static void idist__chunk_copy(idist__task *t, size_t chunk) {
         size_t count = idist__flow_chunk_count(o, o->count, at);
         size_t begin = idist__chunk_block_at(o, count, o->rank),
                end = idist__chunk_block_at(o, count, o->rank + 1);
-        idist__region_write(share, buffer, o->in + at * o->size, begin * o->size);
-        idist__region_write(share, buffer + end * o->size, o->in + (at + end) * o->size,
-                            (count - end) * o->size);
+        idist__chunk_write(t, buffer, at, begin);
+        idist__chunk_write(t, buffer + end * o->size, at + end, count - end);
         return;
     }
 
@@ -1162,16 +1198,33 @@ static bool idist__split_sum_block(idist__task *t) {
     char *buffer =
         idist__region_buffer(share, o->rank, o->u.shared.first_chunk + o->u.shared.chunk);
     char *sum = buffer + begin * o->size, *out = o->out + (at + begin) * o->size;
+    size_t run;
 
     if (!count) return true;
 
     if (t->call.kind == IDIST__REDUCE) // only the root wants it
         return idist__fetch_sum(t, o->rank == o->root ? out : sum, o->n, 0, at + begin, count);
 
-    if (!idist__fetch_sum(t, out, o->n, 0, at + begin, count)) return false;
-    idist__region_write(share, sum, out, count * o->size);
+    for (at += begin; count; at += run, count -= run) {
+        out = idist__flow_place(t, o->out, at, count, &run);
+        if (!idist__fetch_sum(t, out, o->n, 0, at, run)) return false;
+        idist__region_write(share, sum, out, run * o->size);
+        sum += run * o->size;
+    }
 
     return true;
+}
+
+// Copies elements from a buffer to our result.
+static void idist__split_take(const idist__task *t, const char *from, size_t at, size_t count) {
+    const idist__op *o = idist__op_of(t);
+    size_t run;
+
+    for (; count; at += run, count -= run) {
+        char *to = idist__flow_place(t, o->out, at, count, &run);
+        idist__block_copy(to, from, run * o->size);
+        from += run * o->size;
+    }
 }
 
 // Copies the blocks of a chunk that the others have reduced.
@@ -1191,8 +1244,7 @@ static void idist__split_take_blocks(idist__task *t) {
             idist__region_buffer(share, i, o->u.shared.first_chunk + o->u.shared.chunk);
 
         if (i == o->rank) continue;
-        idist__block_copy(o->out + (at + begin) * o->size, buffer + begin * o->size,
-                          (end - begin) * o->size);
+        idist__split_take(t, buffer + begin * o->size, at + begin, end - begin);
     }
 }
 
@@ -1366,6 +1418,16 @@ static idist__algorithm idist__share_choose(const idist_group *g, const idist__c
     if (idist__flow_is_per_rank(c->kind)) nbytes *= (size_t)g->size;
 
     return nbytes <= IDIST__FLAT_BYTES ? IDIST__ALGO_FLAT : IDIST__ALGO_CHUNKED;
+}
+
+// Whether a call of ours may have its buffer in parts: if it goes through buffers, block by block.
+static bool idist__share_takes_parts(const idist_group *g, const idist__call *c) {
+    size_t n = (size_t)g->size, nbytes = c->count * idist_dtype_size(c->dtype);
+
+    if (c->kind != IDIST__ALL_REDUCE || (int)c->op >= IDIST_OP_USER) return false;
+    if (n * n * nbytes <= IDIST__SPLIT_BYTES || nbytes >= IDIST__REMOTE_REDUCTION) return false;
+
+    return idist__share_choose(g, c) == IDIST__ALGO_CHUNKED;
 }
 
 // An all_to_allv counts bytes, because each pair of ranks may have a dtype of its own. False: no

@@ -4560,7 +4560,7 @@ static idist_status idist__on_device_int8_finish(idist_bucket *b, void *arg) {
 
 //------------------------------------------------------------------------------
 // [train:ddp]  gradients averaged while the backward pass is still running
-// uses fail text base:type agree compress
+// uses fail text base:type model agree compress
 //
 // The backward pass computes gradients from the last parameter to the first. Buckets are formed in
 // that order, and a bucket whose gradients are all ready is launched while the gradients of earlier
@@ -4624,6 +4624,10 @@ typedef struct idist__ddp_bucket {
     idist_request request;
 } idist__ddp_bucket;
 
+// Gradients of a piece that is reduced where they are, at most. In smaller parts it is not worth
+// it.
+enum { IDIST__DDP_PARTS = 128 };
+
 // A part of a bucket that is reduced by a call of its own.
 typedef struct idist__ddp_piece {
     idist_bucket exposed; // what the built-in reduction gets
@@ -4631,6 +4635,7 @@ typedef struct idist__ddp_piece {
     size_t first;  // its first element in the bucket, ...
     int gradient;  // ... and the position in bucket_gradients of the gradient which that is of
     bool in_place; // not in a slot
+    idist__part parts[IDIST__DDP_PARTS]; // of gradients, if it is reduced where these are
     idist_request request;
 } idist__ddp_piece;
 
@@ -5123,11 +5128,13 @@ static idist_status idist__ddp_hold_end(idist_ddp *d, const idist__ddp_bucket *b
 
 //------------------------------------------------------------------------------
 // [train:ddp_piece]  buckets whose gradients are scattered in memory
-// uses base:type request memory ddp
+// uses base:type collective request memory ddp
 //
 // A copy of a whole bucket has left the caches before it is reduced, and again before it is copied
-// back: three passes through memory instead of one. So the bucket is sent in pieces, through a few
-// slots that stay in the cache. A piece is copied into its slot when it is launched:
+// back: three passes through memory instead of one. So the bucket is sent in pieces. Where the
+// group shares memory, a piece is reduced where its gradients lie, unless these are very small.
+// Otherwise pieces go through a few slots that stay in the cache; a piece is copied into its slot
+// when it is launched:
 //
 //     gradients    [    0    ]     [1]  [2]    [     3     ]
 //     pieces       [  a  |  b        |  c        |    d    ]
@@ -5200,6 +5207,42 @@ static void *idist__ddp_piece_find(const idist_ddp *d, const idist__ddp_piece *p
     return data;
 }
 
+// Where the gradients of a piece lie. The number of parts; 0: too many.
+static int idist__ddp_piece_list(const idist_ddp *d, idist__ddp_piece *piece) {
+    const idist_bucket *bucket = &piece->bucket->exposed;
+    size_t size = idist_dtype_size(bucket->dtype), total = 0;
+    int k, n = 0;
+
+    for (k = piece->gradient; total < piece->exposed.count; k++) {
+        const idist_tensor *gradient = &d->grads[bucket->gradients[k]];
+        size_t skipped = n ? 0 : piece->first - bucket->displs[k],
+               count = gradient->count - skipped;
+
+        if (!count) continue;
+        if (n == IDIST__DDP_PARTS) return 0;
+        if (count > piece->exposed.count - total) count = piece->exposed.count - total;
+        total += count;
+        piece->parts[n].data = (char *)gradient->data + skipped * size;
+        piece->parts[n++].end = total;
+    }
+
+    return n;
+}
+
+// Reduces a piece where its gradients are, if that can be done.
+static idist_status idist__ddp_piece_start_parts(const idist_ddp *d, idist__ddp_piece *piece) {
+    const idist_bucket *exposed = &piece->exposed;
+    double prescale = d->desc.prescale != 0 ? d->desc.prescale : 1;
+    int n;
+
+    if (d->joining || prescale != 1 || d->reduction.postscale != 1) return IDIST_OK;
+    n = idist__ddp_piece_list(d, piece);
+    if (!n) return IDIST_OK;
+
+    return idist__collective_all_reduce_parts(piece->parts, n, exposed->dtype, d->reduction.op,
+                                              &exposed->opts, &piece->in_place);
+}
+
 // Launches the next piece of a bucket. blocking: without a request.
 static idist_status idist__ddp_piece_start(idist_ddp *d, const idist__ddp_bucket *bucket,
                                            bool blocking) {
@@ -5220,12 +5263,16 @@ static idist_status idist__ddp_piece_start(idist_ddp *d, const idist__ddp_bucket
     if (!blocking || left > most) exposed->opts.request = &piece->request;
     exposed->data = idist__ddp_piece_find(d, piece);
     piece->in_place = exposed->data != NULL;
-    if (!piece->in_place) exposed->data = d->slot_memory + slot * d->piece_nbytes;
+    status = piece->in_place ? IDIST_OK : idist__ddp_piece_start_parts(d, piece);
 
-    idist__ddp_piece_copy(d, piece, false);
-    status = idist__memory_scale(&d->reduction.memory, exposed->data, exposed->count,
-                                 exposed->dtype, prescale);
-    if (status == IDIST_OK) status = d->hook.start(exposed, d->hook.arg);
+    if (exposed->data || !piece->in_place) {
+        if (!exposed->data) exposed->data = d->slot_memory + slot * d->piece_nbytes;
+        idist__ddp_piece_copy(d, piece, false);
+        status = idist__memory_scale(&d->reduction.memory, exposed->data, exposed->count,
+                                     exposed->dtype, prescale);
+        if (status == IDIST_OK) status = d->hook.start(exposed, d->hook.arg);
+    }
+
     if (status != IDIST_OK) return status;
 
     d->started_pieces++;
