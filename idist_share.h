@@ -448,6 +448,7 @@ static bool idist__slot_may_enter(idist__task *t) {
 
     if ((int32_t)(share->compared_calls - call_number) >= 0) return true;
     if (idist__slot_compare_all(t, call_number + IDIST__SLOTS_AHEAD / 2)) return true;
+    if (idist__ring_of(t->group->w)->failed) return false; // the calls differ
 
     return idist__slot_compare_all(t, call_number);
 }

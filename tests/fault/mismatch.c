@@ -513,6 +513,28 @@ static void only_the_group(idist_group *world, int rank, int n, void *arg) {
     idist_free_group(&g);
 }
 
+#ifndef RANKS_MPI
+// Ranks that wait for nobody are up to 16 calls ahead. Rank 0 broadcasts; rank 1 contributes to a
+// gather instead, from the fifth call on. The next call that looks at the calls of rank 1 fails.
+static void found_while_ahead(idist_group *world, int rank, int n, void *arg) {
+    idist_opts o = opts_of(world);
+    int x = rank, all[2] = {0, 0}, *entered = (int *)arg;
+    (void)n;
+    for (int i = 1; i <= (rank ? 9 : 16); i++)
+        rank_ok(rank, rank && i > 4 ? idist_gather(&x, all, 1, IDIST_I32, 0, &o)
+                                    : idist_broadcast(&x, 1, IDIST_I32, 0, &o));
+    if (rank) {
+        __atomic_store_n(entered, 1, __ATOMIC_RELEASE);
+        rank_is(rank, idist_barrier(&o), IDIST_ERR_MISMATCH);
+        return;
+    }
+    while (!__atomic_load_n(entered, __ATOMIC_ACQUIRE)) sched_yield();
+    rank_is(rank, idist_broadcast(&x, 1, IDIST_I32, 0, &o), IDIST_ERR_MISMATCH);
+    rank_check(text_has_word(idist_last_error(), "operation differs: rank 0 called broadcast #5"),
+               "rank %d: got \"%s\"", rank, idist_last_error());
+}
+#endif
+
 int main(void) {
     static const setting settings[7] = {{2, 5, "auto", "auto", false},
                                         {3, 5, "latency", "auto", false},
@@ -556,6 +578,9 @@ int main(void) {
     for (int t = 0; t < N_PLACEMENTS; t++) close_against_barrier(transport_names[t]);
 #ifndef RANKS_MPI
     new_group_lists();
+    int entered = 0;
+    ranks_case_fault(2, NULL, found_while_ahead, &entered,
+                     "the call that finds a mismatch in an earlier one fails");
 #endif
     ranks_case_fault(4, NULL, only_the_group, NULL,
                      "a mismatch in a group leaves the world usable");
