@@ -1635,14 +1635,16 @@ static void idist__share_cancel(idist__task *t) {
     if (share->last == t) share->last = last;
 }
 
-// Whether a call cannot complete before this rank of the group enters it.
+// Whether a call cannot complete before this rank of the group enters it, or an earlier one.
 static bool idist__share_needs(const idist__task *t, int rank) {
     const idist__op *o = idist__op_of(t);
     const idist__shared_op *shared = &o->u.shared;
     idist__share *share = idist__region_share(t);
     uint64_t number = shared->first_chunk + shared->exposed; // of the next chunk to expose
 
-    if (!share || share->first != t || !shared->entered) return false;
+    if (!share || share->first != t) return false;
+    if (!shared->entered) // see idist__slot_may_enter
+        return !idist__slot_has_entered(share, rank, share->calls_entered + 1 - IDIST__SLOTS_AHEAD);
     if (idist__slot_has_entered(share, rank, shared->call_number)) return false;
     if (idist__flow_reads(t, rank)) return true;
     if (o->algorithm != IDIST__ALGO_CHUNKED) return false;

@@ -268,7 +268,8 @@ typedef enum {
     ALL_REDUCE_IN_ANOTHER_GROUP,
     RECV_AGAINST_BARRIER,
     RECV_AGAINST_ALL_REDUCE,
-    RECV_AGAINST_RECV
+    RECV_AGAINST_RECV,
+    BROADCASTS_IN_ANOTHER_GROUP // until the root has to wait: it may be some calls ahead
 } crossing;
 
 static int crossing_body(idist_group *world, int rank, int n, proc_slot *slot, void *arg) {
@@ -280,12 +281,15 @@ static int crossing_body(idist_group *world, int rank, int n, proc_slot *slot, v
     int source = n == 6 ? 2 : 0;
     if (idist_split(world, 0, rank, &g) != IDIST_OK) return 96;
     idist_opts o = opts_of(odd && what == ALL_REDUCE_IN_ANOTHER_GROUP ? g : world);
+    idist_opts ahead = opts_of(g);
     int64_t start = tap_now_ms();
-    idist_status status;
+    idist_status status = IDIST_OK;
     if (what == ALL_REDUCE_IN_ANOTHER_GROUP)
         status = idist_all_reduce(&x, &x, 1, IDIST_I32, IDIST_SUM, &o);
     else if (what == RECV_AGAINST_RECV && rank == 0)
         status = idist_recv(&x, 1, IDIST_I32, n - 1, 7, NULL, &o);
+    else if (odd && what == BROADCASTS_IN_ANOTHER_GROUP)
+        while (status == IDIST_OK) status = idist_broadcast(&x, 1, IDIST_I32, rank, &ahead);
     else if (odd) status = idist_recv(&x, 1, IDIST_I32, source, 7, NULL, &o);
     else if (what == RECV_AGAINST_ALL_REDUCE)
         status = idist_all_reduce(&x, &x, 1, IDIST_I32, IDIST_SUM, &o);
@@ -558,6 +562,10 @@ int main(void) {
     for (int n = 2; n <= 3; n++) {
         crossing_calls(n, "auto", ALL_REDUCE_IN_ANOTHER_GROUP, "group",
                        "one rank calls on another group");
+#ifndef RANKS_MPI
+        crossing_calls(n, "auto", BROADCASTS_IN_ANOTHER_GROUP, "group",
+                       "one rank broadcasts on another group");
+#endif
         crossing_calls(n, "auto", RECV_AGAINST_BARRIER, "operation",
                        "one rank receives, the others are in a barrier");
     }
