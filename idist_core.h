@@ -1517,7 +1517,9 @@ static void idist__group_fail(idist_group *g, idist_status status, const char *c
     idist__text_copy(g->cause, sizeof g->cause, cause);
     if (!g->inner)
         idist__log_print(&w->log, IDIST_LOG_WARN, "%s: %s", idist_status_name(status), cause);
-    if (w->cfg.lost && (status == IDIST_ERR_PEER_LOST || status == IDIST_ERR_ABORTED))
+    // An aborted group says nothing about the world: the rank may go on, and fail by itself later.
+    if (w->cfg.lost &&
+        (status == IDIST_ERR_PEER_LOST || (status == IDIST_ERR_ABORTED && g == &w->group)))
         __atomic_store_n(w->cfg.lost, 1, __ATOMIC_RELEASE);
     w->backend->tell(g);
 

@@ -277,6 +277,52 @@ static void exit_codes(void) {
     munmap(b, sizeof *b);
 }
 
+// All ranks go through the abort of a group of theirs, after which the world goes on.
+static void survive_an_abort(void) {
+    idist_group *group = NULL;
+    idist_opts opts = {0};
+    rank_ok(-1, idist_split(NULL, 0, 0, &group));
+    opts.group = group;
+    if (idist_get_rank() == 0) rank_ok(0, idist_abort(group));
+    rank_is(-1, idist_barrier(&opts), IDIST_ERR_ABORTED);
+    rank_ok(-1, idist_free_group(&group));
+}
+
+static int returns_5_after_an_abort(int local_rank, void *arg) {
+    int i, through = 1;
+    (void)arg;
+    survive_an_abort();
+    if (local_rank == 2) { // after the others are through
+        for (i = 0; i < 2; i++) rank_ok(2, idist_recv(&through, 1, IDIST_I32, i, 0, NULL, NULL));
+        return 5;
+    }
+    (void)idist_send(&through, 1, IDIST_I32, 2, 0, NULL);
+    return idist_barrier(NULL) != IDIST_OK;
+}
+
+// Returns 0, but its idist_finalize fails: rank 0 is in it while the others are in a barrier.
+static int ends_badly_after_an_abort(int local_rank, void *arg) {
+    (void)arg;
+    survive_an_abort();
+    if (local_rank != 0) rank_is(local_rank, idist_barrier(NULL), IDIST_ERR_MISMATCH);
+    return 0;
+}
+
+// Only where the world is lost or aborted has a worker failed because of another one.
+static void group_aborted_before(void) {
+    idist_report report;
+    idist_desc d = quick_desc(&report);
+    idist_status status;
+    tap_running("failures after the abort of a group");
+    ranks_reset();
+    expect_failure(idist_spawn(returns_5_after_an_abort, NULL, 3, &d), &report, 2, 5, 0);
+    ranks_report("the first failure is found after the abort of a group");
+    ranks_reset();
+    status = idist_spawn(ends_badly_after_an_abort, NULL, 3, &d);
+    rank_is(-1, status, IDIST_ERR_WORKER_FAILED);
+    ranks_report("a finalize that fails is noticed after the abort of a group");
+}
+
 static int counts(int local_rank, void *arg) {
     (void)local_rank;
     __atomic_add_fetch(&((board *)arg)->go, 1, __ATOMIC_ACQ_REL);
@@ -826,6 +872,7 @@ int main(void) {
     grace();
     stopped();
     exit_codes();
+    group_aborted_before();
     one_per_core();
     cores_of_workers();
     keep_going();
