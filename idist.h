@@ -1070,7 +1070,7 @@ IDIST_API idist_status idist_wait_stream(idist_request *request, void *stream);
 // Releases a request without waiting: the request becomes empty and the operation continues. Its
 // buffers must stay until the program knows by other means that it is complete. idist_free_group
 // and idist_finalize wait for it. If it fails alone, as a receive may, only a warning in the log
-// tells.
+// tells. IDIST_ERR_ARG for a request of idist_split_start, which has to be waited for.
 IDIST_API idist_status idist_request_free(idist_request *request);
 
 // Waits for all of them, even after a failure, and returns the failure with the lowest index. They
@@ -1153,7 +1153,8 @@ IDIST_API idist_status idist_split_start(idist_group *parent, int color, int key
 
 // Frees a group and sets the pointer to NULL. Each rank that has the group calls it. It does not
 // wait for the other ranks, except until calls with opts.stream have started on all of them.
-// IDIST_ERR_STATE if requests on the group are pending, IDIST_ERR_ARG for the group of a world.
+// IDIST_ERR_STATE if requests on the group are pending, IDIST_ERR_ARG for the group of a world, and
+// for NULL.
 IDIST_API idist_status idist_free_group(idist_group **group);
 
 // After the loss of a rank, creates a group of the live members of `group` (NULL: the default
@@ -1231,7 +1232,8 @@ typedef int (*idist_worker_fn)(int local_rank, void *arg);
 typedef struct idist_workers idist_workers;
 
 // Forks nproc_per_node processes (0: one per core), each of which joins a new world, calls fn,
-// finalizes and exits. Blocks until all have ended. IDIST_OK if all returned 0; otherwise
+// finalizes and exits. Blocks until all have ended. IDIST_OK if all returned 0; otherwise, and if
+// idist_finalize failed in one (except with IDIST_ERR_PEER_LOST or _ABORTED),
 // IDIST_ERR_WORKER_FAILED, with the first failure in desc->report and idist_last_error().
 //
 // After a first failure the other workers have desc->grace_ms to end by themselves; then they get
