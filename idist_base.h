@@ -44,7 +44,7 @@ typedef struct idist__thread { // thread-local state
     idist__task *group_tasks;  // what they have started
     idist__task *group_last;   // the last one of these
     idist__world *held_world;  // its device backend holds some of them back until the end
-    uint64_t drawn_world;      // from which it drew its last rank, see [launch:draw]
+    uint64_t file_world;       // that it met last in a file, see [launch:draw]
     uint64_t join_server;      // of the store by which it last tried to join, see [join:store]
     int64_t join_until_ns;     // while it joins: when it gives up; otherwise 0
 } idist__thread;

@@ -491,6 +491,34 @@ static idist_status idist__join_store_open_new(idist__join *j, const idist_store
     }
 }
 
+// Opens the store of a new world at the address, and in a file waits until that of the last world,
+// which this thread may have given up before the others, is gone.
+static idist_status idist__join_store_open_next(idist__join *j, idist_store_desc *desc) {
+    idist__config *cfg = &j->w->cfg;
+    bool again = false;
+
+    for (;;) {
+        idist_status status = idist__join_store_open_new(j, desc);
+
+        if (status == IDIST_ERR_ADDR_IN_USE && cfg->may_draw)
+            return idist__fail(status,
+                               "initialize: %s (this process is rank 0; to draw a rank, set none, "
+                               "or desc.rank -1)",
+                               idist__me.text);
+        if (status != IDIST_OK) return idist__fail(status, "initialize: %s", idist__me.text);
+        j->owns_store = true;
+        if (!cfg->may_draw) return IDIST_OK;
+        status = idist__draw_check_given(cfg, j->store, &again);
+        if (!again) return status;
+
+        idist_store_close(&j->store);
+        j->owns_store = false;
+        if (idist__os_clock_ms_until(j->deadline_ns) == 0) return idist__draw_still_held(cfg);
+        idist__os_clock_pause_ms(IDIST__DRAW_AGAIN_MS);
+        desc->timeout_ms = idist__state_ms_left(j);
+    }
+}
+
 // Opens a store of our own at the address from the launcher or the environment.
 static idist_status idist__join_store_open_own(idist__join *j) {
     idist__config *cfg = &j->w->cfg;
@@ -523,16 +551,8 @@ static idist_status idist__join_store_open_own(idist__join *j) {
     desc.secret = cfg->secret.nbytes ? cfg->secret.bytes : NULL;
     desc.secret_nbytes = cfg->secret.nbytes;
     desc.allocator = cfg->mem;
-    status = idist__join_store_open_new(j, &desc);
-    if (status == IDIST_ERR_ADDR_IN_USE && cfg->may_draw)
-        return idist__fail(
-            status,
-            "initialize: %s (this process is rank 0; to draw a rank, set none, or desc.rank -1)",
-            idist__me.text);
-    if (status != IDIST_OK) return idist__fail(status, "initialize: %s", idist__me.text);
-    j->owns_store = true;
 
-    return cfg->may_draw ? idist__draw_check_given(cfg, j->store) : IDIST_OK;
+    return idist__join_store_open_next(j, &desc);
 }
 
 static void idist__join_store_leave_will(idist__join *j) {

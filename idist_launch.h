@@ -1187,8 +1187,8 @@ static idist_status idist__where_find(idist__config *config, const idist_desc *d
 // rank 0 sets idist/ranks as well, so that a process of the other kind is told by name.
 //
 // A rank may give a world up while rank 0 still holds its file. Coming back it finds the number of
-// the world from which it drew last, and waits until the file is gone. Each thread has a number of
-// its own, since threads can be ranks.
+// the world that it met there last, whether it drew its rank or was given it, and waits until the
+// file is gone. Each thread has a number of its own, since threads can be ranks.
 //------------------------------------------------------------------------------
 
 typedef struct idist__draw_mark { // the value of idist/ranks
@@ -1205,7 +1205,7 @@ static idist_status idist__draw_set_mark(idist_store *store, bool drawn) {
 
     mark.drawn = drawn;
     idist__os_random(&mark.world, sizeof mark.world);
-    if (drawn) idist__me.drawn_world = mark.world;
+    idist__me.file_world = mark.world;
     return idist_store_set(store, "idist/ranks", &mark, sizeof mark);
 }
 
@@ -1224,15 +1224,34 @@ static idist_status idist__draw_get_mark(const idist__config *config, idist_stor
     return status;
 }
 
-// The ranks are given, and the store in the file is open: whether they are to all.
+static idist_status idist__draw_still_held(const idist__config *config) {
+    return idist__fail(IDIST_ERR_TIMEOUT,
+                       "initialize: an earlier world of this rank still holds %s",
+                       idist__draw_file(config));
+}
+
+// The ranks are given, and the store in the file is open: whether they are to all. *again: it is
+// that of the last world, or was; the next one comes after it.
 IDIST__UNUSED static idist_status idist__draw_check_given(const idist__config *config,
-                                                          idist_store *store) {
+                                                          idist_store *store, bool *again) {
+    uint64_t last = idist__me.file_world;
     idist__draw_mark mark;
     idist_status status;
 
+    *again = false;
     if (config->rank == 0) return idist__draw_set_mark(store, false);
     status = idist__draw_get_mark(config, store, &mark);
-    if (status != IDIST_OK || !mark.drawn) return status;
+
+    if (status == IDIST_ERR_PEER_LOST && last) {
+        *again = true;
+        idist__me.file_world = 0; // a second loss is that of the new rank 0
+        return IDIST_OK;
+    }
+
+    if (status != IDIST_OK) return status;
+    *again = mark.world == last;
+    if (!mark.drawn) idist__me.file_world = mark.world;
+    if (*again || !mark.drawn) return IDIST_OK;
 
     return idist__fail(
         IDIST_ERR_ENV,
@@ -1259,7 +1278,7 @@ static idist_status idist__draw_try(idist__config *config, bool *again) {
                            "initialize: this process was given no rank, but rank 0 at %s was: give "
                            "a rank to all processes (RANK or desc.rank), or to none",
                            idist__draw_file(config));
-    if (status == IDIST_OK) *again = mark.world == idist__me.drawn_world;
+    if (status == IDIST_OK) *again = mark.world == idist__me.file_world;
     if (status == IDIST_OK && !*again) status = idist_store_add(store, "idist/drawn", 1, &rank);
 
     if (status == IDIST_ERR_PEER_LOST) { // the server left before we had a rank
@@ -1275,7 +1294,7 @@ static idist_status idist__draw_try(idist__config *config, bool *again) {
             "processes, or give each job a file or a group name (IDIST_GROUP_NAME) of its own",
             config->world_size, idist__draw_file(config), config->group_name, config->world_size);
     config->rank = (int)rank;
-    idist__me.drawn_world = mark.world;
+    idist__me.file_world = mark.world;
 
     return IDIST_OK;
 }
@@ -1319,9 +1338,7 @@ static idist_status idist__draw_rank(idist__config *config) {
 
         idist__draw_close(config);
         if (status == IDIST_OK && idist__os_clock_ms_until(deadline_ns) == 0)
-            status = idist__fail(IDIST_ERR_TIMEOUT,
-                                 "initialize: an earlier world of this rank still holds %s",
-                                 idist__draw_file(config));
+            status = idist__draw_still_held(config);
         if (status == IDIST_OK) idist__os_clock_pause_ms(IDIST__DRAW_AGAIN_MS);
     }
 

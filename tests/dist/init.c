@@ -118,6 +118,13 @@ static int tries_again(int rank, void *arg) {
     return idist_finalize() == IDIST_OK ? 0 : fail("finalize", rank);
 }
 
+static void try_again(char *url) {
+    tap_running("ranks try again at %s", url);
+    ranks_reset();
+    procs_run(3, 20000 * test_slow_factor(), tries_again, url);
+    ranks_report("ranks try again after a time-out, %.4s", url);
+}
+
 // Processes 1 and 2 are both rank 1: at least one of them is told so, and nobody joins.
 typedef struct takers {
     const char *url;
@@ -290,10 +297,9 @@ int main(void) {
     ranks_reset();
     procs_run(3, 20000, of_host_id, url);
     ranks_report("IDIST_HOSTID tells hosts apart");
-    tap_running("ranks try again");
-    ranks_reset();
-    procs_run(3, 20000 * test_slow_factor(), tries_again, url);
-    ranks_report("ranks try again after a time-out");
+    try_again(url);
+    snprintf(url, sizeof url, "file://%s", file);
+    try_again(url);
     transports_differ(file);
     snprintf(url, sizeof url, "tcp://127.0.0.1:%d", port);
     rank_taken(url);
