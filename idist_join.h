@@ -435,7 +435,7 @@ static idist_status idist__join_store_await_some(idist__join *j, const char *wha
         int ms = idist__state_ms_left(j);
 
         if (ms < 0 || ms > ask_ms) ms = ask_ms;
-        status = idist_store_wait(j->store, list, (size_t)count, ms);
+        status = idist__store_await_keys(j->store, list, (size_t)count, ms);
         if (status != IDIST_ERR_TIMEOUT) return status;
         status = idist__failure_check(j);
         if (status != IDIST_OK) return status;

@@ -325,7 +325,7 @@ static idist_status idist__table_apply(idist__table *table, idist__store_request
 }
 
 // The deadline of a GET or WAIT has passed. The text names the first missing key; without a table
-// (it is the server's) the first key.
+// (it is the server's) the first key: see idist__store_name_missing.
 static idist_status idist__table_timed_out(const idist__store_request *request,
                                            idist__table *table) {
     const idist__blob *missing = table ? idist__table_missing(table, request) : NULL;
@@ -2671,9 +2671,43 @@ static idist_status idist__store_run_keys(idist_store *store, int op, const char
     return status;
 }
 
+// Like idist_store_wait, but the text of a time-out may name a key that exists.
+static idist_status idist__store_await_keys(idist_store *store, const char *const *keys, size_t n,
+                                            int timeout_ms) {
+    return idist__store_run_keys(store, IDIST__STORE_WAIT, keys, n, timeout_ms, NULL);
+}
+
+// Some of these keys did not appear in time. Only the server knows which: each question halves
+// their number.
+static idist_status idist__store_name_missing(idist_store *store, const char *const *keys,
+                                              size_t n) {
+    char text[sizeof idist__me.text];
+
+    memcpy(text, idist__me.text, sizeof text); // a question that fails overwrites it
+
+    while (n > 1) {
+        size_t half = n / 2;
+        bool ready;
+
+        if (idist__store_run_keys(store, IDIST__STORE_CHECK, keys, half, 0, &ready) != IDIST_OK) {
+            memcpy(idist__me.text, text, sizeof text);
+            return IDIST_ERR_TIMEOUT;
+        }
+
+        if (ready) keys += half;
+        n = ready ? n - half : half;
+    }
+
+    return idist__fail(IDIST_ERR_TIMEOUT, "store: the key \"%s\" did not appear in time", keys[0]);
+}
+
 idist_status idist_store_wait(idist_store *store, const char *const *keys, size_t n,
                               int timeout_ms) {
-    return idist__store_run_keys(store, IDIST__STORE_WAIT, keys, n, timeout_ms, NULL);
+    idist_status status = idist__store_await_keys(store, keys, n, timeout_ms);
+
+    if (status != IDIST_ERR_TIMEOUT || n < 2) return status;
+
+    return idist__store_name_missing(store, keys, n);
 }
 
 idist_status idist_store_check(idist_store *store, const char *const *keys, size_t n, bool *ready) {

@@ -234,6 +234,13 @@ static void check_timeouts(const fixture *k, const char *name) {
            "%s: wait for it", name);
     tap_ok(is_short_wait(start_ms), "%s: in time (%lld ms)", name,
            (long long)(tap_now_ms() - start_ms));
+    for (int i = 0; i < 5; i++) { // the first missing key is that with number i
+        const char *keys[5] = {"keys/b", "keys/b", "keys/b", "keys/b", "never either"};
+        keys[i] = "never";
+        tap_is(idist_store_wait(k->handles[2], keys, 5, 1), IDIST_ERR_TIMEOUT,
+               "%s: wait for five keys", name);
+        tap_like(idist_last_error(), "\"never\"", "%s: the error names number %d", name, i);
+    }
     tap_is(idist_store_set(k->handles[2], "after", "1", 1), IDIST_OK,
            "%s: a time-out breaks nothing: set", name);
     tap_ok(holds(k->handles[1], "after", "1", 1), "%s: a time-out breaks nothing: get", name);
