@@ -658,7 +658,10 @@ typedef struct idist_desc {
     // except with file:///path, rank, from this struct or the environment. IDIST_INIT_METHOD.
     const char *init_method;
 
-    // Rendezvous through this store instead. The caller keeps owning it.
+    // Rendezvous through this store instead. The caller keeps owning it. Several worlds may begin
+    // at it, one after another, if each rank takes part in all of them. Where the number of ranks
+    // changes, or a rank did not come to one of them, each world needs a view of its own
+    // (idist_store_prefix), with a prefix that all of its ranks know.
     idist_store *store;
 
     // World size and rank. If both are 0 they come from the environment; otherwise both are used,

@@ -679,8 +679,11 @@ static idist_status idist__table_agree_on_job(idist__join *j) {
     if (job[1] != (uint64_t)j->w->group.size)
         return idist__fail(
             IDIST_ERR_ENV,
-            "initialize: rank 0 was started with a world of %llu ranks, this rank with %d",
-            (unsigned long long)job[1], j->w->group.size);
+            "initialize: rank 0 was started with a world of %llu ranks, this rank with %d%s",
+            (unsigned long long)job[1], j->w->group.size,
+            j->owns_store ? ""
+                          : "; or that was an earlier world at desc.store: give each world a view "
+                            "with a prefix of its own (idist_store_prefix)");
 
     j->connector->job = job[0];
     idist__secret_key(&j->w->cfg.secret, key);

@@ -172,6 +172,24 @@ static void other_version(void) {
     idist_store_close(&store);
 }
 
+// A store remembers an earlier world, in which rank 2 had no part: the text says what to do.
+static void grows_at_a_store(void) {
+    static const uint64_t job[2] = {12345678, 2};
+    idist_store *store = NULL;
+    idist_group *world = NULL;
+    idist_desc d = desc_with("auto", "auto");
+    if (idist_store_open("mem://", NULL, &store) ||
+        idist_store_set(store, "idist/1/job", job, sizeof job))
+        tap_bail("store");
+    d.store = store;
+    d.rank = 2;
+    d.world_size = 3;
+    d.init_timeout_ms = 5000;
+    tap_is(idist_open(&d, &world), IDIST_ERR_ENV, "another size at a store that was used before");
+    tap_like(idist_last_error(), "idist_store_prefix", "names the way out");
+    idist_store_close(&store);
+}
+
 // Rank 0 does not come: the others have asked in vain.
 static void nobody_answers(const char *url) {
     idist_group *world = NULL;
@@ -304,5 +322,6 @@ int main(void) {
     snprintf(url, sizeof url, "tcp://127.0.0.1:%d", port);
     rank_taken(url);
     other_version();
+    grows_at_a_store();
     return tap_done();
 }
