@@ -1503,6 +1503,44 @@ static void idist__missing_fds(const idist__task *t, char *text, size_t capacity
                            "; this rank is out of file descriptors: raise ulimit -n");
 }
 
+static bool idist__missing_is_running(const idist_group *g, uint32_t seq) {
+    const idist__task *t = g->w->tasks;
+
+    while (t && (t->group != g || t->seq != seq)) t = t->next;
+
+    return t != NULL;
+}
+
+// The last call before t that this rank has completed and that needs something from every member,
+// so that all of them have entered it. NULL: none is remembered.
+static const idist__fingerprint *idist__missing_common(const idist__task *t) {
+    const idist__ring_group *rg = idist__ring_group_of(t->group);
+    uint32_t back;
+
+    for (back = 1; back < IDIST__HISTORY; back++) {
+        const idist__fingerprint *past = &rg->history[(t->seq - back) % IDIST__HISTORY];
+        bool sums = past->kind == IDIST__ALL_REDUCE && past->dtype < IDIST_DTYPE_COUNT &&
+                    past->check; // with 0 elements nobody waits
+
+        if (past->seq != t->seq - back) return NULL;
+        if (past->algorithm & IDIST__ON_DEVICE || !(sums || past->kind == IDIST__BARRIER)) continue;
+        if (!idist__missing_is_running(t->group, past->seq)) return past;
+    }
+
+    return NULL;
+}
+
+// The last call in which a member was heard, or, if that is later, the last one that it must have
+// entered: in many algorithms a rank hears of few others.
+static const idist__fingerprint *idist__missing_last_seen(const idist__task *t, int rank) {
+    const idist__seen *seen = &idist__ring_group_of(t->group)->seen[rank];
+    const idist__fingerprint *common = idist__missing_common(t);
+
+    if (common && (int32_t)(common->seq - seen->seq) > 0) return common;
+
+    return &seen->fingerprint;
+}
+
 // Which members to name: those of the first row below that fits any. A rank that has not entered
 // the call may itself wait in an earlier one; then it answers. A rank that has entered may have
 // been stopped since, or may have finished the call and be computing; in the second case this rank
@@ -1511,7 +1549,6 @@ static int idist__ring_missing(idist__task *t, char *text, size_t capacity) {
     static const int order[] = {IDIST__ABSENT | IDIST__SILENT, IDIST__SILENT | IDIST__NEEDED,
                                 IDIST__ABSENT, IDIST__SILENT};
     idist_group *g = t->group;
-    const idist__ring_group *rg = idist__ring_group_of(g);
     idist__task *step;
     int i, row, count = 0;
 
@@ -1537,7 +1574,7 @@ static int idist__ring_missing(idist__task *t, char *text, size_t capacity) {
     for (row = 0; row < (int)IDIST__COUNT_OF(order); row++) {
         for (i = 0; i < g->size; i++)
             if (i != g->rank && (idist__missing_absence(t, i) & order[row]) == order[row])
-                idist__explain_missing_rank(g, i, &rg->seen[i].fingerprint, count++, text,
+                idist__explain_missing_rank(g, i, idist__missing_last_seen(t, i), count++, text,
                                             capacity);
         if (count) break;
     }

@@ -139,6 +139,35 @@ static void left_is_not_missing(idist_group *world, int rank, int n, void *arg) 
     }
 }
 
+// A rank that has heard nothing from the missing one, as each hears its neighbour only, still knows
+// of the last call that it must have reached.
+typedef struct speaker {
+    int rank;    // whose time-out comes first
+    int is_over; // atomic
+} speaker;
+
+static void seen_by_others(idist_group *world, int rank, int n, void *arg) {
+    enum { COUNT = 100 };
+    speaker *e = (speaker *)arg;
+    idist_opts o = opts_of(world);
+    float *x = (float *)calloc(COUNT, sizeof *x);
+    (void)n;
+    for (int i = 0; i < 7; i++)
+        rank_ok(rank, idist_all_reduce(x, x, COUNT, IDIST_F32, IDIST_SUM, &o));
+    free(x);
+    if (rank == 2) {
+        int64_t end_ms = tap_now_ms() + 5000 * test_slow_factor();
+        while (!__atomic_load_n(&e->is_over, __ATOMIC_ACQUIRE) && tap_now_ms() < end_ms)
+            tap_sleep_ms(1);
+        return;
+    }
+    if (rank == e->rank) o.timeout_ms = TIMEOUT_MS;
+    rank_is(rank, idist_barrier(&o), IDIST_ERR_TIMEOUT);
+    rank_check(strstr(idist_last_error(), "last seen in all_reduce #7 ") != NULL,
+               "rank %d: got \"%s\"", rank, idist_last_error());
+    if (rank == e->rank) __atomic_store_n(&e->is_over, 1, __ATOMIC_RELEASE);
+}
+
 #ifndef RANKS_MPI
 // Ranks that never join: init times out and names them. Of n ranks every other one comes, from 0 or
 // from 1 on. Without rank 0 there is no job, so nobody can tell who else is missing.
@@ -293,6 +322,15 @@ int main(void) {
         ranks_case_fault(4, &d, left_is_not_missing, shared_alloc(sizeof(int)),
                          "who has left a call is not missing, %s", d.transport);
     }
+#ifndef RANKS_MPI
+    for (int r = 0; r < 2; r++) {
+        idist_desc d = desc_with("tcp", "latency");
+        speaker *e = (speaker *)shared_alloc(sizeof *e);
+        e->rank = r;
+        ranks_case_fault(3, &d, seen_by_others, e, "where a rank was last seen, by rank %d", r);
+        munmap(e, sizeof *e);
+    }
+#endif
     for (int t = 0; t < N_TRANSPORTS; t++) come_what_may(transport_names[t]);
 #ifndef RANKS_MPI
     missing_at_init(0, 3);
