@@ -162,8 +162,9 @@ IDIST_API void idist_sampler_free(idist_sampler **sampler);
 IDIST_API idist_status idist_sampler_set_epoch(idist_sampler *sampler, uint64_t epoch);
 // The number of samples this rank gets in an epoch; the same on all ranks.
 IDIST_API size_t idist_sampler_count(const idist_sampler *sampler);
-// Gets the next index of this rank, or returns false at the end of the epoch. The call after that
-// starts the epoch over (position 0).
+// Gets the next index of this rank, or returns false at the end of the epoch and goes back to its
+// start (position 0); the call after that gets the first index again. For a checkpoint after an
+// epoch, start the next one (idist_sampler_set_epoch) before idist_sampler_get_state.
 IDIST_API bool idist_sampler_next(idist_sampler *sampler, size_t *index);
 
 // For checkpoints: the position of this rank in its epoch. To continue with another number of
@@ -250,7 +251,7 @@ IDIST_API idist_sampler *idist_loader_sampler(const idist_loader *loader);
 typedef struct idist_batch {
     void *data; // what fetch wrote; you may write to it until the next call on the loader
     const size_t *indices; // of the samples; valid until then as well
-    size_t n; // samples; 0: the epoch is over (data is NULL), and the next call starts it over
+    size_t n; // samples; 0: the epoch is over (data is NULL), and the loader is back at its start
 } idist_batch;
 
 // Gets the next batch, in the sampler's order whatever the number of workers is; blocks until it is
