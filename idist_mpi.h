@@ -35,11 +35,11 @@ WHAT IT IS
 WHO OWNS MPI
 
     If MPI is initialised already, idist duplicates MPI_COMM_WORLD, or *desc.mpi_comm, and otherwise
-    leaves MPI alone. If not, idist_initialize calls MPI_Init_thread, and closing the last world
-    calls MPI_Finalize. MPI cannot be initialised twice, so a later idist_initialize returns
-    IDIST_ERR_STATE. MPI is not finalized when the world failed and some rank does not reach the end
-    within a second, nor after a failure under ULFM, because MPI_Finalize could block for ever;
-    mpirun ends the job when the process exits.
+    leaves MPI alone; the program calls idist_finalize before MPI_Finalize. If not, idist_initialize
+    calls MPI_Init_thread, and closing the last world calls MPI_Finalize. MPI cannot be initialised
+    twice, so a later idist_initialize returns IDIST_ERR_STATE. MPI is not finalized when the world
+    failed and some rank does not reach the end within a second, nor after a failure under ULFM,
+    because MPI_Finalize could block for ever; mpirun ends the job when the process exits.
 
     A thread of idist makes requests progress. While one is open, a program that itself calls MPI
     needs MPI_THREAD_MULTIPLE; so do several worlds at once. Below MPI_THREAD_SERIALIZED (MPI_Init)
@@ -2544,6 +2544,21 @@ static idist_status idist__mpi_initialise(void) {
     return IDIST_OK;
 }
 
+// MPI itself would end the job for these two, or fail later without a reason.
+static idist_status idist__mpi_check_comm(MPI_Comm comm) {
+    int inter = 0;
+
+    if (comm == MPI_COMM_NULL)
+        return idist__fail(IDIST_ERR_ARG,
+                           "initialize: *desc.mpi_comm is MPI_COMM_NULL: this process is not in "
+                           "the communicator, so it must not join the world");
+
+    MPI_Comm_test_inter(comm, &inter);
+    if (!inter) return IDIST_OK;
+    return idist__fail(IDIST_ERR_ARG, "initialize: *desc.mpi_comm is an intercommunicator; make "
+                                      "one group of both by MPI_Intercomm_merge");
+}
+
 static idist_status idist__mpi_claim(idist__config *c, const char **why) {
     int initialised = 0, finalized = 0, rank, size;
     bool explicit_rank = strcmp(c->launcher, "explicit") == 0, size_known;
@@ -2564,6 +2579,8 @@ static idist_status idist__mpi_claim(idist__config *c, const char **why) {
         if (status != IDIST_OK) return status;
     }
 
+    status = idist__mpi_check_comm(idist__mpi_base_comm(c));
+    if (status != IDIST_OK) return status;
     MPI_Comm_rank(idist__mpi_base_comm(c), &rank);
     MPI_Comm_size(idist__mpi_base_comm(c), &size);
 

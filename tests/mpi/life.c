@@ -1,9 +1,8 @@
 // life: who initialises and finalizes MPI, which backend is chosen, what a program finds
 // afterwards. One mode per run:
 //
-//     mpirun -n 3 ./life nothing | single | threads | given | again | settings | makers | ring |
-//     wrong | idle | stuck |
-//                        fails | dies | ulfm
+//     mpirun -n 3 ./life nothing | single | threads | given | unfit | again | settings | makers |
+//                        ring | wrong | idle | stuck | fails | dies | ulfm
 //
 // Every rank prints what went wrong for it to stderr and ends with 1; rank 0 prints one TAP line.
 #include "idist_mpi.h"
@@ -135,6 +134,26 @@ static void given(void) {
     MPI_Comm_free(&part);
     MPI_Barrier(MPI_COMM_WORLD);
     rank = own;
+}
+
+// Communicators that cannot become a world: none, as MPI_Comm_split gives with MPI_UNDEFINED, and
+// one of two groups.
+static void unfit(void) {
+    MPI_Comm none = MPI_COMM_NULL, part, both;
+    idist_desc desc;
+    MPI_Comm_rank(MPI_COMM_WORLD, &rank);
+    memset(&desc, 0, sizeof desc);
+    desc.mpi_comm = &none;
+    CHECK(idist_initialize(&desc) == IDIST_ERR_ARG, "MPI_COMM_NULL");
+    CHECK(strstr(idist_last_error(), "MPI_COMM_NULL"), "the text");
+    MPI_Comm_split(MPI_COMM_WORLD, rank % 2, rank, &part);
+    MPI_Intercomm_create(part, 0, MPI_COMM_WORLD, 1 - rank % 2, 1, &both);
+    desc.mpi_comm = &both;
+    CHECK(idist_initialize(&desc) == IDIST_ERR_ARG, "an intercommunicator");
+    CHECK(strstr(idist_last_error(), "intercommunicator"), "the text");
+    MPI_Comm_free(&both);
+    MPI_Comm_free(&part);
+    open_and_close(NULL, "mpi");
 }
 
 // What all ranks must set alike, set by one of them; and then as it should be.
@@ -338,12 +357,13 @@ int main(int argc, char **argv) {
     int level;
     alarm(60);
     if (strcmp(mode, "single") == 0 || strcmp(mode, "given") == 0 || strcmp(mode, "again") == 0 ||
-        strcmp(mode, "settings") == 0)
+        strcmp(mode, "settings") == 0 || strcmp(mode, "unfit") == 0)
         MPI_Init(&argc, &argv);
     if (strcmp(mode, "threads") == 0) MPI_Init_thread(&argc, &argv, MPI_THREAD_MULTIPLE, &level);
     if (strcmp(mode, "nothing") == 0) nothing();
     else if (strcmp(mode, "single") == 0 || strcmp(mode, "threads") == 0) adopted();
     else if (strcmp(mode, "given") == 0) given();
+    else if (strcmp(mode, "unfit") == 0) unfit();
     else if (strcmp(mode, "again") == 0) again();
     else if (strcmp(mode, "ring") == 0) open_and_close(NULL, "ring");
     else if (strcmp(mode, "wrong") == 0) wrong();
