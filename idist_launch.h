@@ -345,6 +345,7 @@ static bool idist__pmi_is_taken(void) { return MPI_Pcontrol != NULL; }
 
 typedef struct idist__pmi {
     int fd;
+    bool answers; // the launcher is there
     int64_t deadline_ns;
     char line[600]; // the last answer
 } idist__pmi;
@@ -513,10 +514,10 @@ static bool idist__pmi_exchange(idist__pmi *p, bool puts, char *where, size_t ca
     const char *value;
     bool ok;
 
-    ok = (p->fd >= 0 || idist__env_int("PMI_FD", 0, INT32_MAX, &p->fd) == IDIST_OK) &&
-         idist__pmi_request(p, "cmd=init pmi_version=1 pmi_subversion=1\n",
-                            "cmd=response_to_init") &&
-         idist__pmi_request(p, "cmd=get_my_kvsname\n", "cmd=my_kvsname");
+    p->answers =
+        (p->fd >= 0 || idist__env_int("PMI_FD", 0, INT32_MAX, &p->fd) == IDIST_OK) &&
+        idist__pmi_request(p, "cmd=init pmi_version=1 pmi_subversion=1\n", "cmd=response_to_init");
+    ok = p->answers && idist__pmi_request(p, "cmd=get_my_kvsname\n", "cmd=my_kvsname");
     value = idist__pmi_value(p, "kvsname=");
     snprintf(space, sizeof space, "%.*s", (int)strcspn(value, " "), value);
 
@@ -533,6 +534,20 @@ static bool idist__pmi_exchange(idist__pmi *p, bool puts, char *where, size_t ca
     return ok;
 }
 
+// A program between mpiexec and this one may have closed the descriptor, as subprocess of Python
+// does.
+static idist_status idist__pmi_no_answer(void) {
+    const char *fd = idist__os_env("PMI_FD"), *port = idist__os_env("PMI_PORT");
+
+    return idist__fail(IDIST_ERR_ENV,
+                       "%s=%s: no launcher of MPICH answers there. If a program between mpiexec "
+                       "and this one has closed it, set MASTER_ADDR and MASTER_PORT",
+                       fd ? "PMI_FD" : "PMI_PORT",
+                       fd     ? fd
+                       : port ? port
+                              : "");
+}
+
 // Sets config->where: rank 0 listens and tells the others through the launcher. Blocks until all
 // ranks have called it, or init_timeout_ms has passed.
 IDIST__UNUSED static idist_status idist__pmi_share_address(idist__config *config) {
@@ -542,6 +557,7 @@ IDIST__UNUSED static idist_status idist__pmi_share_address(idist__config *config
     bool ok = true;
 
     memset(&p, 0, sizeof p);
+    p.answers = true;
     p.deadline_ns = idist__os_clock_deadline(config->init_timeout_ms);
     idist__os_mutex_lock(&idist__pmi_known.lock);
     p.fd = idist__pmi_known.fd;
@@ -556,6 +572,7 @@ IDIST__UNUSED static idist_status idist__pmi_share_address(idist__config *config
 
     idist__text_copy(config->where, sizeof config->where, idist__pmi_known.where);
     idist__os_mutex_unlock(&idist__pmi_known.lock);
+    if (!p.answers) return idist__pmi_no_answer();
     if (status != IDIST_OK || config->where[0]) return status;
 
     if (ok)
