@@ -2138,6 +2138,7 @@ static void idist__wait_received(idist__mpi *m, int source, const idist__mpi_con
     idist__mpi_control answer = *waiting;
 
     m->peers[source].waiting = *waiting;
+    m->peers[source].absent_ctx = UINT64_MAX; // what it said before may have come true meanwhile
 
     if (!idist__kind_is_p2p((idist__kind)waiting->fingerprint.kind)) {
         answer.type = IDIST__CONTROL_ABSENT;

@@ -2,7 +2,7 @@
 // afterwards. One mode per run:
 //
 //     mpirun -n 3 ./life nothing | single | threads | given | unfit | again | settings | makers |
-//                        ring | wrong | idle | stuck | fails | dies | ulfm
+//                        stopped | ring | wrong | idle | stuck | fails | dies | ulfm
 //
 // Every rank prints what went wrong for it to stderr and ends with 1; rank 0 prints one TAP line.
 #include "idist_mpi.h"
@@ -14,6 +14,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/resource.h>
+#include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -154,6 +155,33 @@ static void unfit(void) {
     MPI_Comm_free(&both);
     MPI_Comm_free(&part);
     open_and_close(NULL, "mpi");
+}
+
+// Rank 0 is stopped while it waits in a call: the others enter it, complete it and are in the next
+// one for long when it wakes up. The pauses only make the case likely.
+static void stopped(void) {
+    int32_t own = (int32_t)getpid(), pids[64];
+    CHECK(idist_initialize(NULL) == IDIST_OK, "initialize");
+    rank = idist_get_rank();
+    CHECK(idist_all_gather(&own, pids, 1, IDIST_I32, NULL) == IDIST_OK, "all_gather");
+    for (int i = 0; i < 10 && n_failed == 0; i++) {
+        if (rank != 0) usleep(60000);
+        if (rank == 1) {
+            kill((pid_t)pids[0], SIGSTOP);
+            if (fork() == 0) {
+                usleep(150000);
+                kill((pid_t)pids[0], SIGCONT);
+                _exit(0);
+            }
+        }
+        for (int k = 0; k < 2; k++) {
+            int32_t x = 1;
+            CHECK(idist_all_reduce(&x, &x, 1, IDIST_I32, IDIST_SUM, NULL) == IDIST_OK, "turn %d",
+                  i);
+        }
+        if (rank == 1) wait(NULL);
+    }
+    CHECK(idist_finalize() == IDIST_OK, "finalize");
 }
 
 // What all ranks must set alike, set by one of them; and then as it should be.
@@ -369,6 +397,7 @@ int main(int argc, char **argv) {
     else if (strcmp(mode, "wrong") == 0) wrong();
     else if (strcmp(mode, "settings") == 0) settings();
     else if (strcmp(mode, "makers") == 0) makers();
+    else if (strcmp(mode, "stopped") == 0) stopped();
     else if (strcmp(mode, "idle") == 0) idle();
     else if (strcmp(mode, "fails") == 0) fails();
     else if (strcmp(mode, "stuck") == 0) stuck();
