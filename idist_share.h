@@ -334,9 +334,9 @@ static size_t idist__flow_chunk_count(const idist__op *o, size_t count, size_t a
 // uses explain shm:segment msg:types msg:op msg:failure history region flow
 //
 // A rank enters a call by writing its slot. A rank that enters call k has compared the slots of all
-// ranks up to k - 16 with its own calls, and, of the ranks it reads from, up to k. So a rank that
-// has entered call k needs the slots of k - 16 no more, and with 32 of them in turn the slot of k -
-// 16 may be overwritten by that of k + 16.
+// ranks up to call k - 16 with its own calls, and, of the ranks it reads from, up to k. So a rank
+// that has entered call k no longer needs the slots of k - 16. There are 32 in turn: the slot of
+// k - 16 may be overwritten by that of k + 16.
 //
 // Ranks that wait for nobody get ahead: the root of a broadcast, all but the root of a gather. That
 // matters where ranks share a processor: the further they get, the fewer switches.
@@ -1682,7 +1682,7 @@ static void idist__share_update_seen(const idist__task *t) {
 // [share:pool]  lending regions to groups
 // uses os:memory mem model shm:segment msg:types msg:op link region
 //
-// Every rank has a few regions in its part of the shared file. The first one, which the world gets
+// Every rank has a few regions in the shared file. The first one, which the world gets
 // without an exchange, has memory from the start; the others get it when they are first needed, in
 // their order. A new group gets one of each member: the members exchange the numbers of the regions
 // that they offer (idist__pool_offer_region), and if everybody has one, the group's collectives run
@@ -1691,7 +1691,7 @@ static void idist__share_update_seen(const idist__task *t) {
 // never learnt its number, send LEFT.
 //------------------------------------------------------------------------------
 
-// The first region of a rank has larger buffers than the others, and its head is elsewhere.
+// The first region of a rank has larger buffers than the others, and its head is in the front.
 static char *idist__pool_head(const idist__segment *m, int rank, int index) {
     char *second = idist__segment_part(m, rank) + m->buffers_at;
     size_t nbytes = IDIST__REGION_HEAD_BYTES + IDIST__BUFFERS * m->chunk_nbytes[1];
@@ -1726,7 +1726,8 @@ static int idist__pool_reserve(idist__segment *m, int index) {
     return error;
 }
 
-// Forgets the calls of the group that had this region of ours before.
+// Forgets the calls of the group that had this region of ours before. Contributions may stay: they
+// are read only in calls that have been entered.
 static void idist__pool_clear(const idist__segment *m, int index) {
     char *head = idist__pool_head(m, m->me, index);
     size_t at;

@@ -183,9 +183,9 @@ static inline void idist__pace_copy(idist__pace *p, char *to, const char *from, 
 //   part     a pipe from each rank | buffers of region 0 | head and buffers of region 1 | ...
 //   window   a hole, until idist_alloc fills pages of it ([base:window])
 //
-// Each rank has one of each. What all ranks look at often is in the fronts, so that it takes few
-// page tables, which every process has for itself: with parts of 4 MiB and one look at each, 512
-// processes would have 1 GiB of them.
+// Each rank has one of each. What all ranks of the world look at often is in the fronts: it takes
+// few page tables, which every process has for itself: with parts of 4 MiB and one look at each,
+// 512 processes would have 1 GiB of them.
 //
 // Memory is reserved before anybody uses it, so that no access to it can fail: for doorbells, pipes
 // and the world's region when the file is mapped, for another region when it is first lent to a
@@ -269,7 +269,7 @@ typedef struct idist__segment {
     size_t front_nbytes;             // the fronts come behind the first page
     size_t parts_at, part_nbytes;    // offset of the first part; of each part
     size_t window_at, window_nbytes; // the same for the windows
-    size_t buffers_at;               // offset of the regions' buffers in a part
+    size_t buffers_at;               // offset in a part: the buffers of region 0, then the others
     size_t chunk_nbytes[2];          // of a buffer in region 0, and in the others
 
     int region_count;            // regions of each rank
