@@ -363,12 +363,13 @@ typedef struct idist_ddp_hook {
 typedef struct idist_ddp_desc {
     // n parameters in the order of the forward pass, and their gradients, with the same counts; the
     // dtypes may differ. A bucket is reduced in place if its gradients follow one another in
-    // memory, lower indices first. Otherwise it is copied, in pieces, to memory that stays in the
-    // cache, reduced there and copied back; a piece that is contiguous is reduced in place. With a
-    // hook, compression, find_unused or on_device the whole bucket is copied and copied back. If
-    // grads or its data is NULL, ddp allocates and zeroes the memory (idist_alloc, cudaMalloc); see
-    // idist_ddp_grad. If grads is NULL, nothing is copied. Gradients must not overlap: list a
-    // parameter that is used twice (tied weights) only once.
+    // memory, lower indices first. Otherwise it goes in pieces. They are reduced in place where the
+    // ranks share memory, and wherever a piece is contiguous; others are copied to memory that
+    // stays in the cache, reduced there and copied back. With a hook, compression, find_unused or
+    // on_device the whole bucket is copied and copied back. If grads or its data is NULL, ddp
+    // allocates and zeroes the memory (idist_alloc, cudaMalloc); see idist_ddp_grad. If grads is
+    // NULL, nothing is copied. Gradients must not overlap: list a parameter that is used twice
+    // (tied weights) only once.
     const idist_tensor *params, *grads;
     int n;
     // Not trained, running means for example; idist_ddp_forward copies them from one rank to all.
