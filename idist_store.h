@@ -233,13 +233,15 @@ static const idist__blob *idist__table_missing(idist__table *table,
 }
 
 static idist_status idist__table_not_a_number(void) {
-    return idist__fail(IDIST_ERR_ARG, "store: add: the value of the key is not a whole number");
+    return idist__fail(IDIST_ERR_ARG, "store: add: the value of the key is not a whole number, or "
+                                      "the sum does not fit into 64 bits");
 }
 
 static idist_status idist__table_add(idist__table *table, idist__store_request *request) {
     idist__entry *entry = *idist__table_find(table, request->key);
     char text[32];
-    int64_t old = 0;
+    int64_t old = 0, delta = request->number;
+    bool fits;
 
     if (entry) {
         bool is_number = entry->value_nbytes < sizeof text;
@@ -253,7 +255,10 @@ static idist_status idist__table_add(idist__table *table, idist__store_request *
         if (!is_number) return idist__table_not_a_number();
     }
 
-    request->number = (int64_t)((uint64_t)old + (uint64_t)request->number); // wraps around
+    // The sum must not be IDIST__NOT_A_NUMBER either.
+    fits = delta > 0 ? old <= INT64_MAX - delta : old > INT64_MIN - delta;
+    if (!fits) return idist__table_not_a_number();
+    request->number = old + delta;
     snprintf(text, sizeof text, "%lld", (long long)request->number);
 
     return idist__table_put(table, request->key, text, strlen(text));

@@ -165,6 +165,12 @@ static void check_add(const fixture *k, const char *name) {
     tap_ok(idist_store_add(k->handles[1], "add/text", 1, &result) < 0,
            "%s: adding to a text is an error", name);
     tap_ok(holds(k->handles[2], "add/text", "12x", 3), "%s: and leaves it alone", name);
+    tap_is(idist_store_add(k->handles[0], "add/limit", INT64_MAX, NULL), IDIST_OK,
+           "%s: add the largest number", name);
+    tap_is(idist_store_add(k->handles[1], "add/limit", 1, NULL), IDIST_ERR_ARG,
+           "%s: a sum that has no room", name);
+    tap_ok(holds(k->handles[2], "add/limit", "9223372036854775807", 19),
+           "%s: leaves the value alone", name);
     tap_ok(holds(k->handles[1], "add/m", "9007199254740994", 16), "%s: the handle still works",
            name);
 }
