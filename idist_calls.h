@@ -880,8 +880,6 @@ idist_status idist_all_to_all(const void *send, void *recv, size_t count, idist_
                                  IDIST_SUM, -1, opts);
 }
 
-// Counts that must agree on all ranks go into the fingerprint as a hash. Counts that concern two
-// ranks are checked against the length of the message between them.
 // An all_reduce in place of a buffer that is in parts. *taken false: this rank cannot make the call
 // like that, and has not begun it.
 IDIST__UNUSED static idist_status
@@ -905,6 +903,8 @@ idist__collective_all_reduce_parts(const idist__part *parts, int part_count, idi
     return *taken ? idist__call_run(&c, opts) : IDIST_OK;
 }
 
+// Counts that must agree on all ranks go into the fingerprint as a hash. Counts that concern two
+// ranks are checked against the length of the message between them.
 idist_status idist_all_gatherv(const void *send, size_t sendcount, void *recv,
                                const size_t *recvcounts, const size_t *recvdispls,
                                idist_dtype dtype, const idist_opts *opts) {

@@ -179,13 +179,13 @@ typedef struct idist__user_dtype {
     idist_dtype dtype;
 } idist__user_dtype;
 
-// An operation as data.
 // One of the places where a buffer lies whose elements are not all in a row.
 typedef struct idist__part {
     char *data;
     size_t end; // elements of this part and those before it
 } idist__part;
 
+// An operation as data.
 typedef struct idist__call {
     idist__kind kind;  // what is run
     idist__kind label; // what the user called
