@@ -9,7 +9,7 @@
 
 #include "grid.h"
 
-enum { MAX_GRADS = 8, GUARD = 16, GUARDED = 0x5a };
+enum { MAX_GRADS = 300, GUARD = 16, GUARDED = 0x5a };
 
 // Where the gradients of a rank lie.
 enum { APART, ONE_IN_A_ROW, ONE_LAID_OUT, SOME_LAID_OUT, N_LAYOUTS, LAST_TWO_IN_A_ROW };
@@ -219,6 +219,29 @@ static void few_pieces(idist_group *world, int rank, int n, void *arg) {
     idist_free(spare);
     idist_ddp_free(&ddp);
     free(m.memory);
+}
+
+// Pieces of about as many gradients as are reduced where they lie, some of fewer and some of more,
+// and some that begin within a gradient or with an empty one.
+static void many_parts(idist_group *world, int rank, int n, void *arg) {
+    static const size_t each[5] = {508, 511, 512, 513, 520};
+    size_t counts[MAX_GRADS];
+    (void)arg;
+    for (int k = 0; k < 5; k++) {
+        model m;
+        idist_ddp *ddp = NULL;
+        for (int p = 0; p < MAX_GRADS; p++) counts[p] = p % 50 ? each[k] : (size_t)k % 3;
+        model_init(&m, world, counts, MAX_GRADS, rank ? APART : SOME_LAID_OUT, IDIST_F32);
+        rank_ok(rank, idist_ddp_create(&m.desc, &ddp));
+        for (int step = 0; step < 2; step++) {
+            for (int p = 0; p < MAX_GRADS; p++) fill(&m, ddp, rank, step, p);
+            rank_ok(rank, idist_ddp_wait(ddp));
+            check_result(&m, 0, step, 1.0 / n);
+            check_guards(&m, rank);
+        }
+        idist_ddp_free(&ddp);
+        free(m.memory);
+    }
 }
 
 // Dtypes that have no sum.
@@ -601,6 +624,7 @@ static void with_ranks(int n, const char *transport) {
         ranks_case(n, &d, pieces, &layout, "pieces, gradients %s, n=%d, %s", layout_names[layout],
                    n, transport);
     ranks_case(n, &d, few_pieces, NULL, "few pieces, n=%d, %s", n, transport);
+    ranks_case(n, &d, many_parts, NULL, "pieces of many gradients, n=%d, %s", n, transport);
     for (int layout = 0; layout <= ONE_IN_A_ROW; layout++)
         ranks_case(n, &d, pieces_uneven, &layout, "pieces of uneven inputs, gradients %s, n=%d, %s",
                    layout_names[layout], n, transport);
