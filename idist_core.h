@@ -2446,9 +2446,10 @@ static idist_status idist__call_enter(const char *name, idist_group *group, idis
     idist__world_lock(w);
     if (!group) group = &w->group;
 
-    if (!group->w) { // it was closed before we had the lock; the struct stays for a while
+    if (!group->w || group->freed) { // before we had the lock; the struct stays for a while
         idist__os_mutex_unlock(&w->lock);
-        return idist__fail(IDIST_ERR_STATE, "%s: the world of this group was closed", name);
+        return idist__fail(IDIST_ERR_STATE, "%s: the group was freed, or its world was closed",
+                           name);
     }
 
     *out = group;
