@@ -179,7 +179,7 @@ typedef struct idist__user_dtype {
     idist_dtype dtype;
 } idist__user_dtype;
 
-// One of the places where a buffer lies whose elements are not all in a row.
+// A buffer may lie in several places, one part of it in each.
 typedef struct idist__part {
     char *data;
     size_t end; // elements of this part and those before it
@@ -198,9 +198,9 @@ typedef struct idist__call {
     int root; // or the peer of a send or receive; -1: there is none
     int tag;
     idist_recv_info *info;
-    const idist__part
-        *parts;         // of an all_reduce in place, where its buffer is not all in a row, ...
-    int part_count;     // ... and how many; otherwise 0
+    // Of an all_reduce in place whose buffer is not all in a row; otherwise NULL and 0.
+    const idist__part *parts;
+    int part_count;
     bool peeks;         // a receive that describes a message and leaves it
     uint32_t dtype_tag; // of a user dtype, when the call began; 0: look it up
     uint64_t check;     // must also be equal on all ranks: the count, or a hash of the counts

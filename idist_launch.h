@@ -537,15 +537,13 @@ static bool idist__pmi_exchange(idist__pmi *p, bool puts, char *where, size_t ca
 // A program between mpiexec and this one may have closed the descriptor, as subprocess of Python
 // does.
 static idist_status idist__pmi_no_answer(void) {
-    const char *fd = idist__os_env("PMI_FD"), *port = idist__os_env("PMI_PORT");
+    const char *name = idist__os_env("PMI_FD") ? "PMI_FD" : "PMI_PORT";
+    const char *value = idist__os_env(name);
 
     return idist__fail(IDIST_ERR_ENV,
                        "%s=%s: no launcher of MPICH answers there. If a program between mpiexec "
                        "and this one has closed it, set MASTER_ADDR and MASTER_PORT",
-                       fd ? "PMI_FD" : "PMI_PORT",
-                       fd     ? fd
-                       : port ? port
-                              : "");
+                       name, value ? value : "");
 }
 
 // Sets config->where: rank 0 listens and tells the others through the launcher. Blocks until all

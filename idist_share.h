@@ -1682,9 +1682,9 @@ static void idist__share_update_seen(const idist__task *t) {
 // [share:pool]  lending regions to groups
 // uses os:memory mem model shm:segment msg:types msg:op link region
 //
-// Every rank has a few regions in the shared file. The first one, which the world gets
-// without an exchange, has memory from the start; the others get it when they are first needed, in
-// their order. A new group gets one of each member: the members exchange the numbers of the regions
+// Every rank has a few regions in the shared file. The first one, which the world gets without an
+// exchange, has memory from the start; the others get it when they are first needed, in their
+// order. A new group gets one of each member: the members exchange the numbers of the regions
 // that they offer (idist__pool_offer_region), and if everybody has one, the group's collectives run
 // in them (idist__pool_meet). Otherwise they are made of messages. A region is free again when all
 // members have freed the group. They count themselves in the region (members_done), or, if they

@@ -183,8 +183,8 @@ static inline void idist__pace_copy(idist__pace *p, char *to, const char *from, 
 //   part     a pipe from each rank | buffers of region 0 | head and buffers of region 1 | ...
 //   window   a hole, until idist_alloc fills pages of it ([base:window])
 //
-// Each rank has one of each. What all ranks of the world look at often is in the fronts: it takes
-// few page tables, which every process has for itself: with parts of 4 MiB and one look at each,
+// Each rank has one of each. What all ranks of the world look at often is in the fronts, to need
+// fewer page tables, which every process has for itself: with parts of 4 MiB and one look at each,
 // 512 processes would have 1 GiB of them.
 //
 // Memory is reserved before anybody uses it, so that no access to it can fail: for doorbells, pipes

@@ -4626,8 +4626,7 @@ typedef struct idist__ddp_bucket {
     idist_request request;
 } idist__ddp_bucket;
 
-// Gradients of a piece that is reduced where they are, at most. In smaller parts it is not worth
-// it.
+// A piece of more gradients than this is copied, since that is cheaper than many small parts.
 enum { IDIST__DDP_PARTS = 128 };
 
 // A part of a bucket that is reduced by a call of its own.
