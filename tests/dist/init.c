@@ -155,39 +155,31 @@ static void rank_taken(const char *url) {
     munmap(t, sizeof *t);
 }
 
-// What rank 0 of another version would have put there.
-static void other_version(void) {
+// Joins at a store that has this record of a job; the error says this word.
+static idist_status join_after(const void *job, size_t nbytes, int rank, int world_size,
+                               const char *word) {
     idist_store *store = NULL;
     idist_group *world = NULL;
     idist_desc d = desc_with("auto", "auto");
     if (idist_store_open("mem://", NULL, &store) ||
-        idist_store_set(store, "idist/1/job", "12345678", 8))
+        idist_store_set(store, "idist/1/job", job, nbytes))
         tap_bail("store");
     d.store = store;
-    d.rank = 1;
-    d.world_size = 2;
+    d.rank = rank;
+    d.world_size = world_size;
     d.init_timeout_ms = 5000;
-    tap_is(idist_open(&d, &world), IDIST_ERR_UNSUPPORTED, "a record of another size");
-    tap_like(idist_last_error(), "another version", "is one of another version");
+    idist_status status = idist_open(&d, &world);
+    tap_like(idist_last_error(), word, "the text says: %s", word);
     idist_store_close(&store);
+    return status;
 }
 
-// A store remembers an earlier world, in which rank 2 had no part: the text says what to do.
-static void grows_at_a_store(void) {
+static void used_stores(void) {
     static const uint64_t job[2] = {12345678, 2};
-    idist_store *store = NULL;
-    idist_group *world = NULL;
-    idist_desc d = desc_with("auto", "auto");
-    if (idist_store_open("mem://", NULL, &store) ||
-        idist_store_set(store, "idist/1/job", job, sizeof job))
-        tap_bail("store");
-    d.store = store;
-    d.rank = 2;
-    d.world_size = 3;
-    d.init_timeout_ms = 5000;
-    tap_is(idist_open(&d, &world), IDIST_ERR_ENV, "another size at a store that was used before");
-    tap_like(idist_last_error(), "idist_store_prefix", "names the way out");
-    idist_store_close(&store);
+    tap_is(join_after("12345678", 8, 1, 2, "another version"), IDIST_ERR_UNSUPPORTED,
+           "a record of another size: rank 0 has another version");
+    tap_is(join_after(job, sizeof job, 2, 3, "idist_store_prefix"), IDIST_ERR_ENV,
+           "an earlier world of another size, in which this rank had no part");
 }
 
 // Rank 0 does not come: the others have asked in vain.
@@ -321,7 +313,6 @@ int main(void) {
     transports_differ(file);
     snprintf(url, sizeof url, "tcp://127.0.0.1:%d", port);
     rank_taken(url);
-    other_version();
-    grows_at_a_store();
+    used_stores();
     return tap_done();
 }
