@@ -218,7 +218,7 @@ static void idist__region_publish(idist__task *t, idist__milestone milestone, ui
 
 //------------------------------------------------------------------------------
 // [share:flow]  which ranks contribute to a call, which read, and how much
-// uses launch:env kind model extent msg:op
+// uses cpu launch:env kind model extent shm:segment msg:op
 //------------------------------------------------------------------------------
 
 // From this size on (times the square of the number of ranks), it is faster for each rank to reduce
@@ -277,6 +277,21 @@ static const char *idist__flow_send_at(const idist__task *t, int to) {
     return o->in + (size_t)to * o->nbytes;
 }
 
+static size_t idist__flow_min(size_t a, size_t b) { return a < b ? a : b; }
+
+#define IDIST__PART_PREFETCH_BYTES ((size_t)512)
+
+// The processor foresees what comes next within a part, but not where the next one begins.
+static void idist__flow_prefetch_part(const idist__task *t, int k) {
+    const idist__part *part = &t->call.parts[k];
+    size_t count, nbytes, at;
+
+    if (k >= t->call.part_count) return;
+    count = part->end - part[-1].end;
+    nbytes = idist__flow_min(count * idist__op_of(t)->size, IDIST__PART_PREFETCH_BYTES);
+    for (at = 0; at < nbytes; at += IDIST__LINE) idist__os_cpu_prefetch_for_write(part->data + at);
+}
+
 // Where element `at` of a buffer of ours is that begins at `base` or is in parts, and how many
 // elements lie there in a row, at most `count`.
 static char *idist__flow_place(const idist__task *t, char *base, size_t at, size_t count,
@@ -294,6 +309,7 @@ static char *idist__flow_place(const idist__task *t, char *base, size_t at, size
         else high = middle;
     }
 
+    idist__flow_prefetch_part(t, low + 1);
     first = low ? parts[low - 1].end : 0;
     if (*run > parts[low].end - at) *run = parts[low].end - at;
 
@@ -320,8 +336,6 @@ static char *idist__flow_recv_at(const idist__task *t, int from) {
         return o->out + idist__extent_displ(c->recvcounts, c->recvdispls, from) * o->size;
     return o->out + (size_t)from * o->nbytes;
 }
-
-static size_t idist__flow_min(size_t a, size_t b) { return a < b ? a : b; }
 
 // Elements of a block of `count` in the chunk that begins at element `at`.
 static size_t idist__flow_chunk_count(const idist__op *o, size_t count, size_t at) {

@@ -4660,6 +4660,7 @@ struct idist_ddp {
     void *bucket_memory;        // of buckets that are not views
     bool copies;                // some gradients are copied to their buckets
     bool learnt;                // the order of arrival is known
+    bool pieces_overlap;        // pieces in flight end sooner than one after the other
     int32_t *launch_order;      // buckets, in the order in which they are launched
     int32_t *arrival_order;     // gradients, in the order in which they became ready
     uint8_t *in_pieces;         // by bucket: scattered on some rank
@@ -5141,10 +5142,11 @@ static idist_status idist__ddp_hold_end(idist_ddp *d, const idist__ddp_bucket *b
 //     pieces       [  a  |  b        |  c        |    d    ]
 //     slots        [ a ][ b ][ c ]     d is launched when a has been reduced and copied back
 //
-// idist_ddp_ready launches pieces while slots are free, and idist_ddp_wait the rest. A bucket that
-// is scattered on one rank goes in pieces on all, because all make the same calls. A piece that is
-// contiguous on a rank, because it lies in a single gradient for example, needs no slot there: it
-// is reduced where it is.
+// idist_ddp_ready launches pieces while slots are free, and idist_ddp_wait the rest: between hosts
+// several at a time, inside a host one after the other, since collectives in shared memory do not
+// overlap and requests would only cost time. A bucket that is scattered on one rank goes in pieces
+// on all, because all make the same calls. A piece that is contiguous on a rank, because it lies in
+// a single gradient for example, needs no slot there: it is reduced where it is.
 //
 // Whole buckets are copied with a hook, which must see them; with compression, whose state is that
 // of a bucket; with find_unused, where only the end of the iteration tells whether a gradient
@@ -5244,9 +5246,10 @@ static idist_status idist__ddp_piece_start_parts(const idist_ddp *d, idist__ddp_
                                               &exposed->opts, &piece->in_place);
 }
 
-// Launches the next piece of a bucket. blocking: without a request.
+// Launches the next piece of a bucket. alone: none is in flight, and none can be launched before
+// this one has ended, unless pieces overlap.
 static idist_status idist__ddp_piece_start(idist_ddp *d, const idist__ddp_bucket *bucket,
-                                           bool blocking) {
+                                           bool alone) {
     const idist_bucket *all = &bucket->exposed;
     size_t slot = d->started_pieces % d->slot_limit, left = all->count - d->next_first;
     size_t most = d->piece_nbytes / idist_dtype_size(all->dtype);
@@ -5261,7 +5264,7 @@ static idist_status idist__ddp_piece_start(idist_ddp *d, const idist__ddp_bucket
     exposed->dtype = all->dtype;
     exposed->count = left < most ? left : most;
     exposed->opts = d->reduction.memory.opts;
-    if (!blocking || left > most) exposed->opts.request = &piece->request;
+    if (!alone || (d->pieces_overlap && left > most)) exposed->opts.request = &piece->request;
     exposed->data = idist__ddp_piece_find(d, piece);
     piece->in_place = exposed->data != NULL;
     status = piece->in_place ? IDIST_OK : idist__ddp_piece_start_parts(d, piece);
@@ -5308,17 +5311,19 @@ static idist_status idist__ddp_piece_settle(idist_ddp *d) {
     return status;
 }
 
-// Launches the rest of a bucket, as far as slots are or become free. ending: waits until they do.
+// Launches the rest of a bucket, as far as slots are or become free. ending: waits until they do,
+// and launches pieces that do not overlap one at a time, without a request.
 static idist_status idist__ddp_piece_launch(idist_ddp *d, const idist__ddp_bucket *bucket,
                                             bool ending) {
     idist_status status = IDIST_OK;
 
     while (status == IDIST_OK && d->next_first < bucket->exposed.count) {
         size_t in_flight = d->started_pieces - d->finished_pieces;
+        size_t limit = ending && !d->pieces_overlap ? 1 : d->slot_limit;
         idist_request *oldest = &d->slots[d->finished_pieces % d->slot_limit].request;
         bool done = ending;
 
-        if (in_flight < d->slot_limit) {
+        if (in_flight < limit) {
             status = idist__ddp_piece_start(d, bucket, ending && !in_flight);
             continue;
         }
@@ -6174,6 +6179,7 @@ static void idist__ddp_create_set_pieces(idist_ddp *d) {
     bool one_host = (group ? group->w->nnodes : idist_get_nnodes()) == 1;
 
     d->slot_limit = one_host ? IDIST__DDP_SLOTS_NEAR : IDIST__DDP_SLOTS;
+    d->pieces_overlap = !one_host;
     d->piece_nbytes = one_host ? IDIST__DDP_PIECE_NEAR_NBYTES : IDIST__DDP_PIECE_NBYTES;
 }
 
