@@ -813,9 +813,10 @@ IDIST_API const char *idist_launcher(void);
 // this thread calls the function again.
 IDIST_API const char *idist_available_backends(void);
 
-// The configuration of the world, and what its host gives this rank, one "name: value" per line;
-// "on this host" says how its ranks exchange data, and if not by shared memory, why. The string is
-// valid until this thread calls the function again.
+// The configuration of the world, the backends that this program has (MPI and NCCL with their
+// headers), and what its host gives this rank: cores, limits and interfaces. One "name: value" per
+// line; "on this host" says how its ranks exchange data, and if not by shared memory, why. The
+// string is valid until this thread calls the function again.
 IDIST_API const char *idist_show_config(void);
 
 // Ends all pending and later calls on the group with IDIST_ERR_ABORTED, on all its ranks. NULL: the

@@ -673,7 +673,7 @@ idist_status idist_abort(idist_group *group) {
 
 //------------------------------------------------------------------------------
 // [calls:get]  the getters
-// uses descriptor cpu socket fail text launch:env detect model core:world
+// uses limit cpu socket fail text interface launch:env detect model core:world
 // uses backend
 //
 // Without a world they answer as in a world of 1; none of them fails.
@@ -766,6 +766,29 @@ const char *idist_available_backends(void) {
     return idist__me.names;
 }
 
+static void idist__get_append_limit(char *text, size_t capacity, const char *name, long long limit,
+                                    const char *unit) {
+    if (limit < 0) idist__text_append(text, capacity, "%s: unlimited\n", name);
+    else idist__text_append(text, capacity, "%s: %lld%s\n", name, limit, unit);
+}
+
+// Appends what the program and this host have to offer, whether the world uses it or not.
+static void idist__get_append_host(char *text, size_t capacity) {
+    long long locked_nbytes = idist__os_limit_locked_nbytes();
+    char names[sizeof idist__me.names];
+
+    idist__backend_names(names, sizeof names);
+    idist__text_append(text, capacity, "available backends: %s\ncores: %d\n", names,
+                       idist__os_cpu_count());
+    idist__get_append_limit(text, capacity, "descriptors", idist__os_limit_descriptors(), "");
+    idist__get_append_limit(text, capacity, "processes", idist__os_limit_processes(), "");
+    idist__get_append_limit(text, capacity, "locked memory",
+                            locked_nbytes < 0 ? -1 : locked_nbytes / 1024, " KiB");
+    idist__text_append(text, capacity, "interfaces: ");
+    if (!idist__interface_list(text, capacity)) idist__text_append(text, capacity, "none");
+    idist__text_append(text, capacity, "\n");
+}
+
 const char *idist_show_config(void) {
     idist__world *w = idist__world_default();
     char *buf = idist__me.config;
@@ -790,8 +813,7 @@ const char *idist_show_config(void) {
     if (w && w->advertised[0]) idist__text_append(buf, cap, "advertising %s\n", w->advertised);
     if (w && w->network[0]) idist__text_append(buf, cap, "network: %s\n", w->network);
     if (w && w->sharing[0]) idist__text_append(buf, cap, "on this host: %s\n", w->sharing);
-    idist__text_append(buf, cap, "cores: %d\ndescriptors: %lld\n", idist__os_cpu_count(),
-                       idist__os_descriptor_limit());
+    idist__get_append_host(buf, cap);
 
     return buf;
 }

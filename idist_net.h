@@ -162,6 +162,20 @@ typedef struct idist__own_address {
     char ifname[32]; // "": not known
 } idist__own_address;
 
+// Appends the interfaces that are up, with their addresses. Returns their number.
+static int idist__interface_list(char *text, size_t capacity) {
+    idist__os_interface all[IDIST__INTERFACES];
+    int i, count = idist__os_socket_interfaces(all, IDIST__INTERFACES);
+    char ip[64];
+
+    for (i = 0; i < count; i++) {
+        idist__os_socket_host_text(&all[i].address, ip, sizeof ip);
+        idist__text_append(text, capacity, "%s%s %s", i ? ", " : "", all[i].name, ip);
+    }
+
+    return count;
+}
+
 // A variable that says which interfaces are meant.
 typedef struct idist__interface_filter {
     const char *variable, *list; // NULL: none is set

@@ -25,6 +25,7 @@ CONTENTS
       [os:random]      random bytes
       [os:env]         environment variables
       [os:descriptor]  closing descriptors
+      [os:limit]       what the system allows this process
       [os:cpu]         processors, and hints to them
       [os:thread]      threads
       [os:mutex]       locks among the threads of a process
@@ -213,13 +214,26 @@ static void idist__os_descriptor_close(int *fd) {
     *fd = -1;
 }
 
-// How many this process may have; -1: there is no limit.
-static long long idist__os_descriptor_limit(void) {
+//------------------------------------------------------------------------------
+// [os:limit]  what the system allows this process
+// uses -
+//------------------------------------------------------------------------------
+
+// The soft limit; -1: there is none.
+static long long idist__os_limit_get(int resource) {
     struct rlimit limit;
 
-    if (getrlimit(RLIMIT_NOFILE, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY) return -1;
+    if (getrlimit(resource, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY) return -1;
     return (long long)limit.rlim_cur;
 }
+
+static long long idist__os_limit_descriptors(void) { return idist__os_limit_get(RLIMIT_NOFILE); }
+
+// Of all programs of this user together.
+static long long idist__os_limit_processes(void) { return idist__os_limit_get(RLIMIT_NPROC); }
+
+// Memory that may be kept from being swapped out, which InfiniBand needs.
+static long long idist__os_limit_locked_nbytes(void) { return idist__os_limit_get(RLIMIT_MEMLOCK); }
 
 //------------------------------------------------------------------------------
 // [os:cpu]  processors, and hints to them

@@ -293,19 +293,11 @@ static bool doctor_has_loopback(void) {
 }
 
 static void doctor_network(void) {
-    idist__os_interface all[32];
     idist__own_address own;
     bool asked = getenv("IDIST_ADDR") || getenv("IDIST_SOCKET_IFNAME");
     bool wants_tcp = doctor.config.transport == IDIST__TRANSPORT_TCP;
-    int i, count = idist__os_socket_interfaces(all, 32);
     char text[400] = "", why[300];
-
-    for (i = 0; i < count; i++) {
-        char ip[64];
-
-        idist__os_socket_host_text(&all[i].address, ip, sizeof ip);
-        idist__text_append(text, sizeof text, "%s%s %s", i ? ", " : "", all[i].name, ip);
-    }
+    int count = idist__interface_list(text, sizeof text);
 
     doctor_say("interfaces", count > 0 ? DOCTOR_FINE : DOCTOR_NOTE, "none is up: ip link set lo up",
                "%s", count > 0 ? text : "none");
