@@ -1575,6 +1575,19 @@ static bool idist__os_file_is_at(idist__os_file file, const char *path) {
 // Removes the name; those who have the file open keep it. Fails silently.
 static void idist__os_file_remove(const char *path) { unlink(path); }
 
+// Whether the folder exists in which a file at this path lies.
+static bool idist__os_file_has_folder(const char *path) {
+    const char *slash = strrchr(path, '/');
+    char folder[4096];
+
+    if (!slash || slash == path) return true;
+    if ((size_t)(slash - path) >= sizeof folder) return false;
+    memcpy(folder, path, (size_t)(slash - path));
+    folder[slash - path] = 0;
+
+    return access(folder, F_OK) == 0;
+}
+
 // The fcntl command of a lock; headers hide its name in strict modes.
 enum { IDIST__OS_FILE_GETLK = 36 /* F_OFD_GETLK */, IDIST__OS_FILE_SETLK = 37 /* F_OFD_SETLK */ };
 

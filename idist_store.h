@@ -478,6 +478,14 @@ static void idist__file_unlock_records(const idist__file_store *f) {
     idist__os_file_unlock(f->file, IDIST__FILE_RECORDS_BYTE);
 }
 
+// What the system does not let us do with the file.
+static idist_status idist__file_fail_access(const idist__file_store *f, const char *verb, int err) {
+    char what[sizeof idist__me.text];
+
+    snprintf(what, sizeof what, "store: %s cannot be %s", f->path, verb);
+    return idist__fail_errno(what, err);
+}
+
 static bool idist__file_has_server(const idist__file_store *f) {
     return idist__os_file_locked(f->file, IDIST__FILE_SERVER_BYTE) == IDIST__OS_FILE_LOCKED;
 }
@@ -509,7 +517,7 @@ static idist_status idist__file_replay_record(idist__file_store *f) {
     char *record;
 
     if (!idist__os_file_read_at(f->file, size, sizeof size, at))
-        return idist__fail_errno("reading the store file", errno);
+        return idist__file_fail_access(f, "read", errno);
     value_nbytes = size[1] == IDIST__FILE_DELETED ? 0 : size[1];
     if (size[0] > IDIST__KEY_MAX + 1 || value_nbytes > IDIST__VALUE_MAX)
         return idist__fail(IDIST_ERR_ARG, "store: %s is damaged", f->path);
@@ -519,7 +527,7 @@ static idist_status idist__file_replay_record(idist__file_store *f) {
     key.data = record;
     key.nbytes = size[0];
     if (!idist__os_file_read_at(f->file, record, size[0] + value_nbytes, at + sizeof size))
-        status = idist__fail_errno("reading the store file", errno);
+        status = idist__file_fail_access(f, "read", errno);
     else if (size[1] == IDIST__FILE_DELETED) idist__table_remove(idist__file_table_of(f, key), key);
     else
         status =
@@ -558,7 +566,7 @@ static idist_status idist__file_append(idist__file_store *f, idist__blob key) {
         (entry && !idist__os_file_write_at(f->file, entry->value, entry->value_nbytes,
                                            at + sizeof size + key.nbytes)) ||
         !idist__os_file_write_at(f->file, &committed, sizeof committed, IDIST__FILE_COMMITTED_AT))
-        return idist__fail_errno("writing the store file", errno);
+        return idist__file_fail_access(f, "written", errno);
     f->replayed = committed;
 
     return IDIST_OK;
@@ -611,7 +619,7 @@ static idist_status idist__file_set_will(idist__file_store *f,
     key = idist__file_will_key(f->own_will, buf);
     if (idist__os_file_try_lock(f->file, f->own_will))
         status = idist__table_put(&f->wills, key, value, nbytes);
-    else status = idist__fail_errno("locking the store file", errno);
+    else status = idist__file_fail_access(f, "locked", errno);
     if (status == IDIST_OK) status = idist__file_append(f, key);
     idist__mem_free(&f->table.mem, value);
 
@@ -753,8 +761,7 @@ static idist_status idist__file_check_ours(const idist__file_store *f) {
 }
 
 static idist_status idist__file_fail_open(const idist__file_store *f) {
-    return idist__fail(IDIST_ERR_SYSTEM, "store: %s cannot be opened: %s", f->path,
-                       strerror(errno));
+    return idist__file_fail_access(f, "opened", errno);
 }
 
 // Opens the file and locks its records. A server that ends removes its file, perhaps between our
@@ -793,10 +800,12 @@ static idist_status idist__file_claim(idist__file_store *f, bool *taken, bool *a
 
     if (!idist__os_file_resize(f->file, 0) ||
         !idist__os_file_write_at(f->file, idist__file_magic, 8, 0) ||
-        !idist__os_file_write_at(f->file, &committed, sizeof committed, IDIST__FILE_COMMITTED_AT))
-        return idist__fail_errno("writing the store file", errno);
+        !idist__os_file_write_at(f->file, &committed, sizeof committed, IDIST__FILE_COMMITTED_AT)) {
+        status = idist__file_fail_access(f, "written", errno);
+        idist__os_file_remove(f->path); // nobody could use it
+    }
 
-    return IDIST_OK;
+    return status;
 }
 
 // The server takes the file: it keeps the first byte locked, and the table is empty. Where there is
@@ -819,6 +828,15 @@ static idist_status idist__file_serve(idist__file_store *f, bool either, int64_t
     }
 
     return status;
+}
+
+// No server came. A folder that is missing here may be one that this host has not mounted.
+static idist_status idist__file_fail_unserved(const idist__file_store *f) {
+    bool has_folder = idist__os_file_has_folder(f->path);
+
+    return idist__fail(IDIST_ERR_TIMEOUT, "store: no running process owns %s: %s", f->path,
+                       has_folder ? "rank 0 has not started"
+                                  : "its folder does not exist here: is it mounted on this host?");
 }
 
 // Whether the file that we have open is a store whose server lives.
@@ -856,10 +874,7 @@ static idist_status idist__file_join(idist__file_store *f, int64_t deadline_ns) 
         if (is_served || status != IDIST_OK) return status;
 
         idist__os_file_close(&f->file);
-        if (idist__os_clock_ms_until(deadline_ns) == 0)
-            return idist__fail(IDIST_ERR_TIMEOUT,
-                               "store: no running process owns %s: rank 0 has not started",
-                               f->path);
+        if (idist__os_clock_ms_until(deadline_ns) == 0) return idist__file_fail_unserved(f);
         idist__os_clock_pause_ms(IDIST__FILE_OPEN_MS);
     }
 }

@@ -485,6 +485,33 @@ static void test_open(void) {
     tap_ok(is_short_wait(start_ms), "open: in time (%lld ms)",
            (long long)(tap_now_ms() - start_ms));
     tap_is(count_entries(folder, ""), 0, "open: the client that gave up left no file");
+    tap_like(idist_last_error(), "has not started", "open: the text names the server");
+    rmdir(folder);
+    tap_is(open_status(url, false, SHORT_MS, NULL), IDIST_ERR_TIMEOUT,
+           "open: a folder that does not come");
+    tap_like(idist_last_error(), "its folder does not exist here", "open: the text says so");
+}
+
+// A server whose file cannot be written, here because of a limit.
+static void test_no_space(void) {
+    struct rlimit old, limit;
+    char folder[64], url[200], path[128];
+    tap_running("no space");
+    make_folder(folder);
+    snprintf(path, sizeof path, "%s/store", folder);
+    snprintf(url, sizeof url, "file://%s", path);
+    TAP_REQUIRE(getrlimit(RLIMIT_FSIZE, &old) == 0);
+    limit = old;
+    limit.rlim_cur = 4;
+    void (*handler)(int) = signal(SIGXFSZ, SIG_IGN);
+    TAP_REQUIRE(setrlimit(RLIMIT_FSIZE, &limit) == 0);
+    idist_status status = open_status(url, true, SHORT_MS, NULL);
+    TAP_REQUIRE(setrlimit(RLIMIT_FSIZE, &old) == 0);
+    signal(SIGXFSZ, handler);
+    tap_is(status, IDIST_ERR_SYSTEM, "no space: the server fails");
+    tap_like(idist_last_error(), path, "no space: the text names the file");
+    tap_is(count_entries(folder, ""), 0, "no space: no file is left");
+    unlink(path);
     rmdir(folder);
 }
 
@@ -924,6 +951,7 @@ int main(void) {
     n_threads = count_threads();
     for (int i = 0; i < N_KINDS; i++) test_kind((store_kind)i);
     test_open();
+    test_no_space();
     test_port_taken();
     test_secret();
     test_secret_file();
