@@ -540,7 +540,8 @@ static idist_status idist__auth_check_hello(const idist__handshake *h) {
     const idist__hello *theirs = &h->theirs, *mine = &h->mine;
 
     if (!idist__auth_has_magic(theirs))
-        return idist__fail(IDIST_ERR_AUTH, "the peer does not speak the protocol of idist");
+        return idist__fail(IDIST_ERR_AUTH, "the peer does not speak the protocol of idist: it is "
+                                           "another program. Choose another port, or end it");
     if (theirs->byte_order != mine->byte_order)
         return idist__fail(IDIST_ERR_UNSUPPORTED,
                            "the peer has another byte order; mixed worlds are not supported");

@@ -2045,6 +2045,17 @@ static idist_status idist__client_handshake(idist__client_store *client, const u
     return status;
 }
 
+// The handshake failed: adds with whom.
+static idist_status idist__client_name_server(idist_status status, const char *address_text) {
+    if (status == IDIST_OK || status == IDIST_ERR_NO_FDS) return status;
+    if (status == IDIST_ERR_TIMEOUT)
+        return idist__fail(status,
+                           "the server at %s (rank 0) did not answer in time: it is stopped, or "
+                           "another program listens there",
+                           address_text);
+    return idist__fail(status, "the server at %s (rank 0): %s", address_text, idist__me.text);
+}
+
 // One attempt to connect. A host may have several addresses, of which some lead nowhere: the number
 // of the attempt chooses. *retry: the failure is one that may pass.
 static idist_status idist__client_attempt(idist__client_store *client, const char *address_text,
@@ -2072,12 +2083,7 @@ static idist_status idist__client_attempt(idist__client_store *client, const cha
 
     if (client->fd >= 0) {
         if (key) status = idist__client_handshake(client, key, deadline_ns, give_up_ns, retry);
-        if (status == IDIST_ERR_TIMEOUT)
-            return idist__fail(status,
-                               "the server at %s (rank 0) did not answer in time: it is stopped, "
-                               "or another program listens there",
-                               address_text);
-        return status;
+        return idist__client_name_server(status, address_text);
     }
 
     if (idist__os_socket_out_of_fds(error)) return idist__fail_errno("socket", error);

@@ -527,7 +527,7 @@ static void test_secret(void) {
     static const char right[] = "sixteen bytes or more", wrong[] = "sixteen bytes or less";
     idist_store_desc desc = store_desc(true);
     idist_store *server = NULL;
-    char url[64];
+    char url[64], address[64];
     int64_t start_ms;
     tap_running("secret");
     desc.secret = right;
@@ -538,6 +538,8 @@ static void test_secret(void) {
     tap_is(open_status(url, false, PATIENT_MS, right), IDIST_OK, "secret: the right one");
     start_ms = tap_now_ms();
     tap_is(open_status(url, false, PATIENT_MS, wrong), IDIST_ERR_AUTH, "secret: a wrong one");
+    snprintf(address, sizeof address, "the server at tcp:127.0.0.1:%d", idist_store_port(server));
+    tap_like(idist_last_error(), address, "secret: the text names the server");
     tap_ok(is_prompt(start_ms), "secret: and at once (%lld ms)",
            (long long)(tap_now_ms() - start_ms));
     tap_is(open_status(url, false, PATIENT_MS, NULL), IDIST_ERR_AUTH, "secret: none");
@@ -637,6 +639,45 @@ static void throw_garbage(int port, int *open_fds, int n_open) {
         setsockopt(fd, SOL_SOCKET, SO_LINGER, &reset, sizeof reset);
         close(fd);
     }
+}
+
+// Answers each connection as an HTTP server does, until the listener is shut down.
+static void *answer_http(void *arg) {
+    static const char answer[] =
+        "HTTP/1.1 400 Bad Request\r\nContent-Type: text/html\r\nContent-Length: 0\r\n"
+        "Server: another program\r\nConnection: close\r\n\r\n";
+    const int *listener = (const int *)arg;
+    for (;;) {
+        int fd = accept(*listener, NULL, NULL);
+        if (fd < 0) return NULL;
+        send_raw(fd, answer, sizeof answer - 1);
+        close(fd);
+    }
+}
+
+static void test_other_server(void) {
+    struct sockaddr_in a;
+    socklen_t nbytes = sizeof a;
+    pthread_t thread;
+    char url[64], address[64];
+    int listener = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    tap_running("another server");
+    memset(&a, 0, sizeof a);
+    a.sin_family = AF_INET;
+    a.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    TAP_REQUIRE(listener >= 0 && bind(listener, (struct sockaddr *)&a, sizeof a) == 0);
+    TAP_REQUIRE(listen(listener, 8) == 0);
+    TAP_REQUIRE(getsockname(listener, (struct sockaddr *)&a, &nbytes) == 0);
+    TAP_REQUIRE(pthread_create(&thread, NULL, answer_http, &listener) == 0);
+    snprintf(url, sizeof url, "tcp://127.0.0.1:%d", ntohs(a.sin_port));
+    snprintf(address, sizeof address, "the server at tcp:127.0.0.1:%d", ntohs(a.sin_port));
+    tap_is(open_status(url, false, PATIENT_MS, NULL), IDIST_ERR_AUTH,
+           "another server: a client does not take it for ours");
+    tap_like(idist_last_error(), address, "another server: the text names the address");
+    tap_like(idist_last_error(), "another program", "another server: and says what it may be");
+    shutdown(listener, SHUT_RDWR);
+    TAP_REQUIRE(pthread_join(thread, NULL) == 0);
+    close(listener);
 }
 
 static void test_garbage(void) {
@@ -956,6 +997,7 @@ int main(void) {
     test_secret();
     test_secret_file();
     test_garbage();
+    test_other_server();
     test_no_slot_left();
     test_waiters_are_woken();
     test_odd_clients();
