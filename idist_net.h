@@ -199,7 +199,7 @@ static idist__interface_filter idist__interface_filter_of_user(void) {
 
 // The address by which this host reaches its own server, which listens at all addresses: the one
 // that the others use, so that the connection shows it; loopback where that is no address of this
-// host.
+// host, or is valid on one link only.
 static void idist__interface_reach_self(const char *address_text, char *ip, size_t capacity) {
     idist__os_interface all[IDIST__INTERFACES];
     int i, count = idist__os_socket_interfaces(all, IDIST__INTERFACES);
@@ -208,7 +208,8 @@ static void idist__interface_reach_self(const char *address_text, char *ip, size
     idist__text_copy(ip, capacity, "127.0.0.1");
     if (idist__address_parse(&address, address_text) != IDIST_OK) return;
     for (i = 0; i < count; i++)
-        if (idist__os_socket_is_same_host(&all[i].address, &address))
+        if (!idist__os_socket_is_link_local(&address) &&
+            idist__os_socket_is_same_host(&all[i].address, &address))
             idist__os_socket_host_text(&address, ip, capacity);
 }
 

@@ -2008,6 +2008,11 @@ static idist_status idist__client_unreached(const char *address_text,
                            "nobody listens at %s (%s): rank 0 has not started, or is on another "
                            "host: here that address is %s, this host itself",
                            address_text, strerror(error), host);
+    if (error == EINVAL && idist__os_socket_is_link_local(address))
+        return idist__fail(IDIST_ERR_TIMEOUT,
+                           "%s is valid on one link only, so it needs the interface of this host: "
+                           "%s%%eth0, for example",
+                           address_text, host);
     if (error == ETIMEDOUT)
         return idist__fail(IDIST_ERR_TIMEOUT,
                            "nobody answers at %s (%s): its host is down, MASTER_ADDR is another "

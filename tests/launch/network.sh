@@ -84,6 +84,8 @@ come "nothing set" "$eth"
 come "a network to trust" "$eth" IDIST_SECRET= IDIST_INSECURE=1
 come "IPv6" "fd07::1@(eth0) fd07::2@(eth0) fd07::3@(eth0)" MASTER_ADDR=fd07::1
 come "the other network" "$ib" MASTER_ADDR=10.8.0.1
+link=$(ip -n "$NET.0" -6 -o address show dev eth0 scope link | sed 's|.*inet6 \(.*\)/64.*|\1|')
+come "a link-local address" "10.7.0.1@(eth0) fd07::2@(eth0) fd07::3@(eth0)" "MASTER_ADDR=$link%eth0"
 
 come "a prefix" "$ib" IDIST_SOCKET_IFNAME=eno,ib
 come "a whole name" "$ib" IDIST_SOCKET_IFNAME==ib0
@@ -125,6 +127,8 @@ says 1 "no answer from rank 0" "nobody answers at tcp:10.7.0.1:29500 (Connection
 on_host 0 ip route del blackhole 10.7.0.2/32
 says 1 "another secret" "the secret of this job: IDIST_SECRET, IDIST_SECRET_FILE" \
     1:IDIST_SECRET=fedcba9876543210
+says 1 "a link-local address without an interface" "needs the interface of this host: $link%eth0" \
+    "MASTER_ADDR=$link"
 host_knows 1 "127.0.1.1 first"
 host_knows 2 "10.7.0.1 first"
 says 1 "loopback elsewhere" "here that address is 127.0.1.1, this host itself" \
