@@ -1680,6 +1680,7 @@ typedef struct idist__client_store {
     int answer_ms;       // how long it may take to answer
     bool owes_number;    // the answer to a posted ADD comes before the next one
     int64_t number;      // that answer, once the next one has come
+    char server_at[128]; // its address, for error texts
 } idist__client_store;
 
 static bool idist__client_put(idist_store *store, const void *data, size_t nbytes) {
@@ -1747,11 +1748,13 @@ static idist_status idist__client_break(idist__client_store *client) {
     int error = errno;
 
     if (error == ETIMEDOUT)
-        client->broken = idist__fail(IDIST_ERR_TIMEOUT, "store: the server did not answer in time");
+        client->broken =
+            idist__fail(IDIST_ERR_TIMEOUT, "store: the server at %s did not answer in time",
+                        client->server_at);
     else
         client->broken =
-            idist__fail(IDIST_ERR_PEER_LOST, "store: the connection to the server broke: %s",
-                        error ? strerror(error) : "it closed");
+            idist__fail(IDIST_ERR_PEER_LOST, "store: the connection to the server at %s broke: %s",
+                        client->server_at, error ? strerror(error) : "it closed");
 
     return client->broken;
 }
@@ -1868,7 +1871,9 @@ static idist_status idist__client_exchange(idist_store *store, idist__store_requ
     uint8_t byte;
 
     if (client->broken != IDIST_OK)
-        return idist__fail(client->broken, "store: the connection to the server broke earlier");
+        return idist__fail(client->broken,
+                           "store: the connection to the server at %s broke earlier",
+                           client->server_at);
     if (!idist__client_encode(store, request)) return IDIST_ERR_NO_MEMORY;
     if (!idist__connection_write_all(client->fd, client->out, client->nout, deadline_ns))
         return idist__client_break(client);
@@ -2109,6 +2114,8 @@ static idist_status idist__client_connect(idist__client_store *client, const cha
                                           const uint8_t key[32], int64_t deadline_ns) {
     int64_t give_up_ns = 0;
     int number = 0, pause_ms = 1;
+
+    idist__text_copy(client->server_at, sizeof client->server_at, address_text);
 
     for (;;) {
         bool retry;
