@@ -93,7 +93,9 @@ IDIST__PRINTF(2, 3) static idist_status idist__fail(idist_status status, const c
 static idist_status idist__fail_errno(const char *what, int err) {
     idist_status status = IDIST_ERR_SYSTEM;
 
-    if (err == EMFILE || err == ENFILE) status = IDIST_ERR_NO_FDS;
+    if (err == EMFILE)
+        return idist__fail(IDIST_ERR_NO_FDS, "%s: %s: raise ulimit -n", what, strerror(err));
+    if (err == ENFILE) status = IDIST_ERR_NO_FDS; // those of the whole machine
     if (err == ENOMEM) status = IDIST_ERR_NO_MEMORY;
     if (err == ENOSPC) status = IDIST_ERR_NO_SPACE;
     if (err == EADDRINUSE) status = IDIST_ERR_ADDR_IN_USE;

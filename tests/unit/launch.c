@@ -325,6 +325,7 @@ static void no_descriptor_left(void) {
     if (!tap_ok(status == IDIST_ERR_NO_FDS && strstr(idist_last_error(), "network interfaces"),
                 "no descriptor to list the interfaces with"))
         tap_diag("got %s: %s", idist_status_name(status), idist_last_error());
+    tap_like(idist_last_error(), "ulimit -n", "no descriptor: the text says what to raise");
 }
 
 int main(void) {
