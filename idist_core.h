@@ -2004,7 +2004,7 @@ static idist_status idist__thread_need(idist__world *w) {
     if (idist__os_thread_start(&w->thread, idist__thread_main, w) != 0)
         return idist__fail(IDIST_ERR_SYSTEM,
                            "could not start the thread that advances requests; is a limit on "
-                           "processes (ulimit -u) reached?");
+                           "processes (ulimit -u) or memory reached?");
     w->thread_running = true;
 
     return IDIST_OK;
