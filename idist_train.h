@@ -6176,10 +6176,11 @@ static idist_status idist__ddp_create_copy(idist_ddp *d) {
 // Chooses the size of pieces, the same on all ranks.
 static void idist__ddp_create_set_pieces(idist_ddp *d) {
     const idist_group *group = d->desc.group;
-    bool one_host = (group ? group->w->nnodes : idist_get_nnodes()) == 1;
+    const idist__world *world = group ? group->w : idist__world_default();
+    bool one_host = !world || world->nnodes == 1;
 
     d->slot_limit = one_host ? IDIST__DDP_SLOTS_NEAR : IDIST__DDP_SLOTS;
-    d->pieces_overlap = !one_host;
+    d->pieces_overlap = !one_host || !world || !world->backend->takes_parts;
     d->piece_nbytes = one_host ? IDIST__DDP_PIECE_NEAR_NBYTES : IDIST__DDP_PIECE_NBYTES;
 }
 
