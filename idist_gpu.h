@@ -273,6 +273,17 @@ static idist_status idist__gpu_fail(const char *what, cudaError_t error) {
             : "");
 }
 
+static cudaError_t idist__gpu_is_device_pointer(const void *p, bool *holds) {
+    struct cudaPointerAttributes a;
+    cudaError_t error = p ? cudaPointerGetAttributes(&a, p) : cudaErrorInvalidValue;
+
+    *holds = error == cudaSuccess && a.type == cudaMemoryTypeDevice;
+    if (error == cudaSuccess || !p) return cudaSuccess;
+    cudaGetLastError();
+    // Old runtimes call plain memory invalid.
+    return error == cudaErrorInvalidValue ? cudaSuccess : error;
+}
+
 // Fails the group because of this rank, for the reason in idist_last_error.
 static void idist__gpu_fail_group(idist_group *g, idist_status status) {
     char cause[300];

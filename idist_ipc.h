@@ -1564,6 +1564,18 @@ IDIST__UNUSED static idist_status idist__own_ready(const char *name, const idist
     return status == IDIST_OK ? idist__own_end(&own, name) : status;
 }
 
+// Whether p is in device memory. Nothing is for a rank without a device.
+IDIST__UNUSED static idist_status idist__own_holds(const char *name, const idist_opts *o,
+                                                   const void *p, bool *holds) {
+    idist__own own;
+    idist_status status = idist__own_begin(&own, name, o, false);
+
+    *holds = false;
+    if (status != IDIST_OK) return status == IDIST_ERR_NO_DEVICE ? IDIST_OK : status;
+    own.error = idist__gpu_is_device_pointer(p, holds);
+    return idist__own_end(&own, name);
+}
+
 // Multiplies F16, BF16, F32 or F64 by a factor. The data is aligned to an element.
 IDIST__UNUSED static idist_status idist__own_scale(const char *name, const idist_opts *o,
                                                    void *data, size_t count, idist_dtype dtype,

@@ -1634,17 +1634,6 @@ static idist_status idist__gpu_prepare(idist_group *g) {
 // uses issue setup
 //------------------------------------------------------------------------------
 
-static cudaError_t idist__gpu_is_device_pointer(const void *p, bool *holds) {
-    struct cudaPointerAttributes a;
-    cudaError_t error = p ? cudaPointerGetAttributes(&a, p) : cudaErrorInvalidValue;
-
-    *holds = error == cudaSuccess && a.type == cudaMemoryTypeDevice;
-    if (error == cudaSuccess || !p) return cudaSuccess;
-    cudaGetLastError();
-    // Old runtimes call plain memory invalid.
-    return error == cudaErrorInvalidValue ? cudaSuccess : error;
-}
-
 // Whether the buffers are device memory. A rank without elements says by its pointers, or by its
 // stream, where the others have theirs.
 static idist_status idist__gpu_check_buffers(const idist_group *g, const idist__call *c,

@@ -400,7 +400,8 @@ typedef struct idist_ddp_desc {
 // when they reach the limit. The lists of tensors are copied; the arrays stay yours and must stay
 // valid. A ddp belongs to the world in which it was created.
 // IDIST_ERR_MISMATCH: as for idist_broadcast_parameters.
-// IDIST_ERR_ARG: a list or a field is invalid, or gradients overlap; on any rank.
+// IDIST_ERR_ARG: a list or a field is invalid, gradients overlap, or they are in device memory and
+// on_device is not set; on any rank.
 // IDIST_ERR_UNSUPPORTED: compression of gradients other than F32 and, on the host, F64; factors or
 // divide_by_active with integer gradients; PowerSGD with find_unused or on_device; or on_device,
 // and idist_nccl.h was not included before this header; or gradients that are pairs or of a dtype
@@ -3741,6 +3742,19 @@ static idist_status idist__memory_scale(const idist__memory *memory, void *data,
     return IDIST_OK;
 }
 
+// Whether data is on the device.
+static idist_status idist__memory_on_device(const idist__memory *memory, const void *data,
+                                            bool *on_device) {
+    *on_device = false;
+#ifdef IDIST_NCCL_H
+    if (data) return idist__own_holds("ddp", &memory->opts, data, on_device);
+#else
+    (void)memory;
+    (void)data;
+#endif
+    return IDIST_OK;
+}
+
 // Zeroed. To be freed with idist__memory_free.
 static idist_status idist__memory_alloc(const idist__memory *memory, void **data, size_t nbytes) {
     if (memory->on_device) return IDIST__OWN(idist__own_alloc("ddp", &memory->opts, data, nbytes));
@@ -6115,6 +6129,27 @@ static idist_status idist__ddp_create_check_overlap(const idist_ddp *d) {
     return status;
 }
 
+// Without on_device the host reads and writes gradients that are scattered. Whether memory is on
+// the device is only known if idist_nccl.h was included before this header.
+static idist_status idist__ddp_create_check_device(const idist_ddp *d) {
+    int i;
+
+    for (i = 0; i < d->desc.n && !d->desc.on_device; i++) {
+        bool on_device;
+        idist_status status =
+            idist__memory_on_device(&d->reduction.memory, d->grads[i].data, &on_device);
+
+        if (status != IDIST_OK) return status;
+        if (!on_device) continue;
+        return idist__fail(IDIST_ERR_ARG,
+                           "ddp_create: gradient %d is in device memory: set on_device, or give "
+                           "host memory",
+                           i);
+    }
+
+    return IDIST_OK;
+}
+
 // What can be wrong with a desc. Local.
 static idist_status idist__ddp_create_check(const idist_ddp *d) {
     const idist_ddp_desc *desc = &d->desc;
@@ -6142,7 +6177,8 @@ static idist_status idist__ddp_create_check(const idist_ddp *d) {
         if (status != IDIST_OK) return status;
     }
 
-    return idist__ddp_create_check_overlap(d);
+    status = idist__ddp_create_check_overlap(d);
+    return status == IDIST_OK ? idist__ddp_create_check_device(d) : status;
 }
 
 // Copies the lists of the caller, and allocates what is kept per entry. They are not checked yet.

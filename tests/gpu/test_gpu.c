@@ -656,6 +656,26 @@ static void ddp_odd_one_out(bench *b) {
     IDIST_OK_OR_LEAVE(idist_barrier(NULL));
 }
 
+// A gradient in device memory without on_device: an error, before the host touches it.
+static void ddp_not_on_device(bench *b) {
+    gpu_rank *me = b->me;
+    float host[200] = {0};
+    idist_tensor p[2] = {{host, 100, IDIST_F32}, {host + 100, 100, IDIST_F32}};
+    idist_tensor g[2] = {{host, 100, IDIST_F32}, {b->device[0], 100, IDIST_F32}};
+    idist_ddp *ddp = NULL;
+    idist_ddp_desc desc;
+    memset(&desc, 0, sizeof desc);
+    desc.params = p;
+    desc.grads = g;
+    desc.n = 2;
+    idist_status s = idist_ddp_create(&desc, &ddp);
+    if (s != IDIST_ERR_ARG || !strstr(idist_last_error(), "gradient 1 is in device memory"))
+        gpu_fail("rank %d: ddp_create without on_device: got %s, \"%s\"", me->rank,
+                 idist_status_name(s), s == IDIST_OK ? "" : idist_last_error());
+    idist_ddp_free(&ddp);
+    IDIST_OK_OR_LEAVE(idist_barrier(NULL));
+}
+
 static void ddp_as_on_host(bench *b) {
     static const ddp_way ways[] = {
         {IDIST_COMPRESS_F16, 1e-3, false, false, false, false, false, false, 0, 0, 0},
@@ -697,6 +717,7 @@ static void ddp_as_on_host(bench *b) {
         free(want);
     }
     ddp_odd_one_out(b);
+    ddp_not_on_device(b);
 }
 
 // Batches of idist_auto_loader lie in pinned memory.
