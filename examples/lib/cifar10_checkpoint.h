@@ -57,7 +57,8 @@ static int load(progress *p, const char *path) {
     if (idist_checkpoint_load(path, p->kept, KEPT, &p->at, sizeof p->at, NULL) != IDIST_OK)
         return refuse("%s", idist_last_error());
     if (p->at.job != job)
-        return refuse("%s is of other data, seed, batch size, side or model", path);
+        return refuse("%s is of other data, seed, side, model or batch_size times accumulate",
+                      path);
     idist_train_log(NAME, "Resumed from %s: %" PRIu64 " iterations, %" PRIu64 " epochs", path,
                     p->at.iteration, p->at.epoch);
 

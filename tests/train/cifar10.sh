@@ -124,6 +124,8 @@ ok_run 0 "by its name, when all is done" 30 "$PROGRAM" "${SMALL[@]}" --nproc_per
 same_weights "by its name: the same weights" "$WORK/log" "$two"
 head -c 30000 "$file" >"$WORK/torn"
 refused "resumed with another seed" 'other data, seed' "${SMALL[@]}" --resume-from "$file" --seed 7
+refused "resumed with more images per step" 'batch_size times accumulate' "${SMALL[@]}" \
+    --resume-from "$file" --accumulate 2
 refused "a network of another width" 'checkpoint_load' "${SMALL[@]}" --resume-from "$file" --width 6
 refused "a torn checkpoint" 'checkpoint_load' "${SMALL[@]}" --resume-from "$WORK/torn"
 refused "no checkpoint" 'checkpoint_find' "${SMALL[@]}" --resume-from latest
