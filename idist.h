@@ -171,7 +171,9 @@ LAUNCHING
     An empty variable counts as unset. IDIST_ERR_ENV names the variable when only half of a pair is
     set (except JOB_COMPLETION_INDEX, which pods of other kinds have as well, and a world size where
     ranks are drawn, see below), when a value is not a number, when the rank is not below the size,
-    or when RANK and WORLD_SIZE contradict Slurm.
+    when RANK and WORLD_SIZE contradict Slurm, or when none of them is set although an init method
+    other than env:// (see below) says that there are ranks to meet. IDIST_LAUNCHER=none runs the
+    process alone whatever is set.
     IDIST_LAUNCHER selects one: none, idist, env, torchrun, indexed, horovodrun, openmpi, mvapich2,
     jsrun, pals, flux, hydra, slurm, tf_config.
 
@@ -185,6 +187,8 @@ LAUNCHING
                               rank 0
         file:///path          a file on a file system that all ranks share and that supports locks;
                               here ranks can be drawn, see below
+
+    Any other text is IDIST_ERR_ENV (IDIST_ERR_ARG in desc.init_method), in a world of 1 as well.
 
     When that address is a loopback address, or when LOCAL_WORLD_SIZE says that all ranks are on
     this host, they meet at a local socket named after the port, and no TCP port is opened.
@@ -654,8 +658,9 @@ typedef struct idist_desc {
     // IDIST_BACKEND.
     const char *backend;
 
-    // "env://", "tcp://host:port", "tcp://239.x.y.z:port" or "file:///path"; needs world_size and,
-    // except with file:///path, rank, from this struct or the environment. IDIST_INIT_METHOD.
+    // "env://", "tcp://host:port", "tcp://239.x.y.z:port" or "file:///path". All but the first need
+    // world_size and, except with file:///path, rank, from this struct, the environment or MPI:
+    // without them they are IDIST_ERR_ARG. IDIST_INIT_METHOD.
     const char *init_method;
 
     // Rendezvous through this store instead. The caller keeps owning it. Several worlds may begin

@@ -28,7 +28,7 @@ CONTENTS
 
 //------------------------------------------------------------------------------
 // [calls:backend]  which backend serves a world
-// uses fail text base:log model core:backend
+// uses fail text base:log where model core:backend
 //
 // The registered backends are asked from the latest to the first. A world takes the first of those
 // it asks for by name, or of all, that claims the configuration; and, to move device memory, the
@@ -168,6 +168,7 @@ static idist_status idist__backend_choose(idist__world *w) {
         at += n + (at[n] == ',');
     }
 
+    if (status == IDIST_OK) return idist__where_check_lone(&w->cfg);
     if (status != IDIST_ERR_NO_BACKEND) return status;
 
     return idist__fail(IDIST_ERR_NO_BACKEND, "no backend for a world of %d among %s: %s",

@@ -68,12 +68,13 @@ typedef struct idist__config {
     idist__launcher_kind launcher_kind;
     const char *launcher;            // "none", "spawn", "explicit", "idist", "torchrun", ...
     const char *rank_var, *size_var; // the variables that rank and size came from, or NULL
-    const char *job_var; // the variable that tells apart the jobs of one launcher, or NULL
-    char notice[200];    // a warning that the world logs once it has a log
-    char where[4096];    // where the ranks meet, see [launch:where]; "": not given
-    idist_store *store;  // the caller's, instead of `where`
-    idist_store *drawn;  // the rank was drawn from this store at `where`, which the world owns
-    int listener;        // a socket that rank 0 of a spawn inherits and that listens; else -1
+    const char *job_var;     // the variable that tells apart the jobs of one launcher, or NULL
+    char notice[200];        // a warning that the world logs once it has a log
+    char where[4096];        // where the ranks meet, see [launch:where]; "": not given
+    const char *lone_method; // an init method, but nothing says which rank we are; or NULL
+    idist_store *store;      // the caller's, instead of `where`
+    idist_store *drawn;      // the rank was drawn from this store at `where`, which the world owns
+    int listener;            // a socket that rank 0 of a spawn inherits and that listens; else -1
     int timeout_ms, init_timeout_ms; // > 0, or -1 for none
     idist__secret secret;
     int transport;      // IDIST__TRANSPORT_*: inside a host shared memory, local sockets, or TCP
@@ -86,6 +87,7 @@ typedef struct idist__config {
     bool unchecked;     // a backend with collectives of its own need not compare the ranks' calls
     bool high_priority; // of the device's streams
     bool device_backend_in_desc; // asked for by desc, not by the environment
+    bool lone_method_in_desc;    // the same
     size_t shm_nbytes;           // shared memory per rank
     const void *mpi_comm;
     char host_id[128];
@@ -1163,15 +1165,10 @@ static idist_status idist__where_unknown(const idist_desc *desc, const char *met
                        desc->init_method ? "init_method" : "IDIST_INIT_METHOD", method, hint);
 }
 
-static idist_status idist__where_find(idist__config *config, const idist_desc *desc) {
-    const char *method = idist__where_method(desc);
+static idist_status idist__where_read_method(idist__config *config, const idist_desc *desc,
+                                             const char *method) {
     char host[256];
     int port;
-
-    config->store = desc->store;
-    if (config->world_size == 1 || config->store) return IDIST_OK;
-    if (config->where[0] && !method) return IDIST_OK; // from TF_CONFIG
-    if (!method || strcmp(method, "env://") == 0) return idist__where_env(config, desc);
 
     if (strncmp(method, "file:///", 8) == 0 &&
         strlen(method) + sizeof config->group_name < sizeof config->where)
@@ -1185,6 +1182,47 @@ static idist_status idist__where_find(idist__config *config, const idist_desc *d
     }
 
     return idist__where_unknown(desc, method);
+}
+
+// A method is checked also where one rank needs none.
+static idist_status idist__where_find(idist__config *config, const idist_desc *desc) {
+    const char *method = idist__where_method(desc);
+    bool is_none = strcmp(config->launcher, "none") == 0 && !idist__os_env("IDIST_LAUNCHER");
+    bool is_env = !method || strcmp(method, "env://") == 0;
+    idist_status status = IDIST_OK;
+
+    config->store = desc->store;
+    if (config->store) return IDIST_OK;
+    if (!is_env) status = idist__where_read_method(config, desc, method);
+
+    if (!is_env && config->world_size == 1) {
+        config->where[0] = 0;
+        config->lone_method = is_none ? method : NULL;
+        config->lone_method_in_desc = desc->init_method != NULL;
+    }
+
+    if (!is_env || config->world_size == 1) return status;
+    if (config->where[0] && !method) return IDIST_OK; // from TF_CONFIG
+
+    return idist__where_env(config, desc);
+}
+
+// For a backend that has claimed the configuration, and has perhaps found out the rank by itself:
+// a process that is to meet others must not run alone because its rank was forgotten.
+static idist_status idist__where_check_lone(const idist__config *config) {
+    const char *method = config->lone_method;
+    bool in_desc = config->lone_method_in_desc;
+
+    if (!method || strcmp(config->launcher, "none") != 0) return IDIST_OK;
+
+    return idist__fail(in_desc ? IDIST_ERR_ARG : IDIST_ERR_ENV,
+                       "initialize: %s %s says where ranks meet, but nothing says which of them "
+                       "this process is: %s%s, or start it by a launcher; IDIST_LAUNCHER=none runs "
+                       "it alone",
+                       in_desc ? "init_method" : "IDIST_INIT_METHOD", method,
+                       in_desc ? "give desc.rank and desc.world_size, or set RANK and WORLD_SIZE"
+                               : "set RANK and WORLD_SIZE",
+                       strncmp(method, "file:", 5) == 0 ? " (alone: the rank is drawn)" : "");
 }
 
 //------------------------------------------------------------------------------

@@ -478,6 +478,7 @@ static void doctor_configure(void) {
     idist_desc none;
 
     doctor.configured = idist__launch_config(&doctor.config, NULL);
+    if (doctor.configured == IDIST_OK) doctor.configured = idist__where_check_lone(&doctor.config);
     if (doctor.configured != IDIST_OK)
         doctor_failure(doctor.why_not_configured, sizeof doctor.why_not_configured);
 

@@ -465,6 +465,14 @@ static void bad_desc(void) {
     bad(-1, idist_open(&d, &w));
     d.init_method = "tcp://127.0.0.1";
     bad(-1, idist_open(&d, &w));
+    d = world_desc(0, 1); // a method is checked where it is not used, too
+    d.init_method = "smoke://signals";
+    bad(-1, idist_open(&d, &w));
+    d = desc_with(NULL, NULL); // neither desc nor environment say which rank this is
+    d.init_method = "tcp://127.0.0.1:1";
+    bad(-1, idist_open(&d, &w));
+    d.init_method = "file:///tmp/idist-none";
+    bad(-1, idist_open(&d, &w));
     d = world_desc(0, 1);
     d.backend = "none-such";
     idist_status status = idist_open(&d, &w);
