@@ -174,6 +174,11 @@ LAUNCHING
     when RANK and WORLD_SIZE contradict Slurm, or when none of them is set although an init method
     other than env:// (see below) says that there are ranks to meet. IDIST_LAUNCHER=none runs the
     process alone whatever is set.
+
+    In a step of srun, RANK and WORLD_SIZE may repeat Slurm's numbers (RANK=$SLURM_PROCID
+    WORLD_SIZE=$SLURM_NTASKS) or, on one node, be those of a launcher that started more ranks than
+    the step has tasks. Anything else contradicts, unless LOCAL_WORLD_SIZE or torchrun's variables
+    say that a launcher inside the step has set them, or IDIST_LAUNCHER which to believe.
     IDIST_LAUNCHER selects one: none, idist, env, torchrun, indexed, horovodrun, openmpi, mvapich2,
     jsrun, pals, flux, hydra, slurm, tf_config.
 

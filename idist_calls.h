@@ -586,7 +586,6 @@ static idist_status idist__world_open(const idist__config *cfg, idist__world **o
     if (status == IDIST_OK) status = idist__world_wrap(w);
     if (status != IDIST_OK) return status;
 
-    if (w->cfg.notice[0]) idist__log_print(&w->log, IDIST_LOG_WARN, "%s", w->cfg.notice);
     idist__log_print(&w->log, IDIST_LOG_INFO, "joined a world of %d, backend %s, launcher %s%s%s",
                      w->group.size, w->backend->name, w->cfg.launcher, cfg->rank_var ? " by " : "",
                      cfg->rank_var ? cfg->rank_var : "");

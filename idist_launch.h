@@ -282,26 +282,18 @@ static void idist__slurm_local_size(idist__config *config) {
 }
 
 // RANK and WORLD_SIZE inside a step of Slurm may come from an inner launcher such as torchrun, may
-// repeat Slurm's own numbers, or may be left over from elsewhere. *valid: they are to be used.
-static idist_status idist__slurm_check_env(idist__config *config, bool *valid) {
+// repeat Slurm's own numbers, or may be left over from elsewhere. *used: they are to be used. Where
+// they repeat Slurm's without the rest of torch's variables, Slurm is the launcher: it also knows
+// the local rank and where to meet.
+static idist_status idist__slurm_check_env(bool *used) {
     int rank = 0, size = 1, slurm_rank = 0, slurm_size = 1, nodes = 1;
     const char *size_var = idist__slurm_size_var();
-    bool consistent;
+    bool same, inner;
 
-    *valid = true;
+    *used = true;
     if (idist__os_env("TORCHELASTIC_RUN_ID") || idist__os_env("LOCAL_WORLD_SIZE") ||
         !idist__slurm_in_step())
         return IDIST_OK;
-    *valid =
-        idist__os_env("LOCAL_RANK") && idist__os_env("MASTER_ADDR") && idist__os_env("MASTER_PORT");
-
-    if (!*valid) {
-        snprintf(config->notice, sizeof config->notice,
-                 "RANK and WORLD_SIZE are ignored inside a step of Slurm without LOCAL_RANK, "
-                 "MASTER_ADDR and MASTER_PORT");
-        return IDIST_OK;
-    }
-
     if (idist__env_index("RANK", &rank) != IDIST_OK ||
         idist__env_count("WORLD_SIZE", &size) != IDIST_OK)
         return IDIST_OK; // idist__detect_numbers reports it
@@ -310,14 +302,20 @@ static idist_status idist__slurm_check_env(idist__config *config, bool *valid) {
     idist__env_count(idist__slurm_nodes_var(), &nodes);
 
     // On one node an inner launcher can have started more ranks than there are tasks.
-    if (nodes == 1) consistent = rank >= slurm_rank && size >= slurm_size;
-    else consistent = rank == slurm_rank && size == slurm_size;
-    if (consistent) return IDIST_OK;
+    same = rank == slurm_rank && size == slurm_size;
+    inner = nodes == 1 && rank >= slurm_rank && size >= slurm_size;
 
-    return idist__fail(IDIST_ERR_ENV,
-                       "RANK=%d and WORLD_SIZE=%d are inconsistent with SLURM_PROCID=%d and %s=%d: "
-                       "unset those that are left over, or set IDIST_LAUNCHER=env or =slurm",
-                       rank, size, slurm_rank, size_var, slurm_size);
+    if (!same && !inner)
+        return idist__fail(IDIST_ERR_ENV,
+                           "RANK=%d and WORLD_SIZE=%d are inconsistent with SLURM_PROCID=%d and "
+                           "%s=%d: unset those that are left over, or set IDIST_LAUNCHER=env or "
+                           "=slurm",
+                           rank, size, slurm_rank, size_var, slurm_size);
+    if (same)
+        *used = idist__os_env("LOCAL_RANK") && idist__os_env("MASTER_ADDR") &&
+                idist__os_env("MASTER_PORT");
+
+    return IDIST_OK;
 }
 
 //------------------------------------------------------------------------------
@@ -787,8 +785,7 @@ static idist_status idist__detect_check(idist__config *config, const idist__laun
                            "%s is set but %s is not: a launcher sets both; unset it to run alone",
                            look->has_rank ? row->rank : look->size_var, look->missing);
     *found = look->has_rank;
-    if (*found && !asked && row->kind == IDIST__LAUNCHER_ENV)
-        return idist__slurm_check_env(config, found);
+    if (*found && !asked && row->kind == IDIST__LAUNCHER_ENV) return idist__slurm_check_env(found);
 
     return IDIST_OK;
 }

@@ -38,6 +38,13 @@ ok_run 0 "three hosts, cyclic" 60 srun -N3 -n5 -m cyclic sh -c \
 says "three hosts, cyclic" "launcher slurm, size 5, nodes 3" "rank 0: local 0 of 3, node 0" \
     "rank 1: local 0 of 1, node 1" \
     "rank 2: local 0 of 1, node 2" "rank 3: local 1 of 3, node 0" "rank 4: local 2 of 3, node 0"
+# What scripts for torch export, and what another job left.
+ok_run 0 "torch's variables" 60 srun -N3 -n5 sh -c "RANK=\$SLURM_PROCID WORLD_SIZE=\$SLURM_NTASKS \
+    MASTER_ADDR=127.0.0.1 MASTER_PORT=29517 exec '$WHO'"
+says "torch's variables" "${uneven[@]}"
+ok_run 1 "RANK left over" 60 srun -N1 -n2 sh -c "RANK=0 WORLD_SIZE=1 exec '$WHO'"
+[ "$(grep -c 'RANK=0 and WORLD_SIZE=1 are inconsistent with SLURM_PROCID' "$WORK/log")" = 2 ]
+ok $? "RANK left over: both ranks say so" || diag <"$WORK/log"
 for mpi in pmi2 pmix; do
     ok_run 0 "srun --mpi=$mpi" 60 srun --mpi=$mpi -N1 -n2 "$WHO"
     says "srun --mpi=$mpi" "launcher slurm, size 2, nodes 1" "rank 0: local 0 of 2, node 0" \

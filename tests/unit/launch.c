@@ -212,8 +212,29 @@ static const launch_case cases[] = {
      NULL, 0, 0, 0, 0, "inconsistent"},
     {STEP TORCH "SLURM_PROCID=0 SLURM_NTASKS=2 SLURM_JOB_NUM_NODES=2 TORCHELASTIC_RUN_ID=x",
      "torchrun", 1, 2, 1, -1, "unix:"},
-    {STEP "RANK=0 WORLD_SIZE=1 SLURM_PROCID=1 SLURM_NTASKS=2 SLURM_JOB_NUM_NODES=1", "slurm", 1, 2,
-     -1, 2, "unix:"},
+    // a script that exports RANK=$SLURM_PROCID WORLD_SIZE=$SLURM_NTASKS, and perhaps the address
+    {STEP "RANK=1 WORLD_SIZE=2 SLURM_PROCID=1 SLURM_LOCALID=0 SLURM_NTASKS=2 SLURM_JOB_NUM_NODES=2 "
+          "SLURM_JOB_NODELIST=c1,c2",
+     "slurm", 1, 2, 0, -1, "tcp:c1:17345"},
+    {STEP "RANK=1 WORLD_SIZE=2 SLURM_PROCID=1 SLURM_LOCALID=0 SLURM_NTASKS=2 SLURM_JOB_NUM_NODES=2 "
+          "SLURM_JOB_NODELIST=c1,c2 MASTER_ADDR=h MASTER_PORT=9",
+     "slurm", 1, 2, 0, -1, "tcp:h:9"},
+    {STEP "RANK=1 WORLD_SIZE=2 SLURM_PROCID=1 SLURM_LOCALID=1 SLURM_NTASKS=2 SLURM_JOB_NUM_NODES=1",
+     "slurm", 1, 2, 1, 2, "unix:"},
+    // a loop of the user's inside a step of one task
+    {STEP "RANK=1 WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 MASTER_PORT=9 SLURM_PROCID=0 SLURM_NTASKS=1 "
+          "SLURM_JOB_NUM_NODES=1",
+     "env", 1, 2, -1, -1, "unix:"},
+    // left over
+    {STEP "RANK=0 WORLD_SIZE=1 SLURM_PROCID=1 SLURM_NTASKS=2 SLURM_JOB_NUM_NODES=1", NULL, 0, 0, 0,
+     0, "RANK=0 and WORLD_SIZE=1 are inconsistent with SLURM_PROCID=1 and SLURM_NTASKS=2"},
+    {STEP "RANK=1 WORLD_SIZE=4 SLURM_PROCID=1 SLURM_NTASKS=2 SLURM_JOB_NUM_NODES=2", NULL, 0, 0, 0,
+     0, "inconsistent"},
+    {STEP "RANK=x WORLD_SIZE=2 SLURM_PROCID=1 SLURM_NTASKS=2 SLURM_JOB_NUM_NODES=1", NULL, 0, 0, 0,
+     0, "RANK=x"},
+    {"IDIST_LAUNCHER=slurm " STEP
+     "RANK=0 WORLD_SIZE=1 SLURM_PROCID=1 SLURM_NTASKS=2 SLURM_JOB_NUM_NODES=1",
+     "slurm", 1, 2, -1, 2, "unix:"},
     // Kubernetes and TensorFlow
     {"JOB_COMPLETION_INDEX=2 WORLD_SIZE=3 MASTER_ADDR=j-0.j MASTER_PORT=9", "indexed", 2, 3, -1, -1,
      "tcp:j-0.j:9"},
