@@ -171,16 +171,16 @@ LAUNCHING
     An empty variable counts as unset. IDIST_ERR_ENV names the variable when only half of a pair is
     set (except JOB_COMPLETION_INDEX, which pods of other kinds have as well, and a world size where
     ranks are drawn, see below), when a value is not a number, when the rank is not below the size,
-    when RANK and WORLD_SIZE contradict Slurm, or when none of them is set although an init method
-    other than env:// (see below) says that there are ranks to meet. IDIST_LAUNCHER=none runs the
-    process alone whatever is set.
+    when RANK and WORLD_SIZE contradict Slurm, when TF_CONFIG is not valid JSON (without a cluster
+    it counts as unset), or when nothing is set although an init method other than env:// (see
+    below) says that there are ranks to meet.
+    IDIST_LAUNCHER selects one: none, idist, env, torchrun, indexed, horovodrun, openmpi, mvapich2,
+    jsrun, pals, flux, hydra, slurm, tf_config.
 
     In a step of srun, RANK and WORLD_SIZE may repeat Slurm's numbers (RANK=$SLURM_PROCID
     WORLD_SIZE=$SLURM_NTASKS) or, on one node, be those of a launcher that started more ranks than
     the step has tasks. Anything else contradicts, unless LOCAL_WORLD_SIZE or torchrun's variables
     say that a launcher inside the step has set them, or IDIST_LAUNCHER which to believe.
-    IDIST_LAUNCHER selects one: none, idist, env, torchrun, indexed, horovodrun, openmpi, mvapich2,
-    jsrun, pals, flux, hydra, slurm, tf_config.
 
     The ranks meet at desc.store, or else at desc.init_method, or else at IDIST_INIT_METHOD:
 

@@ -591,8 +591,88 @@ IDIST__UNUSED static idist_status idist__pmi_share_address(idist__config *config
 //      "task": {"type": "worker", "index": 1}}
 //
 // The chief ("master" in old versions), if there is one, and then the workers are the ranks; they
-// meet at the first of them. This is no JSON parser: it counts the strings of the lists it knows.
+// meet at the first of them. Valid JSON without a cluster is none of ours. What is in a valid text
+// is not parsed: it counts the strings of the lists it knows.
 //------------------------------------------------------------------------------
+
+enum { IDIST__TF_DEPTH_MAX = 32 };
+
+static void idist__tf_skip_blanks(const char **at) { *at += strspn(*at, " \t\r\n"); }
+
+// These three move *at behind a valid piece of JSON, or return false and leave it where it is
+// wrong.
+static bool idist__tf_skip_string(const char **at) {
+    const char *end = *at;
+
+    if (*end++ != '"') return false;
+    for (; *end && *end != '"'; end++)
+        if (*end == '\\' && !*++end) break;
+    if (!*end) return false;
+    *at = end + 1;
+
+    return true;
+}
+
+static bool idist__tf_skip_word(const char **at) {
+    static const char *const words[] = {"true", "false", "null"};
+    size_t i, nbytes = strspn(*at, "+-.0123456789eE");
+
+    for (i = 0; i < IDIST__COUNT_OF(words); i++)
+        if (strncmp(*at, words[i], strlen(words[i])) == 0) nbytes = strlen(words[i]);
+    *at += nbytes;
+
+    return nbytes > 0;
+}
+
+static bool idist__tf_skip_value(const char **at, int depth) {
+    bool is_object = **at == '{';
+    char end = is_object ? '}' : ']';
+
+    if (**at == '"') return idist__tf_skip_string(at);
+    if (!is_object && **at != '[') return idist__tf_skip_word(at);
+    if (depth == IDIST__TF_DEPTH_MAX) return false;
+
+    ++*at;
+    idist__tf_skip_blanks(at);
+
+    if (**at == end) {
+        ++*at;
+        return true;
+    }
+
+    while (true) {
+        if (is_object) {
+            if (!idist__tf_skip_string(at)) return false;
+            idist__tf_skip_blanks(at);
+            if (**at != ':') return false;
+            ++*at;
+            idist__tf_skip_blanks(at);
+        }
+
+        if (!idist__tf_skip_value(at, depth + 1)) return false;
+        idist__tf_skip_blanks(at);
+        if (**at != end && **at != ',') return false;
+        if (*(*at)++ == end) return true;
+        idist__tf_skip_blanks(at);
+    }
+}
+
+// A program whose TF_CONFIG lost a quotation mark on its way must not run alone for that.
+static idist_status idist__tf_check(const char *text) {
+    const char *at = text;
+    bool valid;
+
+    idist__tf_skip_blanks(&at);
+    valid = *at == '{' && idist__tf_skip_value(&at, 0);
+    idist__tf_skip_blanks(&at);
+    if (valid && !*at) return IDIST_OK;
+
+    return idist__fail(
+        IDIST_ERR_ENV,
+        "TF_CONFIG is not a valid JSON object: wrong from character %d on, %s%.40s%s. "
+        "Mend it, or unset it if it is not for this program",
+        (int)(at - text) + 1, *at ? "\"" : "its end", at, *at ? "\"" : "");
+}
 
 // The number of strings in a list. The first of them goes to `first`, unless that is taken.
 static int idist__tf_count_hosts(const char *text, const char *list, char first[256]) {
@@ -821,8 +901,10 @@ static idist_status idist__detect_pmi_port(idist__config *config, const idist__l
 static idist_status idist__detect_tf(idist__config *config, const idist__launcher *row, bool asked,
                                      bool *found) {
     const char *text = idist__os_env("TF_CONFIG");
+    idist_status status = text ? idist__tf_check(text) : IDIST_OK;
 
     (void)row;
+    if (status != IDIST_OK) return status;
     *found = text && (asked || strstr(text, "\"cluster\""));
     if (*found) return idist__tf_read(config, text);
     if (!asked) return IDIST_OK;
