@@ -1342,7 +1342,11 @@ typedef struct idist_store_desc {
 //                      torch's TCPStore, after a mutual authentication. Port 0 on the server picks
 //                      a free one, see idist_store_port.
 //   "file:///path"     a file that all processes can lock. The server removes it when it closes; a
-//                      file left behind by a dead server is recognised and not used.
+//                      file left behind by a dead server is recognised and not used. Every change
+//                      of a key is appended to it, key and value and 8 bytes, and nothing is taken
+//                      away while the server lives; each process reads all of it once. So keep it
+//                      to the few KiB per rank of a rendezvous. Processes take turns of a few
+//                      milliseconds, so a busy one cannot keep the others out.
 //   "unix://name"      like tcp, within this host, network namespace and user; leaves no file.
 //   "mem://"           within this process: share the pointer between threads.
 IDIST_API idist_status idist_store_open(const char *url, const idist_store_desc *desc,

@@ -419,7 +419,9 @@ static idist_status idist__memory_open(idist_store *store) {
 // Locks on single bytes say who is there. Byte 0 is locked by the server (rank 0) for as long as it
 // lives: a file without that lock is the leftover of a dead job. The next server removes it and
 // makes a new one, so that a process of the dead job that still has the old file open finds no
-// server there. Byte 1 is locked by whoever reads or appends records.
+// server there. Byte 1 is locked by whoever reads or appends records. Byte 2 is locked by who finds
+// byte 1 taken, until it has that: a client that makes one request after the other looks there
+// every few milliseconds, and lets the other one go first.
 //
 // A last will sets a key when the process that made it has died. Its record has a key of a zero
 // byte and a u64: the offset of a byte that its maker keeps locked, and as value what to set:
@@ -429,6 +431,7 @@ static idist_status idist__memory_open(idist_store *store) {
 enum {
     IDIST__FILE_SERVER_BYTE = 0,  // locked by the server
     IDIST__FILE_RECORDS_BYTE = 1, // locked during a request
+    IDIST__FILE_QUEUE_BYTE = 2,   // locked by a process that waits for the records
     IDIST__FILE_COMMITTED_AT = 8, // offset of the number of committed bytes
     IDIST__FILE_RECORDS_AT = 16,  // offset of the first record
     IDIST__FILE_WILL_KEY_NBYTES = 9
@@ -441,9 +444,12 @@ typedef enum idist__file_role {
 } idist__file_role;
 
 enum {
-    IDIST__FILE_WILLS_MS = 50, // between two looks at the locks of the wills' makers
-    IDIST__FILE_OPEN_MS = 5,   // between two attempts to find a live server's file
-    IDIST__FILE_WAIT_MS = 16   // the longest pause between two tries of a request that waits
+    IDIST__FILE_WILLS_MS = 50,  // between two looks at the locks of the wills' makers
+    IDIST__FILE_OPEN_MS = 5,    // between two attempts to find a live server's file
+    IDIST__FILE_WAIT_MS = 16,   // the longest pause between two tries of a request that waits
+    IDIST__FILE_TURN_MS = 2,    // between two looks at whether another process waits
+    IDIST__FILE_YIELD_MS = 100, // the longest pause for that process: it may be stopped
+    IDIST__FILE_PASS_MS = 1000  // for how long it is not looked at after such a pause
 };
 static const uint32_t IDIST__FILE_DELETED = 0xffffffffu;
 static const char idist__file_magic[9] = "IDSTORE1";
@@ -458,20 +464,49 @@ typedef struct idist__file_store {
     uint64_t replayed;     // bytes of records in both
     uint64_t own_will;     // the byte that we keep locked for our own will; 0: none
     int64_t wills_seen_ns; // when the locks of the wills' makers were last looked at
+    int64_t turn_ends_ns;  // when to look again whether another process waits
 } idist__file_store;
 
-// Locks the records. Holders keep that lock for microseconds, unless they are stopped.
-static idist_status idist__file_lock_records(const idist__file_store *f, int64_t deadline_ns) {
-    while (!idist__os_file_try_lock(f->file, IDIST__FILE_RECORDS_BYTE)) {
-        if (errno != EAGAIN || idist__os_clock_ms_until(deadline_ns) == 0)
-            return idist__fail(IDIST_ERR_TIMEOUT,
-                               "store: %s stays locked: a process that uses it is stopped, or the "
-                               "file system does not support locks",
-                               f->path);
+// Without this, who makes requests in a loop would have the lock nearly always when another process
+// tries it.
+static void idist__file_give_way(idist__file_store *f, int64_t deadline_ns) {
+    int64_t now = idist__os_clock_now_ns(), until_ns = now + IDIST__FILE_YIELD_MS * IDIST__MS;
+    bool waits;
+
+    if (now < f->turn_ends_ns) return;
+    if (deadline_ns < until_ns) until_ns = deadline_ns;
+
+    for (;;) {
+        waits = idist__os_file_locked(f->file, IDIST__FILE_QUEUE_BYTE) == IDIST__OS_FILE_LOCKED;
+        if (!waits || idist__os_clock_ms_until(until_ns) == 0) break;
         idist__os_clock_pause_ms(1);
     }
 
-    return IDIST_OK;
+    f->turn_ends_ns =
+        idist__os_clock_now_ns() + (waits ? IDIST__FILE_PASS_MS : IDIST__FILE_TURN_MS) * IDIST__MS;
+}
+
+// Locks the records. Holders keep that lock for microseconds, unless they are stopped.
+static idist_status idist__file_lock_records(idist__file_store *f, int64_t deadline_ns) {
+    bool queued = false, locked, over = false;
+
+    idist__file_give_way(f, deadline_ns);
+
+    for (;;) {
+        locked = idist__os_file_try_lock(f->file, IDIST__FILE_RECORDS_BYTE);
+        if (!locked) over = errno != EAGAIN || idist__os_clock_ms_until(deadline_ns) == 0;
+        if (locked || over) break;
+        if (!queued) queued = idist__os_file_try_lock(f->file, IDIST__FILE_QUEUE_BYTE);
+        idist__os_clock_pause_ms(1);
+    }
+
+    if (queued) idist__os_file_unlock(f->file, IDIST__FILE_QUEUE_BYTE);
+    if (locked) return IDIST_OK;
+
+    return idist__fail(IDIST_ERR_TIMEOUT,
+                       "store: %s stays locked: a process that uses it is stopped, or the file "
+                       "system does not support locks",
+                       f->path);
 }
 
 static void idist__file_unlock_records(const idist__file_store *f) {
@@ -840,7 +875,7 @@ static idist_status idist__file_fail_unserved(const idist__file_store *f) {
 }
 
 // Whether the file that we have open is a store whose server lives.
-static idist_status idist__file_find_server(const idist__file_store *f, int64_t deadline_ns,
+static idist_status idist__file_find_server(idist__file_store *f, int64_t deadline_ns,
                                             bool *is_served) {
     idist_status status;
 

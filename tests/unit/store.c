@@ -949,6 +949,61 @@ static void test_stale_file(void) {
     rmdir(folder);
 }
 
+static void *set_one(void *arg) {
+    static idist_status status;
+    status = idist_store_set((idist_store *)arg, "one", "1", 1);
+    return &status;
+}
+
+// Whether some lock on a byte of the file is as it should be, soon enough.
+static bool becomes(int fd, uint64_t byte, idist__os_file_lock wanted) {
+    int64_t start_ms = tap_now_ms();
+    while (idist__os_file_locked(fd, byte) != wanted) {
+        if (!is_prompt(start_ms)) return false;
+        idist__os_clock_pause_ms(1);
+    }
+    return true;
+}
+
+// The longest of the sets that a busy client makes until one takes at least `enough_ms`.
+static int64_t longest_set_ms(idist_store *store, int64_t enough_ms) {
+    int64_t begun_ms = tap_now_ms(), longest_ms = 0;
+    while (longest_ms < enough_ms && is_prompt(begun_ms)) {
+        int64_t start_ms = tap_now_ms();
+        TAP_REQUIRE(idist_store_set(store, "busy", "b", 1) == IDIST_OK);
+        if (tap_now_ms() - start_ms > longest_ms) longest_ms = tap_now_ms() - start_ms;
+    }
+    return longest_ms;
+}
+
+// Who finds the file locked stands in a queue, and a busy client lets it go first; but not for
+// ever, because it may be stopped.
+static void test_file_queue(void) {
+    const uint64_t records = IDIST__FILE_RECORDS_BYTE, queue = IDIST__FILE_QUEUE_BYTE;
+    pthread_t thread;
+    void *result = NULL;
+    fixture k;
+    tap_running("the queue for a file");
+    if (!fixture_open(&k, STORE_FILE)) return;
+    int fd = open(k.url + strlen("file://"), O_RDWR | O_CLOEXEC);
+    TAP_REQUIRE(fd >= 0 && becomes(fd, queue, IDIST__OS_FILE_FREE));
+    TAP_REQUIRE(idist__os_file_try_lock(fd, records));
+    TAP_REQUIRE(pthread_create(&thread, NULL, set_one, k.handles[1]) == 0);
+    tap_ok(becomes(fd, queue, IDIST__OS_FILE_LOCKED), "file: who waits for the lock is in a queue");
+    idist__os_file_unlock(fd, records);
+    TAP_REQUIRE(pthread_join(thread, &result) == 0);
+    tap_is(*(idist_status *)result, IDIST_OK, "file: it gets the lock");
+    tap_ok(becomes(fd, queue, IDIST__OS_FILE_FREE), "file: and leaves the queue");
+
+    TAP_REQUIRE(idist__os_file_try_lock(fd, queue));
+    int64_t longest_ms = longest_set_ms(k.handles[2], IDIST__FILE_YIELD_MS - 5);
+    tap_ok(longest_ms >= IDIST__FILE_YIELD_MS - 5,
+           "file: a busy client lets who waits go first: for %d ms", (int)longest_ms);
+    tap_ok(holds(k.handles[1], "busy", "b", 1), "file: but not for ever");
+    close(fd);
+    fixture_close(&k);
+}
+
 // Files that are not ours, belong to a running job, or are damaged.
 static void test_foreign_files(void) {
     static const char letter[] = "Dear diary, this is no store";
@@ -1009,6 +1064,7 @@ int main(void) {
     test_server_gone(TCP);
     test_server_gone(STORE_FILE);
     test_foreign_files();
+    test_file_queue();
     tap_is(count_fds(), n_fds, "no descriptor is left open");
     tap_is(count_threads(), n_threads, "no thread is left");
     return tap_done();
