@@ -346,6 +346,48 @@ static void doctor_launcher(void) {
     else doctor_say("meeting", DOCTOR_FINE, NULL, "%s", doctor.config.where);
 }
 
+// Whether ranks can meet in a file there: 0 if a server and a client do.
+static idist_status doctor_meet_in_file(const char *url) {
+    idist_store_desc desc;
+    idist_store *server = NULL, *client = NULL;
+    char value[4];
+    idist_status status;
+
+    memset(&desc, 0, sizeof desc);
+    desc.timeout_ms = 300;
+    desc.server = true;
+    status = idist_store_open(url, &desc, &server);
+    desc.server = false;
+    if (status == IDIST_OK) status = idist_store_open(url, &desc, &client);
+    if (status == IDIST_OK) status = idist_store_set(client, "key", "met", sizeof value);
+    if (status == IDIST_OK) status = idist_store_get(server, "key", value, sizeof value, NULL, 300);
+    if (client) idist_store_close(&client);
+    if (server) idist_store_close(&server);
+
+    return status;
+}
+
+// A file:// of the environment is tried in its folder, under another name.
+static void doctor_file(void) {
+    const char *method = getenv("IDIST_INIT_METHOD");
+    bool is_needed = method && strncmp(method, "file:///", 8) == 0;
+    const char *path = is_needed ? method + 7 : "/tmp/meet";
+    int nbytes = (int)(strrchr(path, '/') - path);
+    char url[PATH_MAX + 64], why[300];
+
+    snprintf(url, sizeof url, "file://%.*s/idist-doctor-%ld", nbytes, path, (long)getpid());
+
+    if (doctor_meet_in_file(url) == IDIST_OK) {
+        doctor_say("file store", DOCTOR_FINE, NULL, "works: ranks can meet at file://%.*s/...",
+                   nbytes, path);
+    } else {
+        doctor_failure(why, sizeof why);
+        doctor_say("file store", is_needed ? DOCTOR_WRONG : DOCTOR_NOTE,
+                   is_needed ? NULL : "for IDIST_INIT_METHOD=file:// take another folder", "%s",
+                   why);
+    }
+}
+
 // Variables of idist; never the value of a secret.
 static void doctor_settings(void) {
     char text[600] = "";
@@ -501,6 +543,7 @@ static int doctor_run(void) {
     doctor_shared_memory();
     doctor_network();
     doctor_launcher();
+    doctor_file();
     doctor_settings();
     doctor_libraries();
     doctor_limits();

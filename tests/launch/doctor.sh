@@ -35,6 +35,7 @@ doctor 0 "as it is" env
 fine "as it is" idist launcher meeting settings secret MPI GPU "2 ranks, host" "2 ranks, tcp"
 version=$(sed -n 's/^#define IDIST_VERSION "\(.*\)"/\1/p' idist.h)
 line "as it is" idist "^$version on $(hostname), Linux"
+line "as it is" "file store" '^works: ranks can meet at file:///tmp/\.\.\.$'
 line "as it is" cores "^$(nproc) of "
 line "as it is" "shared memory" '^works \(memfd\); /dev/shm'
 line "as it is" loopback 'works'
@@ -142,8 +143,11 @@ line "a place, but no rank" settings "^IDIST_INIT_METHOD tcp://127.0.0.1:29500 s
 doctor 0 "a drawn rank" env WORLD_SIZE=3 IDIST_INIT_METHOD="file://$WORK/meet"
 line "a drawn rank" launcher '^env by WORLD_SIZE: a drawn rank of 3$'
 line "a drawn rank" meeting "^file:$WORK/meet$"
-[ ! -e "$WORK/meet" ]
+line "a drawn rank" "file store" "^works: ranks can meet at file://$WORK/\.\.\.\$"
+[ ! -e "$WORK/meet" ] && [ -z "$(find "$WORK" -name 'idist-doctor-*')" ]
 ok $? "a drawn rank: is not drawn"
+doctor 1 "no such folder" env WORLD_SIZE=3 IDIST_INIT_METHOD=file:///nonexistent/meet
+line "no such folder" "file store" '/nonexistent/idist-doctor-[0-9]*.*No such file.*\[wrong\]$'
 
 # No loopback interface
 if unshare -n true 2>/dev/null; then
