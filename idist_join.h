@@ -994,6 +994,13 @@ static idist_status idist__links_late(const idist__join *j) {
                        missing > 16 ? ", ..." : "");
 }
 
+// Ranks of one host connect by local sockets or loopback. Whether they are of one host may be what
+// the user says.
+static bool idist__links_trust_host_id(const idist__join *j, const char *where) {
+    bool is_local = strncmp(where, "unix:", 5) == 0 || strncmp(where, "tcp:[127.", 9) == 0;
+    return is_local && j->w->cfg.host_id[0];
+}
+
 // A connection could not be made.
 static idist_status idist__links_failed(idist__join *j, const idist__connect_event *event) {
     const char *where = event->rank < 0 ? "" : j->connector->where[event->rank].text;
@@ -1014,6 +1021,11 @@ static idist_status idist__links_failed(idist__join *j, const idist__connect_eve
                            event->rank, j->w->nodes[event->rank].hostname, how);
 
     snprintf(how, sizeof how, "no connection to %s: %s", where, strerror(event->error));
+    if (idist__links_trust_host_id(j, where))
+        idist__text_append(how, sizeof how,
+                           ". It has our IDIST_HOSTID (desc.host_id), \"%s\", which only ranks of "
+                           "one host may have",
+                           j->w->cfg.host_id);
 
     return idist__failure_lost(j, event->rank, how);
 }

@@ -1114,6 +1114,21 @@ static idist_status idist__where_slurm(idist__config *config) {
     return IDIST_OK;
 }
 
+// fe80::/10 without an interface cannot be connected to.
+static bool idist__where_lacks_scope(const char *host) {
+    bool is_link_local = (host[0] == 'f' || host[0] == 'F') && (host[1] == 'e' || host[1] == 'E') &&
+                         host[2] && strchr("89abAB", host[2]) && host[3] && host[4] == ':';
+
+    return is_link_local && !strchr(host, '%');
+}
+
+static idist_status idist__where_no_scope(bool in_desc, const char *host) {
+    return idist__fail(in_desc ? IDIST_ERR_ARG : IDIST_ERR_ENV,
+                       "the address of rank 0, \"%s\", is link-local, and the same on every link: "
+                       "take one that all hosts reach without the name of an interface",
+                       host);
+}
+
 static idist_status idist__where_read_master(const idist_desc *desc, idist__where_master *master) {
     idist_status status;
 
@@ -1136,6 +1151,8 @@ static idist_status idist__where_read_master(const idist_desc *desc, idist__wher
                            "MASTER_ADDR (desc.master_addr) is \"%s\": give only the name or the "
                            "address of rank 0's host, without a port, brackets or \"://\"",
                            master->host);
+    if (master->host && idist__where_lacks_scope(master->host))
+        return idist__where_no_scope(desc->master_addr != NULL, master->host);
     if (master->host && !master->has_port)
         return idist__fail(desc->master_addr ? IDIST_ERR_ARG : IDIST_ERR_ENV,
                            "MASTER_ADDR (desc.master_addr) is set but MASTER_PORT "
@@ -1255,6 +1272,8 @@ static idist_status idist__where_read_method(idist__config *config, const idist_
 
     if (strncmp(method, "tcp://", 6) == 0 &&
         idist__parse_host_port(method + 6, host, sizeof host, &port) && port > 0) {
+        if (idist__where_lacks_scope(host))
+            return idist__where_no_scope(desc->init_method != NULL, host);
         if (idist__where_is_multicast(host)) idist__where_multicast(config, host, port);
         else idist__where_tcp(config, host, port);
         return IDIST_OK;

@@ -2031,9 +2031,10 @@ static idist_status idist__client_unreached(const char *address_text,
 
     if (idist__os_socket_is_unreachable(error))
         return idist__fail(IDIST_ERR_TIMEOUT,
-                           "%s cannot be reached from here (%s): the network interface is down, or "
-                           "there is no route",
-                           address_text, strerror(error));
+                           "%s cannot be reached from here (%s): the network interface is down, "
+                           "there is no route, or this host has no %s address",
+                           address_text, strerror(error),
+                           idist__os_socket_is_ipv4(address) ? "IPv4" : "IPv6");
     if (idist__os_socket_is_local(address))
         return idist__fail(
             IDIST_ERR_TIMEOUT,

@@ -122,6 +122,11 @@ says() {
     [ $? = 1 ] && grep -qF -- "$text" "$WORK/rank.$rank"
     ok $? "$name: rank $rank says why" || diag <"$WORK/rank.$rank"
 }
+says 1 "equal host ids" 'It has our IDIST_HOSTID (desc.host_id), "one"' IDIST_HOSTID=one
+says 1 "equal host ids, TCP" 'It has our IDIST_HOSTID (desc.host_id), "one"' IDIST_HOSTID=one \
+    IDIST_TRANSPORT=tcp
+says 1 "no address of that kind" "or this host has no IPv6 address" MASTER_ADDR=2001:db8::1 \
+    0:MASTER_ADDR=10.7.0.1
 on_host 0 ip route add blackhole 10.7.0.2/32
 says 1 "no answer from rank 0" "nobody answers at tcp:10.7.0.1:29500 (Connection timed out): its"
 on_host 0 ip route del blackhole 10.7.0.2/32

@@ -141,6 +141,14 @@ static const launch_case cases[] = {
      "TORCHELASTIC_RUN_ID=x "
      "TORCHELASTIC_USE_AGENT_STORE=True",
      "torchrun", 1, 2, 0, 1, "torch:h:2233"},
+    // a link-local address without its interface
+    {"RANK=0 WORLD_SIZE=2 MASTER_ADDR=fe80::1 MASTER_PORT=9", NULL, 0, 0, 0, 0,
+     "the address of rank 0, \"fe80::1\", is link-local"},
+    {"RANK=0 WORLD_SIZE=2 IDIST_INIT_METHOD=tcp://[FEBF:1::1]:9", NULL, 0, 0, 0, 0, "link-local"},
+    {"RANK=0 WORLD_SIZE=2 MASTER_ADDR=fe80::1%eth0 MASTER_PORT=9", "env", 0, 2, -1, -1,
+     "tcp:[fe80::1%eth0]:9"},
+    {"RANK=0 WORLD_SIZE=2 MASTER_ADDR=fec0::1 MASTER_PORT=9", "env", 0, 2, -1, -1,
+     "tcp:[fec0::1]:9"},
     // horovodrun, Open MPI and others
     {"HOROVOD_RANK=0", NULL, 0, 0, 0, 0, "HOROVOD_SIZE"},
     {"HOROVOD_RANK=1 HOROVOD_SIZE=2 HOROVOD_LOCAL_RANK=1 HOROVOD_LOCAL_SIZE=2 "
