@@ -139,7 +139,8 @@ line "half a step of Slurm" launcher '^SLURM_PROCID is set but SLURM_NTASKS is n
 doctor 0 "a step of Slurm" env "${slurm[@]}" SLURM_STEP_NUM_TASKS=2 SLURM_STEP_NUM_NODES=1
 line "a step of Slurm" launcher '^slurm by SLURM_PROCID and SLURM_STEP_NUM_TASKS: rank 0 of 2$'
 doctor 1 "a place, but no rank" env IDIST_INIT_METHOD=tcp://127.0.0.1:29500
-line "a place, but no rank" settings "^IDIST_INIT_METHOD tcp://127.0.0.1:29500 says where ranks meet, but"
+line "a place, but no rank" settings \
+    "^IDIST_INIT_METHOD tcp://127.0.0.1:29500 says where ranks meet, but"
 doctor 0 "a drawn rank" env WORLD_SIZE=3 IDIST_INIT_METHOD="file://$WORK/meet"
 line "a drawn rank" launcher '^env by WORLD_SIZE: a drawn rank of 3$'
 line "a drawn rank" meeting "^file:$WORK/meet$"
