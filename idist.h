@@ -839,10 +839,10 @@ IDIST_API idist_status idist_abort(idist_group *group);
 // Close it with idist_close.
 IDIST_API idist_status idist_open(const idist_desc *desc, idist_group **world);
 
-// Leaves such a world, as idist_finalize leaves the default world, and sets the pointer to NULL
-// (except with IDIST_ERR_STATE, when the world stays open). Copies of the handle and the groups of
-// that world become invalid: calls on them return IDIST_ERR_STATE. (After 16 more worlds or 256
-// more groups, a stale handle may be that of a new one.) IDIST_ERR_ARG if it is no such world.
+// Leaves such a world, as idist_finalize leaves the default world, and sets the pointer to NULL,
+// unless the world stays open. Copies of the handle and the groups of that world become invalid:
+// calls on them return IDIST_ERR_STATE. (After 16 more worlds or 256 more groups, a stale handle
+// may be that of a new one.) IDIST_ERR_ARG if it is no such world.
 IDIST_API idist_status idist_close(idist_group **world);
 
 //------------------------------------------------------------------------------

@@ -617,7 +617,7 @@ idist_status idist_close(idist_group **world) {
     if (!world || !*world || *world != &(*world)->w->group)
         return idist__fail(IDIST_ERR_ARG, "close: not a world that idist_open returned");
     status = idist__world_close((*world)->w, false);
-    if (status != IDIST_ERR_STATE) *world = NULL;
+    if ((*world)->freed) *world = NULL;
 
     return status;
 }

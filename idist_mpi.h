@@ -35,7 +35,8 @@ WHAT IT IS
 WHO OWNS MPI
 
     If MPI is initialised already, idist duplicates MPI_COMM_WORLD, or *desc.mpi_comm, and otherwise
-    leaves MPI alone; the program calls idist_finalize before MPI_Finalize. If not, idist_initialize
+    leaves MPI alone; the program calls idist_finalize before MPI_Finalize, otherwise that and all
+    other calls of the world return IDIST_ERR_STATE, on all ranks. If not, idist_initialize
     calls MPI_Init_thread, and closing the last world calls MPI_Finalize. MPI cannot be initialised
     twice, so a later idist_initialize returns IDIST_ERR_STATE. MPI is not finalized when the world
     failed and some rank does not reach the end within a second, nor after a failure under ULFM,
@@ -345,6 +346,8 @@ typedef struct idist__mpi {
     bool finding_lost;   // idist__mpi_fail_group is asking who is lost
     bool closing;        // nothing more is sent
     bool abandoned;      // MPI may use memory of ours for ever
+    bool finalized;      // the program has called MPI_Finalize: nothing of MPI may be called
+    int self_keyval;     // of MPI_COMM_SELF, which loses its attributes in MPI_Finalize
     bool called;         // by a thread, last_caller
     bool multithreaded;  // by several threads
     idist__os_thread last_caller;
@@ -2273,6 +2276,7 @@ static void idist__mpi_progress(idist__world *w) {
     idist__task *t;
     uint32_t ended;
 
+    if (m->finalized) return;
     idist__control_progress(m);
     if (m->outgoing) idist__control_sweep(m);
     for (g = &w->group; g; g = g->next)
@@ -2458,7 +2462,9 @@ static void idist__mpi_tell(idist_group *g) {
 }
 
 static void idist__mpi_flush(idist__world *w, int64_t until_ns) {
-    while (idist__mpi_of(w)->outgoing && idist__os_clock_now_ns() < until_ns) {
+    const idist__mpi *m = idist__mpi_of(w);
+
+    while (m->outgoing && !m->finalized && idist__os_clock_now_ns() < until_ns) {
         idist__mpi_progress(w);
         idist__os_mutex_unlock(&w->lock);
         idist__os_thread_yield();
@@ -2758,6 +2764,54 @@ static void idist__mpi_free(idist__mpi *m) {
     idist__mem_free(mem, m);
 }
 
+static void idist__mpi_stop_receiving(idist__mpi *m) {
+    if (m->incoming == MPI_REQUEST_NULL) return;
+    MPI_Cancel(&m->incoming);
+    MPI_Wait(&m->incoming, MPI_STATUS_IGNORE);
+}
+
+static void idist__mpi_close_window(idist__mpi *m) {
+    if (m->window) idist__window_close(m->window);
+    m->window = NULL;
+}
+
+// The program calls MPI_Finalize, which begins by deleting this attribute of MPI_COMM_SELF, while
+// the world is open: it fails, here and on the other ranks, and never uses MPI again. Also called
+// when the world closes.
+static int idist__mpi_finalizes(MPI_Comm comm, int keyval, void *value, void *unused) {
+    idist__mpi *m = (idist__mpi *)value;
+    idist__world *w = m->w;
+    idist_group *g;
+
+    (void)comm;
+    (void)keyval;
+    (void)unused;
+    if (w->group.rank < 0) return MPI_SUCCESS; // see idist__mpi_close
+
+    idist__os_mutex_lock(&w->lock);
+    idist__group_fail_self(&w->group, IDIST_ERR_STATE,
+                           "called MPI_Finalize before idist_finalize (or idist_close)");
+    for (g = w->group.next; g; g = g->next)
+        if (g->rank >= 0) idist__group_fail(g, w->group.status, w->group.cause);
+    idist__mpi_flush(w, idist__os_clock_deadline(IDIST__FLUSH_MS));
+    idist__mpi_stop_receiving(m);
+    idist__mpi_close_window(m);
+    m->fault_tolerant = false;
+    m->finalized = true;
+    idist__os_mutex_unlock(&w->lock);
+
+    return MPI_SUCCESS;
+}
+
+// Without memory for the attribute the program goes without it.
+static void idist__mpi_watch_finalize(idist__mpi *m) {
+    m->self_keyval = MPI_KEYVAL_INVALID;
+    if (MPI_Comm_create_keyval(MPI_COMM_NULL_COPY_FN, idist__mpi_finalizes, &m->self_keyval,
+                               NULL) != MPI_SUCCESS)
+        m->self_keyval = MPI_KEYVAL_INVALID;
+    else MPI_Comm_set_attr(MPI_COMM_SELF, m->self_keyval, m);
+}
+
 static idist_status idist__mpi_open(idist__world *w) {
     idist__mpi *m = (idist__mpi *)idist__mem_alloc(&w->cfg.mem, sizeof *m);
     idist_status status;
@@ -2781,6 +2835,7 @@ static idist_status idist__mpi_open(idist__world *w) {
         return status;
     }
 
+    idist__mpi_watch_finalize(m);
     idist__os_mutex_lock(&idist__mpi_lock);
     idist__mpi_world_count++;
     idist__os_mutex_unlock(&idist__mpi_lock);
@@ -2793,7 +2848,7 @@ static idist_status idist__mpi_open(idist__world *w) {
 static bool idist__mpi_all_close(idist__mpi *m) {
     MPI_Request request;
 
-    if (m->fault_tolerant || m->abandoned) return false;
+    if (m->fault_tolerant || m->abandoned || m->finalized) return false;
     if (MPI_Ibarrier(m->p2p_comm, &request) != MPI_SUCCESS) return false;
     return idist__mpi_await(&request, IDIST__CLOSE_MS, "finalize") == IDIST_OK;
 }
@@ -2802,38 +2857,26 @@ static bool idist__mpi_all_close(idist__mpi *m) {
 static void idist__mpi_release(idist__world *w, bool all_closed) {
     idist__os_mutex_lock(&idist__mpi_lock);
 
-    if (!all_closed && idist__mpi_initialised && !idist__mpi_never_finalize) {
+    if (!all_closed && idist__mpi_initialised && !idist__mpi_of(w)->finalized &&
+        !idist__mpi_never_finalize) {
         idist__mpi_never_finalize = true;
         idist__log_print(&w->log, IDIST_LOG_WARN,
                          "finalize: not all ranks closed the world, so MPI is not finalized; the "
                          "launcher ends the job when this process exits");
     }
 
+    if (idist__mpi_of(w)->finalized) idist__mpi_never_finalize = true; // it is done
     idist__mpi_world_count--;
     if (idist__mpi_world_count == 0 && idist__mpi_initialised && !idist__mpi_never_finalize)
         MPI_Finalize();
     idist__os_mutex_unlock(&idist__mpi_lock);
 }
 
-static void idist__mpi_close(idist__world *w, bool clean) {
-    idist__mpi *m = idist__mpi_of(w);
-    char text[sizeof idist__me.text];
-    bool all_closed;
+// Frees what MPI still lets us free.
+static void idist__mpi_free_handles(idist__mpi *m, bool clean) {
     int i;
 
-    memcpy(text, idist__me.text, sizeof text); // closing must not change the last error
-    idist__os_mutex_lock(&w->lock);
-    w->group.rank = -1; // messages that still arrive find no group
-    idist__mpi_flush(w, idist__os_clock_deadline(IDIST__FLUSH_MS));
-    if (clean) idist__control_drain(m);
-    all_closed = (clean && !m->abandoned) || idist__mpi_all_close(m);
-
-    if (m->incoming != MPI_REQUEST_NULL) {
-        MPI_Cancel(&m->incoming);
-        MPI_Wait(&m->incoming, MPI_STATUS_IGNORE);
-    }
-
-    if (m->window) idist__window_close(m->window);
+    idist__mpi_stop_receiving(m);
 
     if (clean) {
         if (m->win != MPI_WIN_NULL) MPI_Win_free(&m->win);
@@ -2842,6 +2885,25 @@ static void idist__mpi_close(idist__world *w, bool clean) {
     }
 
     for (i = 0; i < 4; i++) MPI_Op_free(&m->ops[i]);
+    if (m->self_keyval == MPI_KEYVAL_INVALID) return;
+    MPI_Comm_delete_attr(MPI_COMM_SELF, m->self_keyval);
+    MPI_Comm_free_keyval(&m->self_keyval);
+}
+
+static void idist__mpi_close(idist__world *w, bool clean) {
+    idist__mpi *m = idist__mpi_of(w);
+    char text[sizeof idist__me.text];
+    bool all_closed;
+
+    memcpy(text, idist__me.text, sizeof text); // closing must not change the last error
+    idist__os_mutex_lock(&w->lock);
+    w->group.rank = -1; // messages that still arrive find no group
+    idist__mpi_flush(w, idist__os_clock_deadline(IDIST__FLUSH_MS));
+    if (clean) idist__control_drain(m);
+    all_closed = (clean && !m->abandoned) || idist__mpi_all_close(m);
+
+    idist__mpi_close_window(m);
+    if (!m->finalized) idist__mpi_free_handles(m, clean);
     idist__os_mutex_unlock(&w->lock);
     idist__mpi_release(w, all_closed);
     idist__mpi_free(m);
@@ -2954,7 +3016,7 @@ static void idist__mpi_group_close(idist_group *g) {
     snprintf(cause, sizeof cause, "rank %d on %s left without idist_finalize", g->w->cfg.rank,
              g->w->hostname);
     if (g->w->leaves) idist__group_fail(g, IDIST_ERR_PEER_LOST, cause);
-    idist__exchange_cancel(g);
+    if (!m->finalized) idist__exchange_cancel(g);
 
     while (*at) {
         idist__mpi_unexpected *u = *at;

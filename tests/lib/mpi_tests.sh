@@ -132,7 +132,8 @@ unset RANKS_MPI_SINGLE
 
 compile "$OUT/life" tests/mpi/life.c "$OUT/idist.o" -lpthread
 ok $? "life: builds" || { head -n 20 "$WORK/log" | diag; done_testing; }
-for mode in nothing single threads given unfit again settings makers stopped idle; do
+for mode in nothing single threads given unfit again early early_threads settings makers stopped \
+    idle; do
     passes "$mode" 60 3 "$OUT/life" $mode
 done
 IDIST_BACKEND=ring passes "IDIST_BACKEND=ring" 60 3 "$OUT/life" ring

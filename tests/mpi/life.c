@@ -1,8 +1,10 @@
 // life: who initialises and finalizes MPI, which backend is chosen, what a program finds
 // afterwards. One mode per run:
 //
-//     mpirun -n 3 ./life nothing | single | threads | given | unfit | again | settings | makers |
-//                        stopped | ring | wrong | idle | stuck | fails | dies | ulfm
+//     mpirun -n 3 ./life nothing | single | threads | given | unfit | again | early | early_threads
+//     |
+//                        settings | makers | stopped | ring | wrong | idle | stuck | fails | dies |
+//                        ulfm
 //
 // Every rank prints what went wrong for it to stderr and ends with 1; rank 0 prints one TAP line.
 #include "idist_mpi.h"
@@ -114,6 +116,37 @@ static void again(void) {
         MPI_Comm_free(&part);
     }
     rank = own;
+}
+
+// The program calls MPI_Finalize while the world is open, with a request under way on one rank and
+// another one in a call: all get an error that says so, from all further calls.
+static void early(void) {
+    idist_request request;
+    idist_opts async;
+    float x[100] = {1}, *memory;
+    idist_status s;
+    memset(&async, 0, sizeof async);
+    async.request = &request;
+    setenv("IDIST_SHM_MIB", "2", 1);
+    CHECK(idist_initialize(NULL) == IDIST_OK, "initialize");
+    rank = idist_get_rank();
+    memory = (float *)idist_alloc(4096, NULL);
+    CHECK(memory && idist_all_reduce(x, x, 100, IDIST_F32, IDIST_SUM, NULL) == IDIST_OK, "begin");
+    if (rank == 1) CHECK(idist_recv(x, 1, IDIST_F32, 0, 0, NULL, &async) == IDIST_OK, "recv");
+    if (rank == 0) {
+        CHECK(idist_barrier(NULL) == IDIST_ERR_STATE, "in a call");
+        CHECK(strstr(idist_last_error(), "called MPI_Finalize before idist_finalize"), "the text");
+    }
+    MPI_Finalize();
+    if (rank == 1) CHECK(idist_wait(&request) == IDIST_ERR_STATE, "wait");
+    s = idist_barrier(NULL);
+    CHECK(s == IDIST_ERR_STATE && strstr(idist_last_error(), "called MPI_Finalize"), "got %s",
+          idist_status_name(s));
+    s = idist_finalize();
+    CHECK(s == IDIST_ERR_STATE && strstr(idist_last_error(), "called MPI_Finalize"), "got %s",
+          idist_status_name(s));
+    CHECK(!idist_is_initialized(), "the world is gone");
+    idist_free(memory);
 }
 
 static void given(void) {
@@ -385,14 +418,16 @@ int main(int argc, char **argv) {
     int level;
     alarm(60);
     if (strcmp(mode, "single") == 0 || strcmp(mode, "given") == 0 || strcmp(mode, "again") == 0 ||
-        strcmp(mode, "settings") == 0 || strcmp(mode, "unfit") == 0)
+        strcmp(mode, "settings") == 0 || strcmp(mode, "unfit") == 0 || strcmp(mode, "early") == 0)
         MPI_Init(&argc, &argv);
-    if (strcmp(mode, "threads") == 0) MPI_Init_thread(&argc, &argv, MPI_THREAD_MULTIPLE, &level);
+    if (strcmp(mode, "threads") == 0 || strcmp(mode, "early_threads") == 0)
+        MPI_Init_thread(&argc, &argv, MPI_THREAD_MULTIPLE, &level);
     if (strcmp(mode, "nothing") == 0) nothing();
     else if (strcmp(mode, "single") == 0 || strcmp(mode, "threads") == 0) adopted();
     else if (strcmp(mode, "given") == 0) given();
     else if (strcmp(mode, "unfit") == 0) unfit();
     else if (strcmp(mode, "again") == 0) again();
+    else if (strncmp(mode, "early", 5) == 0) early();
     else if (strcmp(mode, "ring") == 0) open_and_close(NULL, "ring");
     else if (strcmp(mode, "wrong") == 0) wrong();
     else if (strcmp(mode, "settings") == 0) settings();
