@@ -666,6 +666,8 @@ typedef struct idist__backend_entry {
 
 static idist__os_mutex idist__backend_lock = IDIST__OS_MUTEX_INIT;
 static const idist__backend_entry *idist__backend_list;
+static idist__backend_entry idist__backend_first_entries[8]; // no memory for a plugin to leave
+static size_t idist__backend_count;
 
 // The backend registered last; the others follow.
 static const idist__backend_entry *idist__backend_first(void) {
@@ -684,8 +686,12 @@ static idist_status idist__backend_add(const idist_backend_api *api) {
                                "register_backend: another backend has the name \"%s\"", api->name);
     }
 
-    added = (idist__backend_entry *)idist__mem_alloc(NULL, sizeof *added);
+    if (idist__backend_count < IDIST__COUNT_OF(idist__backend_first_entries))
+        added = &idist__backend_first_entries[idist__backend_count];
+    else added = (idist__backend_entry *)idist__mem_alloc(NULL, sizeof *added);
+
     if (!added) return IDIST_ERR_NO_MEMORY;
+    idist__backend_count++;
     added->api = api;
     added->next = idist__backend_first();
     __atomic_store_n(&idist__backend_list, (const idist__backend_entry *)added, __ATOMIC_RELEASE);
@@ -1416,6 +1422,28 @@ static idist_group *idist__ended_reuse(idist__ended *list, int limit, size_t nby
 
     return g;
 }
+
+#if defined(__PIC__) && !defined(__PIE__)
+// Code for a shared library, which the program may unload, and then nobody has a handle. After all
+// other destructors, as these may still close worlds.
+static void idist__ended_free(idist__ended *list) {
+    while (list->first) {
+        idist_group *g = list->first;
+        list->first = g->next;
+        idist__mem_free(NULL, g);
+    }
+
+    list->last = NULL;
+    list->n = 0;
+}
+
+__attribute__((destructor(101))) static void idist__ended_unload(void) {
+    idist__os_mutex_lock(&idist__ended_lock);
+    idist__ended_free(&idist__ended_groups);
+    idist__ended_free(&idist__ended_worlds);
+    idist__os_mutex_unlock(&idist__ended_lock);
+}
+#endif
 
 //------------------------------------------------------------------------------
 // [core:group]  groups: make, free, fail

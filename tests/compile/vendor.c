@@ -4,7 +4,8 @@
 //     -DPROGRAM            two ranks by idist_spawn, with idist.o beside it
 //     -DLIBRARY=a, =b      a_start, a_step, a_stop, ... and nothing else to be seen from outside
 //     -DBOTH               main: `both plain`, `addresses`, `threads`, `lost` or `spawn`
-#ifndef BOTH
+//     -DPLUGIN             main: loads and unloads the library `a` at this path many times
+#if !defined BOTH && !defined PLUGIN
 #include "idist.h"
 #endif
 
@@ -185,5 +186,55 @@ int main(int argc, char **argv) {
     if (!wrong) wrong = a_stop() || b_step(0, 2) || b_stop(); // b lives on without a
 
     return wrong ? 1 : puts("right") < 0;
+}
+#endif
+
+#ifdef PLUGIN
+#include <dirent.h>
+#include <dlfcn.h>
+#include <malloc.h>
+
+enum { WARM = 3, CYCLES = 23, MOST_NBYTES = 1000 }; // glibc keeps some bytes of each dlopen
+
+static int count_threads(void) {
+    DIR *folder = opendir("/proc/self/task");
+    int n = -2; // . and ..
+
+    while (folder && readdir(folder)) n++;
+    if (folder) closedir(folder);
+
+    return n;
+}
+
+// One life of the library: a world, a collective, and its end.
+static int live(void *library) {
+    int (*start)(int, int, const char *) = NULL, (*step)(int, int) = NULL, (*stop)(void) = NULL;
+
+    *(void **)&start = dlsym(library, "a_start");
+    *(void **)&step = dlsym(library, "a_step");
+    *(void **)&stop = dlsym(library, "a_stop");
+    if (!start || !step || !stop) return 1;
+
+    return start(0, 0, NULL) || step(0, 1) || stop() || count_threads() != 1;
+}
+
+int main(int argc, char **argv) {
+    size_t before = 0, used;
+    int i;
+
+    for (i = 0; i < CYCLES && argc > 1; i++) {
+        void *library = dlopen(argv[1], RTLD_NOW | RTLD_LOCAL);
+
+        if (i == WARM) before = mallinfo2().uordblks;
+        if (!library || live(library)) return printf("cycle %d failed\n", i) > 0;
+        dlclose(library);
+        if (dlopen(argv[1], RTLD_NOW | RTLD_NOLOAD)) return puts("it is still there") > 0;
+    }
+
+    used = mallinfo2().uordblks;
+    used = used > before ? (used - before) / (CYCLES - WARM) : 0;
+    printf("# %zu bytes for each cycle\n", used);
+
+    return used > MOST_NBYTES ? 1 : puts("right") < 0;
 }
 #endif

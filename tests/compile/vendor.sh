@@ -190,6 +190,11 @@ for letter in a b; do
     ok $((n != 2)) "a rank is killed: library $letter says so, each time" || diag <"$WORK/rank.0"
 done
 
+# A plugin that is unloaded leaves neither memory nor threads.
+ok_run 0 "unloaded: links" 60 cc "${NOT_OPTIMIZED[@]}" -DPLUGIN "$WORK/vendor.c" -o "$WORK/plugin" \
+    -ldl
+ranks_right "unloaded, many times" "$WORK/plugin" "$WORK/liba.so"
+
 # Why they are hidden: otherwise both libraries call the copy that the linker finds first.
 both plain-both "$WORK/plain" "$WORK/plain"
 run_ranks 2 60 "$WORK/plain-both" plain
