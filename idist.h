@@ -715,7 +715,8 @@ typedef struct idist_desc {
     // "none", or "core": each rank stays on one of the processors it may use. IDIST_BIND.
     const char *bind;
 
-    // Shared memory that each rank takes at most, in bytes; 0: 5 MiB. IDIST_SHM_MIB (in MiB).
+    // Shared memory that each rank takes at most, in bytes; 0: 5 MiB. IDIST_SHM_MIB (in MiB). Below
+    // about 400 KiB collectives are messages, which a log line says at warn level.
     size_t shm_nbytes;
 
     // Ranks with equal ids share a host. NULL: boot id, user and network namespace. IDIST_HOSTID.

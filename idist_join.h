@@ -1614,11 +1614,14 @@ static void idist__join_share_take_over(idist__join *j, const idist__join_share 
     }
 
     j->ring->shm = m;
-    snprintf(j->w->sharing, sizeof j->w->sharing, "shared memory, %zu KiB per rank; %s",
+    snprintf(j->w->sharing, sizeof j->w->sharing, "shared memory, %zu KiB per rank%s; %s",
              j->w->cfg.shm_nbytes >> 10,
+             m->region_count ? "" : ", too little for collectives, which are messages",
              m->reads_fast     ? "large buffers are read from the other process"
              : m->reads_remote ? "large buffers are copied, the kernel reads other processes slowly"
                                : "large buffers are copied");
+    if (!m->region_count && m->me == 0)
+        idist__log_print(&j->w->log, IDIST_LOG_WARN, "on this host: %s", j->w->sharing);
 }
 
 // The ranks of this host, and our place in their tree: the parent of a rank on this host is the

@@ -295,7 +295,10 @@ static void losses(void) {
 
 // The smallest shares that can be asked for.
 static void small_share(idist_group *world, int rank, int n, void *arg) {
+    bool told = strstr(world->w->sharing, "too little for collectives") != NULL;
     (void)arg;
+    rank_check(told == !idist__ring_group_of(world)->share, "rank %d: \"%s\"", rank,
+               world->w->sharing);
     all_sorts(world, rank, n);
 }
 
