@@ -786,6 +786,10 @@ IDIST_API idist_status idist_initialize(const idist_desc *desc);
 // Leaves the default world. Collective; blocks until the others call it, too, and have completed
 // the calls that involve this rank, then frees everything.
 //
+// Call it before the process exits, also after a last barrier: a call that is complete on this rank
+// may still be under way on others, and these get IDIST_ERR_PEER_LOST from it when this rank is
+// gone.
+//
 // With requests pending or an idist_group_begin open it returns IDIST_ERR_STATE and does nothing.
 // In all other cases the world and its groups are gone afterwards, even if the call returns an
 // error (the one that the world failed with). Calls in which other threads are still blocked end
