@@ -15,7 +15,6 @@
 // Ranks that share a GPU move nothing between GPUs: each byte of S is read and written in one
 // memory, at best 2 * ranks * S / (rate of copies within the device, read and written bytes
 // together).
-#define IDIST_IMPLEMENTATION
 #include "gpu.h"
 
 typedef struct options {

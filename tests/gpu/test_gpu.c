@@ -9,7 +9,6 @@
 // (NCCL_HOSTID): that it is right is tested there, how fast it is says nothing. -small leaves the
 // largest messages out, -thin N runs every Nth of the combinations (default: all with 1 and 2
 // ranks, every 5th with more).
-#define IDIST_IMPLEMENTATION
 #include "gpu.h"
 
 #include "idist_train.h"

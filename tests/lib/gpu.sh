@@ -90,29 +90,35 @@ gpu_cc_once() {
 # libnccl.so.2 that is loaded as the real one is. Sets GPU_ENV, which the program needs around it.
 # Does not return when it cannot be.
 gpu_build() {
-    local program=$1 source=$2 fake=$3 cuda nccl="" runtime library flags
+    local program=$1 source=$2 fake=$3 cuda nccl="" runtime library flags compiled implementation
     cuda=$(gpu_header cuda_runtime_api.h) || gpu_skip "no cuda_runtime_api.h (CUDA_HOME says where)"
     [ "$fake" = no ] || nccl=$(gpu_header nccl.h) ||
         gpu_skip "no nccl.h (CUDA_HOME or NCCL_HOME says where)"
+    [ "$fake" = yes ] || runtime=$(gpu_library cudart) ||
+        gpu_skip "no libcudart.so (CUDA_HOME says where)"
     flags=(-std=gnu11 -g -Wall -Wextra -Wpedantic -Wshadow -Wconversion -I. -Itests/lib
         -Itests/gpu -isystem "$cuda")
     [ -z "$nccl" ] || [ "$nccl" = "$cuda" ] || flags+=(-isystem "$nccl")
-    flags+=(-pthread)
-    if [ "$fake" = yes ]; then flags+=(-O1 -DIDIST_NCCL_CONNECT_BYTES=32768)
-    elif [ -e /dev/nvidia0 ]; then flags+=(-O2)
-    else flags+=("${NOT_OPTIMIZED[@]}"); fi # only to skip
+    flags+=(-pthread -O2)
+    [ "$fake" = no ] || flags+=(-DIDIST_NCCL_CONNECT_BYTES=32768)
+    # Where no GPU is there is nothing to measure: idist itself is not optimized.
+    implementation=idist.o compiled=("${flags[@]}")
+    [ "$fake" = no ] || implementation=idist_fake.o
+    [ "$fake" = no ] && [ -e /dev/nvidia0 ] || compiled+=("${NOT_OPTIMIZED[@]}")
+    gpu_cc_once "$implementation" "${compiled[@]}" -c tests/gpu/idist.c
+    implementation=build/fake/gpu/$implementation
     GPU_ENV=(env)
     if [ "$fake" = yes ]; then
         gpu_cc_once libnccl.so.2 "${flags[@]}" -shared -fPIC tests/fake/nccl.c
-        gpu_cc_once "$(basename "$program")" "${flags[@]}" "$source" tests/fake/cuda.c -rdynamic \
-            -ldl -lm
+        gpu_cc_once cuda.o "${flags[@]}" -c tests/fake/cuda.c
+        gpu_cc_once "$(basename "$program")" "${flags[@]}" "$source" "$implementation" \
+            build/fake/gpu/cuda.o -rdynamic -ldl -lm
         ln -sf "$PWD/build/fake/gpu/$(basename "$program")" "$program"
         GPU_ENV+=(IDIST_NCCL_LIB="$PWD/build/fake/gpu/libnccl.so.2")
         return
     fi
-    runtime=$(gpu_library cudart) || gpu_skip "no libcudart.so (CUDA_HOME says where)"
-    gpu_cc "${flags[@]}" "$source" "$runtime" -Wl,-rpath,"$(dirname "$runtime")" -o "$program" \
-        -ldl -lm
+    gpu_cc "${flags[@]}" "$source" "$implementation" "$runtime" \
+        -Wl,-rpath,"$(dirname "$runtime")" -o "$program" -ldl -lm
     library=$(gpu_library nccl) || return 0 # the program says what it is without
     [ -n "${IDIST_NCCL_LIB:-}" ] || GPU_ENV+=(IDIST_NCCL_LIB="$library")
 }
