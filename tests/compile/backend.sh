@@ -32,6 +32,6 @@ in_archive() { # FLAGS...
 }
 in_archive "${NOT_OPTIMIZED[@]}" -ffunction-sections -fdata-sections -Wl,--gc-sections
 ok $? "the backends are in a static library, without unused sections"
-in_archive -O1 -flto
+in_archive -O1 "${NOT_OPTIMIZED[1]}" -flto
 ok $? "the backends are in a static library, with link-time optimization"
 done_testing

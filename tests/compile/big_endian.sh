@@ -92,8 +92,8 @@ flags=(-std=gnu11 -I. -Itests/lib -pthread)
 warn=(-Wall -Wextra -Wpedantic -Wshadow -Wconversion -Werror)
 later world 200 $cc "${flags[@]}" -O1 "${warn[@]}" -DIDIST_IMPLEMENTATION "$WORK/world.c" -o \
     "$WORK/world"
-later train 100 $cc "${flags[@]}" -O0 "${warn[@]}" -DIDIST_IMPLEMENTATION -x c -c idist_train.h -o \
-    "$WORK/train.o"
+later train 100 $cc "${flags[@]}" "${NOT_OPTIMIZED[@]}" "${warn[@]}" -DIDIST_IMPLEMENTATION -x c \
+    -c idist_train.h -o "$WORK/train.o"
 later native 100 cc "${flags[@]}" "${NOT_OPTIMIZED[@]}" -DIDIST_IMPLEMENTATION "$WORK/world.c" \
     -o "$WORK/native"
 later types 100 $cc "${flags[@]}" -O1 -DIDIST_IMPLEMENTATION -DIDIST_NO_RING tests/unit/types.c -o \

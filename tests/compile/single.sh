@@ -97,12 +97,8 @@ done
 awk '/^```c$/ && !seen { inside = seen = 1; next } /^```/ { inside = 0 } inside' README.md \
     >"$SINGLE/app.c"
 later app 100 sh -c "cd '$SINGLE' && cc app.c -o app"
-for name in train idist; do
-    header=$SINGLE/idist.h
-    [ $name = idist ] || header=$SINGLE/idist_train.h
-    later $name 300 cc "${NOT_OPTIMIZED[@]}" -w -DIDIST_IMPLEMENTATION -x c -c "$header" \
-        -o "$WORK/$name.o"
-done
+later train 300 cc "${NOT_OPTIMIZED[@]}" -w -DIDIST_IMPLEMENTATION -x c \
+    -c "$SINGLE/idist_train.h" -o "$WORK/train.o"
 names=
 for source in "$SINGLE"/examples/[0-9]*.c; do
     name=$(basename "$source" .c)
@@ -132,8 +128,7 @@ ok_later app "README.md: the first program compiles" &&
     ok_run 0 "README.md: the first program runs" 60 "$SINGLE/app"
 n_lines=$(grep -c ' of 4: 10 8$' "$WORK/log")
 ok $((n_lines != 4)) "README.md: the first program prints what it says"
-ok_later idist "an object of it"
-ok_later train "an object of idist_train.h"
+ok_later train "an object of idist_train.h, which has all of idist.h"
 
 link() { # NAME OBJECT: with the implementation that it does not have itself
     local implementation=$WORK/train.o
