@@ -20,6 +20,6 @@ for sanitizer in address,undefined thread; do
     on_fake "ranks that read each other's memory, $sanitizer" IDIST_TEST_SLOW=4
 done
 parts plain "plain"
-program_with_idist tests/fake/test_ipc.c
+program_with_idist tests/fake/test_ipc.c "${NOT_OPTIMIZED[@]}"
 on_fake "ranks that read each other's memory" IDIST_TEST_SLOW=1
 done_testing

@@ -21,8 +21,8 @@ build_ahead() {
     local folder=$1 part optimized
     shift
     for part in on_device cuda nccl; do
-        optimized=()
-        [ $part = on_device ] || optimized=(-O2)
+        optimized=(-O2)
+        [ $part != on_device ] || optimized=("${NOT_OPTIMIZED[1]}") # nothing at -O3
         later "$folder-$part" 150 tests/lib/build_once.sh "$ROOT/build/fake/$folder/$part.o" \
             cc "${flags[@]}" "$@" "${optimized[@]}" -c tests/fake/$part.c
     done

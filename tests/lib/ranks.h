@@ -577,7 +577,7 @@ static inline bool procs_await_phase(const procs *p, int phase, int timeout_ms) 
 // Reaps all ranks; those still running after timeout_ms are killed. The result is how many those
 // were: hangs.
 static inline int procs_wait(procs *p, int timeout_ms) {
-    int64_t end_ms = tap_now_ms() + (int64_t)timeout_ms * test_slow_factor();
+    int64_t begin_ms = tap_now_ms(), end_ms = begin_ms + (int64_t)timeout_ms * test_slow_factor();
     int n_hung = 0, n_left = 0;
     for (int k = 0; k < p->n; k++) n_left += p->pid[k] != 0;
     while (n_left > 0) {
@@ -594,7 +594,7 @@ static inline int procs_wait(procs *p, int timeout_ms) {
             p->pid[k] = 0;
             n_left--;
         }
-        if (n_left > 0) tap_sleep_ms(1);
+        if (n_left > 0) tap_sleep_ms(tap_now_ms() - begin_ms < 50 ? 1 : 5);
     }
     return n_hung;
 }
