@@ -5906,8 +5906,9 @@ idist_status idist_ddp_join(idist_ddp *d, int *last) {
 
 //------------------------------------------------------------------------------
 // [train:ddp_create]  from a desc to a ddp, and its end
-// uses fail base:log base:type model get collective request own agree auto
-// uses shape tensor memory compress half int8 powersgd on_device ddp ddp_bucket
+// uses fail base:log base:type model core:world get collective request own
+// uses agree auto shape tensor memory compress half int8 powersgd on_device ddp
+// uses ddp_bucket
 //
 //     idist__ddp_create_copy         the lists of the caller
 //     idist__ddp_create_check        what can be wrong with them
