@@ -1124,9 +1124,9 @@ static bool idist__where_lacks_scope(const char *host) {
 
 static idist_status idist__where_no_scope(bool in_desc, const char *host) {
     return idist__fail(in_desc ? IDIST_ERR_ARG : IDIST_ERR_ENV,
-                       "the address of rank 0, \"%s\", is link-local, and the same on every link: "
-                       "take one that all hosts reach without the name of an interface",
-                       host);
+                       "the address of rank 0, \"%s\", is link-local, so it needs the interface of "
+                       "this host: %s%%eth0, for example; or give one that all hosts reach",
+                       host, host);
 }
 
 static idist_status idist__where_read_master(const idist_desc *desc, idist__where_master *master) {
