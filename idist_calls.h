@@ -776,6 +776,7 @@ static void idist__get_append_limit(char *text, size_t capacity, const char *nam
 static void idist__get_append_host(char *text, size_t capacity) {
     long long locked_nbytes = idist__os_limit_locked_nbytes();
     char names[sizeof idist__me.names];
+    int count;
 
     idist__backend_names(names, sizeof names);
     idist__text_append(text, capacity, "available backends: %s\ncores: %d\n", names,
@@ -785,7 +786,9 @@ static void idist__get_append_host(char *text, size_t capacity) {
     idist__get_append_limit(text, capacity, "locked memory",
                             locked_nbytes < 0 ? -1 : locked_nbytes / 1024, " KiB");
     idist__text_append(text, capacity, "interfaces: ");
-    if (!idist__interface_list(text, capacity)) idist__text_append(text, capacity, "none");
+    count = idist__interface_list(text, capacity - 1); // and the end of the line
+    if (count <= 0)
+        idist__text_append(text, capacity, "%s", count < 0 ? "cannot be listed" : "none");
     idist__text_append(text, capacity, "\n");
 }
 

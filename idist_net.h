@@ -162,15 +162,26 @@ typedef struct idist__own_address {
     char ifname[32]; // "": not known
 } idist__own_address;
 
-// Appends the interfaces that are up, with their addresses. Returns their number.
+// Appends the interfaces that are up, with their addresses; where they do not all fit, "..." stands
+// for the rest. Returns their number, or -1: they cannot be listed.
 static int idist__interface_list(char *text, size_t capacity) {
     idist__os_interface all[IDIST__INTERFACES];
     int i, count = idist__os_socket_interfaces(all, IDIST__INTERFACES);
-    char ip[64];
+    char ip[64], entry[sizeof all[0].name + sizeof ip + 4];
 
     for (i = 0; i < count; i++) {
+        const char *separator = i + 1 < count ? ", " : "";
+        size_t reserved_nbytes = i + 1 < count ? sizeof "..." : 1;
+
         idist__os_socket_host_text(&all[i].address, ip, sizeof ip);
-        idist__text_append(text, capacity, "%s%s %s", i ? ", " : "", all[i].name, ip);
+        snprintf(entry, sizeof entry, "%s %s%s", all[i].name, ip, separator);
+
+        if (strlen(text) + strlen(entry) + reserved_nbytes > capacity) {
+            idist__text_append(text, capacity, "...");
+            break;
+        }
+
+        idist__text_append(text, capacity, "%s", entry);
     }
 
     return count;

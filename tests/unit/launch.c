@@ -372,6 +372,32 @@ static void no_descriptor_left(void) {
     tap_like(idist_last_error(), "ulimit -n", "no descriptor: the text says what to raise");
 }
 
+// What does not fit is left out as a whole, not cut off within an address, and the text says so.
+static void interfaces_that_do_not_fit(void) {
+    char all[4096] = "", text[4096];
+    size_t capacity, wrong = 0;
+
+    idist__interface_list(all, sizeof all);
+
+    for (capacity = 4; capacity <= strlen(all) + 1; capacity++) {
+        size_t kept;
+
+        text[0] = 0;
+        idist__interface_list(text, capacity);
+        if (strcmp(text, all) == 0) continue;
+
+        kept = strlen(text) < 3 ? 0 : strlen(text) - 3; // of the dots
+        if (strcmp(text + kept, "...") != 0 || strncmp(text, all, kept) != 0 ||
+            (kept > 0 && strncmp(text + kept - 2, ", ", 2) != 0)) {
+            tap_diag("in %zu bytes: \"%s\"", capacity, text);
+            wrong++;
+        }
+    }
+
+    tap_ok(wrong == 0, "interfaces that do not fit");
+    tap_ok(strcmp(text, all) == 0, "interfaces that just fit");
+}
+
 int main(void) {
     tap_deadline(60);
     for (size_t i = 0; i < sizeof hosts / sizeof hosts[0]; i++) one_list(&hosts[i]);
@@ -380,5 +406,6 @@ int main(void) {
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) one_environment(&cases[i]);
     jobs_apart();
     no_descriptor_left();
+    interfaces_that_do_not_fit();
     return tap_done();
 }
