@@ -1425,7 +1425,8 @@ static idist_group *idist__ended_reuse(idist__ended *list, int limit, size_t nby
 
 #if defined(__PIC__) && !defined(__PIE__)
 // Code for a shared library, which the program may unload, and then nobody has a handle. After all
-// other destructors, as these may still close worlds.
+// other destructors, as these may still close worlds. In a child of fork, a thread that does not
+// exist there may hold the lock for ever.
 static void idist__ended_free(idist__ended *list) {
     while (list->first) {
         idist_group *g = list->first;
@@ -1438,7 +1439,7 @@ static void idist__ended_free(idist__ended *list) {
 }
 
 __attribute__((destructor(101))) static void idist__ended_unload(void) {
-    idist__os_mutex_lock(&idist__ended_lock);
+    if (!idist__os_mutex_try_lock(&idist__ended_lock)) return;
     idist__ended_free(&idist__ended_groups);
     idist__ended_free(&idist__ended_worlds);
     idist__os_mutex_unlock(&idist__ended_lock);

@@ -5,6 +5,7 @@
 //     -DLIBRARY=a, =b      a_start, a_step, a_stop, ... and nothing else to be seen from outside
 //     -DBOTH               main: `both plain`, `addresses`, `threads`, `lost` or `spawn`
 //     -DPLUGIN             main: loads and unloads the library `a` at this path many times
+//     -DFORKED             main: forks while a thread keeps a handle, and the child exits
 #if !defined BOTH && !defined PLUGIN
 #include "idist.h"
 #endif
@@ -236,5 +237,30 @@ int main(int argc, char **argv) {
     printf("# %zu bytes for each cycle\n", used);
 
     return used > MOST_NBYTES ? 1 : puts("right") < 0;
+}
+#endif
+
+#ifdef FORKED
+#include <sys/wait.h>
+#include <unistd.h>
+
+// No thread of the child will ever unlock what another thread of the parent had locked at the fork.
+int main(void) {
+    int status = 0;
+    pid_t child;
+
+    idist__os_mutex_lock(&idist__ended_lock);
+    child = fork();
+
+    if (child == 0) {
+        alarm(20);
+        exit(0);
+    }
+
+    idist__os_mutex_unlock(&idist__ended_lock);
+    if (child < 0 || waitpid(child, &status, 0) != child || status != 0)
+        return puts("the child hangs in exit") > 0;
+
+    return puts("right") < 0;
 }
 #endif

@@ -195,6 +195,11 @@ ok_run 0 "unloaded: links" 60 cc "${NOT_OPTIMIZED[@]}" -DPLUGIN "$WORK/vendor.c"
     -ldl
 ranks_right "unloaded, many times" "$WORK/plugin" "$WORK/liba.so"
 
+# Code for a shared library does not hang a child that exits.
+ok_run 0 "forked: links" 60 cc "${NOT_OPTIMIZED[@]}" -fPIC -DFORKED -DIDIST_IMPLEMENTATION -I. \
+    "$WORK/vendor.c" -o "$WORK/forked" -pthread -lm
+ok_run 0 "forked, the child exits" 60 "$WORK/forked"
+
 # Why they are hidden: otherwise both libraries call the copy that the linker finds first.
 both plain-both "$WORK/plain" "$WORK/plain"
 run_ranks 2 60 "$WORK/plain-both" plain
