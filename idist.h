@@ -1350,8 +1350,8 @@ typedef struct idist_store_desc {
 //                      file left behind by a dead server is recognised and not used. Every change
 //                      of a key is appended to it, key and value and 8 bytes, and nothing is taken
 //                      away while the server lives; each process reads all of it once. So keep it
-//                      to the few KiB per rank of a rendezvous. Processes take turns of a few
-//                      milliseconds, so a busy one cannot keep the others out.
+//                      to the few KiB per rank of a rendezvous. A process whose requests follow
+//                      each other without a pause lets others go first every few milliseconds.
 //   "unix://name"      like tcp, within this host, network namespace and user; leaves no file.
 //   "mem://"           within this process: share the pointer between threads.
 IDIST_API idist_status idist_store_open(const char *url, const idist_store_desc *desc,

@@ -2805,11 +2805,14 @@ static int idist__mpi_finalizes(MPI_Comm comm, int keyval, void *value, void *un
 
 // Without memory for the attribute the program goes without it.
 static void idist__mpi_watch_finalize(idist__mpi *m) {
+    int keyval;
+
     m->self_keyval = MPI_KEYVAL_INVALID;
-    if (MPI_Comm_create_keyval(MPI_COMM_NULL_COPY_FN, idist__mpi_finalizes, &m->self_keyval,
-                               NULL) != MPI_SUCCESS)
-        m->self_keyval = MPI_KEYVAL_INVALID;
-    else MPI_Comm_set_attr(MPI_COMM_SELF, m->self_keyval, m);
+    if (MPI_Comm_create_keyval(MPI_COMM_NULL_COPY_FN, idist__mpi_finalizes, &keyval, NULL) !=
+        MPI_SUCCESS)
+        return;
+    if (MPI_Comm_set_attr(MPI_COMM_SELF, keyval, m) == MPI_SUCCESS) m->self_keyval = keyval;
+    else MPI_Comm_free_keyval(&keyval);
 }
 
 static idist_status idist__mpi_open(idist__world *w) {
