@@ -174,7 +174,8 @@ static int idist__interface_list(char *text, size_t capacity) {
         size_t reserved_nbytes = i + 1 < count ? sizeof "..." : 1;
 
         idist__os_socket_host_text(&all[i].address, ip, sizeof ip);
-        snprintf(entry, sizeof entry, "%s %s%s", all[i].name, ip, separator);
+        entry[0] = 0; // not snprintf: gcc -O3 takes a name for one that may be cut off
+        idist__text_append(entry, sizeof entry, "%s %s%s", all[i].name, ip, separator);
 
         if (strlen(text) + strlen(entry) + reserved_nbytes > capacity) {
             idist__text_append(text, capacity, "...");
