@@ -666,7 +666,7 @@ typedef struct idist__backend_entry {
 
 static idist__os_mutex idist__backend_lock = IDIST__OS_MUTEX_INIT;
 static const idist__backend_entry *idist__backend_list;
-static idist__backend_entry idist__backend_first_entries[8]; // no memory for a plugin to leave
+static idist__backend_entry idist__backend_first_entries[8]; // a plugin leaves none allocated
 static size_t idist__backend_count;
 
 // The backend registered last; the others follow.

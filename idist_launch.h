@@ -69,7 +69,6 @@ typedef struct idist__config {
     const char *launcher;            // "none", "spawn", "explicit", "idist", "torchrun", ...
     const char *rank_var, *size_var; // the variables that rank and size came from, or NULL
     const char *job_var;     // the variable that tells apart the jobs of one launcher, or NULL
-    char notice[200];        // a warning that the world logs once it has a log
     char where[4096];        // where the ranks meet, see [launch:where]; "": not given
     const char *lone_method; // an init method, but nothing says which rank we are; or NULL
     idist_store *store;      // the caller's, instead of `where`
