@@ -98,6 +98,7 @@
 #undef IDIST__OWN
 #undef IDIST__PAGE
 #undef IDIST__PIECE_BYTES
+#undef IDIST__PIPE_MAX
 #undef IDIST__PRINTF
 #undef IDIST__PTX_NBYTES
 #undef IDIST__PTX_OPERANDS

@@ -1162,7 +1162,7 @@ static size_t idist__join_share_round_up(size_t nbytes) {
 static void idist__join_share_layout(idist__segment *m, size_t shm_nbytes, size_t window_nbytes) {
     size_t used, room, first, other, chunk;
 
-    m->pipe_nbytes = m->n == 2 ? 256 * 1024 : 128 * 1024;
+    m->pipe_nbytes = IDIST__PIPE_MAX;
     while (m->pipe_nbytes > IDIST__PAGE && (size_t)m->n * m->pipe_nbytes > shm_nbytes / 4)
         m->pipe_nbytes /= 2;
 

@@ -203,6 +203,9 @@ static inline void idist__pace_copy(idist__pace *p, char *to, const char *from, 
 // A write or read of a pipe lets the other side go on after so many bytes: while one copies in, the
 // other copies out.
 #define IDIST__SLICE_BYTES ((size_t)32 * 1024)
+// Two ranks that send to each other both write until the pipes are full, then both read. The larger
+// the pipe, the less often they wait for each other in between.
+#define IDIST__PIPE_MAX ((size_t)512 * 1024)
 #define IDIST__PREFETCH_BYTES ((size_t)1024) // to prefetch for writing, at most
 
 typedef struct idist__doorbell {
