@@ -318,7 +318,7 @@ MEMORY
     groups, and a few short-lived buffers. Handles of closed worlds (up to 16) and of their groups
     (up to 256), about 340 KiB in all, are kept so that a call with a stale handle returns
     IDIST_ERR_STATE (see idist_close), in a shared library until it is unloaded. A ring world takes
-    32 KiB, another 32 KiB per rank, and up to 1 MiB per rank for messages that arrive before their
+    32 KiB, another 32 KiB per rank, and up to 2 MiB per rank for messages that arrive before their
     receive. Large reductions over sockets use scratch memory of up to twice the message size.
 
     Ranks on one host share an anonymous file of up to 5 MiB per rank (desc.shm_nbytes), which

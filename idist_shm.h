@@ -724,11 +724,19 @@ static bool idist__pipe_write_message(void *port, const void *header, const void
                                       size_t nbytes) {
     idist__pipe_port *p = (idist__pipe_port *)port;
     size_t message_nbytes = IDIST__HEADER_BYTES + nbytes;
+    size_t size = p->shm->pipe_nbytes, at = (size_t)p->tail & (size - 1);
+    char *data = (char *)(p->out + 1);
 
     if (!idist__pipe_has_space(p, message_nbytes)) return false;
 
-    idist__pipe_copy_in(p, p->tail, header, IDIST__HEADER_BYTES);
-    if (nbytes) idist__pipe_copy_in(p, p->tail + IDIST__HEADER_BYTES, payload, nbytes);
+    if (nbytes < IDIST__STREAM_BYTES && message_nbytes <= size - at) { // neither timed nor cut
+        memcpy(data + at, header, IDIST__HEADER_BYTES);
+        if (nbytes) memcpy(data + at + IDIST__HEADER_BYTES, payload, nbytes);
+    } else {
+        idist__pipe_copy_in(p, p->tail, header, IDIST__HEADER_BYTES);
+        if (nbytes) idist__pipe_copy_in(p, p->tail + IDIST__HEADER_BYTES, payload, nbytes);
+    }
+
     idist__pipe_publish(p, message_nbytes);
     if (!p->pace.streams || nbytes < IDIST__STREAM_BYTES) // else the next one needs no lines
         idist__pipe_prefetch_space(p, message_nbytes);
