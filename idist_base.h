@@ -151,6 +151,13 @@ static void *idist__mem_alloc(const idist_allocator *a, size_t nbytes) {
     return p;
 }
 
+// Zeroes an object of 128 bytes and more, on paths where nanoseconds count. It hides the size, for
+// which gcc would write `rep stos`: that takes longer to start than memset takes for all.
+static inline void idist__mem_clear(void *p, size_t nbytes) {
+    __asm__("" : "+r"(nbytes));
+    memset(p, 0, nbytes);
+}
+
 static void idist__mem_free(const idist_allocator *a, void *p) {
     if (!p) return;
     if (a && a->free_fn) a->free_fn(p, a->user);

@@ -1285,7 +1285,7 @@ static idist__task *idist__task_new(idist_group *g) {
     if (t) {
         idist__task *older = t->older;
         w->idle_tasks = t->next;
-        memset(t, 0, offsetof(idist__task, text));
+        idist__mem_clear(t, offsetof(idist__task, text));
         t->older = older;
     } else {
         t = (idist__task *)idist__mem_alloc(&w->cfg.mem, nbytes);
@@ -2447,7 +2447,7 @@ static idist_status idist__check_call(const idist_group *g, const idist__call *c
 
 static void idist__call_init(idist__call *c, idist__kind kind, const void *send, void *recv,
                              size_t count, idist_dtype dtype) {
-    memset(c, 0, sizeof *c);
+    idist__mem_clear(c, sizeof *c);
     c->kind = kind;
     c->send = send;
     c->recv = recv;

@@ -514,6 +514,17 @@ enum {
 
 static size_t idist__progress_least(size_t a, size_t b) { return a < b ? a : b; }
 
+// Takes a frame, or what is there of it, out of the stage. Most are there as a whole, and a copy of
+// a known size takes a tenth of the instructions.
+static void idist__progress_take_frame(idist__link *l, size_t unread) {
+    size_t nbytes = idist__progress_least(IDIST__FRAME_BYTES - l->in_moved, unread);
+
+    if (nbytes == IDIST__FRAME_BYTES) memcpy(&l->in, l->stage + l->at, IDIST__FRAME_BYTES);
+    else memcpy((char *)&l->in + l->in_moved, l->stage + l->at, nbytes);
+    l->in_moved += nbytes;
+    l->at += nbytes;
+}
+
 // Cuts the bytes in the stage into frames and payloads, until `frames` of them are complete. False
 // when one is malformed.
 static bool idist__progress_parse(idist__ring *ring, idist__link *l, int peer, size_t frames) {
@@ -522,10 +533,7 @@ static bool idist__progress_parse(idist__ring *ring, idist__link *l, int peer, s
         size_t nbytes;
 
         if (l->in_moved < IDIST__FRAME_BYTES) {
-            nbytes = idist__progress_least(IDIST__FRAME_BYTES - l->in_moved, unread);
-            memcpy((char *)&l->in + l->in_moved, l->stage + l->at, nbytes);
-            l->in_moved += nbytes;
-            l->at += nbytes;
+            idist__progress_take_frame(l, unread);
             if (l->in_moved < IDIST__FRAME_BYTES) break;
             if (!idist__frame_begin(ring, l, peer)) return false;
         } else {
@@ -1207,7 +1215,7 @@ static void idist__ring_start(idist__task *t) {
     idist__algorithm algorithm = IDIST__ALGO_AUTO;
 
     if (ring->shm) idist__doorbell_widen(ring->shm);
-    if (collective) memset(t->impl, 0, sizeof(idist__op));
+    if (collective) idist__mem_clear(t->impl, sizeof(idist__op));
     else idist__op_of(t)->transfer = NULL;
 
     if (collective && t->group->size > 1) algorithm = idist__choose_algorithm(t->group, &t->call);

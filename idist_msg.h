@@ -811,7 +811,7 @@ static idist__transfer *idist__transfer_new(idist__ring *ring) {
 
     if (v) {
         ring->idle = v->next;
-        memset(v, 0, sizeof *v);
+        idist__mem_clear(v, sizeof *v);
     } else {
         v = (idist__transfer *)idist__mem_alloc(&ring->w->cfg.mem, sizeof *v);
     }
@@ -1415,7 +1415,7 @@ static idist__message *idist__message_new(idist__ring *ring, idist__link *l, con
     idist__message *m = (idist__message *)idist__mem_raw(&ring->w->cfg.mem, sizeof *m + payload);
 
     if (!m) return NULL;
-    memset(m, 0, sizeof *m);
+    idist__mem_clear(m, sizeof *m);
     m->frame = *f;
     m->data = (char *)(m + 1);
     m->stamp = ++ring->stamp;
