@@ -11,7 +11,7 @@ WHAT IT IS
 
     Every rank has one stream to every other: a pipe in shared memory (or a local socket) inside a
     host, TCP between hosts. Messages up to 64 KiB (8 KiB where the receiver reads larger ones fast
-    in the sender's memory) are sent at once (eager) within a window of 1 MiB that the receiver
+    in the sender's memory) are sent at once (eager) within a window of 2 MiB that the receiver
     keeps free. Larger ones are announced, and sent when the receiver has named a place for them, or
     read by it in the sender's memory (rendezvous). In a collective over sockets the receiver names
 the place unasked. So nothing is ever buffered without bound. Every message carries the fingerprint
