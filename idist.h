@@ -319,7 +319,8 @@ MEMORY
     (up to 256), about 340 KiB in all, are kept so that a call with a stale handle returns
     IDIST_ERR_STATE (see idist_close), in a shared library until it is unloaded. A ring world takes
     32 KiB, another 32 KiB per rank, and up to 2 MiB per rank for messages that arrive before their
-    receive. Large reductions over sockets use scratch memory of up to twice the message size.
+    receive (5 MiB if they are empty). Large reductions over sockets use scratch memory of up to
+    twice the message size.
 
     Ranks on one host share an anonymous file of up to 5 MiB per rank (desc.shm_nbytes), which
     disappears with the last of them. About half of that is reserved when they join; the rest

@@ -151,8 +151,8 @@ static void *idist__mem_alloc(const idist_allocator *a, size_t nbytes) {
     return p;
 }
 
-// Zeroes an object of 128 bytes and more, on paths where nanoseconds count. It hides the size, for
-// which gcc would write `rep stos`: that takes longer to start than memset takes for all.
+// Zeroes an object of 128 bytes or more where nanoseconds count. Hides the size from gcc, which
+// would otherwise emit `rep stos`; starting that takes longer than the whole memset.
 static inline void idist__mem_clear(void *p, size_t nbytes) {
     __asm__("" : "+r"(nbytes));
     memset(p, 0, nbytes);

@@ -514,8 +514,8 @@ enum {
 
 static size_t idist__progress_least(size_t a, size_t b) { return a < b ? a : b; }
 
-// Takes a frame, or what is there of it, out of the stage. Most are there as a whole, and a copy of
-// a known size takes a tenth of the instructions.
+// Takes a frame, or what is there of it, out of the stage. Most frames are there as a whole, and
+// copying a constant size takes a fifth of the instructions.
 static void idist__progress_take_frame(idist__link *l, size_t unread) {
     size_t nbytes = idist__progress_least(IDIST__FRAME_BYTES - l->in_moved, unread);
 
@@ -1105,8 +1105,9 @@ static void idist__ring_flush(idist__world *w, int64_t until_ns) {
 
 //------------------------------------------------------------------------------
 // [engine:task]  calls start, and are checked against other ranks
-// uses clock launch:env kind model fingerprint self doorbell msg:types msg:op
-// uses index msg:failure history send recv share:share host choose progress
+// uses clock mem launch:env kind model fingerprint self doorbell msg:types
+// uses msg:op index msg:failure history send recv share:share host choose
+// uses progress
 //
 // idist__ring_start sends a call one of five ways:
 //

@@ -122,9 +122,9 @@ enum { IDIST__NEEDS_YOU = 1, IDIST__ONLY_CALL = 2 }; // flags of WAITS
 typedef char idist__frame_is_a_header[IDIST__FRAME_BYTES == IDIST__HEADER_BYTES ? 1 : -1];
 // Payload of a DATA frame. Frames of other messages wait this long behind it.
 #define IDIST__PIECE_BYTES ((size_t)1 << 20)
-// Eager bytes, frames included, that are under way to one rank or wait there to be consumed. Since
-// the sender hears of them only when half of that has been consumed, it is twice what MPI programs
-// often have under way: 64 messages of 16 KiB.
+// Eager bytes, frames included, that are under way to one rank or wait there to be consumed. Credit
+// comes back only when half has been consumed, so this is twice what MPI programs often have under
+// way: 64 messages of 16 KiB.
 #define IDIST__WINDOW_BYTES ((size_t)2 << 20)
 // The largest eager message where the receiver can read larger ones in our memory, and fast.
 #define IDIST__EAGER_EXPOSED_BYTES ((size_t)8192)

@@ -729,7 +729,7 @@ static bool idist__pipe_write_message(void *port, const void *header, const void
 
     if (!idist__pipe_has_space(p, message_nbytes)) return false;
 
-    if (nbytes < IDIST__STREAM_BYTES && message_nbytes <= size - at) { // neither timed nor cut
+    if (nbytes < IDIST__STREAM_BYTES && message_nbytes <= size - at) { // not timed, not split
         memcpy(data + at, header, IDIST__HEADER_BYTES);
         if (nbytes) memcpy(data + at + IDIST__HEADER_BYTES, payload, nbytes);
     } else {

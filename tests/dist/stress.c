@@ -309,7 +309,8 @@ static bool wide(kind what) {
 }
 
 static size_t plan_count(uint64_t h, size_t esize, size_t blocks) {
-    static const size_t borders[8] = {32, 32, 4096, 4096, 8192, 128 << 10, 384 << 10, 2 << 20};
+    static const size_t borders[8] = {32,        4096,      8192,      128 << 10,
+                                      256 << 10, 384 << 10, 512 << 10, 2 << 20};
     size_t nbytes = borders[h % 8] / (h >> 8 & 1 ? blocks : 1), count;
     uint64_t pick = (h >> 16) % 8;
     if (pick == 0) return (size_t)((h >> 24) % 4);

@@ -251,6 +251,65 @@ static int differs_after_abort(idist_group *world, int rank, int n, proc_slot *s
     return 0;
 }
 
+// Rank 1 is stopped, so that messages of a group wait at rank 0 when that aborts it. What they took
+// of the eager window comes back: of the world's messages, half a window goes out before any
+// receive.
+static int queued_come_back(idist_group *world, int rank, int n, proc_slot *slot, void *arg) {
+    enum { COUNT = 250, NBYTES = 8000, LAST = (1 << 20) / (NBYTES + 64) - 2 };
+    static char buf[NBYTES];
+    static idist_request requests[COUNT];
+    idist_opts o = opts_of(world), brief = o;
+    idist_status status = IDIST_OK;
+    idist_group *g = NULL;
+    (void)n, (void)arg;
+    brief.timeout_ms = 3000 * test_slow_factor();
+    if (idist_split(world, 0, rank, &g) != IDIST_OK || idist_barrier(&o) != IDIST_OK) return 96;
+    proc_phase(slot, 1);
+    proc_await_phase(slot, 2); // rank 1 is stopped in here
+    for (int k = 0; k < COUNT && rank == 0; k++) {
+        idist_opts immediate = opts_async(g, &requests[k]);
+        idist_send(buf, NBYTES, IDIST_U8, 1, 0, &immediate);
+    }
+    if (rank == 0) {
+        status = idist_abort(g);
+        for (int k = 0; k < COUNT; k++) (void)!idist_wait(&requests[k]); // most are aborted
+        proc_phase(slot, 3);
+        proc_await_phase(slot, 4);
+    }
+    idist_free_group(&g);
+    for (int k = 0; k < LAST && rank == 0 && !status; k++)
+        status = idist_send(buf, NBYTES, IDIST_U8, 1, 3, &brief);
+    if (!status) status = idist_barrier(&o);
+    for (int k = 0; k < LAST && rank == 1 && !status; k++)
+        status = idist_recv(buf, NBYTES, IDIST_U8, 0, 3, NULL, &o);
+    proc_result(slot, status);
+    idist_close(&world);
+    return 0;
+}
+
+static void abort_before_messages_left(void) {
+    procs p;
+    idist_desc d = desc_with("auto", "auto");
+    bool reached;
+    tap_running("abort before messages have left");
+    ranks_reset();
+    procs_start(&p, 2, &d, queued_come_back, NULL);
+    reached = procs_await_phase(&p, 1, 5000);
+    kill(p.pid[1], SIGSTOP);
+    proc_phase(&p.slot[0], 2);
+    for (int k = 0; k < 10000 && __atomic_load_n(&p.slot[0].phase, __ATOMIC_ACQUIRE) < 3; k++)
+        tap_sleep_ms(1);
+    proc_phase(&p.slot[1], 2);
+    kill(p.pid[1], SIGCONT);
+    proc_phase(&p.slot[0], 4);
+    rank_check(procs_wait(&p, 8000) == 0 && reached, "a rank hangs");
+    for (int k = 0; k < 2; k++)
+        rank_check(p.slot[k].status == IDIST_OK, "rank %d: got %s: %s", k,
+                   idist_status_name((idist_status)p.slot[k].status), p.slot[k].text);
+    ranks_report("messages that an abort keeps back leave the eager window alone");
+    procs_free(&p);
+}
+
 static void abort_beside_another_call(const char *transport) {
     procs p;
     idist_desc d = desc_with(transport, "auto");
@@ -341,6 +400,9 @@ int main(void) {
         idist_desc d = desc_with("hosts", "auto");
         ranks_case(3, &d, window_comes_back, NULL, "aborted groups leave the eager window alone");
     }
+#ifndef RANKS_MPI
+    abort_before_messages_left();
+#endif
     tap_is(idist_abort(NULL), IDIST_ERR_STATE, "abort without a world");
     return tap_done();
 }
