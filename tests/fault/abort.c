@@ -338,8 +338,16 @@ static void abort_beside_another_call(const char *transport) {
 // A group is aborted while a member still makes it, and a large message of its groups by host is on
 // the way: what that message took of the eager window between the two ranks comes back.
 static void window_comes_back(idist_group *world, int rank, int n, void *arg) {
-    // The messages at the end fit into half of the window, which is there at all times.
-    enum { ROUNDS = 600, NBYTES = 60000, LAST = (1 << 20) / (NBYTES + 64) - 1 };
+#ifdef RANKS_MPI // whose own window is smaller
+    enum { ROUNDS = 600, NBYTES = 60000, LAST = 1, LAST_NBYTES = 4 };
+#else // the messages at the end fit into half of the window, which is there at all times
+    enum {
+        ROUNDS = 600,
+        NBYTES = 60000,
+        LAST = (1 << 20) / (NBYTES + 64) - 1,
+        LAST_NBYTES = NBYTES
+    };
+#endif
     static char buf[NBYTES];
     idist_opts o = opts_of(world);
     (void)n, (void)arg;
@@ -358,10 +366,10 @@ static void window_comes_back(idist_group *world, int rank, int n, void *arg) {
     }
     o.timeout_ms = 3000 * test_slow_factor();
     for (int k = 0; k < LAST && rank == 1; k++) // before the receives
-        if (!rank_ok(rank, idist_send(buf, NBYTES, IDIST_U8, 0, 3, &o))) return;
+        if (!rank_ok(rank, idist_send(buf, LAST_NBYTES, IDIST_U8, 0, 3, &o))) return;
     rank_ok(rank, idist_barrier(&o));
     for (int k = 0; k < LAST && rank == 0; k++)
-        rank_ok(rank, idist_recv(buf, NBYTES, IDIST_U8, 1, 3, NULL, &o));
+        rank_ok(rank, idist_recv(buf, LAST_NBYTES, IDIST_U8, 1, 3, NULL, &o));
 }
 
 int main(void) {
