@@ -14,8 +14,8 @@ WHAT IT IS
     in the sender's memory) are sent at once (eager) within a window of 2 MiB that the receiver
     keeps free. Larger ones are announced, and sent when the receiver has named a place for them, or
     read by it in the sender's memory (rendezvous). In a collective over sockets the receiver names
-the place unasked. So nothing is ever buffered without bound. Every message carries the fingerprint
-of the call it belongs to.
+    the place unasked. So nothing is ever buffered without bound. Every message carries the
+    fingerprint of the call it belongs to.
 
     A collective of ranks that share memory goes through memory that all can read (idist_share.h).
     Otherwise it is an algorithm over non-blocking sends and receives ([algo:ring] and its
