@@ -1578,13 +1578,20 @@ static void idist__group_fail_memory(idist_group *g) {
     idist__group_fail_self(g, IDIST_ERR_NO_MEMORY, "is out of memory");
 }
 
-// A rank of the world is gone: every group it belongs to fails.
+// A rank of the world is gone: every group it belongs to fails. If the world had failed, the rank
+// may have left because of that, so the text gives the reason: the rank may have freed the group
+// before it left, and then told nobody that it failed as well.
 IDIST__UNUSED static void idist__group_lose_rank(idist__world *w, int rank, const char *how) {
     idist_group *g;
     char cause[400];
     int i;
 
     snprintf(cause, sizeof cause, "rank %d on %s was lost: %s", rank, w->nodes[rank].hostname, how);
+    if (w->group.status != IDIST_OK) {
+        idist__text_append(cause, sizeof cause, "; before that the world failed: %s",
+                           w->group.cause);
+    }
+
     for (g = &w->group; g; g = g->next)
         for (i = 0; i < g->size && g->rank >= 0; i++)
             if (g->ranks[i] == rank) idist__group_fail(g, IDIST_ERR_PEER_LOST, cause);

@@ -287,6 +287,55 @@ static int queued_come_back(idist_group *world, int rank, int n, proc_slot *slot
     return 0;
 }
 
+// Rank 0 aborts the world. Rank 1 frees the group that it has with rank 2 and leaves, and rank 2,
+// which waits for it in that group, is to hear why.
+static int leaves_after_abort(idist_group *world, int rank, int n, proc_slot *slot, void *arg) {
+    idist_opts o = opts_of(world);
+    idist_group *g = NULL;
+    int32_t x = 0;
+    (void)n, (void)arg;
+    if (idist_split(world, rank > 0, rank, &g) != IDIST_OK || idist_barrier(&o) != IDIST_OK)
+        return 96;
+    proc_phase(slot, 1);
+    if (rank == 0) {
+        proc_await_phase(slot, 2); // rank 2 is in its receive
+        proc_result(slot, idist_abort(world));
+        proc_await_phase(slot, 3); // this rank leaves last
+    } else if (rank == 1) {
+        proc_result(slot, idist_barrier(&o));
+    } else {
+        o.group = g;
+        proc_result(slot, idist_recv(&x, 1, IDIST_I32, 0, 0, NULL, &o));
+    }
+    idist_free_group(&g);
+    idist_close(&world);
+    return 0;
+}
+
+static void abort_drives_others_away(const char *transport) {
+    procs p;
+    idist_desc d = desc_with(transport, "auto");
+    bool reached;
+    tap_running("one leaves after the abort, %s", transport);
+    ranks_reset();
+    procs_start(&p, 3, &d, leaves_after_abort, NULL);
+    reached = procs_await_phase(&p, 1, 5000);
+    tap_sleep_ms(20);
+    proc_phase(&p.slot[0], 2);
+    for (int k = 0; k < 3; k++) reached = proc_await_result(&p.slot[k], 5000) && reached;
+    proc_phase(&p.slot[0], 3);
+    rank_check(procs_wait(&p, 8000) == 0 && reached, "a rank hangs");
+    for (int k = 0; k < 3; k++) {
+        static const idist_status expected[3] = {IDIST_OK, IDIST_ERR_ABORTED, IDIST_ERR_PEER_LOST};
+        rank_check((idist_status)p.slot[k].status == expected[k], "rank %d: got %s: %s", k,
+                   idist_status_name((idist_status)p.slot[k].status), p.slot[k].text);
+    }
+    rank_check(strstr(p.slot[2].text, "rank 1 on ") && strstr(p.slot[2].text, "rank 0 on "),
+               "rank 2 does not name both: %s", p.slot[2].text);
+    ranks_report("who waits for a rank that leaves after an abort hears of both, %s", transport);
+    procs_free(&p);
+}
+
 static void abort_before_messages_left(void) {
     procs p;
     idist_desc d = desc_with("auto", "auto");
@@ -403,6 +452,7 @@ int main(void) {
         between_processes(d.transport);
 #ifndef RANKS_MPI
         abort_beside_another_call(d.transport);
+        abort_drives_others_away(d.transport);
 #endif
     }
     {
