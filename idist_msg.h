@@ -2148,8 +2148,8 @@ static void idist__recv_start(idist__task *t) {
     idist__ring *ring = idist__ring_of(t->group->w);
     idist__transfer *v = idist__transfer_new(ring);
     idist__message *m, *earliest = NULL;
+    int from = t->call.root, end = from + 1;
     uint32_t tag;
-    int i;
 
     if (!v) {
         idist__task_complete(t, IDIST_ERR_NO_MEMORY, "out of memory");
@@ -2162,9 +2162,13 @@ static void idist__recv_start(idist__task *t) {
     idist__op_of(t)->transfer = v;
     idist__recv_post(ring, t, v);
 
-    for (i = 0; i < t->group->size; i++) {
-        if (t->call.root != IDIST_ANY_SOURCE && t->call.root != i) continue;
-        m = idist__recv_first(ring, t, t->group->ranks[i]);
+    if (from == IDIST_ANY_SOURCE) {
+        from = 0;
+        end = t->group->size;
+    }
+
+    for (; from < end; from++) {
+        m = idist__recv_first(ring, t, t->group->ranks[from]);
         if (m && (!earliest || m->stamp < earliest->stamp)) earliest = m;
     }
 
