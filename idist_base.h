@@ -786,6 +786,34 @@ IDIST__KERNELS_WIDE(avx2)
 IDIST__KERNELS_WIDE(avx512)
 #endif
 
+// out = (lo + hi) * factor: the last step of AVG where a product has the bits of the quotient. In
+// one pass over memory instead of two.
+typedef void (*idist__average_fn)(void *out, const void *lo, const void *hi, size_t count,
+                                  double factor);
+
+#define IDIST__KERNEL_AVERAGE(f, type, isa)                                                    \
+    IDIST__VECTORIZE IDIST__ISA_##isa static void idist__average_##f##_##isa(                  \
+        void *out, const void *lo, const void *hi, size_t count, double factor) {              \
+        idist__any_##f *o = (idist__any_##f *)out;                                             \
+        const idist__any_##f *a = (const idist__any_##f *)lo, *b = (const idist__any_##f *)hi; \
+        type product = (type)factor;                                                           \
+        size_t i;                                                                              \
+        IDIST__NO_ALIAS                                                                        \
+        for (i = 0; i < count; i++) {                                                          \
+            type x = a[i], y = b[i];                                                           \
+            o[i] = (x + (x != x ? x : y)) * product;                                           \
+        }                                                                                      \
+    }
+#define IDIST__KERNELS_AVERAGE(isa)        \
+    IDIST__KERNEL_AVERAGE(f32, float, isa) \
+    IDIST__KERNEL_AVERAGE(f64, double, isa)
+
+IDIST__KERNELS_AVERAGE(base)
+#ifdef IDIST__X86
+IDIST__KERNELS_AVERAGE(avx2)
+IDIST__KERNELS_AVERAGE(avx512)
+#endif
+
 #ifdef __clang__
 #pragma clang diagnostic pop
 #endif
@@ -839,6 +867,15 @@ static const idist__reduce_row idist__reduce_tables[][IDIST_DTYPE_COUNT] = {
 #endif
 };
 
+// By instruction set; of F32, of F64.
+static const idist__average_fn idist__average_tables[][2] = {
+    {idist__average_f32_base, idist__average_f64_base},
+#ifdef IDIST__X86
+    {idist__average_f32_avx2, idist__average_f64_avx2},
+    {idist__average_f32_avx512, idist__average_f64_avx512},
+#endif
+};
+
 // By dtype and op, for this processor.
 static const idist__reduce_row *idist__reduce_table = idist__reduce_tables[IDIST__BASE];
 
@@ -852,10 +889,21 @@ __attribute__((constructor)) static void idist__reduce_start(void) {
     idist__reduce_use(idist__isa_best());
 }
 
+// Whether a product with 1 / n equals the quotient.
+static bool idist__reduce_is_exact(int n) { return (n & (n - 1)) == 0; }
+
+// What adds the last operand of an AVG over n ranks and divides. NULL: adding and dividing are two
+// steps.
+static idist__average_fn idist__reduce_average(idist_dtype dtype, int n) {
+    if (n == 0 || !idist__reduce_is_exact(n)) return NULL;
+    if (dtype == IDIST_F32) return idist__average_tables[idist__isa_used][0];
+    return dtype == IDIST_F64 ? idist__average_tables[idist__isa_used][1] : NULL;
+}
+
 // buf[i] = buf[i] / n: the end of AVG.
 IDIST__VECTORIZE static void idist__reduce_divide(void *buf, size_t count, idist_dtype dtype,
                                                   int n) {
-    bool is_power_of_2 = (n & (n - 1)) == 0; // then a product with 1 / n equals the quotient
+    bool is_power_of_2 = idist__reduce_is_exact(n);
     size_t i;
 
     if (dtype == IDIST_F32 && is_power_of_2) {
@@ -913,7 +961,10 @@ __attribute__((noinline)) static void idist__reduce_pieces(void *out, const void
     size_t piece =
         PIECE / (narrow ? sizeof(float) : size); // NOLINT(clang-analyzer-core.DivideZero)
     idist__reduce_fn fn = idist__reduce_table[(unsigned)dtype][(unsigned)op];
+    idist__average_fn average = NULL;
     int i;
+
+    if (n > 1) average = idist__reduce_average(narrow ? IDIST_F32 : dtype, divide_by);
 
     for (at = 0; at < count; at += k) {
         char *o = (char *)out + at * size;
@@ -933,23 +984,26 @@ __attribute__((noinline)) static void idist__reduce_pieces(void *out, const void
                 hi = wide;
             }
 
-            fn(narrow || i < n - 1 ? (void *)sum : o, lo, hi, k);
+            if (average && i == n - 1)
+                average(narrow ? (void *)sum : o, lo, hi, k, 1.0 / divide_by);
+            else fn(narrow || i < n - 1 ? (void *)sum : o, lo, hi, k);
             lo = sum;
         }
 
-        if (divide_by)
+        if (divide_by && !average)
             idist__reduce_divide(narrow ? (void *)sum : o, k, narrow ? IDIST_F32 : dtype,
                                  divide_by);
         if (narrow) idist__float_narrow(o, sum, k, dtype);
     }
 }
 
-// out = in[0] (op) in[1] ... (op) in[n - 1] from left to right, divided by `divide_by` unless that
-// is 0. n >= 1. out may be one of the inputs; otherwise they do not overlap. Narrow floats are
-// rounded once, at the end.
+// out = in[0] (op) in[1] ... (op) in[n - 1] from left to right; with AVG divided by `divide_by`,
+// which is 0 otherwise. n >= 1. out may be one of the inputs; otherwise they do not overlap. Narrow
+// floats are rounded once, at the end.
 static void idist__reduce_many(void *out, const void *const *in, int n, size_t count,
                                idist_dtype dtype, idist_op op, int divide_by) {
     bool narrow = idist__type_is_narrow(dtype);
+    idist__average_fn average = idist__reduce_average(dtype, divide_by);
 
     if (n == 1 && (op == IDIST_LAND || op == IDIST_LOR || op == IDIST_LXOR)) { // makes it 0 or 1
         idist__reduce_table[(unsigned)dtype][IDIST_LAND](out, in[0], in[0], count);
@@ -958,6 +1012,8 @@ static void idist__reduce_many(void *out, const void *const *in, int n, size_t c
         if (divide_by) idist__reduce_divide(out, count, dtype, divide_by);
     } else if (n == 2 && !narrow && !divide_by) {
         idist__reduce_table[(unsigned)dtype][(unsigned)op](out, in[0], in[1], count);
+    } else if (n == 2 && average) {
+        average(out, in[0], in[1], count, 1.0 / divide_by);
     } else {
         idist__reduce_pieces(out, in, n, count, dtype, op, divide_by);
     }
