@@ -183,7 +183,7 @@ static void idist__stream_begin(idist__op *o, size_t recv_count, size_t send_cou
 
 //------------------------------------------------------------------------------
 // [algo:ring]  all_reduce, reduce_scatter and all_gather of large messages
-// uses model block extent msg:op stream
+// uses base:type reduce model block extent msg:op stream
 //
 // The ranks form a ring. Each one sends to its right neighbour (rank + 1) and receives from its
 // left one, so all links are busy in both directions all the time.
@@ -258,16 +258,27 @@ static idist__item idist__ring_all_reduce_send(idist__task *t, size_t index) {
                                        idist__ring_right(o));
 }
 
+// Whether the item completes the sum of its chunk: it is in the last step of the first lap.
+static bool idist__ring_completes_sum(const idist__op *o, size_t index) {
+    return index >= (size_t)(o->n - 2) * o->u.stream.block_chunks;
+}
+
+// AVG divides a chunk here, once for all ranks and while it is in the cache.
 static void idist__ring_all_reduce_take(idist__task *t, size_t index) {
     const idist__op *o = idist__op_of(t);
+    idist_dtype dtype = idist__type_is_narrow(t->call.dtype) ? IDIST_F32 : t->call.dtype;
     int block = idist__ring_block(o, index, 1);
     idist__item own, sum;
+    size_t count;
 
     if (!idist__ring_in_first_lap(o, index)) return; // it was received where it belongs
     own = idist__ring_all_reduce_item(o, o->in, index, block, 0);
     sum = idist__ring_all_reduce_item(o, o->out, index, block, 0);
-    idist__op_reduce(o, sum.data, idist__stream_slot(o, index), own.data, own.nbytes / o->size,
-                     t->call.dtype);
+    count = own.nbytes / o->size;
+
+    idist__op_reduce(o, sum.data, idist__stream_slot(o, index), own.data, count, t->call.dtype);
+    if (!o->user && idist__ring_completes_sum(o, index))
+        idist__reduce_finish(sum.data, count, dtype, t->call.op, o->n);
 }
 
 static void idist__ring_all_reduce(idist__task *t) {
@@ -323,11 +334,11 @@ static void idist__ring_reduce_scatter_take(idist__task *t, size_t index) {
     const idist__op *o = idist__op_of(t);
     const idist__stream_op *stream = &o->u.stream;
     int block = idist__ring_block(o, index, 2);
-    bool last_step = index >= (size_t)(o->n - 2) * stream->block_chunks;
     idist__item own, sum;
 
     own = idist__ring_reduce_scatter_item(t, o->in, index, block, 0);
-    if (last_step) sum = idist__stream_chunk(o, o->out, o->count, index % stream->block_chunks, 0);
+    if (idist__ring_completes_sum(o, index))
+        sum = idist__stream_chunk(o, o->out, o->count, index % stream->block_chunks, 0);
     else sum = idist__ring_reduce_scatter_item(t, o->work, index, block, 0);
     idist__op_reduce(o, sum.data, idist__stream_slot(o, index), own.data, own.nbytes / o->size,
                      t->call.dtype);
@@ -2036,9 +2047,11 @@ static void idist__choose_finish(idist__task *t) {
     bool widens = idist__choose_widens(&t->call, o->user);
     bool has_result = (c->kind != IDIST__REDUCE || o->rank == o->root) &&
                       (c->kind != IDIST__EXSCAN || o->rank != 0);
+    bool is_finished =
+        c->kind == IDIST__ALL_REDUCE && o->algorithm != IDIST__ALGO_LATENCY; // a ring
 
     if (!has_result) return;
-    if (!o->user)
+    if (!o->user && !is_finished)
         idist__reduce_finish(o->out, o->count, widens ? IDIST_F32 : c->dtype, c->op, o->n);
     if (widens)
         idist__float_narrow(c->recv, (const float *)(const void *)o->out, o->count, c->dtype);
