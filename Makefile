@@ -285,19 +285,23 @@ lint:
 format:
 	clang-format -i $(FORMATTED)
 
+# A folder's name may have spaces. idist.pc has a backslash before each.
+TO = "$(DESTDIR)$(PREFIX)"
+NOTHING :=
+SPACE := $(NOTHING) $(NOTHING)
+PC_PREFIX = $(subst $(SPACE),\\ ,$(PREFIX))
 install:
-	mkdir -p $(DESTDIR)$(PREFIX)/include $(DESTDIR)$(PREFIX)/lib/pkgconfig $(DESTDIR)$(PREFIX)/bin
-	mkdir -p $(DESTDIR)$(PREFIX)/share/licenses/idist
-	$(CC) -O2 examples/idistrun.c -o $(DESTDIR)$(PREFIX)/bin/idistrun
-	cp $(HEADERS) $(DESTDIR)$(PREFIX)/include/
-	cp LICENSE $(DESTDIR)$(PREFIX)/share/licenses/idist/
-	sed -e 's|@PREFIX@|$(PREFIX)|' -e 's|@INCLUDEDIR@|$${prefix}/include|' \
-	    -e 's|@VERSION@|$(VERSION)|' idist.pc.in >$(DESTDIR)$(PREFIX)/lib/pkgconfig/idist.pc
+	mkdir -p $(TO)/include $(TO)/lib/pkgconfig $(TO)/bin $(TO)/share/licenses/idist
+	$(CC) -O2 examples/idistrun.c -o $(TO)/bin/idistrun
+	cp $(HEADERS) $(TO)/include/
+	cp LICENSE $(TO)/share/licenses/idist/
+	sed -e 's|@PREFIX@|$(PC_PREFIX)|' -e 's|@INCLUDEDIR@|$${prefix}/include|' \
+	    -e 's|@VERSION@|$(VERSION)|' idist.pc.in >$(TO)/lib/pkgconfig/idist.pc
 
 uninstall:
-	rm -f $(HEADERS:%=$(DESTDIR)$(PREFIX)/include/%) $(DESTDIR)$(PREFIX)/bin/idistrun
-	rm -f $(DESTDIR)$(PREFIX)/lib/pkgconfig/idist.pc
-	rm -rf $(DESTDIR)$(PREFIX)/share/licenses/idist
+	rm -f $(HEADERS:%=$(TO)/include/%) $(TO)/bin/idistrun
+	rm -f $(TO)/lib/pkgconfig/idist.pc
+	rm -rf $(TO)/share/licenses/idist
 
 # What every test and lint check can make use of (Debian 12). make run needs none of it, make test
 # only perl.

@@ -110,12 +110,15 @@ compile_once
 # CC may be another compiler, as where one crosses; and the licence goes along.
 printf '#!/bin/sh\necho "$@" >>"%s/cc.log"\nexec cc "$@"\n' "$WORK" >"$WORK/other-cc"
 chmod +x "$WORK/other-cc"
-ok_run 0 "make install" 100 make -s install DESTDIR="$WORK/dest" PREFIX=/usr CC="$WORK/other-cc"
+# A folder's name may have a space, here one that would make two words of which the first is a file.
+INTO=(DESTDIR="$WORK/dest here" PREFIX=/opt/idist\ 0)
+touch "$WORK/dest"
+ok_run 0 "make install" 100 make -s install "${INTO[@]}" CC="$WORK/other-cc"
 grep -q idistrun "$WORK/cc.log" 2>/dev/null
 ok $? "which builds idistrun with CC"
-cmp -s LICENSE "$WORK/dest/usr/share/licenses/idist/LICENSE"
+cmp -s LICENSE "$WORK/dest here/opt/idist 0/share/licenses/idist/LICENSE"
 ok $? "and installs LICENSE"
-ok_run 0 "make uninstall" 20 make -s uninstall DESTDIR="$WORK/dest" PREFIX=/usr
-[ -z "$(find "$WORK/dest" -type f)" ]
-ok $? "leaves no file"
+ok_run 0 "make uninstall" 20 make -s uninstall "${INTO[@]}"
+[ -z "$(find "$WORK/dest here" -type f)" ] && [ -e "$WORK/dest" ]
+ok $? "leaves no file, and removes no other"
 done_testing

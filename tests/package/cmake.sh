@@ -101,10 +101,11 @@ if(idist_mpi_FOUND OR TARGET idist::mpi OR NOT TARGET idist::idist)
     message(FATAL_ERROR "idist_mpi_FOUND is ${idist_mpi_FOUND}")
 endif()'
 
-# pkg-config: the line and the first program of README.md, after make install; and what it says
-# after cmake --install.
+# pkg-config: the line and the first program of README.md, after make install; what it says after
+# cmake --install, and after make install to a folder whose name has a space.
 ok_run 0 "make install" 100 make -s install PREFIX="$WORK/made"
 ok_headers "$WORK/made/include" "make install"
+ok_run 0 "make install, a space" 100 make -s install PREFIX="$WORK/made here" CC=true
 cat >"$WORK/pkg_config.sh" <<END
 set -e
 cd "$WORK"
@@ -113,6 +114,8 @@ $(readme_block pkg_config.sh | sed 's/^cc /cc -O3 -Wall -Wextra -Werror /')
 export PKG_CONFIG_PATH="$PREFIX/share/pkgconfig"
 c++ -Wall -Wextra -Werror \$(pkg-config --cflags idist) -c "$PROJECT/main.cpp" -o main.o
 pkg-config --modversion idist
+export PKG_CONFIG_PATH="$WORK/made here/lib/pkgconfig"
+eval "cc \$(pkg-config --cflags idist)" -fsyntax-only app.c
 END
 readme_block app.c >"$WORK/app.c"
 ! command -v pkg-config >/dev/null ||

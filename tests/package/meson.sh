@@ -15,7 +15,7 @@ done
 git_release
 ok $? "a repository with the tag v$VERSION"
 
-PREFIX=$WORK/prefix
+PREFIX="$WORK/pre fix"
 ok_run 0 "meson setup" 60 meson setup --prefix "$PREFIX" "$WORK/build" "$SOURCE"
 ok_run 0 "meson install" 60 meson install -C "$WORK/build"
 ok_headers "$PREFIX/include" "meson install"
