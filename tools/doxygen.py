@@ -66,6 +66,7 @@ TARGETS = link_targets(os.environ['API_HEADERS'].split())
 
 def escaped(text):
     text = re.sub(r'[\\@&$#<>%"]|--|::', r'\\\g<0>', text)
+    text = text.replace('file://', 'file:<span></span>//')  # not a link
     return text.replace('.. ', '..&nbsp;')  # not the end of the brief description
 
 

@@ -3,7 +3,7 @@
 
     lost        a line of a comment among the declarations that is on no page
     function    without an anchor, its declaration, a description or a man page
-    link        to a place of a page that does not exist
+    link        to a place of a page that does not exist, or to a file:///path of an explanation
 """
 import glob
 import html
@@ -89,5 +89,7 @@ for name, page in pages.items():
         file, anchor = target.split('#', 1)
         if not re.search(r'\b(id|name)="%s"' % re.escape(anchor), pages.get(file or name, '')):
             print('link: %s: %s does not exist' % (name, target))
+    for target in re.findall(r'href="(file:[^"]*)"', page):
+        print('link: %s: %s is an example' % (name, target))
 print('%d functions, %d lines of comments, %d links to places' % (n_functions, n_lines, n_links),
       file=sys.stderr)
