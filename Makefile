@@ -18,6 +18,10 @@ JOBS ?= $(shell nproc 2>/dev/null || echo 2)
 TEST_JOBS ?= 2
 BUILD ?= build
 
+# Folders that the caller names may have spaces.
+NOTHING :=
+SPACE := $(NOTHING) $(NOTHING)
+
 VERSION := $(shell sed -n 's/^\#define IDIST_VERSION "\(.*\)"/\1/p' idist.h 2>/dev/null)
 HEADERS := $(wildcard idist*.h)
 TEST_LIB := $(wildcard tests/lib/*.h)
@@ -213,11 +217,11 @@ bench-train:
 # Loss and accuracy of example 05 over its epochs, or any scalars.csv: CSV=path. SVG=path says where
 # the picture goes, instead of beside it.
 CSV ?= build/plots/05/scalars.csv
-SVG ?= $(basename $(CSV)).svg
-plots: $(CSV)
+SVG ?= $(subst |,$(SPACE),$(basename $(subst $(SPACE),|,$(CSV)))).svg
+plots: $(subst $(SPACE),\ ,$(CSV))
 	@command -v gnuplot >/dev/null || \
 	    { echo "make plots needs gnuplot: apt-get install gnuplot-nox" >&2; exit 1; }
-	@gnuplot -c tools/plot_scalars.gnuplot $(CSV) $(SVG)
+	@gnuplot -c tools/plot_scalars.gnuplot "$(CSV)" "$(SVG)"
 	@echo "$(SVG)"
 
 build/plots/05/scalars.csv: build/05_train_digits
@@ -275,7 +279,7 @@ DOCS ?= build/docs
 docs:
 	@command -v doxygen >/dev/null || \
 	    { echo "make docs needs doxygen: apt-get install doxygen" >&2; exit 1; }
-	@rm -rf $(DOCS)/html $(DOCS)/man && mkdir -p $(DOCS)
+	@rm -rf "$(DOCS)/html" "$(DOCS)/man" && mkdir -p "$(DOCS)"
 	@VERSION='$(VERSION)' API_HEADERS='$(API_HEADERS)' DOCS='$(DOCS)' doxygen tools/Doxyfile
 	@echo "$(DOCS)/html/index.html; man -M $(DOCS)/man idist_all_reduce"
 
@@ -285,10 +289,8 @@ lint:
 format:
 	clang-format -i $(FORMATTED)
 
-# A folder's name may have spaces. idist.pc has a backslash before each.
+# idist.pc has a backslash before each space.
 TO = "$(DESTDIR)$(PREFIX)"
-NOTHING :=
-SPACE := $(NOTHING) $(NOTHING)
 PC_PREFIX = $(subst $(SPACE),\\ ,$(PREFIX))
 install:
 	mkdir -p $(TO)/include $(TO)/lib/pkgconfig $(TO)/bin $(TO)/share/licenses/idist

@@ -10,14 +10,17 @@ for tool in doxygen linkchecker python3; do
     }
 done
 
+touch "$WORK/the" # make must not take the name of the folder for two
 chmod a+rx "$WORK" # as root, linkchecker becomes another user
-ok_run 0 "make docs" 60 make -s docs DOCS="$WORK/docs"
+ok_run 0 "make docs" 60 make -s docs DOCS="$WORK/the docs"
+[ -f "$WORK/the" ]
+ok $? "which removes no other file"
 ! grep -iE 'warning|error' "$WORK/log" >"$WORK/warnings"
 ok $? "without a warning" || diag <"$WORK/warnings"
 
 mapfile -t headers < <(grep -l '^IDIST_API' idist*.h)
 n=$(cat "${headers[@]}" | grep -c '^IDIST_API')
-python3 tests/docs/api.py "$WORK/docs" "${headers[@]}" >"$WORK/findings" 2>"$WORK/summary"
+python3 tests/docs/api.py "$WORK/the docs" "${headers[@]}" >"$WORK/findings" 2>"$WORK/summary"
 ok $? "the pages can be read" || diag <"$WORK/summary"
 grep -q "^$n functions, [1-9][0-9]* lines of comments, [1-9][0-9]* links" "$WORK/summary"
 ok $? "all of the $n functions are looked for" || diag <"$WORK/summary"
@@ -30,5 +33,5 @@ for what in lost function link; do
     esac
     ok "$(wc -l <"$WORK/log")" "$name" || head -n 20 "$WORK/log" | diag
 done
-ok_run 0 "links to files" 100 linkchecker --no-status "$WORK/docs/html/index.html"
+ok_run 0 "links to files" 100 linkchecker --no-status "$WORK/the docs/html/index.html"
 done_testing

@@ -67,17 +67,20 @@ if ! command -v gnuplot >/dev/null; then
     skip "make plots" "no gnuplot: Debian package gnuplot-nox"
     done_testing
 fi
-# Three curves in the panels "loss" and "accuracy"; what is not finite is left out.
-grep -E '^wall_time|,(train|test)/' "$RUN/scalars.csv" >"$WORK/drawn.csv"
-printf '1,75,train/loss,nan\n1,76,test/accuracy,-inf\n1,75,train/gone,nan\n' >>"$WORK/drawn.csv"
-ok_run 0 "make plots" 60 make -s plots CSV="$WORK/drawn.csv"
-points=$(grep -c "<use xlink:href='#gpPt[0-9]*' transform='translate" "$WORK/drawn.svg")
+# A folder's name may have dots and spaces. Three curves in the panels "loss" and "accuracy"; what is
+# not finite is left out.
+mkdir "$WORK/v1.5 b"
+DRAWN="$WORK/v1.5 b/drawn"
+grep -E '^wall_time|,(train|test)/' "$RUN/scalars.csv" >"$DRAWN.csv"
+printf '1,75,train/loss,nan\n1,76,test/accuracy,-inf\n1,75,train/gone,nan\n' >>"$DRAWN.csv"
+ok_run 0 "make plots" 60 make -s plots CSV="$DRAWN.csv"
+points=$(grep -c "<use xlink:href='#gpPt[0-9]*' transform='translate" "$DRAWN.svg")
 ok $((points != 3 * 75 + 3)) "make plots: a point per value, and three in the key ($points)"
 for text in train/loss train/accuracy test/accuracy loss accuracy step; do
-    grep -q ">$text<" "$WORK/drawn.svg"
+    grep -q ">$text<" "$DRAWN.svg"
     ok $? "make plots: says $text"
 done
-! grep -q 'gone' "$WORK/drawn.svg"
+! grep -q 'gone' "$DRAWN.svg"
 ok $? "make plots: nothing of a tag without a finite value"
 head -n 1 "$RUN/scalars.csv" >"$WORK/empty.csv"
 ok_run 2 "make plots: no values" 60 make -s plots CSV="$WORK/empty.csv"
