@@ -381,11 +381,30 @@ static void doctor_file(void) {
         doctor_say("file store", DOCTOR_FINE, NULL, "works: ranks can meet at file://%.*s/...",
                    nbytes, path);
     } else {
+        bool is_setting;
+
         doctor_failure(why, sizeof why);
+        is_setting = strncmp(why, "IDIST_SECRET", 12) == 0;
         doctor_say("file store", is_needed ? DOCTOR_WRONG : DOCTOR_NOTE,
-                   is_needed ? NULL : "for IDIST_INIT_METHOD=file:// take another folder", "%s",
-                   why);
+                   is_needed || is_setting ? NULL
+                                           : "for IDIST_INIT_METHOD=file:// take another folder",
+                   "%s", why);
     }
+}
+
+static bool doctor_is_set(const char *name) {
+    const char *value = getenv(name);
+
+    return value && value[0];
+}
+
+// With a fault in the settings the configuration ends there, and may lack the secret.
+static const char *doctor_secret(void) {
+    if (doctor.config.secret.nbytes) return "given";
+    if (doctor_is_set("IDIST_SECRET") || doctor_is_set("IDIST_SECRET_FILE"))
+        return "given; see settings";
+    if (doctor.config.secret.insecure) return "none, and IDIST_INSECURE=1 trusts the network";
+    return "none; ranks on several hosts need IDIST_SECRET";
 }
 
 // Variables of idist; never the value of a secret.
@@ -406,10 +425,7 @@ static void doctor_settings(void) {
         strcmp(doctor.why_not_configured, doctor.why_not_detected) != 0)
         doctor_say("settings", DOCTOR_WRONG, NULL, "%s", doctor.why_not_configured);
     else doctor_say("settings", DOCTOR_FINE, NULL, "%s", text[0] ? text : "none of IDIST_*");
-    doctor_say("secret", DOCTOR_FINE, NULL, "%s",
-               doctor.config.secret.nbytes     ? "given"
-               : doctor.config.secret.insecure ? "none, and IDIST_INSECURE=1 trusts the network"
-                                               : "none; ranks on several hosts need IDIST_SECRET");
+    doctor_say("secret", DOCTOR_FINE, NULL, "%s", doctor_secret());
 }
 
 // The file that a shell would run; "" if there is none.

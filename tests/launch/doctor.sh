@@ -110,6 +110,14 @@ line "IDIST_SECRET" secret '^given$'
 line "IDIST_SECRET" settings 'IDIST_SECRET( |$)'
 ! grep -q 0123456789abcdef "$WORK/log"
 ok $? "IDIST_SECRET: is not printed"
+doctor 1 "IDIST_SECRET and another fault" env IDIST_SECRET=0123456789abcdef IDIST_ALGO=magic
+line "IDIST_SECRET and another fault" secret '^given; see settings$'
+doctor 1 "a short IDIST_SECRET" env IDIST_SECRET=short
+line "a short IDIST_SECRET" settings '^IDIST_SECRET has 5 bytes .*\[wrong\]$'
+line "a short IDIST_SECRET" secret '^given; see settings$'
+line "a short IDIST_SECRET" "file store" '^IDIST_SECRET has 5 bytes .* 256 \[note\]$'
+doctor 1 "no IDIST_SECRET_FILE" env IDIST_SECRET_FILE="$WORK/nothing"
+line "no IDIST_SECRET_FILE" secret '^given; see settings$'
 doctor 0 "an empty PATH" env PATH=/nonexistent
 line "an empty PATH" MPI '^no mpirun'
 
