@@ -1166,8 +1166,9 @@ IDIST_API idist_status idist_new_group_by_members(idist_group *parent, const int
 IDIST_API idist_status idist_split(idist_group *parent, int color, int key, idist_group **group);
 
 // The same without waiting: *group is set when the request is complete, and must stay until then.
-// The ranks go on with it in idist_wait, idist_test and the like, not in between.
-// IDIST_ERR_UNSUPPORTED on backends that block while they make a group (mpi).
+// The ranks go on with it only in calls that wait for this request, or test it. So they wait for
+// several splits in the same order, or in any order by idist_wait_all, idist_wait_any or
+// idist_test. IDIST_ERR_UNSUPPORTED on backends that block while they make a group (mpi).
 IDIST_API idist_status idist_split_start(idist_group *parent, int color, int key,
                                          idist_group **group, idist_request *request);
 

@@ -1589,11 +1589,26 @@ static idist_status idist__request_wait_next(idist_request *request, idist__worl
     return idist__request_wait(request);
 }
 
-static idist_status idist__request_wait_all(const idist__request_list *list) {
-    idist_status first = IDIST_OK;
+// The failure of a wait for several requests: the one with the lowest index.
+typedef struct idist__request_failure {
+    idist_status status;
+    size_t index;
+    char text[sizeof idist__me.text];
+} idist__request_failure;
+
+static void idist__request_note(idist__request_failure *failure, idist_status status,
+                                size_t index) {
+    if (status == IDIST_OK || (failure->status != IDIST_OK && failure->index < index)) return;
+    failure->status = status;
+    failure->index = index;
+    memcpy(failure->text, idist__me.text, sizeof failure->text);
+}
+
+// One after the other.
+static void idist__request_wait_each(const idist__request_list *list,
+                                     idist__request_failure *failure) {
     idist__world *held = NULL;
     idist_request empty;
-    char text[sizeof idist__me.text];
     size_t i;
 
     for (i = 0; i < list->n; i++) {
@@ -1609,31 +1624,10 @@ static idist_status idist__request_wait_all(const idist__request_list *list) {
 
         status =
             idist__tracer_now() ? idist_wait(request) : idist__request_wait_next(request, &held);
-        if (status == IDIST_OK || first != IDIST_OK) continue;
-        first = status;
-        memcpy(text, idist__me.text, sizeof text);
+        idist__request_note(failure, status, i);
     }
 
     if (held) idist__request_leave(held);
-    if (first != IDIST_OK) memcpy(idist__me.text, text, sizeof text);
-
-    return first;
-}
-
-idist_status idist_wait_all(idist_request *requests, size_t n) {
-    idist__request_list list = idist__request_list_of(requests, NULL, n);
-
-    if (n && !requests) return idist__fail(IDIST_ERR_ARG, "wait_all: requests is NULL");
-
-    return idist__request_wait_all(&list);
-}
-
-idist_status idist_wait_all_of(idist_request *const *requests, size_t n) {
-    idist__request_list list = idist__request_list_of(NULL, requests, n);
-
-    if (n && !requests) return idist__fail(IDIST_ERR_ARG, "wait_all_of: requests is NULL");
-
-    return idist__request_wait_all(&list);
 }
 
 // There may be thousands of requests, so it looks only after a task has ended.
@@ -1728,6 +1722,56 @@ static idist_status idist__request_wait_any(idist__request_list *list, size_t *i
     *index = list->found;
 
     return status;
+}
+
+// Whether one of them goes on only in a wait for it (a split).
+static bool idist__request_any_follows(const idist__request_list *list) {
+    idist_request empty;
+    size_t i;
+
+    for (i = 0; i < list->n; i++) {
+        idist_request *request = idist__request_at(list, i, &empty);
+        if (request->impl && !idist__call_was_complete(request) &&
+            ((const idist__task *)request->impl)->then)
+            return true;
+    }
+
+    return false;
+}
+
+// While there are splits among them it waits for any: waiting for one at a time, two ranks that
+// have them in different orders would wait for each other.
+static idist_status idist__request_wait_all(idist__request_list *list) {
+    idist__request_failure failure;
+    size_t i = 0;
+
+    memset(&failure, 0, sizeof failure);
+
+    while (i < list->n && idist__request_any_follows(list)) {
+        idist_status status = idist__request_wait_any(list, &i);
+        if (i < list->n) idist__request_note(&failure, status, i);
+    }
+
+    idist__request_wait_each(list, &failure);
+    if (failure.status != IDIST_OK) memcpy(idist__me.text, failure.text, sizeof failure.text);
+
+    return failure.status;
+}
+
+idist_status idist_wait_all(idist_request *requests, size_t n) {
+    idist__request_list list = idist__request_list_of(requests, NULL, n);
+
+    if (n && !requests) return idist__fail(IDIST_ERR_ARG, "wait_all: requests is NULL");
+
+    return idist__request_wait_all(&list);
+}
+
+idist_status idist_wait_all_of(idist_request *const *requests, size_t n) {
+    idist__request_list list = idist__request_list_of(NULL, requests, n);
+
+    if (n && !requests) return idist__fail(IDIST_ERR_ARG, "wait_all_of: requests is NULL");
+
+    return idist__request_wait_all(&list);
 }
 
 idist_status idist_wait_any(idist_request *requests, size_t n, size_t *index) {

@@ -258,11 +258,11 @@ static void by_members_missing(idist_group *world, int rank, int n, void *arg) {
 }
 
 // Three splits begun at once, with a blocking one and other calls in between; waited for in every
-// way, in another order on each rank.
+// way, and but for the first one in another order on each rank.
 static void split_started(idist_group *world, int rank, int n, void *arg) {
     int way = *(const int *)arg;
     idist_group *g[3], *between = NULL;
-    idist_request r[3], *pointers[3] = {&r[2], &r[0], &r[1]};
+    idist_request r[3], *pointers[3] = {&r[(rank + 2) % 3], &r[rank % 3], &r[(rank + 1) % 3]};
     idist_opts o = opts_of(world);
     int32_t x = 1, y = 0;
     for (int i = 0; i < 3; i++) {
@@ -274,7 +274,7 @@ static void split_started(idist_group *world, int rank, int n, void *arg) {
     rank_ok(rank, idist_split(world, 0, 0, &between));
     rank_is(rank, idist_request_free(&r[1]), IDIST_ERR_ARG);
     if (way == 0) {
-        for (int i = 0; i < 3; i++) rank_ok(rank, idist_wait(&r[(i + rank) % 3]));
+        for (int i = 0; i < 3; i++) rank_ok(rank, idist_wait(&r[(i + 1) % 3]));
     } else if (way == 1) {
         rank_ok(rank, idist_wait_all_of(pointers, 3));
     } else if (way == 2) {
@@ -296,6 +296,42 @@ static void split_started(idist_group *world, int rank, int n, void *arg) {
         rank_ok(rank, idist_free_group(&g[i]));
     }
     rank_ok(rank, idist_free_group(&between));
+}
+
+// wait_all goes on with a split, though the request before it waits for a rank that has to go on
+// with the split first. It returns the failure with the lowest index all the same.
+static void split_beside_receive(idist_group *world, int rank, int n, void *arg) {
+    idist_group *g = NULL;
+    idist_request r[4];
+    idist_opts o = opts_of(world), brief = opts_async(world, &r[3]);
+    idist_opts in_vain = opts_async(world, &r[0]), a = opts_async(world, &r[1]);
+    int32_t x = 5, y = 0;
+    (void)n;
+    (void)arg;
+    memset(r, 0, sizeof r);
+    brief.timeout_ms = 20;
+    in_vain.timeout_ms = 100;
+
+    if (rank == 0) {
+        rank_ok(rank, idist_recv(&y, 1, IDIST_I32, 1, 1, NULL, &in_vain));
+        rank_ok(rank, idist_recv(&y, 1, IDIST_I32, 1, 2, NULL, &a));
+        rank_ok(rank, idist_recv(&y, 1, IDIST_I32, 1, 3, NULL, &brief));
+    }
+
+    rank_ok(rank, idist_split_start(world, 0, 0, &g, &r[2]));
+
+    if (rank == 0) {
+        rank_is(rank, idist_wait_all(r, 4), IDIST_ERR_TIMEOUT);
+        rank_check(strstr(idist_last_error(), "tag 1") != NULL, "got: %s", idist_last_error());
+        rank_check(y == 5, "got %d", y);
+    } else {
+        rank_ok(rank, idist_wait(&r[2]));
+        if (rank == 1) rank_ok(rank, idist_send(&x, 1, IDIST_I32, 0, 2, &o));
+    }
+
+    o.group = g;
+    rank_ok(rank, idist_barrier(&o));
+    rank_ok(rank, idist_free_group(&g));
 }
 
 static void split_start_misuse(idist_group *world, int rank, int n, void *arg) {
@@ -574,9 +610,10 @@ int main(void) {
     for (int t = 0; t < N_PLACEMENTS; t++)
         for (int way = 0; way < 4; way++) {
             idist_desc d = desc_with(transport_names[t], "auto");
-            ranks_case(way + 1, &d, split_started, &way, "splits that are started, way %d, %s", way,
-                       d.transport);
+            ranks_case(way + 1 + (way < 2), &d, split_started, &way,
+                       "splits that are started, way %d, %s", way, d.transport);
         }
+    ranks_case(3, NULL, split_beside_receive, NULL, "a split that is started, beside receives");
     ranks_case_fault(3, NULL, split_aborted, NULL, "a split that is started and aborted");
 #endif
     ranks_case(3, NULL, by_members_misuse, NULL, "made by its members alone: misuse");
