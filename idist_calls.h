@@ -1177,9 +1177,9 @@ idist_status idist_broadcast_alloc(const void *send, size_t count, idist_dtype d
     idist__collective_head head;
     idist_status status;
 
+    if (recv) *recv = NULL;
     if (!recv || !recvcount)
         return idist__fail(IDIST_ERR_ARG, "broadcast_alloc: recv or recvcount is NULL");
-    *recv = NULL;
     *recvcount = 0;
     memset(&head, 0, sizeof head);
     status = idist__check_blocking("broadcast_alloc", opts);
@@ -1211,9 +1211,9 @@ idist_status idist_all_gather_alloc(const void *send, size_t count, idist_dtype 
     idist__call c;
     idist_status status;
 
+    if (recv) *recv = NULL;
     if (!recv || !recvcounts)
         return idist__fail(IDIST_ERR_ARG, "%s: recv or recvcounts is NULL", name);
-    *recv = NULL;
     status = idist__check_blocking(name, opts);
     if (status == IDIST_OK)
         status =

@@ -201,6 +201,8 @@ static void alloc_misuse(idist_group *world, int rank, int n, void *arg) {
     rank_is(rank, idist_broadcast_alloc("x", 1, IDIST_U8, 0, NULL, &count, NULL, &o),
             IDIST_ERR_ARG);
     rank_is(rank, idist_broadcast_alloc("x", 1, IDIST_U8, 0, &p, NULL, NULL, &o), IDIST_ERR_ARG);
+    rank_check(!p, "rank %d: broadcast_alloc without recvcount: not NULL", rank);
+    p = &o;
     rank_is(rank, idist_broadcast_alloc("x", 1, IDIST_U8, n, &p, &count, NULL, &o), IDIST_ERR_ARG);
     rank_check(!p, "rank %d: the pointer is not NULL", rank);
     rank_is(rank, idist_broadcast_alloc("x", 1, IDIST_U8, 0, &p, &count, NULL, &async),
@@ -210,7 +212,9 @@ static void alloc_misuse(idist_group *world, int rank, int n, void *arg) {
     rank_is(rank, idist_broadcast_alloc("x", 1, IDIST_DTYPE_COUNT, rank, &p, &count, NULL, &o),
             IDIST_ERR_ARG);
     rank_is(rank, idist_all_gather_alloc("x", 1, IDIST_U8, NULL, counts, &o), IDIST_ERR_ARG);
+    p = &o;
     rank_is(rank, idist_all_gather_alloc("x", 1, IDIST_U8, &p, NULL, &o), IDIST_ERR_ARG);
+    rank_check(!p, "rank %d: all_gather_alloc without recvcounts: not NULL", rank);
     rank_is(rank, idist_all_gather_alloc(NULL, 1, IDIST_U8, &p, counts, &o), IDIST_ERR_ARG);
     rank_is(rank, idist_all_gather_alloc("x", SIZE_MAX / 8, IDIST_F64, &p, counts, &o),
             IDIST_ERR_ARG);
