@@ -1085,7 +1085,7 @@ static void idist__explain_task(const idist__task *t, char *buf, size_t cap) {
     }
 
     snprintf(buf, cap, "%s (", idist__kind_names[c->label]);
-    if (c->label != IDIST__PROBE && c->label != IDIST__MPROBE &&
+    if (!(c->label >= IDIST__PROBE && c->label <= IDIST__IMPROBE) &&
         c->label != IDIST__NEW_GROUP_BY_MEMBERS)
         idist__text_append(buf, cap, "%s x %zu, ", idist__world_dtype_name(t->group->w, c->dtype),
                            c->count);

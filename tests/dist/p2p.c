@@ -271,6 +271,26 @@ static void probe_times_out(idist_group *world, int rank, int n, void *arg) {
     rank_ok(rank, idist_barrier(&o));
 }
 
+// A program that only probes hears of an abort, too.
+static void probes_in_vain(idist_group *world, int rank, int n, void *arg) {
+    idist_opts o = opts_of(world);
+    idist_status status = IDIST_OK;
+    idist_message message;
+    bool found = false;
+    (void)arg;
+    (void)n;
+    rank_ok(rank, idist_barrier(&o));
+    if (rank == 1) rank_ok(rank, idist_abort(world));
+    while (rank == 0 && status == IDIST_OK && !found)
+        status = idist_improbe(1, 7, &found, &message, &o);
+    if (rank == 0) {
+        rank_check(status == IDIST_ERR_ABORTED, "got %s", idist_status_name(status));
+        rank_check(strncmp(idist_last_error(), "improbe (from rank 1, tag 7): ", 30) == 0 ||
+                       strncmp(idist_last_error(), "improbe: the group failed", 25) == 0,
+                   "got: %s", idist_last_error());
+    }
+}
+
 // Nobody but the holder finds a matched message: neither probes nor receives, which get the next
 // one. With i odd it is matched before it was sent.
 static void matched_once(idist_group *world, int rank, int i, size_t count, unsigned char *p) {
@@ -871,6 +891,7 @@ int main(void) {
         ranks_case(2, &d, probe_after_receive, NULL, "a posted receive comes before a probe, %s",
                    name);
         ranks_case(2, &d, probe_times_out, NULL, "a probe that times out, %s", name);
+        ranks_case_fault(2, &d, probes_in_vain, NULL, "an abort while a rank probes, %s", name);
         matched_cases(&d, name);
         ranks_case(3, &d, nothing_sent, NULL, "messages of nothing, %s", name);
         ranks_case(2, &d, recv_times_out, NULL, "recv time-out cancels, %s", name);
