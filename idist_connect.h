@@ -46,7 +46,8 @@ enum {
     // A connect that is not answered is tried again after this time. A handshake has no limit,
     // because the peer may not be in a call.
     IDIST__ATTEMPT_MS = 3000,
-    IDIST__ATTEMPT_WAIT_MS = 20
+    IDIST__ATTEMPT_WAIT_MS = 20,
+    IDIST__ATTEMPT_NAME_MS = 100 // before a name that is not known yet is looked up again
 };
 
 typedef struct idist__where { // where a rank listens for another one
@@ -124,8 +125,8 @@ static bool idist__attempt_begin(idist__attempt *a, const idist__where *where,
 
 //------------------------------------------------------------------------------
 // [connect:connector]  all that is under way: listeners, attempts, handshakes
-// uses clock descriptor poll socket fail mem base:log auth pending msg:types
-// uses msg:transport link attempt
+// uses clock descriptor poll socket fail text mem base:log auth pending
+// uses msg:types msg:transport link attempt
 // uses
 //
 //     idist__connector_start   starts an attempt to connect to a rank
@@ -151,6 +152,9 @@ typedef struct idist__connector {
     uint8_t key[32];         // authenticates connections of this job
     bool listener_ready;     // somebody may wait at a listener
     bool leaves;             // no new attempts
+    bool waits_for_names;    // while ranks join: a name may become known
+    int unknown_rank;        // whose name was not known at the last attempt to connect to it
+    char unknown[256];       // ... and how the lookup failed; "": all were known
     int64_t no_fds_until_ns; // while descriptors are short, nothing is accepted before this time;
                              // 0: they are not short
     idist__attempt *attempts;
@@ -459,6 +463,23 @@ static bool idist__connector_greet(idist__connector *c, idist__attempt *a,
     return true;
 }
 
+// The name of the rank's host cannot be resolved. Returns false if it will be tried again.
+static bool idist__connector_unknown(idist__connector *c, idist__attempt *a,
+                                     const idist__connect_event *event) {
+    if (!c->waits_for_names || event->error || event->status != IDIST_ERR_SYSTEM) return true;
+
+    if (!c->unknown[0])
+        idist__log_print(&c->ring->w->log, IDIST_LOG_WARN,
+                         "%s (IDIST_ADDR of rank %d); it is looked up until it is known or the "
+                         "time to join is up",
+                         idist__me.text, a->rank);
+    c->unknown_rank = a->rank;
+    idist__text_copy(c->unknown, sizeof c->unknown, idist__me.text);
+    idist__attempt_wait(a, IDIST__ATTEMPT_NAME_MS);
+
+    return false;
+}
+
 // Advances an attempt, which may be gone after that. With an event all attempts to connect to the
 // rank are, unless descriptors are short.
 static bool idist__connector_try(idist__connector *c, idist__attempt *a,
@@ -467,7 +488,8 @@ static bool idist__connector_try(idist__connector *c, idist__attempt *a,
     bool happened = false;
 
     if (a->state == IDIST__ATTEMPT_WAITS && idist__os_clock_now_ns() >= a->due_ns)
-        happened = idist__attempt_begin(a, &c->where[rank], event);
+        happened = idist__attempt_begin(a, &c->where[rank], event) &&
+                   idist__connector_unknown(c, a, event);
     if (!happened && a->state == IDIST__ATTEMPT_CONNECTS)
         happened = idist__connector_connected(c, a, event);
     if (!happened && a->state == IDIST__ATTEMPT_GREETS && a->handshake.ready)

@@ -730,39 +730,52 @@ static idist_status idist__table_own_address(const idist__join *j, bool by_loopb
 
 // Listens on all addresses where a secret keeps strangers out, or else at the one that is
 // published.
+static idist_status idist__table_listen_at(idist__join *j, const idist__own_address *own) {
+    const idist__secret *secret = &j->w->cfg.secret;
+    int *listener = &j->connector->listeners[1];
+    idist__os_address address, hint;
+    bool has_hint = idist__table_store_address(j, &hint);
+    idist_status status;
+
+    if (!idist__address_host_is_loopback(own->ip)) {
+        if (secret->nbytes) return idist__connection_listen_everywhere(0, own->ip, listener);
+        if (secret->insecure)
+            return idist__connection_listen_beyond(own, has_hint ? &hint : NULL, 0, own->ip,
+                                                   listener);
+    }
+
+    status = idist__address_tcp(&address, own->ip, 0);
+    if (status == IDIST_OK && idist__os_socket_is_loopback(&address))
+        return idist__connection_listen(&address, own->ip, listener);
+
+    return idist__fail(IDIST_ERR_NO_SECRET,
+                       "initialize: listening at %s, beyond this host, needs a shared secret: set "
+                       "IDIST_SECRET or IDIST_SECRET_FILE on all ranks, or IDIST_INSECURE=1 to "
+                       "trust the network",
+                       own->ip);
+}
+
 static idist_status idist__table_listen_tcp(idist__join *j, bool by_loopback) {
     idist__world *w = j->w;
-    bool has_secret = w->cfg.secret.nbytes != 0;
+    idist__tcp_record *me = &j->tcp[w->group.rank];
     idist__os_address address;
     idist__own_address own;
     idist_status status = idist__table_own_address(j, by_loopback, &own);
 
-    if (status == IDIST_OK) status = idist__address_tcp(&address, own.ip, 0);
-    if (status != IDIST_OK) return status;
-    if (!idist__os_socket_is_loopback(&address) && !has_secret && !w->cfg.secret.insecure)
-        return idist__fail(
-            IDIST_ERR_NO_SECRET,
-            "initialize: listening at %s, beyond this host, needs a shared secret: set "
-            "IDIST_SECRET or IDIST_SECRET_FILE on all ranks, or IDIST_INSECURE=1 to trust the "
-            "network",
-            own.ip);
-
-    if (has_secret && !idist__os_socket_is_loopback(&address))
-        status = idist__connection_listen_everywhere(0, own.ip, &j->connector->listeners[1]);
-    else status = idist__connection_listen(&address, own.ip, &j->connector->listeners[1]);
+    if (status == IDIST_OK) status = idist__table_listen_at(j, &own);
     if (status != IDIST_OK) return status;
     if (!idist__os_socket_own_address(j->connector->listeners[1], &address))
         return idist__fail_errno("initialize: asking for the port of a listener", errno);
-    snprintf(j->tcp[w->group.rank].text, sizeof j->tcp->text, "tcp:[%s]:%d", own.ip,
-             idist__os_socket_port(&address));
+    snprintf(me->text, sizeof me->text, "tcp:[%s]:%d", own.ip, idist__os_socket_port(&address));
     snprintf(w->advertised, sizeof w->advertised, own.ifname[0] ? "%s (%s)" : "%s", own.ip,
              own.ifname);
+
     if (idist__table_store_address(j, &address))
-        j->tcp[w->group.rank].round_trip_us =
+        me->round_trip_us =
             idist__os_socket_round_trip_us(((idist__client_store *)j->store->impl)->fd);
-    if (own.ifname[0]) j->tcp[w->group.rank].mbits = idist__os_socket_interface_mbits(own.ifname);
-    j->tcp[w->group.rank].sockets = (uint32_t)w->cfg.sockets;
-    j->tcp[w->group.rank].window_nbytes = idist__os_socket_window_nbytes();
+    if (own.ifname[0]) me->mbits = idist__os_socket_interface_mbits(own.ifname);
+    me->sockets = (uint32_t)w->cfg.sockets;
+    me->window_nbytes = idist__os_socket_window_nbytes();
 
     return IDIST_OK;
 }
@@ -926,8 +939,8 @@ static idist_status idist__table_make(idist__join *j, idist__record *records) {
 
 //------------------------------------------------------------------------------
 // [join:links]  connections that ranks need from the start
-// uses clock poll socket fail text mem msg:transport attempt connector state
-// uses failure
+// uses clock poll socket fail text mem parse address msg:transport attempt
+// uses connector state failure
 // uses
 //
 // Ranks that share memory need no connection in the end: they connect in a tree, over which they
@@ -940,7 +953,7 @@ static idist_status idist__table_make(idist__join *j, idist__record *records) {
 //   idist__links_connect    makes those that are wanted: of two ranks, the higher one connects
 //
 // A failed incoming handshake is ignored. A failed outgoing one fails the join, unless the
-// connection merely broke: then it is tried again.
+// connection merely broke, or the name of the host is not known yet: then it is tried again.
 //------------------------------------------------------------------------------
 
 enum {
@@ -979,6 +992,7 @@ static void idist__links_find(idist__join *j) {
 }
 
 static idist_status idist__links_late(const idist__join *j) {
+    const idist__connector *c = j->connector;
     char text[300] = "";
     int i, missing = 0;
 
@@ -987,6 +1001,12 @@ static idist_status idist__links_late(const idist__join *j) {
             idist__text_append(text, sizeof text, "%s%d", missing > 1 ? ", " : "", i);
 
     // The other ranks repeat this text, so it names this one.
+    if (c->unknown[0] && j->wanted[c->unknown_rank])
+        return idist__fail(IDIST_ERR_TIMEOUT,
+                           "initialize: rank %d on %s was not connected within %d ms to rank %s%s: "
+                           "%s (IDIST_ADDR of rank %d)",
+                           j->w->group.rank, j->w->hostname, j->w->cfg.init_timeout_ms, text,
+                           missing > 16 ? ", ..." : "", c->unknown, c->unknown_rank);
     return idist__fail(IDIST_ERR_TIMEOUT,
                        "initialize: rank %d on %s was not connected within %d ms to rank %s%s. A "
                        "firewall, a missing route or a rank that is stopped can be why",
@@ -999,6 +1019,17 @@ static idist_status idist__links_late(const idist__join *j) {
 static bool idist__links_trust_host_id(const idist__join *j, const char *where) {
     bool is_local = strncmp(where, "unix:", 5) == 0 || strncmp(where, "tcp:[127.", 9) == 0;
     return is_local && j->w->cfg.host_id[0];
+}
+
+// Whether another host has told us a loopback address, which only its IDIST_ADDR can give.
+static bool idist__links_misled(const idist__join *j, int rank, const char *where) {
+    bool same_host = j->records[rank].host == j->records[j->w->group.rank].host;
+    char host[sizeof j->tcp->text];
+    int port;
+
+    return !same_host && strncmp(where, "tcp:", 4) == 0 &&
+           idist__parse_host_port(where + 4, host, sizeof host, &port) &&
+           idist__address_host_is_loopback(host);
 }
 
 // A connection could not be made.
@@ -1026,6 +1057,11 @@ static idist_status idist__links_failed(idist__join *j, const idist__connect_eve
                            ". It has our IDIST_HOSTID (desc.host_id), \"%s\", which only ranks of "
                            "one host may have",
                            j->w->cfg.host_id);
+    else if (idist__links_misled(j, event->rank, where))
+        idist__text_append(how, sizeof how,
+                           ". That is a loopback address, which the IDIST_ADDR of rank %d gives: "
+                           "other hosts cannot reach it",
+                           event->rank);
 
     return idist__failure_lost(j, event->rank, how);
 }
@@ -1074,6 +1110,7 @@ static idist_status idist__links_connect(idist__join *j) {
     idist_status status = entries ? IDIST_OK : IDIST_ERR_NO_MEMORY;
     int i;
 
+    j->connector->waits_for_names = true;
     for (i = 0; i < j->w->group.rank && status == IDIST_OK; i++)
         if (j->wanted[i] && !idist__connector_start(j->connector, i)) status = IDIST_ERR_NO_MEMORY;
     if (status == IDIST_OK) status = idist__links_progress(j);
@@ -1090,6 +1127,7 @@ static idist_status idist__links_connect(idist__join *j) {
         }
     }
 
+    j->connector->waits_for_names = false;
     idist__mem_free(&j->w->cfg.mem, entries);
 
     return status;

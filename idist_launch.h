@@ -473,11 +473,10 @@ static idist_status idist__pmi_listen_tcp(idist__config *config, char *where, si
             status = idist__connection_listen(&address, own.ip, &config->listener);
     } else {
         status = idist__pmi_choose_address(&own);
-        if (status == IDIST_OK) status = idist__address_tcp(&address, own.ip, 0);
         if (status == IDIST_OK && config->secret.nbytes)
             status = idist__connection_listen_everywhere(0, "a free port", &config->listener);
         else if (status == IDIST_OK)
-            status = idist__connection_listen(&address, own.ip, &config->listener);
+            status = idist__connection_listen_beyond(&own, NULL, 0, own.ip, &config->listener);
     }
 
     if (status != IDIST_OK) return status;

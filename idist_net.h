@@ -144,7 +144,9 @@ static idist_status idist__address_parse(idist__os_address *address, const char 
 //
 // In this order:
 //
-//   IDIST_ADDR            as it is; a name or the address of a router are possible, too
+//   IDIST_ADDR            as it is; a name or the address of a router are possible, too. This host
+//                         may not know the name yet, or as a loopback address, as installers write
+//                         it into /etc/hosts
 //   IDIST_SOCKET_IFNAME   the first address of an interface that it admits
 //   the hint              an address of this host that another host is known to use, or this host
 //                         itself to reach another one
@@ -304,24 +306,14 @@ static idist_status idist__interface_none(const idist__interface_filter *filter,
                        count ? text : "none");
 }
 
-// The address to tell the other hosts. hint: see above; NULL: none.
-static idist_status idist__interface_choose(const idist__os_address *hint,
-                                            idist__own_address *own) {
+// An address of this host that other hosts can use. hint: see above; NULL: none.
+static idist_status idist__interface_find(const idist__os_address *hint, idist__own_address *own) {
     idist__os_interface all[IDIST__INTERFACES];
     idist__interface_filter filter = idist__interface_filter_of_user();
-    const char *user = idist__os_env("IDIST_ADDR");
     const idist__os_interface *chosen = NULL;
     int count;
 
     memset(own, 0, sizeof *own);
-
-    if (user) {
-        if (strlen(user) >= sizeof own->ip)
-            return idist__fail(IDIST_ERR_ENV, "initialize: IDIST_ADDR has more than %d characters",
-                               (int)sizeof own->ip - 1);
-        idist__text_copy(own->ip, sizeof own->ip, user);
-        return IDIST_OK;
-    }
 
     count = idist__os_socket_interfaces(all, IDIST__INTERFACES);
     if (count < 0) return idist__fail_errno("initialize: listing the network interfaces", errno);
@@ -341,9 +333,29 @@ static idist_status idist__interface_choose(const idist__os_address *hint,
     return IDIST_OK;
 }
 
+// The address to tell the other hosts. hint: see above; NULL: none.
+static idist_status idist__interface_choose(const idist__os_address *hint,
+                                            idist__own_address *own) {
+    const char *user = idist__os_env("IDIST_ADDR");
+
+    if (!user) return idist__interface_find(hint, own);
+    memset(own, 0, sizeof *own);
+    if (strlen(user) >= sizeof own->ip)
+        return idist__fail(IDIST_ERR_ENV, "initialize: IDIST_ADDR has more than %d characters",
+                           (int)sizeof own->ip - 1);
+    if (!idist__address_host_is_possible(user))
+        return idist__fail(IDIST_ERR_ENV,
+                           "initialize: IDIST_ADDR is \"%s\": give only the name or the address of "
+                           "this host, without a port, brackets or \"://\"",
+                           user);
+    idist__text_copy(own->ip, sizeof own->ip, user);
+
+    return IDIST_OK;
+}
+
 //------------------------------------------------------------------------------
 // [net:connection]  listening, and whole transfers with a deadline
-// uses poll socket fail
+// uses poll socket fail address interface
 //------------------------------------------------------------------------------
 
 static idist_status idist__connection_listen_failed(const char *what) {
@@ -367,6 +379,29 @@ static idist_status idist__connection_listen(const idist__os_address *address, c
 static idist_status idist__connection_listen_everywhere(int port, const char *what, int *fd) {
     *fd = idist__os_socket_listen_everywhere(port);
     return *fd >= 0 ? IDIST_OK : idist__connection_listen_failed(what);
+}
+
+// Listens for other hosts at the address that this host advertises, or else, where IDIST_ADDR gives
+// one that this host does not have, at the one that it would advertise without IDIST_ADDR. For
+// those who trust the network; with a secret, a server listens everywhere.
+static idist_status idist__connection_listen_beyond(const idist__own_address *own,
+                                                    const idist__os_address *hint, int port,
+                                                    const char *what, int *fd) {
+    idist__os_address address;
+    idist__own_address other;
+    idist_status status = idist__address_tcp(&address, own->ip, port);
+    bool is_meant = idist__address_host_is_loopback(own->ip);
+
+    if (status == IDIST_OK && (is_meant || !idist__os_socket_is_loopback(&address))) {
+        *fd = idist__os_socket_listen(&address);
+        if (*fd >= 0) return IDIST_OK;
+        if (errno != EADDRNOTAVAIL) return idist__connection_listen_failed(what);
+    }
+
+    status = idist__interface_find(hint, &other);
+    if (status == IDIST_OK) status = idist__address_tcp(&address, other.ip, port);
+
+    return status == IDIST_OK ? idist__connection_listen(&address, what, fd) : status;
 }
 
 // Blocks until the buffer is full. False: errno is ETIMEDOUT when the deadline has passed, 0 at the

@@ -2232,7 +2232,7 @@ static idist_status idist__client_listen(const idist__client_serving *serving, i
         return idist__connection_listen_everywhere(port, text, listener);
     if (is_public && (status != IDIST_OK || idist__os_socket_is_loopback(&address)) &&
         idist__interface_choose(NULL, &own) == IDIST_OK)
-        status = idist__address_tcp(&address, own.ip, port);
+        return idist__connection_listen_beyond(&own, NULL, port, text, listener);
 
     if (status != IDIST_OK) return status;
     if (!serving->may_be_public && !idist__os_socket_is_loopback(&address))

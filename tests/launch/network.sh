@@ -161,6 +161,33 @@ host_knows 2
 (sleep 1.5 && host_knows 1 "10.7.0.1 first" && host_knows 2 "10.7.0.1 first") &
 come "a name that is not known yet" "$eth" MASTER_ADDR=first
 wait
+# The same for the names that the ranks give as their own addresses. At home they are loopback
+# addresses, or unknown.
+names() { # HOST LINE...: what host_knows besides the others
+    local host=$1 lines=() h
+    shift
+    for h in 0 1 2; do [ $h = "$host" ] || lines+=("10.7.0.$((h + 1)) node$h"); done
+    host_knows "$host" "${lines[@]}" "$@"
+}
+own=(0:IDIST_ADDR=node0 1:IDIST_ADDR=node1 2:IDIST_ADDR=node2)
+for h in 0 1 2; do names $h "127.0.1.1 node$h"; done
+come "their own names are loopback" "node0 node1 node2" "${own[@]}"
+come "their own names are loopback, a network to trust" "node0 node1 node2" "${own[@]}" \
+    IDIST_SECRET= IDIST_INSECURE=1
+for h in 0 1 2; do names $h; done
+come "their own names are unknown" "node0 node1 node2" "${own[@]}"
+come "their own names are unknown, a network to trust" "node0 node1 node2" "${own[@]}" \
+    IDIST_SECRET= IDIST_INSECURE=1
+host_knows 2 "10.7.0.1 node0"
+says 2 "another's name stays unknown" 'to rank 1: the host name "node1" cannot be resolved' "${own[@]}"
+(sleep 1.5 && names 2) &
+come "another's name is not known yet" "node0 node1 node2" "${own[@]}"
+wait
+says 2 "a loopback address for others" "which the IDIST_ADDR of rank 1 gives" 1:IDIST_ADDR=127.0.0.1
+says 2 "an address of nobody, a network to trust" "cannot be reached at tcp:[10.7.0.77]" \
+    1:IDIST_ADDR=10.7.0.77 IDIST_SECRET= IDIST_INSECURE=1 IDIST_INIT_TIMEOUT_MS=8000
+says 1 "an address with a port" 'IDIST_ADDR is "10.7.0.1:80": give only the name or the address' \
+    0:IDIST_ADDR=10.7.0.1:80
 # One that the resolver takes for a number.
 fail "a name of digits" 'the host name "6841231" would be taken for a number' MASTER_ADDR=6841231
 
