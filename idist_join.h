@@ -148,11 +148,14 @@ typedef struct idist__failure { // the value of "failed"
     char text[400];
 } idist__failure;
 
+// Rank 0 has a connection of the store and the sockets of a link for each rank.
 static idist_status idist__failure_no_fds(const idist__join *j) {
+    int sockets = j->connector ? j->connector->socket_count : 1;
+
     return idist__fail(
         IDIST_ERR_NO_FDS,
         "initialize: out of file descriptors; a world of %d needs up to %d: raise ulimit -n",
-        j->w->group.size, 2 * j->w->group.size + 8);
+        j->w->group.size, (1 + sockets) * j->w->group.size + 8);
 }
 
 // Adds what the server knows to the error text that names the late ranks.

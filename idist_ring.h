@@ -44,7 +44,7 @@ LIMITS
     a larger world it connects at first to those whose distance is a power of two, 2 log2(n) of
     them, and to others when it exchanges a first message with them, while both are in calls. There
     ranks listen until the world is closed, since either of two may have to connect to the other.
-    While they meet, rank 0 needs about 2n + 8 descriptors.
+    While they meet, rank 0 needs about n + 8 descriptors more.
 
     A dead machine, as opposed to a dead process, is noticed by the time-out only.
 

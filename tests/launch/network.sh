@@ -222,6 +222,14 @@ for h in 0 1 2; do
 done
 net_near
 
+# Where there are too few descriptors, the text says how many are enough.
+few() { (ulimit -n "$1" && join "few descriptors" MASTER_ADDR=10.7.0.1 IDIST_SOCKETS=8); }
+! few 20
+ok $? "few descriptors: nobody joins"
+enough=$(sed -n 's/.*needs up to \([0-9]*\).*/\1/p' "$WORK/rank.0" | head -n 1)
+few "${enough:-20}"
+ok $? "few descriptors: ${enough:-no number} are enough" || cat "$WORK"/rank.? | diag
+
 for h in 0 1 2; do on_host $h sysctl -qw net.ipv6.conf.all.disable_ipv6=1; done
 come "without IPv6" "$eth"
 done_testing
