@@ -363,9 +363,10 @@ WRITING A BACKEND
 
 LIMITS
 
-    Linux only. A ring world has up to some hundred ranks, because every rank is connected to every
-    other. 224 user-defined ops and 128 dtypes per world. Tags are 0 .. 2^31-1. A ring world does
-    not shrink: after a loss, finalize and start again.
+    Linux only. A ring world has up to some hundred ranks, because each keeps memory for every other
+    one (see MEMORY), and rank 0 serves all of them while they meet. 224 user-defined ops and 128
+    dtypes per world. Tags are 0 .. 2^31-1. A ring world does not shrink: after a loss, finalize and
+    start again.
 
 HISTORY
 
