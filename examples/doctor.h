@@ -244,6 +244,7 @@ static void doctor_shared_memory(void) {
     const self_test *test = &doctor.tests[SELF_TEST_SHM];
     bool shares = strncmp(test->sharing, "shared memory", 13) == 0;
     bool reads = strstr(test->sharing, "are read from") != NULL;
+    bool reads_slowly = strstr(test->sharing, "reads other processes slowly") != NULL;
     char text[200] = "/dev/shm is missing", scope[16] = "";
     FILE *file = fopen("/proc/sys/kernel/yama/ptrace_scope", "re");
     struct statvfs room;
@@ -268,6 +269,9 @@ static void doctor_shared_memory(void) {
 
     if (reads)
         doctor_say("reading others", DOCTOR_FINE, NULL, "works: large buffers take one copy");
+    else if (reads_slowly)
+        doctor_say("reading others", DOCTOR_FINE, NULL,
+                   "works, but slowly: large buffers take two copies");
     else if (!shares) doctor_say("reading others", DOCTOR_NOTE, "needs shared memory", "not known");
     else
         doctor_say("reading others", DOCTOR_NOTE,

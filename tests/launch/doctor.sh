@@ -96,6 +96,32 @@ else
     skip "forbidden system calls" "seccomp is not allowed here"
 fi
 
+# A kernel that reads other processes, but slowly; with a core for each rank they measure it.
+cat >"$WORK/slow.c" <<'END'
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+long syscall(long number, ...) {
+    long (*real)(long, ...) = (long (*)(long, ...))dlsym(RTLD_NEXT, "syscall");
+    long at[6];
+    __builtin_va_list list;
+    __builtin_va_start(list, number);
+    for (int i = 0; i < 6; i++) at[i] = __builtin_va_arg(list, long);
+    __builtin_va_end(list);
+    if (number == SYS_process_vm_readv) usleep(200);
+    return real(number, at[0], at[1], at[2], at[3], at[4], at[5]);
+}
+END
+if [ "$(nproc)" -gt 1 ]; then
+    ok_run 0 "the library with a slow process_vm_readv builds" 60 cc -w -shared -fPIC \
+        "$WORK/slow.c" -o "$WORK/slow.so"
+    doctor 0 "a slow process_vm_readv" env LD_PRELOAD="$WORK/slow.so"
+    line "a slow process_vm_readv" "reading others" '^works, but slowly: .* take two copies$'
+else
+    skip "a slow process_vm_readv" "only one core"
+fi
+
 # Settings
 doctor 0 "IDIST_TRANSPORT=socket" env IDIST_TRANSPORT=socket
 line "IDIST_TRANSPORT=socket" "shared memory" '\[note: off by IDIST_TRANSPORT\]$'
