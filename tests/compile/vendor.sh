@@ -107,6 +107,18 @@ while read -r compiler ext flags; do
     ok $? "$name: get the right values" || diag <"$WORK/log"
 done <<<"$plan"
 
+# The size that README.md gives, within 5 percent: that of the first program, by the same compiler.
+# shellcheck disable=SC2016 # Markdown
+claimed=$(sed -n 's/^| `idist.h`, -Os | .* | \([0-9]*\) kB |$/\1/p' README.md)
+name="README.md: idist.o has ${claimed:=0} kB at -Os"
+if [ "$(gcc -dumpfullversion 2>/dev/null)-$(uname -m)" = 12.2.0-x86_64 ]; then
+    size "$WORK/program1.idist.o" >"$WORK/log"
+    awk -v kb="$claimed" 'NR == 2 { exit !($4 > 950 * kb && $4 < 1050 * kb) }' "$WORK/log"
+    ok $? "$name" || diag <"$WORK/log"
+else
+    skip "$name" "not gcc 12.2 for x86-64"
+fi
+
 # ---- symbols ----
 
 # What FILE gives to others, and is of idist.
