@@ -67,8 +67,8 @@ if ! command -v gnuplot >/dev/null; then
     skip "make plots" "no gnuplot: Debian package gnuplot-nox"
     done_testing
 fi
-# A folder's name may have dots and spaces. Three curves in the panels "loss" and "accuracy"; what is
-# not finite is left out.
+# A folder's name may have dots and spaces. Three curves in the panels "loss" and "accuracy"; what
+# is not finite is left out.
 mkdir "$WORK/v1.5 b"
 DRAWN="$WORK/v1.5 b/drawn"
 grep -E '^wall_time|,(train|test)/' "$RUN/scalars.csv" >"$DRAWN.csv"
