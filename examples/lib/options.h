@@ -116,9 +116,8 @@ static inline bool options_set(const option_row *row, const char *text) {
     return true;
 }
 
-// OPTIONS_GOOD; OPTIONS_HELP: --help or -h was there, and the usage is on stdout; OPTIONS_WRONG:
-// stderr says what is wrong.
-static inline int options_parse(const option_table *table, int argc, char **argv) {
+// The command line once, without setting anything or, if `sets`, with that.
+static inline int options_walk(const option_table *table, int argc, char **argv, bool sets) {
     int i;
 
     for (i = 1; i < argc; i++) {
@@ -142,10 +141,18 @@ static inline int options_parse(const option_table *table, int argc, char **argv
             fprintf(stderr, "--%s needs a value\n", row->name);
             return OPTIONS_WRONG;
         }
-        if (!options_set(row, value)) return OPTIONS_WRONG;
+        if (sets && !options_set(row, value)) return OPTIONS_WRONG;
     }
 
     return OPTIONS_GOOD;
+}
+
+// OPTIONS_GOOD; OPTIONS_HELP: --help or -h was there, and the usage is on stdout; OPTIONS_WRONG:
+// stderr says what is wrong. The usage shows the defaults, so it is printed before any is replaced.
+static inline int options_parse(const option_table *table, int argc, char **argv) {
+    int code = options_walk(table, argc, argv, false);
+
+    return code == OPTIONS_GOOD ? options_walk(table, argc, argv, true) : code;
 }
 
 #endif // OPTIONS_H

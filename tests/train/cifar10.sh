@@ -268,8 +268,8 @@ refused "a batch of more than there is" '--batch_size 2000 is more than' "${SMAL
 refused "several nodes without workers" '--nnodes 2: expected --nproc_per_node' --nnodes 2
 refused "a node of too high a rank" '--node_rank 2: expected less than --nnodes' --nnodes 2 \
     --node-rank 2 --nproc-per-node 1
-ok_run 0 "--help" 30 "$PROGRAM" --help
-says "--help: all options" '--num_warmup_epochs .* \[4\]'
+ok_run 0 "--help" 30 "$PROGRAM" --num-warmup-epochs 7 --help
+says "--help: all options, with their defaults" '--num_warmup_epochs .* \[4\]'
 says "--help: where CIFAR-10 is from" 'cifar-10-binary.tar.gz from https://.*170,052,171 bytes'
 says "--help: its checksum" 'MD5 c32a1d4ab5d03f1284b67883e8d87530'
 says "--help: its files" '30,730,000 bytes each'
