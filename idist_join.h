@@ -1045,9 +1045,10 @@ static idist_status idist__links_failed(idist__join *j, const idist__connect_eve
     if (idist__os_socket_is_unreachable(event->error))
         return idist__fail(IDIST_ERR_SYSTEM,
                            "initialize: rank %d on %s cannot be reached at %s (%s): the network "
-                           "interface is down, or no route leads there",
+                           "interface is down, no route leads there, or rank %d on %s has no "
+                           "address of that kind",
                            event->rank, j->w->nodes[event->rank].hostname, where,
-                           strerror(event->error));
+                           strerror(event->error), j->w->group.rank, j->w->hostname);
 
     idist__text_copy(how, sizeof how, idist__me.text);
     if (!event->error)

@@ -230,6 +230,10 @@ enough=$(sed -n 's/.*needs up to \([0-9]*\).*/\1/p' "$WORK/rank.0" | head -n 1)
 few "${enough:-20}"
 ok $? "few descriptors: ${enough:-no number} are enough" || cat "$WORK"/rank.? | diag
 
+on_host 2 sysctl -qw net.ipv6.conf.all.disable_ipv6=1
+says 2 "one host without IPv6" "or this host has no IPv6 address" MASTER_ADDR=fd07::1
+says 0 "one host without IPv6, others by IPv6" "has no address of that kind" \
+    MASTER_ADDR=fd07::1 2:MASTER_ADDR=10.7.0.1
 for h in 0 1 2; do on_host $h sysctl -qw net.ipv6.conf.all.disable_ipv6=1; done
 come "without IPv6" "$eth"
 done_testing
