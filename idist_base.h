@@ -786,32 +786,32 @@ IDIST__KERNELS_WIDE(avx2)
 IDIST__KERNELS_WIDE(avx512)
 #endif
 
-// out = (lo + hi) * factor: the last step of AVG where a product has the bits of the quotient. In
-// one pass over memory instead of two.
-typedef void (*idist__average_fn)(void *out, const void *lo, const void *hi, size_t count,
-                                  double factor);
+// out = (lo + hi) / n: the last step of AVG, in one pass over memory instead of two. Where n is a
+// power of two, the product with 1 / n equals the quotient, and takes less time.
+typedef void (*idist__average_fn)(void *out, const void *lo, const void *hi, size_t count, int n);
 
-#define IDIST__KERNEL_AVERAGE(f, type, isa)                                                    \
-    IDIST__VECTORIZE IDIST__ISA_##isa static void idist__average_##f##_##isa(                  \
-        void *out, const void *lo, const void *hi, size_t count, double factor) {              \
+#define IDIST__KERNEL_AVERAGE(name, f, type, isa, by_n, expr)                                  \
+    IDIST__VECTORIZE IDIST__ISA_##isa static void idist__##name##_##f##_##isa(                 \
+        void *out, const void *lo, const void *hi, size_t count, int n) {                      \
         idist__any_##f *o = (idist__any_##f *)out;                                             \
         const idist__any_##f *a = (const idist__any_##f *)lo, *b = (const idist__any_##f *)hi; \
-        type product = (type)factor;                                                           \
+        type by = by_n;                                                                        \
         size_t i;                                                                              \
         IDIST__NO_ALIAS                                                                        \
         for (i = 0; i < count; i++) {                                                          \
-            type x = a[i], y = b[i];                                                           \
-            o[i] = (x + (x != x ? x : y)) * product;                                           \
+            type x = a[i], y = b[i], sum = x + (x != x ? x : y);                               \
+            o[i] = expr;                                                                       \
         }                                                                                      \
     }
-#define IDIST__KERNELS_AVERAGE(isa)        \
-    IDIST__KERNEL_AVERAGE(f32, float, isa) \
-    IDIST__KERNEL_AVERAGE(f64, double, isa)
+#define IDIST__KERNELS_AVERAGE(f, type, isa)                                \
+    IDIST__KERNEL_AVERAGE(average_mul, f, type, isa, 1 / (type)n, sum * by) \
+    IDIST__KERNEL_AVERAGE(average_div, f, type, isa, (type)n, sum / by)
 
-IDIST__KERNELS_AVERAGE(base)
+IDIST__KERNELS_AVERAGE(f32, float, base)
+IDIST__KERNELS_AVERAGE(f64, double, base)
 #ifdef IDIST__X86
-IDIST__KERNELS_AVERAGE(avx2)
-IDIST__KERNELS_AVERAGE(avx512)
+IDIST__KERNELS_AVERAGE(f32, float, avx2)
+IDIST__KERNELS_AVERAGE(f64, double, avx2)
 #endif
 
 #ifdef __clang__
@@ -867,12 +867,17 @@ static const idist__reduce_row idist__reduce_tables[][IDIST_DTYPE_COUNT] = {
 #endif
 };
 
-// By instruction set; of F32, of F64.
-static const idist__average_fn idist__average_tables[][2] = {
-    {idist__average_f32_base, idist__average_f64_base},
+// By instruction set: of F32 and F64 over a power of two of ranks, and over others.
+#define IDIST__ROW_AVERAGE(isa)                                                                   \
+    {                                                                                             \
+        idist__average_mul_f32_##isa, idist__average_mul_f64_##isa, idist__average_div_f32_##isa, \
+            idist__average_div_f64_##isa                                                          \
+    }
+static const idist__average_fn idist__average_tables[][4] = {
+    IDIST__ROW_AVERAGE(base),
 #ifdef IDIST__X86
-    {idist__average_f32_avx2, idist__average_f64_avx2},
-    {idist__average_f32_avx512, idist__average_f64_avx512},
+    IDIST__ROW_AVERAGE(avx2),
+    IDIST__ROW_AVERAGE(avx2),
 #endif
 };
 
@@ -892,12 +897,14 @@ __attribute__((constructor)) static void idist__reduce_start(void) {
 // Whether a product with 1 / n equals the quotient.
 static bool idist__reduce_is_exact(int n) { return (n & (n - 1)) == 0; }
 
-// What adds the last operand of an AVG over n ranks and divides. NULL: adding and dividing are two
-// steps.
+// What adds the last operand of an AVG over n ranks and divides. NULL: these are two steps.
 static idist__average_fn idist__reduce_average(idist_dtype dtype, int n) {
-    if (n == 0 || !idist__reduce_is_exact(n)) return NULL;
-    if (dtype == IDIST_F32) return idist__average_tables[idist__isa_used][0];
-    return dtype == IDIST_F64 ? idist__average_tables[idist__isa_used][1] : NULL;
+    const idist__average_fn *row = idist__average_tables[idist__isa_used];
+
+    if (n == 0 || (dtype != IDIST_F32 && dtype != IDIST_F64)) return NULL;
+    if (!idist__reduce_is_exact(n)) row += 2;
+
+    return dtype == IDIST_F64 ? row[1] : row[0];
 }
 
 // buf[i] = buf[i] / n: the end of AVG.
@@ -984,8 +991,7 @@ __attribute__((noinline)) static void idist__reduce_pieces(void *out, const void
                 hi = wide;
             }
 
-            if (average && i == n - 1)
-                average(narrow ? (void *)sum : o, lo, hi, k, 1.0 / divide_by);
+            if (average && i == n - 1) average(narrow ? (void *)sum : o, lo, hi, k, divide_by);
             else fn(narrow || i < n - 1 ? (void *)sum : o, lo, hi, k);
             lo = sum;
         }
@@ -1013,7 +1019,7 @@ static void idist__reduce_many(void *out, const void *const *in, int n, size_t c
     } else if (n == 2 && !narrow && !divide_by) {
         idist__reduce_table[(unsigned)dtype][(unsigned)op](out, in[0], in[1], count);
     } else if (n == 2 && average) {
-        average(out, in[0], in[1], count, 1.0 / divide_by);
+        average(out, in[0], in[1], count, divide_by);
     } else {
         idist__reduce_pieces(out, in, n, count, dtype, op, divide_by);
     }
