@@ -269,16 +269,19 @@ static void idist__ring_all_reduce_take(idist__task *t, size_t index) {
     idist_dtype dtype = idist__type_is_narrow(t->call.dtype) ? IDIST_F32 : t->call.dtype;
     int block = idist__ring_block(o, index, 1);
     idist__item own, sum;
+    const void *both[2];
     size_t count;
 
     if (!idist__ring_in_first_lap(o, index)) return; // it was received where it belongs
     own = idist__ring_all_reduce_item(o, o->in, index, block, 0);
     sum = idist__ring_all_reduce_item(o, o->out, index, block, 0);
     count = own.nbytes / o->size;
+    both[0] = idist__stream_slot(o, index);
+    both[1] = own.data;
 
-    idist__op_reduce(o, sum.data, idist__stream_slot(o, index), own.data, count, t->call.dtype);
-    if (!o->user && idist__ring_completes_sum(o, index))
-        idist__reduce_finish(sum.data, count, dtype, t->call.op, o->n);
+    if (t->call.op == IDIST_AVG && idist__ring_completes_sum(o, index))
+        idist__reduce_many(sum.data, both, 2, count, dtype, IDIST_AVG, o->n);
+    else idist__op_reduce(o, sum.data, (const char *)both[0], own.data, count, t->call.dtype);
 }
 
 static void idist__ring_all_reduce(idist__task *t) {
