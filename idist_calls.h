@@ -1743,13 +1743,18 @@ static bool idist__request_any_follows(const idist__request_list *list) {
 // have them in different orders would wait for each other.
 static idist_status idist__request_wait_all(idist__request_list *list) {
     idist__request_failure failure;
-    size_t i = 0;
+    idist_request empty;
+    size_t i;
 
-    memset(&failure, 0, sizeof failure);
+    failure.status = IDIST_OK;
+    failure.index = 0;
 
-    while (i < list->n && idist__request_any_follows(list)) {
+    while (idist__request_any_follows(list)) {
         idist_status status = idist__request_wait_any(list, &i);
-        if (i < list->n) idist__request_note(&failure, status, i);
+
+        // It is still open where this thread may not wait.
+        if (i == list->n || idist__request_at(list, i, &empty)->impl) break;
+        idist__request_note(&failure, status, i);
     }
 
     idist__request_wait_each(list, &failure);

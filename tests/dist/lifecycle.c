@@ -75,6 +75,34 @@ typedef struct two_worlds {
     idist_store *store[2];
 } two_worlds;
 
+typedef struct waits {
+    idist_request requests[2];
+    idist_status status;
+} waits;
+
+static void waits_for_all(const void *in, void *inout, size_t count, idist_dtype dtype, void *arg) {
+    waits *w = (waits *)arg;
+    (void)in, (void)inout, (void)count, (void)dtype;
+    w->status = idist_wait_all(w->requests, 2);
+}
+
+// A callback must not wait, neither for a split nor for requests of two worlds.
+static void waits_in_callback(idist_group *const *worlds, int rank) {
+    waits w = {{{NULL}, {NULL}}, IDIST_OK};
+    idist_opts o = opts_of(worlds[0]), async = opts_async(worlds[1], &w.requests[1]);
+    idist_group *g = NULL;
+    idist_op op;
+    int32_t x = 1, y = 0, z = 0;
+    rank_ok(rank, idist_split_start(worlds[0], 0, 0, &g, &w.requests[0]));
+    rank_ok(rank, idist_all_reduce(&x, &y, 1, IDIST_I32, IDIST_SUM, &async));
+    rank_ok(rank, idist_op_create(waits_for_all, &w, true, worlds[0], &op));
+    rank_ok(rank, idist_all_reduce(&x, &z, 1, IDIST_I32, op, &o));
+    rank_is(rank, w.status, IDIST_ERR_STATE);
+    rank_ok(rank, idist_wait_all(w.requests, 2));
+    rank_check(y == 3 && g && idist_group_size(g) == 3, "rank %d: got %d", rank, y);
+    rank_ok(rank, idist_free_group(&g));
+}
+
 static void *two_worlds_thread(void *p) {
     void **args = (void **)p;
     two_worlds *shared = (two_worlds *)args[0];
@@ -100,6 +128,7 @@ static void *two_worlds_thread(void *p) {
             }
         }
     }
+    waits_in_callback(w, rank);
     rank_ok(rank, idist_close(&w[0]));
     idist_opts o = opts_of(w[1]);
     rank_ok(rank, idist_barrier(&o)); // the other lives on
