@@ -343,6 +343,12 @@ static idist_status idist__interface_choose(const idist__os_address *hint,
     if (strlen(user) >= sizeof own->ip)
         return idist__fail(IDIST_ERR_ENV, "initialize: IDIST_ADDR has more than %d characters",
                            (int)sizeof own->ip - 1);
+    if (strcmp(user, "0.0.0.0") == 0 || strcmp(user, "::") == 0)
+        return idist__fail(
+            IDIST_ERR_ENV,
+            "initialize: IDIST_ADDR is \"%s\", which is not the address of one host: "
+            "give the one at which others reach this host, or none",
+            user);
     if (!idist__address_host_is_possible(user))
         return idist__fail(IDIST_ERR_ENV,
                            "initialize: IDIST_ADDR is \"%s\": give only the name or the address of "

@@ -187,6 +187,8 @@ wait
 says 2 "a loopback address for others" "which the IDIST_ADDR of rank 1 gives" 1:IDIST_ADDR=127.0.0.1
 says 2 "an address of nobody, a network to trust" "cannot be reached at tcp:[10.7.0.77]" \
     1:IDIST_ADDR=10.7.0.77 IDIST_SECRET= IDIST_INSECURE=1 IDIST_INIT_TIMEOUT_MS=8000
+says 1 "all addresses" 'IDIST_ADDR is "0.0.0.0", which is not the address of one host' \
+    0:IDIST_ADDR=0.0.0.0
 says 1 "an address with a port" 'IDIST_ADDR is "10.7.0.1:80": give only the name or the address' \
     0:IDIST_ADDR=10.7.0.1:80
 # One that the resolver takes for a number.
