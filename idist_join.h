@@ -732,23 +732,25 @@ static idist_status idist__table_own_address(const idist__join *j, bool by_loopb
 }
 
 // Listens on all addresses where a secret keeps strangers out, or else at the one that is
-// published.
-static idist_status idist__table_listen_at(idist__join *j, const idist__own_address *own) {
+// published. Ranks of this host look that up here, those of other hosts elsewhere.
+static idist_status idist__table_listen_at(idist__join *j, const idist__own_address *own,
+                                           bool by_loopback) {
     const idist__secret *secret = &j->w->cfg.secret;
     int *listener = &j->connector->listeners[1];
+    bool is_loopback = idist__address_host_is_loopback(own->ip);
     idist__os_address address, hint;
     bool has_hint = idist__table_store_address(j, &hint);
     idist_status status;
 
-    if (!idist__address_host_is_loopback(own->ip)) {
-        if (secret->nbytes) return idist__connection_listen_everywhere(0, own->ip, listener);
-        if (secret->insecure)
-            return idist__connection_listen_beyond(own, has_hint ? &hint : NULL, 0, own->ip,
-                                                   listener);
-    }
+    if (secret->nbytes && !is_loopback)
+        return idist__connection_listen_everywhere(0, own->ip, listener);
+    if (secret->insecure && !is_loopback && !by_loopback)
+        return idist__connection_listen_beyond(own, has_hint ? &hint : NULL, 0, own->ip, listener);
 
     status = idist__address_tcp(&address, own->ip, 0);
-    if (status == IDIST_OK && idist__os_socket_is_loopback(&address))
+    if (status != IDIST_OK && (is_loopback || secret->insecure))
+        return idist__fail(status, "initialize: IDIST_ADDR: %s", idist__me.text);
+    if (status == IDIST_OK && (secret->insecure || idist__os_socket_is_loopback(&address)))
         return idist__connection_listen(&address, own->ip, listener);
 
     return idist__fail(IDIST_ERR_NO_SECRET,
@@ -765,7 +767,7 @@ static idist_status idist__table_listen_tcp(idist__join *j, bool by_loopback) {
     idist__own_address own;
     idist_status status = idist__table_own_address(j, by_loopback, &own);
 
-    if (status == IDIST_OK) status = idist__table_listen_at(j, &own);
+    if (status == IDIST_OK) status = idist__table_listen_at(j, &own, by_loopback);
     if (status != IDIST_OK) return status;
     if (!idist__os_socket_own_address(j->connector->listeners[1], &address))
         return idist__fail_errno("initialize: asking for the port of a listener", errno);

@@ -174,6 +174,25 @@ for h in 0 1 2; do names $h "127.0.1.1 node$h"; done
 come "their own names are loopback" "node0 node1 node2" "${own[@]}"
 come "their own names are loopback, a network to trust" "node0 node1 node2" "${own[@]}" \
     IDIST_SECRET= IDIST_INSECURE=1
+# beside NAME TEXT SETTING...: of two ranks on host 0, over TCP, rank 1 says TEXT.
+beside() {
+    local name=$1 text=$2 pids=() h
+    shift 2
+    for h in 0 1; do
+        on_host 0 env RANK=$h WORLD_SIZE=2 LOCAL_RANK=$h LOCAL_WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 \
+            MASTER_PORT=29500 WHO_SHOWS=advertising IDIST_TRANSPORT=tcp \
+            IDIST_INIT_TIMEOUT_MS=8000 "$@" timeout -k 5 30 "$WHO" >"$WORK/rank.$h" 2>&1 \
+            </dev/null &
+        pids+=($!)
+    done
+    for h in "${pids[@]}"; do wait "$h"; done
+    grep -qF -- "$text" "$WORK/rank.1"
+    ok $? "$name: rank 1 says so" || diag <"$WORK/rank.1"
+}
+beside "two ranks of a host whose name is loopback" "advertising node0" IDIST_ADDR=node0
+beside "the same, a network to trust" "advertising node0" IDIST_ADDR=node0 IDIST_INSECURE=1
+beside "an address that is none" 'IDIST_ADDR: the host name "127.0.0.1x" cannot be resolved' \
+    IDIST_ADDR=127.0.0.1x IDIST_SECRET=0123456789abcdef
 for h in 0 1 2; do names $h; done
 come "their own names are unknown" "node0 node1 node2" "${own[@]}"
 come "their own names are unknown, a network to trust" "node0 node1 node2" "${own[@]}" \
