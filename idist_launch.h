@@ -455,28 +455,30 @@ static idist_status idist__pmi_choose_address(idist__own_address *own) {
 
 // Ranks of several hosts, or of one where the user wants TCP, meet at a TCP port of rank 0.
 static idist_status idist__pmi_listen_tcp(idist__config *config, char *where, size_t capacity) {
-    bool one_host = config->local_size == config->world_size && !idist__os_env("IDIST_ADDR");
+    bool one_host = config->local_size == config->world_size;
+    bool by_loopback = one_host && !idist__os_env("IDIST_ADDR");
     idist__os_address address;
     idist__own_address own;
-    idist_status status;
+    idist_status status = IDIST_OK;
 
-    if (!one_host && !config->secret.nbytes && !config->secret.insecure)
+    if (!by_loopback && !config->secret.nbytes && !config->secret.insecure)
         return idist__fail(
             IDIST_ERR_NO_SECRET,
             "initialize: ranks on several hosts need a shared secret: set IDIST_SECRET or "
             "IDIST_SECRET_FILE on all ranks, or IDIST_INSECURE=1 to trust the network");
 
-    if (one_host) {
-        idist__text_copy(own.ip, sizeof own.ip, "127.0.0.1");
+    if (by_loopback) idist__text_copy(own.ip, sizeof own.ip, "127.0.0.1");
+    else status = idist__pmi_choose_address(&own);
+    if (status != IDIST_OK) return status;
+
+    if (!by_loopback && config->secret.nbytes) {
+        status = idist__connection_listen_everywhere(0, "a free port", &config->listener);
+    } else if (!one_host) {
+        status = idist__connection_listen_beyond(&own, NULL, 0, own.ip, &config->listener);
+    } else { // where the other ranks of this host connect to
         status = idist__address_tcp(&address, own.ip, 0);
         if (status == IDIST_OK)
             status = idist__connection_listen(&address, own.ip, &config->listener);
-    } else {
-        status = idist__pmi_choose_address(&own);
-        if (status == IDIST_OK && config->secret.nbytes)
-            status = idist__connection_listen_everywhere(0, "a free port", &config->listener);
-        else if (status == IDIST_OK)
-            status = idist__connection_listen_beyond(&own, NULL, 0, own.ip, &config->listener);
     }
 
     if (status != IDIST_OK) return status;

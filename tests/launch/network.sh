@@ -191,6 +191,12 @@ beside() {
 }
 beside "two ranks of a host whose name is loopback" "advertising node0" IDIST_ADDR=node0
 beside "the same, a network to trust" "advertising node0" IDIST_ADDR=node0 IDIST_INSECURE=1
+if command -v mpiexec.mpich >/dev/null; then
+    ok_run 0 "the same under mpiexec of MPICH" 30 ip netns exec "$NET.0" env IDIST_ADDR=node0 \
+        IDIST_INSECURE=1 IDIST_TRANSPORT=tcp IDIST_INIT_TIMEOUT_MS=8000 mpiexec.mpich -n 2 "$WHO"
+else
+    skip "the same under mpiexec of MPICH" "mpiexec.mpich is not installed"
+fi
 beside "an address that is none" 'IDIST_ADDR: the host name "127.0.0.1x" cannot be resolved' \
     IDIST_ADDR=127.0.0.1x IDIST_SECRET=0123456789abcdef
 for h in 0 1 2; do names $h; done
