@@ -153,8 +153,8 @@ typedef struct idist__connector {
     bool listener_ready;     // somebody may wait at a listener
     bool leaves;             // no new attempts
     bool waits_for_names;    // while ranks join: a name may become known
-    int unknown_rank;        // whose name was not known at the last attempt to connect to it
-    char unknown[256];       // ... and how the lookup failed; "": all were known
+    int unknown_rank;        // whose name was not known at the last attempt to connect to it, ...
+    char unknown[256];       // ... and how the lookup failed; "": none did
     int64_t no_fds_until_ns; // while descriptors are short, nothing is accepted before this time;
                              // 0: they are not short
     idist__attempt *attempts;
@@ -487,9 +487,12 @@ static bool idist__connector_try(idist__connector *c, idist__attempt *a,
     int rank = a->rank;
     bool happened = false;
 
-    if (a->state == IDIST__ATTEMPT_WAITS && idist__os_clock_now_ns() >= a->due_ns)
-        happened = idist__attempt_begin(a, &c->where[rank], event) &&
-                   idist__connector_unknown(c, a, event);
+    if (a->state == IDIST__ATTEMPT_WAITS && idist__os_clock_now_ns() >= a->due_ns) {
+        happened = idist__attempt_begin(a, &c->where[rank], event);
+        if (happened) happened = idist__connector_unknown(c, a, event);
+        else if (rank == c->unknown_rank) c->unknown[0] = 0;
+    }
+
     if (!happened && a->state == IDIST__ATTEMPT_CONNECTS)
         happened = idist__connector_connected(c, a, event);
     if (!happened && a->state == IDIST__ATTEMPT_GREETS && a->handshake.ready)

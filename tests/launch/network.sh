@@ -209,6 +209,18 @@ says 2 "another's name stays unknown" 'to rank 1: the host name "node1" cannot b
 (sleep 1.5 && names 2) &
 come "another's name is not known yet" "node0 node1 node2" "${own[@]}"
 wait
+# A name that becomes known is no longer why there is no connection: packets back to host 2 are lost.
+host_knows 2 "10.7.0.1 node0"
+on_host 1 ip route add blackhole 10.7.0.3/32
+rm -f "$WORK/rank.2"
+(for _ in {1..100}; do
+    grep -qs "is looked up until" "$WORK/rank.2" && names 2 && break
+    sleep 0.05
+done) &
+says 2 "another's name becomes known, and a firewall" "to rank 1. A firewall" "${own[@]}" \
+    2:IDIST_INIT_TIMEOUT_MS=2500
+wait
+on_host 1 ip route del blackhole 10.7.0.3/32
 says 2 "a loopback address for others" "which the IDIST_ADDR of rank 1 gives" 1:IDIST_ADDR=127.0.0.1
 says 2 "an address of nobody, a network to trust" "cannot be reached at tcp:[10.7.0.77]" \
     1:IDIST_ADDR=10.7.0.77 IDIST_SECRET= IDIST_INSECURE=1 IDIST_INIT_TIMEOUT_MS=8000
