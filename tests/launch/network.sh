@@ -205,7 +205,7 @@ come "their own names are unknown, a network to trust" "node0 node1 node2" "${ow
     IDIST_SECRET= IDIST_INSECURE=1
 host_knows 2 "10.7.0.1 node0"
 says 2 "another's name stays unknown" 'to rank 1: the host name "node1" cannot be resolved' \
-    "${own[@]}"
+    "${own[@]}" 2:IDIST_INIT_TIMEOUT_MS=2000
 (sleep 1.5 && names 2) &
 come "another's name is not known yet" "node0 node1 node2" "${own[@]}"
 wait
