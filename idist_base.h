@@ -897,11 +897,13 @@ __attribute__((constructor)) static void idist__reduce_start(void) {
 // Whether a product with 1 / n equals the quotient.
 static bool idist__reduce_is_exact(int n) { return (n & (n - 1)) == 0; }
 
-// What adds the last operand of an AVG over n ranks and divides. NULL: these are two steps.
+// What adds the last operand of an AVG over n ranks and divides. NULL: these are two steps. On an
+// x87 they always are: it would divide a sum that has not been rounded.
 static idist__average_fn idist__reduce_average(idist_dtype dtype, int n) {
     const idist__average_fn *row = idist__average_tables[idist__isa_used];
+    bool is_rounded = FLT_EVAL_METHOD == 0;
 
-    if (n == 0 || (dtype != IDIST_F32 && dtype != IDIST_F64)) return NULL;
+    if (!is_rounded || n == 0 || (dtype != IDIST_F32 && dtype != IDIST_F64)) return NULL;
     if (!idist__reduce_is_exact(n)) row += 2;
 
     return dtype == IDIST_F64 ? row[1] : row[0];

@@ -59,6 +59,7 @@ CONTENTS
 
 #include <errno.h>
 #include <fcntl.h>
+#include <float.h>
 #include <poll.h>
 #include <pthread.h>
 #include <signal.h>
