@@ -18,7 +18,7 @@ JOBS ?= $(shell nproc 2>/dev/null || echo 2)
 TEST_JOBS ?= 2
 BUILD ?= build
 
-# Folders that the caller names may have spaces.
+# PREFIX, DESTDIR, DOCS, CSV and SVG may have spaces.
 NOTHING :=
 SPACE := $(NOTHING) $(NOTHING)
 

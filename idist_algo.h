@@ -1732,7 +1732,8 @@ static void idist__host_progress(idist__ring *ring) {
 //                           scratch; widens or scales the input of a reduction
 //   idist__history_add      records the fingerprint, which includes the algorithm (idist_msg.h)
 //   idist__choose_run       hands the call over to its algorithm
-//   idist__choose_finish    ends a reduction: divides an average, narrows to the dtype of the call
+//   idist__choose_finish    ends a reduction: divides an average, unless a ring has done so, and
+//                           narrows to the dtype of the call
 //
 // Floats of 16 and 8 bits are widened to F32 for a reduction, so that they are rounded only once.
 //------------------------------------------------------------------------------
