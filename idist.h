@@ -229,8 +229,9 @@ LAUNCHING
         IDIST_SHM_MIB        shared memory per rank in MiB
         IDIST_GROUP_NAME     the name of a world at file:///path
         IDIST_HOSTID         ranks with equal values share a host
-        IDIST_ADDR           the address or name at which other hosts reach this one, which need not
-                             know it; they look up a name until they know it or the time is up
+        IDIST_ADDR           the address or name at which other hosts reach this one; they look up a
+                             name until they know it or the time is up. This host looks it up only
+                             where its own ranks do not share memory (IDIST_TRANSPORT=tcp)
         IDIST_SOCKET_IFNAME  network interfaces that other hosts reach: prefixes (eth,ib), whole
                              names (=eth0), or all but those (^docker). Without it
                              NCCL_SOCKET_IFNAME, in the same grammar, then GLOO_SOCKET_IFNAME, a
