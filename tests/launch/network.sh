@@ -209,7 +209,7 @@ says 2 "another's name stays unknown" 'to rank 1: the host name "node1" cannot b
 (sleep 1.5 && names 2) &
 come "another's name is not known yet" "node0 node1 node2" "${own[@]}"
 wait
-# A name that becomes known is no longer why there is no connection: packets back to host 2 are lost.
+# A name that becomes known is no longer why there is no connection: host 2 gets no packets back.
 host_knows 2 "10.7.0.1 node0"
 on_host 1 ip route add blackhole 10.7.0.3/32
 rm -f "$WORK/rank.2"
