@@ -1752,7 +1752,7 @@ static idist_status idist__request_wait_all(idist__request_list *list) {
     while (idist__request_any_follows(list)) {
         idist_status status = idist__request_wait_any(list, &i);
 
-        // It is still open where this thread may not wait.
+        // Still open: this thread may not wait, because it is in a callback, say.
         if (i == list->n || idist__request_at(list, i, &empty)->impl) break;
         idist__request_note(&failure, status, i);
     }

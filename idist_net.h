@@ -145,8 +145,8 @@ static idist_status idist__address_parse(idist__os_address *address, const char 
 // In this order:
 //
 //   IDIST_ADDR            as it is; a name or the address of a router are possible, too. This host
-//                         may not know the name yet, or as a loopback address, as installers write
-//                         it into /etc/hosts
+//                         may not know the name, or know it as a loopback address, which is how
+//                         installers write it into /etc/hosts
 //   IDIST_SOCKET_IFNAME   the first address of an interface that it admits
 //   the hint              an address of this host that another host is known to use, or this host
 //                         itself to reach another one

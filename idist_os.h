@@ -1207,8 +1207,8 @@ static int idist__os_socket_connect(const idist__os_address *address, int64_t de
     return fd;
 }
 
-// Whether an error of connect means that the network is down, or that this host has no address with
-// which to reach such a one, rather than that the peer is gone.
+// Whether an error of connect means that the network is down, or that this host has no address of
+// that kind (IPv4, IPv6), rather than that the peer is gone.
 static bool idist__os_socket_is_unreachable(int error) {
     return error == ENETUNREACH || error == ENETDOWN || error == EHOSTUNREACH ||
            error == EHOSTDOWN || error == EADDRNOTAVAIL || error == EAFNOSUPPORT;
