@@ -502,7 +502,8 @@ typedef struct idist_milestone {
 
 // Ignite's PiecewiseLinear: passes through n milestones on straight lines, and is constant before
 // the first one and after the last one. step may have a fraction, an epoch's for example.
-// NaN: no milestones, steps that do not increase, or a number that is not finite.
+// NaN: no milestones, steps that do not increase, a number that is not finite, or neighbours so far
+// apart that the product of their distances in step and value is not finite.
 IDIST_API double idist_piecewise_linear(const idist_milestone *milestones, int n, double step);
 
 // torch's schedulers of the same names, as closed formulas. `begin`, `end` and `steps` are fields
@@ -535,7 +536,8 @@ typedef struct idist_schedule {
 
 // The value in a step; the first one is step 0. Accurate to a relative error of 1e-12, in a time
 // that does not grow with step. NaN: schedule is NULL, its kind is invalid, `steps` is 0 and the
-// kind uses it, or a field that it uses is out of its range or not finite.
+// kind uses it, a field that it uses is out of its range or not finite, or two of the values that
+// it goes between are so far apart that their difference is not finite.
 IDIST_API double idist_schedule_value(const idist_schedule *schedule, uint64_t step);
 
 //------------------------------------------------------------------------------
@@ -2170,7 +2172,25 @@ static double idist__schedule_main(const idist_schedule *schedule, uint64_t step
     }
 }
 
-static bool idist__schedule_is_finite(double x) { return x - x == 0; }
+// Rounds x to a double first: the x87 unit of i386 also holds larger numbers.
+static bool idist__schedule_is_finite(double x) {
+    volatile double rounded = x;
+    return rounded - rounded == 0;
+}
+
+// Whether the values that a schedule goes between are finite, and their differences too. One with
+// infinity or NaN is not finite either.
+static bool idist__schedule_is_bounded(const idist_schedule *schedule, bool has_end) {
+    double begin = schedule->begin, end = schedule->end, peak = schedule->peak;
+
+    if (!idist__schedule_is_finite(begin)) return false;
+    if (has_end && !idist__schedule_is_finite(begin - end)) return false;
+    if (schedule->warmup_steps && !idist__schedule_is_finite(begin - schedule->warmup))
+        return false;
+    if (schedule->kind != IDIST_SCHEDULE_ONE_CYCLE) return true;
+
+    return idist__schedule_is_finite(begin - peak) && idist__schedule_is_finite(peak - end);
+}
 
 static idist_status idist__schedule_check(const idist_schedule *schedule) {
     bool has_factor, has_end, one_cycle;
@@ -2187,12 +2207,9 @@ static idist_status idist__schedule_check(const idist_schedule *schedule) {
     has_end = !has_factor && kind != IDIST_SCHEDULE_CONSTANT;
     one_cycle = kind == IDIST_SCHEDULE_ONE_CYCLE;
 
-    if (!idist__schedule_is_finite(schedule->begin) ||
-        (has_end && !idist__schedule_is_finite(schedule->end)) ||
-        (one_cycle && !idist__schedule_is_finite(schedule->peak)) ||
-        (schedule->warmup_steps && !idist__schedule_is_finite(schedule->warmup)))
-        return idist__fail(IDIST_ERR_ARG,
-                           "schedule_value: begin, end, peak and warmup must be finite");
+    if (!idist__schedule_is_bounded(schedule, has_end))
+        return idist__fail(IDIST_ERR_ARG, "schedule_value: begin, end, peak and warmup, and their "
+                                          "differences, must be finite");
     if (has_factor && !(schedule->factor > 0 && idist__schedule_is_finite(schedule->factor)))
         return idist__fail(IDIST_ERR_ARG,
                            "schedule_value: factor must be finite and positive, got %g",
@@ -2246,6 +2263,11 @@ static idist_status idist__schedule_check_milestones(const idist_milestone *mile
                                "piecewise_linear: steps must increase, but milestone %d is at %g, "
                                "after %g",
                                i, at->step, milestones[i - 1].step);
+        if (i > 0 && !idist__schedule_is_finite((at->value - milestones[i - 1].value) *
+                                                (at->step - milestones[i - 1].step)))
+            return idist__fail(IDIST_ERR_ARG,
+                               "piecewise_linear: milestones %d and %d are too far apart", i - 1,
+                               i);
     }
 
     return IDIST_OK;

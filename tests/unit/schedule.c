@@ -134,6 +134,8 @@ static void refused(double value, const char *reason, const char *what) {
 
 static void bad_milestones(void) {
     static const idist_milestone equal[3] = {{0, 1}, {2, 3}, {2, 4}}, falling[2] = {{1, 0}, {0, 1}};
+    static const idist_milestone far_values[2] = {{0, -1e308}, {10, 1e308}};
+    static const idist_milestone far_both[2] = {{0, 0}, {1e10, 1e300}};
     const double infinity = 1e308 * 10;
     idist_milestone infinite[2] = {{0, 1}, {1, 1}};
 
@@ -144,6 +146,10 @@ static void bad_milestones(void) {
     refused(idist_piecewise_linear(falling, 2, 0), "must increase", "falling steps");
     refused(idist_piecewise_linear(infinite, 2, 0), "milestone 1", "an infinite value");
     refused(idist_piecewise_linear(falling, 1, infinity - infinity), "step", "a step of NaN");
+    refused(idist_piecewise_linear(far_values, 2, 5), "milestones 0 and 1 are too far apart",
+            "values with an infinite difference");
+    refused(idist_piecewise_linear(far_both, 2, 5e9), "milestones 0 and 1 are too far apart",
+            "values and steps with an infinite product");
 }
 
 static void bad_schedules(void) {
@@ -176,6 +182,32 @@ static void bad_schedules(void) {
     s.kind = IDIST_SCHEDULE_ONE_CYCLE;
     s.rise = 1;
     refused(idist_schedule_value(&s, 0), "rise", "a rise that never ends");
+}
+
+// Finite values whose difference is not.
+static void far_apart(void) {
+    idist_schedule s, good;
+
+    memset(&good, 0, sizeof good);
+    good.begin = 1e308;
+    good.steps = 10;
+    good.power = 2;
+    good.end = -1e308;
+    for (int kind = IDIST_SCHEDULE_COSINE; kind < KINDS; kind++) {
+        s = good;
+        s.kind = (idist_schedule_kind)kind;
+        refused(idist_schedule_value(&s, 5), "differences", "an end that is too far away");
+    }
+
+    good.end = 1e308;
+    good.kind = IDIST_SCHEDULE_ONE_CYCLE;
+    s = good;
+    s.peak = -1e308;
+    refused(idist_schedule_value(&s, 1), "differences", "a peak that is too far away");
+    s = good;
+    s.warmup_steps = 4;
+    s.warmup = -1e308;
+    refused(idist_schedule_value(&s, 2), "differences", "a warm-up that is too far away");
 }
 
 // Steps and factors at the ends of their ranges.
@@ -229,6 +261,7 @@ int main(void) {
     between_steps();
     bad_milestones();
     bad_schedules();
+    far_apart();
     extremes();
     return tap_done();
 }
