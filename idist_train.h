@@ -6524,7 +6524,7 @@ void idist_train_log_metrics(const char *name, int epoch, double seconds, const 
 
 //------------------------------------------------------------------------------
 // [train:progress]  a progress bar on a terminal
-// uses clock mutex terminal text base:log get log
+// uses clock mutex terminal fail text base:log get log
 //------------------------------------------------------------------------------
 
 #define IDIST__BAR_NS (100 * IDIST__MS) // between two updates of a progress bar
@@ -6583,7 +6583,7 @@ void idist_progress_update(idist_progress *bar, uint64_t done, const char *text)
     double fraction;
     bool last;
 
-    if (!bar || idist_get_rank() != 0) return;
+    if (!bar || idist_get_rank() != 0 || idist__me.callbacks) return; // a logger must not draw
     if (!bar->started_ns) bar->started_ns = now_ns;
     last = done >= bar->total;
     if (!last && bar->shown_ns && now_ns - bar->shown_ns < IDIST__BAR_NS) return;

@@ -140,6 +140,29 @@ static void bar(void) {
     idist_progress_update(NULL, 5, NULL);
 }
 
+static void draw_within(idist_log_level level, const char *line, void *user) {
+    idist_progress *p = (idist_progress *)user;
+    (void)level;
+    fprintf(stderr, "<%s>\n", strrchr(line, ' ') + 1);
+    idist_progress_update(p, 3, "within");
+}
+
+// A logger that draws the bar. It used to wait for the lock that its caller holds.
+static void bar_of_a_logger(void) {
+    idist_progress p;
+    idist_desc desc;
+    memset(&p, 0, sizeof p);
+    memset(&desc, 0, sizeof desc);
+    p.total = 9;
+    desc.logger.log_fn = draw_within;
+    desc.logger.user = &p;
+    alarm(10); // instead of a hang
+    if (idist_initialize(&desc) != IDIST_OK) _exit(1);
+    idist_train_log("t", "a line");
+    idist_progress_update(&p, 4, "without");
+    if (idist_finalize() != IDIST_OK) _exit(1);
+}
+
 static void three(void) {
     idist_desc desc;
     memset(&desc, 0, sizeof desc);
@@ -232,6 +255,9 @@ int main(void) {
     tap_ok(strstr(text, "[391/391] 100%|##########| loss=1.1 [00:00<00:00]\r\n"),
            "it ends its line");
     tap_ok(strstr(text, "[0/0] 100%|##########|  ["), "of nothing all is done");
+    capture(bar_of_a_logger, true, text, sizeof text);
+    tap_ok(strstr(text, "<line>") && !strstr(text, "within") && strstr(text, "[4/9]"),
+           "from inside a logger it is not drawn");
     on_narrow_terminals(text, sizeof text);
     return tap_done();
 }
