@@ -1575,6 +1575,9 @@ static idist_status idist__loader_check(const idist_loader_desc *desc) {
             IDIST_ERR_ARG,
             "loader_create: batch_size and batch_nbytes must be positive, got %zu and %zu",
             desc->batch_size, desc->batch_nbytes);
+    if (!desc->allocator.alloc_fn != !desc->allocator.free_fn)
+        return idist__fail(IDIST_ERR_ARG,
+                           "loader_create: allocator: give both alloc_fn and free_fn, or neither");
     if (desc->num_workers < 0 || desc->num_workers > 1024)
         return idist__fail(IDIST_ERR_ARG, "loader_create: num_workers must be 0 to 1,024, got %d",
                            desc->num_workers);

@@ -417,6 +417,15 @@ static void wrong(void) {
     tap_is(idist_loader_create(&d, &l), IDIST_ERR_NO_MEMORY, "no memory for all of them");
     tap_ok(n_blocks == 1 && !l,
            "those that were there are given back"); // counted when refused, too
+    for (int half = 0; half < 2; half++) {
+        d = desc_of(s, src, 1);
+        if (half) d.allocator.alloc_fn = counted_alloc;
+        else d.allocator.free_fn = counted_free;
+        d.allocator.user = &n_blocks;
+        tap_is(idist_loader_create(&d, &l), IDIST_ERR_ARG, "half an allocator");
+        tap_like(idist_last_error(), "alloc_fn and free_fn", "and what is missing");
+        if (l) exit(tap_done()); // what the one half allocates, the other cannot free
+    }
     d = desc_of(s, src, -1);
     tap_is(idist_loader_create(&d, &l), IDIST_ERR_ARG, "-1 workers");
     d = desc_of(s, src, 0);
