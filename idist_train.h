@@ -261,12 +261,13 @@ typedef struct idist_batch {
 // those of its parent. Only one thread at a time may call the functions of a loader.
 IDIST_API idist_status idist_loader_next(idist_loader *loader, idist_batch *batch);
 
-// Ignite's auto_dataloader: batch_size, batch_nbytes and num_workers of desc are those of all ranks
-// of the sampler's group together (see idist_auto_batch_size), and the loader creates its own
-// sampler from `samples`; desc.sampler is NULL. If the rank has a device (idist_nccl.h is included
-// before this header) and desc.allocator is not set, batches are in pinned memory. Logs the
-// resulting numbers at info level, and warns, as Ignite does, if samples.num_replicas and
-// samples.rank are not those of the group.
+// Ignite's auto_dataloader: batch_size and batch_nbytes of desc are those of all ranks of the
+// sampler's group together, and num_workers those of all ranks of the world on this host (see
+// idist_auto_batch_size and idist_auto_num_workers). The loader creates its own sampler from
+// `samples`; desc.sampler is NULL. If the rank has a device (idist_nccl.h is included before this
+// header) and desc.allocator is not set, batches are in pinned memory. Logs the resulting numbers
+// at info level, and warns, as Ignite does, if samples.num_replicas and samples.rank are not those
+// of the group.
 IDIST_API idist_status idist_auto_loader(const idist_loader_desc *desc,
                                          const idist_sampler_desc *samples, idist_loader **loader);
 
