@@ -597,7 +597,7 @@ IDIST_API idist_status idist_confusion_compute(const idist_confusion *m, uint64_
 // For metrics that cannot be summed, such as the area under a curve: rank 0 of the group gets the
 // rows of all ranks, in rank order, and calls fn(rows, n, arg, &value); its value goes to all
 // ranks. rows: n of row_nbytes bytes; n may differ between ranks. fn returns 0 on success; if it
-// fails, all ranks get IDIST_ERR_CALLBACK.
+// fails, all ranks get IDIST_ERR_CALLBACK. It must not call idist.
 typedef int (*idist_epoch_metric_fn)(const void *rows, size_t n, void *arg, double *value);
 IDIST_API idist_status idist_epoch_metric(const void *rows, size_t n, size_t row_nbytes,
                                           idist_epoch_metric_fn fn, void *arg, double *value,
