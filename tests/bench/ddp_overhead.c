@@ -3,14 +3,14 @@
 //     cc -O2 -DIDIST_IMPLEMENTATION -I. tests/bench/ddp_overhead.c -o ddp_overhead &&
 //     ./ddp_overhead [ranks [rounds]]
 //
-// Gradients of one size. "all_reduces": one call after the other. "wait": ddp laid the gradients
-// out, and idist_ddp_wait does it all. "requests": all_reduces but the last are requests, as they
-// have to be for a program that computes meanwhile. "ready": ddp after idist_ddp_ready for each
-// gradient, which makes such requests. "scattered": the gradients lie apart in the program's
-// memory; with idist_ddp_wait alone, and with idist_ddp_ready. Ways take turns within a round, and
-// the medians of all rounds are compared: without idist_ddp_ready with all_reduces, with it with
-// requests. A second row has the shortest times, which other work on the machine disturbs less.
-// Every result is checked.
+// Gradients of one size, or those of ResNet-18. "all_reduces": one call after the other. "wait":
+// ddp laid the gradients out, and idist_ddp_wait does it all. "requests": all_reduces but the last
+// are requests, as they have to be for a program that computes meanwhile. "ready": ddp after
+// idist_ddp_ready for each gradient, which makes such requests. "scattered": the gradients lie
+// apart in the program's memory; with idist_ddp_wait alone, and with idist_ddp_ready. Ways take
+// turns within a round, and the medians of all rounds are compared: without idist_ddp_ready with
+// all_reduces, with it with requests. A second row has the shortest times, which other work on the
+// machine disturbs less. Every result is checked.
 #include "idist.h"
 
 #include "idist_train.h"
@@ -23,15 +23,27 @@
 enum { MAX_N = 3200, MAX_ROUNDS = 1000 };
 enum { BARE, REQUESTS, WAIT, READY, SCATTERED_WAIT, SCATTERED, WAYS };
 
+// Elements of the parameters of ResNet-18, in torchvision's order.
+static const size_t resnet18[] = {9408,    64,  64,  36864,   64,  64,  36864,  64,  64,
+                                  36864,   64,  64,  36864,   64,  64,  73728,  128, 128,
+                                  147456,  128, 128, 8192,    128, 128, 147456, 128, 128,
+                                  147456,  128, 128, 294912,  256, 256, 589824, 256, 256,
+                                  32768,   256, 256, 589824,  256, 256, 589824, 256, 256,
+                                  1179648, 512, 512, 2359296, 512, 512, 131072, 512, 512,
+                                  2359296, 512, 512, 2359296, 512, 512, 512000, 1000};
+
 // Gradients, and the elements of each: of 64 KiB to 122 MiB, then of 25 MB and 100 MB in few and in
-// many.
+// many, and those of a real model.
 typedef struct shape {
     int n;
-    size_t each;
+    size_t each; // 0: see sizes
+    const size_t *sizes;
 } shape;
-static const shape shapes[] = {{32, 500},     {32, 8000},   {32, 50000},  {32, 300000},
-                               {32, 1000000}, {4, 1562500}, {32, 195312}, {800, 7812},
-                               {3200, 1953},  {4, 6250000}, {32, 781250}, {3200, 7812}};
+static const shape shapes[] = {{32, 500, NULL},    {32, 8000, NULL},    {32, 50000, NULL},
+                               {32, 300000, NULL}, {32, 1000000, NULL}, {4, 1562500, NULL},
+                               {32, 195312, NULL}, {800, 7812, NULL},   {3200, 1953, NULL},
+                               {4, 6250000, NULL}, {32, 781250, NULL},  {3200, 7812, NULL},
+                               {62, 0, resnet18}};
 
 static int rounds = 41;
 
@@ -88,27 +100,31 @@ static double once(int way, idist_ddp *ddp, float *const *bare, const size_t *co
     return now_us() - start;
 }
 
-static void print_row(double us[WAYS][MAX_ROUNDS], int row, int n, size_t each, int n_buckets) {
+static size_t size_of(const shape *s, int i) { return s->sizes ? s->sizes[i] : s->each; }
+
+static void print_row(double us[WAYS][MAX_ROUNDS], int row, const shape *s, int n_buckets) {
+    size_t total = 0;
+    for (int i = 0; i < s->n; i++) total += size_of(s, i);
     double t[WAYS];
     for (int w = 0; w < WAYS; w++) t[w] = row ? us[w][0] : median(us[w], rounds);
     printf("| %s | %d | %.2f | %d | %.1f | %.1f | %.3f | %.1f | %.3f | %.1f | %.1f | %.3f | %.1f | "
            "%.3f |\n",
-           row ? "least" : "median", n, (double)((size_t)n * each * sizeof(float)) / (1 << 20),
-           n_buckets, t[BARE], t[WAIT], t[WAIT] / t[BARE], t[SCATTERED_WAIT],
-           t[SCATTERED_WAIT] / t[BARE], t[REQUESTS], t[READY], t[READY] / t[REQUESTS], t[SCATTERED],
-           t[SCATTERED] / t[REQUESTS]);
+           row ? "least" : "median", s->n, (double)(total * sizeof(float)) / (1 << 20), n_buckets,
+           t[BARE], t[WAIT], t[WAIT] / t[BARE], t[SCATTERED_WAIT], t[SCATTERED_WAIT] / t[BARE],
+           t[REQUESTS], t[READY], t[READY] / t[REQUESTS], t[SCATTERED], t[SCATTERED] / t[REQUESTS]);
 }
 
-static int measure(int n, size_t each) {
+static int measure(const shape *s) {
     static double us[WAYS][MAX_ROUNDS];
     static idist_tensor params[MAX_N], grads[MAX_N];
     static float *bare[2][MAX_N]; // for BARE and REQUESTS
     static size_t counts[MAX_N];
     idist_ddp *ways[WAYS] = {NULL, NULL, NULL, NULL, NULL, NULL};
-    int rank = idist_get_rank();
+    int n = s->n, rank = idist_get_rank();
     float mean = (float)(idist_get_world_size() - 1) / 2;
     memset(counts, 0, sizeof counts);
     for (int i = 0; i < n; i++) {
+        size_t each = size_of(s, i);
         params[i].data = calloc(each, sizeof(float));
         params[i].count = each;
         params[i].dtype = IDIST_F32;
@@ -125,7 +141,7 @@ static int measure(int n, size_t each) {
         if (idist_ddp_create(&desc, &ways[w]) != IDIST_OK) return die("ddp_create");
     }
     int n_buckets = idist_ddp_buckets(ways[WAIT]);
-    for (int i = 0; i < n; i++) counts[idist_ddp_bucket(ways[WAIT], i)] += each;
+    for (int i = 0; i < n; i++) counts[idist_ddp_bucket(ways[WAIT], i)] += size_of(s, i);
     for (int b = 0; b < 2 * n_buckets; b++)
         if ((bare[b % 2][b / 2] = (float *)idist_alloc(counts[b / 2] * sizeof(float), NULL)) ==
             NULL)
@@ -136,18 +152,18 @@ static int measure(int n, size_t each) {
             float **own = bare[w == REQUESTS];
             for (int b = 0; b < n_buckets && !ways[w]; b++) fill(own[b], counts[b], (float)rank);
             for (int i = 0; i < n && ways[w]; i++)
-                fill((float *)idist_ddp_grad(ways[w], i), each, (float)rank);
+                fill((float *)idist_ddp_grad(ways[w], i), size_of(s, i), (float)rank);
             double t = once(w, ways[w], own, counts, n, n_buckets);
             bool right = t >= 0;
             for (int b = 0; b < n_buckets && !ways[w]; b++)
                 right = right && all_are(own[b], counts[b], mean);
             for (int i = 0; i < n && ways[w]; i++)
-                right = right && all_are((float *)idist_ddp_grad(ways[w], i), each, mean);
+                right = right && all_are((float *)idist_ddp_grad(ways[w], i), size_of(s, i), mean);
             if (!right)
                 return t < 0 ? die("round") : (fprintf(stderr, "way %d: wrong values\n", w), 1);
             if (r >= 0) us[w][r] = t;
         }
-    for (int row = 0; row < 2 && rank == 0; row++) print_row(us, row, n, each, n_buckets);
+    for (int row = 0; row < 2 && rank == 0; row++) print_row(us, row, s, n_buckets);
     for (int w = WAIT; w < WAYS; w++) idist_ddp_free(&ways[w]);
     for (int b = 0; b < 2 * n_buckets; b++) idist_free(bare[b % 2][b / 2]);
     for (int i = 0; i < n; i++) {
@@ -166,7 +182,7 @@ static int work(int local_rank, void *arg) {
         printf("|---|---|---|---|---|---|---|---|---|---|---|---|---|---|\n");
     }
     for (size_t k = 0; k < sizeof shapes / sizeof shapes[0]; k++) {
-        int rc = measure(shapes[k].n, shapes[k].each);
+        int rc = measure(&shapes[k]);
         if (local_rank == 0) fflush(stdout);
         if (rc) return rc;
     }
