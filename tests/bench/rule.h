@@ -7,13 +7,13 @@
 // iterations, the clock, the output.
 //
 //     bytes      those of nccl-tests: what all ranks together hold of the larger buffer.
-//     all_reduce, broadcast, sendrecv:
-//                the elements of a call; all_gather, reduce_scatter, all_to_all: count * ranks,
-//                count being per rank. At least one element; a size that gives the same count as
-//                the one before is left out. F32, SUM, root 0.
+//     count      all_reduce, broadcast, sendrecv: the elements of a call; all_gather,
+//                reduce_scatter, all_to_all: count * ranks, count being per rank. At least one
+//                element; a size that gives the same count as the one before is left out. F32, SUM,
+//                root 0.
 //     buffers    on page boundaries, written before. all_reduce in place, broadcast has one buffer,
-//     the others from one
-//                buffer to another. sendrecv goes to the next rank and comes from the one before.
+//                the others from one buffer to another. sendrecv goes to the next rank and comes
+//                from the one before.
 //     rate, bw, bibw
 //                the loops of osu_mbw_mr, osu_bw and osu_bibw. Rank i of the lower half and rank
 //                i + n/2 are a pair. A call is a window of 64 messages, which the lower rank starts
@@ -27,22 +27,23 @@
 //                (64 messages of 4 MiB); beyond that, messages share them. OSU has one buffer for
 //                all.
 //     check      one call with values computed from rank and place; every element of every rank is
-//     compared. Of windows three, with values computed from rank, message, window and place; and
-//     the last window of each timed loop, whose buffers are filled with something else before.
-//     pinning    rank r on the r-th allowed cpu where there are enough of them, else no
-//     rank is pinned. What a launcher
-//                has bound is undone first.
+//                compared. Of windows three, with values computed from rank, message, window and
+//                place; and the last window of each timed loop, whose buffers are filled with
+//                something else before.
+//     pinning    rank r on the r-th allowed cpu where there are enough of them, else no rank is
+//                pinned. What a launcher has bound is undone first.
 //     warm-up    calls until a tenth of BUDGET is spent or 200 were made. They also say how long a
-//     call takes, and so: iterations as many as fit into BUDGET, between 11 and 2,000. barrier
-//     mode: the library's own barrier before each call, and the time of the call alone. An
-//     iteration takes what
-//                its slowest rank took. p50 and min are those of the iterations.
+//                call takes, and so: iterations as many as fit into BUDGET, between 11 and 2,000.
+//     barrier    mode: the library's own barrier before each call, and the time of the call alone.
+//                An iteration takes what its slowest rank took. p50 and min are those of the
+//                iterations.
 //     b2b        mode: 11 to 51 batches, each of 1 to 2,000 calls in a row, that take BUDGET
-//     together; time of the batch on
-//                the slowest rank / calls. p50 and min are those of the batches.
+//                together; time of the batch on the slowest rank / calls. p50 and min are those of
+//                the batches.
 //     start      mode: a barrier and no more, for measuring from outside how long a job takes to
-//     start and to end. blocked    mode: rank 0 comes to a barrier 3 s after the others; the CPU
-//     time that they spend in it.
+//                start and to end.
+//     blocked    mode: rank 0 comes to a barrier 3 s after the others; the CPU time that they spend
+//                in it.
 //
 // Output, on rank 0: op,mode,ranks,bytes,p50_us,min_us
 // GNU C99 and C++11. No feature macro is needed, so it can come after any header.
