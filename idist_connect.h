@@ -35,7 +35,6 @@ WHO CONNECTS
 //------------------------------------------------------------------------------
 // [connect:attempt]  one rank connects to another
 // uses clock descriptor socket address auth
-// uses
 //
 //     WAITS  ->  CONNECTS  ->  GREETS  ->  the connection becomes a link
 //
@@ -127,7 +126,6 @@ static bool idist__attempt_begin(idist__attempt *a, const idist__where *where,
 // [connect:connector]  all that is under way: listeners, attempts, handshakes
 // uses clock descriptor poll socket fail text mem base:log auth pending
 // uses msg:types msg:transport link attempt
-// uses
 //
 //     idist__connector_start   starts an attempt to connect to a rank
 //     idist__connector_polls   what to watch in poll

@@ -418,7 +418,6 @@ static void idist__frame_end(idist__ring *ring, idist__link *l, int peer) {
 // [engine:announce]  tells other members that this rank waits in a call
 // uses launch:env kind model core:world fingerprint msg:types msg:failure link
 // uses deadlock
-// uses
 //
 // A call that waits is announced to the members to which there is a connection, and to others when
 // there is one. When they are asked once more before the call is given up (g->asked_ns),

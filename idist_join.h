@@ -946,7 +946,6 @@ static idist_status idist__table_make(idist__join *j, idist__record *records) {
 // [join:links]  connections that ranks need from the start
 // uses clock poll socket fail text mem parse address msg:transport attempt
 // uses connector state failure
-// uses
 //
 // Ranks that share memory need no connection in the end: they connect in a tree, over which they
 // agree on the memory; then they close it. Of all other pairs, in a world of up to

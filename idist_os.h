@@ -763,7 +763,6 @@ IDIST__UNUSED static void idist__os_poll_wakeup_clear(int wakeup) {
 //------------------------------------------------------------------------------
 // [os:watch]  waiting for descriptors that are watched again and again
 // uses -
-// uses
 //
 // The cost of a look does not grow with the number of descriptors: epoll on Linux, a kqueue on
 // macOS. A watch is itself a descriptor, readable while one of those is ready, and closed by

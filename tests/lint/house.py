@@ -391,7 +391,7 @@ class Source:
                 sections[-1].end = i
                 sections.append(Section(self, '%s:%s' % match.group(1, 2), i + 1))
                 k = i + 1
-                while self.lines[k].startswith('// uses '):
+                while self.lines[k].split(' ')[:2] == ['//', 'uses']:
                     sections[-1].uses_lines.append(k + 1)
                     k += 1
             elif line.startswith('#if defined(IDIST_IMPLEMENTATION)'):

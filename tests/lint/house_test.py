@@ -81,6 +81,9 @@ def test_graph():
     check('uses are true', findings('uses', make(low, high)), [])
     check('uses are false', findings('uses', make(low, high[:1] + ('-',) + high[2:])),
           ['[core:high] uses low'])
+    check('a uses line without a section',
+          findings('uses', make(low, high[:1] + (high[1] + '\n// uses',) + high[2:])),
+          ['[core:high] uses low'])
     check('no way up', findings('floors', make(low, high)), [])
     call = ('core:low', '-', 'static void idist__high_f(void);\n'
                              'static void idist__low_f(void) { idist__high_f(); }\n')
