@@ -308,8 +308,9 @@ static idist_status idist__table_apply(idist__table *table, idist__store_request
 
     switch (request->op) {
     case IDIST__STORE_SET:
-        *changed = true;
-        return idist__table_put(table, request->key, request->a.data, request->a.nbytes);
+        status = idist__table_put(table, request->key, request->a.data, request->a.nbytes);
+        *changed = status == IDIST_OK;
+        return status;
     case IDIST__STORE_COMPARE_SET: return idist__table_compare_set(table, request, changed);
     case IDIST__STORE_GET:
         entry = *idist__table_find(table, request->key);
@@ -721,13 +722,16 @@ static idist_status idist__file_execute_wills(idist__file_store *f) {
 // Carries out a request. The records are locked.
 static idist_status idist__file_apply(idist__file_store *f, idist__store_request *request,
                                       bool *wait, bool *changed) {
-    idist_status status = idist__file_replay(f);
+    idist_status status = idist__file_replay(f), appended = IDIST_OK;
 
     if (status == IDIST_OK) status = idist__file_execute_wills(f);
     if (status != IDIST_OK) return status;
     if (request->op == IDIST__STORE_SET_WILL) return idist__file_set_will(f, request);
     status = idist__table_apply(&f->table, request, wait, changed);
-    return *changed ? idist__file_append(f, request->key) : status;
+    if (*changed) appended = idist__file_append(f, request->key);
+
+    // A value that was changed may still be too long for the caller.
+    return appended == IDIST_OK ? status : appended;
 }
 
 // Tries a request once. *wait: try it again later.

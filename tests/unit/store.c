@@ -194,6 +194,11 @@ static void check_compare_set(const fixture *k, const char *name) {
            IDIST_OK, "%s: compare_set of what is there", name);
     tap_ok(nbytes == 5 && memcmp(value, "three", 5) == 0, "%s: says the new value", name);
     tap_ok(holds(k->handles[0], "cas/a", "three", 5), "%s: all see it", name);
+    tap_is(idist_store_compare_set(k->handles[1], "cas/a", "three", 5, "seven!", 6, value, 5,
+                                   &nbytes),
+           IDIST_ERR_TRUNCATED, "%s: compare_set to a value longer than the buffer", name);
+    tap_ok(nbytes == 6 && memcmp(value, "three", 5) == 0, "%s: says how long it is", name);
+    tap_ok(holds(k->handles[0], "cas/a", "seven!", 6), "%s: and has set it", name);
     idist_store_compare_set(k->handles[1], key, "x", 1, "y", 1, value, sizeof value, &nbytes);
     tap_is(idist_store_check(k->handles[0], &key, 1, &ready), IDIST_OK,
            "%s: check after a compare_set that failed", name);
@@ -490,6 +495,38 @@ static void test_open(void) {
     tap_is(open_status(url, false, SHORT_MS, NULL), IDIST_ERR_TIMEOUT,
            "open: a folder that does not come");
     tap_like(idist_last_error(), "its folder does not exist here", "open: the text says so");
+}
+
+static bool no_memory; // for scarce_alloc
+
+static void *scarce_alloc(size_t nbytes, void *user) {
+    (void)user;
+    return no_memory ? NULL : malloc(nbytes);
+}
+
+static void scarce_free(void *ptr, void *user) {
+    (void)user;
+    free(ptr);
+}
+
+static void test_no_memory(void) {
+    idist_store_desc desc = store_desc(true);
+    char folder[64], url[200];
+    idist_store *store = NULL;
+    tap_running("file without memory");
+    desc.allocator.alloc_fn = scarce_alloc;
+    desc.allocator.free_fn = scarce_free;
+    make_folder(folder);
+    snprintf(url, sizeof url, "file://%s/store", folder);
+    if (!tap_is(idist_store_open(url, &desc, &store), IDIST_OK, "file: open")) return;
+    tap_is(idist_store_set(store, "k", "old", 3), IDIST_OK, "file: set a key");
+    no_memory = true;
+    tap_is(idist_store_set(store, "k", "new", 3), IDIST_ERR_NO_MEMORY,
+           "file: set it again without memory");
+    no_memory = false;
+    tap_ok(holds(store, "k", "old", 3), "file: it has its value still");
+    tap_is(idist_store_close(&store), IDIST_OK, "file: close");
+    rmdir(folder);
 }
 
 // A server whose file cannot be written, here because of a limit.
@@ -1051,6 +1088,7 @@ int main(void) {
     n_threads = count_threads();
     for (int i = 0; i < N_KINDS; i++) test_kind((store_kind)i);
     test_open();
+    test_no_memory();
     test_no_space();
     test_port_taken();
     test_secret();
