@@ -249,7 +249,8 @@ static idist_status idist__table_add(idist__table *table, idist__store_request *
         if (is_number) {
             memcpy(text, entry->value, entry->value_nbytes);
             text[entry->value_nbytes] = 0;
-            is_number = idist__parse_int(text, INT64_MIN, INT64_MAX, &old);
+            is_number = strlen(text) == entry->value_nbytes && // no zero byte within
+                        idist__parse_int(text, INT64_MIN, INT64_MAX, &old);
         }
 
         if (!is_number) return idist__table_not_a_number();

@@ -165,6 +165,11 @@ static void check_add(const fixture *k, const char *name) {
     tap_ok(idist_store_add(k->handles[1], "add/text", 1, &result) < 0,
            "%s: adding to a text is an error", name);
     tap_ok(holds(k->handles[2], "add/text", "12x", 3), "%s: and leaves it alone", name);
+    tap_is(idist_store_set(k->handles[0], "add/bytes", "12\0x", 4), IDIST_OK, "%s: set bytes",
+           name);
+    tap_is(idist_store_add(k->handles[1], "add/bytes", 1, &result), IDIST_ERR_ARG,
+           "%s: adding to a number with more bytes behind it", name);
+    tap_ok(holds(k->handles[2], "add/bytes", "12\0x", 4), "%s: leaves them alone, too", name);
     tap_is(idist_store_add(k->handles[0], "add/limit", INT64_MAX, NULL), IDIST_OK,
            "%s: add the largest number", name);
     tap_is(idist_store_add(k->handles[1], "add/limit", 1, NULL), IDIST_ERR_ARG,
