@@ -1384,7 +1384,8 @@ IDIST_API idist_status idist_store_get(idist_store *store, const char *key, void
                                        size_t capacity, size_t *nbytes, int timeout_ms);
 
 // Adds delta to a number that is kept as decimal text and starts at 0; *result is the new number.
-// IDIST_ERR_ARG, and the value stays, if it is no number or the sum does not fit into 64 bits.
+// IDIST_ERR_ARG, and the value stays, if it is no number or the sum is not between -2^63 + 1 and
+// 2^63 - 1.
 IDIST_API idist_status idist_store_add(idist_store *store, const char *key, int64_t delta,
                                        int64_t *result);
 

@@ -234,7 +234,7 @@ static const idist__blob *idist__table_missing(idist__table *table,
 
 static idist_status idist__table_not_a_number(void) {
     return idist__fail(IDIST_ERR_ARG, "store: add: the value of the key is not a whole number, or "
-                                      "the sum does not fit into 64 bits");
+                                      "the sum is not between -2^63 + 1 and 2^63 - 1");
 }
 
 static idist_status idist__table_add(idist__table *table, idist__store_request *request) {

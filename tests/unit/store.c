@@ -176,6 +176,11 @@ static void check_add(const fixture *k, const char *name) {
            "%s: a sum that has no room", name);
     tap_ok(holds(k->handles[2], "add/limit", "9223372036854775807", 19),
            "%s: leaves the value alone", name);
+    tap_is(idist_store_add(k->handles[0], "add/lowest", -INT64_MAX, NULL), IDIST_OK,
+           "%s: add the smallest number", name);
+    tap_is(idist_store_add(k->handles[1], "add/lowest", -1, NULL), IDIST_ERR_ARG,
+           "%s: -2^63 is no sum", name);
+    tap_like(idist_last_error(), "between -2^63 + 1 and", "%s: the text says so", name);
     tap_ok(holds(k->handles[1], "add/m", "9007199254740994", 16), "%s: the handle still works",
            name);
 }
