@@ -2907,18 +2907,20 @@ idist_status idist_one_rank_first(idist_task_fn fn, void *arg, int rank, bool lo
 
 idist_status idist_one_rank_only(idist_task_fn fn, void *arg, int rank, bool barrier,
                                  const idist_opts *opts) {
-    idist_group *group = opts ? opts->group : NULL, *g = NULL;
-    bool mine = idist_group_rank(group) == rank;
+    idist_group *g = NULL;
     idist_status status;
+    bool mine;
     int result = 0;
 
     if (!fn) return idist__fail(IDIST_ERR_ARG, "one_rank_only: fn is NULL");
     status = idist__check_blocking("one_rank_only", opts);
     if (status == IDIST_OK)
-        status = idist__one_check_rank(IDIST__ONE_RANK_ONLY, rank, idist_group_size(group));
-    if (status == IDIST_OK) status = idist__call_enter("one_rank_only", group, &g);
+        status = idist__call_enter("one_rank_only", opts ? opts->group : NULL, &g);
     if (status != IDIST_OK) return status;
-    idist__os_mutex_unlock(&g->w->lock); // NOLINT(clang-analyzer-core.NullDereference)
+    status = idist__one_check_rank(IDIST__ONE_RANK_ONLY, rank, g->size);
+    mine = g->rank == rank;
+    idist__os_mutex_unlock(&g->w->lock);
+    if (status != IDIST_OK) return status;
 
     if (mine) result = fn(arg);
     if (barrier) return idist__one_share_result(IDIST__ONE_RANK_ONLY, rank, mine, result, opts);

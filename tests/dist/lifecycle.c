@@ -169,6 +169,11 @@ static void hand_out(idist_group *world, int rank, int n, void *arg) {
 }
 
 // Every call on such a handle is an error, and none touches what the world has given back.
+static int no_task(void *arg) {
+    (void)arg;
+    return 0;
+}
+
 static void is_of_no_more_use(idist_group *g) {
     idist_opts o = opts_of(g);
     idist_request request = {NULL};
@@ -184,6 +189,7 @@ static void is_of_no_more_use(idist_group *g) {
     rank_ok(0, idist_wait(&request));
     rank_is(0, idist_send(&x, 1, IDIST_I32, 0, 0, &o), IDIST_ERR_STATE);
     rank_is(0, idist_sendrecv(&x, 1, 0, 0, &y, 1, 0, 0, IDIST_I32, NULL, &o), IDIST_ERR_STATE);
+    rank_is(0, idist_one_rank_only(no_task, NULL, 0, false, &o), IDIST_ERR_STATE);
     rank_is(0, idist_split(g, 0, 0, &made), IDIST_ERR_STATE);
     rank_is(0, idist_shrink(g, &made), IDIST_ERR_STATE);
     rank_is(0, idist_agree(g, &flag), IDIST_ERR_STATE);
