@@ -1596,6 +1596,17 @@ static void idist__config_text(const char *field, const char *var, char *text, s
     if (value) idist__text_copy(text, capacity, value);
 }
 
+// An id that is too long ends with a hash of all of it, so that no other one becomes equal.
+static void idist__config_host_id(idist__config *config, const char *field) {
+    const char *value = field ? field : idist__os_env("IDIST_HOSTID");
+    size_t nbytes = value ? strlen(value) : 0, end = sizeof config->host_id - 17;
+
+    idist__config_text(field, "IDIST_HOSTID", config->host_id, sizeof config->host_id);
+    if (nbytes >= sizeof config->host_id)
+        snprintf(config->host_id + end, 17, "%016llx",
+                 (unsigned long long)idist__hash(value, nbytes));
+}
+
 // desc.rank is IDIST__RANK_DRAWN: no launcher is asked.
 static idist_status idist__config_draws(idist__config *config, const idist_desc *desc) {
     const char *var = idist__env_either("IDIST_WORLD_SIZE", "WORLD_SIZE");
@@ -1660,7 +1671,7 @@ static idist_status idist__launch_config(idist__config *config, const idist_desc
     config->mpi_comm = d.mpi_comm;
     config->nccl_comm = d.nccl_comm;
     config->nccl_config = d.nccl_config;
-    idist__config_text(d.host_id, "IDIST_HOSTID", config->host_id, sizeof config->host_id);
+    idist__config_host_id(config, d.host_id);
     idist__config_text(d.device, "IDIST_DEVICE", config->device, sizeof config->device);
     idist__config_text(d.backend, "IDIST_BACKEND", config->backends, sizeof config->backends);
     idist__config_text(d.device_backend, "IDIST_DEVICE_BACKEND", config->device_backend,

@@ -100,6 +100,20 @@ static int of_host_id(int rank, void *arg) {
     return run_rank(d, &p);
 }
 
+// The ids have 150 characters and differ in the last one.
+static int of_long_host_id(int rank, void *arg) {
+    static const placement p = {3, {NULL}, {0, 1, 0}, {2, 2, 1}, {0, 0, 1}, 2};
+    idist_desc d = desc_with("auto", "auto");
+    char id[151];
+    snprintf(id, sizeof id, "%0150d", rank / 2);
+    d.host_id = id;
+    d.init_method = (const char *)arg;
+    d.rank = rank;
+    d.world_size = 3;
+    d.timeout_ms = d.init_timeout_ms = 20000;
+    return run_rank(d, &p);
+}
+
 // One rank has IDIST_TRANSPORT=tcp; which one, says the first character.
 static int of_transports(int rank, void *arg) {
     static const placement p = {3, {NULL}, {0, 1, 2}, {3, 3, 3}, {0, 0, 0}, 1};
@@ -320,6 +334,10 @@ int main(void) {
     ranks_reset();
     procs_run(3, 20000, of_host_id, url);
     ranks_report("IDIST_HOSTID tells hosts apart");
+    tap_running("long host_id");
+    ranks_reset();
+    procs_run(3, 20000, of_long_host_id, url);
+    ranks_report("desc.host_id tells hosts apart however long it is");
     try_again(url);
     snprintf(url, sizeof url, "file://%s", file);
     try_again(url);
