@@ -1332,10 +1332,14 @@ IDIST_API void idist_free(void *ptr);
 // [api:store]  the key-value store for rendezvous
 //
 // Keys are strings of 1 .. 1024 bytes, values have up to 8 MiB. Any thread, also several at once.
-// Only idist_store_get and idist_store_wait wait for keys. Every call may wait for the server's
-// answer: up to its timeout_ms, or that of the store. Time-outs are in milliseconds, 0 means the
-// store's own, < 0 none; IDIST_ERR_TIMEOUT names a missing key. IDIST_ERR_PEER_LOST if the server
-// is gone. Pointers to results may be NULL, except `ready` and `n`.
+// Only idist_store_get and idist_store_wait wait for keys. Time-outs are in milliseconds, 0 means
+// the store's own, < 0 none; IDIST_ERR_TIMEOUT names a missing key. IDIST_ERR_PEER_LOST if the
+// server is gone. Pointers to results may be NULL, except `ready` and `n`.
+//
+// Every call may wait for the server. Over a socket it has the store's own time-out to answer, but
+// at least 1 s and at most 30 s, also beyond the timeout_ms of the call. If it does not, because it
+// was stopped, say, this call and all later ones return IDIST_ERR_TIMEOUT: close the store and open
+// it again.
 //------------------------------------------------------------------------------
 
 typedef struct idist_store_desc {
