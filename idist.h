@@ -544,7 +544,8 @@ typedef struct idist_store idist_store;
 // An operation in flight. Put its address into idist_opts.request (the old contents do not matter),
 // then call idist_wait or idist_test. Until one of them reports completion, do not write the
 // buffers of the operation, and do not read those that it receives into. A request of all zeros is
-// empty: waiting for it returns IDIST_OK at once.
+// empty: waiting for it returns IDIST_OK at once. A call that fails leaves it empty, too, unless it
+// has no request form.
 typedef struct idist_request {
     void *impl; // private
 } idist_request;

@@ -1263,6 +1263,11 @@ idist_status idist_recv(void *buf, size_t count, idist_dtype dtype, int src, int
     return idist__call_message(&c, opts);
 }
 
+// A call ends before it has begun.
+static idist_status idist__p2p_refuse(const char *why, const idist_opts *opts) {
+    return idist__call_ended(idist__fail(IDIST_ERR_ARG, "%s", why), opts ? opts->request : NULL);
+}
+
 // A probe is a receive that leaves the message. message: NULL, or where a matched probe puts it.
 static void idist__p2p_init_probe(idist__call *c, idist__kind label, int src, int tag,
                                   idist_recv_info *info, idist_message *message) {
@@ -1275,7 +1280,7 @@ static void idist__p2p_init_probe(idist__call *c, idist__kind label, int src, in
 idist_status idist_probe(int src, int tag, idist_recv_info *info, const idist_opts *opts) {
     idist__call c;
 
-    if (!info) return idist__fail(IDIST_ERR_ARG, "probe: info is NULL");
+    if (!info) return idist__p2p_refuse("probe: info is NULL", opts);
     idist__p2p_init_probe(&c, IDIST__PROBE, src, tag, info, NULL);
 
     return idist__call_run(&c, opts);
@@ -1284,7 +1289,7 @@ idist_status idist_probe(int src, int tag, idist_recv_info *info, const idist_op
 idist_status idist_mprobe(int src, int tag, idist_message *message, const idist_opts *opts) {
     idist__call c;
 
-    if (!message) return idist__fail(IDIST_ERR_ARG, "mprobe: message is NULL");
+    if (!message) return idist__p2p_refuse("mprobe: message is NULL", opts);
     message->group = NULL;
     idist__p2p_init_probe(&c, IDIST__MPROBE, src, tag, &message->info, message);
 
@@ -1367,8 +1372,8 @@ idist_status idist_mrecv(void *buf, size_t count, idist_dtype dtype, idist_messa
     idist__call c;
 
     if (!message || !message->group)
-        return idist__fail(IDIST_ERR_ARG, "mrecv: the message is empty: no probe has matched it");
-    if (opts && opts->plan) return idist__fail(IDIST_ERR_ARG, "mrecv: opts.plan must be NULL");
+        return idist__p2p_refuse("mrecv: the message is empty: no probe has matched it", opts);
+    if (opts && opts->plan) return idist__p2p_refuse("mrecv: opts.plan must be NULL", opts);
 
     memset(&o, 0, sizeof o);
     if (opts) o = *opts;
@@ -1825,22 +1830,22 @@ static idist_status idist__plan_run(idist_group *g, const idist_plan *plan, cons
 idist_status idist_plan_start(const idist_plan *plan, idist_request *request) {
     idist_group *g = NULL;
     idist_opts o;
-    idist_status status;
+    idist_status status = IDIST_OK;
 
-    if (!plan) return idist__fail(IDIST_ERR_ARG, "plan_start: plan is NULL");
-    if (!plan->call.kind)
-        return idist__fail(IDIST_ERR_STATE,
-                           "plan_start: the plan is empty: make a call with opts.plan first");
-    o = plan->opts;
-    o.request = request;
-    status = idist__call_enter("plan_start", o.group, &g);
+    if (!plan) status = idist__fail(IDIST_ERR_ARG, "plan_start: plan is NULL");
+    else if (!plan->call.kind)
+        status = idist__fail(IDIST_ERR_STATE,
+                             "plan_start: the plan is empty: make a call with opts.plan first");
+    else status = idist__call_enter("plan_start", plan->opts.group, &g);
 
     if (g) {
+        o = plan->opts;
+        o.request = request;
         status = idist__plan_run(g, plan, &o);
         idist__os_mutex_unlock(&g->w->lock);
     }
 
-    return idist__call_ended(status);
+    return idist__call_ended(status, request);
 }
 
 idist_status idist_plan_free(idist_plan **plan) {
@@ -2658,10 +2663,10 @@ idist_status idist_split_start(idist_group *parent, int color, int key, idist_gr
     if (!group || !request)
         return idist__fail(IDIST_ERR_ARG, "split_start: group or request is NULL");
     *group = NULL;
+    request->impl = NULL;
     status = idist__check_blocking("split_start", NULL);
     if (status == IDIST_OK) status = idist__call_enter("split_start", parent, &p);
     if (status != IDIST_OK) return status;
-    request->impl = NULL;
     status = idist__split_begin(p, color, key, group, request);
     idist__os_mutex_unlock(&p->w->lock);
 

@@ -2706,9 +2706,13 @@ static idist_status idist__call_plan(idist_group *g, const idist__call *c, const
     return IDIST_OK;
 }
 
+// A call that has failed leaves an empty request, which the program may wait for like the others.
 // idist_group_end returns the first failure of a call in between.
-static idist_status idist__call_ended(idist_status status) {
-    if (status != IDIST_OK && idist__me.group_depth && idist__me.group_status == IDIST_OK) {
+static idist_status idist__call_ended(idist_status status, idist_request *request) {
+    if (status == IDIST_OK) return IDIST_OK;
+    if (request) request->impl = NULL;
+
+    if (idist__me.group_depth && idist__me.group_status == IDIST_OK) {
         idist__me.group_status = status;
         memcpy(idist__me.group_text, idist__me.text, sizeof idist__me.group_text);
     }
@@ -2742,7 +2746,7 @@ static idist_status idist__call_run(const idist__call *c, const idist_opts *opts
         idist__os_mutex_unlock(&g->w->lock);
     }
 
-    return idist__call_ended(status);
+    return idist__call_ended(status, o->request);
 }
 
 // A send or receive. In the ordinary case nothing can be wrong with the call, and it gets by with
@@ -2770,7 +2774,7 @@ static idist_status idist__call_message(const idist__call *c, const idist_opts *
     else if (o->request) o->request->impl = &idist__call_complete;
     idist__os_mutex_unlock(&w->lock);
 
-    return done ? IDIST_OK : idist__call_ended(status);
+    return done ? IDIST_OK : idist__call_ended(status, o->request);
 }
 
 //------------------------------------------------------------------------------

@@ -233,6 +233,55 @@ static void requests(int r, const idist_opts *o) {
     bad(r, idist_group_end());
 }
 
+// A call that fails empties the request, whatever was in it, so that the program may wait for all.
+static void refused_requests(int r, const idist_opts *o) {
+    idist_request q[8];
+    idist_message message;
+    idist_opts a = *o;
+    idist_plan *plan = NULL;
+    int x = 0, i = 0;
+    memset(q, 0x5a, sizeof q);
+    memset(&message, 0, sizeof message);
+    a.request = &q[i++];
+    bad(r, idist_all_reduce(NULL, &x, 1, IDIST_I32, IDIST_SUM, &a));
+    a.request = &q[i++];
+    bad(r, idist_send(&x, 1, IDIST_I32, -1, 0, &a));
+    a.request = &q[i++];
+    bad(r, idist_probe(0, 0, NULL, &a));
+    a.request = &q[i++];
+    bad(r, idist_mprobe(0, 0, NULL, &a));
+    a.request = &q[i++];
+    bad(r, idist_mrecv(&x, 1, IDIST_I32, &message, &a));
+    bad(r, idist_plan_start(NULL, &q[i++]));
+    rank_ok(r, idist_plan_create(&plan));
+    bad(r, idist_plan_start(plan, &q[i++]));
+    a.request = &q[i++];
+    a.plan = plan;
+    bad(r, idist_barrier(&a));
+    rank_ok(r, idist_plan_free(&plan));
+    for (int k = 0; k < i; k++) {
+        rank_check(q[k].impl == NULL, "rank %d: refused call %d leaves a request", r, k);
+        q[k].impl = NULL;
+    }
+    rank_ok(r, idist_wait_all(q, (size_t)i));
+}
+
+// idist_group_end returns the failure of a call whose arguments already told that it was wrong.
+static void refused_in_group(int r, const idist_opts *o) {
+    int x = 0;
+    idist_message message;
+    memset(&message, 0, sizeof message);
+    rank_ok(r, idist_group_begin());
+    bad(r, idist_probe(0, 0, NULL, o));
+    rank_is(r, idist_group_end(), IDIST_ERR_ARG);
+    rank_ok(r, idist_group_begin());
+    bad(r, idist_mrecv(&x, 1, IDIST_I32, &message, o));
+    rank_is(r, idist_group_end(), IDIST_ERR_ARG);
+    rank_ok(r, idist_group_begin());
+    bad(r, idist_plan_start(NULL, NULL));
+    rank_is(r, idist_group_end(), IDIST_ERR_ARG);
+}
+
 static void groups(int r, idist_group *world, int n) {
     idist_group *g = NULL, *none = NULL;
     bad(r, idist_split(world, 0, 0, NULL));
@@ -308,6 +357,8 @@ static void everything(idist_group *world, int rank, int n, void *arg) {
     v_forms(rank, n, &o);
     bytes(rank, &o);
     requests(rank, &o);
+    refused_requests(rank, &o);
+    refused_in_group(rank, &o);
     groups(rank, world, n);
     rank_ok(rank, idist_all_reduce(&x, &y, 1, IDIST_I32, IDIST_SUM, &o)); // nothing is broken
     rank_check(y == n, "rank %d: got %d expected %d", rank, y, n);
