@@ -169,11 +169,11 @@ LAUNCHING
         none of them: a world of 1
 
     An empty variable counts as unset. IDIST_ERR_ENV names the variable when only half of a pair is
-    set (except JOB_COMPLETION_INDEX, which pods of other kinds have as well, and a world size where
-    ranks are drawn, see below), when a value is not a number, when the rank is not below the size,
-    when RANK and WORLD_SIZE contradict Slurm, when TF_CONFIG is not valid JSON (without a cluster
-    it counts as unset), or when nothing is set although an init method other than env:// (see
-    below) says that there are ranks to meet.
+    set (except JOB_COMPLETION_INDEX, which pods of other kinds have as well, PMI_ID and PMI_PORT,
+    which count only together, and a world size where ranks are drawn, see below), when a value is
+    not a number, when the rank is not below the size, when RANK and WORLD_SIZE contradict Slurm,
+    when TF_CONFIG is not valid JSON (without a cluster it counts as unset), or when nothing is set
+    although an init method other than env:// (see below) says that there are ranks to meet.
     IDIST_LAUNCHER selects one: none, idist, env, torchrun, indexed, horovodrun, openmpi, mvapich2,
     jsrun, pals, flux, hydra, slurm, tf_config.
 

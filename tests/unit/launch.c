@@ -297,6 +297,8 @@ static const launch_case cases[] = {
     // mpiexec -pmi-port, whose daemon is a task of Slurm; nobody listens there
     {STEP "SLURM_PROCID=0 SLURM_NTASKS=1 PMI_PORT=127.0.0.1:1 PMI_ID=1", NULL, 0, 0, 0, 0,
      "PMI_PORT=127.0.0.1:1"},
+    {"PMI_PORT=127.0.0.1:1", "none", 0, 1, -1, -1, ""},
+    {"PMI_ID=1", "none", 0, 1, -1, -1, ""},
     {"IDIST_RANK=0 IDIST_WORLD_SIZE=2 RANK=7 WORLD_SIZE=8 IDIST_LOCAL_WORLD_SIZE=2", "idist", 0, 2,
      -1, 2, "unix:"},
 };
