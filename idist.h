@@ -841,6 +841,7 @@ IDIST_API const char *idist_show_config(void);
 
 // Ends all pending and later calls on the group with IDIST_ERR_ABORTED, on all its ranks. NULL: the
 // default world. Any thread; does not block. A group that has failed already keeps its status.
+// IDIST_ERR_STATE on a rank that is no member.
 IDIST_API idist_status idist_abort(idist_group *group);
 
 // Joins a further, independent world; several may be open at once, in any thread. *world is its

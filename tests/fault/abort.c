@@ -425,6 +425,43 @@ static void window_comes_back(idist_group *world, int rank, int n, void *arg) {
         rank_ok(rank, idist_recv(buf, LAST_NBYTES, IDIST_U8, 1, 3, NULL, &o));
 }
 
+#ifndef RANKS_MPI
+typedef struct meeting {
+    const char *transport;
+    int port;
+} meeting;
+
+// Rank 2 has the group of ranks 0 and 1, but is no member.
+static int aborts_as_outsider(int rank, void *arg) {
+    const int members[2] = {0, 1};
+    const meeting *m = (const meeting *)arg;
+    idist_desc d = desc_with(m->transport, "auto");
+    idist_group *g = NULL;
+    d.master_addr = "127.0.0.1";
+    d.master_port = m->port;
+    d.rank = rank;
+    d.world_size = 3;
+    d.timeout_ms = d.init_timeout_ms = RANKS_TIMEOUT_MS;
+    if (!rank_ok(rank, idist_initialize(&d))) return 1;
+    rank_ok(rank, idist_new_group(members, 2, &g));
+    if (rank == 2) rank_is(rank, idist_abort(g), IDIST_ERR_STATE);
+    rank_ok(rank, idist_barrier(NULL));
+    idist_opts o = opts_of(g);
+    rank_is(rank, idist_barrier(&o), rank < 2 ? IDIST_OK : IDIST_ERR_STATE);
+    rank_ok(rank, idist_free_group(&g));
+    rank_ok(rank, idist_finalize());
+    return 0;
+}
+
+static void abort_by_an_outsider(const char *transport) {
+    meeting m = {transport, free_port()};
+    tap_running("abort by an outsider, %s", transport);
+    ranks_reset();
+    procs_run(3, 20000, aborts_as_outsider, &m);
+    ranks_report("a rank that is no member cannot abort a group, %s", transport);
+}
+#endif
+
 int main(void) {
     uint64_t random_state = tap_seed();
     tap_deadline(60);
@@ -456,6 +493,7 @@ int main(void) {
 #ifndef RANKS_MPI
         abort_beside_another_call(d.transport);
         abort_drives_others_away(d.transport);
+        if (t < 3) abort_by_an_outsider(d.transport); // what desc.transport may be
 #endif
     }
     {
