@@ -124,7 +124,9 @@ typedef struct idist__gpu_rank_info {
     int32_t cuda_error;        // other than the absence of a driver or a GPU; 0: none
     uint64_t machine_key; // where bus_id identifies the device. NCCL goes by the machine, not by
                           // a host id of the user's.
-    char bus_id[32];
+    uint64_t process;     // idist__ipc_process
+    int32_t device;       // its number in that process
+    char bus_id[28];
     char reason[160];
     char no_nccl_reason[160];
 } idist__gpu_rank_info;
@@ -154,9 +156,12 @@ typedef struct idist__gpu {
     int64_t checked_nccl_ns;             // when NCCL was last asked for errors
     struct idist__nccl_job *ending_jobs; // communicators being finalized, and aborted ones
     int *barrier_word;         // barriers on streams reduce it; NULL: no NCCL, or no memory
+    cudaMemPool_t pool;        // what NCCL gets of ours in the order of a stream comes from here;
+                               // NULL: from the default pool
     idist__ipc_arena *arenas;  // our own that no group has
     idist__ipc_arena *imports; // mapped from other ranks
     uint32_t arena_count;      // our own ones ever made
+    cudaError_t nccl_error;    // of making barrier_word and pool
     bool closed;               // idist_finalize has begun: no rank's memory is read any more
     bool stuck;                // something on the device never ends: nothing that waits for it is
                                // freed

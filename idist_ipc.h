@@ -771,7 +771,7 @@ static void idist__ipc_abandon_arena(idist_group *g) {
 // work of the device.
 typedef struct idist__ipc_cleanup {
     idist__gpu gpu; // only the device, and what is given back: imports, arenas, library,
-                    // free_pinned, barrier_word
+                    // free_pinned, barrier_word, pool
     int state;      // atomic: IDIST__JOB_STATE_*
 } idist__ipc_cleanup;
 
@@ -788,6 +788,7 @@ static void *idist__ipc_cleanup_run(void *arg) {
     for (p = job->gpu.free_pinned; p; p = p->next)
         if (p->is_pinned) cudaHostUnregister(p->data);
     cudaFree(job->gpu.barrier_word);
+    if (job->gpu.pool) cudaMemPoolDestroy(job->gpu.pool);
     idist__ipc_unload_kernels(&job->gpu);
 
     if (__atomic_exchange_n(&job->state, IDIST__JOB_STATE_DONE, __ATOMIC_ACQ_REL) ==
@@ -889,7 +890,7 @@ static void idist__ipc_free_all(idist__world *w) {
     idist__gpu *gpu = idist__gpu_of(w);
     // If the device is stuck, a thread may still load the kernels.
     bool any = !gpu->stuck && (gpu->imports || gpu->arenas || gpu->free_pinned ||
-                               gpu->barrier_word || idist__ipc_is_loaded(gpu));
+                               gpu->barrier_word || gpu->pool || idist__ipc_is_loaded(gpu));
     bool busy = any && !idist__ipc_clean_up(gpu);
 
     if (!busy && !w->abandoned) { // else a thread still reads the lists

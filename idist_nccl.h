@@ -74,6 +74,9 @@ CALLS
     device pointer, or with its stream, that the others use device memory. A message may go from a
     device to the host memory of another rank.
 
+    If several threads of a process are ranks, NCCL reads and writes the buffers of each from the
+    GPUs of the others: memory of cudaMallocAsync has to allow that (cudaMemPoolSetAccess).
+
     Over NCCL a send on a stream (without a request) needs a receive on a stream, of the same count.
     It blocks its stream until then, so ranks that send to each other must do so between group_begin
     and group_end. Tags are compared, not matched: messages between two ranks arrive in order.
@@ -717,18 +720,26 @@ static int idist__nccl_exchange(const idist__nccl *nccl, const idist_group *g, c
     return idist__nccl_merge_results(result, end);
 }
 
+// Allocates memory for NCCL in the order of a stream; cudaFreeAsync frees it.
+static cudaError_t idist__nccl_alloc(const idist__gpu *gpu, void **p, size_t nbytes,
+                                     cudaStream_t stream) {
+    return gpu->pool ? cudaMallocFromPoolAsync(p, nbytes, gpu->pool, stream)
+                     : cudaMallocAsync(p, nbytes, stream);
+}
+
 // An all_to_all or all_to_allv in place sends a copy of its buffer, which the caller frees in
 // stream order.
 static int idist__nccl_all_to_all_in_place(const idist__nccl *nccl, const idist_group *g,
                                            const idist__call *c, void *comm, cudaStream_t stream,
                                            void **away) {
+    const idist__gpu *gpu = idist__gpu_of(g->w);
     size_t count = (size_t)g->size * c->count, nbytes;
 
     if (c->kind == IDIST__ALL_TO_ALLV)
         count = idist__extent_end(c->sendcounts, c->senddispls, g->size);
     nbytes = count * idist_dtype_size(c->dtype);
     if (!nbytes) return IDIST__NCCL_OK;
-    if (cudaMallocAsync(away, nbytes, stream) != cudaSuccess ||
+    if (idist__nccl_alloc(gpu, away, nbytes, stream) != cudaSuccess ||
         cudaMemcpyAsync(*away, c->send, nbytes, cudaMemcpyDefault, stream) != cudaSuccess)
         return IDIST__NCCL_CUDA_ERROR;
     return idist__nccl_exchange(nccl, g, c, *away, comm, stream);
@@ -1395,19 +1406,57 @@ typedef struct idist__nccl_rank_info {
     idist__nccl_id id;
 } idist__nccl_rank_info;
 
-// Allocates the word that barriers on streams reduce: once, before a second thread can know the
-// world, because freeing a second one would wait for the device. Releases the lock meanwhile.
-static void idist__nccl_alloc_barrier_word(idist__world *w) {
+// If ranks of this process have other GPUs, NCCL reads and writes a buffer of this rank from those
+// (unless NCCL_P2P_DIRECT_DISABLE=1). Memory of the default pool, which is the program's, they do
+// not reach: it would be an illegal address to them. So idist takes a pool of its own.
+static cudaError_t idist__nccl_make_pool(const idist__world *w, cudaMemPool_t *pool) {
+    const idist__gpu *gpu = idist__gpu_of(w);
+    const idist__gpu_rank_info *infos = gpu->rank_infos, *mine = &infos[w->group.rank];
+    cudaError_t error = cudaSuccess;
+    struct cudaMemPoolProps props;
+    struct cudaMemAccessDesc access;
+    int i, can;
+
+    memset(&props, 0, sizeof props);
+    props.allocType = cudaMemAllocationTypePinned;
+    props.location.type = cudaMemLocationTypeDevice;
+    props.location.id = gpu->device;
+    memset(&access, 0, sizeof access);
+    access.location.type = cudaMemLocationTypeDevice;
+    access.flags = cudaMemAccessFlagsProtReadWrite;
+
+    for (i = 0; i < w->group.size && error == cudaSuccess; i++) {
+        if (infos[i].process != mine->process || infos[i].device == gpu->device) continue;
+        error = cudaDeviceCanAccessPeer(&can, infos[i].device, gpu->device);
+        if (error != cudaSuccess || !can) continue; // NCCL does not reach it directly, either
+        if (!*pool) error = cudaMemPoolCreate(pool, &props);
+        access.location.id = infos[i].device;
+        if (error == cudaSuccess) error = cudaMemPoolSetAccess(*pool, &access, 1);
+    }
+
+    return error;
+}
+
+// Allocates what all communicators need: the word that barriers on streams reduce, and a pool.
+// Once, before a second thread can know the world, because freeing a second word would wait for the
+// device. Releases the lock meanwhile.
+static void idist__nccl_alloc_shared(idist__world *w) {
     idist__gpu *gpu = idist__gpu_of(w);
+    cudaMemPool_t pool = NULL;
     void *word = NULL;
+    cudaError_t error;
 
     if (!gpu->nccl->version) return;
     gpu->user_count++;
     idist__os_mutex_unlock(&w->lock);
-    if (cudaMalloc(&word, sizeof *gpu->barrier_word) != cudaSuccess) cudaGetLastError();
+    error = cudaMalloc(&word, sizeof *gpu->barrier_word);
+    if (error == cudaSuccess) error = idist__nccl_make_pool(w, &pool);
+    if (error != cudaSuccess) cudaGetLastError();
     idist__world_lock(w);
     gpu->user_count--;
     gpu->barrier_word = (int *)word;
+    gpu->pool = pool;
+    gpu->nccl_error = error;
 }
 
 // Allocates what a JOB_INIT needs on the device. It is the job's own, because the job may outlive
@@ -1420,7 +1469,8 @@ static cudaError_t idist__nccl_alloc_buffer(idist_group *g, idist__nccl_job *job
     if (g->size == 1) return cudaSuccess;
     idist__os_mutex_unlock(&g->w->lock);
     error = cudaStreamCreateWithFlags(&job->stream, cudaStreamNonBlocking);
-    if (error == cudaSuccess) error = cudaMallocAsync((void **)&job->buffer, nbytes, job->stream);
+    if (error == cudaSuccess)
+        error = idist__nccl_alloc(idist__gpu_of(g->w), (void **)&job->buffer, nbytes, job->stream);
     idist__world_lock(g->w);
 
     return error;
@@ -1448,7 +1498,8 @@ static idist__nccl_job *idist__nccl_prepare_local(idist_group *g, idist__nccl_ra
     if (g->rank == 0 && !adopt) info->failed = gpu->nccl->GetUniqueId(&info->id) != IDIST__NCCL_OK;
     if (adopt && (job->comm = idist__nccl_adopt(g, reason, capacity)) == NULL) info->failed = true;
 
-    error = gpu->barrier_word ? idist__nccl_alloc_buffer(g, job) : cudaErrorMemoryAllocation;
+    error = gpu->nccl_error;
+    if (error == cudaSuccess) error = idist__nccl_alloc_buffer(g, job);
     if (error == cudaSuccess || info->failed) return job;
     info->failed = true;
     snprintf(reason, capacity, "cudaMalloc: %s", cudaGetErrorString(error));
@@ -2353,8 +2404,8 @@ void *idist_nccl_comm(idist_group *group) {
 //------------------------------------------------------------------------------
 // [nccl:join]  which device and which way, agreed by all ranks
 // uses os:env os:thread mutex fail mem base:log parse launch:env config model
-// uses core:backend core:world gpu:types device gpu:agree load setup route
-// uses engine
+// uses core:backend core:world gpu:types device gpu:agree arena load setup
+// uses route engine
 //------------------------------------------------------------------------------
 
 // Whether the user says that NCCL takes several ranks on a GPU: from 2.30.3 on with this variable;
@@ -2448,6 +2499,7 @@ static cudaError_t idist__gpu_open_device(idist__gpu *gpu, idist__gpu_rank_info 
     if (n == 0) return cudaErrorNoDevice;
     if (numbered && number >= n) return cudaErrorInvalidDevice;
     gpu->device = number % n;
+    info->device = gpu->device;
 
     *what = "cudaSetDevice";
     error = cudaSetDevice(gpu->device);
@@ -2506,6 +2558,7 @@ static void idist__gpu_probe(idist__world *w, idist__gpu *gpu, idist__gpu_rank_i
     info->has_user_comm = w->cfg.nccl_comm != NULL;
     memset(real.host_id, 0, sizeof real.host_id);
     info->machine_key = idist__config_host_key(&real);
+    info->process = idist__ipc_process();
     snprintf(info->no_nccl_reason, sizeof info->no_nccl_reason, "not asked for");
     idist__gpu_probe_device(w, gpu, info);
 
@@ -2718,7 +2771,7 @@ static idist_status idist__gpu_wrap(idist__world *w) {
 
     if (status == IDIST_OK && all) {
         idist__gpu_install(w);
-        idist__nccl_alloc_barrier_word(w);
+        idist__nccl_alloc_shared(w);
         status = idist__gpu_group_make(&w->group);
         if (status == IDIST_OK) status = idist__gpu_prepare(&w->group);
         w->device_backend =

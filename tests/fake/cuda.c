@@ -22,6 +22,9 @@
 //   - IPC: another process maps the same memory, and waits for the same events. Not the process
 //     that exported it. A handle is that of a whole allocation, whichever pointer into it was
 //     given.
+//   - Memory of a pool (cudaMallocAsync, cudaMallocFromPoolAsync) is reached from other devices
+//   only
+//     where cudaMemPoolSetAccess says so. Only calls of NCCL are held to it.
 //   - A kernel that gets a wrong pointer fails when it runs. From then on every call fails with
 //     its error. So they do when memory of another process is closed that something yet to end
 //     reads.
@@ -38,8 +41,9 @@
 //   - No kernels but those of tests/gpu/pack.cu, of which the library that is loaded has to name
 //     them: here they are that file, compiled for the host. A kernel is found on every device and
 //     has a grid of one dimension.
-//   - No managed memory, memory pools, 2D copies, peer copies, per-thread default stream, child
-//     graphs, graph nodes made by hand. What is not here does not link.
+//   - No managed memory, 2D copies, peer copies, per-thread default stream, child graphs, graph
+//     nodes made by hand; of memory pools only what makes one and says who reaches its memory. What
+//     is not here does not link.
 //   - A graph runs its operations one after the other. Unjoined streams are found only where no
 //     other stream waited.
 //   - Errors are never sticky, but those of kernels. Priorities are kept and ignored. All memory
@@ -163,8 +167,15 @@ typedef struct block { // memory that CUDA knows
     size_t size;
     int device, fd, n_opened;
     uint64_t inode;
-    int bus; // of the device that has it
+    int bus;            // of the device that has it
+    cudaMemPool_t pool; // that it is of; NULL: none
 } block;
+
+struct CUmemPoolHandle_st {
+    int refs; // its handle, and its memory
+    int device;
+    bool reached[MAX_DEVICES]; // by other devices
+};
 
 typedef struct ipc_handle {
     uint64_t magic, inode, size;
@@ -176,6 +187,7 @@ typedef struct ipc_handle {
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static pthread_cond_t changed = PTHREAD_COND_INITIALIZER;
 static struct CUstream_st null_streams[MAX_DEVICES];
+static struct CUmemPoolHandle_st default_pools[MAX_DEVICES];
 static cudaStream_t streams;
 static block *blocks;
 static uint64_t sequence, n_captures;
@@ -635,6 +647,17 @@ void *fake_reach(const void *pointer, size_t nbytes) {
     return at;
 }
 
+bool fake_is_reached(const void *pointer, int device) {
+    pthread_mutex_lock(&lock);
+    block *b = find_block(pointer);
+    cudaMemPool_t pool = b ? b->pool : NULL;
+    bool reached = !pool || pool->device == device || pool->reached[device];
+    pthread_mutex_unlock(&lock);
+    return reached;
+}
+
+void fake_break(cudaError_t error) { atomic_store(&broken, (int)error); }
+
 void *fake_host_view(const void *device_pointer) {
     pthread_mutex_lock(&lock);
     block *b = find_block(device_pointer);
@@ -649,6 +672,11 @@ static void *map(size_t size, int protection, int fd) {
     return at == MAP_FAILED ? NULL : at;
 }
 
+static void drop_pool(cudaMemPool_t pool) {
+    bool is_default = pool >= default_pools && pool < default_pools + MAX_DEVICES;
+    if (pool && !is_default && --pool->refs == 0) free(pool);
+}
+
 static void free_block(block *b) {
     for (block **at = &blocks; *at; at = &(*at)->next)
         if (*at == b) {
@@ -658,6 +686,7 @@ static void free_block(block *b) {
     if (b->kind != BLOCK_REGISTERED && b->base) munmap(b->base, b->size);
     if (on_device(b) && b->view) munmap(b->view, b->size);
     if (b->fd >= 0) close(b->fd);
+    drop_pool(b->pool);
     free(b);
 }
 
@@ -855,7 +884,8 @@ cudaError_t cudaHostRegister(void *pointer, size_t size, unsigned flags) {
             return unlock(cudaErrorHostMemoryAlreadyRegistered);
     block *b = calloc(1, sizeof *b);
     if (!b) abort();
-    *b = (block){blocks, BLOCK_REGISTERED, pointer, pointer, size, current_device, -1, 1, 0, 0};
+    *b = (block){blocks, BLOCK_REGISTERED, pointer, pointer, size, current_device, -1, 1, 0, 0,
+                 NULL};
     blocks = b;
     return unlock(cudaSuccess);
 }
@@ -1159,15 +1189,76 @@ cudaError_t cudaLaunchHostFunc(cudaStream_t stream, cudaHostFn_t function, void 
 }
 
 // Memory in the order of a stream: here it is there at once, and goes when the stream gets to it.
-// That of a graph stays.
+// That of a graph stays. pool NULL: the default one.
+static cudaError_t allocate_in_order(void **pointer, size_t size, cudaMemPool_t pool,
+                                     cudaStream_t stream) {
+    pthread_mutex_lock(&lock);
+    cudaStream_t s = find_stream(stream);
+    *pointer = NULL;
+    if (!s) return unlock(cudaErrorInvalidResourceHandle);
+    if (s->capture && s->capture->invalid) return unlock(cudaErrorStreamCaptureInvalidated);
+    if (!pool) {
+        pool = &default_pools[s->device];
+        pool->device = s->device;
+    }
+    block *b = size && size < (size_t)1 << 40 ? new_block(BLOCK_DEVICE, size, -1) : NULL;
+    if (!b) return unlock(size ? cudaErrorMemoryAllocation : cudaSuccess);
+    b->pool = pool;
+    pool->refs++;
+    *pointer = b->base;
+    return unlock(cudaSuccess);
+}
+
 cudaError_t cudaMallocAsync(void **pointer, size_t size, cudaStream_t stream) {
     ENTER();
     REQUIRE(pointer, cudaErrorInvalidValue);
+    return allocate_in_order(pointer, size, NULL, stream);
+}
+
+cudaError_t cudaMallocFromPoolAsync(void **pointer, size_t size, cudaMemPool_t pool,
+                                    cudaStream_t stream) {
+    ENTER();
+    REQUIRE(pointer && pool, cudaErrorInvalidValue);
+    return allocate_in_order(pointer, size, pool, stream);
+}
+
+static bool is_device(const struct cudaMemLocation *at) {
+    return at->type == cudaMemLocationTypeDevice && at->id >= 0 && at->id < config.n_devices;
+}
+
+cudaError_t cudaMemPoolCreate(cudaMemPool_t *pool, const struct cudaMemPoolProps *props) {
+    ENTER();
+    REQUIRE(pool && props && props->allocType == cudaMemAllocationTypePinned &&
+                is_device(&props->location),
+            cudaErrorInvalidValue);
+    cudaMemPool_t made = calloc(1, sizeof *made);
+    if (!made) abort();
+    made->refs = 1;
+    made->device = props->location.id;
+    *pool = made;
+    return cudaSuccess;
+}
+
+// What is allocated from it stays until it is freed.
+cudaError_t cudaMemPoolDestroy(cudaMemPool_t pool) {
+    ENTER();
+    REQUIRE(pool, cudaErrorInvalidValue);
     pthread_mutex_lock(&lock);
-    cudaStream_t s = find_stream(stream);
-    if (!s) return unlock(cudaErrorInvalidResourceHandle);
-    if (s->capture && s->capture->invalid) return unlock(cudaErrorStreamCaptureInvalidated);
-    return allocate_anyway(pointer, size, BLOCK_DEVICE);
+    drop_pool(pool);
+    return unlock(cudaSuccess);
+}
+
+cudaError_t cudaMemPoolSetAccess(cudaMemPool_t pool, const struct cudaMemAccessDesc *list,
+                                 size_t count) {
+    ENTER();
+    REQUIRE(pool && (list || !count), cudaErrorInvalidValue);
+    pthread_mutex_lock(&lock);
+    for (size_t i = 0; i < count; i++) {
+        if (!is_device(&list[i].location)) return unlock(cudaErrorInvalidDevice);
+        if (list[i].location.id == pool->device) return unlock(cudaErrorInvalidValue);
+        pool->reached[list[i].location.id] = list[i].flags == cudaMemAccessFlagsProtReadWrite;
+    }
+    return unlock(cudaSuccess);
 }
 
 static void run_free(void *arg, uint64_t ticket) {

@@ -55,6 +55,11 @@ cudaError_t fake_enter(const char *function);
 // pointer; else NULL.
 void *fake_reach(const void *pointer, size_t nbytes);
 
+// For nccl.c: whether a kernel on another device of this process may read and write there; and what
+// happens if one does that may not.
+bool fake_is_reached(const void *pointer, int device);
+void fake_break(cudaError_t error);
+
 // An operation of a stream. It runs in the stream's thread, once for each time it is launched: when
 // a graph was captured, more than once or never.
 typedef struct fake_work {

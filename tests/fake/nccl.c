@@ -37,6 +37,10 @@
 //   - Two ranks on one GPU: "Duplicate GPU detected", unless NCCL_HOSTID differs or, for version >=
 //   23003,
 //     NCCL_MULTI_RANK_GPU_ENABLE=1. Ranks of different versions are refused.
+//   - Ranks of one process read and write each other's buffers, unless NCCL_P2P_DIRECT_DISABLE=1:
+//   memory of a pool that
+//     the other devices do not reach is an illegal address. The real one does it where the devices
+//     are peers, in calls that are large enough; here all calls do.
 //   - Config blocking=0: ncclInProgress from init and revoke, and once after each group; who does
 //   not ask again gets an
 //     error.
@@ -118,7 +122,7 @@ typedef struct peer {
     atomic_ulong split_begun, split_led, split_ended; // rounds
     int color, key;
     ncclUniqueId split_id;
-    int pid;
+    int pid, device;                                        // the device's number in that process
     atomic_uint connected;                                  // algorithms
     atomic_bool sends_to[MAX_RANKS], recvs_from[MAX_RANKS]; // pairs
 } peer;
@@ -192,6 +196,7 @@ typedef struct call {
     ncclComm_t comm;
     cudaStream_t stream;
     reduction reduction;
+    bool out_of_reach; // a buffer, for another rank of this process
 } call;
 
 static _Thread_local struct {
@@ -327,6 +332,7 @@ static void introduce(ncclComm_t comm, peer *me) {
     me->host = hash_text(host && *host ? host : "this machine");
     me->version = comm->version = version();
     me->pid = getpid();
+    me->device = device;
     cudaDeviceGetAttribute(&me->major, cudaDevAttrComputeCapabilityMajor, device);
 }
 
@@ -937,6 +943,7 @@ static void launch_run(void *arg, uint64_t ticket) {
     for (int i = 0; ok && i < l->n && !comm->aborted; i++) {
         const call *c = &l->calls[i];
         list.n = 0;
+        if (c->out_of_reach) fake_break(cudaErrorIllegalAddress);
         if (c->kind >= SEND) continue;
         if (c->kind <= REDUCE_SCATTER) ok = run_reduction(c, &list);
         else {
@@ -1184,6 +1191,17 @@ static ncclResult_t check_buffers(call *c) {
     return ncclSuccess;
 }
 
+static void check_reach(call *c) {
+    const peer *peers = c->comm->shared->peers, *me = &peers[c->comm->rank];
+    const char *disabled = read_env("NCCL_P2P_DIRECT_DISABLE");
+    for (int i = 0; i < c->comm->n_ranks && !(disabled && atoi(disabled) == 1); i++) {
+        route r = route_to(c, i);
+        if (peers[i].pid != me->pid || peers[i].device == me->device) continue;
+        if (r.out && !fake_is_reached(c->send, peers[i].device)) c->out_of_reach = true;
+        if (r.in && !fake_is_reached(c->recv, peers[i].device)) c->out_of_reach = true;
+    }
+}
+
 static ncclDataType_t n_types(ncclComm_t comm) {
     return comm->version < 22400 ? ncclFloat8e4m3 : ncclNumTypes;
 }
@@ -1199,6 +1217,7 @@ static ncclResult_t submit(call c) {
                     name, c.root, c.comm->n_ranks);
     if (c.kind <= REDUCE_SCATTER && (rc = resolve_op(&c)) != ncclSuccess) return rc;
     if (c.count == 0) return ncclSuccess;
+    check_reach(&c);
     if ((rc = check_buffers(&c)) != ncclSuccess) return rc;
     ncclGroupStart();
     if (group.n == group.capacity) {
@@ -1421,22 +1440,24 @@ ncclResult_t ncclRedOpDestroy(ncclRedOp_t op, ncclComm_t comm) {
 
 ncclResult_t ncclAllReduce(const void *send, void *recv, size_t count, ncclDataType_t type,
                            ncclRedOp_t op, ncclComm_t comm, cudaStream_t stream) {
-    return submit((call){ALL_REDUCE, send, recv, count, type, (int)op, 0, comm, stream, {0}});
+    return submit(
+        (call){ALL_REDUCE, send, recv, count, type, (int)op, 0, comm, stream, {0}, false});
 }
 
 ncclResult_t ncclReduce(const void *send, void *recv, size_t count, ncclDataType_t type,
                         ncclRedOp_t op, int root, ncclComm_t comm, cudaStream_t stream) {
-    return submit((call){REDUCE, send, recv, count, type, (int)op, root, comm, stream, {0}});
+    return submit((call){REDUCE, send, recv, count, type, (int)op, root, comm, stream, {0}, false});
 }
 
 ncclResult_t ncclReduceScatter(const void *send, void *recv, size_t count, ncclDataType_t type,
                                ncclRedOp_t op, ncclComm_t comm, cudaStream_t stream) {
-    return submit((call){REDUCE_SCATTER, send, recv, count, type, (int)op, 0, comm, stream, {0}});
+    return submit(
+        (call){REDUCE_SCATTER, send, recv, count, type, (int)op, 0, comm, stream, {0}, false});
 }
 
 ncclResult_t ncclBroadcast(const void *send, void *recv, size_t count, ncclDataType_t type,
                            int root, ncclComm_t comm, cudaStream_t stream) {
-    return submit((call){BROADCAST, send, recv, count, type, 0, root, comm, stream, {0}});
+    return submit((call){BROADCAST, send, recv, count, type, 0, root, comm, stream, {0}, false});
 }
 
 ncclResult_t ncclBcast(void *buffer, size_t count, ncclDataType_t type, int root, ncclComm_t comm,
@@ -1446,32 +1467,32 @@ ncclResult_t ncclBcast(void *buffer, size_t count, ncclDataType_t type, int root
 
 ncclResult_t ncclAllGather(const void *send, void *recv, size_t count, ncclDataType_t type,
                            ncclComm_t comm, cudaStream_t stream) {
-    return submit((call){ALL_GATHER, send, recv, count, type, 0, 0, comm, stream, {0}});
+    return submit((call){ALL_GATHER, send, recv, count, type, 0, 0, comm, stream, {0}, false});
 }
 
 ncclResult_t ncclAlltoAll(const void *send, void *recv, size_t count, ncclDataType_t type,
                           ncclComm_t comm, cudaStream_t stream) {
-    return submit((call){ALL_TO_ALL, send, recv, count, type, 0, 0, comm, stream, {0}});
+    return submit((call){ALL_TO_ALL, send, recv, count, type, 0, 0, comm, stream, {0}, false});
 }
 
 ncclResult_t ncclGather(const void *send, void *recv, size_t count, ncclDataType_t type, int root,
                         ncclComm_t comm, cudaStream_t stream) {
-    return submit((call){GATHER, send, recv, count, type, 0, root, comm, stream, {0}});
+    return submit((call){GATHER, send, recv, count, type, 0, root, comm, stream, {0}, false});
 }
 
 ncclResult_t ncclScatter(const void *send, void *recv, size_t count, ncclDataType_t type, int root,
                          ncclComm_t comm, cudaStream_t stream) {
-    return submit((call){SCATTER, send, recv, count, type, 0, root, comm, stream, {0}});
+    return submit((call){SCATTER, send, recv, count, type, 0, root, comm, stream, {0}, false});
 }
 
 ncclResult_t ncclSend(const void *send, size_t count, ncclDataType_t type, int peer_rank,
                       ncclComm_t comm, cudaStream_t stream) {
-    return submit((call){SEND, send, NULL, count, type, 0, peer_rank, comm, stream, {0}});
+    return submit((call){SEND, send, NULL, count, type, 0, peer_rank, comm, stream, {0}, false});
 }
 
 ncclResult_t ncclRecv(void *recv, size_t count, ncclDataType_t type, int peer_rank, ncclComm_t comm,
                       cudaStream_t stream) {
-    return submit((call){RECV, NULL, recv, count, type, 0, peer_rank, comm, stream, {0}});
+    return submit((call){RECV, NULL, recv, count, type, 0, peer_rank, comm, stream, {0}, false});
 }
 
 ncclResult_t ncclMemAlloc(void **pointer, size_t size) {

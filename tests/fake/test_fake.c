@@ -84,7 +84,7 @@ static void clear_environment(void) {
         "CUDA_VISIBLE_DEVICES",  "FAKE_CUDA_CAPABILITY",    "FAKE_NCCL_REMOTE",
         "FAKE_NCCL_TIMEOUT_MS",  "NCCL_RUNTIME_CONNECT",    "FAKE_CUDA_JIT",
         "FAKE_CUDA_ALLOC_WAITS", "FAKE_CUDA_CORRUPT_PEERS", "FAKE_CUDA_JIT_MS",
-        "FAKE_CUDA_QUEUE"};
+        "FAKE_CUDA_QUEUE",       "NCCL_P2P_DIRECT_DISABLE"};
     for (size_t i = 0; i < sizeof names / sizeof *names; i++) unsetenv(names[i]);
 }
 
@@ -1228,6 +1228,48 @@ static void one_process(void) { // two devices of one thread
     for (int i = 0; i < 2; i++) OK(ncclCommDestroy(comms[i]));
 }
 
+static cudaError_t sum_of_pool(cudaMemPool_t pool, uint32_t *of_1, const ncclComm_t *comms,
+                               cudaStream_t *s) {
+    uint32_t *d;
+    OK(cudaSetDevice(0));
+    if (pool) OK(cudaMallocFromPoolAsync((void **)&d, 4, pool, s[0]));
+    else OK(cudaMallocAsync((void **)&d, 4, s[0]));
+    OK(ncclGroupStart());
+    OK(ncclAllReduce(d, d, 1, ncclUint32, ncclSum, comms[0], s[0]));
+    OK(ncclAllReduce(of_1, of_1, 1, ncclUint32, ncclSum, comms[1], s[1]));
+    OK(ncclGroupEnd());
+    OK(cudaFreeAsync(d, s[0]));
+    return cudaStreamSynchronize(s[0]);
+}
+
+static void pools(void) { // ranks of a process read and write each other's buffers
+    struct cudaMemPoolProps props = {.allocType = cudaMemAllocationTypePinned,
+                                     .location = {.type = cudaMemLocationTypeDevice, .id = 0}};
+    struct cudaMemAccessDesc other = {.location = {.type = cudaMemLocationTypeDevice, .id = 1},
+                                      .flags = cudaMemAccessFlagsProtReadWrite};
+    ncclComm_t comms[2];
+    cudaStream_t s[2];
+    cudaMemPool_t pool;
+    uint32_t *of_1;
+    OK(ncclGetUniqueId(&board->id));
+    OK(ncclGroupStart());
+    for (int i = 0; i < 2; i++) {
+        OK(cudaSetDevice(i));
+        s[i] = new_stream();
+        OK(ncclCommInitRank(&comms[i], 2, board->id, i));
+    }
+    OK(ncclGroupEnd());
+    of_1 = device_memory(4);
+    OK(cudaMemPoolCreate(&pool, &props));
+    OK(cudaMemPoolSetAccess(pool, &other, 1));
+    OK(sum_of_pool(pool, of_1, comms, s));
+    OK(cudaMemPoolDestroy(pool));
+    setenv("NCCL_P2P_DIRECT_DISABLE", "1", 1);
+    OK(sum_of_pool(NULL, of_1, comms, s));
+    unsetenv("NCCL_P2P_DIRECT_DISABLE");
+    CHECK_IS(sum_of_pool(NULL, of_1, comms, s), cudaErrorIllegalAddress);
+}
+
 static void two_streams(void) { // calls of one communicator keep their order over streams
     ncclComm_t comm = join();
     cudaStream_t s = new_stream(), t = new_stream();
@@ -1721,6 +1763,8 @@ static void nccl_cases(void) {
     run_ranks("nccl: scaled sums", 3, "FAKE_CUDA_DEVICES=3", scaled_sums, 0);
     run_ranks("nccl: groups", 4, "FAKE_CUDA_DEVICES=4", groups, 0);
     run_one("nccl: two communicators of one thread", "FAKE_CUDA_DEVICES=2", one_process);
+    run_one("nccl: buffers that another device of the process does not reach",
+            "FAKE_CUDA_DEVICES=2", pools);
     run_ranks("nccl: two streams", 2, "FAKE_CUDA_DEVICES=2 FAKE_CUDA_DELAY_US=10000", two_streams,
               0);
     run_ranks("nccl: two ranks on one GPU", 2, "", duplicate, 0);

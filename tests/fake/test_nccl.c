@@ -75,6 +75,30 @@ static void messages_run_ahead(idist_group *world, int rank, int n, void *arg) {
     cudaStreamDestroy(s);
 }
 
+// In place, idist sends a copy of the buffer, which the GPUs of the other ranks of this process
+// reach as they do the program's own memory. So they do what communicators are connected with.
+static void in_place(idist_group *world, int rank, int n, void *arg) {
+    cudaStream_t s = new_stream();
+    int32_t *x = device_of(rank, (size_t)n), host[RANKS_MAX];
+    idist_opts o = on_stream(world, s);
+    idist_group *all = NULL;
+    (void)arg;
+    rank_ok(rank, idist_all_to_all(x, x, 1, IDIST_I32, &o));
+    CUDA(cudaMemcpyAsync(host, x, (size_t)n * sizeof *x, cudaMemcpyDeviceToHost, s));
+    CUDA(cudaStreamSynchronize(s));
+    for (int k = 0; k < n; k++)
+        rank_check(host[k] == k, "rank %d: got %d of rank %d", rank, host[k], k);
+    if (rank_ok(rank, idist_split(world, 0, rank, &all))) {
+        o.group = all;
+        rank_ok(rank, idist_all_to_all(x, x, 1, IDIST_I32, &o));
+        CUDA(cudaStreamSynchronize(s));
+        rank_check(first_of(x) == rank, "rank %d: got %d", rank, first_of(x));
+        rank_ok(rank, idist_free_group(&all));
+    }
+    cudaFree(x);
+    cudaStreamDestroy(s);
+}
+
 // A rank waits inside NCCL for another one that does not come: the time-out gets it out, by no
 // abort beside the call.
 static void stuck_inside(idist_group *world, int rank, int n, void *arg) {
@@ -1078,6 +1102,7 @@ int main(void) {
         if (n > 1)
             ranks_case(n, NULL, messages_run_ahead, NULL,
                        "messages run ahead of their pair, %d ranks", n);
+        ranks_case(n, NULL, in_place, NULL, "all_to_all in place, %d ranks", n);
         ranks_case(n, NULL, messages, NULL, "messages on a stream, %d ranks", n);
         ranks_case(n, NULL, groups, NULL, "groups, %d ranks", n);
         ranks_case(n, NULL, in_turn, NULL, "all kinds of calls in turn, %d ranks", n);
