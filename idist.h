@@ -758,7 +758,8 @@ typedef struct idist_desc {
     // which aborts it.
     const void *nccl_comm;
 
-    // An ncclConfig_t * for the communicators that idist creates. May be NULL.
+    // An ncclConfig_t * for the communicators that idist creates; copied, but strings in it must
+    // stay valid until the world is closed. May be NULL.
     const void *nccl_config;
 
     // idist's own work on the device has priority. IDIST_HIGH_PRIORITY_STREAM=1.

@@ -140,6 +140,7 @@ typedef struct idist__gpu {
     idist_backend_api api;                 // the world's backend, ...
     const idist_backend_api *host_backend; // ... and the one below, which moves host memory
     struct idist__nccl *nccl;
+    void *nccl_config; // a copy of desc.nccl_config; NULL: none
     bool nccl_reduces_f8;
     int device;
     const idist__os_thread *thread; // the world's progress thread

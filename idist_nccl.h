@@ -331,6 +331,8 @@ static void idist__nccl_load(idist__nccl *nccl, char *reason, size_t capacity) {
 // return at once, and the abort waits at the gate until nobody is inside.
 //------------------------------------------------------------------------------
 
+#define IDIST__NCCL_CONFIG_MAGIC 0xcafebeef
+
 // ncclConfig_t of NCCL 2.14, which later versions accept too.
 typedef struct idist__nccl_config {
     size_t nbytes;
@@ -369,10 +371,9 @@ typedef struct idist__nccl_job {
     // JOB_INIT:
     int phase; // atomic: idist__nccl_phase
     idist__nccl_id id;
-    void *config;
-    idist__nccl_config own_config; // used if the user has none
-    cudaStream_t stream;           // where it connects the ranks, ...
-    char *buffer;                  // ... with this memory; its thread frees both
+    void *config;        // a copy
+    cudaStream_t stream; // where it connects the ranks, ...
+    char *buffer;        // ... with this memory; its thread frees both
     // JOB_ABORT:
     idist__nccl_gate *gate;           // it waits until nobody is inside, ...
     struct idist__nccl_job *init_job; // ... and until this JOB_INIT ends, which it then frees
@@ -513,6 +514,7 @@ static bool idist__nccl_job_done(const idist__nccl_job *job) {
 // A thread still inside NCCL looks at the gate when it comes out.
 static void idist__nccl_job_free(idist__nccl_job *job) {
     if (job->kind == IDIST__JOB_ABORT && job->result != IDIST__NCCL_IN_PROGRESS) free(job->gate);
+    free(job->config);
     free(job);
 }
 
@@ -599,11 +601,18 @@ static idist__nccl_job *idist__nccl_job_new(const idist__nccl *nccl, idist__nccl
     return job;
 }
 
+// Frees a job that has no thread. NULL: nothing.
+static void idist__nccl_job_discard(idist__nccl_job *job) {
+    if (!job) return;
+    idist__nccl_free_buffer(job);
+    free(job->config);
+    free(job);
+}
+
 // Frees the job if it cannot start a thread.
 static bool idist__nccl_job_start(idist__nccl_job *job) {
     if (job && idist__os_thread_start(&job->thread, idist__nccl_job_run, job) == 0) return true;
-    if (job) idist__nccl_free_buffer(job);
-    free(job);
+    idist__nccl_job_discard(job);
     return false;
 }
 
@@ -1382,17 +1391,34 @@ static void *idist__nccl_adopt(idist_group *g, char *reason, size_t capacity) {
     return NULL;
 }
 
-// Creates a communicator, or takes the user's, and connects the ranks.
+// The bytes of a configuration that NCCL_CONFIG_INITIALIZER has made. NCCL refuses any other by its
+// first members.
+static size_t idist__nccl_config_nbytes(const idist__nccl_config *config) {
+    return config->magic == IDIST__NCCL_CONFIG_MAGIC && config->nbytes > sizeof *config
+               ? config->nbytes
+               : sizeof *config;
+}
+
+// Creates a communicator, or takes the user's, and connects the ranks. The job gets a copy of the
+// configuration, because it may outlive the world.
 static bool idist__nccl_init(idist_group *g, const idist__nccl_id *id, idist__nccl_job *job,
                              char *reason, size_t capacity) {
-    static const idist__nccl_config patient = {sizeof patient, 0xcafebeef, 21400, 0};
+    static const idist__nccl_config patient = {sizeof patient, IDIST__NCCL_CONFIG_MAGIC, 21400, 0};
+    const idist__nccl_config *config = (const idist__nccl_config *)g->w->cfg.nccl_config;
 
+    if (!config && !job->nccl.CommRevoke) config = &patient;
+    if (config) job->config = malloc(idist__nccl_config_nbytes(config));
+    if (job->config) memcpy(job->config, config, idist__nccl_config_nbytes(config));
     job->id = *id;
-    job->own_config = patient;
-    job->config = (void *)(uintptr_t)g->w->cfg.nccl_config;
-    if (!job->config && !job->nccl.CommRevoke) job->config = &job->own_config;
     job->rank = g->rank;
     job->size = g->size;
+
+    if (config && !job->config) {
+        idist__nccl_job_discard(job);
+        snprintf(reason, capacity, "out of memory");
+        return false;
+    }
+
     if (idist__nccl_job_start(job)) return idist__nccl_init_wait(g, job, reason, capacity);
 
     snprintf(reason, capacity, "cannot start a thread for NCCL");
@@ -1518,8 +1544,7 @@ static bool idist__nccl_create(idist_group *g, const idist__nccl_rank_info *info
     for (i = 0; i < g->size && !infos[i].failed; i++) continue;
     if (i == g->size) return idist__nccl_init(g, &infos[0].id, job, reason, capacity);
 
-    idist__nccl_free_buffer(job);
-    free(job);
+    idist__nccl_job_discard(job);
 
     return !own_failed;
 }
@@ -1540,9 +1565,8 @@ static idist_status idist__nccl_agree(idist_group *g, bool has_thread) {
 
     if (status == IDIST_OK) {
         ok = idist__nccl_create(g, infos, job, reason, sizeof reason);
-    } else if (job) {
-        idist__nccl_free_buffer(job);
-        free(job);
+    } else {
+        idist__nccl_job_discard(job);
     }
 
     status = idist__gpu_goes_on(g, status);
@@ -2361,6 +2385,7 @@ static void idist__gpu_free(idist__world *w) {
     if (!left) return;
     w->device = NULL;
     w->device_api = NULL;
+    idist__mem_free(mem, gpu->nccl_config);
     idist__mem_free(mem, gpu->rank_infos);
     idist__mem_free(mem, gpu);
 }
@@ -2404,7 +2429,7 @@ void *idist_nccl_comm(idist_group *group) {
 //------------------------------------------------------------------------------
 // [nccl:join]  which device and which way, agreed by all ranks
 // uses os:env os:thread mutex fail mem base:log parse launch:env config model
-// uses core:backend core:world gpu:types device gpu:agree arena load setup
+// uses core:backend core:world gpu:types device gpu:agree arena load job setup
 // uses route engine
 //------------------------------------------------------------------------------
 
@@ -2744,6 +2769,19 @@ typedef struct idist__nccl_world {
     idist__nccl nccl;
 } idist__nccl_world;
 
+// Copies desc.nccl_config, which the program may free before a group uses it.
+static idist_status idist__nccl_copy_config(idist__world *w) {
+    const idist__nccl_config *theirs = (const idist__nccl_config *)w->cfg.nccl_config;
+    size_t nbytes = theirs ? idist__nccl_config_nbytes(theirs) : 0;
+
+    if (!theirs) return IDIST_OK;
+    w->cfg.nccl_config = idist__gpu_of(w)->nccl_config = idist__mem_alloc(&w->cfg.mem, nbytes);
+    if (!w->cfg.nccl_config) return IDIST_ERR_NO_MEMORY;
+    memcpy(idist__gpu_of(w)->nccl_config, theirs, nbytes);
+
+    return IDIST_OK;
+}
+
 static idist_status idist__gpu_wrap(idist__world *w) {
     int n = w->group.size, nthreads = idist__os_thread_count();
     idist__nccl_world *both = (idist__nccl_world *)idist__mem_alloc(&w->cfg.mem, sizeof *both);
@@ -2758,6 +2796,7 @@ static idist_status idist__gpu_wrap(idist__world *w) {
                     (idist__gpu_rank_info *)idist__mem_alloc(&w->cfg.mem,
                                                              sizeof mine * (size_t)n)) == NULL)
         status = IDIST_ERR_NO_MEMORY;
+    if (status == IDIST_OK) status = idist__nccl_copy_config(w);
     idist__world_lock(w);
 
     if (status == IDIST_OK) {

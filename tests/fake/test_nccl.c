@@ -1079,6 +1079,30 @@ static void adopted(void) {
     ranks_report("a communicator of the program's is taken, and left to it");
 }
 
+// The program's configuration is gone when groups are made.
+static void forgets_config(idist_group *world, int rank, int n, void *arg) {
+    int32_t *x = device_of(1, 1);
+    idist_opts o = opts_of(world);
+    idist_group *all = NULL;
+    rank_ok(rank, idist_barrier(&o));
+    if (rank == 0) memset(arg, 0, sizeof(ncclConfig_t));
+    rank_ok(rank, idist_barrier(&o));
+    if (!rank_ok(rank, idist_split(world, 0, rank, &all))) return;
+    o.group = all;
+    rank_ok(rank, idist_all_reduce(x, x, 1, IDIST_I32, IDIST_SUM, &o));
+    rank_check(first_of(x) == n, "rank %d: got %d", rank, first_of(x));
+    rank_ok(rank, idist_free_group(&all));
+    cudaFree(x);
+}
+
+static void forgotten_config(void) {
+    ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
+    idist_desc d = desc_with(NULL, NULL);
+    config.blocking = 0;
+    d.nccl_config = &config;
+    ranks_case(2, &d, forgets_config, &config, "desc.nccl_config is gone when groups are made");
+}
+
 int main(void) {
     static const char *const versions[] = {"21403", "22806",
                                            "22809"}; // of the same behaviour up to the next
@@ -1094,6 +1118,7 @@ int main(void) {
     priorities();
     setenv("FAKE_CUDA_DEVICES", "8", 1);
     adopted();
+    forgotten_config();
     for (int n = 1; n <= 4; n++) {
         if (n > 1) ranks_case(n, NULL, runs_ahead, NULL, "a rank runs ahead, %d ranks", n);
         if (n > 1)
