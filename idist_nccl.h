@@ -1471,13 +1471,16 @@ static void idist__nccl_alloc_shared(idist__world *w) {
     cudaMemPool_t pool = NULL;
     void *word = NULL;
     cudaError_t error;
+    idist__gpu_guard guard;
 
     if (!gpu->nccl->version) return;
     gpu->user_count++;
     idist__os_mutex_unlock(&w->lock);
+    guard = idist__gpu_enter(gpu);
     error = cudaMalloc(&word, sizeof *gpu->barrier_word);
     if (error == cudaSuccess) error = idist__nccl_make_pool(w, &pool);
     if (error != cudaSuccess) cudaGetLastError();
+    idist__gpu_leave(gpu, guard);
     idist__world_lock(w);
     gpu->user_count--;
     gpu->barrier_word = (int *)word;

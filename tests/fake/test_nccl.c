@@ -1103,6 +1103,36 @@ static void forgotten_config(void) {
     ranks_case(2, &d, forgets_config, &config, "desc.nccl_config is gone when groups are made");
 }
 
+// Another thread captures, in the mode that forbids unsafe calls to all threads.
+static void beside_capture(idist_group *world, int rank, int n, void *arg) {
+    enum cudaStreamCaptureMode mode = cudaStreamCaptureModeRelaxed;
+    (void)arg;
+    CUDA(cudaThreadExchangeStreamCaptureMode(&mode)); // the test's own calls
+    int32_t *x = device_of(1, 1);
+    CUDA(cudaThreadExchangeStreamCaptureMode(&mode));
+    idist_opts o = opts_of(world);
+    rank_check(idist_nccl_comm(world) != NULL, "rank %d: no NCCL", rank);
+    rank_ok(rank, idist_all_reduce(x, x, 1, IDIST_I32, IDIST_SUM, &o));
+    rank_ok(rank, idist_scan(x, x, 1, IDIST_I32, IDIST_MAX, &o));
+    CUDA(cudaThreadExchangeStreamCaptureMode(&mode));
+    rank_check(first_of(x) == n, "rank %d: got %d", rank, first_of(x));
+    cudaFree(x);
+    CUDA(cudaThreadExchangeStreamCaptureMode(&mode));
+}
+
+static void captures_beside(void) {
+    cudaStream_t s = new_stream();
+    cudaGraph_t graph = NULL;
+    tap_running("a world is opened while another thread captures");
+    ranks_reset();
+    CUDA(cudaStreamBeginCapture(s, cudaStreamCaptureModeGlobal));
+    ranks_threads(2, NULL, beside_capture, NULL);
+    CUDA(cudaStreamEndCapture(s, &graph));
+    if (graph) CUDA(cudaGraphDestroy(graph));
+    cudaStreamDestroy(s);
+    ranks_report("a world is opened, used and closed while another thread captures a stream");
+}
+
 int main(void) {
     static const char *const versions[] = {"21403", "22806",
                                            "22809"}; // of the same behaviour up to the next
@@ -1119,6 +1149,7 @@ int main(void) {
     setenv("FAKE_CUDA_DEVICES", "8", 1);
     adopted();
     forgotten_config();
+    captures_beside();
     for (int n = 1; n <= 4; n++) {
         if (n > 1) ranks_case(n, NULL, runs_ahead, NULL, "a rank runs ahead, %d ranks", n);
         if (n > 1)
