@@ -532,8 +532,14 @@ static void *idist__pinned_alloc(size_t nbytes, void *user) {
 
     (void)user;
     idist__gpu_home_enter(&home);
-    if (cudaMallocHost(&p, nbytes ? nbytes : 1) != cudaSuccess) p = NULL;
+
+    if (cudaMallocHost(&p, nbytes ? nbytes : 1) != cudaSuccess) {
+        cudaGetLastError(); // the caller reports it
+        p = NULL;
+    }
+
     idist__gpu_home_leave(&home);
+
     return p;
 }
 

@@ -914,6 +914,10 @@ static int pins_as_stranger(int number, void *arg) {
     CUDA(cudaGetDevice(&device));
     rank_check(p && device == 1 - number, "rank %d: on device %d", number, device);
     a.from.free_fn(p, a.from.user);
+
+    // What it cannot have is NULL, and no error that the program's next check of a kernel finds.
+    p = a.from.alloc_fn((size_t)1 << 41, a.from.user);
+    rank_check(!p && cudaGetLastError() == cudaSuccess, "rank %d: the last error stays", number);
     return 0;
 }
 
