@@ -235,7 +235,7 @@ typedef struct idist__gpu_op {
     size_t enqueued_count;      // chunks (IPC: phases) enqueued on the device
     size_t started_count;       // those given to the host's backend
     cudaError_t error;          // of a copy, reported at the next safe place
-    idist_recv_info info;       // of a staged receive
+    idist_recv_info info;       // of a staged receive, if the program does not ask for it
     uint64_t message_nbytes;    // of a send or receive over NCCL: the sender tells the receiver
     void *comm;                 // used by this call; NULL: aborted
     void *send_copy;            // of an all_to_all in place
@@ -886,7 +886,7 @@ static bool idist__stage_slot(idist__task *t, size_t nth, idist__call *part) {
     *part = op->call;
     if (!idist__gpu_is_unchunked(part))
         part->count = part->count - at < op->chunk_count ? part->count - at : op->chunk_count;
-    if (part->kind == IDIST__RECV) part->info = &op->info;
+    if (part->kind == IDIST__RECV && !part->info) part->info = &op->info;
     if (op->user.used) part->u.user = &op->user;
     if (idist__extent_of(g, part, &e) != IDIST_OK) return false; // the call was checked before
     nsend = e.send * op->size;
@@ -974,7 +974,7 @@ static cudaError_t idist__stage_in_whole(idist__task *t, const idist__call *part
     int i;
 
     if (c->kind == IDIST__RECV || c->kind == IDIST__SCATTERV || c->kind == IDIST__REDUCE_SCATTERV) {
-        count = c->kind == IDIST__RECV ? op->info.count : c->count;
+        count = c->kind == IDIST__RECV ? part->info->count : c->count;
         return idist__gpu_copy(c->recv, 0, part->recv, 0, count, 1, op->size, stream);
     }
 
@@ -1050,7 +1050,6 @@ static bool idist__stage_part_done(idist__task *t) {
     idist__gpu_op *op = idist__gpu_op_of(t);
     cudaError_t error = idist__stage_in(t);
 
-    if (op->call.info) *op->call.info = op->info;
     if (op->error == cudaSuccess) op->error = error;
     if (op->started_count < op->nchunks) return false;
     op->state = IDIST__GPU_END;

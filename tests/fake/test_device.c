@@ -248,7 +248,7 @@ static void local_errors(idist_group *world, int rank, int n, void *arg) {
 // A receive in vain leaves the buffer alone, and a message that does not fit stays for another one.
 static void receives(idist_group *world, int rank, int n, void *arg) {
     int32_t host[3] = {7, 8, 9}, *x = device_of(host, 3);
-    idist_recv_info info;
+    idist_recv_info info = {-1, -1, 0, IDIST_I8};
     idist_opts o = opts_of(world);
     (void)n;
     (void)arg;
@@ -259,6 +259,12 @@ static void receives(idist_group *world, int rank, int n, void *arg) {
         o.timeout_ms = 0;
         rank_is(rank, idist_recv(x, 1, IDIST_I32, 0, 5, NULL, &o), IDIST_ERR_TRUNCATED);
         rank_check(first_of(x) == 7, "touched: %d", first_of(x));
+        rank_is(rank, idist_recv(x, 3, IDIST_F32, IDIST_ANY_SOURCE, 5, &info, &o),
+                IDIST_ERR_MISMATCH);
+        rank_check(info.source == 0 && info.tag == 5 && info.count == 2 && info.dtype == IDIST_I32,
+                   "got %d, %d, %zu, %s", info.source, info.tag, info.count,
+                   idist_dtype_name(info.dtype));
+        info.count = 0;
         rank_ok(rank, idist_recv(x, 3, IDIST_I32, 0, 5, &info, &o));
         CUDA(cudaMemcpy(host, x, sizeof host, cudaMemcpyDeviceToHost));
         rank_check(info.count == 2 && host[0] == 1 && host[1] == 2 && host[2] == 9,
