@@ -1296,8 +1296,10 @@ IDIST_API idist_status idist_spawn_wait(idist_workers *workers, int timeout_ms);
 IDIST_API idist_status idist_spawn_kill(idist_workers *workers, int signal_number);
 
 // Ignite's Parallel: idist_spawn if desc->nproc_per_node is set; otherwise joins the world of the
-// launcher, calls fn in this process and finalizes. Logs its steps at info level, with the name of
-// fn, for which it is a macro.
+// launcher, calls fn in this process and finalizes. If fn does not return 0, the world ends at
+// once: IDIST_ERR_WORKER_FAILED here, a lost rank for the others, and requests that fn has left
+// open must not be used any more. Logs its steps at info level, with the name of fn, for which it
+// is a macro.
 #define idist_parallel_run(desc, fn, arg) idist_parallel_run_named((desc), (fn), (arg), #fn)
 IDIST_API idist_status idist_parallel_run_named(const idist_desc *desc, idist_worker_fn fn,
                                                 void *arg, const char *name);
