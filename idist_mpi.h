@@ -365,8 +365,8 @@ typedef struct idist__mpi {
     idist__mpi_outgoing *reserve; // one per rank, to announce a failure when memory is exhausted
     idist__mpi_unexpected *unexpected; // oldest first
     idist__mpi_comm *comms;            // of the groups
-    int *sent_counts;                  // by rank: control messages sent
-    int received_count;                // control messages received
+    uint32_t *sent_counts;             // by rank: control messages sent, modulo 2^32
+    uint32_t received_count;           // control messages received, modulo 2^32
     int64_t polled_ns;                 // when a quick call last looked for control messages
 
     idist__mpi_peer *peers;
@@ -1413,11 +1413,11 @@ static void idist__control_keep(idist__mpi *m, int source, const idist__mpi_cont
 // in flight on it.
 static void idist__control_drain(idist__mpi *m) {
     int64_t deadline_ns = idist__os_clock_deadline(IDIST__CLOSE_MS);
-    int expected = 0;
+    uint32_t expected = 0;
 
     m->closing = true;
-    MPI_Reduce_scatter_block(m->sent_counts, &expected, 1, MPI_INT, MPI_SUM, m->p2p_comm);
-    while (m->received_count < expected && idist__os_clock_now_ns() < deadline_ns)
+    MPI_Reduce_scatter_block(m->sent_counts, &expected, 1, MPI_UINT32_T, MPI_SUM, m->p2p_comm);
+    while ((int32_t)(expected - m->received_count) > 0 && idist__os_clock_now_ns() < deadline_ns)
         idist__control_progress(m);
 }
 
@@ -2677,7 +2677,7 @@ static idist_status idist__mpi_allocate(idist__mpi *m) {
     size_t size = (size_t)m->w->group.size, i;
 
     m->peers = (idist__mpi_peer *)idist__mem_alloc(mem, sizeof *m->peers * size);
-    m->sent_counts = (int *)idist__mem_alloc(mem, sizeof(int) * size);
+    m->sent_counts = (uint32_t *)idist__mem_alloc(mem, sizeof(uint32_t) * size);
     if (!m->peers || !m->sent_counts) return IDIST_ERR_NO_MEMORY;
 
     for (i = 1; i < size; i++) {
