@@ -2189,11 +2189,13 @@ static bool idist__schedule_is_bounded(const idist_schedule *schedule, bool has_
 
     if (!idist__schedule_is_finite(begin)) return false;
     if (has_end && !idist__schedule_is_finite(begin - end)) return false;
-    if (schedule->warmup_steps && !idist__schedule_is_finite(begin - schedule->warmup))
+    if (schedule->kind == IDIST_SCHEDULE_ONE_CYCLE &&
+        !(idist__schedule_is_finite(begin - peak) && idist__schedule_is_finite(peak - end)))
         return false;
-    if (schedule->kind != IDIST_SCHEDULE_ONE_CYCLE) return true;
+    if (!schedule->warmup_steps) return true;
 
-    return idist__schedule_is_finite(begin - peak) && idist__schedule_is_finite(peak - end);
+    // A short rise is over before the first step, whose value then is not `begin`.
+    return idist__schedule_is_finite(idist__schedule_main(schedule, 0) - schedule->warmup);
 }
 
 static idist_status idist__schedule_check(const idist_schedule *schedule) {
@@ -2211,9 +2213,6 @@ static idist_status idist__schedule_check(const idist_schedule *schedule) {
     has_end = !has_factor && kind != IDIST_SCHEDULE_CONSTANT;
     one_cycle = kind == IDIST_SCHEDULE_ONE_CYCLE;
 
-    if (!idist__schedule_is_bounded(schedule, has_end))
-        return idist__fail(IDIST_ERR_ARG, "schedule_value: begin, end, peak and warmup, and their "
-                                          "differences, must be finite");
     if (has_factor && !(schedule->factor > 0 && idist__schedule_is_finite(schedule->factor)))
         return idist__fail(IDIST_ERR_ARG,
                            "schedule_value: factor must be finite and positive, got %g",
@@ -2227,6 +2226,9 @@ static idist_status idist__schedule_check(const idist_schedule *schedule) {
         return idist__fail(IDIST_ERR_ARG,
                            "schedule_value: rise must be at least 0 and below 1, got %g",
                            schedule->rise);
+    if (!idist__schedule_is_bounded(schedule, has_end))
+        return idist__fail(IDIST_ERR_ARG, "schedule_value: begin, end, peak and warmup, and their "
+                                          "differences, must be finite");
 
     return IDIST_OK;
 }

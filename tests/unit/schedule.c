@@ -208,6 +208,14 @@ static void far_apart(void) {
     s.warmup_steps = 4;
     s.warmup = -1e308;
     refused(idist_schedule_value(&s, 2), "differences", "a warm-up that is too far away");
+
+    s = good;
+    s.kind = IDIST_SCHEDULE_ONE_CYCLE;
+    s.begin = s.peak = 0;
+    s.steps = 1;
+    s.warmup_steps = 4;
+    s.warmup = -1e308;
+    refused(idist_schedule_value(&s, 2), "differences", "a warm-up far from a cycle of one step");
 }
 
 // Steps and factors at the ends of their ranges.
