@@ -2120,6 +2120,7 @@ static double idist__schedule_scaled(double value, double x, double exponent) {
     if (value == 0 || exponent == 0) return value;
     if (exponent == 1 || x == 0) return value * x;
     scaled = idist__schedule_exp(idist__schedule_log(size) + exponent * idist__schedule_log(x));
+    if (x <= 1 && scaled > size) scaled = size; // by rounding; it may be infinite
 
     return value < 0 ? -scaled : scaled;
 }

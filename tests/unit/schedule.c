@@ -6,6 +6,8 @@
 
 #include "tap.h"
 
+#include <float.h>
+
 // Whether two values are equal up to 1e-12 of the larger one, or of the schedule's largest value:
 // torch's formulas lose digits where they come near to 0.
 static bool is_near(double got, double wanted, double scale) {
@@ -261,6 +263,14 @@ static void extremes(void) {
     s.warmup_steps = UINT64_MAX;
     s.warmup = 3;
     tap_ok(is_near(idist_schedule_value(&s, UINT64_C(1) << 63), 2, 0), "half of a long warm-up");
+
+    memset(&s, 0, sizeof s);
+    s.kind = IDIST_SCHEDULE_POLYNOMIAL;
+    s.begin = DBL_MAX;
+    s.power = 2;
+    s.steps = 1000;
+    tap_ok(is_near(idist_schedule_value(&s, 0), DBL_MAX, 0),
+           "a polynomial from the largest double");
 }
 
 int main(void) {
