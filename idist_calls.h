@@ -2662,10 +2662,10 @@ idist_status idist_split_start(idist_group *parent, int color, int key, idist_gr
     idist_group *p = NULL;
     idist_status status;
 
+    if (request) request->impl = NULL;
     if (!group || !request)
         return idist__fail(IDIST_ERR_ARG, "split_start: group or request is NULL");
     *group = NULL;
-    request->impl = NULL;
     status = idist__check_blocking("split_start", NULL);
     if (status == IDIST_OK) status = idist__call_enter("split_start", parent, &p);
     if (status != IDIST_OK) return status;

@@ -235,7 +235,7 @@ static void requests(int r, const idist_opts *o) {
 
 // A call that fails empties the request, whatever was in it, so that the program may wait for all.
 static void refused_requests(int r, const idist_opts *o) {
-    idist_request q[8];
+    idist_request q[9];
     idist_message message;
     idist_opts a = *o;
     idist_plan *plan = NULL;
@@ -259,6 +259,7 @@ static void refused_requests(int r, const idist_opts *o) {
     a.plan = plan;
     bad(r, idist_barrier(&a));
     rank_ok(r, idist_plan_free(&plan));
+    bad(r, idist_split_start(o->group, 0, 0, NULL, &q[i++]));
     for (int k = 0; k < i; k++) {
         rank_check(q[k].impl == NULL, "rank %d: refused call %d leaves a request", r, k);
         q[k].impl = NULL;
