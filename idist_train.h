@@ -1836,7 +1836,8 @@ idist_status idist_auto_loader(const idist_loader_desc *desc, const idist_sample
         (desc->batch_nbytes + desc->batch_size - 1) / desc->batch_size * own.batch_size;
     own.num_workers = idist_auto_num_workers(desc->num_workers);
 #ifdef IDIST_NCCL_H
-    if (!own.allocator.alloc_fn && strncmp(idist_device(), "cuda", 4) == 0)
+    if (!own.allocator.alloc_fn && !own.allocator.free_fn &&
+        strncmp(idist_device(), "cuda", 4) == 0)
         own.allocator = idist_pinned_allocator();
 #endif
 

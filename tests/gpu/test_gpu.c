@@ -726,6 +726,11 @@ static int fetch_index(void *batch, const size_t *indices, size_t n, void *arg) 
     return 0;
 }
 
+static void free_batch(void *ptr, void *user) {
+    (void)user;
+    free(ptr);
+}
+
 static void loader(bench *b) {
     gpu_rank *me = b->me;
     idist_sampler_desc samples;
@@ -758,6 +763,10 @@ static void loader(bench *b) {
                 gpu_fail("rank %d: batch %zu, sample %zu is %g", me->rank, k, i, (double)out[i]);
         }
     }
+    idist_loader_free(&l);
+    desc.allocator.free_fn = free_batch;
+    if (idist_auto_loader(&desc, &samples, &l) != IDIST_ERR_ARG)
+        gpu_fail("rank %d: half an allocator was accepted", me->rank);
     idist_loader_free(&l);
 }
 
