@@ -2521,6 +2521,9 @@ idist_status idist_store_open(const char *url, const idist_store_desc *desc, idi
     if (!url) return idist__fail(IDIST_ERR_ARG, "store_open: url is NULL");
     if (strlen(url) >= sizeof where)
         return idist__fail(IDIST_ERR_ARG, "store_open: the url is too long");
+    if (!d.allocator.alloc_fn != !d.allocator.free_fn)
+        return idist__fail(IDIST_ERR_ARG,
+                           "store_open: allocator: give both alloc_fn and free_fn, or neither");
 
     if (strcmp(url, "mem://") == 0) idist__text_copy(where, sizeof where, "mem:");
     else if (strncmp(url, "file://", 7) == 0 && url[7] == '/')

@@ -519,6 +519,18 @@ static void scarce_free(void *ptr, void *user) {
     free(ptr);
 }
 
+static void test_half_allocator(void) {
+    for (int half = 0; half < 2; half++) {
+        idist_store_desc desc = store_desc(true);
+        idist_store *store = NULL;
+        if (half) desc.allocator.alloc_fn = scarce_alloc;
+        else desc.allocator.free_fn = scarce_free;
+        tap_is(idist_store_open("mem://", &desc, &store), IDIST_ERR_ARG, "open: half an allocator");
+        tap_like(idist_last_error(), "alloc_fn and free_fn", "open: the text says what is missing");
+        idist_store_close(&store);
+    }
+}
+
 static void test_no_memory(void) {
     idist_store_desc desc = store_desc(true);
     char folder[64], url[200];
@@ -1098,6 +1110,7 @@ int main(void) {
     n_threads = count_threads();
     for (int i = 0; i < N_KINDS; i++) test_kind((store_kind)i);
     test_open();
+    test_half_allocator();
     test_no_memory();
     test_no_space();
     test_port_taken();
