@@ -23,8 +23,7 @@
 //     that exported it. A handle is that of a whole allocation, whichever pointer into it was
 //     given.
 //   - Memory of a pool (cudaMallocAsync, cudaMallocFromPoolAsync) is reached from other devices
-//   only
-//     where cudaMemPoolSetAccess says so. Only calls of NCCL are held to it.
+//     only where cudaMemPoolSetAccess says so. Only calls of NCCL are held to it.
 //   - A kernel that gets a wrong pointer fails when it runs. From then on every call fails with
 //     its error. So they do when memory of another process is closed that something yet to end
 //     reads.

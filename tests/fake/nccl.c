@@ -3,79 +3,79 @@
 //
 // Like the real one
 //   - Ranks are processes or threads that meet by the unique id; the process that made it must live
-//   until all have met.
+//     until all have met.
 //   - Operations run in the stream that they were given, after what is queued there, and wait for
-//   their peers there.
-//     Operations of one communicator run in the order of the calls, whatever their streams.
+//     their peers there. Operations of one communicator run in the order of the calls, whatever
+//     their streams.
 //   - A peer that died, or that called something else, is waited for: for ever, with
-//   cudaStreamQuery saying "not ready"
-//     and ncclCommGetAsyncError 0, until ncclCommAbort. Then the stream goes on; the result is
-//     garbage.
+//     cudaStreamQuery saying "not ready" and ncclCommGetAsyncError 0, until ncclCommAbort. Then the
+//     stream goes on; the result is garbage.
 //   - Small messages are sent without waiting for the receiver, so a broadcast's root may end
-//   first.
+//     first.
 //   - The first collective of an algorithm on a communicator, and the first send and receive of a
-//   pair, block the calling
-//     thread until the peers make theirs: that connects them. Which algorithm it is depends on the
-//     kind of call, its size, and type and operator. NCCL_RUNTIME_CONNECT=0, or a version before
-//     22200: collectives are connected by init.
+//     pair, block the calling thread until the peers make theirs: that connects them. Which
+//     algorithm it is depends on the kind of call, its size, and type and operator.
+//     NCCL_RUNTIME_CONNECT=0, or a version before 22200: collectives are connected by init.
 //   - ncclCommAbort and ncclCommDestroy must not run while a thread is inside a call with that
-//   communicator, also
-//     ncclCommGetAsyncError, nor ncclCommFinalize while one is in a call that enqueues: here it
-//     ends the program. ncclCommRevoke (from 22807 on) may: it ends what runs and what connects,
-//     and frees nothing.
+//     communicator, also ncclCommGetAsyncError, nor ncclCommFinalize while one is in a call that
+//     enqueues: here it ends the program. ncclCommRevoke (from 22807 on) may: it ends what runs and
+//     what connects, and frees nothing.
 //   - Finalize, destroy and abort wait until the graphs that hold calls of the communicator are
-//   destroyed; an abort after
-//     ncclCommRevoke does not, and whoever destroys such a graph later touches what was freed: here
-//     it ends the program.
+//     destroyed; an abort after ncclCommRevoke does not, and whoever destroys such a graph later
+//     touches what was freed: here it ends the program.
 //   - Calls between ncclGroupStart and ncclGroupEnd start at the end; their sends and receives
-//   progress together. Init and
-//     split may be in a group.
+//     progress together. Init and split may be in a group.
 //   - ncclAvg and PreMulSum multiply floats in their own type before they are summed; integers are
-//   divided afterwards.
+//     divided afterwards.
 //   - 8-bit floats from version 22400 on, and reduced only where all devices are of compute
-//   capability 9.0 or more.
+//     capability 9.0 or more.
 //   - Two ranks on one GPU: "Duplicate GPU detected", unless NCCL_HOSTID differs or, for version >=
-//   23003,
-//     NCCL_MULTI_RANK_GPU_ENABLE=1. Ranks of different versions are refused.
+//     23003, NCCL_MULTI_RANK_GPU_ENABLE=1. Ranks of different versions are refused.
 //   - Ranks of one process read and write each other's buffers, unless NCCL_P2P_DIRECT_DISABLE=1:
-//   memory of a pool that
-//     the other devices do not reach is an illegal address. The real one does it where the devices
-//     are peers, in calls that are large enough; here all calls do.
+//     memory of a pool that the other devices do not reach is an illegal address. The real one does
+//     it where the devices are peers, in calls that are large enough; here all calls do.
 //   - Config blocking=0: ncclInProgress from init and revoke, and once after each group; who does
-//   not ask again gets an
-//     error.
+//     not ask again gets an error.
 //   - Finalize and destroy wait for the other ranks of the host. After count 0 nothing happens at
-//   all.
+//     all.
 //   - Without a driver: ncclGetUniqueId 0, ncclCommInitRank 1, ncclMemAlloc 1.
 // Unlike the real one
 //   - Sums are in ascending rank order, always. Everything goes through shared memory, 64 ranks at
-//   most.
+//     most.
 //   - A host pointer that is not pinned is refused with ncclInvalidArgument; the real one would
-//   fault on the device.
+//     fault on the device.
 //   - A rank with color NCCL_SPLIT_NOCOLOR waits in ncclCommSplit even if blocking=0.
 //   - No CommInitAll, Shrink, windows, Scalable, SimulateEnd, device API, debug output. They do not
-//   link.
+//     link.
 //
 // Environment
-//   FAKE_NCCL_VERSION=n     what ncclGetVersion says (default NCCL_VERSION_CODE)
-//   FAKE_NCCL_FAIL=code     initialisation fails with this code, in each process that has it
-//   FAKE_NCCL_REMOTE=1      a peer whose process ended is noticed, as over a network:
-//   ncclRemoteError, of
-//                           ncclCommGetAsyncError and of each call from then on; the operations
-//                           still never end
-//   FAKE_NCCL_TIMEOUT_MS=n  operations that wait longer make that ncclTimeout (8); with
-//   FAKE_NCCL_REMOTE=2 ncclRemoteError,
-//                           as if a connection broke that only NCCL uses
-//   FAKE_NCCL_INIT_HANGS=1  initialisation never ends (ncclCommAbort ends it when blocking=0)
-//   FAKE_NCCL_RUN_HANGS=1   operations that run never end, until an abort or a revoke
-//   FAKE_NCCL_LATER_HANGS=1 what is begun on communicators that do not block stays in progress,
-//   until an abort or a revoke FAKE_NCCL_QUERY_US=n    ncclCommGetAsyncError takes that long where
-//   nothing was enqueued for 100 ms FAKE_NCCL_STAYS_MS=n    who waits for a peer in a call comes
-//   out that long after the abort or the revoke FAKE_NCCL_REVOKE_HANGS=1  a revoke of a
-//   communicator that does not block stays in progress FAKE_NCCL_IN_PROGRESS=1 calls between
-//   ncclGroupStart and ncclGroupEnd on such a communicator return ncclInProgress
-//   FAKE_NCCL_GROUP_FAIL=code  the end of a group of several calls fails with this code, and
-//   nothing is begun
+//   FAKE_NCCL_VERSION=n
+//       what ncclGetVersion says (default NCCL_VERSION_CODE)
+//   FAKE_NCCL_FAIL=code
+//       initialisation fails with this code, in each process that has it
+//   FAKE_NCCL_REMOTE=1
+//       a peer whose process ended is noticed, as over a network: ncclRemoteError, of
+//       ncclCommGetAsyncError and of each call from then on; the operations still never end
+//   FAKE_NCCL_TIMEOUT_MS=n
+//       operations that wait longer make that ncclTimeout (8); with FAKE_NCCL_REMOTE=2
+//       ncclRemoteError, as if a connection broke that only NCCL uses
+//   FAKE_NCCL_INIT_HANGS=1
+//       initialisation never ends (ncclCommAbort ends it when blocking=0)
+//   FAKE_NCCL_RUN_HANGS=1
+//       operations that run never end, until an abort or a revoke
+//   FAKE_NCCL_LATER_HANGS=1
+//       what is begun on communicators that do not block stays in progress, until an abort or a
+//       revoke
+//   FAKE_NCCL_QUERY_US=n
+//       ncclCommGetAsyncError takes that long where nothing was enqueued for 100 ms
+//   FAKE_NCCL_STAYS_MS=n
+//       who waits for a peer in a call comes out that long after the abort or the revoke
+//   FAKE_NCCL_REVOKE_HANGS=1
+//       a revoke of a communicator that does not block stays in progress
+//   FAKE_NCCL_IN_PROGRESS=1
+//       calls between ncclGroupStart and ncclGroupEnd on such a communicator return ncclInProgress
+//   FAKE_NCCL_GROUP_FAIL=code
+//       the end of a group of several calls fails with this code, and nothing is begun
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE
 #endif
