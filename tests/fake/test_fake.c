@@ -1228,18 +1228,28 @@ static void one_process(void) { // two devices of one thread
     for (int i = 0; i < 2; i++) OK(ncclCommDestroy(comms[i]));
 }
 
-static cudaError_t sum_of_pool(cudaMemPool_t pool, uint32_t *of_1, const ncclComm_t *comms,
-                               cudaStream_t *s) {
+static uint32_t *memory_of_pool(cudaMemPool_t pool, cudaStream_t s) { // NULL: the default one
     uint32_t *d;
     OK(cudaSetDevice(0));
-    if (pool) OK(cudaMallocFromPoolAsync((void **)&d, 4, pool, s[0]));
-    else OK(cudaMallocAsync((void **)&d, 4, s[0]));
+    if (pool) OK(cudaMallocFromPoolAsync((void **)&d, 4, pool, s));
+    else OK(cudaMallocAsync((void **)&d, 4, s));
+    return d;
+}
+
+static ncclResult_t begin_sum(uint32_t *of_0, uint32_t *of_1, const ncclComm_t *comms,
+                              const cudaStream_t *s) {
     OK(ncclGroupStart());
-    OK(ncclAllReduce(d, d, 1, ncclUint32, ncclSum, comms[0], s[0]));
+    OK(ncclAllReduce(of_0, of_0, 1, ncclUint32, ncclSum, comms[0], s[0]));
     OK(ncclAllReduce(of_1, of_1, 1, ncclUint32, ncclSum, comms[1], s[1]));
-    OK(ncclGroupEnd());
-    OK(cudaFreeAsync(d, s[0]));
-    return cudaStreamSynchronize(s[0]);
+    return ncclGroupEnd();
+}
+
+static void sum_of_pool(cudaMemPool_t pool, uint32_t *of_1, const ncclComm_t *comms,
+                        const cudaStream_t *s) {
+    uint32_t *of_0 = memory_of_pool(pool, s[0]);
+    OK(begin_sum(of_0, of_1, comms, s));
+    OK(cudaFreeAsync(of_0, s[0]));
+    OK(cudaStreamSynchronize(s[0]));
 }
 
 static void pools(void) { // ranks of a process read and write each other's buffers
@@ -1262,12 +1272,14 @@ static void pools(void) { // ranks of a process read and write each other's buff
     of_1 = device_memory(4);
     OK(cudaMemPoolCreate(&pool, &props));
     OK(cudaMemPoolSetAccess(pool, &other, 1));
-    OK(sum_of_pool(pool, of_1, comms, s));
+    sum_of_pool(pool, of_1, comms, s);
     OK(cudaMemPoolDestroy(pool));
     setenv("NCCL_P2P_DIRECT_DISABLE", "1", 1);
-    OK(sum_of_pool(NULL, of_1, comms, s));
+    sum_of_pool(NULL, of_1, comms, s);
     unsetenv("NCCL_P2P_DIRECT_DISABLE");
-    CHECK_IS(sum_of_pool(NULL, of_1, comms, s), cudaErrorIllegalAddress);
+    begin_sum(memory_of_pool(NULL, s[0]), of_1, comms, s); // its stream may be as far already
+    CHECK_IS(cudaStreamSynchronize(s[0]), cudaErrorIllegalAddress);
+    for (int i = 0; i < 2; i++) OK(ncclCommAbort(comms[i]));
 }
 
 static void two_streams(void) { // calls of one communicator keep their order over streams
