@@ -2916,17 +2916,20 @@ idist_status idist_one_rank_only(idist_task_fn fn, void *arg, int rank, bool bar
                                  const idist_opts *opts) {
     idist_group *g = NULL;
     idist_status status;
-    bool mine;
+    bool mine = false;
     int result = 0;
 
     if (!fn) return idist__fail(IDIST_ERR_ARG, "one_rank_only: fn is NULL");
     status = idist__check_blocking("one_rank_only", opts);
     if (status == IDIST_OK)
         status = idist__call_enter("one_rank_only", opts ? opts->group : NULL, &g);
-    if (status != IDIST_OK) return status;
-    status = idist__one_check_rank(IDIST__ONE_RANK_ONLY, rank, g->size);
-    mine = g->rank == rank;
-    idist__os_mutex_unlock(&g->w->lock);
+
+    if (g) {
+        status = idist__one_check_rank(IDIST__ONE_RANK_ONLY, rank, g->size);
+        mine = g->rank == rank;
+        idist__os_mutex_unlock(&g->w->lock);
+    }
+
     if (status != IDIST_OK) return status;
 
     if (mine) result = fn(arg);

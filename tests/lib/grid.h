@@ -11,8 +11,7 @@
 // Two families of values, both computed from (rank, index), so that every element can be checked:
 //     pattern_*   random bits, for operations that only move data
 //     reduced_*   values whose reduction is exact in the dtype (integers modulo 2^bits, small whole
-//     floats; in floats of 8 bits
-//             it is rounded once), for the others
+//                 floats; in floats of 8 bits it is rounded once), for the others
 #ifndef GRID_H
 #define GRID_H
 
