@@ -662,7 +662,7 @@ idist_status idist_abort(idist_group *group) {
     if (g) {
         snprintf(cause, sizeof cause, "rank %d on %s called idist_abort", g->w->group.rank,
                  g->w->hostname);
-        // Members take no word on their group from a rank outside of it.
+        // Members would take such a frame from a rank outside the group for malformed, and drop it.
         if (g->rank >= 0) idist__group_fail(g, IDIST_ERR_ABORTED, cause);
         else status = idist__fail(IDIST_ERR_STATE, "abort: this rank is not a member of the group");
         idist__os_mutex_unlock(&g->w->lock);

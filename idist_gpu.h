@@ -157,8 +157,8 @@ typedef struct idist__gpu {
     int64_t checked_nccl_ns;             // when NCCL was last asked for errors
     struct idist__nccl_job *ending_jobs; // communicators being finalized, and aborted ones
     int *barrier_word;         // barriers on streams reduce it; NULL: no NCCL, or no memory
-    cudaMemPool_t pool;        // what NCCL gets of ours in the order of a stream comes from here;
-                               // NULL: from the default pool
+    cudaMemPool_t pool;        // for memory that idist allocates on a stream and gives to NCCL;
+                               // NULL: the default pool is used
     idist__ipc_arena *arenas;  // our own that no group has
     idist__ipc_arena *imports; // mapped from other ranks
     uint32_t arena_count;      // our own ones ever made
