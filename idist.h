@@ -332,7 +332,16 @@ MEMORY
     process where the kernel permits it, and does it fast; the ranks measure that when they join. A
     message up to 1 MiB goes through the file if sender and receiver wait. A program that changes
     its user after joining, or restricts its own system calls (seccomp), must set
-    IDIST_TRANSPORT=socket. Memory from idist_alloc is mapped by all ranks of the host.
+    IDIST_TRANSPORT=socket.
+
+    Memory from idist_alloc lies in a shared file, too, and takes addresses only as it is
+    allocated. The other ranks of the host map it in their next large collective, and from then on
+    read it in place. A rank that may not map more, because of a limit, gets copies instead.
+
+    A program that locks its memory (mlockall, MCL_FUTURE) locks what idist maps: desc.shm_nbytes
+    for each rank of the host, what the ranks get from idist_alloc, and the stacks of idist's
+    threads. If a limit on locked memory (ulimit -l) leaves no room for the shared file, the ranks
+    use local sockets; log lines, idist_show_config and error texts name the limit.
 
 WAITING
 
@@ -720,8 +729,9 @@ typedef struct idist_desc {
     // "none", or "core": each rank stays on one of the processors it may use. IDIST_BIND.
     const char *bind;
 
-    // Shared memory that each rank takes at most, in bytes; 0: 5 MiB. IDIST_SHM_MIB (in MiB). Below
-    // about 400 KiB collectives are messages, which a log line says at warn level.
+    // Shared memory that each rank takes at most, in bytes, without that of idist_alloc; 0: 5 MiB.
+    // IDIST_SHM_MIB (in MiB). Below about 400 KiB collectives are messages, as a log line says at
+    // warn level.
     size_t shm_nbytes;
 
     // Ranks with equal ids share a host. NULL: boot id, user and network namespace. IDIST_HOSTID.

@@ -588,7 +588,7 @@ struct idist__world {
     char hostname[64];
     char advertised[160];    // where other hosts reach this rank, and its interface; "": nowhere
     char network[96];        // what is known of the network between the hosts; "": nothing
-    char sharing[200];       // how the ranks of this host exchange data; "": it has no other
+    char sharing[300];       // how the ranks of this host exchange data; "": it has no other
     char backends[512];      // names of those registered
     idist__rank_info *nodes; // of every rank
     int nnodes;

@@ -1597,8 +1597,8 @@ static int idist__ring_missing(idist__task *t, char *text, size_t capacity) {
 
 //------------------------------------------------------------------------------
 // [engine:group]  opening and closing a group, and its groups by host
-// uses mem base:window hash model core:group shm:segment msg:types link
-// uses msg:message pool host
+// uses mem base:window hash model core:group shm:segment shm:window msg:types
+// uses link msg:message pool host
 //
 // Frames for a group may arrive before it exists here. They wait in the links until the group is
 // opened. Closing a group drops what is left, and the ring remembers its context for a while, to
@@ -1836,8 +1836,11 @@ static idist_status idist__ring_group_open(idist_group *g) {
 // ---- memory that other ranks can reach ----
 
 static void *idist__ring_alloc(idist__world *w, size_t nbytes) {
-    const idist__segment *m = idist__ring_of(w)->shm;
-    return m && m->window_nbytes ? idist__window_alloc(m->window, nbytes) : NULL;
+    idist__segment *m = idist__ring_of(w)->shm;
+    void *p = m && m->window ? idist__window_alloc(m->window, nbytes) : NULL;
+
+    if (p) idist__window_publish(m);
+    return p;
 }
 
 #endif // IDIST_ENGINE_H

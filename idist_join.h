@@ -1142,7 +1142,8 @@ static idist_status idist__links_connect(idist__join *j) {
 // [join:share]  memory shared inside a host
 // uses clock os:random descriptor cpu os:memory poll socket beacon process
 // uses os:segment fail mem base:window base:log address connection shm:segment
-// uses pipe msg:types msg:transport link region pool state failure links
+// uses shm:window pipe msg:types msg:transport link region pool state failure
+// uses links
 //
 // The ranks of a host form a binomial tree, whose root is the lowest one. Each of them connects to
 // its parent. The root makes the file ([shm:segment]) and sends its descriptor to its children, as
@@ -1154,8 +1155,8 @@ static idist_status idist__links_connect(idist__join *j) {
 //                                                          send the lowest  and send it
 //
 // The file is used only if it worked everywhere; then the connections of the tree are closed. If it
-// did not, they try once more without windows, since a limit on address space may be the reason,
-// and then the tree's connections stay, and all other pairs connect as well.
+// did not, the connections of the tree stay, all other pairs connect as well, and every rank knows
+// from the vote which rank could not map the file, and why.
 //
 // A second vote decides whether they read each other's memory through the kernel. Each rank tries
 // to read a random number at the address that every other rank has left in the file.
@@ -1174,7 +1175,6 @@ typedef struct idist__join_share { // memory of this host that is being agreed o
 
 // Votes; the lowest one decides.
 enum {
-    IDIST__VOTE_HOPELESS, // nor would it work at the second attempt
     IDIST__VOTE_FAILED,
     IDIST__VOTE_FENCED, // mapped, but the kernel has no membarrier: writers need a fence
     IDIST__VOTE_MAPPED
@@ -1185,6 +1185,11 @@ enum { // votes as well: how a rank reads the memory of the others
     IDIST__READS_SLOWLY,
     IDIST__READS_FAST
 };
+
+typedef struct idist__ballot { // travels through the tree; the lowest vote stays
+    char vote;
+    char why[255]; // IDIST__VOTE_FAILED: which rank could not, and why
+} idist__ballot;
 
 typedef struct idist__join_share_hello { // comes with the descriptor
     uint64_t shm_nbytes, window_nbytes;
@@ -1203,13 +1208,15 @@ static size_t idist__join_share_round_up(size_t nbytes) {
 // See [shm:segment]. Region 0 has large buffers, the others a quarter of that; there are as many as
 // fit into shm_nbytes for each rank.
 static void idist__join_share_layout(idist__segment *m, size_t shm_nbytes, size_t window_nbytes) {
-    size_t used, room, first, other, chunk;
+    size_t used, room, first, other, chunk, page = idist__os_memory_page_nbytes();
 
     m->pipe_nbytes = IDIST__PIPE_MAX;
     while (m->pipe_nbytes > IDIST__PAGE && (size_t)m->n * m->pipe_nbytes > shm_nbytes / 4)
         m->pipe_nbytes /= 2;
 
-    m->buffers_at = (size_t)m->n * (sizeof(idist__pipe) + m->pipe_nbytes);
+    m->pipes_at = sizeof(idist__catalog) + (size_t)m->n * sizeof(uint32_t);
+    m->pipes_at = (m->pipes_at + IDIST__LINE - 1) & ~(IDIST__LINE - 1);
+    m->buffers_at = m->pipes_at + (size_t)m->n * (sizeof(idist__pipe) + m->pipe_nbytes);
     m->buffers_at = idist__join_share_round_up(m->buffers_at) + IDIST__BUFFERS_SKEW;
     used = sizeof(idist__doorbell) + m->buffers_at;
     room = shm_nbytes > used ? shm_nbytes - used : 0;
@@ -1238,11 +1245,12 @@ static void idist__join_share_layout(idist__segment *m, size_t shm_nbytes, size_
     m->part_nbytes = idist__join_share_round_up(m->part_nbytes);
     m->parts_at = IDIST__PAGE + (size_t)m->n * m->front_nbytes;
     m->window_at = m->parts_at + (size_t)m->n * m->part_nbytes;
+    m->window_at = (m->window_at + page - 1) / page * page; // mapped by itself
     m->window_nbytes = window_nbytes;
     m->reserved_count = 0;
 }
 
-// At least the memory of the host, a power of two; it costs nothing but addresses.
+// At least the memory of the host, a power of two. A hole in the file costs nothing.
 static size_t idist__join_share_window_nbytes(int n) {
     uint64_t ram = idist__os_segment_ram();
     uint64_t nbytes = (uint64_t)1 << 30;
@@ -1255,10 +1263,10 @@ static size_t idist__join_share_window_nbytes(int n) {
 
 // ---- mapping it ----
 
-// Reserves memory for our doorbell and the pipes to us. 0, or an errno.
-static int idist__join_share_reserve(const idist__segment *m, int fd) {
+// Reserves memory for our doorbell, our catalog and the pipes to us. 0, or an errno.
+static int idist__join_share_reserve(const idist__segment *m) {
     size_t me = (size_t)m->me;
-    int error = 0;
+    int fd = m->fd, error = 0;
 
     if (idist__os_segment_nbytes(fd) < idist__join_share_nbytes(m)) return EINVAL;
     if (!me) error = idist__os_memory_reserve(fd, 0, IDIST__PAGE);
@@ -1280,22 +1288,21 @@ static void idist__join_share_leave_sample(const idist__segment *m) {
     memset(idist__segment_pipe(m, (m->me + 1) % m->n, m->me) + 1, 1, IDIST__SAMPLE_BYTES);
 }
 
-// Maps the file and reserves our memory in it. Takes the descriptor. 0, or an errno.
-static int idist__join_share_map(idist__segment *m, int fd) {
+// Maps the file and reserves our memory in it. 0, or an errno.
+static int idist__join_share_map(idist__segment *m) {
     idist__doorbell *bell;
     idist__os_cpu_set cpus;
-    int i, error = idist__join_share_reserve(m, fd);
+    int i, error = idist__join_share_reserve(m);
 
-    if (error) {
-        idist__os_descriptor_close(&fd);
-        return error;
+    if (error) return error;
+    m->base = (char *)idist__os_memory_map(m->fd, 0, m->window_at);
+    if (!m->base) return errno;
+
+    if (m->window_nbytes) {
+        size_t at = m->window_at + (size_t)m->me * m->window_nbytes;
+        m->window = idist__window_open(m->fd, at, m->window_nbytes);
+        if (!m->window) return ENOMEM;
     }
-
-    m->window =
-        idist__window_open(fd, idist__join_share_nbytes(m),
-                           m->window_at + (size_t)m->me * m->window_nbytes, m->window_nbytes);
-    if (!m->window) return ENOMEM;
-    m->base = m->window->map;
 
     idist__os_cpu_usable(&cpus);
     for (i = 0; i < IDIST__CPU_WORDS; i++)
@@ -1435,51 +1442,70 @@ static idist_status idist__join_share_await(idist__join *j, int rank) {
 }
 
 // Gets the next message of a rank in a vote.
-static idist_status idist__join_share_hear(idist__join *j, int rank, char *vote) {
+static idist_status idist__join_share_hear(idist__join *j, int rank, idist__ballot *ballot) {
+    int sock = j->ring->links[rank].sockets.fds[0];
     idist_status status = idist__join_share_await(j, rank);
 
     if (status != IDIST_OK) return status;
-    if (idist__connection_read_all(j->ring->links[rank].sockets.fds[0], vote, 1, j->deadline_ns))
-        return IDIST_OK;
+    if (!idist__connection_read_all(sock, ballot, sizeof *ballot, j->deadline_ns))
+        return idist__join_share_broken(j, rank);
+    ballot->why[sizeof ballot->why - 1] = 0;
 
+    return IDIST_OK;
+}
+
+static idist_status idist__join_share_say(idist__join *j, int rank, const idist__ballot *ballot) {
+    int sock = j->ring->links[rank].sockets.fds[0];
+
+    if (idist__connection_write_all(sock, ballot, sizeof *ballot, j->deadline_ns)) return IDIST_OK;
     return idist__join_share_broken(j, rank);
 }
 
-static idist_status idist__join_share_say(idist__join *j, int rank, const char *vote) {
-    if (idist__connection_write_all(j->ring->links[rank].sockets.fds[0], vote, 1, j->deadline_ns))
-        return IDIST_OK;
-    return idist__join_share_broken(j, rank);
-}
-
-// Sets *vote to the lowest vote of the ranks of this host: up the tree, and down again.
+// Sets *ballot to that of the lowest vote of the ranks of this host: up the tree, and down again.
 static idist_status idist__join_share_vote(idist__join *j, const idist__join_share *share,
-                                           char *vote) {
+                                           idist__ballot *ballot) {
     idist_status status = IDIST_OK;
     int i;
 
     for (i = 0; i < share->child_count && status == IDIST_OK; i++) {
-        char other = 0;
+        idist__ballot other;
+
         status = idist__join_share_hear(j, share->children[i], &other);
-        if (other < *vote) *vote = other;
+        if (status == IDIST_OK && other.vote < ballot->vote) *ballot = other;
     }
 
     if (share->parent >= 0 && status == IDIST_OK) {
-        status = idist__join_share_say(j, share->parent, vote);
-        if (status == IDIST_OK) status = idist__join_share_hear(j, share->parent, vote);
+        status = idist__join_share_say(j, share->parent, ballot);
+        if (status == IDIST_OK) status = idist__join_share_hear(j, share->parent, ballot);
     }
 
     for (i = 0; i < share->child_count && status == IDIST_OK; i++)
-        status = idist__join_share_say(j, share->children[i], vote);
-    if (status != IDIST_OK) *vote = IDIST__VOTE_HOPELESS;
+        status = idist__join_share_say(j, share->children[i], ballot);
+    if (status != IDIST_OK) ballot->vote = IDIST__VOTE_FAILED;
 
     return status;
 }
 
-// ---- one attempt ----
+// ---- making the file ----
 
-// Makes the file or receives it, and sends it to our children. Without a file *fd is -1 and *error
-// says why; the ranks vote all the same.
-static idist_status idist__join_share_pass(idist__join *j, const idist__join_share *share, int *fd,
+// Makes the file, without windows if a limit on the size of files does not leave room for them. 0,
+// or an errno.
+static int idist__join_share_create(idist__segment *m, idist__join_share_hello *hello) {
+    hello->window_nbytes = idist__join_share_window_nbytes(m->n);
+    idist__join_share_layout(m, (size_t)hello->shm_nbytes, (size_t)hello->window_nbytes);
+    m->fd = idist__os_memory_file(idist__join_share_nbytes(m));
+    if (m->fd >= 0) return 0;
+
+    hello->window_nbytes = 0;
+    idist__join_share_layout(m, (size_t)hello->shm_nbytes, 0);
+    m->fd = idist__os_memory_file(idist__join_share_nbytes(m));
+
+    return m->fd < 0 ? errno : 0;
+}
+
+// Makes the file or receives it, and sends it to our children. Without a file *error says why; the
+// ranks vote all the same.
+static idist_status idist__join_share_pass(idist__join *j, const idist__join_share *share,
                                            int *error) {
     const idist__link *links = j->ring->links;
     idist__segment *m = share->m;
@@ -1487,73 +1513,76 @@ static idist_status idist__join_share_pass(idist__join *j, const idist__join_sha
     idist_status status;
     int i;
 
-    *fd = -1;
     *error = EINVAL;
     hello.shm_nbytes = j->w->cfg.shm_nbytes;
-    hello.window_nbytes = m->window_nbytes;
 
     if (share->parent >= 0) {
         status = idist__join_share_await(j, share->parent);
         if (status != IDIST_OK) return status;
         if (!idist__join_share_receive(links[share->parent].sockets.fds[0], &hello, sizeof hello,
-                                       fd, j->deadline_ns)) {
-            status = idist__join_share_broken(j, share->parent);
-            idist__os_descriptor_close(fd);
-            return status;
-        }
-    }
-
-    idist__join_share_layout(m, (size_t)hello.shm_nbytes, (size_t)hello.window_nbytes);
-
-    if (share->parent < 0) {
-        *fd = idist__os_memory_file(idist__join_share_nbytes(m));
-        if (*fd < 0) *error = errno;
+                                       &m->fd, j->deadline_ns))
+            return idist__join_share_broken(j, share->parent);
+        idist__join_share_layout(m, (size_t)hello.shm_nbytes, (size_t)hello.window_nbytes);
+        if (m->fd >= 0) *error = 0;
+    } else {
+        *error = idist__join_share_create(m, &hello);
     }
 
     for (i = 0; i < share->child_count; i++)
         if (!idist__join_share_send(links[share->children[i]].sockets.fds[0], &hello, sizeof hello,
-                                    *fd, j->deadline_ns)) {
-            idist__os_descriptor_close(fd);
+                                    m->fd, j->deadline_ns))
             return idist__join_share_broken(j, share->children[i]);
-        }
 
     return IDIST_OK;
 }
 
-// *vote: the lowest of this host. Above IDIST__VOTE_FAILED, every rank has mapped the file.
+// Says in the ballot that this rank cannot share memory, and why.
+static void idist__join_share_refuse(const idist__join *j, const idist__join_share *share,
+                                     int error, idist__ballot *ballot) {
+    char limit[160] = "";
+
+    ballot->vote = IDIST__VOTE_FAILED;
+    if (!share->error) idist__os_memory_limit(share->m->window_at, limit, sizeof limit);
+    snprintf(ballot->why, sizeof ballot->why, "rank %d: %s%s", j->w->group.rank,
+             share->error ? "the processes of this host cannot see each other end: " : "",
+             *limit ? limit : strerror(error));
+}
+
+// *all: every rank of this host has mapped the file, even if this function fails after that.
 static idist_status idist__join_share_attempt(idist__join *j, const idist__join_share *share,
-                                              char *vote) {
+                                              bool *all) {
     idist__segment *m = share->m;
-    int fd, error;
-    char reads;
-    idist_status status = idist__join_share_pass(j, share, &fd, &error);
+    int error;
+    idist__ballot ballot;
+    idist_status status = idist__join_share_pass(j, share, &error);
 
     if (status != IDIST_OK) return status;
-    if (fd >= 0) error = share->error;
-    if (fd >= 0 && !error) error = idist__join_share_map(m, fd);
-    else idist__os_descriptor_close(&fd);
-    if (error) {
-        snprintf(j->w->sharing, sizeof j->w->sharing, "no shared memory: %s%s",
-                 share->error ? "the processes of this host cannot see each other end: " : "",
-                 strerror(error));
+    memset(&ballot, 0, sizeof ballot);
+    ballot.vote = idist__os_cpu_fence_others(true) ? IDIST__VOTE_MAPPED : IDIST__VOTE_FENCED;
+    if (share->error) error = share->error;
+    if (!error) error = idist__join_share_map(m);
+    if (error) idist__join_share_refuse(j, share, error, &ballot);
+
+    status = idist__join_share_vote(j, share, &ballot);
+    *all = status == IDIST_OK && ballot.vote > IDIST__VOTE_FAILED;
+
+    if (status == IDIST_OK && !*all) {
+        snprintf(j->w->sharing, sizeof j->w->sharing, "no shared memory: %s", ballot.why);
         idist__log_print(&j->w->log, IDIST_LOG_INFO, "%s", j->w->sharing);
     }
 
-    if (error) *vote = share->error ? IDIST__VOTE_HOPELESS : IDIST__VOTE_FAILED;
-    else *vote = idist__os_cpu_fence_others(true) ? IDIST__VOTE_MAPPED : IDIST__VOTE_FENCED;
-    status = idist__join_share_vote(j, share, vote);
-    if (status != IDIST_OK || *vote <= IDIST__VOTE_FAILED) return status;
+    if (!*all) return status;
 
     if (m->me == 0) {
         idist__segment_header *head = idist__segment_header_of(m);
         head->ncores = (uint32_t)idist__os_cpu_set_count(&head->cpus);
-        head->fenced = *vote == IDIST__VOTE_FENCED || m->n > (int)head->ncores;
+        head->fenced = ballot.vote == IDIST__VOTE_FENCED || m->n > (int)head->ncores;
     }
 
-    reads = idist__join_share_reads(m); // by now everybody has left its proof and its sample
-    status = idist__join_share_vote(j, share, &reads);
-    m->reads_remote = reads >= IDIST__READS_SLOWLY;
-    m->reads_fast = reads == IDIST__READS_FAST;
+    ballot.vote = idist__join_share_reads(m); // by now all have left their proofs and samples
+    status = idist__join_share_vote(j, share, &ballot);
+    m->reads_remote = ballot.vote >= IDIST__READS_SLOWLY;
+    m->reads_fast = ballot.vote == IDIST__READS_FAST;
 
     return status;
 }
@@ -1562,9 +1591,12 @@ static idist_status idist__join_share_attempt(idist__join *j, const idist__join_
 
 static void idist__join_share_free(const idist_allocator *mem, idist__segment *m) {
     if (!m) return;
-    if (m->window) idist__window_close(m->window);
+    idist__window_unmap_all(m);
+    if (m->base) idist__os_memory_unmap(m->base, m->window_at);
+    idist__os_descriptor_close(&m->fd);
     idist__os_descriptor_close(&m->beacon);
     idist__os_descriptor_close(&m->observer);
+    idist__mem_free(mem, m->views);
     idist__mem_free(mem, m->local);
     idist__mem_free(mem, m->processes);
     idist__mem_free(mem, m->remote_pieces);
@@ -1577,13 +1609,15 @@ static idist__segment *idist__join_share_new(const idist_allocator *mem, size_t 
     idist__segment *m = (idist__segment *)idist__mem_alloc(mem, sizeof *m);
 
     if (!m) return NULL;
+    m->fd = -1;
     m->beacon = -1;
     m->observer = -1;
     m->local = (int *)idist__mem_alloc(mem, sizeof *m->local * 2 * world_size);
     m->ports = (idist__pipe_port *)idist__mem_alloc(mem, sizeof *m->ports * world_size);
     m->processes = (idist__os_process *)idist__mem_alloc(mem, sizeof *m->processes * world_size);
     m->remote_pieces = (char *)idist__mem_raw(mem, IDIST__REMOTE_PIECE * world_size);
-    if (m->local && m->ports && m->processes && m->remote_pieces) return m;
+    m->views = (idist__view *)idist__mem_alloc(mem, sizeof *m->views * world_size);
+    if (m->local && m->ports && m->processes && m->remote_pieces && m->views) return m;
 
     idist__join_share_free(mem, m);
 
@@ -1693,9 +1727,8 @@ static void idist__join_share_find(const idist__join *j, idist__join_share *shar
 // even if this rank fails after that.
 static idist_status idist__join_share_agree(idist__join *j, idist__join_share *share, bool *all) {
     idist__segment *m = share->m;
-    char vote = IDIST__VOTE_FAILED;
     idist_status status;
-    int i, attempt;
+    int i;
 
     if (m->n < 2) return IDIST_OK;
     share->error = idist__join_share_light(j, share);
@@ -1703,17 +1736,9 @@ static idist_status idist__join_share_agree(idist__join *j, idist__join_share *s
     for (i = 0; i < share->child_count; i++) idist__links_want(j, share->children[i]);
     status = idist__links_connect(j);
     if (!share->error) share->error = idist__join_share_see(m);
-    m->window_nbytes = idist__join_share_window_nbytes(m->n);
+    if (status != IDIST_OK) return status;
 
-    for (attempt = 0; attempt < 2 && status == IDIST_OK && vote == IDIST__VOTE_FAILED; attempt++) {
-        if (attempt) m->window_nbytes = 0;
-        status = idist__join_share_attempt(j, share, &vote);
-        *all = vote > IDIST__VOTE_FAILED;
-        if (m->window && !*all) idist__window_close(m->window);
-        if (!*all) m->window = NULL;
-    }
-
-    return status;
+    return idist__join_share_attempt(j, share, all);
 }
 
 static idist_status idist__join_share_share(idist__join *j) {
@@ -1769,10 +1794,13 @@ static idist_status idist__join_share_connect_others(idist__join *j) {
 
 //------------------------------------------------------------------------------
 // [join:open]  all steps in order; making and freeing the ring
-// uses clock descriptor cpu poll os:watch fail text mem store:store model
-// uses shm:ended pipe msg:types msg:transport link msg:message connector
-// uses engine:progress state failure store table links share
+// uses clock descriptor cpu os:memory poll os:watch fail text mem base:log
+// uses store:store model shm:ended pipe msg:types msg:transport link
+// uses msg:message connector engine:progress state failure store table links
+// uses share
 //------------------------------------------------------------------------------
+
+enum { IDIST__OPEN_NBYTES = 20 << 20 }; // a thread's stack, the server of the store, buffers
 
 static void idist__ring_free(idist__ring *ring) {
     const idist_allocator *mem = &ring->w->cfg.mem;
@@ -1928,6 +1956,20 @@ static void idist__open_end(idist__join *j) {
     }
 }
 
+// Warns of a limit on memory under which this rank may fail to join, or to share memory: an error
+// text of another rank cannot name the limit.
+static void idist__open_warn_of_limit(idist__world *w) {
+    size_t needed = 2 * w->cfg.shm_nbytes + IDIST__OPEN_NBYTES;
+    char limit[160];
+
+    idist__os_memory_limit(needed, limit, sizeof limit);
+    if (*limit)
+        idist__log_print(&w->log, IDIST_LOG_WARN,
+                         "initialize: %s; to share memory with the other ranks of this host, this "
+                         "rank needs at least %zu KiB more",
+                         limit, needed >> 10);
+}
+
 static idist_status idist__ring_open(idist__world *w) {
     idist__join j;
     idist_status status = IDIST_OK;
@@ -1936,6 +1978,7 @@ static idist_status idist__ring_open(idist__world *w) {
     j.w = w;
     j.deadline_ns = idist__os_clock_deadline(w->cfg.init_timeout_ms);
     idist__me.join_until_ns = j.deadline_ns;
+    if (w->group.size > 1) idist__open_warn_of_limit(w);
 
     // Announced now rather than when it is needed: with a second thread, such as the server of the
     // store, the kernel takes 15 ms for it.

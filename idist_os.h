@@ -538,10 +538,12 @@ IDIST__UNUSED static void *idist__os_memory_aligned(size_t alignment, size_t nby
 // NULL is no error.
 IDIST__UNUSED static void idist__os_memory_free_aligned(void *p) { free(p); }
 
-// Maps all of a file, shared with the other processes that map it, without reserving memory. Core
-// dumps leave it out. NULL and errno on failure. The caller unmaps it; `fd` stays the caller's.
-IDIST__UNUSED static void *idist__os_memory_map(int fd, size_t nbytes) {
-    void *map = mmap(NULL, nbytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, fd, 0);
+// Maps a part of a file, shared with the other processes that map it, without reserving memory.
+// `at` and `nbytes` are multiples of the page size. Core dumps leave the mapping out. NULL and
+// errno on failure. The caller unmaps it; `fd` stays the caller's.
+IDIST__UNUSED static void *idist__os_memory_map(int fd, size_t at, size_t nbytes) {
+    int flags = MAP_SHARED | MAP_NORESERVE;
+    void *map = mmap(NULL, nbytes, PROT_READ | PROT_WRITE, flags, fd, (off_t)at);
 
     if (map == MAP_FAILED) return NULL;
     madvise(map, nbytes, MADV_DONTDUMP);
@@ -581,6 +583,30 @@ IDIST__UNUSED static int idist__os_memory_file(size_t nbytes) {
     errno = err;
 
     return -1;
+}
+
+// Says which limit of this process is in the way of nbytes more memory, as "locked memory is
+// limited to 8192 KiB (ulimit -l), and the program locks all its memory (mlockall)". "" if none is.
+// Elsewhere: always "".
+static void idist__os_memory_limit(size_t nbytes, char *text, size_t capacity) {
+    struct rlimit limit;
+    int flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE;
+    void *map = mmap(NULL, nbytes, PROT_NONE, flags, -1, 0);
+    int error = errno;
+
+    text[0] = 0;
+
+    if (map != MAP_FAILED) {
+        munmap(map, nbytes);
+    } else if (error == EAGAIN && getrlimit(RLIMIT_MEMLOCK, &limit) == 0) {
+        snprintf(text, capacity,
+                 "locked memory is limited to %llu KiB (ulimit -l), and the program locks all its "
+                 "memory (mlockall)",
+                 (unsigned long long)limit.rlim_cur >> 10);
+    } else if (getrlimit(RLIMIT_AS, &limit) == 0 && limit.rlim_cur != RLIM_INFINITY) {
+        snprintf(text, capacity, "the address space is limited to %llu KiB (ulimit -v)",
+                 (unsigned long long)limit.rlim_cur >> 10);
+    }
 }
 
 // Takes memory for a part of such a file now, so that no access to it can fail later. 0, or an

@@ -137,6 +137,7 @@ typedef struct idist__share { // a group's part, where its members share memory
     idist__task *first, *last; // shared calls under way; only the first one runs
     idist__task *quick_task;   // what idist__share_quick works with
     bool entered_early;        // idist__share_quick has entered the call that comes next
+    uint32_t extents_open;     // extents of our window that all members here have mapped
 } idist__share;
 
 static idist__call_slot *idist__region_slot(const idist__share *share, int rank,
@@ -344,8 +345,9 @@ static size_t idist__flow_chunk_count(const idist__op *o, size_t count, size_t a
 
 //------------------------------------------------------------------------------
 // [share:slot]  announcing a call, and comparing it with the calls of the others
-// uses cpu os:thread mem base:type reduce launch:env kind model fingerprint
-// uses explain shm:segment msg:types msg:op msg:failure history region flow
+// uses cpu os:thread mem base:window base:log base:type reduce launch:env kind
+// uses model fingerprint explain shm:segment shm:window msg:types msg:op
+// uses msg:failure history region flow
 //
 // A rank enters a call by writing its slot. A rank that enters call k has compared the slots of all
 // ranks up to call k - 16 with its own calls, and, of the ranks it reads from, up to k. So a rank
@@ -467,23 +469,45 @@ static bool idist__slot_may_enter(idist__task *t) {
     return idist__slot_compare_all(t, call_number);
 }
 
-// The offset of a buffer in the file, or 0 if it does not lie in a window.
-static uint64_t idist__slot_window_offset(const idist__share *share, const void *p, size_t nbytes) {
-    const idist__segment *m = share->shm;
-    size_t at = (size_t)((const char *)p - m->base),
-           end = m->window_at + (size_t)m->n * m->window_nbytes;
+// Maps the windows of other ranks as far as they have grown.
+static void idist__slot_look_at_windows(const idist__task *t) {
+    idist__world *w = t->group->w;
+    idist__segment *m = idist__region_share(t)->shm;
 
-    if ((const char *)p < m->base + m->window_at || at >= end || nbytes > end - at) return 0;
-    return at;
+    if (!m->window || !idist__window_is_news(m) || idist__window_look(m)) return;
+    idist__log_print(
+        &w->log, IDIST_LOG_INFO,
+        "memory that another rank has from idist_alloc cannot be mapped: buffers in it "
+        "are copied");
 }
 
-// The address here of an offset that another rank gave; NULL if it is not within the windows.
-static char *idist__slot_pointer(const idist__share *share, uint64_t at, size_t nbytes) {
-    const idist__segment *m = share->shm;
-    uint64_t end = m->window_at + (uint64_t)m->n * m->window_nbytes;
+// Counts the extents of our window that all members of the group on this host have mapped.
+static uint32_t idist__slot_count_open(const idist__task *t) {
+    const idist__segment *m = idist__region_share(t)->shm;
+    uint32_t open = IDIST__EXTENTS;
+    int i;
 
-    if (at < m->window_at || at >= end || nbytes > end - at) return NULL;
-    return m->base + at;
+    for (i = 0; i < t->group->size; i++) {
+        int rank = m->local[t->group->ranks[i]];
+        uint32_t count = rank == m->me ? open : idist__window_mapped_by(m, rank);
+        if (count < open) open = count;
+    }
+
+    return open;
+}
+
+// Returns the offset in the file of a buffer of ours that all members can read in place, or 0.
+static uint64_t idist__slot_window_offset(const idist__task *t, const void *p, size_t nbytes) {
+    idist__share *share = idist__region_share(t);
+    uint64_t offset;
+    uint32_t extent = 0;
+
+    if (!share->shm->window) return 0;
+    offset = idist__window_offset(share->shm, p, nbytes, &extent);
+    if (!offset || extent < share->extents_open) return offset;
+    share->extents_open = idist__slot_count_open(t);
+
+    return extent < share->extents_open ? offset : 0;
 }
 
 // Whether contributions are read across memories. The same on all ranks.
@@ -513,8 +537,8 @@ static void idist__slot_locate(idist__task *t, int rank, const idist__call_slot 
 
     if (o->algorithm == IDIST__ALGO_FLAT) return;
     location->send =
-        idist__slot_pointer(share, slot->u.buffers.send_at, idist__flow_send_nbytes(t));
-    location->recv = idist__slot_pointer(share, slot->u.buffers.recv_at, o->nbytes);
+        idist__window_pointer(share->shm, slot->u.buffers.send_at, idist__flow_send_nbytes(t));
+    location->recv = idist__window_pointer(share->shm, slot->u.buffers.recv_at, o->nbytes);
     location->remote_send = location->send ? 0 : slot->u.buffers.remote_send;
     location->remote_recv = slot->u.buffers.remote_recv;
 }
@@ -563,6 +587,7 @@ static bool idist__slot_offer_buffers(idist__task *t, idist__call_slot *slot) {
                       (c->kind == IDIST__ALL_TO_ALL || c->kind == IDIST__SCAN ||
                        c->kind == IDIST__EXSCAN || (all && !idist__flow_is_split(o, c->kind)));
 
+    idist__slot_look_at_windows(t);
     memset(&slot->u, 0, sizeof slot->u);
     memset(share->locations, 0, sizeof *share->locations * (size_t)o->n);
     o->u.shared.remote = !scaled && idist__slot_is_remote(t);
@@ -575,8 +600,8 @@ static bool idist__slot_offer_buffers(idist__task *t, idist__call_slot *slot) {
     if (!idist__flow_contributes(o, c->kind, o->rank) || scaled || overwrites) return true;
     if (c->part_count) return true;
 
-    slot->u.buffers.send_at = idist__slot_window_offset(share, o->in, idist__flow_send_nbytes(t));
-    if (all) slot->u.buffers.recv_at = idist__slot_window_offset(share, o->out, o->nbytes);
+    slot->u.buffers.send_at = idist__slot_window_offset(t, o->in, idist__flow_send_nbytes(t));
+    if (all) slot->u.buffers.recv_at = idist__slot_window_offset(t, o->out, o->nbytes);
     if (o->u.shared.remote) slot->u.buffers.remote_send = (uint64_t)(uintptr_t)o->in;
     if (o->u.shared.remote && all) slot->u.buffers.remote_recv = (uint64_t)(uintptr_t)o->out;
     idist__slot_locate(t, o->rank, slot);
@@ -1727,14 +1752,14 @@ static idist__region_progress *idist__pool_progress(const idist__segment *m, int
 
 // Takes memory for one of our regions, once. 0, or an errno.
 static int idist__pool_reserve(idist__segment *m, int index) {
-    int fd = m->window->fd, error;
+    int error;
     const char *head = idist__pool_head(m, m->me, index);
     const char *buffers = idist__pool_buffers(m, m->me, index);
     size_t nbytes = IDIST__BUFFERS * m->chunk_nbytes[index > 0];
 
     if (index < m->reserved_count) return 0;
-    error = idist__os_memory_reserve(fd, (size_t)(head - m->base), IDIST__REGION_HEAD_BYTES);
-    if (!error) error = idist__os_memory_reserve(fd, (size_t)(buffers - m->base), nbytes);
+    error = idist__os_memory_reserve(m->fd, (size_t)(head - m->base), IDIST__REGION_HEAD_BYTES);
+    if (!error) error = idist__os_memory_reserve(m->fd, (size_t)(buffers - m->base), nbytes);
     if (!error) m->reserved_count = index + 1;
 
     return error;

@@ -27,6 +27,7 @@ CONTENTS
       [shm:transport]  what a link needs of whatever moves its bytes
       [shm:pace]       whether to write past the caches
       [shm:segment]    layout of the shared file, and reading the memory of other processes
+      [shm:window]     reaching what other ranks got from idist_alloc
       [shm:doorbell]   sleeping until another rank writes something
       [shm:ended]      noticing that a process has ended
       [shm:pipe]       a transport through shared memory
@@ -180,8 +181,9 @@ static inline void idist__pace_copy(idist__pace *p, char *to, const char *from, 
 //   | header | front 0 | front 1 | ... | part 0 | part 1 | ... | window 0 | window 1 | ...
 //
 //   front    doorbell | head of region 0, for the collectives of the world ([share:region])
-//   part     a pipe from each rank | buffers of region 0 | head and buffers of region 1 | ...
-//   window   a hole, until idist_alloc fills pages of it ([base:window])
+//   part     catalog | a pipe from each rank | buffers of region 0 | head and buffers of region 1
+//   ... window   a hole, until idist_alloc fills pages of it ([base:window]); not mapped before
+//   that
 //
 // Each rank has one of each. What all ranks of the world look at often is in the fronts, to need
 // fewer page tables, which every process has for itself: with parts of 4 MiB and one look at each,
@@ -230,7 +232,18 @@ typedef struct idist__segment_header {
     uint32_t ncores;        // processors that all ranks together may use, ...
     idist__os_cpu_set cpus; // ... and which
     uint32_t ended_count;   // goes up with each doorbell that says `ended`, and each closed pipe
+    uint32_t extent_count;  // of all windows together
 } idist__segment_header;
+
+// The window of a rank as the others see it; written by that rank only. Behind the catalog each
+// rank has an array with an entry for each rank k: the number of extents of k that it has mapped.
+typedef struct idist__catalog {
+    uint32_t extent_count; // written last
+    uint32_t pad;
+    struct {
+        uint64_t at, nbytes; // within the window
+    } extents[IDIST__EXTENTS];
+} idist__catalog;
 
 // A ring buffer from one rank to another; the bytes follow. The counters never go back, and each is
 // written by one side only.
@@ -253,9 +266,21 @@ typedef struct idist__pipe_port { // our end of a link through two pipes
     idist__os_address beacon; // of the peer
 } idist__pipe_port;
 
+typedef struct idist__view { // of the window of a rank: what is mapped here
+    uint32_t extent_count;
+    struct {
+        char *map;
+        size_t at, nbytes; // within the window
+    } extents[IDIST__EXTENTS];
+} idist__view;
+
 typedef struct idist__segment {
-    idist__window *window; // holds the mapping
-    char *base;
+    int fd;                       // of the file
+    char *base;                   // everything but the windows
+    idist__window *window;        // ours; NULL: there are no windows
+    idist__view *views;           // of the windows, by rank on this host
+    uint32_t extents_seen;        // how much of header->extent_count the views show
+    bool maps_no_more;            // an extent of another rank could not be mapped
     int n, me;                    // ranks on this host, and ours
     bool oversubscribed;          // there are more ranks than cores
     bool fenced;                  // see idist__doorbell_any_asleep
@@ -271,7 +296,8 @@ typedef struct idist__segment {
     size_t pipe_nbytes;              // of the bytes in one
     size_t front_nbytes;             // the fronts come behind the first page
     size_t parts_at, part_nbytes;    // offset of the first part; of each part
-    size_t window_at, window_nbytes; // the same for the windows
+    size_t window_at, window_nbytes; // the same for the windows, which are not mapped
+    size_t pipes_at;                 // offset in a part: the pipes
     size_t buffers_at;               // offset in a part: the buffers of region 0, then the others
     size_t chunk_nbytes[2];          // of a buffer in region 0, and in the others
 
@@ -307,13 +333,184 @@ static idist__doorbell *idist__segment_doorbell(const idist__segment *m, int ran
 
 static idist__pipe *idist__segment_pipe(const idist__segment *m, int from, int to) {
     size_t pipe_nbytes = sizeof(idist__pipe) + m->pipe_nbytes;
-    return (idist__pipe *)(void *)(idist__segment_part(m, to) + (size_t)from * pipe_nbytes);
+    char *part = idist__segment_part(m, to);
+
+    return (idist__pipe *)(void *)(part + m->pipes_at + (size_t)from * pipe_nbytes);
+}
+
+static idist__catalog *idist__segment_catalog(const idist__segment *m, int rank) {
+    return (idist__catalog *)(void *)idist__segment_part(m, rank);
+}
+
+// How many extents of other ranks a rank has mapped: one number for each rank.
+static uint32_t *idist__segment_mapped(const idist__segment *m, int rank) {
+    return (uint32_t *)(void *)(idist__segment_catalog(m, rank) + 1);
 }
 
 // Copies from the memory of another rank's process. 0, or an errno.
 static int idist__segment_read_remote(const idist__segment *m, int rank, uint64_t address,
                                       void *buf, size_t nbytes) {
     return idist__os_process_read_memory(m->processes[rank], address, buf, nbytes);
+}
+
+//------------------------------------------------------------------------------
+// [shm:window]  reaching what other ranks got from idist_alloc
+// uses mutex os:memory base:window segment
+//
+// A rank that gets memory in a new extent of its window writes that into its catalog. The others
+// map the extent when they next look, and count it. From then on, and not before, the owner offers
+// the others its buffers in the extent. So a rank that can map no more, because of a limit, costs a
+// copy and fails nothing:
+//
+//   owner     maps extent 3, catalog.extent_count = 4   ...   reads mapped[owner] == 4 everywhere
+//   others    see header.extent_count, map extent 3, mapped[owner] = 4
+//
+// Whether a buffer is offered depends on timing, and the result does not: ranks reduce in the same
+// order either way.
+//------------------------------------------------------------------------------
+
+// Tells the others of the extents that our window has by now. Any thread.
+static void idist__window_publish(idist__segment *m) {
+    idist__catalog *catalog = idist__segment_catalog(m, m->me);
+    uint32_t i, count;
+
+    idist__os_mutex_lock(&idist__windows_lock);
+    count = m->window->extent_count;
+
+    for (i = catalog->extent_count; i < count; i++) {
+        catalog->extents[i].at = m->window->extents[i].at;
+        catalog->extents[i].nbytes = m->window->extents[i].nbytes;
+        __atomic_store_n(&catalog->extent_count, i + 1, __ATOMIC_RELEASE);
+        __atomic_fetch_add(&idist__segment_header_of(m)->extent_count, 1, __ATOMIC_RELEASE);
+    }
+
+    idist__os_mutex_unlock(&idist__windows_lock);
+}
+
+// Maps one more extent of another rank. False: there are no addresses, or the rank has written
+// something impossible.
+static bool idist__window_view_next(const idist__segment *m, int rank, idist__view *view) {
+    const idist__catalog *catalog = idist__segment_catalog(m, rank);
+    uint32_t i = view->extent_count;
+    size_t at = (size_t)catalog->extents[i].at, nbytes = (size_t)catalog->extents[i].nbytes;
+    size_t expected = i ? view->extents[i - 1].at + view->extents[i - 1].nbytes : 0;
+    size_t begin = m->window_at + (size_t)rank * m->window_nbytes;
+    char *map;
+
+    if (at != expected || !nbytes || nbytes > m->window_nbytes - at) return false;
+    map = (char *)idist__os_memory_map(m->fd, begin + at, nbytes);
+    if (!map) return false;
+
+    view->extents[i].map = map;
+    view->extents[i].at = at;
+    view->extents[i].nbytes = nbytes;
+    view->extent_count++;
+
+    return true;
+}
+
+// Returns true if an extent has come that the views do not show.
+static inline bool idist__window_is_news(const idist__segment *m) {
+    uint32_t *count = &idist__segment_header_of(m)->extent_count;
+    return __atomic_load_n(count, __ATOMIC_RELAXED) != m->extents_seen;
+}
+
+// Adds the extents of our own window to its view.
+static void idist__window_view_own(const idist__segment *m) {
+    uint32_t count = __atomic_load_n(&m->window->extent_count, __ATOMIC_ACQUIRE);
+    idist__view *view = &m->views[m->me];
+
+    for (; view->extent_count < count; view->extent_count++) {
+        const idist__window_extent *extent = &m->window->extents[view->extent_count];
+
+        view->extents[view->extent_count].map = extent->map;
+        view->extents[view->extent_count].at = extent->at;
+        view->extents[view->extent_count].nbytes = extent->nbytes;
+    }
+}
+
+// Maps the extents that have come since the last look. False: one could not be mapped. Under the
+// lock of the world.
+static bool idist__window_look(idist__segment *m) {
+    uint32_t seen = __atomic_load_n(&idist__segment_header_of(m)->extent_count, __ATOMIC_ACQUIRE);
+    uint32_t *mapped = idist__segment_mapped(m, m->me);
+    int i;
+
+    m->extents_seen = seen;
+    idist__window_view_own(m);
+    if (m->maps_no_more) return true;
+
+    for (i = 0; i < m->n; i++) {
+        const idist__catalog *catalog = idist__segment_catalog(m, i);
+        uint32_t count = __atomic_load_n(&catalog->extent_count, __ATOMIC_ACQUIRE);
+        idist__view *view = &m->views[i];
+
+        if (i == m->me) continue;
+        while (view->extent_count < count && view->extent_count < IDIST__EXTENTS &&
+               !m->maps_no_more)
+            m->maps_no_more = !idist__window_view_next(m, i, view);
+        __atomic_store_n(&mapped[i], view->extent_count, __ATOMIC_RELEASE);
+    }
+
+    return !m->maps_no_more;
+}
+
+// Returns how many extents of our window a rank of this host has mapped.
+static uint32_t idist__window_mapped_by(const idist__segment *m, int rank) {
+    return __atomic_load_n(&idist__segment_mapped(m, rank)[m->me], __ATOMIC_ACQUIRE);
+}
+
+// Finds a buffer of ours in our window: its offset in the file, and the number of its extent. 0: it
+// lies in none. Under the lock of the world.
+static uint64_t idist__window_offset(const idist__segment *m, const void *p, size_t nbytes,
+                                     uint32_t *extent) {
+    const idist__view *view = &m->views[m->me];
+    uint32_t i;
+
+    for (i = 0; i < view->extent_count; i++) {
+        const char *map = view->extents[i].map;
+        size_t at = (size_t)((const char *)p - map);
+
+        if ((const char *)p < map || at >= view->extents[i].nbytes) continue;
+        if (nbytes > view->extents[i].nbytes - at) return 0;
+        *extent = i;
+        return m->window->at + view->extents[i].at + at;
+    }
+
+    return 0;
+}
+
+// Returns the address here of an offset that another rank gave; NULL: it lies in no extent that is
+// mapped here.
+static char *idist__window_pointer(const idist__segment *m, uint64_t offset, size_t nbytes) {
+    const idist__view *view;
+    uint64_t rank, at;
+    uint32_t i;
+
+    if (offset < m->window_at || !m->window) return NULL;
+    rank = (offset - m->window_at) / m->window_nbytes;
+    at = (offset - m->window_at) % m->window_nbytes;
+    if (rank >= (uint64_t)m->n) return NULL;
+
+    view = &m->views[rank];
+    for (i = 0; i < view->extent_count; i++) {
+        uint64_t begin = view->extents[i].at, size = view->extents[i].nbytes;
+        if (at >= begin && at - begin < size)
+            return nbytes > size - (at - begin) ? NULL : view->extents[i].map + (at - begin);
+    }
+
+    return NULL;
+}
+
+// Unmaps the windows of the other ranks, and closes ours.
+static void idist__window_unmap_all(idist__segment *m) {
+    uint32_t k;
+    int i;
+
+    for (i = 0; i < m->n && m->views; i++)
+        for (k = 0; k < m->views[i].extent_count && i != m->me; k++)
+            idist__os_memory_unmap(m->views[i].extents[k].map, m->views[i].extents[k].nbytes);
+    if (m->window) idist__window_close(m->window);
 }
 
 //------------------------------------------------------------------------------

@@ -54,7 +54,17 @@ static idist__segment *shm_of(idist_group *world) { return idist__ring_of(world-
 
 // Where p is in the file; 0: not there.
 static uint64_t place_of(idist_group *world, const void *p) {
-    return idist__slot_window_offset(idist__ring_group_of(world)->share, p, 1);
+    uint32_t extent;
+    idist__window_look(shm_of(world));
+    return idist__window_offset(shm_of(world), p, 1, &extent);
+}
+
+// Collective: until all ranks have mapped what the others have allocated so far.
+static void all_look(idist_group *world, int rank) {
+    idist_opts o = opts_of(world);
+    rank_ok(rank, idist_barrier(&o));
+    rank_check(idist__window_look(shm_of(world)), "rank %d: a window cannot be mapped", rank);
+    rank_ok(rank, idist_barrier(&o));
 }
 
 // The others see what one writes, and it sees what they write.
@@ -70,8 +80,14 @@ static void seen_by_all(idist_group *world, int rank, int n, void *arg) {
     }
     memset(p, rank + 1, NBYTES / 2);
     rank_ok(rank, idist_all_gather(&mine, at, 1, IDIST_U64, &o));
+    all_look(world, rank);
     for (int k = 0; k < n; k++) {
-        unsigned char *theirs = (unsigned char *)shm_of(world)->base + at[k];
+        unsigned char *theirs =
+            (unsigned char *)idist__window_pointer(shm_of(world), at[k], NBYTES);
+        if (!theirs) {
+            rank_fail("rank %d: the memory of rank %d is not mapped", rank, k);
+            return;
+        }
         rank_check(all_are(theirs, NBYTES / 2, (unsigned char)(k + 1)),
                    "rank %d does not see what rank %d wrote", rank, k);
         if ((k + 1) % n == rank) memset(theirs + NBYTES / 2, rank + 100, NBYTES / 2);
@@ -144,6 +160,7 @@ static void nothing_is_copied(idist_group *world, int rank, int n, void *arg) {
         rank_fail("rank %d: no shared memory", rank);
         return;
     }
+    all_look(world, rank);
     unsigned char *paint = buffers_of(world, &npaint);
     for (int kind = 0; kind < KINDS; kind++) {
         for (int b = 0; b < n; b++)
@@ -211,7 +228,7 @@ static void pages_go_back(idist_group *world, int rank, int n, void *arg) {
     (void)n;
     (void)arg;
     rank_ok(rank, idist_barrier(&o));
-    TAP_REQUIRE(fstat(shm_of(world)->window->fd, &before) == 0);
+    TAP_REQUIRE(fstat(shm_of(world)->fd, &before) == 0);
     rank_ok(rank, idist_barrier(&o));
     for (int i = 0; i < 200; i++) {
         unsigned char *p = (unsigned char *)idist_alloc(1 << 20, &o);
@@ -223,11 +240,90 @@ static void pages_go_back(idist_group *world, int rank, int n, void *arg) {
         idist_free(p);
     }
     rank_ok(rank, idist_barrier(&o));
-    TAP_REQUIRE(fstat(shm_of(world)->window->fd, &after) == 0);
+    TAP_REQUIRE(fstat(shm_of(world)->fd, &after) == 0);
     rank_check(after.st_blocks <= before.st_blocks,
                "rank %d: %lld blocks of 512 bytes, before %lld", rank, (long long)after.st_blocks,
                (long long)before.st_blocks);
     rank_ok(rank, idist_barrier(&o));
+}
+
+// The window grows: blocks of all sizes, in the group of all and in a half, which is enough to read
+// them in place there.
+static void grows(idist_group *world, int rank, int n, void *arg) {
+    static const size_t counts[5] = {1000, 300000, 40000, 3000000, 2000000};
+    idist_opts o = opts_of(world), in_half = o;
+    idist_group *half = NULL;
+    int32_t *x[5];
+    (void)arg;
+    rank_ok(rank, idist_split(world, rank % 2, rank, &half));
+    in_half.group = half;
+    for (int i = 0; i < 5; i++) {
+        x[i] = (int32_t *)idist_alloc(4 * counts[i], &o);
+        TAP_REQUIRE(x[i]);
+        for (size_t k = 0; k < counts[i]; k++) x[i][k] = rank + (int)(k % 89);
+        rank_ok(rank, idist_all_reduce(x[i], x[i], counts[i], IDIST_I32, IDIST_SUM, &o));
+        for (size_t k = 0; k < counts[i]; k++) {
+            if (x[i][k] == n * (n - 1) / 2 + n * (int)(k % 89)) continue;
+            rank_fail("rank %d: block %d element %zu: got %d", rank, i, k, x[i][k]);
+            break;
+        }
+    }
+    rank_check(shm_of(world)->window->extent_count > 2, "rank %d: %u extents", rank,
+               shm_of(world)->window->extent_count);
+    for (int i = 0; i < 3; i++) // by the third all members have mapped what the others have
+        rank_ok(rank, idist_all_reduce(x[3], x[3], counts[3], IDIST_I32, IDIST_MAX, &in_half));
+    if (idist_group_size(half) > 1)
+        rank_check(idist__ring_group_of(half)->share->extents_open ==
+                       shm_of(world)->window->extent_count,
+                   "rank %d: %u of %u extents are open", rank,
+                   idist__ring_group_of(half)->share->extents_open,
+                   shm_of(world)->window->extent_count);
+    for (int i = 0; i < 5; i++) idist_free(x[i]);
+    rank_ok(rank, idist_free_group(&half));
+}
+
+// One rank has no addresses left for what the others allocate: they copy, and nothing fails.
+static int cannot_map(idist_group *world, int rank, int n, proc_slot *slot, void *arg) {
+    enum { COUNT = 5000000 };
+    idist_opts o = opts_of(world);
+    struct rlimit limit = {(rlim_t)1 << 27, (rlim_t)1 << 27};
+    int32_t *x = (int32_t *)(rank == 1 ? malloc(4 * COUNT) : idist_alloc(4 * COUNT, &o));
+    int32_t *y = (int32_t *)malloc(4 * COUNT);
+    (void)slot;
+    (void)arg;
+    if (!x || !y || (rank == 1 && setrlimit(RLIMIT_AS, &limit) != 0)) return 91;
+    for (int i = 0; i < 4; i++) {
+        for (int k = 0; k < COUNT; k++) x[k] = rank + k % 101;
+        rank_ok(rank, idist_all_reduce(x, y, COUNT, IDIST_I32, IDIST_SUM, &o));
+        for (int k = 0; k < COUNT; k++) {
+            if (y[k] == n * (n - 1) / 2 + n * (k % 101)) continue;
+            rank_fail("rank %d: call %d element %d: got %d", rank, i, k, y[k]);
+            break;
+        }
+    }
+    if (rank == 1) rank_check(shm_of(world)->maps_no_more, "rank 1 has mapped everything");
+    else
+        rank_check(idist__ring_group_of(world)->share->extents_open == 0,
+                   "rank %d: its window is open", rank);
+    return idist_close(&world) == IDIST_OK ? 0 : 1;
+}
+
+static void without_addresses(void) {
+    const char *name = "a rank that cannot map the memory of another one costs a copy";
+    procs p;
+    if (test_sanitized()) {
+        tap_skip(name, "a sanitizer needs the address space");
+        return;
+    }
+    tap_running("%s", name);
+    ranks_reset();
+    procs_start(&p, 8, NULL, cannot_map, NULL);
+    rank_check(procs_wait(&p, 20000) == 0, "hang");
+    for (int k = 0; k < 8; k++)
+        rank_check(p.wait_status[k] == 0, "rank %d: wait status 0x%x", k,
+                   (unsigned)p.wait_status[k]);
+    ranks_report("%s", name);
+    procs_free(&p);
 }
 
 //------------------------------------------------------------------------------
@@ -466,6 +562,10 @@ int main(void) {
     }
     ranks_case(2, NULL, pages_go_back, NULL, "pages go back n=2");
     procs_case(3, NULL, pages_go_back, NULL, "pages go back n=3, processes");
+    for (int n = 2; n <= 4; n++)
+        procs_case(n, NULL, grows, NULL, "windows grow n=%d, processes", n);
+    ranks_case(2, NULL, grows, NULL, "windows grow n=2");
+    without_addresses();
     after_the_end();
     forked();
     ranks_case(2, NULL, exhausted, NULL, "more than there is");

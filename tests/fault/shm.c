@@ -102,11 +102,23 @@ static size_t shared_bytes(pid_t pid, unsigned long *inode) {
     return total;
 }
 
+// A number of KiB from /proc/self/status, such as "VmLck:"; -1: it is not there.
+static long status_kib(const char *field) {
+    char line[200];
+    long kib = -1;
+    FILE *f = fopen("/proc/self/status", "r");
+    while (f && fgets(line, sizeof line, f))
+        if (strncmp(line, field, strlen(field)) == 0) kib = atol(line + strlen(field));
+    if (f) fclose(f);
+    return kib;
+}
+
 // ---- what is taken away ----
 
 typedef enum {
     NOTHING,
     ADDRESS_SPACE,
+    LOCKED_MEMORY, // the rank locks all its memory; no limit: amount 0
     FILE_SIZE,
     RESERVATIONS,
     SYSCALL,
@@ -163,6 +175,11 @@ static bool take_away(const without *w) {
     case ADDRESS_SPACE:
         limit.rlim_cur = limit.rlim_max = address_space() + (size_t)w->amount;
         return setrlimit(RLIMIT_AS, &limit) == 0;
+    case LOCKED_MEMORY:
+        limit.rlim_cur = limit.rlim_max =
+            w->amount ? address_space() + (rlim_t)w->amount : RLIM_INFINITY;
+        if (setrlimit(RLIMIT_MEMLOCK, &limit) != 0) return false;
+        return mlockall(MCL_CURRENT | MCL_FUTURE) == 0;
     case FILE_SIZE:
         limit.rlim_cur = limit.rlim_max = (rlim_t)w->amount;
         return setrlimit(RLIMIT_FSIZE, &limit) == 0;
@@ -184,8 +201,10 @@ static int works_without(int number, void *arg) {
     idist_group *world = NULL;
     char url[64];
     alarm((unsigned)(60 * test_slow_factor()));
-    if (w->what == UNDUMPABLE && geteuid() == 0 && setuid(65534) != 0) return CANNOT;
-    if (w->what == UNDUMPABLE) prctl(PR_SET_DUMPABLE, 1); // lost with the user
+    // Root reads all memory, and may lock all of it.
+    bool limits = w->what == UNDUMPABLE || (w->what == LOCKED_MEMORY && w->amount);
+    if (limits && geteuid() == 0 && setuid(65534) != 0) return CANNOT;
+    if (limits) prctl(PR_SET_DUMPABLE, 1); // lost with the user
     if ((w->who < 0 || w->who == number) && !take_away(w)) return CANNOT;
     snprintf(url, sizeof url, "tcp://127.0.0.1:%d", w->port);
     d.init_method = url;
@@ -194,14 +213,21 @@ static int works_without(int number, void *arg) {
     d.shm_nbytes = w->shm_nbytes;
     d.timeout_ms = d.init_timeout_ms = RANKS_TIMEOUT_MS;
     if (!rank_ok(number, idist_open(&d, &world))) return 1;
+    const idist__segment *m = idist__ring_of(world->w)->shm;
     size_t shared = shared_bytes(getpid(), NULL);
-    if (w->expected == SHARED)
-        rank_check(shared >= 1024 * MIB, "rank %d: %zu bytes are shared", number, shared);
-    if (w->expected == NO_WINDOWS)
-        rank_check(shared > 0 && shared < 1024 * MIB, "rank %d: %zu bytes are shared", number,
-                   shared);
+    if (w->expected == SHARED || w->expected == NO_WINDOWS) {
+        rank_check(m && shared == m->window_at, "rank %d: %zu bytes are shared", number, shared);
+        rank_check(m && !m->window == (w->expected == NO_WINDOWS), "rank %d: %s", number,
+                   m && m->window ? "there is a window" : "there is no window");
+    }
     if (w->expected == NOT_SHARED)
-        rank_check(shared == 0, "rank %d: %zu bytes are shared", number, shared);
+        rank_check(!m && shared == 0, "rank %d: %zu bytes are shared", number, shared);
+    if (w->expected == NOT_SHARED && (w->what == ADDRESS_SPACE || w->what == LOCKED_MEMORY))
+        rank_check(strstr(world->w->sharing, "limited to") != NULL, "rank %d: \"%s\"", number,
+                   world->w->sharing);
+    if (w->what == LOCKED_MEMORY && !w->amount)
+        rank_check(status_kib("VmLck:") < 512 << 10, "rank %d: %ld KiB are locked", number,
+                   status_kib("VmLck:"));
     all_sorts(world, number, w->n);
     idist_group *group = NULL;
     if (!rank_ok(number, idist_split(world, 0, number, &group))) return 1;
@@ -279,12 +305,18 @@ static void losses(void) {
         {"rank 1 of 4 wants sockets", NOTHING, 0, -1, ANY, 4, 0, "socket", 0},
     };
     static const without limited[] = {
-        {"an address space with room for shares only", ADDRESS_SPACE, 256 << 20, -1, NO_WINDOWS, 3,
-         0, NULL, 0},
-        {"one rank has no room for windows", ADDRESS_SPACE, 256 << 20, 1, NO_WINDOWS, 3, 0, NULL,
-         0},
+        {"an address space with room for shares only", ADDRESS_SPACE, 256 << 20, -1, SHARED, 3, 0,
+         NULL, 0},
         {"an address space without room", ADDRESS_SPACE, 40 << 20, -1, NOT_SHARED, 3, 0, NULL,
          16 << 20},
+        {"an address space without room, on one rank", ADDRESS_SPACE, 40 << 20, 1, NOT_SHARED, 3, 0,
+         NULL, 16 << 20},
+        {"all memory is locked", LOCKED_MEMORY, 0, -1, SHARED, 3, 0, NULL, 0},
+        {"all memory is locked, on one rank", LOCKED_MEMORY, 0, 1, SHARED, 3, 0, NULL, 0},
+        {"all memory is locked, up to a limit", LOCKED_MEMORY, 40 << 20, -1, NOT_SHARED, 3, 0, NULL,
+         16 << 20},
+        {"all memory is locked, up to a limit, on one rank", LOCKED_MEMORY, 40 << 20, 1, NOT_SHARED,
+         3, 0, NULL, 16 << 20},
     };
     for (size_t i = 0; i < sizeof all / sizeof all[0]; i++) one_loss(all[i]);
     for (size_t i = 0; i < sizeof limited / sizeof limited[0]; i++) {
@@ -315,8 +347,7 @@ static void small_shares(void) {
 // Bytes that the shared file of a world takes.
 static size_t file_bytes(const idist_group *world) {
     struct stat st;
-    return fstat(idist__ring_of(world->w)->shm->window->fd, &st) == 0 ? (size_t)st.st_blocks * 512
-                                                                      : 0;
+    return fstat(idist__ring_of(world->w)->shm->fd, &st) == 0 ? (size_t)st.st_blocks * 512 : 0;
 }
 
 // The first group of the world takes memory for its regions, the next one of the same size finds
