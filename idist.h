@@ -1218,7 +1218,7 @@ IDIST_API int idist_group_translate(const idist_group *from, int rank, const idi
 
 // inout[i] = in[i] (op) inout[i] for i < count; `in` comes from the lower ranks. Must be
 // associative. Runs in any thread that is inside idist, including the progress thread, and must not
-// call idist.
+// call idist. An exception fails the group with IDIST_ERR_CALLBACK or ends the process (THREADS).
 typedef void (*idist_op_fn)(const void *in, void *inout, size_t count, idist_dtype dtype,
                             void *arg);
 
@@ -1277,6 +1277,11 @@ typedef struct idist_workers idist_workers;
 // SIGTERM, then SIGKILL. When this process or the calling thread dies, they are killed, unless they
 // have changed their user. Nothing else of the calling process changes, neither its signal handlers
 // nor its environment. Workers never return to the caller's code and run no atexit handlers.
+//
+// A worker whose fn throws a C++ exception has failed, and the report says what() where the
+// implementation is compiled as C++ with exceptions; compiled as C, std::terminate ends the worker.
+// With glibc a worker whose fn calls longjmp to a function of the caller, or pthread_exit, has
+// failed, too.
 //
 // desc->start_method "exec" is for programs that have started threads, opened a GPU or initialised
 // MPI. Each worker runs the program anew, with its arguments (as they are now), environment,

@@ -183,7 +183,7 @@ static void idist__stream_begin(idist__op *o, size_t recv_count, size_t send_cou
 
 //------------------------------------------------------------------------------
 // [algo:ring]  all_reduce, reduce_scatter and all_gather of large messages
-// uses base:type reduce model block extent msg:op stream
+// uses base:type reduce model block extent msg:op combine stream
 //
 // The ranks form a ring. Each one sends to its right neighbour (rank + 1) and receives from its
 // left one, so all links are busy in both directions all the time.
@@ -281,7 +281,7 @@ static void idist__ring_all_reduce_take(idist__task *t, size_t index) {
 
     if (t->call.op == IDIST_AVG && idist__ring_completes_sum(o, index))
         idist__reduce_many(sum.data, both, 2, count, dtype, IDIST_AVG, o->n);
-    else idist__op_reduce(o, sum.data, (const char *)both[0], own.data, count, t->call.dtype);
+    else idist__combine(t, sum.data, (const char *)both[0], own.data, count, t->call.dtype);
 }
 
 static void idist__ring_all_reduce(idist__task *t) {
@@ -343,8 +343,8 @@ static void idist__ring_reduce_scatter_take(idist__task *t, size_t index) {
     if (idist__ring_completes_sum(o, index))
         sum = idist__stream_chunk(o, o->out, o->count, index % stream->block_chunks, 0);
     else sum = idist__ring_reduce_scatter_item(t, o->work, index, block, 0);
-    idist__op_reduce(o, sum.data, idist__stream_slot(o, index), own.data, own.nbytes / o->size,
-                     t->call.dtype);
+    idist__combine(t, sum.data, idist__stream_slot(o, index), own.data, own.nbytes / o->size,
+                   t->call.dtype);
 }
 
 static void idist__ring_reduce_scatter(idist__task *t) {
@@ -406,7 +406,7 @@ static void idist__ring_all_gather(idist__task *t) {
 
 //------------------------------------------------------------------------------
 // [algo:chain]  broadcast, reduce and scan of large messages
-// uses kind model block msg:op stream
+// uses kind model block msg:op combine stream
 //
 // The ranks stand in a line, and chunks travel along it like buckets in a bucket brigade. Once the
 // first chunk has reached the end, every link carries data all the time:
@@ -475,8 +475,8 @@ static void idist__chain_reduce_take(idist__task *t, size_t index) {
     char *to = o->rank == o->root ? o->out : o->work;
     idist__item sum = idist__stream_chunk(o, to, o->count, index, 0);
 
-    idist__op_reduce(o, sum.data, own.data, idist__stream_slot(o, index), own.nbytes / o->size,
-                     t->call.dtype);
+    idist__combine(t, sum.data, own.data, idist__stream_slot(o, index), own.nbytes / o->size,
+                   t->call.dtype);
 }
 
 static void idist__chain_reduce(idist__task *t) {
@@ -518,13 +518,13 @@ static void idist__chain_scan_take(idist__task *t, size_t index) {
     size_t count = own.nbytes / o->size;
 
     if (t->call.kind == IDIST__SCAN) {
-        idist__op_reduce(o, out.data, received, own.data, count, t->call.dtype);
+        idist__combine(t, out.data, received, own.data, count, t->call.dtype);
         return;
     }
 
     if (o->rank < o->n - 1) {
         idist__item sum = idist__stream_chunk(o, o->work, o->count, index, 0);
-        idist__op_reduce(o, sum.data, received, own.data, count, t->call.dtype);
+        idist__combine(t, sum.data, received, own.data, count, t->call.dtype);
     }
 
     idist__block_copy(out.data, received, out.nbytes); // last: in place, this overwrites `own`
@@ -711,7 +711,7 @@ static void idist__dissemination_barrier(idist__task *t) {
 
 //------------------------------------------------------------------------------
 // [algo:tree]  broadcast, reduce, gather and scatter of small messages
-// uses kind model block core:message msg:op send recv
+// uses kind model block core:message msg:op combine send recv
 //
 // A binomial tree over v, the rank counted from the root. The parent of v is v without its lowest
 // set bit; its children are v plus each power of two below that bit:
@@ -806,7 +806,7 @@ static void idist__tree_reduce(idist__task *t) {
         idist__recv_step(t, 0, idist__block_wrap(v + state->distance + base, n), 0, received,
                          o->nbytes);
         IDIST__CO_AWAIT(o, !o->slots_pending);
-        idist__op_reduce(o, o->work, o->work, received, o->count, t->call.dtype);
+        idist__combine(t, o->work, o->work, received, o->count, t->call.dtype);
     }
 
     if (v)
@@ -894,7 +894,7 @@ static void idist__tree_scatter(idist__task *t) {
 
 //------------------------------------------------------------------------------
 // [algo:doubling]  all_reduce, reduce_scatter and scan of small messages
-// uses kind model block extent msg:op send recv
+// uses kind model block extent msg:op combine send recv
 //
 // Recursive doubling. In round k partners at distance 2^k exchange their sums and add them; after
 // log n rounds every rank has the sum of all:
@@ -955,7 +955,7 @@ static void idist__doubling_reduce(idist__task *t) {
     } else if (is_paired) {
         idist__recv_step(t, 0, rank + 1, 0, received, nbytes);
         IDIST__CO_AWAIT(o, !o->slots_pending);
-        idist__op_reduce(o, sum, sum, received, count, t->call.dtype);
+        idist__combine(t, sum, sum, received, count, t->call.dtype);
     }
 
     for (state->distance = 1; state->distance < state->active_ranks && !sits_out;
@@ -965,8 +965,8 @@ static void idist__doubling_reduce(idist__task *t) {
         idist__recv_step(t, 0, partner, (uint32_t)state->distance, received, nbytes);
         idist__send_step(t, partner, (uint32_t)state->distance, sum, nbytes);
         IDIST__CO_AWAIT(o, !o->slots_pending && !o->sends_pending);
-        if (number & state->distance) idist__op_reduce(o, sum, received, sum, count, t->call.dtype);
-        else idist__op_reduce(o, sum, sum, received, count, t->call.dtype);
+        if (number & state->distance) idist__combine(t, sum, received, sum, count, t->call.dtype);
+        else idist__combine(t, sum, sum, received, count, t->call.dtype);
     }
 
     if (sits_out) {
@@ -1003,8 +1003,7 @@ static void idist__doubling_scan(idist__task *t) {
         if (rank + state->distance < n)
             idist__send_step(t, rank + state->distance, (uint32_t)state->distance, sum, o->nbytes);
         IDIST__CO_AWAIT(o, !o->slots_pending && !o->sends_pending);
-        if (rank >= state->distance)
-            idist__op_reduce(o, sum, received, sum, o->count, t->call.dtype);
+        if (rank >= state->distance) idist__combine(t, sum, received, sum, o->count, t->call.dtype);
     }
 
     if (t->call.kind == IDIST__SCAN) {
@@ -1709,8 +1708,8 @@ static void idist__host_progress(idist__ring *ring) {
 //------------------------------------------------------------------------------
 // [algo:choose]  which algorithm a call uses, and its scratch memory
 // uses mem base:type float reduce launch:env kind model core:world block extent
-// uses msg:types msg:op share:share stream ring chain direct dissemination tree
-// uses doubling bruck host
+// uses msg:types msg:op combine share:share stream ring chain direct
+// uses dissemination tree doubling bruck host
 //
 // idist__choose_algorithm takes the first that can serve the call:
 //

@@ -10,6 +10,7 @@ WHAT IT IS
 CONTENTS
 
       [base:fail]    status names, and the text of a thread's last failure
+      [base:callback] calling functions of the program
       [base:text]    copying and appending text
       [base:mem]     memory through the caller's allocator
       [base:window]  memory that all ranks of the host have mapped, for idist_alloc
@@ -39,6 +40,7 @@ typedef struct idist__thread { // thread-local state
     char hostname[64];         // of idist_hostname before there is a world
     char group_text[1024];     // of the first failure inside idist_group_begin
     int callbacks;             // > 0: inside a function of the caller's, which must not call us
+    char thrown[256];          // what that function has thrown; "": nothing
     int group_depth;           // open idist_group_begin calls
     idist_status group_status; // first failure inside them
     idist__task *group_tasks;  // what they have started
@@ -103,6 +105,25 @@ static idist_status idist__fail_errno(const char *what, int err) {
 }
 
 //------------------------------------------------------------------------------
+// [base:callback]  calling functions of the program
+// uses fail
+//
+// A callback runs with locks held. So it must not call idist, and this thread is not cancelled in
+// it. IDIST__CALLBACK (idist_begin.h) makes the call; where the implementation is C++, what the
+// callback has thrown is in idist__me.thrown afterwards, and the caller turns that into an error.
+//------------------------------------------------------------------------------
+
+// Returns true once if the callback that was just made has thrown something: the text of the
+// failure is then "all_reduce: the user op threw an exception: ...".
+static bool idist__callback_threw(const char *name, const char *callback) {
+    if (!idist__me.thrown[0]) return false;
+    idist__fail(IDIST_ERR_CALLBACK, "%s: %s threw an exception: %s", name, callback,
+                idist__me.thrown);
+    idist__me.thrown[0] = 0;
+    return true;
+}
+
+//------------------------------------------------------------------------------
 // [base:text]  copying and appending text
 // uses -
 //------------------------------------------------------------------------------
@@ -141,13 +162,28 @@ static void idist__mem_refused(size_t nbytes) {
                 *limit ? ": " : "", limit);
 }
 
+// Calls alloc_fn. An exception, such as std::bad_alloc, counts as NULL.
+IDIST__NOINLINE static void *idist__mem_ask(const idist_allocator *a, size_t nbytes) {
+    void *p = NULL;
+
+    IDIST__CALLBACK(p = a->alloc_fn(nbytes, a->user));
+    idist__me.thrown[0] = 0;
+    return p;
+}
+
+// Calls free_fn. An exception is dropped, as there is nothing that the caller could do.
+IDIST__NOINLINE static void idist__mem_give_back(const idist_allocator *a, void *p) {
+    IDIST__CALLBACK(a->free_fn(p, a->user));
+    idist__me.thrown[0] = 0;
+}
+
 // Not zeroed: for large buffers that are written before they are read. NULL: out of memory, and
 // idist_last_error says so.
 static void *idist__mem_raw(const idist_allocator *a, size_t nbytes) {
     void *p;
 
     if (!nbytes) nbytes = 1;
-    p = a && a->alloc_fn ? a->alloc_fn(nbytes, a->user) : malloc(nbytes);
+    p = a && a->alloc_fn ? idist__mem_ask(a, nbytes) : malloc(nbytes);
     if (!p) idist__mem_refused(nbytes);
     return p;
 }
@@ -169,7 +205,7 @@ static inline void idist__mem_clear(void *p, size_t nbytes) {
 
 static void idist__mem_free(const idist_allocator *a, void *p) {
     if (!p) return;
-    if (a && a->free_fn) a->free_fn(p, a->user);
+    if (a && a->free_fn) idist__mem_give_back(a, p);
     else free(p);
 }
 
@@ -414,7 +450,7 @@ static bool idist__window_free(void *p) {
 
 //------------------------------------------------------------------------------
 // [base:log]  one line at a time, to the caller's logger or to stderr
-// uses os:env mutex fail
+// uses unwind os:env mutex fail
 //------------------------------------------------------------------------------
 
 typedef struct idist__log {
@@ -448,6 +484,30 @@ static idist_status idist__log_init(idist__log *log, const idist_logger *logger)
     return idist__fail(IDIST_ERR_ENV, "IDIST_LOG=%s: use error, warn, info or debug", env);
 }
 
+static void idist__log_to_stderr(const char *line) {
+    int cancel_state = idist__os_unwind_block_cancel();
+
+    fprintf(stderr, "%s%s\n", idist__log_before, line);
+    idist__log_before = "";
+    idist__os_unwind_allow_cancel(cancel_state);
+}
+
+// Calls a logger. False: it has thrown an exception, which this reports, and the line is still to
+// be logged. Under the lock.
+IDIST__NOINLINE static bool idist__log_call(const idist_logger *logger, idist_log_level level,
+                                            const char *line) {
+    char thrown[320];
+
+    IDIST__CALLBACK(logger->log_fn(level, line, logger->user));
+    if (!idist__me.thrown[0]) return true;
+
+    snprintf(thrown, sizeof thrown, "idist: the logger threw an exception: %s", idist__me.thrown);
+    idist__me.thrown[0] = 0;
+    idist__log_to_stderr(thrown);
+
+    return false;
+}
+
 // One line, if the level is at most that of the log.
 IDIST__PRINTF(3, 4)
 static void idist__log_print(const idist__log *log, idist_log_level level, const char *fmt, ...) {
@@ -462,15 +522,8 @@ static void idist__log_print(const idist__log *log, idist_log_level level, const
     snprintf(line, sizeof line, "idist %s%s%s: %s", log->who, log->who[0] ? " " : "", names[level],
              text);
     idist__os_mutex_lock(&idist__log_lock);
-    idist__me.callbacks++;
-
-    if (log->logger.log_fn) log->logger.log_fn(level, line, log->logger.user);
-    else {
-        fprintf(stderr, "%s%s\n", idist__log_before, line);
-        idist__log_before = "";
-    }
-
-    idist__me.callbacks--;
+    if (!log->logger.log_fn || !idist__log_call(&log->logger, level, line))
+        idist__log_to_stderr(line);
     idist__os_mutex_unlock(&idist__log_lock);
 }
 

@@ -45,8 +45,60 @@
 #endif
 #define IDIST__PRINTF(fmt, args) __attribute__((format(printf, fmt, args)))
 #define IDIST__UNUSED __attribute__((unused))
+#define IDIST__NOINLINE __attribute__((noinline))
 #define IDIST__INLINE static inline __attribute__((always_inline))
 #define IDIST__TLS static __thread
+
+// IDIST__TRY statement; IDIST__CATCH(text, capacity) calls a function of the program. Compiled as
+// C++ with exceptions, an exception that leaves the statement ends here, and `text` says what was
+// thrown. Otherwise the process ends as if that function were noexcept: std::terminate, which
+// prints the exception. The function around both macros is IDIST__NOINLINE.
+#if defined(__cplusplus) && defined(__EXCEPTIONS)
+#include <exception>
+#ifdef __GLIBCXX__
+#include <cxxabi.h>
+#define IDIST__CATCH_EXIT            \
+    catch (abi::__forced_unwind &) { \
+        throw;                       \
+    } // pthread_exit, which nobody may stop
+#else
+#define IDIST__CATCH_EXIT
+#endif
+#define IDIST__TRY try {
+#define IDIST__CATCH(text, capacity)                                            \
+    }                                                                           \
+    IDIST__CATCH_EXIT                                                           \
+    catch (const std::exception &thrown_) {                                     \
+        snprintf(text, capacity, "%s", *thrown_.what() ? thrown_.what() : "?"); \
+    }                                                                           \
+    catch (...) {                                                               \
+        snprintf(text, capacity, "an exception that is no std::exception");     \
+    }
+#else
+// Tells the unwinder that the stack ends in this function: the return address is undefined. Without
+// unwind tables the stack ends here anyway.
+#if defined(__GCC_HAVE_DWARF2_CFI_ASM) && defined(__x86_64__)
+#define IDIST__TRY __asm__ volatile(".cfi_undefined 16" ::: "memory");
+#elif defined(__GCC_HAVE_DWARF2_CFI_ASM) && defined(__aarch64__)
+#define IDIST__TRY __asm__ volatile(".cfi_undefined 30" ::: "memory");
+#else
+#define IDIST__TRY
+#endif
+#define IDIST__CATCH(text, capacity)
+#endif
+
+// Calls a function of the program: IDIST__CALLBACK(result = fn(arg)). In a function that is
+// IDIST__NOINLINE. See [base:callback].
+#define IDIST__CALLBACK(statement)                              \
+    do {                                                        \
+        int cancel_state_ = idist__os_unwind_block_cancel();    \
+                                                                \
+        idist__me.callbacks++;                                  \
+        IDIST__TRY statement;                                   \
+        IDIST__CATCH(idist__me.thrown, sizeof idist__me.thrown) \
+        idist__me.callbacks--;                                  \
+        idist__os_unwind_allow_cancel(cancel_state_);           \
+    } while (0)
 
 // The one macro of [os:mutex] that headers with an implementation of their own use, as idist_end.h
 // has put it aside.

@@ -2835,8 +2835,10 @@ void idist_free(void *ptr) {
 
 //------------------------------------------------------------------------------
 // [calls:one]  one rank first, one rank only
-// uses mutex fail kind model check core:call get collective group
+// uses mutex fail callback kind model check core:call get collective group
 //------------------------------------------------------------------------------
+
+enum { IDIST__ONE_THREW = INT32_MIN }; // the result of a function that threw an exception
 
 // A broadcast takes the function's result to everybody, so that a failure ends the wait of the
 // others instead of prolonging it.
@@ -2847,14 +2849,31 @@ static idist_status idist__one_share_result(idist__kind label, int rank, bool mi
                                                 IDIST_I32, IDIST_SUM, rank, o);
 
     if (status != IDIST_OK || !shared) return status;
+    if (mine && idist__callback_threw(idist__kind_names[label], "the function"))
+        return IDIST_ERR_CALLBACK;
+    if (shared == IDIST__ONE_THREW)
+        return idist__fail(IDIST_ERR_CALLBACK, "%s: the function threw an exception on rank %d",
+                           idist__kind_names[label], rank);
+
     return idist__fail(IDIST_ERR_CALLBACK, "%s: the function failed on rank %d with %d",
                        idist__kind_names[label], rank, (int)shared);
 }
 
 static idist_status idist__one_own_result(idist__kind label, int result) {
+    if (idist__callback_threw(idist__kind_names[label], "the function")) return IDIST_ERR_CALLBACK;
     if (!result) return IDIST_OK;
     return idist__fail(IDIST_ERR_CALLBACK, "%s: the function failed on this rank with %d",
                        idist__kind_names[label], result);
+}
+
+// Runs a task, which may call idist. Returns its result; IDIST__ONE_THREW if it has thrown an
+// exception, which idist__one_own_result reports.
+IDIST__NOINLINE static int idist__one_run(idist_task_fn fn, void *arg) {
+    int result = 0;
+
+    IDIST__TRY result = fn(arg);
+    IDIST__CATCH(idist__me.thrown, sizeof idist__me.thrown)
+    return idist__me.thrown[0] ? IDIST__ONE_THREW : result;
 }
 
 static idist_status idist__one_check_rank(idist__kind label, int rank, int size) {
@@ -2904,10 +2923,10 @@ idist_status idist_one_rank_first(idist_task_fn fn, void *arg, int rank, bool lo
     if (status != IDIST_OK) return status;
 
     first = idist_group_rank(among) == rank;
-    if (first) result = fn(arg);
+    if (first) result = idist__one_run(fn, arg);
     status = idist__one_share_result(IDIST__ONE_RANK_FIRST, rank, first, result, &o);
     if (status != IDIST_OK || first) return status;
-    result = fn(arg);
+    result = idist__one_run(fn, arg);
 
     return idist__one_own_result(IDIST__ONE_RANK_FIRST, result);
 }
@@ -2932,7 +2951,7 @@ idist_status idist_one_rank_only(idist_task_fn fn, void *arg, int rank, bool bar
 
     if (status != IDIST_OK) return status;
 
-    if (mine) result = fn(arg);
+    if (mine) result = idist__one_run(fn, arg);
     if (barrier) return idist__one_share_result(IDIST__ONE_RANK_ONLY, rank, mine, result, opts);
 
     return idist__one_own_result(IDIST__ONE_RANK_ONLY, result);

@@ -481,7 +481,7 @@ static idist_status idist__mpi_await(MPI_Request *request, int timeout_ms, const
 
 //------------------------------------------------------------------------------
 // [mpi:type]  dtypes and ops
-// uses fail base:type reduce model types
+// uses unwind fail base:type reduce model types
 //------------------------------------------------------------------------------
 
 // Pairs, and the dtypes that the program creates, have no datatype of MPI.
@@ -551,15 +551,22 @@ static idist__user_op idist__mpi_pair_op(idist_op op) {
 // datatype of the call, which MPI does pass.
 static int idist__mpi_keyval = MPI_KEYVAL_INVALID;
 
+// Calls the op of a program. An exception ends the process here, because MPI would go on with a
+// wrong operand and could not be told.
+IDIST__NOINLINE static void idist__mpi_call_user(const idist__mpi_hook *hook, void *in, void *inout,
+                                                 size_t count) {
+    IDIST__CALLBACK(hook->user.fn(in, inout, count, hook->dtype, hook->user.arg));
+    if (!idist__me.thrown[0]) return;
+    fprintf(stderr, "idist: a user op threw an exception inside MPI: %s\n", idist__me.thrown);
+    idist__os_unwind_terminate();
+}
+
 static void idist__mpi_user(void *in, void *inout, int *count, MPI_Datatype *type) {
     idist__mpi_hook *hook = NULL;
     int found = 0;
 
     MPI_Type_get_attr(*type, idist__mpi_keyval, &hook, &found);
-    if (!found || !hook) return;
-    idist__me.callbacks++;
-    hook->user.fn(in, inout, (size_t)*count, hook->dtype, hook->user.arg);
-    idist__me.callbacks--;
+    if (found && hook) idist__mpi_call_user(hook, in, inout, (size_t)*count);
 }
 
 //------------------------------------------------------------------------------

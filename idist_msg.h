@@ -52,6 +52,7 @@ CONTENTS
       [msg:index]      finding transfers and messages by what frames say
       [msg:transfer]   the life of a send or receive
       [msg:failure]    failures that are noticed in the middle of something
+      [msg:combine]    reducing operands that have arrived
       [msg:link]       frames out of one link, credits, rendezvous
       [msg:message]    messages that nobody has asked for yet
       [msg:history]    whether two ranks make the same calls
@@ -507,7 +508,7 @@ static const idist__transport idist__transport_none = {"none",
 
 //------------------------------------------------------------------------------
 // [msg:op]  a collective under way, and the macros that let an algorithm wait
-// uses fail mem base:type reduce launch:env kind model core:world fingerprint
+// uses mem base:type reduce launch:env kind model core:world fingerprint
 // uses core:task types
 //
 // An algorithm is a function that is called again whenever one of its sends or receives completes.
@@ -682,37 +683,6 @@ static void idist__op_prepare(idist__task *t) {
     o->out = idist__op_buffer(c->recv);
 }
 
-enum { IDIST__OP_PIECE = 4096 };
-
-// acc = lo (op) hi over count elements; acc is one of them or neither. A user op works in place on
-// its second operand, so where that must survive it is copied, in pieces.
-static void idist__op_reduce(const idist__op *o, char *acc, const char *lo, const char *hi,
-                             size_t count, idist_dtype dtype) {
-    uint64_t some[IDIST__OP_PIECE / sizeof(uint64_t)];
-    char *piece = o->element ? o->element : (char *)some;
-    size_t at, k, most = o->element ? 1 : sizeof some / o->size;
-
-    if (!o->user || !o->user->fn) {
-        o->reduce(acc, lo, hi, count);
-        return;
-    }
-
-    idist__me.callbacks++;
-
-    if (acc == hi) {
-        o->user->fn(lo, acc, count, dtype, o->user->arg);
-    } else {
-        for (at = 0; at < count; at += k) {
-            k = count - at < most ? count - at : most;
-            memcpy(piece, hi + at * o->size, k * o->size);
-            o->user->fn(lo + at * o->size, piece, k, dtype, o->user->arg);
-            memcpy(acc + at * o->size, piece, k * o->size);
-        }
-    }
-
-    idist__me.callbacks--;
-}
-
 // What the messages of a collective carry. In all_to_allv each pair of ranks compares its dtype.
 static idist__fingerprint idist__op_fingerprint(const idist__task *t) {
     idist__fingerprint p = idist__fingerprint_of_task(t, idist__op_of(t)->algorithm);
@@ -728,7 +698,7 @@ static idist__fingerprint idist__op_fingerprint(const idist__task *t) {
 static void idist__op_done(idist__task *t) {
     idist__op *o = idist__op_of(t);
 
-    if (t->done) return;
+    if (t->done || idist__ring_of(t->group->w)->failed == t->group) return;
     if (o->finish) o->finish(t);
     idist__mem_free(&t->group->w->cfg.mem, o->memory);
     o->memory = NULL;
@@ -940,6 +910,59 @@ static void idist__ring_settle(idist__ring *ring) {
         idist_group *g = ring->failed;
         ring->failed = NULL;
         idist__group_fail(g, ring->failed_status, ring->failed_cause);
+    }
+}
+
+//------------------------------------------------------------------------------
+// [msg:combine]  reducing operands that have arrived
+// uses fail model types op failure
+//------------------------------------------------------------------------------
+
+enum { IDIST__OP_PIECE = 4096 };
+
+// Calls the op of a program. False: the op has thrown an exception, and the group has failed.
+IDIST__NOINLINE static bool idist__combine_by_user(const idist__task *t, const void *in,
+                                                   void *inout, size_t count, idist_dtype dtype) {
+    const idist__op *o = idist__op_of(t);
+    const idist__world *w = t->group->w;
+    char cause[400];
+
+    IDIST__CALLBACK(o->user->fn(in, inout, count, dtype, o->user->arg));
+    if (!idist__me.thrown[0]) return true;
+
+    snprintf(cause, sizeof cause, "rank %d on %s: its user op threw an exception: %s",
+             w->group.rank, w->hostname, idist__me.thrown);
+    idist__me.thrown[0] = 0;
+    idist__ring_fail(idist__ring_of(w), t->group, IDIST_ERR_CALLBACK, cause);
+
+    return false;
+}
+
+// acc = lo (op) hi over count elements; acc is one of them or neither. A user op works in place on
+// its second operand, so where that must survive it is copied, in pieces. If the op throws, the
+// group fails, and nothing more is sent for it.
+static void idist__combine(const idist__task *t, char *acc, const char *lo, const char *hi,
+                           size_t count, idist_dtype dtype) {
+    const idist__op *o = idist__op_of(t);
+    uint64_t some[IDIST__OP_PIECE / sizeof(uint64_t)];
+    char *piece = o->element ? o->element : (char *)some;
+    size_t at, k, most = o->element ? 1 : sizeof some / o->size;
+
+    if (!o->user || !o->user->fn) {
+        o->reduce(acc, lo, hi, count);
+        return;
+    }
+
+    if (acc == hi) {
+        (void)idist__combine_by_user(t, lo, acc, count, dtype);
+        return;
+    }
+
+    for (at = 0; at < count; at += k) {
+        k = count - at < most ? count - at : most;
+        memcpy(piece, hi + at * o->size, k * o->size);
+        if (!idist__combine_by_user(t, lo + at * o->size, piece, k, dtype)) return;
+        memcpy(acc + at * o->size, piece, k * o->size);
     }
 }
 
@@ -1818,7 +1841,11 @@ static void idist__send_post(idist__task *t, int world_rank, uint32_t tag, const
                              size_t nbytes, const idist__fingerprint *fingerprint) {
     idist__ring *ring = idist__ring_of(t->group->w);
     idist__link *l = &ring->links[world_rank];
-    idist__transfer *v = idist__transfer_new(ring);
+    idist__transfer *v;
+
+    if (ring->failed == t->group) return; // what there is to send may be wrong
+
+    v = idist__transfer_new(ring);
 
     if (!v) {
         idist__ring_fail_memory(ring, t->group);

@@ -21,6 +21,7 @@ HOW IT FITS
 CONTENTS
 
       [os:system]      the systems that are supported, and their headers
+      [os:unwind]      cancellation, exceptions, longjmp
       [os:clock]       monotonic time, deadlines, pauses
       [os:random]      random bytes
       [os:env]         environment variables
@@ -95,8 +96,76 @@ CONTENTS
 #endif
 
 //------------------------------------------------------------------------------
-// [os:clock]  monotonic time, deadlines, pauses
+// [os:unwind]  what may leave a function without returning: cancellation, exceptions, longjmp
 // uses -
+//
+// A thread that left the implementation in the middle would keep locks for ever. So every system
+// call that is a cancellation point (POSIX, pthread_cancel) is an IDIST__OS_CALL, which disables
+// cancellation, and [base:callback] calls the functions of the program.
+//
+// Elsewhere: Windows cancels no threads, and IDIST__OS_CALL is its argument.
+//------------------------------------------------------------------------------
+
+// Evaluates an expression that is a cancellation point, and lets no request to cancel this thread
+// interrupt it. Leaves errno as the expression does.
+#define IDIST__OS_CALL(expression)                                       \
+    __extension__({                                                      \
+        int cancel_before_;                                              \
+        __typeof__(expression) value_;                                   \
+                                                                         \
+        pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &cancel_before_); \
+        value_ = (expression);                                           \
+        pthread_setcancelstate(cancel_before_, NULL);                    \
+        value_;                                                          \
+    })
+
+// Disables cancellation of this thread. Returns what idist__os_unwind_allow_cancel needs.
+static inline int idist__os_unwind_block_cancel(void) {
+    int before;
+    pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &before);
+    return before;
+}
+
+static inline void idist__os_unwind_allow_cancel(int before) {
+    pthread_setcancelstate(before, NULL);
+}
+
+// Ends the process as std::terminate does, with a core dump where these are made.
+IDIST__UNUSED static void idist__os_unwind_terminate(void) { abort(); }
+
+// Calls `left` when longjmp or pthread_exit leaves the function that called idist__os_unwind_watch.
+// Only glibc does that. `left` must not return.
+typedef struct idist__os_unwind_frame { // glibc's struct _pthread_cleanup_buffer
+    void (*left)(void *arg);
+    void *arg;
+    int cancel_type;
+    struct idist__os_unwind_frame *previous;
+} idist__os_unwind_frame;
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+void _pthread_cleanup_push(struct _pthread_cleanup_buffer *, void (*)(void *), void *)
+    __attribute__((weak));
+void _pthread_cleanup_pop(struct _pthread_cleanup_buffer *, int) __attribute__((weak));
+#ifdef __cplusplus
+}
+#endif
+
+static void idist__os_unwind_watch(idist__os_unwind_frame *frame, void (*left)(void *), void *arg) {
+    if (_pthread_cleanup_push && _pthread_cleanup_pop)
+        _pthread_cleanup_push((struct _pthread_cleanup_buffer *)(void *)frame, left, arg);
+}
+
+// The function that watched is about to return.
+static void idist__os_unwind_unwatch(idist__os_unwind_frame *frame) {
+    if (_pthread_cleanup_push && _pthread_cleanup_pop)
+        _pthread_cleanup_pop((struct _pthread_cleanup_buffer *)(void *)frame, 0);
+}
+
+//------------------------------------------------------------------------------
+// [os:clock]  monotonic time, deadlines, pauses
+// uses unwind
 //
 // A deadline is a point of the monotonic clock in nanoseconds.
 //------------------------------------------------------------------------------
@@ -137,7 +206,7 @@ static void idist__os_clock_pause_ns(int64_t ns) {
 
     ts.tv_sec = (time_t)(ns / 1000000000);
     ts.tv_nsec = (long)(ns % 1000000000);
-    nanosleep(&ts, NULL);
+    IDIST__OS_CALL(nanosleep(&ts, NULL));
 }
 
 // The same in milliseconds.
@@ -145,7 +214,7 @@ static void idist__os_clock_pause_ms(int ms) { idist__os_clock_pause_ns(ms * IDI
 
 //------------------------------------------------------------------------------
 // [os:random]  random bytes
-// uses clock
+// uses unwind clock
 //
 // Elsewhere: arc4random_buf on macOS, BCryptGenRandom on Windows.
 //------------------------------------------------------------------------------
@@ -160,12 +229,12 @@ static ssize_t idist__os_random_some(void *buf, size_t nbytes) {
     n = syscall(SYS_getrandom, buf, nbytes, 0);
     if (n >= 0 || errno == EINTR) return n;
 #endif
-    fd = open("/dev/urandom", O_RDONLY | O_CLOEXEC);
+    fd = IDIST__OS_CALL(open("/dev/urandom", O_RDONLY | O_CLOEXEC));
     if (fd < 0) return -1;
 
-    do n = read(fd, buf, nbytes);
+    do n = IDIST__OS_CALL(read(fd, buf, nbytes));
     while (n < 0 && errno == EINTR);
-    close(fd);
+    IDIST__OS_CALL(close(fd));
 
     return n > 0 ? n : -1;
 }
@@ -206,12 +275,12 @@ static const char *idist__os_env(const char *name) {
 
 //------------------------------------------------------------------------------
 // [os:descriptor]  closing descriptors
-// uses -
+// uses unwind
 //------------------------------------------------------------------------------
 
 // Closes a descriptor, if it is open (not negative), and sets it to -1.
 static void idist__os_descriptor_close(int *fd) {
-    if (*fd >= 0) close(*fd);
+    if (*fd >= 0) IDIST__OS_CALL(close(*fd));
     *fd = -1;
 }
 
@@ -359,7 +428,7 @@ IDIST__UNUSED static bool idist__os_cpu_fence_others(bool announce) {
 
 //------------------------------------------------------------------------------
 // [os:thread]  threads
-// uses -
+// uses unwind
 //
 // Elsewhere: pthreads on macOS; on Windows _beginthreadex, a handle with the id of the thread, and
 // SwitchToThread.
@@ -383,7 +452,7 @@ static int idist__os_thread_start(idist__os_thread *thread, void *(*fn)(void *),
 
 // Blocks until the thread has ended.
 IDIST__UNUSED static inline void idist__os_thread_join(idist__os_thread thread) {
-    pthread_join(thread, NULL);
+    IDIST__OS_CALL(pthread_join(thread, NULL));
 }
 
 // Nobody will join the thread: the system frees it when it ends. Does not block.
@@ -407,13 +476,13 @@ IDIST__UNUSED static int idist__os_thread_count(void) {
     enum { UNKNOWN = 1000, FIELD = 20 }; // of /proc/self/stat
     char text[512], *at;
     ssize_t n;
-    int i, fd = open("/proc/self/stat", O_RDONLY | O_CLOEXEC);
+    int i, fd = IDIST__OS_CALL(open("/proc/self/stat", O_RDONLY | O_CLOEXEC));
 
     if (fd < 0) return UNKNOWN;
 
-    do n = read(fd, text, sizeof text - 1);
+    do n = IDIST__OS_CALL(read(fd, text, sizeof text - 1));
     while (n < 0 && errno == EINTR);
-    close(fd);
+    IDIST__OS_CALL(close(fd));
     if (n <= 0) return UNKNOWN;
 
     text[n] = 0;
@@ -470,7 +539,7 @@ static inline void idist__os_mutex_unlock(idist__os_mutex *mutex) { pthread_mute
 
 //------------------------------------------------------------------------------
 // [os:cond]  condition variables
-// uses clock mutex
+// uses unwind clock mutex
 //
 // macOS cannot choose the clock of a condition variable: there a wait takes the time that is left
 // (pthread_cond_timedwait_relative_np), as SleepConditionVariableSRW does on Windows.
@@ -503,18 +572,18 @@ static void idist__os_cond_wait(idist__os_cond *cond, idist__os_mutex *mutex, in
     struct timespec ts;
 
     if (deadline_ns == IDIST__FOREVER) {
-        pthread_cond_wait(cond, mutex);
+        IDIST__OS_CALL(pthread_cond_wait(cond, mutex));
         return;
     }
 
     ts.tv_sec = (time_t)(deadline_ns / 1000000000);
     ts.tv_nsec = (long)(deadline_ns % 1000000000);
-    pthread_cond_timedwait(cond, mutex, &ts);
+    IDIST__OS_CALL(pthread_cond_timedwait(cond, mutex, &ts));
 }
 
 //------------------------------------------------------------------------------
 // [os:memory]  pages, aligned memory, memory that processes share
-// uses -
+// uses unwind
 //
 // Elsewhere: a file without a name is shm_open and shm_unlink on macOS, and on Windows
 // CreateFileMapping, whose handle stands for the descriptor. Discarding pages may do nothing, and
@@ -576,10 +645,12 @@ IDIST__UNUSED static int idist__os_memory_file(size_t nbytes) {
 
     fd = (int)syscall(SYS_memfd_create, "idist", CLOEXEC_AND_SEALING);
     if (fd < 0) return -1;
-    if (ftruncate(fd, (off_t)nbytes) == 0 && fcntl(fd, ADD_SEALS, SEAL_SHRINK_GROW) == 0) return fd;
+    if (IDIST__OS_CALL(ftruncate(fd, (off_t)nbytes)) == 0 &&
+        IDIST__OS_CALL(fcntl(fd, ADD_SEALS, SEAL_SHRINK_GROW)) == 0)
+        return fd;
 
     err = errno;
-    close(fd);
+    IDIST__OS_CALL(close(fd));
     errno = err;
 
     return -1;
@@ -614,7 +685,7 @@ static void idist__os_memory_limit(size_t nbytes, char *text, size_t capacity) {
 static int idist__os_memory_reserve(int fd, size_t at, size_t nbytes) {
     int rc;
 
-    do rc = posix_fallocate(fd, (off_t)at, (off_t)nbytes);
+    do rc = IDIST__OS_CALL(posix_fallocate(fd, (off_t)at, (off_t)nbytes));
     while (rc == EINTR);
 
     return rc;
@@ -686,7 +757,7 @@ IDIST__UNUSED static void idist__os_wake_word(uint32_t *word) {
 
 //------------------------------------------------------------------------------
 // [os:calendar]  the time of day, as a calendar and other hosts have it
-// uses -
+// uses unwind
 //------------------------------------------------------------------------------
 
 // Nanoseconds since 1970, UTC. Jumps when somebody sets the clock: never wait by it.
@@ -703,13 +774,13 @@ IDIST__UNUSED static void idist__os_calendar_print(int64_t ns, char *text, size_
     struct tm parts;
 
     text[0] = 0;
-    if (!localtime_r(&seconds, &parts)) return;
+    if (!IDIST__OS_CALL(localtime_r(&seconds, &parts))) return;
     if (!strftime(text, capacity, "%Y-%m-%d %H:%M:%S", &parts)) text[0] = 0;
 }
 
 //------------------------------------------------------------------------------
 // [os:poll]  waiting for descriptors, and waking the thread that waits
-// uses clock
+// uses unwind clock
 //
 // A poll set is an array of entries, one per descriptor. Where there is no poll(2), WSAPoll takes
 // the same entries. Other files use an entry through these functions only.
@@ -735,7 +806,7 @@ IDIST__UNUSED static void idist__os_poll_watch(idist__os_poll_entry *entry, int 
 // Returns the number of entries that are ready, 0 after the time-out, or -1 and errno; EINTR means
 // that a signal arrived.
 IDIST__UNUSED static int idist__os_poll(idist__os_poll_entry *entries, int count, int timeout_ms) {
-    return poll(entries, (nfds_t)count, timeout_ms);
+    return IDIST__OS_CALL(poll(entries, (nfds_t)count, timeout_ms));
 }
 
 // Whether the last idist__os_poll found anything about the descriptor, if only an error.
@@ -777,18 +848,18 @@ IDIST__UNUSED static int idist__os_poll_wakeup_new(void) {
 // Makes the wake-up readable. Does not block; any thread may call it.
 IDIST__UNUSED static void idist__os_poll_wakeup_signal(int wakeup) {
     uint64_t one = 1;
-    while (write(wakeup, &one, sizeof one) < 0 && errno == EINTR) continue;
+    while (IDIST__OS_CALL(write(wakeup, &one, sizeof one)) < 0 && errno == EINTR) continue;
 }
 
 // Makes it unreadable again. Does not block.
 IDIST__UNUSED static void idist__os_poll_wakeup_clear(int wakeup) {
     uint64_t count;
-    while (read(wakeup, &count, sizeof count) < 0 && errno == EINTR) continue;
+    while (IDIST__OS_CALL(read(wakeup, &count, sizeof count)) < 0 && errno == EINTR) continue;
 }
 
 //------------------------------------------------------------------------------
 // [os:watch]  waiting for descriptors that are watched again and again
-// uses -
+// uses unwind
 //
 // The cost of a look does not grow with the number of descriptors: epoll on Linux, a kqueue on
 // macOS. A watch is itself a descriptor, readable while one of those is ready, and closed by
@@ -823,7 +894,7 @@ IDIST__UNUSED static bool idist__os_watch_set(int watch, int fd, int tag, bool i
 // Takes what has happened, without blocking. Returns the number of events, in turns of all
 // descriptors that are ready.
 IDIST__UNUSED static int idist__os_watch_take(int watch, idist__os_watch_events *events) {
-    int n = epoll_wait(watch, events->event, IDIST__OS_WATCH_EVENTS, 0);
+    int n = IDIST__OS_CALL(epoll_wait(watch, events->event, IDIST__OS_WATCH_EVENTS, 0));
     return n < 0 ? 0 : n;
 }
 
@@ -842,7 +913,7 @@ IDIST__UNUSED static bool idist__os_watch_readable(const idist__os_watch_events 
 
 //------------------------------------------------------------------------------
 // [os:socket]  stream sockets, multicast datagrams, addresses and name lookup
-// uses descriptor poll
+// uses unwind descriptor poll
 //
 // Every socket is non-blocking and closed on exec; a descriptor belongs to the caller. A function
 // blocks only where it takes a deadline, except for the name lookup. Failures leave the reason in
@@ -886,7 +957,7 @@ static const char *idist__os_socket_resolve(idist__os_address *address, const ch
     memset(&hints, 0, sizeof hints);
     hints.ai_socktype = SOCK_STREAM;
     snprintf(service, sizeof service, "%d", port);
-    error = getaddrinfo(host, service, &hints, &list);
+    error = IDIST__OS_CALL(getaddrinfo(host, service, &hints, &list));
     if (error != 0 || !list) return gai_strerror(error);
 
     *count = 0;
@@ -1018,11 +1089,11 @@ static uint64_t idist__os_socket_setting(const char *path) {
     char text[64], *at = text;
     uint64_t number = 0;
     ssize_t n;
-    int i, fd = open(path, O_RDONLY | O_CLOEXEC);
+    int i, fd = IDIST__OS_CALL(open(path, O_RDONLY | O_CLOEXEC));
 
     if (fd < 0) return 0;
-    n = read(fd, text, sizeof text - 1);
-    close(fd);
+    n = IDIST__OS_CALL(read(fd, text, sizeof text - 1));
+    IDIST__OS_CALL(close(fd));
     if (n <= 0) return 0;
     text[n] = 0;
     for (i = 0; i < 3; i++) number = strtoull(at, &at, 10);
@@ -1047,10 +1118,10 @@ IDIST__UNUSED static uint32_t idist__os_socket_interface_mbits(const char *name)
     int fd;
 
     snprintf(path, sizeof path, "/sys/class/net/%s/speed", name);
-    fd = open(path, O_RDONLY | O_CLOEXEC);
+    fd = IDIST__OS_CALL(open(path, O_RDONLY | O_CLOEXEC));
     if (fd < 0) return 0;
-    n = read(fd, text, sizeof text - 1);
-    close(fd);
+    n = IDIST__OS_CALL(read(fd, text, sizeof text - 1));
+    IDIST__OS_CALL(close(fd));
 
     if (n > 0) {
         text[n] = 0;
@@ -1073,7 +1144,7 @@ IDIST__UNUSED static void idist__os_socket_measured(int fd) {
     if (fresh < 0) return;
     if (idist__os_socket_congestion(fresh, name))
         setsockopt(fd, IPPROTO_TCP, TCP_CONGESTION, name, (socklen_t)strlen(name));
-    close(fresh);
+    IDIST__OS_CALL(close(fresh));
 }
 
 // A socket that listens at an address, or -1; errno EADDRINUSE: another socket does.
@@ -1132,7 +1203,7 @@ static int idist__os_socket_interfaces(idist__os_interface *list, int capacity) 
     const struct ifaddrs *at;
     int count = 0;
 
-    if (getifaddrs(&all) != 0) return -1;
+    if (IDIST__OS_CALL(getifaddrs(&all)) != 0) return -1;
 
     for (at = all; at && count < capacity; at = at->ifa_next) {
         idist__os_interface *to = &list[count];
@@ -1170,15 +1241,15 @@ static bool idist__os_socket_is_same_user(int fd) {
 static int idist__os_socket_accept(int listener) {
     struct sockaddr_storage peer;
     socklen_t nbytes = sizeof peer;
-    int one = 1, fd = accept(listener, (struct sockaddr *)&peer, &nbytes);
+    int one = 1, fd = IDIST__OS_CALL(accept(listener, (struct sockaddr *)&peer, &nbytes));
 
     if (fd < 0) return -1;
-    fcntl(fd, F_SETFD, FD_CLOEXEC);
-    fcntl(fd, F_SETFL, O_NONBLOCK);
+    IDIST__OS_CALL(fcntl(fd, F_SETFD, FD_CLOEXEC));
+    IDIST__OS_CALL(fcntl(fd, F_SETFL, O_NONBLOCK));
     if (peer.ss_family != AF_UNIX) setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof one);
     if (peer.ss_family != AF_UNIX || idist__os_socket_is_same_user(fd)) return fd;
 
-    close(fd);
+    IDIST__OS_CALL(close(fd));
     errno = EAGAIN;
 
     return -1;
@@ -1190,11 +1261,12 @@ static int idist__os_socket_connect_begin(const idist__os_address *address) {
     int error, fd = idist__os_socket_open(address->sa.ss_family);
 
     if (fd < 0) return -1;
-    if (connect(fd, (const struct sockaddr *)&address->sa, address->nbytes) == 0) return fd;
+    if (IDIST__OS_CALL(connect(fd, (const struct sockaddr *)&address->sa, address->nbytes)) == 0)
+        return fd;
     if (errno == EINPROGRESS || errno == EINTR) return fd;
 
     error = errno;
-    close(fd);
+    IDIST__OS_CALL(close(fd));
     errno = error;
 
     return -1;
@@ -1246,7 +1318,7 @@ static bool idist__os_socket_out_of_fds(int error) { return error == EMFILE || e
 // error.
 static ptrdiff_t idist__os_socket_read(int fd, void *buf, size_t nbytes) {
     for (;;) {
-        ssize_t n = recv(fd, buf, nbytes, 0);
+        ssize_t n = IDIST__OS_CALL(recv(fd, buf, nbytes, 0));
 
         if (n > 0) return n;
 
@@ -1282,7 +1354,7 @@ static ptrdiff_t idist__os_socket_write(int fd, const idist__os_part *parts, int
     message.msg_iovlen = (size_t)nparts;
 
     for (;;) {
-        ssize_t n = sendmsg(fd, &message, MSG_NOSIGNAL);
+        ssize_t n = IDIST__OS_CALL(sendmsg(fd, &message, MSG_NOSIGNAL));
 
         if (n >= 0) return n;
         if (errno == EINTR) continue;
@@ -1302,7 +1374,7 @@ IDIST__UNUSED static bool idist__os_socket_at_end(int fd) {
     char byte;
     ssize_t n;
 
-    do n = recv(fd, &byte, 1, MSG_PEEK | MSG_DONTWAIT);
+    do n = IDIST__OS_CALL(recv(fd, &byte, 1, MSG_PEEK | MSG_DONTWAIT));
     while (n < 0 && errno == EINTR);
     return n == 0 || (n < 0 && errno != EAGAIN && errno != EWOULDBLOCK);
 }
@@ -1313,10 +1385,11 @@ static bool idist__os_socket_route(const idist__os_address *to, idist__os_addres
     bool found;
 
     if (fd < 0) return false;
-    found = connect(fd, (const struct sockaddr *)&to->sa, to->nbytes) == 0 && // sends nothing
+    found = IDIST__OS_CALL(connect(fd, (const struct sockaddr *)&to->sa, to->nbytes)) ==
+                0 && // sends nothing
             idist__os_socket_own_address(fd, own);
     error = errno;
-    close(fd);
+    IDIST__OS_CALL(close(fd));
     errno = error;
 
     return found;
@@ -1344,7 +1417,7 @@ static int idist__os_socket_multicast(const idist__os_address *group, const idis
     if (ready) return fd;
 
     error = errno;
-    close(fd);
+    IDIST__OS_CALL(close(fd));
     errno = error;
 
     return -1;
@@ -1353,7 +1426,8 @@ static int idist__os_socket_multicast(const idist__os_address *group, const idis
 // Sends one datagram. It may be lost without notice, so there is no result.
 static void idist__os_socket_send_datagram(int fd, const void *data, size_t nbytes,
                                            const idist__os_address *to) {
-    sendto(fd, data, nbytes, MSG_NOSIGNAL, (const struct sockaddr *)&to->sa, to->nbytes);
+    IDIST__OS_CALL(
+        sendto(fd, data, nbytes, MSG_NOSIGNAL, (const struct sockaddr *)&to->sa, to->nbytes));
 }
 
 // Takes the next datagram: returns its whole size, of which at most `capacity` bytes are in buf, or
@@ -1361,7 +1435,8 @@ static void idist__os_socket_send_datagram(int fd, const void *data, size_t nbyt
 static ptrdiff_t idist__os_socket_receive_datagram(int fd, void *buf, size_t capacity,
                                                    idist__os_address *from) {
     from->nbytes = sizeof from->sa;
-    return recvfrom(fd, buf, capacity, MSG_TRUNC, (struct sockaddr *)&from->sa, &from->nbytes);
+    return IDIST__OS_CALL(
+        recvfrom(fd, buf, capacity, MSG_TRUNC, (struct sockaddr *)&from->sa, &from->nbytes));
 }
 
 // The user whose processes may share local sockets, as a number for their names.
@@ -1377,14 +1452,14 @@ static bool idist__os_socket_host_name(char *buf, size_t capacity) {
 // the boot, or else the host name.
 static void idist__os_socket_machine(char *text, size_t capacity) {
     ssize_t n;
-    int fd = open("/proc/sys/kernel/random/boot_id", O_RDONLY | O_CLOEXEC);
+    int fd = IDIST__OS_CALL(open("/proc/sys/kernel/random/boot_id", O_RDONLY | O_CLOEXEC));
 
     memset(text, 0, capacity);
 
     if (fd >= 0) {
-        do n = read(fd, text, capacity - 1);
+        do n = IDIST__OS_CALL(read(fd, text, capacity - 1));
         while (n < 0 && errno == EINTR);
-        close(fd);
+        IDIST__OS_CALL(close(fd));
     }
 
     if (!text[0] && !idist__os_socket_host_name(text, capacity)) text[0] = '?';
@@ -1405,7 +1480,7 @@ IDIST__UNUSED static void idist__os_socket_reach(char *text, size_t capacity) {
 
 //------------------------------------------------------------------------------
 // [os:beacon]  a name that exists as long as its process, and wakes it
-// uses descriptor socket
+// uses unwind descriptor socket
 //
 // A process lights a beacon under a local name. The kernel takes the name away when the process
 // ends, however it ends. Others need no connection to see that, or to wake the process while it
@@ -1444,30 +1519,35 @@ IDIST__UNUSED static void idist__os_beacon_wake(int observer, const idist__os_ad
     const struct sockaddr *to = (const struct sockaddr *)&address->sa;
     int fresh;
 
-    if (sendto(observer, "", 1, MSG_DONTWAIT | MSG_NOSIGNAL, to, address->nbytes) >= 0) return;
+    if (IDIST__OS_CALL(sendto(observer, "", 1, MSG_DONTWAIT | MSG_NOSIGNAL, to, address->nbytes)) >=
+        0)
+        return;
     if (errno != EAGAIN) return;
     fresh = idist__os_beacon_observer();
     if (fresh < 0) return;
-    sendto(fresh, "", 1, MSG_DONTWAIT | MSG_NOSIGNAL, to, address->nbytes);
+    IDIST__OS_CALL(sendto(fresh, "", 1, MSG_DONTWAIT | MSG_NOSIGNAL, to, address->nbytes));
     idist__os_descriptor_close(&fresh);
 }
 
 // Looks at a beacon, without waking its process. 0: it is lit; ECONNREFUSED: it has gone out;
 // another errno: the system does not let us see it.
 IDIST__UNUSED static int idist__os_beacon_look(int observer, const idist__os_address *address) {
-    return connect(observer, (const struct sockaddr *)&address->sa, address->nbytes) == 0 ? 0
-                                                                                          : errno;
+    return IDIST__OS_CALL(
+               connect(observer, (const struct sockaddr *)&address->sa, address->nbytes)) == 0
+               ? 0
+               : errno;
 }
 
 // Makes our own beacon unreadable again.
 IDIST__UNUSED static void idist__os_beacon_clear(int beacon) {
     char bytes[8];
-    while (recv(beacon, bytes, sizeof bytes, MSG_DONTWAIT) >= 0 || errno == EINTR) continue;
+    while (IDIST__OS_CALL(recv(beacon, bytes, sizeof bytes, MSG_DONTWAIT)) >= 0 || errno == EINTR)
+        continue;
 }
 
 //------------------------------------------------------------------------------
 // [os:file]  files, and locks on single bytes of them
-// uses -
+// uses unwind
 //
 // Transfers block as long as the file system takes; locks are only tried. Failures leave the reason
 // in errno. Open files are closed on exec and belong to the caller, who closes them with
@@ -1500,12 +1580,13 @@ typedef enum idist__os_file_lock {
 static idist__os_file idist__os_file_open(const char *path, idist__os_file_mode mode) {
     static const int flags[] = {O_RDONLY, O_RDWR | O_NOFOLLOW, O_RDWR | O_NOFOLLOW | O_CREAT,
                                 O_RDWR | O_CREAT};
-    return open(path, flags[mode] | O_CLOEXEC, mode == IDIST__OS_FILE_OUTPUT ? 0666 : 0600);
+    return IDIST__OS_CALL(
+        open(path, flags[mode] | O_CLOEXEC, mode == IDIST__OS_FILE_OUTPUT ? 0666 : 0600));
 }
 
 // Closes a file, if it is open, and sets it to IDIST__OS_NO_FILE. False: an earlier write failed.
 static bool idist__os_file_close(idist__os_file *file) {
-    bool good = *file < 0 || close(*file) == 0;
+    bool good = *file < 0 || IDIST__OS_CALL(close(*file)) == 0;
 
     *file = IDIST__OS_NO_FILE;
     return good;
@@ -1515,7 +1596,7 @@ static bool idist__os_file_close(idist__os_file *file) {
 // the file, or -1.
 static ptrdiff_t idist__os_file_read(idist__os_file file, void *buf, size_t capacity) {
     ssize_t n;
-    do n = read(file, buf, capacity);
+    do n = IDIST__OS_CALL(read(file, buf, capacity));
     while (n < 0 && errno == EINTR);
     return n;
 }
@@ -1528,7 +1609,7 @@ static bool idist__os_file_read_at(idist__os_file file, void *buf, size_t nbytes
 
     while (nbytes) {
         size_t wanted = nbytes < IDIST__OS_FILE_AT_ONCE ? nbytes : IDIST__OS_FILE_AT_ONCE;
-        ssize_t n = pread(file, to, wanted, (off_t)at);
+        ssize_t n = IDIST__OS_CALL(pread(file, to, wanted, (off_t)at));
 
         if (n < 0 && errno == EINTR) continue;
         if (n == 0) errno = 0;
@@ -1549,7 +1630,7 @@ static bool idist__os_file_write_at(idist__os_file file, const void *buf, size_t
 
     while (nbytes) {
         size_t wanted = nbytes < IDIST__OS_FILE_AT_ONCE ? nbytes : IDIST__OS_FILE_AT_ONCE;
-        ssize_t n = pwrite(file, from, wanted, (off_t)at);
+        ssize_t n = IDIST__OS_CALL(pwrite(file, from, wanted, (off_t)at));
 
         if (n < 0 && errno == EINTR) continue;
         if (n == 0) errno = ENOSPC;
@@ -1565,12 +1646,13 @@ static bool idist__os_file_write_at(idist__os_file file, const void *buf, size_t
 
 // Returns when the bytes of a file are on the disk.
 IDIST__UNUSED static bool idist__os_file_sync(idist__os_file file) {
-    return fsync(file) == 0 || errno == EINVAL; // there is nothing to sync on this file system
+    return IDIST__OS_CALL(fsync(file)) == 0 ||
+           errno == EINVAL; // there is nothing to sync on this file system
 }
 
 // Cuts a file off, or prolongs it with zeros.
 static bool idist__os_file_resize(idist__os_file file, uint64_t nbytes) {
-    return ftruncate(file, (off_t)nbytes) == 0;
+    return IDIST__OS_CALL(ftruncate(file, (off_t)nbytes)) == 0;
 }
 
 // The size of a regular file; -1 for a folder, a pipe or a device (errno 0), and on failure.
@@ -1626,7 +1708,7 @@ static int idist__os_file_fcntl(idist__os_file file, int command, uint64_t byte,
     lock_at->l_start = (off_t)byte;
     lock_at->l_len = 1;
     lock_at->l_pid = 0;
-    return fcntl(file, command, lock_at);
+    return IDIST__OS_CALL(fcntl(file, command, lock_at));
 }
 
 // Tries to lock one byte against all other open files. False: errno EAGAIN when another has it.
@@ -1704,7 +1786,7 @@ IDIST__UNUSED static void idist__os_window_unmap(char *window, size_t nbytes) {
 
 //------------------------------------------------------------------------------
 // [os:folder]  the names in a folder
-// uses file
+// uses unwind file
 //
 // Calls return 0 or an errno, and may block for as long as the disk takes. A name is looked up in
 // the open folder, even if that has been moved. The caller closes what it has opened.
@@ -1726,13 +1808,13 @@ IDIST__UNUSED static int idist__os_folder_make(const char *path) {
 
 // Opens an existing folder. *folder is IDIST__OS_NO_FOLDER on failure.
 IDIST__UNUSED static int idist__os_folder_open(const char *path, idist__os_folder *folder) {
-    *folder = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    *folder = IDIST__OS_CALL(open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC));
     return *folder < 0 ? errno : 0;
 }
 
 // Closes a folder, if it is open, and sets it to IDIST__OS_NO_FOLDER.
 IDIST__UNUSED static void idist__os_folder_close(idist__os_folder *folder) {
-    if (*folder >= 0) close(*folder);
+    if (*folder >= 0) IDIST__OS_CALL(close(*folder));
     *folder = IDIST__OS_NO_FOLDER;
 }
 
@@ -1744,14 +1826,14 @@ IDIST__UNUSED static int idist__os_folder_sync(idist__os_folder folder) {
 // Opens a file for reading. If it is a pipe, does not wait for its writer.
 IDIST__UNUSED static int idist__os_folder_read_file(idist__os_folder folder, const char *name,
                                                     idist__os_file *file) {
-    *file = openat(folder, name, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+    *file = IDIST__OS_CALL(openat(folder, name, O_RDONLY | O_CLOEXEC | O_NONBLOCK));
     return *file < 0 ? errno : 0;
 }
 
 // Creates a file for writing. EEXIST: the name is taken.
 IDIST__UNUSED static int idist__os_folder_new_file(idist__os_folder folder, const char *name,
                                                    idist__os_file *file) {
-    *file = openat(folder, name, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
+    *file = IDIST__OS_CALL(openat(folder, name, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666));
     return *file < 0 ? errno : 0;
 }
 
@@ -1775,10 +1857,10 @@ typedef struct idist__os_folder_walk {
 IDIST__UNUSED static int idist__os_folder_begin(idist__os_folder_walk *walk,
                                                 idist__os_folder folder) {
     // A handle of its own: two that are duplicates would share the position in the folder.
-    idist__os_folder own = openat(folder, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    idist__os_folder own = IDIST__OS_CALL(openat(folder, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC));
     int error;
 
-    walk->dir = own < 0 ? NULL : fdopendir(own);
+    walk->dir = own < 0 ? NULL : IDIST__OS_CALL(fdopendir(own));
     if (walk->dir) return 0;
     error = errno;
     idist__os_folder_close(&own);
@@ -1793,7 +1875,7 @@ IDIST__UNUSED static const char *idist__os_folder_next(const idist__os_folder_wa
 
     errno = 0; // readdir returns NULL at the end, and when it fails: on a number that 32 bits
                // cannot hold, for example
-    entry = readdir(walk->dir);
+    entry = IDIST__OS_CALL(readdir(walk->dir));
     *error = entry ? 0 : errno;
 
     return entry ? entry->d_name : NULL;
@@ -1801,12 +1883,12 @@ IDIST__UNUSED static const char *idist__os_folder_next(const idist__os_folder_wa
 
 // Ends a walk and frees what it has used.
 IDIST__UNUSED static void idist__os_folder_end(const idist__os_folder_walk *walk) {
-    closedir(walk->dir);
+    IDIST__OS_CALL(closedir(walk->dir));
 }
 
 //------------------------------------------------------------------------------
 // [os:process]  this process, its children, the memory of others
-// uses -
+// uses unwind
 //
 // Child processes are created by fork. They are watched through a descriptor that becomes readable
 // when they end, where the kernel has such (pidfd, Linux 5.3); elsewhere by looking often. A port
@@ -1894,13 +1976,13 @@ static bool idist__os_process_path(char *path, size_t cap) {
 // A descriptor to read the arguments of this process from, one after the other, each ending in a
 // NUL; the caller closes it. -1 and errno.
 static int idist__os_process_open_args(void) {
-    return open("/proc/self/cmdline", O_RDONLY | O_CLOEXEC);
+    return IDIST__OS_CALL(open("/proc/self/cmdline", O_RDONLY | O_CLOEXEC));
 }
 
 // Reads from such a descriptor; 0 at the end and after an error.
 static size_t idist__os_process_read_args(int fd, char *buf, size_t nbytes) {
     ssize_t n;
-    do n = read(fd, buf, nbytes);
+    do n = IDIST__OS_CALL(read(fd, buf, nbytes));
     while (n < 0 && errno == EINTR);
     return n > 0 ? (size_t)n : 0;
 }
@@ -1912,15 +1994,17 @@ static char **idist__os_process_variables(void) {
 }
 
 // Whether a descriptor stays open in a program that this process executes. Safe after fork.
-static void idist__os_process_pass(int fd, bool pass) { fcntl(fd, F_SETFD, pass ? 0 : FD_CLOEXEC); }
+static void idist__os_process_pass(int fd, bool pass) {
+    IDIST__OS_CALL(fcntl(fd, F_SETFD, pass ? 0 : FD_CLOEXEC));
+}
 
 // Moves a descriptor beyond stdin, stdout and stderr, which may be closed. False and errno; *fd is
 // valid either way.
 static bool idist__os_process_move_fd(int *fd) {
-    int higher = fcntl(*fd, F_DUPFD_CLOEXEC, 3);
+    int higher = IDIST__OS_CALL(fcntl(*fd, F_DUPFD_CLOEXEC, 3));
 
     if (higher < 0) return false;
-    close(*fd);
+    IDIST__OS_CALL(close(*fd));
     *fd = higher;
     return true;
 }
@@ -1941,7 +2025,8 @@ static void idist__os_process_unshare(void *p, size_t nbytes) {
 // Whether a descriptor is a file that begins with these bytes.
 static bool idist__os_process_file_begins(int fd, const char *bytes, size_t nbytes) {
     char head[64];
-    return nbytes <= sizeof head && pread(fd, head, nbytes, 0) == (ssize_t)nbytes &&
+    return nbytes <= sizeof head &&
+           IDIST__OS_CALL(pread(fd, head, nbytes, 0)) == (ssize_t)nbytes &&
            memcmp(head, bytes, nbytes) == 0;
 }
 
@@ -1969,7 +2054,7 @@ static idist__os_process_state idist__os_process_reap(idist__os_process child,
     int status = 0;
     pid_t rc;
 
-    do rc = waitpid(child, &status, WNOHANG);
+    do rc = IDIST__OS_CALL(waitpid(child, &status, WNOHANG));
     while (rc < 0 && errno == EINTR);
     if (rc == 0) return IDIST__OS_PROCESS_RUNS;
     if (rc < 0) return IDIST__OS_PROCESS_UNKNOWN;
@@ -1989,7 +2074,7 @@ static void idist__os_process_slot_set(idist__os_process_slot *slot, int fd) {
 // Sleeps until a watched child ends, a signal arrives or the time is over; ms < 0: no limit. Slots
 // with fd -1 are skipped.
 static void idist__os_process_sleep(idist__os_process_slot *slots, int n, int ms) {
-    poll(slots, (nfds_t)n, ms);
+    IDIST__OS_CALL(poll(slots, (nfds_t)n, ms));
 }
 
 // Copies from the memory of another process of this user. 0, or an errno: ESRCH (it has ended),
@@ -2023,7 +2108,7 @@ static const char *idist__os_process_signal_name(int signal_number) {
 
 //------------------------------------------------------------------------------
 // [os:segment]  passing a file in memory to another process of this host
-// uses -
+// uses unwind
 //
 // A descriptor travels with a short message over a local socket. Where sockets cannot carry one, a
 // port uses a name instead (shm_open, CreateFileMapping) and passes that.
@@ -2057,7 +2142,7 @@ IDIST__UNUSED static ptrdiff_t idist__os_segment_send(int sock, const void *buf,
         memcpy(CMSG_DATA(&control.head), &fd, sizeof fd);
     }
 
-    do sent = sendmsg(sock, &message, MSG_NOSIGNAL);
+    do sent = IDIST__OS_CALL(sendmsg(sock, &message, MSG_NOSIGNAL));
     while (sent < 0 && errno == EINTR);
 
     return sent;
@@ -2084,7 +2169,7 @@ IDIST__UNUSED static ptrdiff_t idist__os_segment_receive(int sock, void *buf, si
     message.msg_control = control.bytes;
     message.msg_controllen = sizeof control.bytes;
 
-    do received = recvmsg(sock, &message, MSG_CMSG_CLOEXEC);
+    do received = IDIST__OS_CALL(recvmsg(sock, &message, MSG_CMSG_CLOEXEC));
     while (received < 0 && errno == EINTR);
     if (received > 0 && message.msg_controllen >= CMSG_LEN(sizeof(int)) &&
         control.head.cmsg_level == SOL_SOCKET && control.head.cmsg_type == SCM_RIGHTS)
@@ -2125,7 +2210,7 @@ IDIST__UNUSED static size_t idist__os_terminal_columns(void) {
 
 //------------------------------------------------------------------------------
 // [os:library]  shared libraries that are loaded at run time
-// uses -
+// uses unwind
 //
 // Only idist_nccl.h uses it. The functions are inline so that programs without GPUs need no -ldl,
 // even where nothing is optimized. None of them blocks for longer than reading a file takes.
@@ -2139,12 +2224,12 @@ IDIST__UNUSED static size_t idist__os_terminal_columns(void) {
 // and the libraries it is linked with. Returns NULL if it cannot be loaded;
 // idist__os_library_error says why.
 IDIST__UNUSED static inline void *idist__os_library_open(const char *path) {
-    return dlopen(path, RTLD_NOW | RTLD_LOCAL);
+    return IDIST__OS_CALL(dlopen(path, RTLD_NOW | RTLD_LOCAL));
 }
 
 // A library that is loaded already; otherwise NULL.
 IDIST__UNUSED static inline void *idist__os_library_loaded(const char *path) {
-    return dlopen(path, RTLD_NOW | RTLD_NOLOAD);
+    return IDIST__OS_CALL(dlopen(path, RTLD_NOW | RTLD_NOLOAD));
 }
 
 // Loads the first file that a pattern of the shell (with *) matches and that can be loaded.
@@ -2153,7 +2238,7 @@ IDIST__UNUSED static inline void *idist__os_library_match(const char *pattern) {
     glob_t found;
     size_t i;
 
-    if (glob(pattern, 0, NULL, &found) != 0) return NULL;
+    if (IDIST__OS_CALL(glob(pattern, 0, NULL, &found)) != 0) return NULL;
     for (i = 0; i < found.gl_pathc && !library; i++)
         library = idist__os_library_open(found.gl_pathv[i]);
     globfree(&found);

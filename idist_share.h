@@ -785,8 +785,8 @@ static void idist__slot_leave(idist__task *t) {
 
 //------------------------------------------------------------------------------
 // [share:fetch]  reading contributions and reducing them
-// uses fail reduce launch:env kind model block shm:segment msg:types msg:op
-// uses msg:failure region flow slot
+// uses reduce launch:env kind model block shm:segment msg:types msg:op
+// uses msg:failure combine region flow slot
 //------------------------------------------------------------------------------
 
 // Where block `to` of what a rank contributes can be read, from element `at` on.
@@ -810,37 +810,37 @@ static const char *idist__fetch_source(const idist__task *t, int rank, int to, s
 
 // out = in[0] (op) ... (op) in[n - 1] with the user's function; out may be one of them. The
 // function works on its second operand, so a copy of that is folded from the right, in pieces.
-static void idist__fetch_reduce_user(const idist__task *t, void *out, const void *const *in, int n,
+// False: the function has thrown an exception, and the group has failed.
+static bool idist__fetch_reduce_user(const idist__task *t, void *out, const void *const *in, int n,
                                      size_t count) {
     const idist__op *o = idist__op_of(t);
     uint64_t piece[IDIST__OP_PIECE / sizeof(uint64_t)];
     size_t at, k, most = sizeof piece / o->size; // NOLINT(clang-analyzer-core.DivideZero)
     int i;
 
-    idist__me.callbacks++;
-
     for (at = 0; at < count; at += k) {
         k = idist__flow_min(count - at, most);
         memcpy(piece, (const char *)in[n - 1] + at * o->size, k * o->size);
         for (i = n - 2; i >= 0; i--)
-            o->user->fn((const char *)in[i] + at * o->size, piece, k, t->call.dtype, o->user->arg);
+            if (!idist__combine_by_user(t, (const char *)in[i] + at * o->size, piece, k,
+                                        t->call.dtype))
+                return false;
         memcpy((char *)out + at * o->size, piece, k * o->size);
     }
 
-    idist__me.callbacks--;
+    return true;
 }
 
-static void idist__fetch_reduce(const idist__task *t, void *out, const void *const *in, int n,
+// False: the group has failed.
+static bool idist__fetch_reduce(const idist__task *t, void *out, const void *const *in, int n,
                                 size_t count) {
     const idist__op *o = idist__op_of(t);
 
-    if (o->user && o->user->fn) {
-        idist__fetch_reduce_user(t, out, in, n, count);
-        return;
-    }
+    if (o->user && o->user->fn) return idist__fetch_reduce_user(t, out, in, n, count);
 
     idist__reduce_many(out, in, n, count, t->call.dtype, o->user ? IDIST_SUM : t->call.op,
                        t->call.op == IDIST_AVG ? o->n : 0);
+    return true;
 }
 
 // Copies from an address in another rank's memory. False: the group has failed, or that rank has
@@ -904,14 +904,14 @@ static bool idist__fetch_sum(idist__task *t, char *out, int n, int to, size_t at
             share->operands[i] = address ? piece : idist__fetch_source(t, i, to, at + done);
         }
 
-        idist__fetch_reduce(t, out + done * o->size, share->operands, n, k);
+        if (!idist__fetch_reduce(t, out + done * o->size, share->operands, n, k)) return false;
     }
 
     return true;
 }
 
 // FLAT: the same, over the contributions in the slots.
-static void idist__fetch_sum_flat(const idist__task *t, int n) {
+static bool idist__fetch_sum_flat(const idist__task *t, int n) {
     const idist__op *o = idist__op_of(t);
     const idist__share *share = idist__region_share(t);
     size_t given = idist__flow_send_nbytes(t);
@@ -924,7 +924,7 @@ static void idist__fetch_sum_flat(const idist__task *t, int n) {
             (const char *)idist__region_slot(share, i, o->u.shared.call_number) + at;
     if (o->rank < n && !idist__flow_is_scaled(o))
         share->operands[o->rank] = idist__flow_send_at(t, o->rank);
-    idist__fetch_reduce(t, o->out, share->operands, n, o->count);
+    return idist__fetch_reduce(t, o->out, share->operands, n, o->count);
 }
 
 // Ranks 0 .. n - 1 are reduced into the result of this rank.
@@ -975,9 +975,8 @@ static bool idist__fetch_chunk(idist__task *t, size_t at) {
     if ((t->call.kind == IDIST__REDUCE && o->rank != o->root) || !n || !count) return true;
     if (o->algorithm != IDIST__ALGO_FLAT)
         return idist__fetch_sum(t, o->out + at * o->size, n, o->rank, at, count);
-    idist__fetch_sum_flat(t, n);
 
-    return true;
+    return idist__fetch_sum_flat(t, n);
 }
 
 // Whether what we have just read in the buffers of others was valid. A rank that leaves the call
@@ -1019,14 +1018,14 @@ static void idist__flat_run(idist__task *t) {
     }
 
     IDIST__CO_AWAIT(o, idist__slot_all_entered(t, false));
-    idist__fetch_chunk(t, 0);
-    idist__slot_leave(t);
+    if (idist__fetch_chunk(t, 0)) idist__slot_leave(t);
     IDIST__CO_END(o)
 }
 
 //------------------------------------------------------------------------------
 // [share:chunk]  collectives of large contributions, one chunk at a time
-// uses os:thread kind model block shm:segment msg:op region flow slot fetch
+// uses os:thread kind model block shm:segment msg:op combine region flow slot
+// uses fetch
 //
 //   rank 0   expose 0   expose 1   take 0   expose 2   take 1   ...
 //   rank 1   expose 0   expose 1   take 0   expose 2   take 1   ...
@@ -1558,6 +1557,7 @@ static bool idist__share_quick(idist_group *g, const idist__call *c) {
 
     if (!share || share->first || ring->failed) return false;
     if (idist__share_choose(g, c) != IDIST__ALGO_FLAT) return false;
+    if ((int)c->op >= IDIST_OP_USER && idist__kind_reduces(c->kind)) return false; // it may throw
 
     t = share->quick_task;
     t->call = *c;
@@ -1579,7 +1579,7 @@ static bool idist__share_quick(idist_group *g, const idist__call *c) {
         return false;
     }
 
-    idist__fetch_chunk(t, 0);
+    (void)idist__fetch_chunk(t, 0); // fails only if an op of the program does
     g->seq++;
     fingerprint = &share->fingerprints[share->calls_entered % IDIST__REGION_SLOTS];
     idist__history_append(idist__ring_group_of(g), fingerprint, idist__op_of(t)->past);

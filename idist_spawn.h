@@ -20,8 +20,8 @@ CONTENTS
 
 //------------------------------------------------------------------------------
 // [spawn:worker]  what a worker shares with its parent, and what it runs
-// uses descriptor process fail text base:log secret launch:env model core:world
-// uses calls:world
+// uses unwind descriptor process fail callback text base:log secret launch:env
+// uses model core:world calls:world
 //
 //     parent                                        worker i
 //     ------                                        --------
@@ -101,6 +101,60 @@ struct idist_workers {
 
 static bool idist__is_worker; // this process
 
+// What ends a worker, however its function ended. Does not return.
+static void idist__worker_exit(const idist_workers *spawn, idist__worker_result *result, int code) {
+    __atomic_store_n(&result->finished, 1, __ATOMIC_RELEASE);
+
+    // Executed again, the program has threads of its own; flushing all streams would wait for one
+    // that sits in a read.
+    if (spawn->shared_fd < 0) fflush(NULL);
+    fflush(stdout);
+    fflush(stderr);
+    idist__os_process_exit(code);
+}
+
+typedef struct idist__worker_frame { // of the function that calls fn
+    const idist_workers *spawn;
+    idist__worker_result *result;
+} idist__worker_frame;
+
+// fn has called longjmp, to a function of the parent's that this process must not go on with, or
+// pthread_exit. The world stays open: the other ranks are told that this one is lost.
+static void idist__worker_left(void *arg) {
+    const idist__worker_frame *frame = (const idist__worker_frame *)arg;
+
+    frame->result->code = 1;
+    idist__text_copy(frame->result->text, sizeof frame->result->text,
+                     "its function did not return: it was left by longjmp or pthread_exit");
+    idist__worker_exit(frame->spawn, frame->result, 1);
+}
+
+// Calls fn. Returns its result; 1 if it has thrown an exception, which the text of the last failure
+// then says.
+IDIST__NOINLINE static int idist__worker_try(const char *name, idist_worker_fn fn, int i,
+                                             void *arg) {
+    int code = 1;
+
+    IDIST__TRY code = fn(i, arg);
+    IDIST__CATCH(idist__me.thrown, sizeof idist__me.thrown)
+    return idist__callback_threw(name, "the function") ? 1 : code;
+}
+
+// The same in a worker process, which fn must not leave in any other way.
+static int idist__worker_call(const idist_workers *spawn, int i, idist__worker_result *result) {
+    idist__os_unwind_frame unwind;
+    idist__worker_frame frame;
+    int code;
+
+    frame.spawn = spawn;
+    frame.result = result;
+    idist__os_unwind_watch(&unwind, idist__worker_left, &frame);
+    code = idist__worker_try("spawn", spawn->fn, i, spawn->arg);
+    idist__os_unwind_unwatch(&unwind);
+
+    return code;
+}
+
 // Runs fn in a world of its own and leaves the result. Returns the exit code.
 static int idist__worker_work(idist_workers *spawn, int i, idist__worker_result *result) {
     idist__world *w = NULL;
@@ -115,7 +169,7 @@ static int idist__worker_work(idist_workers *spawn, int i, idist__worker_result 
 
     __atomic_store_n(&idist__default_world, w, __ATOMIC_RELEASE);
     idist__me.text[0] = 0; // the text of a failure is to be fn's own
-    code = spawn->fn(i, spawn->arg);
+    code = idist__worker_call(spawn, i, result);
     result->code = code & 255 ? code & 255 : code != 0;
     idist__text_copy(result->text, sizeof result->text, code ? idist__me.text : "");
 
@@ -141,14 +195,7 @@ static void idist__worker_run(idist_workers *spawn, int i) {
     code = idist__worker_work(spawn, i, result);
     if (code && !result->text[0])
         idist__text_copy(result->text, sizeof result->text, idist__me.text);
-    __atomic_store_n(&result->finished, 1, __ATOMIC_RELEASE);
-
-    // Executed again, the program has threads of its own; flushing all streams would wait for one
-    // that sits in a read.
-    if (spawn->shared_fd < 0) fflush(NULL);
-    fflush(stdout);
-    fflush(stderr);
-    idist__os_process_exit(code);
+    idist__worker_exit(spawn, result, code);
 }
 
 //------------------------------------------------------------------------------
@@ -782,7 +829,7 @@ idist_status idist_spawn(idist_worker_fn fn, void *arg, int nproc_per_node,
 //------------------------------------------------------------------------------
 // [spawn:parallel]  Ignite's Parallel
 // uses os:env fail text base:log model core:world calls:backend calls:world get
-// uses report
+// uses worker report
 //
 // With nproc_per_node it spawns; without, it joins the world that a launcher made and runs fn in
 // this process. Checks, their order and the log lines are those of Ignite.
@@ -866,7 +913,7 @@ static idist_status idist__parallel_join(const idist_desc *d, idist_worker_fn fn
         idist__log_print(log, IDIST_LOG_INFO, "- Run '%s' in %d processes", name,
                          idist_get_world_size());
     idist__me.text[0] = 0; // the text of a failure is to be fn's own
-    code = fn(idist_get_local_rank(), arg);
+    code = idist__worker_try("parallel_run", fn, idist_get_local_rank(), arg);
     if (logs) idist__log_print(log, IDIST_LOG_INFO, "End of run");
 
     if (code && idist__world_default()) idist__world_close(idist__world_default(), true);

@@ -86,12 +86,18 @@ SYSTEM_FILE = 'idist_os.h'
 C_HEADERS = set('''assert ctype errno float inttypes limits locale math stdarg stdatomic stdbool
     stddef stdint stdio stdlib string'''.split())
 OTHER_HEADERS = {
+    'idist_begin.h': ['exception', 'cxxabi.h'], # of C++: IDIST__CATCH
     'idist_base.h': ['cpuid.h'],                # of the compiler: what the processor can do
     'idist_mpi.h': ['mpi.h', 'mpi-ext.h'],      # of MPI
     'idist_nccl.h': ['cuda_runtime_api.h'],     # of CUDA
 }
 
 # Functions of the system, where they are called: transport->read is none.
+CANCELLATION_POINTS = set("""accept accept4 clock_nanosleep close closedir connect dlopen epoll_wait
+    fcntl fdatasync fdopendir fopen fprintf fsync ftruncate getaddrinfo getifaddrs glob localtime_r
+    lockf msync nanosleep open openat poll posix_fallocate ppoll pread pthread_cond_timedwait
+    pthread_cond_wait pthread_join pwrite read readdir readv recv recvfrom recvmsg select send
+    sendmsg sendto system usleep waitid waitpid write writev""".split())
 SYSTEM_CALLS = set('''abort accept accept4 access alarm bind chdir chmod clock clock_gettime close
     closedir connect creat ctime daemon dirfd dlclose dlerror dlopen dlsym dup dup2 dup3 eventfd
     execl execle execlp execv execve execvp fchmod fcntl fdatasync fdopen fdopendir fileno flock
@@ -130,7 +136,8 @@ SYSTEM_NAMES = re.compile(r'''
 SYSTEM_PATH = re.compile(r'"/(proc|dev|sys|run|tmp|etc)/')
 
 RULES = ['prefix', 'uses', 'banner', 'floors', 'decl', 'columns', 'length', 'nesting', 'branches',
-         'blank', 'statements', 'chain', 'comment', 'launchers', 'system', 'parse']
+         'blank', 'statements', 'chain', 'comment', 'launchers', 'system', 'cancel',
+         'parse']
 
 DASHES = '//' + '-' * 78
 TAG = re.compile(r'// \[([a-z_]+):([a-z0-9_]+)\](.*)')
@@ -977,6 +984,27 @@ def rule_system(house, known):
             continue
         for line, what in system_uses(source):
             yield source, line, '%s belongs in %s' % (what, SYSTEM_FILE)
+
+
+def rule_cancel(house, known):
+    """A cancellation point would let pthread_cancel end a thread that holds a lock."""
+    for source in house.sources:
+        if source.name != SYSTEM_FILE:
+            continue
+        depth, wrapped = 0, None  # the parentheses around a token; at IDIST__OS_CALL
+        tokens = [('punct', '', 0)] + source.code + [('punct', '', 0)]
+        for (_, before, _), (kind, word, at), (_, after, _) in zip(tokens, tokens[1:], tokens[2:]):
+            if word == '(':
+                depth += 1
+                if before == 'IDIST__OS_CALL' and wrapped is None:
+                    wrapped = depth
+            elif word == ')':
+                if depth == wrapped:
+                    wrapped = None
+                depth -= 1
+            elif kind == 'name' and word in CANCELLATION_POINTS and after == '(' and \
+                    before not in ('.', '->', '*') and wrapped is None:
+                yield source, source.line(at), '%s() without IDIST__OS_CALL' % word
 
 
 def rule_parse(house, known):

@@ -192,6 +192,19 @@ def test_system():
     check('a header of its own', (found(mpi, name='idist_mpi.h'), len(found(mpi))), ([], 1))
 
 
+def test_cancel():
+    def found(statement, name='idist_os.h'):
+        text = 'static void idist__a(int x) {\n    %s\n}\n' % statement
+        return findings('cancel', make(('os:a', '-', text), name=name))
+
+    check('a cancellation point', found('close(x);'), ['close() without IDIST__OS_CALL'])
+    check('after a wrapped one', found('if (IDIST__OS_CALL(read(x, 0, (1))) < 0) close(x);'),
+          ['close() without IDIST__OS_CALL'])
+    check('wrapped ones', found('while (IDIST__OS_CALL(write(x, 0, f(1))) < 0) continue;'), [])
+    check('a member with such a name', found('x->read(x);'), [])
+    check('elsewhere', found('close(x);', name='idist_core.h'), [])
+
+
 def test_space():
     before = body('int a = x;', 'first(a);',
                   'if (a) {', '    b();', '}', 'else {', '    c();', '    d();', '}',

@@ -1,0 +1,145 @@
+// unwind: functions of a C++ program that throw, longjmp or exit their thread inside idist
+//
+// unwind CASE HOW: runs the case and prints what unwind.sh compares. HOW says in which way the
+// function of a worker is left.
+#include "idist.h"
+
+#include <csetjmp>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <new>
+#include <pthread.h>
+#include <stdexcept>
+#include <string>
+#include <unistd.h>
+
+namespace {
+
+std::string how; // the worker's function is left in this way
+std::jmp_buf before;
+pid_t parent;
+
+int worker(int local_rank, void *) {
+    float x = 1;
+    if (local_rank == 1 && how == "throw") throw std::runtime_error("no such map");
+    if (local_rank == 1 && how == "throw-int") throw 5;
+    if (local_rank == 1 && how == "longjmp") std::longjmp(before, 1);
+    if (local_rank == 1 && how == "pthread_exit") pthread_exit(nullptr);
+    if (local_rank == 1 && how == "own-longjmp") {
+        static std::jmp_buf own;
+        if (setjmp(own) == 0) std::longjmp(own, 1); // stays in the function: nothing to report
+    }
+    return idist_all_reduce(&x, &x, 1, IDIST_F32, IDIST_SUM, nullptr) != IDIST_OK;
+}
+
+// Prints "second parent" if a worker comes out of the call.
+int spawn(bool parallel, const char *start_method) {
+    idist_desc d;
+    idist_status status = IDIST_OK;
+    std::memset(&d, 0, sizeof d);
+    d.nproc_per_node = 2;
+    d.timeout_ms = d.init_timeout_ms = 20000;
+    d.start_method = start_method;
+    if (setjmp(before) == 0) {
+        try {
+            status = parallel ? idist_parallel_run(&d, worker, nullptr)
+                              : idist_spawn(worker, nullptr, 2, &d);
+        } catch (...) {
+            std::puts("an exception came out of idist");
+        }
+    }
+    if (getpid() != parent || std::getenv("IDIST_SPAWN")) std::puts("second parent");
+    else std::printf("%s %s\n", idist_status_name(status), status ? idist_last_error() : "");
+    return 0;
+}
+
+bool throws;
+
+void op(const void *in, void *inout, size_t count, idist_dtype, void *) {
+    if (throws) throw std::runtime_error("overflow in the op");
+    for (size_t i = 0; i < count; i++)
+        static_cast<float *>(inout)[i] += static_cast<const float *>(in)[i];
+}
+
+int task(void *) { throw std::runtime_error("no such data set"); }
+
+void *allocate(size_t nbytes, void *) {
+    if (throws) throw std::bad_alloc();
+    return std::malloc(nbytes);
+}
+
+void give_back(void *p, void *) { std::free(p); }
+void log_line(idist_log_level, const char *, void *) { throw std::runtime_error("disk full"); }
+
+// Every rank prints what it got, and whether it can go on.
+void report(const char *what, idist_status status) {
+    static int rank = -1; // also when the world is gone
+    if (idist_is_initialized()) rank = idist_get_rank();
+    std::printf("rank %d %s: %s %s\n", rank, what, idist_status_name(status),
+                status ? idist_last_error() : "");
+}
+
+int op_rank(int count) {
+    idist_op sum;
+    std::string x(4 * static_cast<size_t>(count), '\0');
+    if (idist_op_create(op, nullptr, true, nullptr, &sum)) return 1;
+    throws = idist_get_rank() == 1;
+    report("op",
+           idist_all_reduce(&x[0], &x[0], static_cast<size_t>(count), IDIST_F32, sum, nullptr));
+    throws = false;
+    report("next", idist_barrier(nullptr));
+    return 0;
+}
+
+int rank_case(const std::string &name) {
+    idist_desc d;
+    std::memset(&d, 0, sizeof d);
+    d.timeout_ms = d.init_timeout_ms = 20000;
+    if (name == "alloc") d.allocator = {allocate, give_back, nullptr};
+    if (name == "log") d.logger.log_fn = log_line;
+    if (idist_initialize(&d)) {
+        report("initialize", IDIST_ERR_STATE);
+        return 1;
+    }
+    if (name == "op") op_rank(3);
+    if (name == "op-large") op_rank(300000);
+    if (name == "first") {
+        report("first", idist_one_rank_first(task, nullptr, 1, false, nullptr));
+        report("next", idist_barrier(nullptr));
+    }
+    if (name == "only") {
+        report("only", idist_one_rank_only(task, nullptr, 1, true, nullptr));
+        report("next", idist_barrier(nullptr));
+    }
+    if (name == "alloc") {
+        idist_group *group = nullptr;
+        throws = idist_get_rank() == 1;
+        report("split", idist_split(nullptr, 0, 0, &group));
+        throws = false;
+    }
+    if (name == "log" && idist_get_rank() == 1) idist_abort(nullptr); // logs a warning
+    if (name == "log") report("next", idist_barrier(nullptr));
+    report("finalize", idist_finalize());
+    return 0;
+}
+
+} // namespace
+
+int main(int argc, char **argv) {
+    std::string name = argc > 1 ? argv[1] : "";
+    parent = getpid();
+    std::setvbuf(stdout, nullptr, _IOLBF, BUFSIZ);
+    if (argc > 2) how = argv[2];
+    if (name == "fork") return spawn(false, "fork");
+    if (name == "exec") return spawn(false, "exec");
+    if (name == "parallel") return spawn(true, "fork");
+    if (name == "join") { // parallel_run in a world that a launcher has made
+        idist_desc d;
+        std::memset(&d, 0, sizeof d);
+        d.timeout_ms = d.init_timeout_ms = 20000;
+        report("join", idist_parallel_run(&d, worker, nullptr));
+        return 0;
+    }
+    return rank_case(name);
+}
