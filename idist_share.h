@@ -345,9 +345,9 @@ static size_t idist__flow_chunk_count(const idist__op *o, size_t count, size_t a
 
 //------------------------------------------------------------------------------
 // [share:slot]  announcing a call, and comparing it with the calls of the others
-// uses cpu os:thread mem base:window base:log base:type reduce launch:env kind
-// uses model fingerprint explain shm:segment shm:window msg:types msg:op
-// uses msg:failure history region flow
+// uses cpu os:thread process mem base:window base:log base:type reduce
+// uses launch:env kind model fingerprint explain shm:segment shm:window
+// uses msg:types msg:op msg:failure history region flow
 //
 // A rank enters a call by writing its slot. A rank that enters call k has compared the slots of all
 // ranks up to call k - 16 with its own calls, and, of the ranks it reads from, up to k. So a rank
@@ -576,6 +576,27 @@ static bool idist__slot_copy_contribution(idist__task *t) {
     return true;
 }
 
+// Writes to the slot where the others find our buffers in our memory, if the kernel lets them read
+// these. Otherwise a contribution to a reduction goes through shared memory, and another one is
+// copied. False: the group has failed.
+static bool idist__slot_offer_remote(idist__task *t, idist__call_slot *slot) {
+    idist__op *o = idist__op_of(t);
+    size_t nbytes = idist__flow_send_nbytes(t);
+    bool is_open = slot->u.buffers.send_at || idist__os_process_memory_is_open(o->in, nbytes);
+
+    if (!is_open && !idist__kind_reduces(t->call.kind)) {
+        if (!idist__slot_copy_contribution(t)) return false;
+        is_open = true;
+    }
+
+    if (!is_open) return true;
+    slot->u.buffers.remote_send = (uint64_t)(uintptr_t)o->in;
+    if (t->call.kind == IDIST__ALL_REDUCE && idist__os_process_memory_is_open(o->out, o->nbytes))
+        slot->u.buffers.remote_recv = (uint64_t)(uintptr_t)o->out;
+
+    return true;
+}
+
 // Writes to the slot where our buffers are, so that the others read them in place, unless we would
 // overwrite what they read. False: the group has failed.
 static bool idist__slot_offer_buffers(idist__task *t, idist__call_slot *slot) {
@@ -602,8 +623,7 @@ static bool idist__slot_offer_buffers(idist__task *t, idist__call_slot *slot) {
 
     slot->u.buffers.send_at = idist__slot_window_offset(t, o->in, idist__flow_send_nbytes(t));
     if (all) slot->u.buffers.recv_at = idist__slot_window_offset(t, o->out, o->nbytes);
-    if (o->u.shared.remote) slot->u.buffers.remote_send = (uint64_t)(uintptr_t)o->in;
-    if (o->u.shared.remote && all) slot->u.buffers.remote_recv = (uint64_t)(uintptr_t)o->out;
+    if (o->u.shared.remote && !idist__slot_offer_remote(t, slot)) return false;
     idist__slot_locate(t, o->rank, slot);
     o->u.shared.in_place = slot->u.buffers.send_at || slot->u.buffers.remote_send;
 
@@ -1357,6 +1377,18 @@ static bool idist__split_sum_in_place(idist__task *t) {
     return summed && idist__fetch_was_valid(t);
 }
 
+// Whether each rank can read the results of all others through the kernel. The same on all ranks.
+static bool idist__split_is_remote(const idist__task *t) {
+    const idist__share *share = idist__region_share(t);
+    int i;
+
+    if (!idist__op_of(t)->u.shared.remote) return false;
+    for (i = 0; i < t->group->size; i++)
+        if (!share->locations[i].remote_recv) return false;
+
+    return true;
+}
+
 // Chooses between direct and cross-memory; false: through buffers.
 static bool idist__split_skips_buffers(idist__task *t) {
     idist__shared_op *shared = &idist__op_of(t)->u.shared;
@@ -1364,7 +1396,7 @@ static bool idist__split_skips_buffers(idist__task *t) {
 
     if (t->call.kind != IDIST__ALL_REDUCE) return false;
     direct = idist__split_is_direct(t);
-    if (!shared->remote && !direct) return false;
+    if (!direct && !idist__split_is_remote(t)) return false;
 
     shared->remote = !direct;
     shared->direct = direct;
