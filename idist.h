@@ -131,7 +131,9 @@ CONCEPTS
     Results are reproducible: the same input on the same number of ranks gives the same bits in
     every run, and the same bits on every rank that receives the result. The order of operands
     depends on sizes and ranks only. Another number of ranks, or another message size, may round
-    differently.
+    differently. On x86 and 64-bit ARM numbers are reduced and converted, and user ops are called,
+    in the floating-point mode that a program begins with, whatever mode the calling thread is in
+    (flush-to-zero of a library built with -ffast-math, rounding, traps).
 
 BACKENDS
 

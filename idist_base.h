@@ -17,6 +17,7 @@ CONTENTS
       [base:log]     one line at a time, to the caller's logger or to stderr
       [base:type]    names and sizes of dtypes and ops
       [base:isa]     the instruction set that loops over elements use
+      [base:mode]    the floating-point mode in which numbers are reduced
       [base:float]   floats of 16 and 8 bits
       [base:reduce]  out = lo (op) hi, for all dtypes and ops
       [base:sha]     SHA-256 (FIPS 180-4) and HMAC (RFC 2104)
@@ -643,8 +644,61 @@ static idist__isa idist__isa_best(void) {
 }
 
 //------------------------------------------------------------------------------
+// [base:mode]  the floating-point mode in which numbers are reduced and converted
+// uses -
+//
+// A library built with -ffast-math sets flush-to-zero in the thread that loads it, a program may
+// round upwards in one of its threads: the same sum would have other bits in the progress thread,
+// or on another rank. So numbers are reduced and converted in the mode that a C program begins with
+// (nearest, subnormals kept, no traps), whatever mode the thread is in. Reading the mode takes two
+// nanoseconds.
+//
+//     uint32_t mode = idist__mode_enter();
+//     ...
+//     idist__mode_leave(mode);
+//------------------------------------------------------------------------------
+
+#if defined(__SSE__)
+#define IDIST__MODE_BITS 0xffc0u  // of MXCSR: DAZ, the masks of exceptions, rounding, FTZ
+#define IDIST__MODE_PLAIN 0x1f80u // all exceptions are masked
+IDIST__INLINE uint32_t idist__mode_read(void) { return __builtin_ia32_stmxcsr(); }
+IDIST__INLINE void idist__mode_write(uint32_t mode) { __builtin_ia32_ldmxcsr(mode); }
+#elif defined(__aarch64__)
+#define IDIST__MODE_BITS 0xffffffffu // of FPCR
+#define IDIST__MODE_PLAIN 0u
+IDIST__INLINE uint32_t idist__mode_read(void) {
+    uint64_t mode;
+    __asm__ volatile("mrs %0, fpcr" : "=r"(mode));
+    return (uint32_t)mode;
+}
+IDIST__INLINE void idist__mode_write(uint32_t mode) {
+    __asm__ volatile("msr fpcr, %0" : : "r"((uint64_t)mode));
+}
+#else // unknown: the mode of the thread stays
+#define IDIST__MODE_BITS 0u
+#define IDIST__MODE_PLAIN 0u
+IDIST__INLINE uint32_t idist__mode_read(void) { return 0; }
+IDIST__INLINE void idist__mode_write(uint32_t mode) { (void)mode; }
+#endif
+
+// Enters the mode that a program begins with. Returns the mode of the thread, for
+// idist__mode_leave.
+IDIST__INLINE uint32_t idist__mode_enter(void) {
+    uint32_t mode = idist__mode_read();
+
+    if ((mode & IDIST__MODE_BITS) != IDIST__MODE_PLAIN) idist__mode_write(IDIST__MODE_PLAIN);
+    __asm__ volatile("" : : : "memory"); // no operand is loaded before
+    return mode;
+}
+
+IDIST__INLINE void idist__mode_leave(uint32_t mode) {
+    __asm__ volatile("" : : : "memory"); // every result has been stored
+    if ((mode & IDIST__MODE_BITS) != IDIST__MODE_PLAIN) idist__mode_write(mode);
+}
+
+//------------------------------------------------------------------------------
 // [base:float]  floats of 16 and 8 bits
-// uses isa
+// uses isa mode
 //
 // All conversions are computed without branches, which would keep the loops that use them from
 // being vectorized: zero and subnormals are computed as well, and selected by a mask.
@@ -825,16 +879,22 @@ static const struct {
 };
 
 static void idist__float_widen(float *dst, const void *src, size_t count, idist_dtype dtype) {
+    uint32_t mode = idist__mode_enter();
+
     idist__type_converters[idist__isa_used][dtype - IDIST_F16].widen(dst, src, count);
+    idist__mode_leave(mode);
 }
 
 static void idist__float_narrow(void *dst, const float *src, size_t count, idist_dtype dtype) {
+    uint32_t mode = idist__mode_enter();
+
     idist__type_converters[idist__isa_used][dtype - IDIST_F16].narrow(dst, src, count);
+    idist__mode_leave(mode);
 }
 
 //------------------------------------------------------------------------------
 // [base:reduce]  out = lo (op) hi, for all dtypes and ops
-// uses fail type isa float
+// uses fail type isa mode float
 //------------------------------------------------------------------------------
 
 // `lo` comes from the lower ranks. Equal operands in equal order give equal bits on every
@@ -1040,9 +1100,9 @@ static idist__average_fn idist__reduce_average(idist_dtype dtype, int n) {
     return dtype == IDIST_F64 ? row[1] : row[0];
 }
 
-// buf[i] = buf[i] / n: the end of AVG.
-IDIST__VECTORIZE static void idist__reduce_divide(void *buf, size_t count, idist_dtype dtype,
-                                                  int n) {
+// buf[i] = buf[i] / n: the end of AVG. The caller has entered the mode.
+IDIST__VECTORIZE static void idist__reduce_quotients(void *buf, size_t count, idist_dtype dtype,
+                                                     int n) {
     bool is_power_of_2 = idist__reduce_is_exact(n);
     size_t i;
 
@@ -1076,6 +1136,23 @@ IDIST__VECTORIZE static void idist__reduce_divide(void *buf, size_t count, idist
     default: break;
 #undef IDIST__DIVIDE
     }
+}
+
+IDIST__NOINLINE static void idist__reduce_divide(void *buf, size_t count, idist_dtype dtype,
+                                                 int n) {
+    uint32_t mode = idist__mode_enter();
+
+    idist__reduce_quotients(buf, count, dtype, n);
+    idist__mode_leave(mode);
+}
+
+// acc[i] = lo[i] (op) hi[i], by a kernel of idist__reduce_table.
+IDIST__UNUSED static void idist__reduce_by(idist__reduce_fn kernel, void *acc, const void *lo,
+                                           const void *hi, size_t count) {
+    uint32_t mode = idist__mode_enter();
+
+    kernel(acc, lo, hi, count);
+    idist__mode_leave(mode);
 }
 
 // The last step of a reduction: the division of AVG, and 0 or 1 as the result of logical ops, even
@@ -1130,8 +1207,8 @@ __attribute__((noinline)) static void idist__reduce_pieces(void *out, const void
         }
 
         if (divide_by && !average)
-            idist__reduce_divide(narrow ? (void *)sum : o, k, narrow ? IDIST_F32 : dtype,
-                                 divide_by);
+            idist__reduce_quotients(narrow ? (void *)sum : o, k, narrow ? IDIST_F32 : dtype,
+                                    divide_by);
         if (narrow) idist__float_narrow(o, sum, k, dtype);
     }
 }
@@ -1143,12 +1220,13 @@ static void idist__reduce_many(void *out, const void *const *in, int n, size_t c
                                idist_dtype dtype, idist_op op, int divide_by) {
     bool narrow = idist__type_is_narrow(dtype);
     idist__average_fn average = idist__reduce_average(dtype, divide_by);
+    uint32_t mode = idist__mode_enter();
 
     if (n == 1 && (op == IDIST_LAND || op == IDIST_LOR || op == IDIST_LXOR)) { // makes it 0 or 1
         idist__reduce_table[(unsigned)dtype][IDIST_LAND](out, in[0], in[0], count);
     } else if (n == 1 && !(narrow && divide_by)) {
         if (out != in[0] && count) memcpy(out, in[0], count * idist_dtype_size(dtype));
-        if (divide_by) idist__reduce_divide(out, count, dtype, divide_by);
+        if (divide_by) idist__reduce_quotients(out, count, dtype, divide_by);
     } else if (n == 2 && !narrow && !divide_by) {
         idist__reduce_table[(unsigned)dtype][(unsigned)op](out, in[0], in[1], count);
     } else if (n == 2 && average) {
@@ -1156,10 +1234,13 @@ static void idist__reduce_many(void *out, const void *const *in, int n, size_t c
     } else {
         idist__reduce_pieces(out, in, n, count, dtype, op, divide_by);
     }
+
+    idist__mode_leave(mode);
 }
 
 // buf[i] = buf[i] * factor, of any floating dtype: the first step of a premultiplied sum.
 static void idist__reduce_scale(void *buf, size_t count, idist_dtype dtype, double factor) {
+    uint32_t mode = idist__mode_enter();
     float wide[256];
     size_t at, i, k;
 
@@ -1176,6 +1257,8 @@ static void idist__reduce_scale(void *buf, size_t count, idist_dtype dtype, doub
         for (i = 0; i < k; i++) wide[i] = (float)(wide[i] * factor);
         idist__float_narrow(p, wide, k, dtype);
     }
+
+    idist__mode_leave(mode);
 }
 
 idist_status idist_reduce_local(const void *in, void *inout, size_t count, idist_dtype dtype,

@@ -90,6 +90,8 @@
 #undef IDIST__LINKS_MANY
 #undef IDIST__LINKS_NEAR
 #undef IDIST__LOOK_NS
+#undef IDIST__MODE_BITS
+#undef IDIST__MODE_PLAIN
 #undef IDIST__MPI_OP
 #undef IDIST__NAP_LONG_NS
 #undef IDIST__NAP_MOST_NS

@@ -3108,8 +3108,31 @@ static idist_status idist__mpi_agree(idist_group *g, int *flag) {
 
 //------------------------------------------------------------------------------
 // [mpi:backend]  the table of functions that the core calls
-// uses model core:backend types coll wait engine life open group
+// uses mode model core:backend types coll wait engine life open group
 //------------------------------------------------------------------------------
+
+// MPI reduces in the floating-point mode of the thread that calls it.
+static bool idist__mpi_quick_in_mode(idist_group *g, const idist__call *c) {
+    uint32_t mode = idist__mode_enter();
+    bool done = idist__mpi_quick(g, c);
+
+    idist__mode_leave(mode);
+    return done;
+}
+
+static void idist__mpi_start_in_mode(idist__task *t) {
+    uint32_t mode = idist__mode_enter();
+
+    idist__mpi_start(t);
+    idist__mode_leave(mode);
+}
+
+static void idist__mpi_progress_in_mode(idist__world *w) {
+    uint32_t mode = idist__mode_enter();
+
+    idist__mpi_progress(w);
+    idist__mode_leave(mode);
+}
 
 static void idist__mpi_fill(idist_backend_api *api) {
     api->name = "mpi";
@@ -3123,9 +3146,9 @@ static void idist__mpi_fill(idist_backend_api *api) {
     api->group_open = idist__mpi_group_open;
     api->group_close = idist__mpi_group_close;
 
-    api->quick = idist__mpi_quick;
-    api->start = idist__mpi_start;
-    api->progress = idist__mpi_progress;
+    api->quick = idist__mpi_quick_in_mode;
+    api->start = idist__mpi_start_in_mode;
+    api->progress = idist__mpi_progress_in_mode;
     api->sleep = idist__mpi_sleep;
     api->wake = idist__mpi_wake;
     api->cancel = idist__mpi_cancel;

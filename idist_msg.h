@@ -915,7 +915,7 @@ static void idist__ring_settle(idist__ring *ring) {
 
 //------------------------------------------------------------------------------
 // [msg:combine]  reducing operands that have arrived
-// uses fail model types op failure
+// uses fail mode reduce model types op failure
 //------------------------------------------------------------------------------
 
 enum { IDIST__OP_PIECE = 4096 };
@@ -925,9 +925,11 @@ IDIST__NOINLINE static bool idist__combine_by_user(const idist__task *t, const v
                                                    void *inout, size_t count, idist_dtype dtype) {
     const idist__op *o = idist__op_of(t);
     const idist__world *w = t->group->w;
+    uint32_t mode = idist__mode_enter();
     char cause[400];
 
     IDIST__CALLBACK(o->user->fn(in, inout, count, dtype, o->user->arg));
+    idist__mode_leave(mode);
     if (!idist__me.thrown[0]) return true;
 
     snprintf(cause, sizeof cause, "rank %d on %s: its user op threw an exception: %s",
@@ -949,7 +951,7 @@ static void idist__combine(const idist__task *t, char *acc, const char *lo, cons
     size_t at, k, most = o->element ? 1 : sizeof some / o->size;
 
     if (!o->user || !o->user->fn) {
-        o->reduce(acc, lo, hi, count);
+        idist__reduce_by(o->reduce, acc, lo, hi, count);
         return;
     }
 
