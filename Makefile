@@ -21,9 +21,11 @@ BUILD ?= build
 # PREFIX, DESTDIR, DOCS, CSV and SVG may have spaces.
 NOTHING :=
 SPACE := $(NOTHING) $(NOTHING)
+# A path as one word of the shell, whatever characters it has.
+quoted = '$(subst ','\'',$(1))'
 
 VERSION := $(shell sed -n 's/^\#define IDIST_VERSION "\(.*\)"/\1/p' idist.h 2>/dev/null)
-HEADERS := $(wildcard idist*.h)
+HEADERS := $(wildcard idist*.h idist*.hpp)
 TEST_LIB := $(wildcard tests/lib/*.h)
 TEST_SRC := $(sort $(wildcard tests/unit/*.c tests/sim/*.c tests/dist/*.c tests/fault/*.c))
 SCRIPT_FOLDERS := compile device docs launch mpi package train
@@ -289,21 +291,32 @@ lint:
 format:
 	clang-format -i $(FORMATTED)
 
-# idist.pc has a backslash before each space.
-TO = "$(DESTDIR)$(PREFIX)"
-PC_PREFIX = $(subst $(SPACE),\\ ,$(PREFIX))
+# The files that cmake --install and meson install install, too. No mode depends on the umask, and
+# folders that exist keep theirs. -O2, unless CFLAGS come from outside: those above are for tests.
+# An older idist.pc in lib would hide that in share.
+TO = $(call quoted,$(DESTDIR)$(PREFIX))
+IDISTRUN_FLAGS = $(CPPFLAGS) $(if $(filter file,$(origin CFLAGS)),-O2,$(CFLAGS)) -pthread
+# $(call write,FILE,FOLDER): FILE.in, with paths from the files to the headers.
+write = umask 022 && rm -f $(2)/$(notdir $(1)) && sed -e 's|@VERSION@|$(VERSION)|' \
+    -e 's|@PREFIX@|$${pcfiledir}/../..|' -e 's|@INCLUDEDIR@|$${prefix}/include|' \
+    -e 's|@INCLUDE@|$${CMAKE_CURRENT_LIST_DIR}/../../../include|' $(1).in >$(2)/$(notdir $(1))
 install:
-	mkdir -p $(TO)/include $(TO)/lib/pkgconfig $(TO)/bin $(TO)/share/licenses/idist
-	$(CC) -O2 examples/idistrun.c -o $(TO)/bin/idistrun
-	cp $(HEADERS) $(TO)/include/
-	cp LICENSE $(TO)/share/licenses/idist/
-	sed -e 's|@PREFIX@|$(PC_PREFIX)|' -e 's|@INCLUDEDIR@|$${prefix}/include|' \
-	    -e 's|@VERSION@|$(VERSION)|' idist.pc.in >$(TO)/lib/pkgconfig/idist.pc
+	umask 022 && mkdir -p $(TO)/bin $(TO)/include $(TO)/share/cmake/idist $(TO)/share/pkgconfig \
+	    $(TO)/share/licenses/idist
+	umask 022 && rm -f $(TO)/bin/idistrun && \
+	    $(CC) $(IDISTRUN_FLAGS) $(LDFLAGS) examples/idistrun.c -o $(TO)/bin/idistrun $(LDLIBS)
+	install -m 644 $(HEADERS) $(TO)/include
+	install -m 644 LICENSE $(TO)/share/licenses/idist
+	install -m 644 packaging/cmake/idist-components.cmake $(TO)/share/cmake/idist
+	rm -f $(TO)/lib/pkgconfig/idist.pc
+	$(call write,idist.pc,$(TO)/share/pkgconfig)
+	$(call write,packaging/cmake/idist-config.cmake,$(TO)/share/cmake/idist)
+	$(call write,packaging/cmake/idist-config-version.cmake,$(TO)/share/cmake/idist)
 
 uninstall:
-	rm -f $(HEADERS:%=$(TO)/include/%) $(TO)/bin/idistrun
-	rm -f $(TO)/lib/pkgconfig/idist.pc
-	rm -rf $(TO)/share/licenses/idist
+	rm -f $(foreach header,$(HEADERS),$(TO)/include/$(header))
+	rm -f $(TO)/bin/idistrun $(TO)/share/pkgconfig/idist.pc $(TO)/lib/pkgconfig/idist.pc
+	rm -rf $(TO)/share/cmake/idist $(TO)/share/licenses/idist
 
 # What every test and lint check can make use of (Debian 12). make run needs none of it, make test
 # only perl.
@@ -411,7 +424,8 @@ help:
 	@echo "make format     apply .clang-format"
 	@echo "make single     idist.h as a single file, in build/single; make dist: an archive with it"
 	@echo "make docs       pages and man pages of the API, into build/docs; needs doxygen"
-	@echo "make install    copy headers, idist.pc and idistrun to PREFIX (/usr/local); make uninstall"
+	@echo "make install    copy headers, idistrun, and the files for pkg-config and CMake to PREFIX"
+	@echo "                (/usr/local), in DESTDIR, if given; make uninstall"
 	@echo "make doctor     what this machine gives to idist, and what is wrong: idistrun --doctor"
 	@echo "make deps       install the packages that all of the above can use, the peers' among them"
 	@echo "make deps-nccl  fetch the oldest and the newest NCCL into build/nccl (500 MB)"

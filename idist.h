@@ -1,4 +1,4 @@
-/* idist.h - v0.2.0 - embeddable distributed computing - MIT licence - github.com/idist/idist
+/* idist.h - v0.2.0 - embeddable distributed computing - MIT licence
 
 DO THIS
 

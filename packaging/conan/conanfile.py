@@ -15,8 +15,6 @@ class IdistConan(ConanFile):
     name = 'idist'
     description = 'Distributed computing you can embed: ranks, collectives and groups in headers'
     license = 'MIT'
-    url = 'https://github.com/idist/idist'
-    homepage = 'https://github.com/idist/idist'
     topics = ('distributed', 'collectives', 'mpi', 'nccl', 'header-only')
     package_type = 'header-library'
     settings = 'os', 'arch', 'compiler', 'build_type'
@@ -30,8 +28,8 @@ class IdistConan(ConanFile):
         self.version = re.search(r'^#define IDIST_VERSION "(.*)"', header, re.M).group(1)
 
     def export_sources(self):
-        copy(self, 'idist*.h', self._clone(), self.export_sources_folder)
-        copy(self, 'LICENSE', self._clone(), self.export_sources_folder)
+        for pattern in 'idist*.h', 'idist*.hpp', 'LICENSE':
+            copy(self, pattern, self._clone(), self.export_sources_folder)
         copy(self, 'idist-components.cmake', os.path.join(self._clone(), 'packaging', 'cmake'),
              self.export_sources_folder)
 
@@ -46,7 +44,8 @@ class IdistConan(ConanFile):
             raise ConanInvalidConfiguration('idist runs on Linux')
 
     def package(self):
-        copy(self, 'idist*.h', self.source_folder, os.path.join(self.package_folder, 'include'))
+        for pattern in 'idist*.h', 'idist*.hpp':
+            copy(self, pattern, self.source_folder, os.path.join(self.package_folder, 'include'))
         copy(self, 'LICENSE', self.source_folder, os.path.join(self.package_folder, 'licenses'))
         copy(self, 'idist-components.cmake', self.source_folder,
              os.path.join(self.package_folder, os.path.dirname(COMPONENTS)))

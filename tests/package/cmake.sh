@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # cmake.sh - projects that use idist by CMake: a folder, FetchContent, find_package, the components;
-# what find_package must refuse; pkg-config after make install and cmake --install.
+# projects that export a library which uses idist, or have idist twice; what find_package must
+# refuse; pkg-config after make install and cmake --install.
 # shellcheck source=tests/lib/tap.sh
 . "$(dirname "$0")/../lib/tap.sh"
 # shellcheck source=tests/lib/package.sh
@@ -16,7 +17,7 @@ command -v cmake >/dev/null || {
 # Where it has been installed and then moved: no path of the first place may be left.
 PREFIX=$WORK/prefix
 readme_block install.sh | sed "s|~/.local|$WORK/first|" >"$WORK/install.sh"
-ok_run 0 "README.md: cmake --install" 60 sh -ec "cd '$SOURCE' && . '$WORK/install.sh'"
+ok_run 0 "README.md: cmake --install" 100 sh -ec "cd '$SOURCE' && . '$WORK/install.sh'"
 ! grep -q Warning "$WORK/log"
 ok $? "without a warning" || diag <"$WORK/log"
 rm -rf "$SOURCE/build"
@@ -32,7 +33,7 @@ snippet() { # FILE: stdin as a snippet
     cat >"$WORK/$1"
     [ -s "$WORK/$1" ] || echo "message(FATAL_ERROR \"README.md has no $1\")" >"$WORK/$1"
 }
-for name in fetch package mpi; do readme_block $name.cmake | snippet $name.cmake; done
+for name in folder fetch package mpi; do readme_block $name.cmake | snippet $name.cmake; done
 # configured ID [OPTION...]: later configures a project in C with the snippet of stdin.
 configured() {
     snippet "$1.cmake"
@@ -41,20 +42,54 @@ configured() {
 }
 # A folder: only C, only C++.
 ln -s "$SOURCE" "$PROJECT/idist"
-snippet folder.cmake <<<'add_subdirectory(idist)
-target_link_libraries(app PRIVATE idist::idist)'
 cmake_app folder-c "$WORK/folder.cmake" C "main.c;implementation.c"
 cmake_app folder-cxx "$WORK/folder.cmake" CXX "main.cpp;implementation.cpp"
 
 # The lines of README.md. For find_package the program asks for the exact version.
-git=no
-git_release && git=yes
-[ $git = no ] || cmake_app fetch "$WORK/fetch.cmake" "C;CXX" "main.cpp;implementation.c"
+cmake_app fetch "$WORK/fetch.cmake" "C;CXX" "main.cpp;implementation.c"
 {
     echo "find_package(idist $VERSION EXACT CONFIG REQUIRED)"
     cat "$WORK/package.cmake"
 } | snippet exact.cmake
 cmake_app package "$WORK/exact.cmake" C "main.c;implementation.c" "${find[@]}"
+
+# Two parts of a project have idist, in a clone of their own, and a third part has it installed. The
+# project installs idist, once.
+mkdir "$PROJECT/one" "$PROJECT/two"
+ln -s "$SOURCE" "$PROJECT/one/idist"
+ln -s "$SOURCE" "$PROJECT/two/idist"
+grep -v '^target' "$WORK/folder.cmake" >"$PROJECT/one/CMakeLists.txt"
+grep -v '^target' "$WORK/fetch.cmake" >"$PROJECT/two/CMakeLists.txt"
+snippet twice.cmake <<<'add_subdirectory(one)
+add_subdirectory(two)
+find_package(idist CONFIG REQUIRED)
+target_link_libraries(app PRIVATE idist::idist)'
+cmake_app twice "$WORK/twice.cmake" C "main.c;implementation.c" -DIDIST_INSTALL=ON "${find[@]}"
+
+# A library that uses idist exports itself. A project uses its build tree; its installation, where
+# idist is installed elsewhere; and its installation together with idist.
+generator=()
+command -v ninja >/dev/null && generator=(-G Ninja)
+cp -r tests/package/exporting "$WORK/"
+cp "$PROJECT/implementation.c" "$WORK/exporting/"
+ln -s "$SOURCE" "$WORK/exporting/idist"
+exporting() { # NAME FOLDER [OPTION...]: builds the library and installs it in FOLDER
+    # shellcheck disable=SC2016 # the inner shell expands it
+    ok_run 0 "$1" 150 bash -ec 'cmake -S "$0" -B "$1" "${@:3}"
+        cmake --build "$1"
+        cmake --install "$1" --prefix "$2"' "$WORK/exporting" "$WORK/exported" "${@:2}"
+}
+exporting "install(EXPORT) of a library that uses idist" "$WORK/only lib" "${generator[@]}"
+[ ! -e "$WORK/only lib/include" ]
+ok $? "it installs no idist"
+exporting "with IDIST_INSTALL" "$WORK/lib & all" -DIDIST_INSTALL=ON
+ok_headers "$WORK/lib & all/include" "with IDIST_INSTALL"
+snippet lib.cmake <<<'find_package(lib CONFIG REQUIRED)
+target_link_libraries(app PRIVATE lib::lib)'
+cmake_app build-tree "$WORK/lib.cmake" C main.c -Dlib_DIR="$WORK/exported" \
+    -Didist_DIR="$WORK/exported/idist"
+cmake_app lib "$WORK/lib.cmake" C main.c "-DCMAKE_PREFIX_PATH=$WORK/only lib;$PREFIX"
+cmake_app lib-all "$WORK/lib.cmake" C main.c "-DCMAKE_PREFIX_PATH=$WORK/lib & all"
 
 # MPI in C++ in a project that has C, where it is MPI::MPI_C; and in C. nccl needs no GPU to build,
 # nor to run: the program then has host memory only.
@@ -91,6 +126,8 @@ minor=${VERSION%.*}
 configured next <<<"find_package(idist ${minor%.*}.$((${minor#*.} + 1)) CONFIG REQUIRED)"
 configured patch <<<"find_package(idist $minor.99 CONFIG REQUIRED)"
 configured older <<<"find_package(idist ${minor%.*}.$((${minor#*.} - 1)) CONFIG REQUIRED)"
+configured range <<<"find_package(idist ${minor%.*}.1...<$minor CONFIG REQUIRED)"
+configured in-range <<<"find_package(idist ${minor%.*}.1...$VERSION CONFIG REQUIRED)"
 configured unknown <<<"find_package(idist CONFIG REQUIRED COMPONENTS tcp)"
 configured no-mpi -DCMAKE_DISABLE_FIND_PACKAGE_MPI=ON <"$WORK/mpi.cmake"
 configured no-cuda -DCMAKE_DISABLE_FIND_PACKAGE_CUDAToolkit=ON <"$WORK/nccl.cmake"
@@ -102,10 +139,8 @@ if(idist_mpi_FOUND OR TARGET idist::mpi OR NOT TARGET idist::idist)
 endif()'
 
 # pkg-config: the line and the first program of README.md, after make install; what it says after
-# cmake --install, and after make install to a folder whose name has a space.
+# cmake --install.
 ok_run 0 "make install" 100 make -s install PREFIX="$WORK/made"
-ok_headers "$WORK/made/include" "make install"
-ok_run 0 "make install, a space" 100 make -s install PREFIX="$WORK/made here" CC=true
 cat >"$WORK/pkg_config.sh" <<END
 set -e
 cd "$WORK"
@@ -114,21 +149,21 @@ $(readme_block pkg_config.sh | sed 's/^cc /cc -O3 -Wall -Wextra -Werror /')
 export PKG_CONFIG_PATH="$PREFIX/share/pkgconfig"
 c++ -Wall -Wextra -Werror \$(pkg-config --cflags idist) -c "$PROJECT/main.cpp" -o main.o
 pkg-config --modversion idist
-export PKG_CONFIG_PATH="$WORK/made here/lib/pkgconfig"
-eval "cc \$(pkg-config --cflags idist)" -fsyntax-only app.c
 END
 readme_block app.c >"$WORK/app.c"
 ! command -v pkg-config >/dev/null ||
-    later pkg-config 100 env PKG_CONFIG_PATH="$WORK/made/lib/pkgconfig" sh "$WORK/pkg_config.sh"
+    later pkg-config 100 env PKG_CONFIG_PATH="$WORK/made/share/pkgconfig" sh "$WORK/pkg_config.sh"
 
 for language in c cxx; do
     ok_app folder-$language "add_subdirectory, only $language"
 done
-if [ $git = yes ]; then
-    ok_app fetch "FetchContent"
-else
-    skip "FetchContent" "no git"
-fi
+ok_app fetch "FetchContent"
+ok_app twice "idist in two parts of a project"
+ok_run 0 "and installed" 60 cmake --install "$WORK/build-twice" --prefix "$WORK/twice"
+ok_headers "$WORK/twice/include" "idist in two parts of a project"
+ok_runs build-tree "the build tree of a library that uses idist"
+ok_runs lib "an installed library that uses idist"
+ok_runs lib-all "a library and idist installed together"
 ok_app package "find_package of the exact version"
 if [ -z "$openmpi" ]; then
     ok_app openmpi "find_package, component mpi, Open MPI, C++" mpi
@@ -150,6 +185,11 @@ version="is compatible with requested version"
 ok_refused next "the next minor version is refused" "$version"
 ok_refused patch "a later patch is refused" "$version"
 ok_refused older "an earlier minor version is refused" "$version"
+cmake=$(cmake --version | awk 'NR == 1 { print $3 }')
+if [ "$(printf '%s\n' 3.19 "$cmake" | sort -V | head -n 1)" = 3.19 ]; then # older ones know none
+    ok_refused range "a range that ends before this version is refused" "$version"
+    ok_later in-range "a range that includes this version"
+fi
 ok_refused unknown "an unknown component is refused" "component tcp: idist has the components"
 ok_refused no-mpi "the component mpi is refused without MPI" "component mpi: no MPI was found"
 ok_refused no-cuda "the component nccl is refused without CUDA" "component nccl: no CUDA toolkit"

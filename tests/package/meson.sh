@@ -1,21 +1,19 @@
 #!/usr/bin/env bash
-# meson.sh - projects that use idist by Meson: as a subproject through idist.wrap, in C and in C++,
-# and as an installed package.
+# meson.sh - projects that use idist by Meson: as a subproject, in C and in C++, and as an installed
+# package.
 # shellcheck source=tests/lib/tap.sh
 . "$(dirname "$0")/../lib/tap.sh"
 # shellcheck source=tests/lib/package.sh
 . tests/lib/package.sh
 
-for tool in meson ninja git pkg-config; do
+for tool in meson ninja pkg-config; do
     command -v $tool >/dev/null || {
-        echo "1..0 # SKIP no $tool: apt-get install meson ninja-build git pkg-config"
+        echo "1..0 # SKIP no $tool: apt-get install meson ninja-build pkg-config"
         exit 0
     }
 done
-git_release
-ok $? "a repository with the tag v$VERSION"
 
-PREFIX="$WORK/pre fix"
+PREFIX="$WORK/pre & fix"
 ok_run 0 "meson setup" 60 meson setup --prefix "$PREFIX" "$WORK/build" "$SOURCE"
 ok_run 0 "meson install" 60 meson install -C "$WORK/build"
 ok_headers "$PREFIX/include" "meson install"
@@ -29,7 +27,7 @@ meson_app() {
     shift 3
     cp -r "$PROJECT" "$folder"
     mkdir "$folder/subprojects"
-    cp packaging/meson/idist.wrap "$folder/subprojects/"
+    ln -s "$SOURCE" "$folder/subprojects/idist"
     sed "s/LANGUAGES/$languages/; s/SOURCES/$sources/; /^SNIPPET/d" tests/package/meson.build \
         >"$folder/meson.build"
     readme_block app.meson >>"$folder/meson.build"
@@ -39,14 +37,14 @@ meson_app() {
         meson compile -C build --verbose
         build/app' "$folder" "$@"
 }
-CXX=/bin/false meson_app wrap-c "'c'" "'main.c', 'implementation.c'"
-CC=/bin/false meson_app wrap-cxx "'cpp'" "'main.cpp', 'implementation.cpp'"
+CXX=/bin/false meson_app folder-c "'c'" "'main.c', 'implementation.c'"
+CC=/bin/false meson_app folder-cxx "'cpp'" "'main.cpp', 'implementation.cpp'"
 meson_app installed "'c', 'cpp'" "'main.c', 'implementation.cpp'" \
     --pkg-config-path "$PREFIX/share/pkgconfig" --wrap-mode nofallback
-for id in wrap-c wrap-cxx; do
-    ok_app $id "idist.wrap, only ${id#*-}"
+for id in folder-c folder-cxx; do
+    ok_app $id "subprojects/idist, only ${id#*-}"
     grep -qE "^Dependency idist .*found: YES $VERSION( |\$)" "$WORK/$id.later"
-    ok $? "from the wrap" || diag <"$WORK/$id.later"
+    ok $? "from that folder" || diag <"$WORK/$id.later"
 done
 ok_app installed "an installed idist"
 grep -q "^Run-time dependency idist found: YES $VERSION\$" "$WORK/installed.later"

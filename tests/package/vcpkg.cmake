@@ -1,16 +1,17 @@
 # vcpkg.cmake - a stand-in for the functions of vcpkg that the port calls. vcpkg itself is neither
-# in Debian nor on PyPI. They do what vcpkg's manual says of them, for one configuration, with CLONE
-# in place of what would be fetched: cmake -D CLONE=... -D PORT_FOLDER=... -D PACKAGE=... -P this
+# in Debian nor on PyPI. They do what vcpkg's manual says of them, for one configuration:
+# cmake -D PORT_FOLDER=... -D PACKAGE=... -P this
 cmake_minimum_required(VERSION 3.19)
 
 # The fields of the manifest that ports have, as variables.
 file(READ "${PORT_FOLDER}/vcpkg.json" manifest)
-foreach(key IN ITEMS name version description homepage license dependencies)
+foreach(key IN ITEMS name version description license dependencies)
     string(JSON value GET "${manifest}" ${key})
     string(TOUPPER ${key} variable)
     set(${variable} "${value}")
 endforeach()
 set(PORT ${NAME})
+message(STATUS "version ${VERSION}")
 set(CURRENT_PACKAGES_DIR "${PACKAGE}")
 
 function(run)
@@ -34,15 +35,6 @@ function(needs package)
     message(FATAL_ERROR "vcpkg.json: no host dependency ${package}")
 endfunction()
 
-function(vcpkg_from_github)
-    cmake_parse_arguments(PARSE_ARGV 0 arg "" "OUT_SOURCE_PATH;REPO;REF;SHA512;HEAD_REF" "")
-    if(arg_UNPARSED_ARGUMENTS OR NOT arg_REPO MATCHES "^[^/]+/[^/]+$" OR NOT DEFINED arg_SHA512)
-        message(FATAL_ERROR "vcpkg_from_github(${ARGN})")
-    endif()
-    message(STATUS "fetch ${arg_REPO} ${arg_REF} or ${arg_HEAD_REF}")
-    set(${arg_OUT_SOURCE_PATH} "${CLONE}" PARENT_SCOPE)
-endfunction()
-
 function(vcpkg_cmake_configure)
     needs(vcpkg-cmake)
     cmake_parse_arguments(PARSE_ARGV 0 arg "" "SOURCE_PATH" "OPTIONS")
@@ -55,20 +47,6 @@ endfunction()
 
 function(vcpkg_cmake_install)
     run(${CMAKE_COMMAND} --build "${PACKAGE}.build" --target install)
-endfunction()
-
-# Moves the files to share/PORT, which is two folders below the prefix.
-function(vcpkg_cmake_config_fixup)
-    needs(vcpkg-cmake-config)
-    cmake_parse_arguments(PARSE_ARGV 0 arg "" "CONFIG_PATH" "")
-    set(folder "${PACKAGE}/share/${PORT}")
-    file(GLOB files "${PACKAGE}/${arg_CONFIG_PATH}/*")
-    file(COPY ${files} DESTINATION "${folder}")
-    file(REMOVE_RECURSE "${PACKAGE}/${arg_CONFIG_PATH}" "${PACKAGE}/share/cmake")
-    file(READ "${folder}/${PORT}-targets.cmake" targets)
-    string(REGEX REPLACE "\n(get_filename_component\\(_IMPORT_PREFIX [^\n]*\n)+"
-        "\nset(_IMPORT_PREFIX \"\${CMAKE_CURRENT_LIST_DIR}/../..\")\n" targets "${targets}")
-    file(WRITE "${folder}/${PORT}-targets.cmake" "${targets}")
 endfunction()
 
 function(vcpkg_fixup_pkgconfig)
