@@ -281,9 +281,10 @@ DOCS ?= build/docs
 docs:
 	@command -v doxygen >/dev/null || \
 	    { echo "make docs needs doxygen: apt-get install doxygen" >&2; exit 1; }
-	@rm -rf "$(DOCS)/html" "$(DOCS)/man" && mkdir -p "$(DOCS)"
-	@VERSION='$(VERSION)' API_HEADERS='$(API_HEADERS)' DOCS='$(DOCS)' doxygen tools/Doxyfile
-	@echo "$(DOCS)/html/index.html; man -M $(DOCS)/man idist_all_reduce"
+	@rm -rf $(call quoted,$(DOCS)/html) $(call quoted,$(DOCS)/man) && mkdir -p $(call quoted,$(DOCS))
+	@export VERSION='$(VERSION)' API_HEADERS='$(API_HEADERS)' DOCS=$(call quoted,$(DOCS)) && \
+	    doxygen tools/Doxyfile && tools/man.py $(call quoted,$(DOCS)/man)
+	@echo $(call quoted,$(DOCS)/html/index.html; man -M $(DOCS)/man idist_all_reduce)
 
 lint:
 	@tests/lint/lint.sh
@@ -322,7 +323,7 @@ uninstall:
 # only perl.
 DEPS = perl gcc g++ clang libclang-rt-14-dev clang-format clang-tidy shellcheck strace iproute2 \
     gnuplot-nox pkg-config chromium chromium-driver gcc-s390x-linux-gnu libc6-dev-s390x-cross \
-    qemu-user gcc-12-multilib g++-12-multilib doxygen linkchecker
+    qemu-user gcc-12-multilib g++-12-multilib doxygen man-db linkchecker
 # The MPI libraries that the tests run over. Those from PyPI come each into a virtual environment of
 # its own, because all of them install an mpirun; horovodrun is built in another, with cmake. What
 # make bench-peers compares idist with besides, and other launchers.
@@ -423,7 +424,8 @@ help:
 	@echo "make lint       check the headers' rules, format and exported names"
 	@echo "make format     apply .clang-format"
 	@echo "make single     idist.h as a single file, in build/single; make dist: an archive with it"
-	@echo "make docs       pages and man pages of the API, into build/docs; needs doxygen"
+	@echo "make docs       pages and man pages of the API, into build/docs; needs doxygen and"
+	@echo "                python3; man -M build/docs/man idist"
 	@echo "make install    copy headers, idistrun, and the files for pkg-config and CMake to PREFIX"
 	@echo "                (/usr/local), in DESTDIR, if given; make uninstall"
 	@echo "make doctor     what this machine gives to idist, and what is wrong: idistrun --doctor"

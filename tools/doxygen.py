@@ -11,7 +11,8 @@ turns plain comments into those of Doxygen and leaves out what stands behind the
     a comment by itself       is added to every function up to the next one or the end of the
                               section
 
-An indented paragraph and one in columns keep their form. A line that ends early ends there.
+An indented paragraph and one in columns keep their form. A line that ends early ends there. Text in
+backticks is code. tools/man.py reads the same comments.
 """
 import os
 import re
@@ -71,7 +72,13 @@ def escaped(text):
 
 
 def linked(text):
-    """The text with links, and without anything that Doxygen takes for a command."""
+    """The text with links and code, and without anything that Doxygen takes for a command."""
+    parts = re.split('`([^`]+)`', text)
+    code = ['<code>%s</code>' % with_links(part) for part in parts[1::2]] + ['']
+    return ''.join(with_links(part) + span for part, span in zip(parts[::2], code))
+
+
+def with_links(text):
     out, at = '', 0
     for match in NAME.finditer(text):
         out += escaped(text[at:match.start()])
@@ -81,11 +88,25 @@ def linked(text):
     return out + escaped(text[at:])
 
 
+def whole_spans(block):
+    """The lines of a paragraph: code that goes on in the next line is code in both."""
+    is_open = False
+    for line in block:
+        line = '`' * is_open + line
+        is_open = line.count('`') % 2 == 1
+        yield line + '`' * is_open
+
+
+def ends_early(line, following):
+    return re.search('[.:]$', line) and following and \
+        len(line) + len(following.split()[0]) < FULL
+
+
 def paragraphs(lines):
     """Lists of lines, each with whether it keeps its form; such neighbours are one paragraph."""
     result = []
     for block in re.split(r'\n\n+', '\n'.join(lines).strip('\n')):
-        block = block.split('\n')
+        block = list(whole_spans(block.split('\n')))
         as_is = any(re.match(' ', line) or re.search(r'\S {3,}\S', line) for line in block)
         if as_is and result and result[-1][0]:
             result[-1][1].extend([''] + block)
@@ -105,9 +126,7 @@ def describe(lines):
         else:
             out.append('')
             for line, following in zip(block, block[1:] + ['']):
-                early = re.search('[.:]$', line) and following and \
-                    len(line) + len(following.split()[0]) < FULL
-                out += [linked(line)] + ([''] if early else [])
+                out += [linked(line)] + ([''] if ends_early(line, following) else [])
     return out[1:]
 
 
@@ -152,7 +171,7 @@ class Filter:
         """The comment at the top of the file."""
         kind = 'mainpage' if self.path == 'idist.h' else 'page ' + TARGETS[self.path]
         name, _, what = title.split(' - ')[:3]
-        self.out.append(comment(['\\%s %s: %s' % (kind, name, what)]))
+        self.out.append(comment(['\\%s %s: %s' % (kind, name, what.replace('`', ''))]))
         part = []
         for line in lines:
             if line == '*/' or re.fullmatch('[A-Z][A-Z ,-]+', line):
@@ -173,7 +192,8 @@ class Filter:
             if line.startswith('//-'):
                 break
             text.append(line[3:])
-        group = '\\defgroup %s_%s %s: %s' % (match[1], match[2], self.path, match[3])
+        group = '\\defgroup %s_%s %s: %s' % (match[1], match[2], self.path,
+                                            match[3].replace('`', ''))
         self.out.append(comment([group, ''] + describe(text) + ['\\{']) + '\n')
         self.in_group = True
 
@@ -226,4 +246,5 @@ class Filter:
         self.out.append(code + '\n')
 
 
-Filter(sys.argv[1]).run()
+if __name__ == '__main__':
+    Filter(sys.argv[1]).run()

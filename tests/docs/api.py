@@ -1,15 +1,21 @@
 #!/usr/bin/env python3
 """api.py DOCS HEADER... - compares what make docs wrote with the headers; prints what is wrong.
 
-    lost        a line of a comment among the declarations that is on no page
-    function    without an anchor, its declaration, a description or a man page
-    link        to a place of a page that does not exist, or to a file:///path of an explanation
+    lost        a line of a comment among the declarations that is on no page, or on no man page
+    code        in backticks in a comment, and not shown as code
+    function    without an anchor, its declaration, a description; a man page that lacks one of them
+    name        of a man page that does not begin with idist_
+    link        to a place of a page that does not exist, or to a file:///path of an explanation; to
+                a man page that does not exist
+    troff       what the formatter says of a man page
 """
 import glob
 import html
 import os
 import re
+import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 
 DOCS, *HEADERS = sys.argv[1:]
 
@@ -17,6 +23,22 @@ DOCS, *HEADERS = sys.argv[1:]
 def squeezed(text):
     """The text without spaces: lines are broken elsewhere on a page."""
     return re.sub(r'\s', '', text)
+
+
+def plain(comment):
+    """A line of a comment, squeezed, as a page shows it."""
+    return squeezed(comment.replace('`', ''))
+
+
+def rendered(file):
+    """A man page as a reader sees it. Prints what the formatter has to say of it."""
+    run = subprocess.run(['man', '--warnings=w', '--nh', '--nj', '-E', 'ascii', '-l', file],
+                         stdout=subprocess.PIPE, stderr=subprocess.PIPE, timeout=60, check=False,
+                         env={**os.environ, 'MANWIDTH': '1000', 'MANPAGER': 'cat'},
+                         universal_newlines=True)
+    if run.returncode != 0 or run.stderr:
+        print('troff: %s: %s' % (file, run.stderr.strip() or run.returncode))
+    return run.stdout
 
 
 def text_of(page):
@@ -59,17 +81,32 @@ for file in glob.glob(DOCS + '/html/*.html'):
     with open(file, encoding='utf-8') as page:
         pages[os.path.basename(file)] = page.read()
 everything = ''.join(text_of(page) for page in pages.values())
+code = {text_of(span) for page in pages.values()
+        for span in re.findall('<code>(.*?)</code>', page, re.S)}
 found = {}
 for page in pages.values():
     found.update({name: rest for name, *rest in documented(page)})
+
+files = sorted(glob.glob(DOCS + '/man/man*/*'))
+with ThreadPoolExecutor(os.cpu_count()) as pool:
+    man = dict(zip((os.path.basename(file)[:-len('.3')] for file in files),
+                   pool.map(rendered, files)))
+everything_in_man = ''.join(map(squeezed, man.values()))
 
 n_functions = n_lines = n_links = 0
 for header in HEADERS:
     part = declarations(header)
     for line in comment_lines(part):
         n_lines += 1
-        if squeezed(line) not in everything and not re.fullmatch('-*', line):
+        if re.fullmatch('-*', line):
+            continue
+        if plain(line) not in everything:
             print('lost: %s: %s' % (header, line))
+        if plain(line) not in everything_in_man:
+            print('lost: %s: %s: on no man page' % (header, line))
+        for span in re.findall('`([^`]+)`', line):
+            if squeezed(span) not in code:
+                print('code: %s: `%s`' % (header, span))
     for name, declaration, comment in functions(part):
         n_functions += 1
         shown, description = found.get(name, ('', ''))
@@ -78,10 +115,12 @@ for header in HEADERS:
         if not description:
             print('function: %s has no description' % name)
         for line in comment:
-            if squeezed(line[2:]) not in description:
+            if plain(line[2:]) not in description:
                 print('function: %s lacks "%s"' % (name, line))
-        if not os.path.exists('%s/man/man3/%s.3' % (DOCS, name)):
-            print('function: %s has no man page' % name)
+        on_man_page = squeezed(man.get(name, ''))
+        for part_of_page in [declaration + ';'] + [plain(line[2:]) for line in comment]:
+            if part_of_page not in on_man_page:
+                print('function: %s: the man page lacks "%s"' % (name, part_of_page))
 
 for name, page in pages.items():
     for target in re.findall(r'href="([^":]*#[^"]+)"', page):
@@ -91,5 +130,15 @@ for name, page in pages.items():
             print('link: %s: %s does not exist' % (name, target))
     for target in re.findall(r'href="(file:[^"]*)"', page):
         print('link: %s: %s is an example' % (name, target))
+for name, page in man.items():
+    if name != 'idist' and not name.startswith('idist_'):
+        print('name: %s' % name)
+    related = page.partition('\nSEE ALSO\n')[2].rpartition('\n\n')[0]
+    if not re.search(r'\bidist(_\w+_\w+|)\(3\)', related):
+        print('link: the man page %s names no group' % name)
+    for target in re.findall(r'([\w.]+)\(3\)', page):
+        n_links += 1
+        if target not in man:
+            print('link: the man page %s: %s does not exist' % (name, target))
 print('%d functions, %d lines of comments, %d links to places' % (n_functions, n_lines, n_links),
       file=sys.stderr)
