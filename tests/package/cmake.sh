@@ -60,11 +60,12 @@ ln -s "$SOURCE" "$PROJECT/one/idist"
 ln -s "$SOURCE" "$PROJECT/two/idist"
 grep -v '^target' "$WORK/folder.cmake" >"$PROJECT/one/CMakeLists.txt"
 grep -v '^target' "$WORK/fetch.cmake" >"$PROJECT/two/CMakeLists.txt"
-snippet twice.cmake <<<'add_subdirectory(one)
+snippet twice.cmake <<<'set(IDIST_INSTALL ON)
+add_subdirectory(one)
 add_subdirectory(two)
 find_package(idist CONFIG REQUIRED)
 target_link_libraries(app PRIVATE idist::idist)'
-cmake_app twice "$WORK/twice.cmake" C "main.c;implementation.c" -DIDIST_INSTALL=ON "${find[@]}"
+cmake_app twice "$WORK/twice.cmake" C "main.c;implementation.c" "${find[@]}"
 
 # A library that uses idist exports itself. A project uses its build tree; its installation, where
 # idist is installed elsewhere; and its installation together with idist.
