@@ -67,6 +67,15 @@ find_package(idist CONFIG REQUIRED)
 target_link_libraries(app PRIVATE idist::idist)'
 cmake_app twice "$WORK/twice.cmake" C "main.c;implementation.c" "${find[@]}"
 
+# A second part with another version, where the first one is installed.
+mkdir "$PROJECT/other"
+cp -r "$SOURCE" "$PROJECT/other/idist"
+sed -i "/define IDIST_VERSION /s/$VERSION/9.8.7/" "$PROJECT/other/idist/idist.h"
+grep -v '^target' "$WORK/folder.cmake" >"$PROJECT/other/CMakeLists.txt"
+configured other <<<'find_package(idist CONFIG REQUIRED)
+add_subdirectory(other)
+target_link_libraries(app PRIVATE idist::idist)'
+
 # A library that uses idist exports itself. A project uses its build tree; its installation, where
 # idist is installed elsewhere; and its installation together with idist.
 generator=()
@@ -162,6 +171,12 @@ ok_app fetch "FetchContent"
 ok_app twice "idist in two parts of a project"
 ok_run 0 "and installed" 60 cmake --install "$WORK/build-twice" --prefix "$WORK/twice"
 ok_headers "$WORK/twice/include" "idist in two parts of a project"
+! grep -q "is not used" "$WORK/twice.later"
+ok $? "without a word on versions" || diag <"$WORK/twice.later"
+ok_later other "idist in two versions"
+tr -s '\n ' '  ' <"$WORK/other.later" |
+    grep -q "idist 9.8.7 in .*other/idist is not used: the project already has idist $VERSION"
+ok $? "warns of the second one" || diag <"$WORK/other.later"
 ok_runs build-tree "the build tree of a library that uses idist"
 ok_runs lib "an installed library that uses idist"
 ok_runs lib-all "a library and idist installed together"
