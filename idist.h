@@ -354,7 +354,8 @@ WAITING
 LOGGING
 
     IDIST_LOG=error|warn|info|debug, default warn. Lines go to desc.logger, or else to stderr. The
-    library never prints to stdout.
+    library never prints to stdout. A failure that a status reports is logged at info level, so that
+    a program which prints idist_last_error() does not print it twice.
 
 SECURITY
 

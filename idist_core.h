@@ -1546,7 +1546,7 @@ static void idist__group_fail(idist_group *g, idist_status status, const char *c
     g->status = status;
     idist__text_copy(g->cause, sizeof g->cause, cause);
     if (!g->inner)
-        idist__log_print(&w->log, IDIST_LOG_WARN, "%s: %s", idist_status_name(status), cause);
+        idist__log_print(&w->log, IDIST_LOG_INFO, "%s: %s", idist_status_name(status), cause);
     // An aborted group says nothing about the world: the rank may go on, and fail by itself later.
     if (w->cfg.lost &&
         (status == IDIST_ERR_PEER_LOST || (status == IDIST_ERR_ABORTED && g == &w->group)))

@@ -98,7 +98,7 @@ for case in first only; do
 done
 ranks c++ alloc x
 expect "c++: the allocator throws" '^rank 1 split: IDIST_ERR_NO_MEMORY' '^rank 1 finalize'
-IDIST_LOG=warn ranks c++ log x
+IDIST_LOG=info ranks c++ log x
 expect "c++: the logger throws, and the line is not lost" 'the logger threw an exception: disk full' \
     'IDIST_ERR_ABORTED' '^rank 0 next: IDIST_ERR_ABORTED' '^rank 1 next: IDIST_ERR_ABORTED'
 ranks c++ join throw

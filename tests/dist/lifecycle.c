@@ -526,9 +526,16 @@ static void logger(void) {
     tap_ok(l.n == 1 && l.last_level == IDIST_LOG_INFO && strstr(l.last, "joined a world of 1"),
            "it got \"%s\"", l.last);
     idist_abort(NULL);
-    tap_ok(l.last_level == IDIST_LOG_WARN && strstr(l.last, "idist_abort"), "it got \"%s\"",
+    tap_ok(l.last_level == IDIST_LOG_INFO && strstr(l.last, "idist_abort"), "it got \"%s\"",
            l.last);
     idist_finalize();
+    unsetenv("IDIST_LOG");
+    l.n = 0;
+    tap_is(idist_initialize(&d), IDIST_OK, "and without IDIST_LOG");
+    idist_abort(NULL);
+    tap_is(idist_barrier(NULL), IDIST_ERR_ABORTED, "the status tells of a failure");
+    tap_is(idist_finalize(), IDIST_ERR_ABORTED, "also that of finalize");
+    tap_is(l.n, 0, "so no line does");
     setenv("IDIST_LOG", "error", 1);
     l.n = 0;
     tap_is(idist_initialize(&d), IDIST_OK, "and with IDIST_LOG=error");
