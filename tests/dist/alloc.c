@@ -271,7 +271,7 @@ static void grows(idist_group *world, int rank, int n, void *arg) {
     rank_check(shm_of(world)->window->extent_count > 2, "rank %d: %u extents", rank,
                shm_of(world)->window->extent_count);
     for (int i = 0; i < 3; i++) // by the third all members have mapped what the others have
-        rank_ok(rank, idist_all_reduce(x[3], x[3], counts[3], IDIST_I32, IDIST_MAX, &in_half));
+        rank_ok(rank, idist_all_reduce(x[4], x[4], counts[4], IDIST_I32, IDIST_MAX, &in_half));
     if (idist_group_size(half) > 1)
         rank_check(idist__ring_group_of(half)->share->extents_open ==
                        shm_of(world)->window->extent_count,

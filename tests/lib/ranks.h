@@ -408,12 +408,13 @@ static inline int test_slow_factor(void) {
 
 // What one rank leaves for the parent, in shared memory.
 typedef struct proc_slot {
-    int phase;       // the body counts it up; the parent waits for values
-    int iterations;  //
-    int status;      // an idist_status
-    int has_result;  //
-    int exit_code;   // what the body returned, where the ranks are mpirun's
-    int64_t when_ns; // CLOCK_MONOTONIC, the same in all processes of a machine
+    int phase;         // the body counts it up; the parent waits for values
+    int iterations;    //
+    int status;        // an idist_status
+    int has_result;    //
+    int exit_code;     // what the body returned, where the ranks are mpirun's
+    int64_t when_ns;   // CLOCK_MONOTONIC, the same in all processes of a machine
+    int64_t waited_ns; // tap_waited_ns then
     char text[600];
 } proc_slot;
 
@@ -466,6 +467,7 @@ static inline int free_port(void) {
 // Records the end of a rank's work, with the text of its last failure.
 static inline void proc_result(proc_slot *slot, idist_status status) {
     slot->when_ns = tap_now_ns();
+    slot->waited_ns = tap_waited_ns(getpid());
     slot->status = status;
     copy_text(slot->text, sizeof slot->text, status ? idist_last_error() : "");
     __atomic_store_n(&slot->has_result, 1, __ATOMIC_RELEASE);

@@ -81,6 +81,28 @@ static inline int64_t tap_now_ns(void) {
 
 static inline int64_t tap_now_ms(void) { return tap_now_ns() / 1000000; }
 
+// Nanoseconds that the main thread of a process has waited for a processor so far, while it could
+// have run; 0 if the kernel does not count them. A limit on time grows by what is added meanwhile.
+static inline int64_t tap_waited_ns(pid_t pid) {
+    char path[64];
+    long long waited_ns = 0;
+    FILE *f;
+    snprintf(path, sizeof path, "/proc/%d/schedstat", (int)pid);
+    f = fopen(path, "r");
+    if (f && fscanf(f, "%*u %lld", &waited_ns) != 1) waited_ns = 0;
+    if (f) fclose(f);
+    return (int64_t)waited_ns;
+}
+
+// Nanoseconds that the machine itself, if it is a virtual one, has waited for its processors so far.
+static inline int64_t tap_stolen_ns(void) {
+    unsigned long long ticks = 0;
+    FILE *f = fopen("/proc/stat", "r");
+    if (f && fscanf(f, "cpu %*u %*u %*u %*u %*u %*u %*u %llu", &ticks) != 1) ticks = 0;
+    if (f) fclose(f);
+    return (int64_t)(ticks * (1000000000ull / (unsigned long)sysconf(_SC_CLK_TCK)));
+}
+
 static inline void tap_sleep_ms(int ms) {
     struct timespec ts = {ms / 1000, (long)(ms % 1000) * 1000000};
     while (nanosleep(&ts, &ts) != 0 && errno == EINTR) {}

@@ -304,6 +304,7 @@ static void free_nowhere(void *ptr, void *user) {
 }
 
 static void members_new(int n) {
+    static idist__ring ring; // in which nothing fails
     member_count = n;
     members = (member *)calloc((size_t)n, sizeof *members);
     rank_table = (int *)calloc((size_t)n, sizeof *rank_table);
@@ -313,6 +314,7 @@ static void members_new(int n) {
         rank_table[r] = r;
         self->is_peer = (uint8_t *)calloc((size_t)n, 1);
         TAP_REQUIRE(self->is_peer);
+        self->w.impl = &ring;
         self->w.group.size = n;
         self->w.group.rank = r;
         self->g.w = &self->w;
