@@ -12,6 +12,7 @@ CONTENTS
       [base:fail]    status names, and the text of a thread's last failure
       [base:callback] calling functions of the program
       [base:text]    copying and appending text
+      [base:number]  numbers with fractions as text, in every locale
       [base:mem]     memory through the caller's allocator
       [base:window]  memory that all ranks of the host have mapped, for idist_alloc
       [base:log]     one line at a time, to the caller's logger or to stderr
@@ -147,6 +148,67 @@ static void idist__text_copy(char *to, size_t capacity, const char *from) {
     if (nbytes >= capacity) nbytes = capacity - 1;
     memcpy(to, from, nbytes);
     to[nbytes] = 0;
+}
+
+//------------------------------------------------------------------------------
+// [base:number]  numbers with fractions as text, in every locale
+// uses -
+//
+// The functions printf and strtod use the decimal point of the program's locale. Everywhere else in
+// idist, numbers with fractions are printed by the functions of this section (`make lint` checks).
+//------------------------------------------------------------------------------
+
+enum { IDIST__NUMBER_NBYTES = 40 }; // of a number as text, with the 0 at its end
+
+// Copies what printf has printed to text. The decimal point becomes a period, and -nan becomes nan.
+static const char *idist__number_convert(char *text, const char *printed) {
+    const char *from = printed;
+    char *to = text;
+    bool in_point = false;
+
+    if (strstr(printed, "nan")) from = "nan";
+
+    for (; *from; from++) {
+        bool is_point = !strchr("0123456789+-einfa", *from); // perhaps one of its several bytes
+
+        if (!is_point) *to++ = *from;
+        else if (!in_point) *to++ = '.';
+        in_point = is_point;
+    }
+
+    *to = 0;
+
+    return text;
+}
+
+// Prints like %.*g with at most 17 digits. Returns text, which has IDIST__NUMBER_NBYTES bytes.
+IDIST__UNUSED static const char *idist__number_print(char *text, double value, int digits) {
+    char printed[64];
+
+    snprintf(printed, sizeof printed, "%.*g", digits, value);
+    return idist__number_convert(text, printed);
+}
+
+// Prints like %.*f with at most 9 decimals, and numbers from 1e15 on like %g. Returns text.
+IDIST__UNUSED static const char *idist__number_print_fixed(char *text, double value, int decimals) {
+    char printed[64];
+
+    if (!(value > -1e15 && value < 1e15)) return idist__number_print(text, value, 6);
+    snprintf(printed, sizeof printed, "%.*f", decimals, value);
+    return idist__number_convert(text, printed);
+}
+
+// Prints the fewest of 15 to 17 digits that give the same double when they are read. Returns text.
+IDIST__UNUSED static const char *idist__number_print_exact(char *text, double value) {
+    char printed[64];
+    int digits;
+
+    for (digits = 15; digits <= 17; digits++) {
+        snprintf(printed, sizeof printed, "%.*g", digits, value);
+        if (strtod(printed, NULL) == value) break;
+    }
+
+    return idist__number_convert(text, printed);
 }
 
 //------------------------------------------------------------------------------

@@ -668,7 +668,8 @@ IDIST_API idist_status idist_checkpoint_find(const idist_checkpoint_desc *desc, 
 #endif
 
 // name: of the training run, "CIFAR10-Training". Prints up to 2,000 bytes of the text; line feeds
-// in it become spaces.
+// in it become spaces. As with printf, your format prints fractions with the decimal point of your
+// program's locale. Numbers that idist prints have a period in every locale.
 IDIST_API void idist_train_log(const char *name, const char *format, ...) IDIST__FORMAT(2, 3);
 // Version, backend, device, world size and idist_show_config, each on its own line.
 IDIST_API void idist_train_log_config(const char *name);
@@ -1001,7 +1002,7 @@ static idist_status idist__agree_no_memory(const char *name, idist_group *group)
 
 //------------------------------------------------------------------------------
 // [train:sampler]  which sample goes to which rank
-// uses fail get collective random agree
+// uses fail number get collective random agree
 //
 // Each rank computes the order of the whole epoch, and keeps every n-th index of the part that is
 // left, starting with its rank. Three ranks, 10 samples, without drop_last:
@@ -1276,20 +1277,21 @@ static size_t idist__sampler_part(double fraction, size_t length) {
 }
 
 static idist_status idist__sampler_check_fractions(const double *fractions, int n) {
+    char text[IDIST__NUMBER_NBYTES];
     double sum = 0;
     int i;
 
     for (i = 0; i < n; i++) {
         if (!(fractions[i] >= 0))
             return idist__fail(IDIST_ERR_ARG,
-                               "partition: fractions must not be negative; number %d is %g", i,
-                               fractions[i]);
+                               "partition: fractions must not be negative; number %d is %s", i,
+                               idist__number_print(text, fractions[i], 6));
         sum += fractions[i];
     }
 
     if (sum > 1 + 1e-9)
-        return idist__fail(IDIST_ERR_ARG, "partition: the fractions add up to %g, more than 1",
-                           sum);
+        return idist__fail(IDIST_ERR_ARG, "partition: the fractions add up to %s, more than 1",
+                           idist__number_print(text, sum, 6));
 
     return IDIST_OK;
 }
@@ -1960,7 +1962,7 @@ idist_status idist_sync_batch_norm_backward(float *sum_dy, float *sum_dy_xmu, in
 
 //------------------------------------------------------------------------------
 // [train:norm]  the norm of gradients, and clipping by it
-// uses fail base:type float reduce collective agree
+// uses fail number base:type float reduce collective agree
 //------------------------------------------------------------------------------
 
 // The square root by Newton's method, starting from half the exponent: sqrt would need -lm. The
@@ -2021,13 +2023,14 @@ static double idist__norm_squares(const idist_tensor *tensor) {
 }
 
 static idist_status idist__norm_check(const idist_tensor *grads, int n, double max_norm) {
+    char text[IDIST__NUMBER_NBYTES];
     int i;
 
     if (n < 0 || (n && !grads))
         return idist__fail(IDIST_ERR_ARG, "clip_grad_norm: %d gradients, or grads is NULL", n);
     if (!(max_norm >= 0))
-        return idist__fail(IDIST_ERR_ARG, "clip_grad_norm: max_norm must not be negative, got %g",
-                           max_norm);
+        return idist__fail(IDIST_ERR_ARG, "clip_grad_norm: max_norm must not be negative, got %s",
+                           idist__number_print(text, max_norm, 6));
 
     for (i = 0; i < n; i++) {
         if (!idist__type_is_float(grads[i].dtype) || !idist_dtype_size(grads[i].dtype))
@@ -2073,7 +2076,7 @@ idist_status idist_clip_grad_norm(const idist_tensor *grads, int n, double max_n
 
 //------------------------------------------------------------------------------
 // [train:schedule]  values that follow the step, such as the learning rate
-// uses fail float
+// uses fail number float
 //
 // log, exp and sin would need -lm. The series here are summed until their next term is below the
 // last bit of a double.
@@ -2201,6 +2204,7 @@ static bool idist__schedule_is_bounded(const idist_schedule *schedule, bool has_
 }
 
 static idist_status idist__schedule_check(const idist_schedule *schedule) {
+    char text[IDIST__NUMBER_NBYTES];
     bool has_factor, has_end, one_cycle;
     idist_schedule_kind kind;
 
@@ -2217,17 +2221,17 @@ static idist_status idist__schedule_check(const idist_schedule *schedule) {
 
     if (has_factor && !(schedule->factor > 0 && idist__schedule_is_finite(schedule->factor)))
         return idist__fail(IDIST_ERR_ARG,
-                           "schedule_value: factor must be finite and positive, got %g",
-                           schedule->factor);
+                           "schedule_value: factor must be finite and positive, got %s",
+                           idist__number_print(text, schedule->factor, 6));
     if (kind == IDIST_SCHEDULE_POLYNOMIAL &&
         !(schedule->power >= 0 && idist__schedule_is_finite(schedule->power)))
         return idist__fail(IDIST_ERR_ARG,
-                           "schedule_value: power must be finite and not negative, got %g",
-                           schedule->power);
+                           "schedule_value: power must be finite and not negative, got %s",
+                           idist__number_print(text, schedule->power, 6));
     if (one_cycle && !(schedule->rise >= 0 && schedule->rise < 1))
         return idist__fail(IDIST_ERR_ARG,
-                           "schedule_value: rise must be at least 0 and below 1, got %g",
-                           schedule->rise);
+                           "schedule_value: rise must be at least 0 and below 1, got %s",
+                           idist__number_print(text, schedule->rise, 6));
     if (!idist__schedule_is_bounded(schedule, has_end))
         return idist__fail(IDIST_ERR_ARG, "schedule_value: begin, end, peak and warmup, and their "
                                           "differences, must be finite");
@@ -2252,25 +2256,29 @@ double idist_schedule_value(const idist_schedule *schedule, uint64_t step) {
 
 static idist_status idist__schedule_check_milestones(const idist_milestone *milestones, int n,
                                                      double step) {
+    char a[IDIST__NUMBER_NBYTES], b[IDIST__NUMBER_NBYTES];
     int i;
 
     if (!milestones || n < 1)
         return idist__fail(IDIST_ERR_ARG, "piecewise_linear: %d milestones, or milestones is NULL",
                            n);
     if (!idist__schedule_is_finite(step))
-        return idist__fail(IDIST_ERR_ARG, "piecewise_linear: step is %g", step);
+        return idist__fail(IDIST_ERR_ARG, "piecewise_linear: step is %s",
+                           idist__number_print(a, step, 6));
 
     for (i = 0; i < n; i++) {
         const idist_milestone *at = &milestones[i];
 
         if (!idist__schedule_is_finite(at->step) || !idist__schedule_is_finite(at->value))
-            return idist__fail(IDIST_ERR_ARG, "piecewise_linear: milestone %d is (%g, %g)", i,
-                               at->step, at->value);
+            return idist__fail(IDIST_ERR_ARG, "piecewise_linear: milestone %d is (%s, %s)", i,
+                               idist__number_print(a, at->step, 6),
+                               idist__number_print(b, at->value, 6));
         if (i > 0 && !(at->step > milestones[i - 1].step))
             return idist__fail(IDIST_ERR_ARG,
-                               "piecewise_linear: steps must increase, but milestone %d is at %g, "
-                               "after %g",
-                               i, at->step, milestones[i - 1].step);
+                               "piecewise_linear: steps must increase, but milestone %d is at %s, "
+                               "after %s",
+                               i, idist__number_print(a, at->step, 6),
+                               idist__number_print(b, milestones[i - 1].step, 6));
         if (i > 0 && !idist__schedule_is_finite((at->value - milestones[i - 1].value) *
                                                 (at->step - milestones[i - 1].step)))
             return idist__fail(IDIST_ERR_ARG,
@@ -3303,8 +3311,8 @@ idist_status idist_checkpoint_find(const idist_checkpoint_desc *desc, bool lates
 
 //------------------------------------------------------------------------------
 // [train:save]  writes a checkpoint atomically and removes those not kept
-// uses os:file os:folder fail base:log model core:world get agree checksum
-// uses checkpoint folder
+// uses os:file os:folder fail number base:log model core:world get agree
+// uses checksum checkpoint folder
 //
 // All of it happens on rank 0, while the others wait for its status: list the folder and remove
 // what crashes have left; decide whether the file is wanted; write a temporary file, sync it,
@@ -3439,6 +3447,7 @@ static idist_status idist__save_to_folder(const idist_checkpoint_desc *desc,
 static idist_status idist__save_on_root(const idist_checkpoint_desc *desc, uint64_t step,
                                         double score, idist__checkpoint *c, const idist__log *log) {
     idist__folder_entry entry;
+    char text[IDIST__NUMBER_NBYTES];
     const char *prefix = NULL;
     idist__os_folder folder;
     idist_status status;
@@ -3449,8 +3458,8 @@ static idist_status idist__save_on_root(const idist_checkpoint_desc *desc, uint6
     if (status == IDIST_OK) {
         entry.step = step;
         entry.score = score;
-        snprintf(entry.name, sizeof entry.name, "%s_%llu_score=%.6g.idist", prefix,
-                 (unsigned long long)step, score);
+        snprintf(entry.name, sizeof entry.name, "%s_%llu_score=%s.idist", prefix,
+                 (unsigned long long)step, idist__number_print(text, score, 6));
         c->header[IDIST__HEADER_STEP] = step;
         memcpy(&c->header[IDIST__HEADER_SCORE], &score, sizeof score);
         c->header[IDIST__HEADER_CHECKSUM] = idist__checkpoint_header_checksum(c->header);
@@ -3483,7 +3492,7 @@ idist_status idist_checkpoint_save(const idist_checkpoint_desc *desc, uint64_t s
 
 //------------------------------------------------------------------------------
 // [train:shape]  shapes and options that must be equal on all ranks
-// uses fail base:type collective agree
+// uses fail text number base:type collective agree
 //------------------------------------------------------------------------------
 
 // In place of a dtype when an option is compared; its value is then in count.
@@ -3525,10 +3534,12 @@ static void idist__shape_of_tensors(idist__shape *shapes, const char *what,
 
 // "F32 x 1024" of a tensor, or the value of an option.
 static void idist__shape_print(char *text, size_t capacity, int64_t count, int64_t dtype) {
+    char number[IDIST__NUMBER_NBYTES];
     double real;
 
     memcpy(&real, &count, sizeof real);
-    if (dtype == IDIST__SHAPE_REAL) snprintf(text, capacity, "%g", real);
+    if (dtype == IDIST__SHAPE_REAL)
+        idist__text_copy(text, capacity, idist__number_print(number, real, 6));
     else if (dtype == IDIST__SHAPE_INTEGER) snprintf(text, capacity, "%lld", (long long)count);
     else
         snprintf(text, capacity, "%s x %lld", idist_dtype_name((idist_dtype)dtype),
@@ -4059,7 +4070,8 @@ static idist_status idist__int8_finish(idist_bucket *b, void *arg) {
 
 //------------------------------------------------------------------------------
 // [train:powersgd]  buckets sent as products of two thin matrices
-// uses fail float reduce collective twister norm checksum memory compress
+// uses fail number float reduce collective twister norm checksum memory
+// uses compress
 //
 // After Vogels, Karimireddy and Jaggi, PowerSGD (2019), and torch's powerSGD_hook: one step of the
 // power iteration for the largest singular vectors of the mean of M over the ranks.
@@ -4114,6 +4126,7 @@ static idist_powersgd_desc idist__powersgd_resolve(const idist_powersgd_desc *de
 }
 
 static idist_status idist__powersgd_check(const idist_powersgd_desc *desc) {
+    char a[IDIST__NUMBER_NBYTES], b[IDIST__NUMBER_NBYTES];
     double rate = desc->min_compression_rate, epsilon = desc->epsilon;
 
     if (desc->rank < 0 || desc->rank > IDIST__POWERSGD_RANK_MAX)
@@ -4122,8 +4135,8 @@ static idist_status idist__powersgd_check(const idist_powersgd_desc *desc) {
     if (!(rate >= 0 && rate - rate == 0) || !(epsilon >= 0 && epsilon - epsilon == 0))
         return idist__fail(IDIST_ERR_ARG,
                            "ddp_create: powersgd: min_compression_rate and epsilon must not be "
-                           "negative, got %g and %g",
-                           rate, epsilon);
+                           "negative, got %s and %s",
+                           idist__number_print(a, rate, 6), idist__number_print(b, epsilon, 6));
 
     return IDIST_OK;
 }
@@ -5936,9 +5949,9 @@ idist_status idist_ddp_join(idist_ddp *d, int *last) {
 
 //------------------------------------------------------------------------------
 // [train:ddp_create]  from a desc to a ddp, and its end
-// uses fail base:log base:type model core:world get collective request own
-// uses agree auto shape tensor memory compress half int8 powersgd on_device ddp
-// uses ddp_bucket
+// uses fail number base:log base:type model core:world get collective request
+// uses own agree auto shape tensor memory compress half int8 powersgd on_device
+// uses ddp ddp_bucket
 //
 //     idist__ddp_create_copy         the lists of the caller
 //     idist__ddp_create_check        what can be wrong with them
@@ -6075,6 +6088,7 @@ static idist_status idist__ddp_create_check_gradient(const idist_ddp_desc *desc,
 
 static idist_status idist__ddp_create_check_lists(const idist_ddp_desc *desc) {
     const char *name = "ddp_create";
+    char a[IDIST__NUMBER_NBYTES], b[IDIST__NUMBER_NBYTES];
     idist_status status;
 
     if (desc->n < 1)
@@ -6082,8 +6096,9 @@ static idist_status idist__ddp_create_check_lists(const idist_ddp_desc *desc) {
                            desc->n);
     if (desc->prescale - desc->prescale != 0 || desc->postscale - desc->postscale != 0)
         return idist__fail(IDIST_ERR_ARG,
-                           "ddp_create: prescale and postscale must be finite, got %g and %g",
-                           desc->prescale, desc->postscale);
+                           "ddp_create: prescale and postscale must be finite, got %s and %s",
+                           idist__number_print(a, desc->prescale, 6),
+                           idist__number_print(b, desc->postscale, 6));
 
     status = idist__tensor_check(name, "parameter", desc->params, desc->n, true);
     if (status == IDIST_OK && desc->grads)
@@ -6460,7 +6475,7 @@ int idist_ddp_active(const idist_ddp *d) { return d ? d->active_count : 0; }
 
 //------------------------------------------------------------------------------
 // [train:log]  what a training run prints, on rank 0 only
-// uses mutex calendar fail text base:log model core:world get
+// uses mutex calendar fail text number base:log model core:world get
 //------------------------------------------------------------------------------
 
 // Removes a progress bar, so that a line can take its place. The lock is held.
@@ -6522,12 +6537,13 @@ void idist_train_log_config(const char *name) {
 
 void idist_train_log_metrics(const char *name, int epoch, double seconds, const char *tag,
                              const char *const *names, const double *values, int n) {
+    char text[IDIST__NUMBER_NBYTES];
     int i;
 
-    idist_train_log(name, "Epoch %d - Evaluation time (seconds): %.2f - %s metrics:", epoch,
-                    seconds, tag ? tag : "");
+    idist_train_log(name, "Epoch %d - Evaluation time (seconds): %s - %s metrics:", epoch,
+                    idist__number_print_fixed(text, seconds, 2), tag ? tag : "");
     for (i = 0; i < n && names && values; i++)
-        idist_train_log(name, "    %s: %.6g", names[i], values[i]);
+        idist_train_log(name, "    %s: %s", names[i], idist__number_print(text, values[i], 6));
 }
 
 //------------------------------------------------------------------------------
@@ -6765,34 +6781,11 @@ static void idist__event_scalar(idist__event *record, double wall_time, uint64_t
 
 //------------------------------------------------------------------------------
 // [train:csv]  a scalar as a line of scalars.csv
-// uses os:file checkpoint event
+// uses os:file number checkpoint event
 //------------------------------------------------------------------------------
 
 #define IDIST__CSV_HEADER "wall_time,step,tag,value\n"
 #define IDIST__CSV_NBYTES (2 * IDIST__TAG_NBYTES + 100) // of a line; a quote in a tag is two
-
-// Writes a number and returns the end of it. It has the fewest of 15 to 17 digits that give the
-// same double when they are read. The locale's decimal point, which may have several bytes, becomes
-// a period.
-static char *idist__csv_number(char *text, double value) {
-    char printed[64];
-    const char *from;
-    int digits;
-
-    for (digits = 15; digits <= 17; digits++) {
-        snprintf(printed, sizeof printed, "%.*g", digits, value);
-        if (strtod(printed, NULL) == value) break;
-    }
-
-    from = strstr(printed, "nan") ? "nan" : printed; // not -nan
-
-    for (; *from; from++) {
-        if (strchr("0123456789+-einfa", *from)) *text++ = *from;
-        else if (text[-1] != '.') *text++ = '.';
-    }
-
-    return text;
-}
 
 // Writes a tag, in quotes if it needs them. Returns the end of it.
 static char *idist__csv_tag(char *to, const char *tag) {
@@ -6812,14 +6805,13 @@ static char *idist__csv_tag(char *to, const char *tag) {
 // Writes a line and returns how many bytes it has. wall_us: microseconds since 1970.
 static size_t idist__csv_line(char line[IDIST__CSV_NBYTES], int64_t wall_us, uint64_t step,
                               const char *tag, double value) {
-    char *at = line;
+    char *at = line, number[IDIST__NUMBER_NBYTES];
 
     at += snprintf(at, 64, "%lld.%06d,%llu,", (long long)(wall_us / 1000000),
                    (int)(wall_us % 1000000), (unsigned long long)step);
     at = idist__csv_tag(at, tag);
     *at++ = ',';
-    at = idist__csv_number(at, value);
-    *at++ = '\n';
+    at += snprintf(at, sizeof number, "%s\n", idist__number_print_exact(number, value));
 
     return (size_t)(at - line);
 }

@@ -29,6 +29,7 @@ Rules of check:
     comment     a comment that names an identifier of idist which does not exist
     launchers   the lists of launchers in idist.h are not those of the table in idist_launch.h
     system      an include, a name or a path of the operating system outside idist_os.h
+    locale      a number with a fraction, printed or read with the locale's decimal point
     parse       a function that this script does not understand
 
 rename reads lines "old new" and replaces whole identifiers in code and in comments. It refuses when
@@ -133,10 +134,15 @@ SYSTEM_NAMES = re.compile(r'''
   | HANDLE | DWORD | SOCKET | WSA[A-Z]\w+ | GetCurrentProcessId | VirtualAlloc
   | CreateProcess[AW]? | CreateThread | CreateFileMapping[AW]? | CloseHandle
 ''', re.X)
+# What depends on the decimal point of the program's locale, outside the section that sees to it.
+LOCALE_CALLS = set('atof strtod strtof strtold'.split())
+LOCALE_FORMAT = re.compile(r'%(?:%|[-+#0-9.*]*[lL]?[aefgAEFG])')
+LOCALE_SECTION = 'base:number'
+
 SYSTEM_PATH = re.compile(r'"/(proc|dev|sys|run|tmp|etc)/')
 
 RULES = ['prefix', 'uses', 'banner', 'floors', 'decl', 'columns', 'length', 'nesting', 'branches',
-         'blank', 'statements', 'chain', 'comment', 'launchers', 'system', 'cancel',
+         'blank', 'statements', 'chain', 'comment', 'launchers', 'system', 'cancel', 'locale',
          'parse']
 
 DASHES = '//' + '-' * 78
@@ -1005,6 +1011,19 @@ def rule_cancel(house, known):
             elif kind == 'name' and word in CANCELLATION_POINTS and after == '(' and \
                     before not in ('.', '->', '*') and wrapped is None:
                 yield source, source.line(at), '%s() without IDIST__OS_CALL' % word
+
+
+def rule_locale(house, known):
+    for source in house.sources:
+        for kind, word, at in all_tokens(source):
+            line = source.line(at)
+            if source.section_at(line).tag == LOCALE_SECTION:
+                continue
+            found = [word + '()'] if kind == 'name' and word in LOCALE_CALLS else []
+            if kind == 'string':
+                found = [f for f in LOCALE_FORMAT.findall(word) if f != '%%']
+            for what in found:
+                yield source, line, '%s depends on the locale; use [%s]' % (what, LOCALE_SECTION)
 
 
 def rule_parse(house, known):

@@ -205,6 +205,13 @@ def test_cancel():
     check('elsewhere', found('close(x);', name='idist_core.h'), [])
 
 
+def test_locale():
+    check('a number with a fraction', one('locale', 'f("%.*g of %5.2f", x);', 'g(atof(x));'), 3)
+    check('other formats', one('locale', 'f("%d %s %% %zu%%eth0 100 % fine", x);'), 0)
+    text = body('f("%g", strtod(x));')
+    check('where it is allowed', findings('locale', make(('base:number', '-', text))), [])
+
+
 def test_space():
     before = body('int a = x;', 'first(a);',
                   'if (a) {', '    b();', '}', 'else {', '    c();', '    d();', '}',
@@ -261,8 +268,8 @@ def test_rename():
             check('rename, %s' % name, refused, not good)
 
 
-for test in (test_reader, test_graph, test_rules, test_launchers, test_system, test_space,
-             test_split, test_rename):
+for test in (test_reader, test_graph, test_rules, test_launchers, test_system, test_locale,
+             test_space, test_split, test_rename):
     test()
 print('1..%d' % n_run)
 sys.exit(n_failed > 0)

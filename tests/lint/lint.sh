@@ -18,7 +18,7 @@ cd "$(dirname "$0")/../.." || exit 1
 MAX_COLUMNS=100
 # Rules of house.py (see its head). All hold for every header.
 HOUSE_RULES=prefix,uses,banner,floors,decl,columns,length,nesting,branches,blank,statements,chain
-HOUSE_RULES=$HOUSE_RULES,comment,launchers,system,parse
+HOUSE_RULES=$HOUSE_RULES,comment,launchers,system,locale,parse
 # Headers without such a CONTENTS: what others include more than once, and the API, which also lists
 # the files.
 CONTENTS_OPEN="idist_begin.h idist_end.h idist.h"
