@@ -620,16 +620,17 @@ typedef struct idist_checkpoint_desc {
 
 // Writes tensors and a struct of yours (info, for example epoch and rate; may be NULL, and is
 // ignored on other ranks) to folder/PREFIX_STEP_score=SCORE.idist: to a temporary file in the
-// folder, fsync, rename, fsync of the folder. Then removes all but the `keep` best files and the
-// `keep_latest` latest ones; a file may be both. Of equal scores the later step is better, and of
-// equal steps the better score is later. A crash at any moment leaves complete files and at most
-// one temporary file, which the next save removes.
+// folder, fsync, rename, fsync of the folder. SCORE has up to six digits and a period in every
+// locale. A step has one file: the new file replaces an earlier file of the same step, whatever its
+// score. Then all but the `keep` best files and the `keep_latest` latest ones are removed; a file
+// may be both. Of equal scores the later step is better. A crash at any moment leaves complete
+// files, perhaps two of the last step, and at most one temporary file; the next save of that step
+// removes the surplus.
 //
-// The file is not written if `keep` others are better and `keep_latest` others are later, or if a
-// better one has the same name (SCORE is printed with %.6g). The log says so at info level, or as a
-// warning if the better file has a later step, so that it must stem from another run. Every file
-// with the prefix counts, also those of earlier runs and those damaged after their header: use a
-// folder per training run.
+// The file is not written, and nothing changes, if `keep` files of other steps are better and
+// `keep_latest` are later. The log says so at info level, or as a warning if the better file has a
+// later step, so that it must stem from another run. Every file with the prefix counts, also those
+// of earlier runs and those damaged after their header: use a folder per training run.
 //
 // IDIST_ERR_NO_SPACE, IDIST_ERR_SYSTEM: existing files are untouched. IDIST_ERR_ARG: the score is
 // NaN.
@@ -3194,8 +3195,8 @@ static idist_status idist__folder_list_all(const char *path, const char *prefix,
     return IDIST_OK;
 }
 
-// Whether a file belongs in the folder: fewer than `keep` others are better, or fewer than
-// `keep_latest` are later.
+// Returns true if a file belongs in the folder: fewer than `keep` files of other steps are better,
+// or fewer than `keep_latest` are later.
 static bool idist__folder_keeps(const idist_checkpoint_desc *desc, const idist__folder_list *list,
                                 const idist__folder_entry *entry) {
     int i, keep = desc->keep ? desc->keep : 1, better_count = 0, later_count = 0;
@@ -3205,7 +3206,7 @@ static bool idist__folder_keeps(const idist_checkpoint_desc *desc, const idist__
     for (i = 0; i < list->count; i++) {
         const idist__folder_entry *other = &list->entries[i];
 
-        if (strcmp(other->name, entry->name) == 0) continue;
+        if (other->step == entry->step) continue;
         better_count += idist__folder_is_better(other, entry, desc->low_is_best);
         later_count += idist__folder_is_later(other, entry, desc->low_is_best);
     }
@@ -3357,23 +3358,22 @@ static int idist__save_write(const idist__checkpoint *c, idist__os_folder folder
     return error;
 }
 
-// The file because of which this one is not wanted: one of the same name with a better score or, if
-// the folder is full, the best of the better ones, preferably one of a later step. NULL: it is
-// wanted.
+// Returns the file because of which a new one is not wanted: the best of the better files of other
+// steps, preferably one of a later step. NULL: the new file is wanted.
 static const idist__folder_entry *idist__save_find_better(const idist_checkpoint_desc *desc,
                                                           const idist__folder_list *list,
                                                           const idist__folder_entry *entry) {
     const idist__folder_entry *picked = NULL;
-    bool full = !idist__folder_keeps(desc, list, entry);
     int i;
+
+    if (idist__folder_keeps(desc, list, entry)) return NULL;
 
     for (i = 0; i < list->count; i++) {
         const idist__folder_entry *other = &list->entries[i];
         bool later = other->step > entry->step, picked_later;
 
+        if (other->step == entry->step) continue;
         if (!idist__folder_is_better(other, entry, desc->low_is_best)) continue;
-        if (strcmp(other->name, entry->name) == 0) return other;
-        if (!full) continue;
 
         picked_later = picked && picked->step > entry->step;
         if (!picked || later > picked_later) picked = other;
@@ -3395,21 +3395,49 @@ static void idist__save_log_better(const idist_checkpoint_desc *desc,
                      later ? " and has a later step: files of an earlier run count as well" : "");
 }
 
-// Removes all but the best and the latest files.
+static idist_status idist__save_remove(const idist_checkpoint_desc *desc, idist__os_folder folder,
+                                       const char *name) {
+    int error = idist__os_folder_remove(folder, name);
+
+    if (!error || error == ENOENT) return IDIST_OK;
+    return idist__checkpoint_fail("checkpoint_save: cannot remove", desc->folder, name, error);
+}
+
+// Removes from the folder and from the list what a new file replaces: other files of its step.
+static idist_status idist__save_remove_replaced(const idist_checkpoint_desc *desc,
+                                                idist__os_folder folder, idist__folder_list *list,
+                                                const idist__folder_entry *saved) {
+    int i, kept_count = 0;
+    idist_status status = IDIST_OK;
+
+    for (i = 0; i < list->count; i++) {
+        const idist__folder_entry *entry = &list->entries[i];
+        bool replaced = entry->step == saved->step && strcmp(entry->name, saved->name) != 0;
+
+        if (replaced && status == IDIST_OK) status = idist__save_remove(desc, folder, entry->name);
+        if (!replaced) list->entries[kept_count++] = *entry;
+    }
+
+    list->count = kept_count;
+
+    return status;
+}
+
+// Removes what the new file replaces, and all but the best and the latest files.
 static idist_status idist__save_remove_rest(const idist_checkpoint_desc *desc, const char *prefix,
-                                            idist__os_folder folder) {
+                                            idist__os_folder folder,
+                                            const idist__folder_entry *saved) {
     idist__folder_list list;
-    int i, error;
+    int i;
     idist_status status = idist__folder_list_all(desc->folder, prefix, folder, false, &list);
+
+    if (status == IDIST_OK) status = idist__save_remove_replaced(desc, folder, &list, saved);
 
     for (i = 0; i < list.count && status == IDIST_OK; i++) {
         const idist__folder_entry *entry = &list.entries[i];
 
-        if (idist__folder_keeps(desc, &list, entry)) continue;
-        error = idist__os_folder_remove(folder, entry->name);
-        if (error && error != ENOENT)
-            status = idist__checkpoint_fail("checkpoint_save: cannot remove", desc->folder,
-                                            entry->name, error);
+        if (!idist__folder_keeps(desc, &list, entry))
+            status = idist__save_remove(desc, folder, entry->name);
     }
 
     free(list.entries);
@@ -3438,9 +3466,8 @@ static idist_status idist__save_to_folder(const idist_checkpoint_desc *desc,
     if (error)
         return idist__checkpoint_fail("checkpoint_save", desc->folder,
                                       error == EEXIST ? temporary : entry->name, error);
-    if (desc->keep < 0 || desc->keep_latest < 0) return IDIST_OK;
 
-    return idist__save_remove_rest(desc, prefix, folder);
+    return idist__save_remove_rest(desc, prefix, folder, entry);
 }
 
 // Rank 0: completes the header and saves to the folder of the desc.
