@@ -443,7 +443,8 @@ extern "C" {
     X(ERR_CALLBACK, -21, "a callback reported failure")                                        \
     X(ERR_NO_DEVICE, -22, "no usable device, driver or device library")                        \
     X(ERR_INTERNAL, -23, "a bug in idist")                                                     \
-    X(ERR_DEVICE, -24, "a device library call failed")
+    X(ERR_DEVICE, -24, "a device library call failed")                                         \
+    X(ERR_CORRUPT, -25, "a file is damaged")
 
 typedef enum idist_status {
 #define IDIST__X(name, value, text) IDIST_##name = value,

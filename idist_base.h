@@ -77,6 +77,17 @@ const char *idist_status_string(idist_status status) {
     return "unknown status";
 }
 
+// Returns true if a number that another process has sent is the status of a failure.
+IDIST__UNUSED static bool idist__fail_is_failure(int status) {
+    switch (status) {
+#define IDIST__X(name, value, text) \
+    case value: return value != 0;
+        IDIST_STATUS_MAP(IDIST__X)
+#undef IDIST__X
+    default: return false;
+    }
+}
+
 const char *idist_last_error(void) { return idist__me.text; }
 
 // Every failure passes through here at the place where it is noticed. The text says what happened,

@@ -155,7 +155,7 @@ static void idist__deadlock_find(idist__ring *ring, int peer) {
 
 //------------------------------------------------------------------------------
 // [engine:frame]  what an arriving frame does
-// uses clock kind model core:world fingerprint core:group core:message
+// uses clock fail kind model core:world fingerprint core:group core:message
 // uses msg:types transfer msg:failure link msg:message history match pool
 // uses deadlock
 //
@@ -176,7 +176,7 @@ static void idist__frame_abort(idist__ring *ring, idist__link *l) {
 
     l->text[l->in.nbytes] = 0;
     if (l->peer_waits.ctx == l->in.ctx) l->peer_waits.type = 0; // its call has ended
-    if (status >= 0 || status < IDIST_ERR_DEVICE) status = IDIST_ERR_INTERNAL;
+    if (!idist__fail_is_failure(status)) status = IDIST_ERR_INTERNAL;
 
     if (g) {
         idist__group_fail(g, (idist_status)status, l->text);

@@ -1664,6 +1664,27 @@ static int64_t idist__os_file_size(idist__os_file file) {
     return S_ISREG(about.st_mode) ? (int64_t)about.st_size : -1;
 }
 
+// What tells the present contents of a file from those of other files and other times.
+typedef struct idist__os_file_version {
+    uint64_t device, number, nbytes, modified_ns, changed_ns;
+} idist__os_file_version;
+
+// Gets the version of an open file. All zero: it is not known.
+IDIST__UNUSED static void idist__os_file_version_of(idist__os_file file,
+                                                    idist__os_file_version *version) {
+    struct stat about;
+
+    memset(version, 0, sizeof *version);
+    if (fstat(file, &about) != 0) return;
+    version->device = (uint64_t)about.st_dev;
+    version->number = (uint64_t)about.st_ino;
+    version->nbytes = (uint64_t)about.st_size;
+    version->modified_ns = (uint64_t)about.st_mtim.tv_sec * 1000000000;
+    version->modified_ns += (uint64_t)about.st_mtim.tv_nsec;
+    version->changed_ns = (uint64_t)about.st_ctim.tv_sec * 1000000000;
+    version->changed_ns += (uint64_t)about.st_ctim.tv_nsec;
+}
+
 // Whether an error of a write means that there is no space left, for anybody or for this user.
 IDIST__UNUSED static bool idist__os_file_no_space(int error) {
     return error == ENOSPC || error == EDQUOT;

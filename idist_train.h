@@ -86,6 +86,8 @@ CONTENTS
       [train:epoch_metric]    metrics that rank 0 computes from the rows of all ranks
       [train:checksum]        the checksum of a checkpoint
       [train:checkpoint]      the format of a checkpoint file
+      [train:flaw]            what is wrong with a checkpoint file
+      [train:seen]            files that this process has verified or written
       [train:load]            reads a checkpoint on rank 0 and copies it to all ranks
       [train:folder]          the checkpoints in a folder, and the best of them
       [train:save]            writes a checkpoint atomically and removes those not kept
@@ -629,8 +631,10 @@ typedef struct idist_checkpoint_desc {
 //
 // The file is not written, and nothing changes, if `keep` files of other steps are better and
 // `keep_latest` are later. The log says so at info level, or as a warning if the better file has a
-// later step, so that it must stem from another run. Every file with the prefix counts, also those
-// of earlier runs and those damaged after their header: use a folder per training run.
+// later step, so that it must stem from another run. Every valid file with the prefix counts, also
+// those of earlier runs: use a folder per training run. A damaged file does not count, pushes no
+// other file out, and is not removed; a warning names it once. To know, rank 0 reads every file
+// that it counts once per process, except those that the process has written.
 //
 // IDIST_ERR_NO_SPACE, IDIST_ERR_SYSTEM: existing files are untouched. IDIST_ERR_ARG: the score is
 // NaN.
@@ -641,17 +645,26 @@ IDIST_API idist_status idist_checkpoint_save(const idist_checkpoint_desc *desc, 
 
 // Reads a file into tensors and info on all ranks; path is used on rank 0 only. Before anything is
 // written, the whole file is checked: magic, version, counts, dtypes, sizes, and a checksum over
-// every byte. IDIST_ERR_ARG: a file with other tensors, a truncated or a foreign one; all ranks get
-// the reason. IDIST_ERR_NOT_FOUND: no such file. IDIST_ERR_SYSTEM: the checksum over what arrived
-// on some rank is wrong; the contents of tensors and info are undefined.
+// every byte. All ranks get the status and the reason:
+// IDIST_ERR_CORRUPT: the file is empty, truncated, damaged or no checkpoint.
+// IDIST_ERR_UNSUPPORTED: a newer version of idist, or a machine of another byte order, wrote it.
+// IDIST_ERR_ARG: the file is valid and has other tensors, or it is no regular file.
+// IDIST_ERR_NOT_FOUND: there is no such file.
+// IDIST_ERR_SYSTEM: the file cannot be read; or the checksum over what arrived on some rank is
+// wrong, and the contents of tensors and info are undefined.
 IDIST_API idist_status idist_checkpoint_load(const char *path, const idist_tensor *tensors, int n,
                                              void *info, size_t info_nbytes,
                                              const idist_opts *opts);
 
-// Finds the file with the best score, or if latest is set the one with the highest step. Rank 0
-// looks for it, and all ranks get its path. IDIST_ERR_NOT_FOUND: there is none.
-// IDIST_ERR_TRUNCATED: capacity is too small. IDIST_ERR_SYSTEM: the folder or one of its
-// checkpoints cannot be read, so that another one may be the best or the latest.
+// Finds the valid file with the best score, or if latest is set the one with the highest step.
+// Rank 0 looks for it, reads all of it to verify its checksum, and all ranks get its path. A
+// damaged file is skipped; a warning names it and says what is wrong.
+// IDIST_ERR_NOT_FOUND: no file has such a name, so that a training may begin.
+// IDIST_ERR_CORRUPT: files have such names, but none is valid: a training was here. The text names
+// them.
+// IDIST_ERR_TRUNCATED: capacity is too small.
+// IDIST_ERR_SYSTEM: the folder or one of its checkpoints cannot be read, so that another one may be
+// the best or the latest.
 IDIST_API idist_status idist_checkpoint_find(const idist_checkpoint_desc *desc, bool latest,
                                              char *path, size_t capacity, const idist_opts *opts);
 
@@ -2634,7 +2647,8 @@ static uint64_t idist__checksum_end(const idist__checksum *sum) {
 //     checksum of everything before it
 //
 // A program that loads a file has allocated its tensors before and so knows every size: no
-// allocation and no offset depends on what a file says.
+// allocation and no offset depends on what a file says. Later versions keep the first two words,
+// and the checksum of the first seven in the eighth.
 //------------------------------------------------------------------------------
 
 #define IDIST__CHECKPOINT_VERSION 1
@@ -2802,42 +2816,175 @@ static int idist__checkpoint_read(idist__os_file file, uint64_t at, void *data, 
     return errno ? errno : IDIST__CHECKPOINT_ENDS;
 }
 
-// Reads the header of a file that may be anything. Returns NULL, or what is wrong with it; *error
-// is 0 or an errno.
-static const char *idist__checkpoint_read_header(idist__os_file file, uint64_t *header,
-                                                 int *error) {
+//------------------------------------------------------------------------------
+// [train:flaw]  what is wrong with a checkpoint file
+// uses os:file checksum checkpoint
+//------------------------------------------------------------------------------
+
+// Name, status of idist_checkpoint_load, and what a text says of the file.
+#define IDIST__FLAW_MAP(X)                                                             \
+    X(NONE, OK, "is valid")                                                            \
+    X(UNREADABLE, ERR_SYSTEM, "cannot be read")                                        \
+    X(IRREGULAR, ERR_ARG, "is not a regular file")                                     \
+    X(EMPTY, ERR_CORRUPT, "is empty")                                                  \
+    X(FOREIGN, ERR_CORRUPT, "is not a checkpoint, or its first bytes are damaged")     \
+    X(NEWER, ERR_UNSUPPORTED, "was written by a newer version of idist")               \
+    X(BYTE_ORDER, ERR_UNSUPPORTED, "was written by a machine with another byte order") \
+    X(HEADER, ERR_CORRUPT, "is damaged: the checksum of its header is wrong")          \
+    X(SHORT, ERR_CORRUPT, "is truncated")                                              \
+    X(LONG, ERR_CORRUPT, "is damaged: it is longer than its header says")              \
+    X(CONTENTS, ERR_CORRUPT, "is damaged: its checksum is wrong")                      \
+    X(PADDING, ERR_CORRUPT, "is damaged: its padding is not zero")
+
+typedef enum idist__flaw {
+#define IDIST__X(name, status, text) IDIST__FLAW_##name,
+    IDIST__FLAW_MAP(IDIST__X)
+#undef IDIST__X
+} idist__flaw;
+
+static const char *idist__flaw_text(idist__flaw flaw) {
+    static const char *const texts[] = {
+#define IDIST__X(name, status, text) text,
+        IDIST__FLAW_MAP(IDIST__X)
+#undef IDIST__X
+    };
+
+    return texts[flaw];
+}
+
+static idist_status idist__flaw_status(idist__flaw flaw) {
+    static const idist_status statuses[] = {
+#define IDIST__X(name, status, text) IDIST_##status,
+        IDIST__FLAW_MAP(IDIST__X)
+#undef IDIST__X
+    };
+
+    return statuses[flaw];
+}
+
+// Returns the flaw of a header whose magic is right and whose file has this size.
+static idist__flaw idist__flaw_of_header(const uint64_t *header, uint64_t nbytes) {
+    uint64_t version = header[IDIST__HEADER_VERSION], double_bits = header[IDIST__HEADER_SCORE];
+    bool sound = header[IDIST__HEADER_CHECKSUM] == idist__checkpoint_header_checksum(header);
+    double score;
+
+    memcpy(&score, &double_bits, sizeof score);
+    if (version && !(version << 8)) return IDIST__FLAW_BYTE_ORDER;
+    if (!sound || version < IDIST__CHECKPOINT_VERSION) return IDIST__FLAW_HEADER;
+    if (version > IDIST__CHECKPOINT_VERSION) return IDIST__FLAW_NEWER;
+    if (score != score) return IDIST__FLAW_HEADER;
+    if (header[IDIST__HEADER_FILE] > nbytes) return IDIST__FLAW_SHORT;
+    if (header[IDIST__HEADER_FILE] < nbytes) return IDIST__FLAW_LONG;
+
+    return IDIST__FLAW_NONE;
+}
+
+// Reads the header of a file that may be anything. *error is the errno of IDIST__FLAW_UNREADABLE.
+static idist__flaw idist__flaw_read_header(idist__os_file file, uint64_t *header, int *error) {
     int64_t nbytes = idist__os_file_size(file);
+    size_t magic_nbytes = sizeof idist__checkpoint_magic, header_nbytes, some;
 
-    memset(header, 0, IDIST__HEADER_WORDS * sizeof *header);
+    header_nbytes = IDIST__HEADER_WORDS * sizeof *header;
+    memset(header, 0, header_nbytes);
     *error = nbytes < 0 ? errno : 0;
-    if (*error) return "cannot be read";
-    if (nbytes < 0) return "is not a regular file";
+    if (*error) return IDIST__FLAW_UNREADABLE;
+    if (nbytes < 0) return IDIST__FLAW_IRREGULAR;
+    if (!nbytes) return IDIST__FLAW_EMPTY;
 
-    *error = idist__checkpoint_read(file, 0, header, IDIST__HEADER_WORDS * sizeof *header);
-    if (*error && *error != IDIST__CHECKPOINT_ENDS) return "cannot be read";
+    some = (uint64_t)nbytes < header_nbytes ? (size_t)nbytes : header_nbytes;
+    *error = idist__checkpoint_read(file, 0, header, some);
+    if (*error == IDIST__CHECKPOINT_ENDS) *error = EIO; // it was longer a moment ago
+    if (*error) return IDIST__FLAW_UNREADABLE;
 
-    if (*error || memcmp(header, idist__checkpoint_magic, sizeof idist__checkpoint_magic) != 0) {
-        *error = 0;
-        return "is not a checkpoint";
+    if (memcmp(header, idist__checkpoint_magic, some < magic_nbytes ? some : magic_nbytes) != 0)
+        return IDIST__FLAW_FOREIGN;
+    if (some < header_nbytes) return IDIST__FLAW_SHORT;
+
+    return idist__flaw_of_header(header, (uint64_t)nbytes);
+}
+
+// Reads the whole of a file whose header is valid. The checksum over the file must be its last
+// word, *sum. *error is the errno of IDIST__FLAW_UNREADABLE.
+static idist__flaw idist__flaw_read_all(idist__os_file file, const uint64_t *header, uint64_t *sum,
+                                        int *error) {
+    char *piece = (char *)malloc(IDIST__CHECKPOINT_PIECE);
+    uint64_t at = 0, end = header[IDIST__HEADER_FILE] - sizeof *sum;
+    idist__checksum computed = idist__checksum_begin();
+
+    *error = piece ? 0 : ENOMEM;
+
+    while (at < end && !*error) {
+        uint64_t rest = end - at;
+        size_t n = rest < IDIST__CHECKPOINT_PIECE ? (size_t)rest : IDIST__CHECKPOINT_PIECE;
+
+        *error = idist__checkpoint_read(file, at, piece, n);
+        if (!*error) idist__checksum_add(&computed, piece, n);
+        at += n;
     }
 
-    if (header[IDIST__HEADER_VERSION] != IDIST__CHECKPOINT_VERSION)
-        return "has another version, or was written by a machine with another byte order";
-    if (header[IDIST__HEADER_CHECKSUM] != idist__checkpoint_header_checksum(header))
-        return "is damaged: the checksum of its header is wrong";
-    if (header[IDIST__HEADER_FILE] != (uint64_t)nbytes)
-        return "is truncated or damaged: its header gives another size";
+    free(piece);
+    if (!*error) *error = idist__checkpoint_read(file, end, sum, sizeof *sum);
+    if (*error == IDIST__CHECKPOINT_ENDS) *error = EIO; // it was longer a moment ago
+    if (*error) return IDIST__FLAW_UNREADABLE;
 
-    return NULL;
+    return *sum == idist__checksum_end(&computed) ? IDIST__FLAW_NONE : IDIST__FLAW_CONTENTS;
+}
+
+//------------------------------------------------------------------------------
+// [train:seen]  files that this process has verified or written
+// uses mutex os:file flaw
+//
+// idist_checkpoint_save must know which files are valid before it lets them push others out. It
+// reads a file for that only once, as long as the file does not change.
+//------------------------------------------------------------------------------
+
+enum { IDIST__SEEN_FILES = 1024 }; // the oldest one makes room
+
+typedef struct idist__seen_file {
+    idist__os_file_version version;
+    idist__flaw flaw;
+} idist__seen_file;
+
+static idist__os_mutex idist__seen_lock = IDIST__OS_MUTEX_INIT; // over what follows
+static idist__seen_file idist__seen_files[IDIST__SEEN_FILES];
+static unsigned idist__seen_count; // so far
+
+// Returns true if a version of a file was seen, and gives its flaw.
+static bool idist__seen_find(const idist__os_file_version *version, idist__flaw *flaw) {
+    bool found = false;
+    unsigned i;
+
+    idist__os_mutex_lock(&idist__seen_lock);
+
+    for (i = 0; i < IDIST__SEEN_FILES && i < idist__seen_count && !found; i++) {
+        const idist__seen_file *file = &idist__seen_files[i];
+
+        found = memcmp(&file->version, version, sizeof *version) == 0;
+        if (found) *flaw = file->flaw;
+    }
+
+    idist__os_mutex_unlock(&idist__seen_lock);
+
+    return found;
+}
+
+static void idist__seen_add(const idist__os_file_version *version, idist__flaw flaw) {
+    idist__seen_file *file;
+
+    idist__os_mutex_lock(&idist__seen_lock);
+    file = &idist__seen_files[idist__seen_count++ % IDIST__SEEN_FILES];
+    file->version = *version;
+    file->flaw = flaw;
+    idist__os_mutex_unlock(&idist__seen_lock);
 }
 
 //------------------------------------------------------------------------------
 // [train:load]  reads a checkpoint on rank 0 and copies it to all ranks
 // uses os:file os:folder fail base:type get collective agree checksum
-// uses checkpoint
+// uses checkpoint flaw
 //
-//     idist__load_open      rank 0: opens the file, compares header and table with the tensors, and
-//                           verifies the checksum of the whole file; writes nothing
+//     idist__load_open      rank 0: opens the file, verifies the checksum of the whole file, and
+//                           compares header and table with the tensors; writes nothing
 //     idist__load_compare   all: the header, and whether every rank passed the same tensors
 //     idist__load_copy      all: rank 0 reads a part into its memory and broadcasts it; at the end
 //                           each rank verifies the checksum over its memory
@@ -2856,8 +3003,6 @@ static idist_status idist__load_match_entry(const idist__checkpoint *c, int i, i
     uint64_t at = sizeof c->header + (uint64_t)i * sizeof entry;
     int error = idist__checkpoint_read(file, at, entry, sizeof entry);
 
-    if (error == IDIST__CHECKPOINT_ENDS)
-        return idist__fail(IDIST_ERR_ARG, "checkpoint_load: %s ends within its table", path);
     if (error) return idist__load_fail(path, error);
     if (entry[IDIST__TABLE_COUNT] == tensor->count &&
         entry[IDIST__TABLE_DTYPE] == (uint64_t)tensor->dtype)
@@ -2873,14 +3018,12 @@ static idist_status idist__load_match_entry(const idist__checkpoint *c, int i, i
                        idist_dtype_name(tensor->dtype), tensor->count);
 }
 
-// Whether a file has the tensors of this call. Takes over its header, with step and score.
-static idist_status idist__load_match(idist__checkpoint *c, idist__os_file file, const char *path) {
-    uint64_t header[IDIST__HEADER_WORDS];
-    int error, i, n = c->part_count - IDIST__PART_TENSORS;
-    const char *wrong = idist__checkpoint_read_header(file, header, &error);
+// Checks that a valid file has the tensors of this call. Takes over its header, with step and
+// score.
+static idist_status idist__load_match(idist__checkpoint *c, const uint64_t *header,
+                                      idist__os_file file, const char *path) {
+    int i, n = c->part_count - IDIST__PART_TENSORS;
 
-    if (error) return idist__load_fail(path, error);
-    if (wrong) return idist__fail(IDIST_ERR_ARG, "checkpoint_load: %s %s", path, wrong);
     if (header[IDIST__HEADER_TENSORS] != (uint64_t)n)
         return idist__fail(IDIST_ERR_ARG, "checkpoint_load: %s has %llu tensors, expected %d", path,
                            (unsigned long long)header[IDIST__HEADER_TENSORS], n);
@@ -2898,13 +3041,21 @@ static idist_status idist__load_match(idist__checkpoint *c, idist__os_file file,
     if (header[IDIST__HEADER_FILE] != c->header[IDIST__HEADER_FILE])
         return idist__fail(IDIST_ERR_ARG,
                            "checkpoint_load: the size of %s does not match its tensors", path);
-    memcpy(c->header, header, sizeof header);
+    memcpy(c->header, header, sizeof c->header);
 
     return IDIST_OK;
 }
 
-// Whether the padding is zero. If it were not, the checksum over the file could be right, but the
-// one over the memory of a rank would be wrong.
+static idist_status idist__load_fail_flaw(const char *path, idist__flaw flaw) {
+    bool is_corrupt = idist__flaw_status(flaw) == IDIST_ERR_CORRUPT;
+
+    return idist__fail(idist__flaw_status(flaw), "checkpoint_load: %s %s%s", path,
+                       idist__flaw_text(flaw),
+                       is_corrupt ? "; idist_checkpoint_find finds the valid files" : "");
+}
+
+// Checks that the padding is zero. If it were not, the checksum over the file could be right, but
+// the one over the memory of a rank would be wrong.
 static idist_status idist__load_check_padding(const idist__checkpoint *c, idist__os_file file,
                                               const char *path) {
     char padding[IDIST__CHECKSUM_BLOCK];
@@ -2920,49 +3071,19 @@ static idist_status idist__load_check_padding(const idist__checkpoint *c, idist_
         if (error) return idist__load_fail(path, error);
 
         for (i = 0; i < padded - nbytes; i++)
-            if (padding[i])
-                return idist__fail(IDIST_ERR_ARG,
-                                   "checkpoint_load: %s is damaged: its padding is not zero", path);
+            if (padding[i]) return idist__load_fail_flaw(path, IDIST__FLAW_PADDING);
         at += padded;
     }
 
     return IDIST_OK;
 }
 
-// Reads the whole file: the checksum over it must be its last word, *sum.
-static idist_status idist__load_verify(const idist__checkpoint *c, idist__os_file file,
-                                       const char *path, uint64_t *sum) {
-    char *piece = (char *)malloc(IDIST__CHECKPOINT_PIECE);
-    uint64_t at = 0, end = c->header[IDIST__HEADER_FILE] - sizeof *sum;
-    idist__checksum computed = idist__checksum_begin();
-    int error = 0;
-
-    if (!piece)
-        return idist__fail(IDIST_ERR_NO_MEMORY, "checkpoint_load: no memory to read %s", path);
-
-    while (at < end && !error) {
-        uint64_t rest = end - at;
-        size_t n = rest < IDIST__CHECKPOINT_PIECE ? (size_t)rest : IDIST__CHECKPOINT_PIECE;
-
-        error = idist__checkpoint_read(file, at, piece, n);
-        if (!error) idist__checksum_add(&computed, piece, n);
-        at += n;
-    }
-
-    free(piece);
-    if (!error) error = idist__checkpoint_read(file, end, sum, sizeof *sum);
-    if (error) return idist__load_fail(path, error);
-    if (*sum != idist__checksum_end(&computed))
-        return idist__fail(IDIST_ERR_ARG, "checkpoint_load: %s is damaged: its checksum is wrong",
-                           path);
-
-    return idist__load_check_padding(c, file, path);
-}
-
 // Rank 0: opens the file and checks all of it. The caller closes *file, also after a failure.
 static idist_status idist__load_open(idist__checkpoint *c, const char *path, idist__os_file *file,
                                      uint64_t *sum) {
+    uint64_t header[IDIST__HEADER_WORDS];
     int error;
+    idist__flaw flaw;
     idist_status status;
 
     *file = IDIST__OS_NO_FILE;
@@ -2972,10 +3093,15 @@ static idist_status idist__load_open(idist__checkpoint *c, const char *path, idi
         return idist__fail(IDIST_ERR_NOT_FOUND, "checkpoint_load: there is no %s", path);
     if (error) return idist__load_fail(path, error);
 
-    status = idist__load_match(c, *file, path);
+    flaw = idist__flaw_read_header(*file, header, &error);
+    if (!flaw) flaw = idist__flaw_read_all(*file, header, sum, &error);
+    if (flaw == IDIST__FLAW_UNREADABLE) return idist__load_fail(path, error);
+    if (flaw) return idist__load_fail_flaw(path, flaw);
+
+    status = idist__load_match(c, header, *file, path);
     if (status != IDIST_OK) return status;
 
-    return idist__load_verify(c, *file, path, sum);
+    return idist__load_check_padding(c, *file, path);
 }
 
 // Gets the header from rank 0, and compares the tensors with those of rank 0: broadcasts with
@@ -3062,22 +3188,25 @@ idist_status idist_checkpoint_load(const char *path, const idist_tensor *tensors
 
 //------------------------------------------------------------------------------
 // [train:folder]  the checkpoints in a folder, and the best of them
-// uses os:file os:folder fail text get collective agree checkpoint
+// uses os:file os:folder fail text base:log model core:world get collective
+// uses agree checkpoint flaw seen
 //------------------------------------------------------------------------------
 
-// A checkpoint, as its header describes it.
+// A file that has the name of a checkpoint.
 typedef struct idist__folder_entry {
-    uint64_t step;
+    uint64_t step; // those of the header
     double score;
+    idist__flaw flaw; // after its header was read, and perhaps all of it
+    int error;        // the errno of IDIST__FLAW_UNREADABLE
+    bool verified;    // all of it was read
+    idist__os_file_version version;
     char name[256];
 } idist__folder_entry;
 
-// All checkpoints of a folder. The caller frees entries.
+// All such files of a folder. The caller frees entries.
 typedef struct idist__folder_list {
     idist__folder_entry *entries;
     int count, capacity;
-    int error;            // why one of the files could not be read; an errno
-    char unreadable[256]; // its name
 } idist__folder_list;
 
 // Whether a name has the form PREFIX_STEP_score=SCORE.idist.
@@ -3118,34 +3247,46 @@ static bool idist__folder_is_later(const idist__folder_entry *a, const idist__fo
     return idist__folder_is_better(a, b, low_is_best);
 }
 
-// Reads the header of a file. False: not a checkpoint, damaged, or (*error is an errno) unreadable.
-static bool idist__folder_read_entry(idist__os_folder folder, const char *name,
-                                     idist__folder_entry *entry, int *error) {
-    uint64_t header[IDIST__HEADER_WORDS];
+// Reads the header of a file, and if `all` is set the rest as well. Returns false if there is no
+// file any more, or if the name is a link that leads nowhere.
+static bool idist__folder_read_entry(idist__os_folder folder, idist__folder_entry *entry,
+                                     bool all) {
+    uint64_t header[IDIST__HEADER_WORDS], sum;
     idist__os_file file;
-    const char *wrong;
+    int error = idist__os_folder_read_file(folder, entry->name, &file);
 
-    *error = idist__os_folder_read_file(folder, name, &file);
-    if (*error) {
-        // Removed meanwhile, a dangling or circular link, a socket: not a file.
-        if (*error == ENOENT || *error == ELOOP || *error == ENXIO) *error = 0;
-        return false;
-    }
+    memset(&entry->version, 0, sizeof entry->version);
+    entry->flaw = IDIST__FLAW_UNREADABLE;
+    entry->error = error;
+    entry->verified = all;
+    if (error == ENOENT) return false;
+    if (error == ELOOP || error == ENXIO) entry->flaw = IDIST__FLAW_IRREGULAR; // a circle, a socket
+    if (error) return true;
 
-    wrong = idist__checkpoint_read_header(file, header, error);
-    idist__os_file_close(&file);
-    if (wrong) return false;
-
+    idist__os_file_version_of(file, &entry->version);
+    entry->flaw = idist__flaw_read_header(file, header, &entry->error);
     entry->step = header[IDIST__HEADER_STEP];
     memcpy(&entry->score, &header[IDIST__HEADER_SCORE], sizeof entry->score);
-    idist__text_copy(entry->name, sizeof entry->name, name);
+    if (all && !entry->flaw) entry->flaw = idist__flaw_read_all(file, header, &sum, &entry->error);
+    idist__os_file_close(&file);
 
-    return entry->score == entry->score; // not NaN
+    return true;
 }
 
-// Adds a file if it is a checkpoint. False: no memory.
+// Makes sure that a file that looks valid is valid. Reads all of it unless it was seen before.
+static void idist__folder_verify(idist__os_folder folder, idist__folder_entry *entry) {
+    if (entry->flaw || entry->verified) return;
+
+    entry->verified = idist__seen_find(&entry->version, &entry->flaw);
+    if (entry->verified) return;
+
+    if (!idist__folder_read_entry(folder, entry, true)) entry->flaw = IDIST__FLAW_UNREADABLE;
+    if (entry->flaw != IDIST__FLAW_UNREADABLE) idist__seen_add(&entry->version, entry->flaw);
+}
+
+// Adds a file. Returns false if there is no memory.
 static bool idist__folder_add(idist__folder_list *list, idist__os_folder folder, const char *name) {
-    int error = 0;
+    idist__folder_entry *entry;
 
     if (list->count == list->capacity) {
         size_t nbytes = sizeof *list->entries * ((size_t)list->capacity + 64);
@@ -3156,11 +3297,9 @@ static bool idist__folder_add(idist__folder_list *list, idist__os_folder folder,
         list->capacity += 64;
     }
 
-    if (idist__folder_read_entry(folder, name, &list->entries[list->count], &error)) list->count++;
-    if (error) {
-        list->error = error;
-        idist__text_copy(list->unreadable, sizeof list->unreadable, name);
-    }
+    entry = &list->entries[list->count];
+    idist__text_copy(entry->name, sizeof entry->name, name);
+    if (idist__folder_read_entry(folder, entry, false)) list->count++;
 
     return true;
 }
@@ -3206,7 +3345,7 @@ static bool idist__folder_keeps(const idist_checkpoint_desc *desc, const idist__
     for (i = 0; i < list->count; i++) {
         const idist__folder_entry *other = &list->entries[i];
 
-        if (other->step == entry->step) continue;
+        if (other->flaw || other->step == entry->step) continue;
         better_count += idist__folder_is_better(other, entry, desc->low_is_best);
         later_count += idist__folder_is_later(other, entry, desc->low_is_best);
     }
@@ -3236,15 +3375,17 @@ static idist_status idist__folder_open(const char *name, const idist_checkpoint_
     return idist__checkpoint_fail(name, desc->folder, "", error);
 }
 
-// The best file, or the one with the latest step; of several with that step the best. NULL: none.
-static const idist__folder_entry *idist__folder_pick(const idist__folder_list *list,
-                                                     bool low_is_best, bool latest) {
-    const idist__folder_entry *picked = NULL;
+// Returns the best valid file, or the one with the latest step; of several with that step the best.
+// NULL: there is none.
+static idist__folder_entry *idist__folder_pick(const idist__folder_list *list, bool low_is_best,
+                                               bool latest) {
+    idist__folder_entry *picked = NULL;
     int i;
 
     for (i = 0; i < list->count; i++) {
-        const idist__folder_entry *entry = &list->entries[i];
+        idist__folder_entry *entry = &list->entries[i];
 
+        if (entry->flaw) continue;
         if (!picked || (latest ? idist__folder_is_later(entry, picked, low_is_best)
                                : idist__folder_is_better(entry, picked, low_is_best)))
             picked = entry;
@@ -3253,32 +3394,82 @@ static const idist__folder_entry *idist__folder_pick(const idist__folder_list *l
     return picked;
 }
 
+// Fails if a file cannot be read. It may be the one that is looked for, and a training must not
+// begin anew because of that.
+static idist_status idist__folder_check_readable(const idist_checkpoint_desc *desc,
+                                                 const idist__folder_list *list) {
+    int i;
+
+    for (i = 0; i < list->count; i++) {
+        const idist__folder_entry *entry = &list->entries[i];
+
+        if (entry->flaw == IDIST__FLAW_UNREADABLE)
+            return idist__checkpoint_fail("checkpoint_find", desc->folder, entry->name,
+                                          entry->error);
+    }
+
+    return IDIST_OK;
+}
+
+// Warns of the files that are not valid.
+static void idist__folder_warn(const idist_checkpoint_desc *desc, const idist__folder_list *list,
+                               const idist__log *log) {
+    int i;
+
+    for (i = 0; i < list->count; i++) {
+        const idist__folder_entry *entry = &list->entries[i];
+
+        if (entry->flaw)
+            idist__log_print(log, IDIST_LOG_WARN, "checkpoint_find: %s/%s %s; it is skipped",
+                             desc->folder, entry->name, idist__flaw_text(entry->flaw));
+    }
+}
+
+// Fails because no file is valid.
+static idist_status idist__folder_fail(const idist_checkpoint_desc *desc, const char *prefix,
+                                       const idist__folder_list *list) {
+    char names[600] = "";
+    int i;
+
+    if (!list->count)
+        return idist__fail(IDIST_ERR_NOT_FOUND, "checkpoint_find: there is no %s_*.idist in %s",
+                           prefix, desc->folder);
+
+    for (i = 0; i < list->count && strlen(names) < 250; i++)
+        idist__text_append(names, sizeof names, "%s%s %s", i ? "; " : "", list->entries[i].name,
+                           idist__flaw_text(list->entries[i].flaw));
+    if (i < list->count) idist__text_append(names, sizeof names, "; and %d more", list->count - i);
+
+    return idist__fail(IDIST_ERR_CORRUPT,
+                       "checkpoint_find: there is no valid %s_*.idist in %s: %s. Restore one, or "
+                       "move them away to begin a new training",
+                       prefix, desc->folder, names);
+}
+
 // Rank 0: writes the path of the best or latest file.
 static idist_status idist__folder_find(const idist_checkpoint_desc *desc, bool latest, char *path,
-                                       size_t capacity) {
-    idist__folder_list list = {NULL, 0, 0, 0, {0}};
-    const idist__folder_entry *picked;
+                                       size_t capacity, const idist__log *log) {
+    idist__folder_list list = {NULL, 0, 0};
+    idist__folder_entry *picked = NULL;
     const char *prefix = NULL;
     idist__os_folder folder;
     idist_status status = idist__folder_open("checkpoint_find", desc, false, &prefix, &folder);
 
     if (status == IDIST_OK)
         status = idist__folder_list_all(desc->folder, prefix, folder, false, &list);
-    // It may be the one that is looked for, and a training must not begin anew because of that.
-    if (status == IDIST_OK && list.error)
-        status =
-            idist__checkpoint_fail("checkpoint_find", desc->folder, list.unreadable, list.error);
 
-    if (status == IDIST_OK) {
-        picked = idist__folder_pick(&list, desc->low_is_best, latest);
-        if (!picked)
-            status = idist__fail(IDIST_ERR_NOT_FOUND,
-                                 "checkpoint_find: there is no valid %s_*.idist in %s", prefix,
-                                 desc->folder);
-        else if ((size_t)snprintf(path, capacity, "%s/%s", desc->folder, picked->name) >= capacity)
-            status = idist__fail(IDIST_ERR_TRUNCATED,
-                                 "checkpoint_find: the path is longer than %zu bytes", capacity);
-    }
+    do {
+        if (status == IDIST_OK) picked = idist__folder_pick(&list, desc->low_is_best, latest);
+        if (picked) idist__folder_verify(folder, picked);
+    } while (picked && picked->flaw);
+
+    if (status == IDIST_OK) idist__folder_warn(desc, &list, log);
+    if (status == IDIST_OK) status = idist__folder_check_readable(desc, &list);
+    if (status == IDIST_OK && !picked) status = idist__folder_fail(desc, prefix, &list);
+    if (status == IDIST_OK &&
+        (size_t)snprintf(path, capacity, "%s/%s", desc->folder, picked->name) >= capacity)
+        status = idist__fail(IDIST_ERR_TRUNCATED,
+                             "checkpoint_find: the path is longer than %zu bytes", capacity);
 
     free(list.entries);
     idist__os_folder_close(&folder);
@@ -3289,13 +3480,15 @@ static idist_status idist__folder_find(const idist_checkpoint_desc *desc, bool l
 idist_status idist_checkpoint_find(const idist_checkpoint_desc *desc, bool latest, char *path,
                                    size_t capacity, const idist_opts *opts) {
     char found[4096];
+    const idist__world *world;
     idist_opts o;
     idist_status status = idist__agree_enter("checkpoint_find", opts, &o);
 
     if (status != IDIST_OK) return status;
+    world = o.group ? o.group->w : idist__world_default();
     memset(found, 0, sizeof found);
     if (idist_group_rank(o.group) == 0)
-        status = idist__folder_find(desc, latest, found, sizeof found);
+        status = idist__folder_find(desc, latest, found, sizeof found, &world->log);
     status = idist__agree(status, &o);
     if (status == IDIST_OK) status = idist_broadcast(found, sizeof found, IDIST_U8, 0, &o);
     if (status != IDIST_OK) return status;
@@ -3313,11 +3506,12 @@ idist_status idist_checkpoint_find(const idist_checkpoint_desc *desc, bool lates
 //------------------------------------------------------------------------------
 // [train:save]  writes a checkpoint atomically and removes those not kept
 // uses os:file os:folder fail number base:log model core:world get agree
-// uses checksum checkpoint folder
+// uses checksum checkpoint flaw seen folder
 //
 // All of it happens on rank 0, while the others wait for its status: list the folder and remove
-// what crashes have left; decide whether the file is wanted; write a temporary file, sync it,
-// rename it and sync the folder; list the folder again and remove all but the best and the latest.
+// what crashes have left; verify the files that are there; decide whether the new file is wanted;
+// write a temporary file, sync it, rename it and sync the folder; list the folder again and remove
+// all but the best and the latest valid files.
 //------------------------------------------------------------------------------
 
 // 0 or an errno.
@@ -3340,6 +3534,17 @@ static int idist__save_write_parts(const idist__checkpoint *c, idist__os_file fi
     return idist__os_file_write_at(file, &sum, sizeof sum, at) ? 0 : errno;
 }
 
+// Notes that a file which was just written is valid.
+static void idist__save_remember(idist__os_folder folder, const char *name) {
+    idist__os_file_version version;
+    idist__os_file file;
+
+    if (idist__os_folder_read_file(folder, name, &file) != 0) return;
+    idist__os_file_version_of(file, &version);
+    idist__os_file_close(&file);
+    idist__seen_add(&version, IDIST__FLAW_NONE);
+}
+
 // Writes a file. Its name appears only when all bytes are on the disk. 0 or an errno.
 static int idist__save_write(const idist__checkpoint *c, idist__os_folder folder,
                              const char *temporary, const char *name) {
@@ -3351,6 +3556,7 @@ static int idist__save_write(const idist__checkpoint *c, idist__os_folder folder
     if (!error && !idist__os_file_sync(file)) error = errno;
     if (!idist__os_file_close(&file) && !error) error = errno;
     if (!error) error = idist__os_folder_rename(folder, temporary, name);
+    if (!error) idist__save_remember(folder, name);
     if (!error) return idist__os_folder_sync(folder);
 
     idist__os_folder_remove(folder, temporary);
@@ -3372,7 +3578,7 @@ static const idist__folder_entry *idist__save_find_better(const idist_checkpoint
         const idist__folder_entry *other = &list->entries[i];
         bool later = other->step > entry->step, picked_later;
 
-        if (other->step == entry->step) continue;
+        if (other->flaw || other->step == entry->step) continue;
         if (!idist__folder_is_better(other, entry, desc->low_is_best)) continue;
 
         picked_later = picked && picked->step > entry->step;
@@ -3395,6 +3601,28 @@ static void idist__save_log_better(const idist_checkpoint_desc *desc,
                      later ? " and has a later step: files of an earlier run count as well" : "");
 }
 
+// Verifies the files of a list, unless none of them can push another one out. Warns of a damaged
+// file when it is seen for the first time.
+static void idist__save_verify(const idist_checkpoint_desc *desc, idist__os_folder folder,
+                               idist__folder_list *list, const idist__log *log) {
+    bool keeps_all = desc->keep < 0 || desc->keep_latest < 0;
+    int i;
+
+    for (i = 0; i < list->count; i++) {
+        idist__folder_entry *entry = &list->entries[i];
+        idist__flaw flaw;
+        bool seen = idist__seen_find(&entry->version, &flaw);
+
+        if (!keeps_all) idist__folder_verify(folder, entry);
+        if (seen || !entry->flaw || entry->flaw == IDIST__FLAW_UNREADABLE) continue;
+
+        idist__seen_add(&entry->version, entry->flaw);
+        idist__log_print(log, IDIST_LOG_WARN,
+                         "checkpoint_save: %s/%s %s; it does not count, and is not removed",
+                         desc->folder, entry->name, idist__flaw_text(entry->flaw));
+    }
+}
+
 static idist_status idist__save_remove(const idist_checkpoint_desc *desc, idist__os_folder folder,
                                        const char *name) {
     int error = idist__os_folder_remove(folder, name);
@@ -3412,7 +3640,8 @@ static idist_status idist__save_remove_replaced(const idist_checkpoint_desc *des
 
     for (i = 0; i < list->count; i++) {
         const idist__folder_entry *entry = &list->entries[i];
-        bool replaced = entry->step == saved->step && strcmp(entry->name, saved->name) != 0;
+        bool replaced =
+            !entry->flaw && entry->step == saved->step && strcmp(entry->name, saved->name) != 0;
 
         if (replaced && status == IDIST_OK) status = idist__save_remove(desc, folder, entry->name);
         if (!replaced) list->entries[kept_count++] = *entry;
@@ -3426,17 +3655,19 @@ static idist_status idist__save_remove_replaced(const idist_checkpoint_desc *des
 // Removes what the new file replaces, and all but the best and the latest files.
 static idist_status idist__save_remove_rest(const idist_checkpoint_desc *desc, const char *prefix,
                                             idist__os_folder folder,
-                                            const idist__folder_entry *saved) {
+                                            const idist__folder_entry *saved,
+                                            const idist__log *log) {
     idist__folder_list list;
     int i;
     idist_status status = idist__folder_list_all(desc->folder, prefix, folder, false, &list);
 
+    if (status == IDIST_OK) idist__save_verify(desc, folder, &list, log);
     if (status == IDIST_OK) status = idist__save_remove_replaced(desc, folder, &list, saved);
 
     for (i = 0; i < list.count && status == IDIST_OK; i++) {
         const idist__folder_entry *entry = &list.entries[i];
 
-        if (!idist__folder_keeps(desc, &list, entry))
+        if (!entry->flaw && !idist__folder_keeps(desc, &list, entry))
             status = idist__save_remove(desc, folder, entry->name);
     }
 
@@ -3456,6 +3687,7 @@ static idist_status idist__save_to_folder(const idist_checkpoint_desc *desc,
     int error;
     idist_status status = idist__folder_list_all(desc->folder, prefix, folder, true, &list);
 
+    if (status == IDIST_OK) idist__save_verify(desc, folder, &list, log);
     if (status == IDIST_OK) better = idist__save_find_better(desc, &list, entry);
     if (better) idist__save_log_better(desc, entry, better, log);
     free(list.entries);
@@ -3467,7 +3699,7 @@ static idist_status idist__save_to_folder(const idist_checkpoint_desc *desc,
         return idist__checkpoint_fail("checkpoint_save", desc->folder,
                                       error == EEXIST ? temporary : entry->name, error);
 
-    return idist__save_remove_rest(desc, prefix, folder, entry);
+    return idist__save_remove_rest(desc, prefix, folder, entry, log);
 }
 
 // Rank 0: completes the header and saves to the folder of the desc.

@@ -317,8 +317,13 @@ static void leaves_others_alone(void) {
     for (int i = 0; i < 6; i++) put_file(in_folder(names[i]), "not a checkpoint", i == 0 ? 0 : 16);
     TAP_REQUIRE(mkfifo(in_folder("checkpoint_3_score=9.idist"), 0600) == 0);
     TAP_REQUIRE(mkdir(in_folder("checkpoint_4_score=9.idist"), 0700) == 0);
-    tap_is(idist_checkpoint_find(&d, false, path, sizeof path, NULL), IDIST_ERR_NOT_FOUND,
-           "among other files there is none");
+    tap_is(idist_checkpoint_find(&d, false, path, sizeof path, NULL), IDIST_ERR_CORRUPT,
+           "among other files no valid one");
+    tap_like(idist_last_error(), "checkpoint_1_score=9.idist is empty", "one is empty");
+    tap_like(idist_last_error(), "checkpoint_3_score=9.idist is not a regular file", "or a pipe");
+    tap_like(idist_last_error(), "checkpoint_4_score=9.idist is not a regular file", "or a folder");
+    tap_ok(!strstr(idist_last_error(), "checkpoint_2") && !strstr(idist_last_error(), "_x_"),
+           "others have other names");
     tap_is(idist_checkpoint_save(&d, 5, 1, &small, 1, NULL, 0, NULL), IDIST_OK,
            "a first one among them");
     char file[1000];
@@ -429,7 +434,8 @@ static void damaged(void) {
         memcpy(bad, file, n);
         bad[i / 8] = (char)(bad[i / 8] ^ 1 << i % 8);
         put_file(in_folder("bad"), bad, n);
-        n_taken += idist_checkpoint_load(in_folder("bad"), two, 2, info, 5, NULL) != IDIST_ERR_ARG;
+        n_taken +=
+            idist_checkpoint_load(in_folder("bad"), two, 2, info, 5, NULL) != IDIST_ERR_CORRUPT;
     }
     tap_is(n_taken, 0, "any one bit changed: refused");
     for (size_t i = 0; i < n + 100; i++) {
@@ -437,7 +443,8 @@ static void damaged(void) {
         memset(bad, 0, sizeof bad);
         memcpy(bad, file, n);
         put_file(in_folder("bad"), bad, i);
-        n_taken += idist_checkpoint_load(in_folder("bad"), two, 2, info, 5, NULL) != IDIST_ERR_ARG;
+        n_taken +=
+            idist_checkpoint_load(in_folder("bad"), two, 2, info, 5, NULL) != IDIST_ERR_CORRUPT;
     }
     tap_is(n_taken, 0, "any other length: refused");
     tap_ok(weights[0] == 77 && weights[2] == 77, "and nothing was written to the tensors");
@@ -476,8 +483,14 @@ static void lies(void) {
             idist__checksum_add(&sum, bad, n - 8);
             bad[n / 8 - 1] = idist__checksum_end(&sum);
             put_file(in_folder("bad"), bad, n);
-            n_taken +=
-                idist_checkpoint_load(in_folder("bad"), &small, 1, info, 5, NULL) != IDIST_ERR_ARG;
+            idist_status status = idist_checkpoint_load(in_folder("bad"), &small, 1, info, 5, NULL);
+            idist_status expected = IDIST_ERR_ARG; // a valid file of other tensors
+            if (word == IDIST__HEADER_MAGIC || word == IDIST__HEADER_FILE)
+                expected = IDIST_ERR_CORRUPT;
+            if (word == IDIST__HEADER_VERSION)
+                expected = values[i] ? IDIST_ERR_UNSUPPORTED : IDIST_ERR_CORRUPT;
+            n_taken += status != expected;
+            if (status != expected) tap_diag("word %d, value %d: %d", word, (int)i, status);
         }
     }
     tap_is(n_taken, 0, "other numbers in the head or the table: refused");
@@ -487,9 +500,150 @@ static void lies(void) {
     idist__checksum_add(&sum, file, n - 8);
     file[n / 8 - 1] = idist__checksum_end(&sum);
     put_file(in_folder("bad"), file, n);
-    tap_is(idist_checkpoint_load(in_folder("bad"), &small, 1, info, 5, NULL), IDIST_ERR_ARG,
+    tap_is(idist_checkpoint_load(in_folder("bad"), &small, 1, info, 5, NULL), IDIST_ERR_CORRUPT,
            "something between the parts");
     tap_ok(weights[0] == 7, "is noticed before anything is written to");
+}
+
+// What may have happened to a file of DAMAGED_NBYTES bytes: 64 of header, 32 of table, 32 of
+// info, 32 of tensor, 8 of checksum.
+enum { DAMAGED_NBYTES = 168 };
+typedef enum damage_kind { CUT, FLIP, PUT, FOLDER, PIPE } damage_kind;
+static const struct damage {
+    const char *what;
+    damage_kind kind;
+    int at; // how long it is, or which byte is another one
+    idist_status status;
+    const char *text;
+} damages[] = {
+    {"empty", CUT, 0, IDIST_ERR_CORRUPT, "is empty"},
+    {"cut within its magic", CUT, 3, IDIST_ERR_CORRUPT, "is truncated"},
+    {"cut within its header", CUT, 63, IDIST_ERR_CORRUPT, "is truncated"},
+    {"cut behind its header", CUT, 64, IDIST_ERR_CORRUPT, "is truncated"},
+    {"cut within its info", CUT, 100, IDIST_ERR_CORRUPT, "is truncated"},
+    {"cut within its tensors", CUT, 130, IDIST_ERR_CORRUPT, "is truncated"},
+    {"cut within its checksum", CUT, 167, IDIST_ERR_CORRUPT, "is truncated"},
+    {"appended to", CUT, 169, IDIST_ERR_CORRUPT, "is damaged: it is longer"},
+    {"of another magic", FLIP, 2, IDIST_ERR_CORRUPT, "is not a checkpoint, or"},
+    {"flipped in its header", FLIP, 24, IDIST_ERR_CORRUPT,
+     "is damaged: the checksum of its header"},
+    {"flipped in its table", FLIP, 70, IDIST_ERR_CORRUPT, "is damaged: its checksum is wrong"},
+    {"flipped in its info", FLIP, 97, IDIST_ERR_CORRUPT, "is damaged: its checksum is wrong"},
+    {"flipped in its tensors", FLIP, 129, IDIST_ERR_CORRUPT, "is damaged: its checksum is wrong"},
+    {"flipped in its checksum", FLIP, 165, IDIST_ERR_CORRUPT, "is damaged: its checksum is wrong"},
+    {"of a newer version", PUT, 2, IDIST_ERR_UNSUPPORTED, "was written by a newer version"},
+    {"of another byte order", PUT, 0, IDIST_ERR_UNSUPPORTED,
+     "was written by a machine with another byte order"},
+    {"a folder", FOLDER, 0, IDIST_ERR_ARG, "is not a regular file"},
+    {"a pipe", PIPE, 0, IDIST_ERR_ARG, "is not a regular file"},
+};
+
+static const char damaged_info[5] = "info";
+
+// Saves a checkpoint and damages its file. i: of the damage.
+static void damage(uint64_t at_step, double score, size_t i) {
+    static uint64_t file[32];
+    char *bytes = (char *)file, name[100];
+    size_t n;
+    const struct damage *how = &damages[i];
+    idist_checkpoint_desc d = desc_of(-1);
+    TAP_REQUIRE(idist_checkpoint_save(&d, at_step, score, &small, 1, damaged_info, 5, NULL) ==
+                IDIST_OK);
+    snprintf(name, sizeof name, "checkpoint_%d_score=%g.idist", (int)at_step, score);
+    memset(file, 0, sizeof file);
+    n = get_file(in_folder(name), file, sizeof file);
+    TAP_REQUIRE(n == DAMAGED_NBYTES && unlink(in_folder(name)) == 0);
+    if (how->kind == CUT) n = (size_t)how->at;
+    if (how->kind == FLIP) bytes[how->at] = (char)(bytes[how->at] ^ 8);
+    if (how->kind == PUT)
+        file[IDIST__HEADER_VERSION] = how->at ? (uint64_t)how->at : (uint64_t)1 << 56;
+    if (how->kind == PUT) file[IDIST__HEADER_CHECKSUM] = idist__checkpoint_header_checksum(file);
+    if (how->kind == FOLDER) TAP_REQUIRE(mkdir(in_folder(name), 0700) == 0);
+    else if (how->kind == PIPE) TAP_REQUIRE(mkfifo(in_folder(name), 0600) == 0);
+    else put_file(in_folder(name), file, n);
+    // Damage comes later than the save, also where the clock of the file system is coarse.
+    static time_t clock_s = 1000;
+    const struct timespec times[2] = {{++clock_s, 0}, {clock_s, 0}};
+    TAP_REQUIRE(utimensat(AT_FDCWD, in_folder(name), times, 0) == 0);
+}
+
+static void empty_folder(void) {
+    rmdir(in_folder("checkpoint_20_score=9.idist"));
+    remove_folder();
+    new_folder();
+}
+
+// The only file, or the latest and best one of several: it is reported, and no other is the worse
+// for it.
+static void damaged_files(void) {
+    for (size_t i = 0; i < sizeof damages / sizeof *damages; i++) {
+        const struct damage *how = &damages[i];
+        const char *name = "checkpoint_20_score=9.idist";
+        idist_checkpoint_desc d = desc_of(1);
+        char path[300], info[5], part[200];
+        snprintf(part, sizeof part, "%s %s", name, how->text);
+        damage(20, 9, i);
+        said[0] = 0;
+        tap_is(idist_checkpoint_find(&d, true, path, sizeof path, NULL), IDIST_ERR_CORRUPT,
+               "the only file is %s", how->what);
+        tap_like(idist_last_error(), how->text, "the text says what is wrong");
+        tap_like(idist_last_error(), name, "with which file");
+        tap_like(said, "warning: checkpoint_find: ", "and so does a warning");
+        tap_like(said, how->text, "about it");
+        tap_is(idist_checkpoint_load(in_folder(name), &small, 1, info, 5, NULL), how->status,
+               "nor is it loaded");
+        tap_like(idist_last_error(), part, "for the same reason");
+        // It does not keep a worse one out, nor push that one out.
+        for (uint64_t at = 10; at < 13; at++) {
+            TAP_REQUIRE(idist_checkpoint_save(&d, at, (double)at / 16, &small, 1, damaged_info, 5,
+                                              NULL) == IDIST_OK);
+            tap_is(count_entries(folder, ""), 2, "a save keeps it beside the new file");
+        }
+        tap_ok(is_there("checkpoint_12_score=0.75.idist"), "which is the best");
+        said[0] = 0;
+        for (int latest = 0; latest < 2; latest++) {
+            tap_is(idist_checkpoint_find(&d, latest, path, sizeof path, NULL), IDIST_OK, "found");
+            tap_like(path, "/checkpoint_12_score=0.75.idist", "and it is the one found");
+            tap_like(said, part, "with a warning");
+        }
+        tap_is(idist_checkpoint_load(path, &small, 1, info, 5, NULL), IDIST_OK, "and loaded");
+        empty_folder();
+    }
+    // A file is named once by save, and every time by find.
+    idist_checkpoint_desc d = desc_of(2);
+    damage(20, 9, 12);
+    for (int i = 0; i < 3; i++) {
+        said[0] = 0;
+        TAP_REQUIRE(idist_checkpoint_save(&d, (uint64_t)i, i, &small, 1, NULL, 0, NULL) ==
+                    IDIST_OK);
+        tap_ok(!said[0] == (i > 0), "save warns once: %s", said);
+    }
+    tap_is(count_entries(folder, ""), 3, "two valid files are kept, and the damaged one");
+    // Its step is saved again.
+    TAP_REQUIRE(idist_checkpoint_save(&d, 20, 8, &small, 1, NULL, 0, NULL) == IDIST_OK);
+    tap_ok(is_there("checkpoint_20_score=9.idist") && is_there("checkpoint_20_score=8.idist"),
+           "a step that is saved again does not remove a damaged file");
+    TAP_REQUIRE(idist_checkpoint_save(&d, 20, 9, &small, 1, NULL, 0, NULL) == IDIST_OK);
+    tap_is(count_entries(folder, ""), 2, "unless it has the same name");
+}
+
+// Files that this process has saved or verified are not read again.
+static void reads_once(void) {
+    idist_checkpoint_desc d = desc_of(2);
+    char path[300];
+    for (uint64_t i = 1; i < 4; i++)
+        TAP_REQUIRE(idist_checkpoint_save(&d, i, (double)i, &small, 1, NULL, 0, NULL) == IDIST_OK);
+    idist__seen_count = 0;
+    int before = steps.reads;
+    TAP_REQUIRE(idist_checkpoint_save(&d, 4, 4, &small, 1, NULL, 0, NULL) == IDIST_OK);
+    int first = steps.reads - before;
+    TAP_REQUIRE(idist_checkpoint_save(&d, 5, 5, &small, 1, NULL, 0, NULL) == IDIST_OK);
+    int second = steps.reads - before - first;
+    before = steps.reads;
+    TAP_REQUIRE(idist_checkpoint_find(&d, true, path, sizeof path, NULL) == IDIST_OK);
+    tap_is(first, 2 + 2 * 3 + 3, "two files of others: three reads each; then three headers");
+    tap_is(second, 2 + 3, "two headers, then three");
+    tap_is(steps.reads - before, 2, "nor are they read by find: two headers");
 }
 
 static void other_tensors(idist_group *world, int rank, int n, void *arg) {
@@ -803,9 +957,9 @@ int main(void) {
     setenv("IDIST_LOG", "info", 1);
     TAP_REQUIRE(idist_initialize(&noted) == IDIST_OK);
     setenv("IDIST_LOG", "error", 1);
-    void (*const one[])(void) = {leaves_others_alone, same_step, damaged, lies,
-                                 full_disk,           unreadable};
-    for (int i = 0; i < 6; i++) {
+    void (*const one[])(void) = {leaves_others_alone, same_step, damaged,   damaged_files,
+                                 reads_once,          lies,      full_disk, unreadable};
+    for (size_t i = 0; i < sizeof one / sizeof *one; i++) {
         new_folder();
         one[i]();
         remove_folder();
