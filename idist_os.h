@@ -1644,10 +1644,23 @@ static bool idist__os_file_write_at(idist__os_file file, const void *buf, size_t
     return true;
 }
 
-// Returns when the bytes of a file are on the disk.
+// Returns when the bytes of a file are on the disk. False: errno.
 IDIST__UNUSED static bool idist__os_file_sync(idist__os_file file) {
-    return IDIST__OS_CALL(fsync(file)) == 0 ||
-           errno == EINVAL; // there is nothing to sync on this file system
+    int rc;
+
+    do rc = IDIST__OS_CALL(fsync(file));
+    while (rc != 0 && errno == EINTR);
+
+    return rc == 0;
+}
+
+// Returns true if an error of a sync means that the file system, or a sandbox, does not sync such a
+// file or folder. Other errors mean that something may be lost. File systems refuse to sync folders
+// with EINVAL (9p, vboxsf), EOPNOTSUPP or ENOSYS (FUSE), EBADF or EISDIR (gateways to Windows) and
+// EPERM, EACCES or EROFS (CIFS, sandboxes).
+IDIST__UNUSED static bool idist__os_file_refuses_sync(int error) {
+    return error == EINVAL || error == ENOTSUP || error == EOPNOTSUPP || error == ENOSYS ||
+           error == EBADF || error == EISDIR || error == EPERM || error == EACCES || error == EROFS;
 }
 
 // Cuts a file off, or prolongs it with zeros.

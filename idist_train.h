@@ -88,6 +88,7 @@ CONTENTS
       [train:checkpoint]      the format of a checkpoint file
       [train:flaw]            what is wrong with a checkpoint file
       [train:seen]            files that this process has verified or written
+      [train:sync]            file systems that do not sync
       [train:load]            reads a checkpoint on rank 0 and copies it to all ranks
       [train:folder]          the checkpoints in a folder, and the best of them
       [train:save]            writes a checkpoint atomically and removes those not kept
@@ -636,6 +637,10 @@ typedef struct idist_checkpoint_desc {
 // other file out, and is not removed; a warning names it once. To know, rank 0 reads every file
 // that it counts once per process, except those that the process has written.
 //
+// If the file system refuses to sync the file or the folder, as network and shared folders of
+// virtual machines may, the save succeeds all the same: the file is complete, but may be lost when
+// the machine crashes. A warning says so once per process.
+//
 // IDIST_ERR_NO_SPACE, IDIST_ERR_SYSTEM: existing files are untouched. IDIST_ERR_ARG: the score is
 // NaN.
 IDIST_API idist_status idist_checkpoint_save(const idist_checkpoint_desc *desc, uint64_t step,
@@ -747,7 +752,8 @@ IDIST_API idist_status idist_summary_create(const idist_summary_desc *desc,
 IDIST_API idist_status idist_summary_add(idist_summary *summary, const char *tag, double value,
                                          uint64_t step);
 
-// Returns when the values are on the disk, so that they are not lost if the machine crashes.
+// Returns when the values are on the disk, so that they are not lost if the machine crashes. A file
+// system that refuses to sync is no failure; a warning says so once per process.
 IDIST_API idist_status idist_summary_flush(idist_summary *summary);
 
 // Flushes, and frees in any case; *summary becomes NULL. IDIST_OK: all values are in the files.
@@ -2979,6 +2985,39 @@ static void idist__seen_add(const idist__os_file_version *version, idist__flaw f
 }
 
 //------------------------------------------------------------------------------
+// [train:sync]  file systems that do not sync
+// uses mutex os:file base:log
+//
+// A sync can fail because the file system cannot do it: then all that is missing is a promise, and
+// a training need not stop. Or the disk says that something was lost (EIO, ENOSPC, EDQUOT).
+//------------------------------------------------------------------------------
+
+static idist__os_mutex idist__sync_lock = IDIST__OS_MUTEX_INIT; // over what follows
+static bool idist__sync_has_warned;
+
+// Returns 0 for the error of a sync that was refused, and warns the first time in this process.
+// Returns any other error. The caller holds no lock, because a logger may call idist.
+static int idist__sync_judge(int error, const char *name, const char *folder,
+                             const idist__log *log) {
+    bool warns;
+
+    if (!error || !idist__os_file_refuses_sync(error)) return error;
+
+    idist__os_mutex_lock(&idist__sync_lock);
+    warns = log && !idist__sync_has_warned;
+    if (warns) idist__sync_has_warned = true;
+    idist__os_mutex_unlock(&idist__sync_lock);
+
+    if (warns)
+        idist__log_print(log, IDIST_LOG_WARN,
+                         "%s: %s: the file system does not sync (%s): what was written is "
+                         "complete, but may be lost if this machine crashes",
+                         name, folder, strerror(error));
+
+    return 0;
+}
+
+//------------------------------------------------------------------------------
 // [train:load]  reads a checkpoint on rank 0 and copies it to all ranks
 // uses os:file os:folder fail base:type get collective agree checksum
 // uses checkpoint flaw
@@ -3506,7 +3545,7 @@ idist_status idist_checkpoint_find(const idist_checkpoint_desc *desc, bool lates
 //------------------------------------------------------------------------------
 // [train:save]  writes a checkpoint atomically and removes those not kept
 // uses os:file os:folder fail number base:log model core:world get agree
-// uses checksum checkpoint flaw seen folder
+// uses checksum checkpoint flaw seen sync folder
 //
 // All of it happens on rank 0, while the others wait for its status: list the folder and remove
 // what crashes have left; verify the files that are there; decide whether the new file is wanted;
@@ -3546,22 +3585,28 @@ static void idist__save_remember(idist__os_folder folder, const char *name) {
 }
 
 // Writes a file. Its name appears only when all bytes are on the disk. 0 or an errno.
-static int idist__save_write(const idist__checkpoint *c, idist__os_folder folder,
-                             const char *temporary, const char *name) {
+static int idist__save_write(const idist__checkpoint *c, const idist_checkpoint_desc *desc,
+                             idist__os_folder folder, const char *temporary, const char *name,
+                             const idist__log *log) {
     idist__os_file file;
     int error = idist__os_folder_new_file(folder, temporary, &file);
 
     if (error) return error;
     error = idist__save_write_parts(c, file);
-    if (!error && !idist__os_file_sync(file)) error = errno;
+    if (!error && !idist__os_file_sync(file))
+        error = idist__sync_judge(errno, "checkpoint_save", desc->folder, log);
     if (!idist__os_file_close(&file) && !error) error = errno;
     if (!error) error = idist__os_folder_rename(folder, temporary, name);
-    if (!error) idist__save_remember(folder, name);
-    if (!error) return idist__os_folder_sync(folder);
 
-    idist__os_folder_remove(folder, temporary);
+    if (error) {
+        idist__os_folder_remove(folder, temporary);
+        return error;
+    }
 
-    return error;
+    idist__save_remember(folder, name);
+    error = idist__os_folder_sync(folder);
+
+    return idist__sync_judge(error, "checkpoint_save", desc->folder, log);
 }
 
 // Returns the file because of which a new one is not wanted: the best of the better files of other
@@ -3694,7 +3739,7 @@ static idist_status idist__save_to_folder(const idist_checkpoint_desc *desc,
     if (status != IDIST_OK || better) return status;
 
     snprintf(temporary, sizeof temporary, ".%s.tmp", entry->name);
-    error = idist__save_write(c, folder, temporary, entry->name);
+    error = idist__save_write(c, desc, folder, temporary, entry->name, log);
     if (error)
         return idist__checkpoint_fail("checkpoint_save", desc->folder,
                                       error == EEXIST ? temporary : entry->name, error);
@@ -7102,7 +7147,7 @@ static int idist__csv_find_end(idist__os_file file, uint64_t nbytes, char *buffe
 //------------------------------------------------------------------------------
 // [train:summary]  scalars over the steps of a training, for TensorBoard and as CSV
 // uses mutex calendar socket os:file os:folder process fail text base:log model
-// uses core:world get checkpoint event csv
+// uses core:world get auto checkpoint sync event csv
 //
 // A value is written at once, with one pwrite per file. If that fails, the value stays in
 // `pending`, ahead of later ones, and the file is cut back to its last whole line or record. The
@@ -7269,36 +7314,33 @@ static idist_status idist__summary_open_csv(idist_summary *summary) {
     return idist__summary_mend_csv(summary, (uint64_t)nbytes);
 }
 
-// Creates an events file. Two of the same process and second differ in the number at the end.
+// Creates an events file. Two of the same process and second differ in the number at the end. The
+// folder need not be readable.
 static idist_status idist__summary_open_events(idist_summary *summary) {
     idist__summary_file *file = &summary->events;
     int64_t now_us = idist__os_calendar_ns() / 1000;
-    char host[256];
+    char host[256], path[4096];
     idist__event record;
-    idist__os_folder folder;
-    int number, error = idist__os_folder_open(summary->folder, &folder);
+    int number = 0, error;
     idist_status status;
 
     if (!idist__os_socket_host_name(host, sizeof host)) idist__text_copy(host, sizeof host, "host");
 
-    for (number = 0; !error; number++) {
+    do {
         snprintf(file->name, sizeof file->name, "events.out.tfevents.%lld.%s.%lld.%d",
-                 (long long)(now_us / 1000000), host, (long long)summary->process, number);
-        error = idist__os_folder_new_file(folder, file->name, &file->file);
-        if (!error) break;
-        if (error == EEXIST) error = 0;
-    }
+                 (long long)(now_us / 1000000), host, (long long)summary->process, number++);
+        if ((size_t)snprintf(path, sizeof path, "%s/%s", summary->folder, file->name) >=
+            sizeof path)
+            return idist__fail(IDIST_ERR_ARG, "summary_create: the path of the folder is too long");
+        error = idist__os_folder_new_file(IDIST__OS_HERE, path, &file->file);
+    } while (error == EEXIST);
 
-    if (error) {
-        status = idist__checkpoint_fail("summary_create", summary->folder, file->name, error);
-    } else {
-        idist__event_version(&record, (double)now_us / 1e6);
-        idist__summary_append(file, record.bytes, record.nbytes);
-        status = idist__summary_write(summary, file, "summary_create");
-        if (status != IDIST_OK) idist__os_folder_remove(folder, file->name);
-    }
+    if (error) return idist__checkpoint_fail("summary_create", summary->folder, file->name, error);
 
-    idist__os_folder_close(&folder);
+    idist__event_version(&record, (double)now_us / 1e6);
+    idist__summary_append(file, record.bytes, record.nbytes);
+    status = idist__summary_write(summary, file, "summary_create");
+    if (status != IDIST_OK) idist__os_folder_remove(IDIST__OS_HERE, path);
 
     return status;
 }
@@ -7434,25 +7476,37 @@ idist_status idist_summary_add(idist_summary *summary, const char *tag, double v
     return events != IDIST_OK ? events : csv;
 }
 
-// Writes what is pending, and waits until all of a file is on the disk.
+// Writes what is pending, and waits until all of a file is on the disk. A sync that is refused is
+// no failure, and *refusal gets its errno.
 static idist_status idist__summary_sync(idist_summary *summary, idist__summary_file *file,
-                                        const char *name) {
+                                        const char *name, int *refusal) {
     idist_status status;
+    int error;
 
     if (file->file == IDIST__OS_NO_FILE) return IDIST_OK;
     status = idist__summary_write(summary, file, name);
     if (status != IDIST_OK || idist__os_file_sync(file->file)) return status;
 
-    return idist__checkpoint_fail(name, summary->folder, file->name, errno);
+    error = errno;
+    if (!idist__os_file_refuses_sync(error))
+        return idist__checkpoint_fail(name, summary->folder, file->name, error);
+    *refusal = error;
+
+    return IDIST_OK;
 }
 
 static idist_status idist__summary_sync_both(idist_summary *summary, const char *name) {
+    int refusal = 0;
+    idist__log without_world;
     idist_status csv, events;
 
     idist__os_mutex_lock(&summary->lock);
-    csv = idist__summary_sync(summary, &summary->csv, name);
-    events = idist__summary_sync(summary, &summary->events, name);
+    csv = idist__summary_sync(summary, &summary->csv, name, &refusal);
+    events = idist__summary_sync(summary, &summary->events, name, &refusal);
     idist__os_mutex_unlock(&summary->lock);
+
+    if (refusal)
+        idist__sync_judge(refusal, name, summary->folder, idist__auto_log_of(NULL, &without_world));
 
     return events != IDIST_OK ? events : csv;
 }

@@ -17,6 +17,8 @@
 
 #include "ranks.h"
 
+#include <sys/stat.h>
+
 static struct {
     bool armed;
     int at, crash_at, fail_at; // steps from 1; 0: none
@@ -71,7 +73,21 @@ int step_openat(int folder, const char *name, int flags, ...) {
     return fd;
 }
 
-int step_fsync(int fd) { return step('f') ? -1 : (int)syscall(SYS_fsync, fd); }
+static struct {
+    int of_files, of_folders; // fsync fails with this errno; 0: it does not
+    int interrupted;          // so many times before that
+} syncs;
+
+int step_fsync(int fd) {
+    struct stat about;
+    if (step('f')) return -1;
+    TAP_REQUIRE(fstat(fd, &about) == 0);
+    errno = syncs.interrupted > 0    ? EINTR
+            : S_ISDIR(about.st_mode) ? syncs.of_folders
+                                     : syncs.of_files;
+    if (syncs.interrupted > 0) syncs.interrupted--;
+    return errno ? -1 : (int)syscall(SYS_fsync, fd);
+}
 
 int step_renameat(int from, const char *a, int to, const char *b) {
     return step('r') ? -1 : (int)syscall(SYS_renameat, from, a, to, b);
@@ -786,6 +802,45 @@ static void crashes(void) {
     remove_folder();
 }
 
+// File systems that do not sync files or folders: the file is complete all the same.
+static void refused_syncs(void) {
+    static const int refusals[] = {EINVAL, ENOTSUP, EOPNOTSUPP, ENOSYS, EBADF,
+                                   EISDIR, EPERM,   EACCES,     EROFS};
+    static const int failures[] = {EIO, ENOSPC, EDQUOT};
+    idist_checkpoint_desc d = desc_of(1);
+    char path[300];
+    uint64_t at = 1;
+    for (int folders = 0; folders < 2; folders++) {
+        int *which = folders ? &syncs.of_folders : &syncs.of_files;
+        idist__sync_has_warned = false;
+        for (size_t i = 0; i < sizeof refusals / sizeof *refusals; i++, at++) {
+            said[0] = 0;
+            *which = refusals[i];
+            syncs.interrupted = 2;
+            idist_status status =
+                idist_checkpoint_save(&d, at, (double)at, &small, 1, NULL, 0, NULL);
+            *which = 0;
+            tap_is(status, IDIST_OK, "a %s that is not synced: %s", folders ? "folder" : "file",
+                   strerror(refusals[i]));
+            tap_is(idist_checkpoint_find(&d, true, path, sizeof path, NULL), IDIST_OK, "found");
+            tap_is(count_entries(folder, ""), 1, "it has replaced the one before");
+            if (i == 0) tap_like(said, "warning: checkpoint_save: /tmp/", "a warning");
+            if (i == 0) tap_like(said, strerror(refusals[i]), "with the reason");
+            else tap_ok(!said[0], "no second warning: %s", said);
+        }
+        for (size_t i = 0; i < sizeof failures / sizeof *failures; i++, at++) {
+            *which = failures[i];
+            idist_status status =
+                idist_checkpoint_save(&d, at, (double)at, &small, 1, NULL, 0, NULL);
+            *which = 0;
+            tap_is(status, i ? IDIST_ERR_NO_SPACE : IDIST_ERR_SYSTEM, "a %s that is lost: %s",
+                   folders ? "folder" : "file", strerror(failures[i]));
+            tap_ok(count_entries(folder, ".tmp") == 0 && count_entries(folder, "") >= 1,
+                   "the one before is there");
+        }
+    }
+}
+
 // In a process of its own: saves a state that is worse than the best one, and crashes on the way.
 static int save_latest(uint64_t at, int crash_at) {
     static unsigned char big[5000];
@@ -957,8 +1012,9 @@ int main(void) {
     setenv("IDIST_LOG", "info", 1);
     TAP_REQUIRE(idist_initialize(&noted) == IDIST_OK);
     setenv("IDIST_LOG", "error", 1);
-    void (*const one[])(void) = {leaves_others_alone, same_step, damaged,   damaged_files,
-                                 reads_once,          lies,      full_disk, unreadable};
+    void (*const one[])(void) = {leaves_others_alone, same_step,  damaged,
+                                 damaged_files,       reads_once, lies,
+                                 refused_syncs,       full_disk,  unreadable};
     for (size_t i = 0; i < sizeof one / sizeof *one; i++) {
         new_folder();
         one[i]();

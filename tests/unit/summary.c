@@ -34,9 +34,11 @@ ssize_t step_pwrite(int fd, const void *data, size_t nbytes, off_t at) {
     return syscall(SYS_pwrite64, fd, data, nbytes, at);
 }
 
+static int sync_error; // of fsync; 0: it is that of `disk`
+
 int step_fsync(int fd) {
-    errno = disk.error;
-    return disk.error ? -1 : (int)syscall(SYS_fsync, fd);
+    errno = sync_error ? sync_error : disk.error;
+    return errno ? -1 : (int)syscall(SYS_fsync, fd);
 }
 
 static void break_disk(int error, size_t some) {
@@ -528,6 +530,63 @@ static void full_disk(void) {
     else tap_ok(status == 0, "a full file system (wait status 0x%x)", (unsigned)status);
 }
 
+static idist_summary *logged_summary;
+static int log_count;
+
+// A logger that makes a curve of its lines.
+static void log_to_summary(idist_log_level level, const char *line, void *user) {
+    (void)user;
+    if (level != IDIST_LOG_WARN || !strstr(line, "does not sync (Invalid argument)")) return;
+    log_count++;
+    tap_is(idist_summary_add(logged_summary, "warnings", log_count, 1), IDIST_OK,
+           "a logger may add to the summary that warns");
+}
+
+// A file system that does not sync: everything is written all the same.
+static void refused_syncs(void) {
+    idist_desc desc;
+    memset(&desc, 0, sizeof desc);
+    desc.logger.log_fn = log_to_summary;
+    TAP_REQUIRE(idist_initialize(&desc) == IDIST_OK);
+    idist_summary *s = logged_summary = create(true, true);
+    sync_error = EINVAL;
+    tap_is(idist_summary_add(s, "a", 1, 1), IDIST_OK, "add");
+    tap_is(idist_summary_flush(s), IDIST_OK, "flush where nothing is synced");
+    tap_is(idist_summary_flush(s), IDIST_OK, "and again");
+    tap_is(log_count, 1, "warns once");
+    sync_error = EIO;
+    tap_is(idist_summary_flush(s), IDIST_ERR_SYSTEM, "an error of the disk is a failure");
+    sync_error = EOPNOTSUPP;
+    tap_is(idist_summary_free(&s), IDIST_OK, "free");
+    sync_error = 0;
+    tap_is(count_char(get_csv(), '\n'), 3, "both values are there");
+    tap_ok(files_agree(), "in both files");
+    TAP_REQUIRE(idist_finalize() == IDIST_OK);
+}
+
+// A folder in which files may be made, but not listed.
+static void hidden_folder(void) {
+    int status;
+    TAP_REQUIRE(chmod(folder, 0333) == 0);
+    pid_t pid = fork();
+    TAP_REQUIRE(pid >= 0);
+    if (pid == 0) {
+        if (geteuid() == 0 && (setgid(65534) != 0 || setuid(65534) != 0)) _exit(77);
+        if (access(folder, R_OK) == 0) _exit(77);
+        idist_summary *s = NULL;
+        idist_summary_desc desc;
+        memset(&desc, 0, sizeof desc);
+        desc.folder = folder;
+        if (idist_summary_create(&desc, &s) != IDIST_OK) _exit(1);
+        if (idist_summary_add(s, "a", 1, 1) != IDIST_OK) _exit(2);
+        _exit(idist_summary_free(&s) == IDIST_OK ? 0 : 3);
+    }
+    TAP_REQUIRE(waitpid(pid, &status, 0) == pid && chmod(folder, 0700) == 0);
+    if (WIFEXITED(status) && WEXITSTATUS(status) == 77)
+        tap_skip("a folder that cannot be listed", "this user may list every folder");
+    else tap_ok(status == 0 && files_agree(), "a folder that cannot be listed (0x%x)", status);
+}
+
 //------------------------------------------------------------------------------
 // processes, threads and ranks
 //------------------------------------------------------------------------------
@@ -677,6 +736,8 @@ int main(void) {
     in_new_folder(full_for_a_while);
     in_new_folder(full_for_long);
     in_new_folder(full_disk);
+    in_new_folder(refused_syncs);
+    in_new_folder(hidden_folder);
     in_new_folder(forked);
     in_new_folder(threads);
     of_ranks();
