@@ -11,7 +11,7 @@ CONTENTS
 
       [base:fail]    status names, and the text of a thread's last failure
       [base:callback] calling functions of the program
-      [base:text]    copying and appending text
+      [base:text]    copying, appending and decoding text
       [base:number]  numbers with fractions as text, in every locale
       [base:mem]     memory through the caller's allocator
       [base:window]  memory that all ranks of the host have mapped, for idist_alloc
@@ -137,7 +137,7 @@ static bool idist__callback_threw(const char *name, const char *callback) {
 }
 
 //------------------------------------------------------------------------------
-// [base:text]  copying and appending text
+// [base:text]  copying, appending and decoding text
 // uses -
 //------------------------------------------------------------------------------
 
@@ -159,6 +159,29 @@ static void idist__text_copy(char *to, size_t capacity, const char *from) {
     if (nbytes >= capacity) nbytes = capacity - 1;
     memcpy(to, from, nbytes);
     to[nbytes] = 0;
+}
+
+// Decodes the first character of a text in UTF-8. Returns how many bytes the character has, 0 at
+// the end of the text, or -1 if the text does not begin with a character.
+IDIST__UNUSED static int idist__text_decode(const char *text, uint32_t *code) {
+    static const uint32_t lowest[5] = {0, 0, 0x80, 0x800, 0x10000}; // by the number of bytes
+    const unsigned char *from = (const unsigned char *)text;
+    int i, nbytes = from[0] < 0x80 ? 1 : from[0] < 0xe0 ? 2 : from[0] < 0xf0 ? 3 : 4;
+
+    *code = from[0];
+    if (nbytes == 1) return from[0] ? 1 : 0;
+    if (from[0] < 0xc0 || from[0] > 0xf7) return -1;
+    *code &= 0x7fu >> nbytes;
+
+    for (i = 1; i < nbytes; i++) {
+        if ((from[i] & 0xc0) != 0x80) return -1;
+        *code = *code << 6 | (from[i] & 0x3fu);
+    }
+
+    if (*code < lowest[nbytes] || *code > 0x10ffff || (*code >= 0xd800 && *code < 0xe000))
+        return -1;
+
+    return nbytes;
 }
 
 //------------------------------------------------------------------------------

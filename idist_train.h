@@ -110,6 +110,7 @@ CONTENTS
       [train:ddp_join]        ranks that have run out of data
       [train:ddp_create]      from a desc to a ddp, and its end
       [train:log]             what a training run prints, on rank 0 only
+      [train:columns]         the columns of a terminal that a text takes
       [train:progress]        a progress bar on a terminal
       [train:event]           a scalar as TensorBoard reads it
       [train:csv]             a scalar as a line of scalars.csv
@@ -699,7 +700,10 @@ IDIST_API void idist_train_log_metrics(const char *name, int epoch, double secon
 
 // A progress bar on stderr, if that is a terminal: "Epoch [3/24]: [120/391]  30%|###       |
 // loss=1.2 [00:12<00:27]". The line ends when done == total. On a narrow terminal the picture is
-// left out and then the line is cut, so that it stays one line.
+// left out and then the line is cut, so that it stays one line; a terminal of unknown width counts
+// as 80 columns. Title and text are UTF-8, whatever the locale is. Control characters, such as line
+// feeds, become spaces, and bytes that are not UTF-8 question marks. Of escape sequences, those for
+// colors are passed on, and colors end with the line; others are left out.
 typedef struct idist_progress {
     const char *title; // "Epoch [3/24]"
     uint64_t total;
@@ -936,7 +940,7 @@ static void idist__random_shuffle(size_t *indices, size_t count, uint64_t seed) 
 
 //------------------------------------------------------------------------------
 // [train:agree]  the same status on all ranks
-// uses mutex fail text model core:group check core:call get collective
+// uses mutex fail model core:group check core:call get collective
 //
 // A function that makes several collective calls must fail on all ranks or on none. Its path:
 //
@@ -1022,7 +1026,7 @@ static idist_status idist__agree_no_memory(const char *name, idist_group *group)
 
 //------------------------------------------------------------------------------
 // [train:sampler]  which sample goes to which rank
-// uses fail number get collective random agree
+// uses fail text number get collective random agree
 //
 // Each rank computes the order of the whole epoch, and keeps every n-th index of the part that is
 // left, starting with its rank. Three ranks, 10 samples, without drop_last:
@@ -1982,7 +1986,7 @@ idist_status idist_sync_batch_norm_backward(float *sum_dy, float *sum_dy_xmu, in
 
 //------------------------------------------------------------------------------
 // [train:norm]  the norm of gradients, and clipping by it
-// uses fail number base:type float reduce collective agree
+// uses fail text number base:type float reduce collective agree
 //------------------------------------------------------------------------------
 
 // The square root by Newton's method, starting from half the exponent: sqrt would need -lm. The
@@ -2096,7 +2100,7 @@ idist_status idist_clip_grad_norm(const idist_tensor *grads, int n, double max_n
 
 //------------------------------------------------------------------------------
 // [train:schedule]  values that follow the step, such as the learning rate
-// uses fail number float
+// uses fail text number float
 //
 // log, exp and sin would need -lm. The series here are summed until their next term is below the
 // last bit of a double.
@@ -3227,8 +3231,8 @@ idist_status idist_checkpoint_load(const char *path, const idist_tensor *tensors
 
 //------------------------------------------------------------------------------
 // [train:folder]  the checkpoints in a folder, and the best of them
-// uses os:file os:folder fail text base:log model core:world get collective
-// uses agree checkpoint flaw seen
+// uses os:file os:folder fail base:log model core:world get collective agree
+// uses checkpoint flaw seen
 //------------------------------------------------------------------------------
 
 // A file that has the name of a checkpoint.
@@ -3544,7 +3548,7 @@ idist_status idist_checkpoint_find(const idist_checkpoint_desc *desc, bool lates
 
 //------------------------------------------------------------------------------
 // [train:save]  writes a checkpoint atomically and removes those not kept
-// uses os:file os:folder fail number base:log model core:world get agree
+// uses os:file os:folder fail text number base:log model core:world get agree
 // uses checksum checkpoint flaw seen sync folder
 //
 // All of it happens on rank 0, while the others wait for its status: list the folder and remove
@@ -4374,7 +4378,7 @@ static idist_status idist__int8_finish(idist_bucket *b, void *arg) {
 
 //------------------------------------------------------------------------------
 // [train:powersgd]  buckets sent as products of two thin matrices
-// uses fail number float reduce collective twister norm checksum memory
+// uses fail text number float reduce collective twister norm checksum memory
 // uses compress
 //
 // After Vogels, Karimireddy and Jaggi, PowerSGD (2019), and torch's powerSGD_hook: one step of the
@@ -4923,7 +4927,7 @@ static idist_status idist__on_device_int8_finish(idist_bucket *b, void *arg) {
 
 //------------------------------------------------------------------------------
 // [train:ddp]  gradients averaged while the backward pass is still running
-// uses fail text base:type model agree compress
+// uses fail base:type model agree compress
 //
 // The backward pass computes gradients from the last parameter to the first. Buckets are formed in
 // that order, and a bucket whose gradients are all ready is launched while the gradients of earlier
@@ -6253,9 +6257,9 @@ idist_status idist_ddp_join(idist_ddp *d, int *last) {
 
 //------------------------------------------------------------------------------
 // [train:ddp_create]  from a desc to a ddp, and its end
-// uses fail number base:log base:type model core:world get collective request
-// uses own agree auto shape tensor memory compress half int8 powersgd on_device
-// uses ddp ddp_bucket
+// uses fail text number base:log base:type model core:world get collective
+// uses request own agree auto shape tensor memory compress half int8 powersgd
+// uses on_device ddp ddp_bucket
 //
 //     idist__ddp_create_copy         the lists of the caller
 //     idist__ddp_create_check        what can be wrong with them
@@ -6851,8 +6855,171 @@ void idist_train_log_metrics(const char *name, int epoch, double seconds, const 
 }
 
 //------------------------------------------------------------------------------
+// [train:columns]  the columns of a terminal that a text takes
+// uses -
+//
+// The function wcwidth depends on the locale, which a program need not have set. The tables below
+// are from Unicode 14 (general category and East_Asian_Width, UAX #11). They err on the side of
+// more columns: marks of rare scripts count as one, and blocks of emoji and ideographs count as
+// wide throughout. A line may then end early, but it does not wrap.
+//------------------------------------------------------------------------------
+
+typedef struct idist__columns_range {
+    uint32_t first, last;
+} idist__columns_range;
+
+// Characters that take no column: combining marks, vowels of Hangul, format characters.
+static const idist__columns_range idist__columns_none[] = {
+    {0x300, 0x36f},   {0x483, 0x489},     {0x591, 0x5bd},    {0x5bf, 0x5bf},   {0x5c1, 0x5c2},
+    {0x5c4, 0x5c5},   {0x5c7, 0x5c7},     {0x610, 0x61a},    {0x61c, 0x61c},   {0x64b, 0x65f},
+    {0x670, 0x670},   {0x6d6, 0x6dc},     {0x6df, 0x6e4},    {0x6e7, 0x6e8},   {0x6ea, 0x6ed},
+    {0x711, 0x711},   {0x730, 0x74a},     {0x7a6, 0x7b0},    {0x7eb, 0x7f3},   {0x7fd, 0x7fd},
+    {0x816, 0x819},   {0x81b, 0x823},     {0x825, 0x827},    {0x829, 0x82d},   {0x859, 0x85b},
+    {0x898, 0x89f},   {0x8ca, 0x8e1},     {0x8e3, 0x902},    {0x93a, 0x93a},   {0x93c, 0x93c},
+    {0x941, 0x948},   {0x94d, 0x94d},     {0x951, 0x957},    {0x962, 0x963},   {0x981, 0x981},
+    {0x9bc, 0x9bc},   {0x9c1, 0x9c4},     {0x9cd, 0x9cd},    {0x9e2, 0x9e3},   {0x9fe, 0xa02},
+    {0xa3c, 0xa3c},   {0xa41, 0xa51},     {0xa70, 0xa71},    {0xa75, 0xa75},   {0xa81, 0xa82},
+    {0xabc, 0xabc},   {0xac1, 0xac8},     {0xacd, 0xacd},    {0xae2, 0xae3},   {0xafa, 0xb01},
+    {0xb3c, 0xb3c},   {0xb3f, 0xb3f},     {0xb41, 0xb44},    {0xb4d, 0xb56},   {0xb62, 0xb63},
+    {0xb82, 0xb82},   {0xbc0, 0xbc0},     {0xbcd, 0xbcd},    {0xc00, 0xc00},   {0xc04, 0xc04},
+    {0xc3c, 0xc3c},   {0xc3e, 0xc40},     {0xc46, 0xc56},    {0xc62, 0xc63},   {0xc81, 0xc81},
+    {0xcbc, 0xcbc},   {0xcbf, 0xcbf},     {0xcc6, 0xcc6},    {0xccc, 0xccd},   {0xce2, 0xce3},
+    {0xd00, 0xd01},   {0xd3b, 0xd3c},     {0xd41, 0xd44},    {0xd4d, 0xd4d},   {0xd62, 0xd63},
+    {0xd81, 0xd81},   {0xdca, 0xdca},     {0xdd2, 0xdd6},    {0xe31, 0xe31},   {0xe34, 0xe3a},
+    {0xe47, 0xe4e},   {0xeb1, 0xeb1},     {0xeb4, 0xebc},    {0xec8, 0xecd},   {0xf18, 0xf19},
+    {0xf35, 0xf35},   {0xf37, 0xf37},     {0xf39, 0xf39},    {0xf71, 0xf7e},   {0xf80, 0xf84},
+    {0xf86, 0xf87},   {0xf8d, 0xfbc},     {0xfc6, 0xfc6},    {0x102d, 0x1030}, {0x1032, 0x1037},
+    {0x1039, 0x103a}, {0x103d, 0x103e},   {0x1058, 0x1059},  {0x105e, 0x1060}, {0x1071, 0x1074},
+    {0x1082, 0x1082}, {0x1085, 0x1086},   {0x108d, 0x108d},  {0x109d, 0x109d}, {0x1160, 0x11ff},
+    {0x135d, 0x135f}, {0x1712, 0x1714},   {0x17b4, 0x17b5},  {0x17b7, 0x17bd}, {0x17c6, 0x17c6},
+    {0x17c9, 0x17d3}, {0x180b, 0x180f},   {0x1ab0, 0x1ace},  {0x1dc0, 0x1dff}, {0x200b, 0x200f},
+    {0x202a, 0x202e}, {0x2060, 0x206f},   {0x20d0, 0x20f0},  {0x2de0, 0x2dff}, {0x302a, 0x302d},
+    {0x3099, 0x309a}, {0xd7b0, 0xd7ff},   {0xfb1e, 0xfb1e},  {0xfe00, 0xfe0e}, {0xfe20, 0xfe2f},
+    {0xfeff, 0xfeff}, {0xe0001, 0xe007f}, {0xe0100, 0xe01ef}};
+
+// Characters that take two columns: ideographs, Hangul, full-width forms, emoji.
+static const idist__columns_range idist__columns_two[] = {
+    {0x1100, 0x115f},   {0x231a, 0x231b},   {0x2329, 0x232a},   {0x23e9, 0x23ec},
+    {0x23f0, 0x23f0},   {0x23f3, 0x23f3},   {0x25fd, 0x25fe},   {0x2614, 0x2615},
+    {0x2648, 0x2653},   {0x267f, 0x267f},   {0x2693, 0x2693},   {0x26a1, 0x26a1},
+    {0x26aa, 0x26ab},   {0x26bd, 0x26be},   {0x26c4, 0x26c5},   {0x26ce, 0x26ce},
+    {0x26d4, 0x26d4},   {0x26ea, 0x26ea},   {0x26f2, 0x26f3},   {0x26f5, 0x26f5},
+    {0x26fa, 0x26fa},   {0x26fd, 0x26fd},   {0x2705, 0x2705},   {0x270a, 0x270b},
+    {0x2728, 0x2728},   {0x274c, 0x274c},   {0x274e, 0x274e},   {0x2753, 0x2755},
+    {0x2757, 0x2757},   {0x2795, 0x2797},   {0x27b0, 0x27b0},   {0x27bf, 0x27bf},
+    {0x2b1b, 0x2b1c},   {0x2b50, 0x2b50},   {0x2b55, 0x2b55},   {0x2e80, 0x303e},
+    {0x3041, 0xa4cf},   {0xa960, 0xa97f},   {0xac00, 0xd7a3},   {0xf900, 0xfaff},
+    {0xfe10, 0xfe19},   {0xfe30, 0xfe6f},   {0xff01, 0xff60},   {0xffe0, 0xffe6},
+    {0x16fe0, 0x1b2ff}, {0x1f004, 0x1f004}, {0x1f0cf, 0x1f0cf}, {0x1f18e, 0x1f18e},
+    {0x1f191, 0x1f19a}, {0x1f200, 0x1f64f}, {0x1f680, 0x1f6ff}, {0x1f7e0, 0x1f7f0},
+    {0x1f900, 0x1faff}, {0x20000, 0x3fffd}};
+
+// A line for a terminal.
+typedef struct idist__columns_line {
+    char text[1024];
+    size_t nbytes, columns;
+    size_t limit; // columns
+    bool cut;     // something did not fit
+    bool colored; // must end with the default color
+} idist__columns_line;
+
+static bool idist__columns_has(const idist__columns_range *ranges, size_t n, uint32_t code) {
+    size_t low = 0, high = n;
+
+    while (low < high) {
+        size_t middle = (low + high) / 2;
+
+        if (code > ranges[middle].last) low = middle + 1;
+        else high = middle;
+    }
+
+    return low < n && code >= ranges[low].first;
+}
+
+// Returns how many columns a character takes that is no control character. The selector U+FE0F
+// counts as one, since some terminals widen the character before it.
+static size_t idist__columns_of(uint32_t code) {
+    const size_t none_count = sizeof idist__columns_none / sizeof *idist__columns_none;
+    const size_t two_count = sizeof idist__columns_two / sizeof *idist__columns_two;
+
+    if (code < 0x300) return 1;
+    if (idist__columns_has(idist__columns_none, none_count, code)) return 0;
+
+    return idist__columns_has(idist__columns_two, two_count, code) ? 2 : 1;
+}
+
+// Returns the end of an escape sequence (ECMA-48) that begins with ESC. *is_color: the sequence
+// sets a color or another rendition, and is complete.
+static const char *idist__columns_skip(const char *text, bool *is_color) {
+    const char *at = text + 1, *parameters;
+
+    *is_color = false;
+
+    if (*at && strchr("]PX^_", *at)) { // a string, up to BEL or ESC and backslash
+        while (*at && *at != 7 && *at != 27) at++;
+        if (*at == 27 && at[1] == 92) at++;
+        return *at && *at != 27 ? at + 1 : at;
+    }
+
+    if (*at == '[') {
+        parameters = ++at;
+        at += strspn(at, "0123456789:;");
+        *is_color = *at == 'm';
+        if (at == parameters || !*is_color) at += strspn(at, "0123456789:;<=>?");
+    }
+
+    while (*at >= ' ' && *at <= '/') at++; // intermediate bytes
+
+    return *at >= '0' && *at <= '~' ? at + 1 : at;
+}
+
+// Adds bytes that take so many columns, if they fit. Nothing is added after what did not fit.
+static void idist__columns_put(idist__columns_line *line, const char *bytes, size_t nbytes,
+                               size_t columns) {
+    if (line->columns + columns > line->limit || line->nbytes + nbytes >= sizeof line->text)
+        line->cut = true;
+    if (line->cut) return;
+
+    memcpy(line->text + line->nbytes, bytes, nbytes);
+    line->nbytes += nbytes;
+    line->columns += columns;
+    line->text[line->nbytes] = 0;
+}
+
+static void idist__columns_begin(idist__columns_line *line, size_t limit) {
+    memset(line, 0, sizeof *line);
+    line->limit = limit;
+}
+
+// Adds a text, with spaces in place of control characters and question marks in place of bytes that
+// are not UTF-8. Keeps escape sequences for colors, and leaves out others.
+static void idist__columns_add(idist__columns_line *line, const char *text) {
+    while (*text && !line->cut) {
+        uint32_t code;
+        int nbytes = idist__text_decode(text, &code);
+        const char *end = text + (nbytes > 0 ? nbytes : 1);
+        bool is_color;
+
+        if (code == 27) {
+            end = idist__columns_skip(text, &is_color);
+            if (is_color) idist__columns_put(line, text, (size_t)(end - text), 0);
+            if (is_color) line->colored = true;
+        } else if (nbytes < 0) {
+            idist__columns_put(line, "?", 1, 1);
+        } else if (code < ' ' || (code >= 0x7f && code < 0xa0) || code == 0x2028 ||
+                   code == 0x2029) {
+            idist__columns_put(line, " ", 1, 1);
+        } else {
+            idist__columns_put(line, text, (size_t)(end - text), idist__columns_of(code));
+        }
+
+        text = end;
+    }
+}
+
+//------------------------------------------------------------------------------
 // [train:progress]  a progress bar on a terminal
-// uses clock mutex terminal fail text base:log get log
+// uses clock mutex terminal fail base:log get log columns
 //------------------------------------------------------------------------------
 
 #define IDIST__BAR_NS (100 * IDIST__MS) // between two updates of a progress bar
@@ -6862,51 +7029,49 @@ static void idist__progress_print_time(char *text, size_t capacity, int64_t ns) 
     int64_t seconds = ns / 1000000000;
     int h = (int)(seconds / 3600), m = (int)(seconds / 60 % 60), s = (int)(seconds % 60);
 
-    if (seconds < 0 || seconds > 99 * 3600) snprintf(text, capacity, "?");
+    if (ns < 0 || seconds > 99 * 3600) snprintf(text, capacity, "?");
     else if (seconds >= 3600) snprintf(text, capacity, "%d:%02d:%02d", h, m, s);
     else snprintf(text, capacity, "%02d:%02d", m, s);
 }
 
-// The number of bytes that the first `columns` characters of a UTF-8 text have, each of which
-// counts as one column.
-static size_t idist__progress_cut(const char *text, size_t columns) {
-    size_t i, count = 0;
-
-    for (i = 0; text[i]; i++)
-        if (((unsigned char)text[i] & 0xC0) != 0x80 && count++ == columns) break;
-    return i;
-}
-
 // Writes one line that the terminal does not wrap: otherwise the next update would start in the
 // middle of it. The last column stays free, because some terminals wrap as soon as it is written.
-static void idist__progress_draw(const char *before, const char *picture, const char *after,
-                                 const char *end) {
-    char line[1024];
+static void idist__progress_draw(const char *title, const char *numbers, const char *picture,
+                                 const char *text, const char *times, const char *end) {
+    const char *parts[5];
+    idist__columns_line line;
     size_t columns = idist__os_terminal_columns();
+    int i, attempt;
 
-    columns = columns ? columns - 1 : sizeof line;
-    snprintf(line, sizeof line, "%s%s %s", before, picture, after);
-    if (line[idist__progress_cut(line, columns)])
-        snprintf(line, sizeof line, "%s %s", before, after);
-    fprintf(stderr, "%.*s%s", (int)idist__progress_cut(line, columns), line, end);
+    if (!columns) columns = 80;
+    parts[0] = title;
+    parts[1] = numbers;
+    parts[2] = picture;
+    parts[3] = text;
+    parts[4] = times;
+
+    for (attempt = 0; attempt < 2; attempt++) {
+        idist__columns_begin(&line, columns - 1);
+        for (i = 0; i < 5; i++) idist__columns_add(&line, parts[i]);
+        if (!line.cut) break;
+        parts[2] = " "; // without the picture
+    }
+
+    fprintf(stderr, "%s%s%s", line.text, line.colored ? "\033[m" : "", end);
 }
 
 static void idist__progress_print_remaining(char *text, size_t capacity, int64_t elapsed_ns,
                                             uint64_t done, uint64_t total) {
-    double remaining_ns;
+    double remaining_ns = done ? (double)elapsed_ns / (double)done * (double)(total - done) : -1;
 
-    if (!done) {
-        idist__text_copy(text, capacity, "?");
-        return;
-    }
-
-    remaining_ns = (double)elapsed_ns / (double)done * (double)(total - done);
+    if (remaining_ns > 9e18) remaining_ns = -1; // more than 64 bits can have
     idist__progress_print_time(text, capacity, (int64_t)remaining_ns);
 }
 
 void idist_progress_update(idist_progress *bar, uint64_t done, const char *text) {
     static const char cells[] = "##########          ";
-    char elapsed[32], remaining[32], before[400], picture[16], after[600];
+    char elapsed[32], remaining[32], numbers[80], picture[16], times[80];
+    const char *title = bar && bar->title ? bar->title : "";
     int64_t now_ns = idist__os_clock_now_ns();
     double fraction;
     bool last;
@@ -6925,13 +7090,13 @@ void idist_progress_update(idist_progress *bar, uint64_t done, const char *text)
 
     idist__os_mutex_lock(&idist__log_lock);
     idist__log_clear_bar();
-    snprintf(before, sizeof before, "%s: [%llu/%llu] %3d%%", bar->title ? bar->title : "",
+    snprintf(numbers, sizeof numbers, "%s[%llu/%llu] %3d%%", title[0] ? ": " : "",
              (unsigned long long)done, (unsigned long long)bar->total,
              bar->total ? (int)(100.0 * (double)done / (double)bar->total) : 100);
     fraction = bar->total ? 10.0 * (double)done / (double)bar->total : 10;
-    snprintf(picture, sizeof picture, "|%.10s|", cells + 10 - (int)fraction);
-    snprintf(after, sizeof after, "%s [%s<%s]", text ? text : "", elapsed, remaining);
-    idist__progress_draw(before, picture, after, last ? "\n" : "");
+    snprintf(picture, sizeof picture, "|%.10s| ", cells + 10 - (int)fraction);
+    snprintf(times, sizeof times, " [%s<%s]", elapsed, remaining);
+    idist__progress_draw(title, numbers, picture, text ? text : "", times, last ? "\n" : "");
     fflush(stderr);
     if (!last) idist__log_before = "\r\033[K"; // clears the line
     idist__os_mutex_unlock(&idist__log_lock);
@@ -7085,7 +7250,7 @@ static void idist__event_scalar(idist__event *record, double wall_time, uint64_t
 
 //------------------------------------------------------------------------------
 // [train:csv]  a scalar as a line of scalars.csv
-// uses os:file number checkpoint event
+// uses os:file text number checkpoint event
 //------------------------------------------------------------------------------
 
 #define IDIST__CSV_HEADER "wall_time,step,tag,value\n"
@@ -7146,7 +7311,7 @@ static int idist__csv_find_end(idist__os_file file, uint64_t nbytes, char *buffe
 
 //------------------------------------------------------------------------------
 // [train:summary]  scalars over the steps of a training, for TensorBoard and as CSV
-// uses mutex calendar socket os:file os:folder process fail text base:log model
+// uses mutex calendar socket os:file os:folder process fail base:log model
 // uses core:world get auto checkpoint sync event csv
 //
 // A value is written at once, with one pwrite per file. If that fails, the value stays in
@@ -7424,26 +7589,17 @@ static idist_status idist__summary_enter(const char *name, const idist_summary *
     return IDIST_OK;
 }
 
-// Whether a text is UTF-8: TensorBoard reads no further in a file with another.
+// Returns true if a text is UTF-8: TensorBoard reads no further in a file with another.
 static bool idist__summary_is_utf8(const char *text) {
-    static const uint32_t lowest[4] = {0, 0x80, 0x800, 0x10000}; // by the number of bytes after it
+    uint32_t code;
+    int nbytes;
 
-    while (*text) {
-        unsigned char first = (unsigned char)*text++;
-        int more = first < 0x80 ? 0 : first < 0xe0 ? 1 : first < 0xf0 ? 2 : 3, i;
-        uint32_t code = first < 0x80 ? first : first & (0x3fu >> more);
-
-        if ((first >= 0x80 && first < 0xc0) || first > 0xf7) return false;
-        for (i = 0; i < more; i++, text++) {
-            if (((unsigned char)*text & 0xc0) != 0x80) return false;
-            code = code << 6 | ((unsigned char)*text & 0x3f);
-        }
-
-        if (code < lowest[more] || code > 0x10ffff || (code >= 0xd800 && code < 0xe000))
-            return false;
+    for (nbytes = idist__text_decode(text, &code); nbytes > 0;) {
+        text += nbytes;
+        nbytes = idist__text_decode(text, &code);
     }
 
-    return true;
+    return nbytes == 0;
 }
 
 idist_status idist_summary_add(idist_summary *summary, const char *tag, double value,

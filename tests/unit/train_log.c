@@ -1,13 +1,15 @@
 // train_log: lines on rank 0 only, in the form of the tutorial; the progress bar on a terminal, and
 // not elsewhere
-#define _GNU_SOURCE // posix_openpt
+#define _GNU_SOURCE // posix_openpt, wcwidth
 #include "idist.h"
 
 #include "idist_train.h"
 
 #include "tap.h"
 
+#include <locale.h>
 #include <sys/ioctl.h>
+#include <wchar.h>
 
 typedef struct lines {
     int n;
@@ -196,15 +198,73 @@ static void bar_of_79(void) { bar_of(79); }
 static void bar_of_80(void) { bar_of(80); }
 static void bar_of_81(void) { bar_of(81); }
 
-// How often a terminal of that many columns would break a line of it.
+// Titles and texts of all kinds; every bar is a line of its own.
+static void odd_bars(void) {
+    static char large[3000];
+    static const char *const texts[] = {
+        "",
+        "a\nb\rc\td\x01",
+        "\xe6\x97\xa5\xe6\x9c\xac\xe8\xaa\x9e\xe6\x97\xa5\xe6\x9c\xac\xe8\xaa\x9e", // wide
+        "\xf0\x9f\x9a\x80 \xf0\x9f\x91\xa9\xe2\x80\x8d\xf0\x9f\x9a\x80",            // emoji
+        "e\xcc\x81\xcc\x81 \xe2\x80\x8b\xe0\xb8\x81\xe0\xb8\xb3\xe0\xb8\xb1",       // combining
+        "\xff\xe6\x97 \x80",                                                        // no UTF-8
+        "\033[31mred\033[0m and \033[2J\033]0;title\007",
+        "\033[1mbold to the end",
+        large,
+    };
+    memset(large, 'y', sizeof large - 1);
+    for (size_t i = 0; i < sizeof texts / sizeof *texts; i++) {
+        for (size_t k = 0; k < sizeof texts / sizeof *texts; k++) {
+            idist_progress p;
+            memset(&p, 0, sizeof p);
+            p.title = texts[i];
+            p.total = k % 2 ? UINT64_MAX : 7;
+            idist_progress_update(&p, p.total, texts[k]);
+        }
+    }
+}
+
+// How often a terminal of that many columns would break a line of it. Needs a locale with UTF-8.
+// Colors take no column.
 static int broken_lines(const char *text, int width) {
     int at = 0, n = 0;
-    for (; *text; text++) {
+    while (*text) {
+        wchar_t c;
+        int nbytes = mbtowc(&c, text, MB_CUR_MAX);
+        TAP_REQUIRE(nbytes > 0);
         if (*text == '\r' || *text == '\n') at = 0;
-        else if (*text == '\033') text += 2; // "\033[K"
-        else if (((unsigned char)*text & 0xC0) != 0x80 && at++ == width) n++, at = 1;
+        else if (*text == '\033') nbytes = (int)strcspn(text, "Km") + 1;
+        else {
+            TAP_REQUIRE(wcwidth(c) >= 0);
+            at += wcwidth(c);
+            if (at > width) n++, at = wcwidth(c);
+        }
+        text += nbytes;
     }
     return n;
+}
+
+static void odd_texts(char *text, size_t cap) {
+    static const int widths[] = {0, 1, 2, 3, 10, 40, 80, 1000, 65535};
+    for (size_t i = 0; i < sizeof widths / sizeof *widths; i++) {
+        int n_lines = 0;
+        columns = widths[i];
+        capture(odd_bars, true, text, cap);
+        TAP_REQUIRE(setlocale(LC_CTYPE, "C.UTF-8") != NULL);
+        tap_is(broken_lines(text, columns ? columns : 80), 0, "no line breaks on %d columns",
+               columns);
+        setlocale(LC_CTYPE, "C");
+        for (const char *at = text; (at = strchr(at, '\n')) != NULL; at++) n_lines++;
+        tap_is(n_lines, 81, "and there is one per bar");
+        tap_ok(!strstr(text, "\033[2J") && !strchr(text, 7), "the terminal is not cleared");
+        if (columns < 80) continue;
+        tap_like(text, "\033[31mred\033[0m and : [", "a color is passed on");
+        tap_like(text, "\033[1mbold to the end", "or the weight of letters");
+        tap_like(text, "\033[m\r\n", "and ends with the line");
+        tap_like(text, "\r\na b c d : [7/7] 100%|##########|  [", "a title with line feeds");
+        tap_like(text, "\r\n[7/7] 100%|", "or none");
+    }
+    columns = 0;
 }
 
 static void on_narrow_terminals(char *text, size_t cap) {
@@ -212,7 +272,9 @@ static void on_narrow_terminals(char *text, size_t cap) {
     for (size_t i = 0; i < sizeof widths / sizeof *widths; i++) {
         columns = widths[i];
         capture(wide_bar, true, text, cap);
+        TAP_REQUIRE(setlocale(LC_CTYPE, "C.UTF-8") != NULL);
         tap_is(broken_lines(text, columns), 0, "no line breaks on %d columns", columns);
+        setlocale(LC_CTYPE, "C");
         if (columns == 200)
             tap_like(text, "|##########| loss=1.23456789, accuracy=0.5 [",
                      "all of it on 200 columns");
@@ -232,7 +294,7 @@ static void on_narrow_terminals(char *text, size_t cap) {
 }
 
 int main(void) {
-    static char text[20000];
+    static char text[200000];
     tap_deadline(30);
     to_a_logger();
     capture(say_all, false, text, sizeof text);
@@ -258,6 +320,12 @@ int main(void) {
     capture(bar_of_a_logger, true, text, sizeof text);
     tap_ok(strstr(text, "<line>") && !strstr(text, "within") && strstr(text, "[4/9]"),
            "from inside a logger it is not drawn");
-    on_narrow_terminals(text, sizeof text);
+    if (setlocale(LC_CTYPE, "C.UTF-8")) {
+        setlocale(LC_CTYPE, "C");
+        on_narrow_terminals(text, sizeof text);
+        odd_texts(text, sizeof text);
+    } else {
+        tap_skip("columns", "there is no locale C.UTF-8");
+    }
     return tap_done();
 }
