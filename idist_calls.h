@@ -28,7 +28,7 @@ CONTENTS
 
 //------------------------------------------------------------------------------
 // [calls:backend]  which backend serves a world
-// uses fail base:log where model core:backend
+// uses fail text base:log where model core:backend
 //
 // The registered backends are asked from the latest to the first. A world takes the first of those
 // it asks for by name, or of all, that claims the configuration; and, to move device memory, the
@@ -198,7 +198,7 @@ static idist_status idist__backend_find_device(idist__world *w) {
 
 //------------------------------------------------------------------------------
 // [calls:world]  open and close a world
-// uses clock cpu os:thread mutex cond socket process fail mem base:window
+// uses clock cpu os:thread mutex cond socket process fail text mem base:window
 // uses base:log launch:env pmi draw config kind model core:backend core:world
 // uses tracer core:task core:ended core:group core:wait core:call backend
 //
@@ -675,7 +675,7 @@ idist_status idist_abort(idist_group *group) {
 
 //------------------------------------------------------------------------------
 // [calls:get]  the getters
-// uses limit cpu socket fail interface launch:env detect model core:world
+// uses limit cpu socket fail text interface launch:env detect model core:world
 // uses backend
 //
 // Without a world they answer as in a world of 1; none of them fails.
@@ -2499,7 +2499,8 @@ idist_status idist_agree(idist_group *group, int *flag) {
 
 //------------------------------------------------------------------------------
 // [calls:split]  a split that is begun and waited for later
-// uses mutex fail mem kind model core:group core:wait check core:call group
+// uses mutex fail text mem kind model core:group core:wait check core:call
+// uses group
 //
 //     idist_split_start        begins the all_gather of colors and keys
 //     idist__split_make        when it is done: makes the group; begins the exchange of offers
@@ -2676,7 +2677,7 @@ idist_status idist_split_start(idist_group *parent, int color, int key, idist_gr
 
 //------------------------------------------------------------------------------
 // [calls:op]  ops and dtypes of the program's own
-// uses mutex fail base:type hash model fingerprint core:call
+// uses mutex fail text base:type hash model fingerprint core:call
 //------------------------------------------------------------------------------
 
 static idist_status idist__op_add(const char *name, const idist__user_op *user, idist_group *group,
@@ -2834,7 +2835,7 @@ void idist_free(void *ptr) {
 
 //------------------------------------------------------------------------------
 // [calls:one]  one rank first, one rank only
-// uses mutex fail kind model check core:call get collective group
+// uses mutex fail callback kind model check core:call get collective group
 //------------------------------------------------------------------------------
 
 enum { IDIST__ONE_THREW = INT32_MIN }; // the result of a function that threw an exception

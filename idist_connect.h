@@ -124,8 +124,8 @@ static bool idist__attempt_begin(idist__attempt *a, const idist__where *where,
 
 //------------------------------------------------------------------------------
 // [connect:connector]  all that is under way: listeners, attempts, handshakes
-// uses clock descriptor poll socket fail mem base:log auth pending msg:types
-// uses msg:transport link attempt
+// uses clock descriptor poll socket fail text mem base:log auth pending
+// uses msg:types msg:transport link attempt
 //
 //     idist__connector_start   starts an attempt to connect to a rank
 //     idist__connector_polls   what to watch in poll

@@ -922,7 +922,7 @@ static idist_status idist__tracer_end(idist_status status) {
 
 //------------------------------------------------------------------------------
 // [core:fingerprint]  what two ranks compare about a call
-// uses base:type launch:env kind model world
+// uses text base:type launch:env kind model world
 //
 // Ranks may have created different dtypes under the same number. So the check of a call with one
 // carries a tag, a hash of its size and name:
@@ -1070,7 +1070,7 @@ static void idist__fingerprint_text(const idist__world *w, const idist__fingerpr
 
 //------------------------------------------------------------------------------
 // [core:explain]  sentences about calls that failed
-// uses launch:env kind model world fingerprint
+// uses text launch:env kind model world fingerprint
 //
 // The same words whichever backend noticed. Ranks are ranks of the world here, since a reader of
 // the log knows no others.
@@ -1196,7 +1196,7 @@ IDIST__UNUSED static int idist__explain_missing_peer(const idist__task *t, char 
 
 //------------------------------------------------------------------------------
 // [core:task]  tasks: allocate, start, complete, free
-// uses clock cond mem base:log kind model world tracer explain
+// uses clock cond text mem base:log kind model world tracer explain
 //
 // A task is in w->tasks from idist__task_start until idist__task_complete. Its memory is used again
 // (w->idle_tasks) and goes with the world.
@@ -1449,7 +1449,7 @@ __attribute__((destructor(101))) static void idist__ended_unload(void) {
 
 //------------------------------------------------------------------------------
 // [core:group]  groups: make, free, fail
-// uses clock cond fail mem base:log model world task ended
+// uses clock cond fail text mem base:log model world task ended
 //------------------------------------------------------------------------------
 
 IDIST__UNUSED static int idist__group_world_rank(const idist_group *g, int rank) {
@@ -1616,7 +1616,7 @@ static void idist__group_flush(idist_group *g) {
 
 //------------------------------------------------------------------------------
 // [core:timer]  deadlines, announcements and warnings
-// uses clock base:log kind model explain task group
+// uses clock text base:log kind model explain task group
 //
 // What happens to a task that waits, from its start on:
 //
@@ -2881,8 +2881,8 @@ static void idist__message_received(idist__task *t, int source, int tag, size_t 
 
 //------------------------------------------------------------------------------
 // [core:self]  the backend of a world of 1
-// uses descriptor mutex poll fail mem base:type reduce launch:env kind model
-// uses backend world fingerprint task block extent message
+// uses descriptor mutex poll fail text mem base:type reduce launch:env kind
+// uses model backend world fingerprint task block extent message
 //
 // Other backends use idist__self_collective for their groups of 1, too.
 //------------------------------------------------------------------------------

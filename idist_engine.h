@@ -492,9 +492,9 @@ static void idist__announce_late(idist__ring *ring, int peer) {
 
 //------------------------------------------------------------------------------
 // [engine:progress]  reads links, writes what is queued, finds links that ended
-// uses clock mutex poll os:watch beacon fail base:log kind model core:group
-// uses block shm:segment shm:ended msg:types msg:failure link match recv
-// uses share:share host attempt connector deadlock frame announce
+// uses clock mutex poll os:watch beacon fail text base:log kind model
+// uses core:group block shm:segment shm:ended msg:types msg:failure link match
+// uses recv share:share host attempt connector deadlock frame announce
 //
 // A link has a stage, memory for bytes that were read ahead: many small frames arrive by one read.
 // The rest of a large payload bypasses the stage: it is read straight to where it belongs.
@@ -1453,8 +1453,8 @@ static void idist__ring_tell(idist_group *g) {
 
 //------------------------------------------------------------------------------
 // [engine:missing]  names the ranks that a call waits for
-// uses launch:env kind model explain timer msg:types msg:op share:share host
-// uses deadlock
+// uses text launch:env kind model explain timer msg:types msg:op share:share
+// uses host deadlock
 //
 // A call that waits for long or misses its deadline names the ranks that hold it up. It knows how
 // far each member has come (idist__seen) and, once it has sent WAITS, whether the member answered.

@@ -715,7 +715,7 @@ static bool idist__gpu_op_is_premul(const idist_group *g, const idist__call *c) 
 
 //------------------------------------------------------------------------------
 // [gpu:agree]  what the members of a group tell each other
-// uses clock mutex fail mem kind model core:world core:call
+// uses clock mutex fail text mem kind model core:world core:call
 //------------------------------------------------------------------------------
 
 // Waits until `ready` or the deadline, while the backend watches the other ranks. The lock is held,

@@ -1059,8 +1059,8 @@ static bool idist__ipc_probe_free(idist__ipc_probe *probe) {
 
 //------------------------------------------------------------------------------
 // [ipc:setup]  what the members of a group set up in its first call
-// uses mutex fail mem base:log model core:world gpu:types gpu:agree gpu:leave
-// uses kernel arena probe
+// uses mutex fail text mem base:log model core:world gpu:types gpu:agree
+// uses gpu:leave kernel arena probe
 //
 //     own     load the kernels; take an arena, and write a pattern into it
 //     others  exchange the handles; map the arenas of the others, and read the patterns

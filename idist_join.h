@@ -128,7 +128,7 @@ static int idist__state_ms_left(const idist__join *j) {
 
 //------------------------------------------------------------------------------
 // [join:failure]  a rank that gives up, and how the others learn why
-// uses clock fail store:table store:file server client store:store state
+// uses clock fail text store:table store:file server client store:store state
 //
 // If one rank cannot join, no rank can. A rank that has joined by then learns it from its first
 // call, because the group of the world has failed. To spare the others their
@@ -653,8 +653,8 @@ static idist_status idist__join_store_leave(idist__join *j) {
 
 //------------------------------------------------------------------------------
 // [join:table]  the number of the job, and a record of every rank
-// uses os:random os:env socket fail mem sha address interface connection secret
-// uses client config model msg:types state store
+// uses os:random os:env socket fail text mem sha address interface connection
+// uses secret client config model msg:types state store
 //
 // Rank 0 draws a random job number, from which the key of all connections is derived. Each rank
 // then publishes a record: its host, and where its local socket listens. Rank 0 collects the
@@ -944,8 +944,8 @@ static idist_status idist__table_make(idist__join *j, idist__record *records) {
 
 //------------------------------------------------------------------------------
 // [join:links]  connections that ranks need from the start
-// uses clock poll socket fail mem parse address msg:transport attempt connector
-// uses state failure
+// uses clock poll socket fail text mem parse address msg:transport attempt
+// uses connector state failure
 //
 // Ranks that share memory need no connection in the end: they connect in a tree, over which they
 // agree on the memory; then they close it. Of all other pairs, in a world of up to
@@ -1794,7 +1794,7 @@ static idist_status idist__join_share_connect_others(idist__join *j) {
 
 //------------------------------------------------------------------------------
 // [join:open]  all steps in order; making and freeing the ring
-// uses clock descriptor cpu os:memory poll os:watch fail mem base:log
+// uses clock descriptor cpu os:memory poll os:watch fail text mem base:log
 // uses store:store model shm:ended pipe msg:types msg:transport link
 // uses msg:message connector engine:progress state failure store table links
 // uses share

@@ -133,7 +133,7 @@ static const char *idist__env_either(const char *first, const char *second) {
 
 //------------------------------------------------------------------------------
 // [launch:slurm]  what Slurm says: host lists, tasks per node, whether srun started us
-// uses os:env fail parse env
+// uses os:env fail text parse env
 //------------------------------------------------------------------------------
 
 // Called for each host of a list; false ends the walk.
@@ -319,7 +319,7 @@ static idist_status idist__slurm_check_env(bool *used) {
 
 //------------------------------------------------------------------------------
 // [launch:pmi]  PMI-1, the text protocol of MPICH's launchers
-// uses clock os:random os:env descriptor mutex poll socket fail address
+// uses clock os:random os:env descriptor mutex poll socket fail text address
 // uses interface connection env
 //
 // Lines of "cmd=NAME key=value ..." over a socket that the launcher (hydra) hands down as PMI_FD,
@@ -732,7 +732,7 @@ static idist_status idist__tf_read(idist__config *config, const char *text) {
 
 //------------------------------------------------------------------------------
 // [launch:detect]  which launcher started this process, and as which rank
-// uses os:env fail env slurm pmi tf
+// uses os:env fail text env slurm pmi tf
 //
 // The table of launchers is in the order of precedence, inner launchers before outer ones: a
 // torchrun inside srun or mpirun wins over what it has inherited, and mpirun over the step of Slurm
@@ -1018,7 +1018,7 @@ static idist_status idist__launch_detect(idist__config *config) {
 
 //------------------------------------------------------------------------------
 // [launch:where]  where the ranks meet
-// uses os:env socket process fail hash parse address env slurm pmi
+// uses os:env socket process fail text hash parse address env slurm pmi
 //
 // The result is the text in config->where that idist__store_open takes. Ranks of one host meet at a
 // local socket, whose name is derived from what they have in common; others at a TCP port of rank
@@ -1498,7 +1498,7 @@ static idist_status idist__draw_rank(idist__config *config) {
 
 //------------------------------------------------------------------------------
 // [launch:config]  explicit field, then environment, then built-in
-// uses os:env cpu socket fail hash secret env detect where
+// uses os:env cpu socket fail text hash secret env detect where
 //
 // idist__launch_config is the only place where defaults are filled in.
 //------------------------------------------------------------------------------

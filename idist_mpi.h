@@ -2047,8 +2047,8 @@ static void idist__p2p_done(idist__mpi *m, idist__task *t) {
 
 //------------------------------------------------------------------------------
 // [mpi:wait]  who waits, who is missing, who waits for whom
-// uses launch:env kind model core:world fingerprint explain core:group types
-// uses control
+// uses text launch:env kind model core:world fingerprint explain core:group
+// uses types control
 //
 // A rank that has waited for a while sends WAITING to the other members of the
 // group. A member that has entered the same call answers ENTERED, one that has
@@ -2614,8 +2614,8 @@ static idist_status idist__mpi_claim(idist__config *c, const char **why) {
 
 //------------------------------------------------------------------------------
 // [mpi:open]  opening and closing a world
-// uses clock os:env cpu mutex fail mem base:window base:log launch:env config
-// uses model core:group types error type control engine life
+// uses clock os:env cpu mutex fail text mem base:window base:log launch:env
+// uses config model core:group types error type control engine life
 //
 // Opening duplicates the communicator twice, exchanges what the ranks know of
 // each other, and finds out which of them share a host. Only the first step has

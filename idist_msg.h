@@ -878,7 +878,7 @@ static void idist__transfer_received(idist__ring *ring, idist__transfer *v, int 
 
 //------------------------------------------------------------------------------
 // [msg:failure]  failures that are noticed in the middle of something
-// uses model core:group types
+// uses text model core:group types
 //
 // Failing a group cancels its tasks and frees their transfers. That must not happen while one of
 // them is in use further up the stack, so the failure is only recorded where it is noticed. The

@@ -1873,7 +1873,7 @@ static idist_status idist__gpu_route(idist_group *g, const idist__call *c, const
 
 //------------------------------------------------------------------------------
 // [nccl:engine]  the device's part of a backend
-// uses clock mutex fail mem base:log base:type kind model core:world
+// uses clock mutex fail text mem base:log base:type kind model core:world
 // uses fingerprint core:task core:group core:wait core:call core:message
 // uses gpu:types device pinned gpu:task gpu:leave stage ipc:leave ipc:call job
 // uses abort launch setup route

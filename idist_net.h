@@ -140,7 +140,7 @@ static idist_status idist__address_parse(idist__os_address *address, const char 
 
 //------------------------------------------------------------------------------
 // [net:interface]  the address at which other hosts reach this one
-// uses os:env socket fail address
+// uses os:env socket fail text address
 //
 // In this order:
 //

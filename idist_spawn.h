@@ -20,8 +20,8 @@ CONTENTS
 
 //------------------------------------------------------------------------------
 // [spawn:worker]  what a worker shares with its parent, and what it runs
-// uses unwind descriptor process fail base:log secret launch:env model
-// uses core:world calls:world
+// uses unwind descriptor process fail callback text base:log secret launch:env
+// uses model core:world calls:world
 //
 //     parent                                        worker i
 //     ------                                        --------
@@ -727,7 +727,7 @@ idist_status idist_spawn_start(idist_worker_fn fn, void *arg, int nproc_per_node
 
 //------------------------------------------------------------------------------
 // [spawn:report]  wait for workers, and report
-// uses clock process fail worker watch start
+// uses clock process fail text worker watch start
 //------------------------------------------------------------------------------
 
 // How a worker failed, in words.
@@ -828,7 +828,7 @@ idist_status idist_spawn(idist_worker_fn fn, void *arg, int nproc_per_node,
 
 //------------------------------------------------------------------------------
 // [spawn:parallel]  Ignite's Parallel
-// uses os:env fail base:log model core:world calls:backend calls:world get
+// uses os:env fail text base:log model core:world calls:backend calls:world get
 // uses worker report
 //
 // With nproc_per_node it spawns; without, it joins the world that a launcher made and runs fn in

@@ -1685,7 +1685,7 @@ static idist_status idist__server_start(const idist_allocator *mem, int listener
 
 //------------------------------------------------------------------------------
 // [store:client]  a store behind a socket
-// uses clock descriptor mutex socket fail mem parse address interface
+// uses clock descriptor mutex socket fail text mem parse address interface
 // uses connection auth pending buffer table wire multicast server
 //
 // Every process has one connection, which its threads share; the process that owns the table
@@ -2417,7 +2417,7 @@ static void idist__prefix_close(idist_store *store) { idist__mem_free(&store->me
 
 //------------------------------------------------------------------------------
 // [store:store]  the public functions
-// uses clock descriptor fail mem secret table memory file client prefix
+// uses clock descriptor fail text mem secret table memory file client prefix
 //------------------------------------------------------------------------------
 
 static idist_store *idist__store_new(const idist_allocator *mem, int timeout_ms) {

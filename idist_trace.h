@@ -125,7 +125,8 @@ IDIST_API void idist_trace_span(const char *name, const char *category, int64_t 
 
 //------------------------------------------------------------------------------
 // [trace:file]  a JSON array that is valid at any moment
-// uses clock os:env mutex calendar os:file os:window process base:log model
+// uses clock os:env mutex calendar os:file os:window process text base:log
+// uses model
 //
 // The array is closed behind every event. A new event is first written behind that end, from
 // end + 2 on, together with an end of its own. Then two bytes are replaced, a newline and a bracket
@@ -301,7 +302,7 @@ static void idist__trace_open(const idist__world *w) {
 
 //------------------------------------------------------------------------------
 // [trace:event]  an event as JSON
-// uses file
+// uses text file
 //
 //     {"ph":"B","pid":3,"tid":0,"ts":1769801172180123.456,"cat":"call","name":"barrier"}
 //
@@ -378,7 +379,7 @@ static void idist__trace_label(int pid, int tid, const char *key, const char *te
 
 //------------------------------------------------------------------------------
 // [trace:track]  the rank and the thread that an event belongs to
-// uses clock mutex os:file mem model file event
+// uses clock mutex os:file text mem model file event
 //
 // Track 0 of a rank is the thread that joined the world; other threads get the next ones as they
 // come. From IDIST__TRACE_FIRST_LANE on there are the lanes, tracks for what is in flight.
@@ -521,8 +522,8 @@ static void idist__trace_leave(const idist__lane *lane, const char *status) {
 
 //------------------------------------------------------------------------------
 // [trace:call]  what the library adds to the timeline
-// uses clock os:env mutex process fail base:type kind model tracer extent check
-// uses core:call file event track
+// uses clock os:env mutex process fail text base:type kind model tracer extent
+// uses check core:call file event track
 //
 // The functions of idist__tracer, which [core:call] calls. A blocking call is a begin and an end on
 // the track of its thread. A request goes to a lane: idist__trace_call starts it, and
@@ -674,7 +675,7 @@ __attribute__((constructor)) static void idist__trace_register(void) {
 
 //------------------------------------------------------------------------------
 // [trace:mark]  what the program adds to the timeline
-// uses mutex file event track
+// uses mutex text file event track
 //------------------------------------------------------------------------------
 
 bool idist_trace_on(void) { return idist__trace_is_on(); }

@@ -314,9 +314,13 @@ typedef enum idist_compression {
 // valid. A gradient of rows x cols elements, row by row, is approximated by P * transpose(Q), with
 // `rank` columns in P and Q, so that (rows + cols) * rank floats are sent instead of rows * cols.
 // What that takes away is added to the gradient of the next iteration, also by a rank in
-// idist_ddp_join. Everything is computed and sent as F32, F64 too: what is too small for that
-// becomes 0, what is too large becomes infinite. Costs up to 8 bytes of memory per gradient,
-// besides P and Q. Excludes find_unused and on_device. The same on all ranks.
+// idist_ddp_join. A gradient that is far too large on one rank leaves such errors on all ranks:
+// they cancel out in the sum, but later gradients that are added to them are rounded away. If the
+// sum of a matrix has less than 2^-16 of the size of what was added, all ranks drop its errors,
+// compute the iteration again without them, and rank 0 warns. Everything is computed and sent as
+// F32, F64 too: what is too small for that becomes 0, what is too large becomes infinite. Costs up
+// to 8 bytes of memory per gradient, besides P and Q. Excludes find_unused and on_device. The same
+// on all ranks.
 typedef struct idist_powersgd_desc {
     // The rows of gradient i, as many as its parameter has outputs; the others of its dimensions
     // are the columns. 0: no matrix. NULL: each bucket is one square matrix, padded with zeros, as
@@ -566,7 +570,8 @@ IDIST_API idist_status idist_accuracy_update(idist_accuracy *m, const float *sco
 IDIST_API idist_status idist_accuracy_compute(const idist_accuracy *m, double *value,
                                               const idist_opts *opts);
 
-// A weighted mean, for example of the loss, weighted by samples.
+// A weighted mean, for example of the loss, weighted by samples. A value of weight 0 does not
+// count, even if it is NaN or infinite: an empty batch has no loss.
 typedef struct idist_mean {
     double sum, weight;
 } idist_mean;
@@ -575,7 +580,8 @@ IDIST_API idist_status idist_mean_compute(const idist_mean *m, double *value,
                                           const idist_opts *opts);
 
 // An exponential moving average: value = alpha * value + (1 - alpha) * new, starting with the first
-// value. compute gives the mean over those ranks that have a value.
+// value; with alpha 1 the first value stays. compute gives the mean over those ranks that have a
+// value.
 typedef struct idist_running_average {
     double alpha; // 0: 0.98
     double value;
@@ -940,7 +946,7 @@ static void idist__random_shuffle(size_t *indices, size_t count, uint64_t seed) 
 
 //------------------------------------------------------------------------------
 // [train:agree]  the same status on all ranks
-// uses mutex fail model core:group check core:call get collective
+// uses mutex fail text model core:group check core:call get collective
 //
 // A function that makes several collective calls must fail on all ranks or on none. Its path:
 //
@@ -1026,7 +1032,7 @@ static idist_status idist__agree_no_memory(const char *name, idist_group *group)
 
 //------------------------------------------------------------------------------
 // [train:sampler]  which sample goes to which rank
-// uses fail text number get collective random agree
+// uses fail number get collective random agree
 //
 // Each rank computes the order of the whole epoch, and keeps every n-th index of the part that is
 // left, starting with its rank. Three ranks, 10 samples, without drop_last:
@@ -1986,7 +1992,7 @@ idist_status idist_sync_batch_norm_backward(float *sum_dy, float *sum_dy_xmu, in
 
 //------------------------------------------------------------------------------
 // [train:norm]  the norm of gradients, and clipping by it
-// uses fail text number base:type float reduce collective agree
+// uses fail number base:type float reduce collective agree
 //------------------------------------------------------------------------------
 
 // The square root by Newton's method, starting from half the exponent: sqrt would need -lm. The
@@ -2100,7 +2106,7 @@ idist_status idist_clip_grad_norm(const idist_tensor *grads, int n, double max_n
 
 //------------------------------------------------------------------------------
 // [train:schedule]  values that follow the step, such as the learning rate
-// uses fail text number float
+// uses fail number float
 //
 // log, exp and sin would need -lm. The series here are summed until their next term is below the
 // last bit of a double.
@@ -2394,6 +2400,7 @@ idist_status idist_accuracy_compute(const idist_accuracy *m, double *value,
 }
 
 void idist_mean_update(idist_mean *m, double value, double weight) {
+    if (weight == 0) return; // a NaN times 0 is a NaN
     m->sum += value * weight;
     m->weight += weight;
 }
@@ -2405,7 +2412,8 @@ idist_status idist_mean_compute(const idist_mean *m, double *value, const idist_
 void idist_running_average_update(idist_running_average *m, double value) {
     double alpha = m->alpha != 0 ? m->alpha : 0.98;
 
-    m->value = m->begun ? alpha * m->value + (1 - alpha) * value : value;
+    if (!m->begun) m->value = value;
+    else if (alpha != 1) m->value = alpha * m->value + (1 - alpha) * value;
     m->begun = true;
 }
 
@@ -3231,8 +3239,8 @@ idist_status idist_checkpoint_load(const char *path, const idist_tensor *tensors
 
 //------------------------------------------------------------------------------
 // [train:folder]  the checkpoints in a folder, and the best of them
-// uses os:file os:folder fail base:log model core:world get collective agree
-// uses checkpoint flaw seen
+// uses os:file os:folder fail text base:log model core:world get collective
+// uses agree checkpoint flaw seen
 //------------------------------------------------------------------------------
 
 // A file that has the name of a checkpoint.
@@ -3548,7 +3556,7 @@ idist_status idist_checkpoint_find(const idist_checkpoint_desc *desc, bool lates
 
 //------------------------------------------------------------------------------
 // [train:save]  writes a checkpoint atomically and removes those not kept
-// uses os:file os:folder fail text number base:log model core:world get agree
+// uses os:file os:folder fail number base:log model core:world get agree
 // uses checksum checkpoint flaw seen sync folder
 //
 // All of it happens on rank 0, while the others wait for its status: list the folder and remove
@@ -4378,8 +4386,8 @@ static idist_status idist__int8_finish(idist_bucket *b, void *arg) {
 
 //------------------------------------------------------------------------------
 // [train:powersgd]  buckets sent as products of two thin matrices
-// uses fail text number float reduce collective twister norm checksum memory
-// uses compress
+// uses fail number base:log float reduce get collective twister auto norm
+// uses checksum memory compress
 //
 // After Vogels, Karimireddy and Jaggi, PowerSGD (2019), and torch's powerSGD_hook: one step of the
 // power iteration for the largest singular vectors of the mean of M over the ranks.
@@ -4392,6 +4400,12 @@ static idist_status idist__int8_finish(idist_bucket *b, void *arg) {
 //     all_reduce of Q, divided by the ranks
 //     result = P * transpose(Q)
 //     error  = M - result
+//
+// The errors of the ranks are those of the mean and, in addition, what distinguishes a rank's
+// gradient from the mean; the second parts add up to zero. A gradient of 1e20 on one rank leaves
+// 5e19 on that rank and -5e19 on another, and whatever is added to these is lost in rounding. So
+// every rank also sends the size of its P: if the sum is much smaller, and on some rank M is much
+// larger than the gradient, all ranks begin again with M = gradient (idist__powersgd_recover).
 //
 // Q is the start of the next iteration. Floats sent per matrix: (rows + cols) * rank times
 // 2 (n-1)/n. The first all_reduce runs during the backward pass, the second one in idist_ddp_wait.
@@ -4414,10 +4428,12 @@ typedef struct idist__powersgd_state {
     idist__powersgd_matrix *matrices; // in the order of the bucket
     int matrix_count;
     float *error; // per gradient of the bucket; between start and finish it is M
-    float *p;     // of all matrices, and then the gradients that are not compressed
+    float *p;     // of all matrices, the gradients that are not compressed, and the sizes
+    float *sizes; // by matrix: the largest element of P, in p; summed over the ranks
     float *q;     // of all matrices
     size_t p_count, q_count, plain_count;
     uint64_t iteration;
+    uint64_t recovery_count;
     bool warm; // q is a start already
     idist__twister twister;
 } idist__powersgd_state;
@@ -4532,7 +4548,7 @@ static void idist__powersgd_add_all(idist__powersgd_state *state, const idist_po
 // If this fails half-way, the bucket has a state nevertheless, and idist__powersgd_free frees it.
 static idist_status idist__powersgd_alloc(const idist__reduction *reduction, idist_bucket *b) {
     idist__powersgd_state *state = (idist__powersgd_state *)calloc(1, sizeof *state);
-    size_t gradients = (size_t)b->gradient_count;
+    size_t gradients = (size_t)b->gradient_count, floats;
     float *p, *q;
     int i;
 
@@ -4543,12 +4559,15 @@ static idist_status idist__powersgd_alloc(const idist__reduction *reduction, idi
     if (state && state->matrices) {
         idist__powersgd_add_all(state, &reduction->powersgd, b);
         state->error = (float *)calloc(b->count + 1, sizeof *state->error);
-        state->p = (float *)calloc(state->p_count + state->plain_count + 1, sizeof *state->p);
+        floats = state->p_count + state->plain_count + (size_t)state->matrix_count + 1;
+        state->p = (float *)calloc(floats, sizeof *state->p);
         state->q = (float *)calloc(state->q_count + 1, sizeof *state->q);
     }
 
     if (!state || !state->error || !state->p || !state->q)
         return idist__fail(IDIST_ERR_NO_MEMORY, "ddp_create: no memory to compress a bucket");
+
+    state->sizes = state->p + state->p_count + state->plain_count;
 
     for (i = 0, p = state->p, q = state->q; i < state->matrix_count; i++) {
         idist__powersgd_matrix *matrix = &state->matrices[i];
@@ -4695,6 +4714,37 @@ static bool idist__powersgd_is_finite(const float *x, size_t count) {
     return sum == 0;
 }
 
+// Returns the largest absolute value of numbers that are not NaN.
+IDIST__VECTORIZE static float idist__powersgd_size(const float *x, size_t count) {
+    float largest = 0;
+    size_t i;
+
+    for (i = 0; i < count; i++) {
+        float size = x[i] < 0 ? -x[i] : x[i];
+
+        largest = size > largest ? size : largest;
+    }
+
+    return largest;
+}
+
+// Returns the largest absolute value of gradients of a bucket, from `first` on.
+static float idist__powersgd_size_of_gradient(const idist_bucket *b, size_t first, size_t count) {
+    const double *doubles = (const double *)b->data + first;
+    double largest = 0;
+    size_t i;
+
+    if (b->dtype == IDIST_F32) return idist__powersgd_size((const float *)b->data + first, count);
+
+    for (i = 0; i < count; i++) {
+        double size = doubles[i] < 0 ? -doubles[i] : doubles[i];
+
+        largest = size > largest ? size : largest;
+    }
+
+    return (float)largest;
+}
+
 // Adds gradients of a bucket, from `first` on.
 IDIST__VECTORIZE static void idist__powersgd_get(const idist_bucket *b, size_t first, float *to,
                                                  size_t count) {
@@ -4793,12 +4843,61 @@ static idist_status idist__powersgd_start(idist_bucket *b, void *arg) {
         idist__powersgd_orthogonalize(matrix->q, matrix->cols, matrix->rank, desc->epsilon,
                                       &state->twister);
         idist__powersgd_project(matrix, state->error);
+        state->sizes[k] = idist__powersgd_size(matrix->p, matrix->rows * (size_t)matrix->rank);
     }
 
     idist__powersgd_copy_plain(b, state, false);
 
-    return idist_all_reduce(state->p, state->p, state->p_count + state->plain_count, IDIST_F32,
-                            IDIST_SUM, &b->opts);
+    return idist_all_reduce(state->p, state->p,
+                            state->p_count + state->plain_count + (size_t)state->matrix_count,
+                            IDIST_F32, IDIST_SUM, &b->opts);
+}
+
+// Warns on the first rank of the group, more seldom each time.
+static void idist__powersgd_warn(const idist_bucket *b, const idist__powersgd_matrix *matrix,
+                                 uint64_t count) {
+    idist__log without_world;
+    const idist__log *log = idist__auto_log_of(b->opts.group, &without_world);
+    int i = 0;
+
+    if (!log || idist_group_rank(b->opts.group) != 0 || (count & (count - 1)) != 0) return;
+    while (i + 1 < b->gradient_count && b->displs[i + 1] <= matrix->first) i++;
+    idist__log_print(
+        log, IDIST_LOG_WARN,
+        "ddp: PowerSGD: bucket %d: the error feedback from gradient %d on was so large "
+        "that gradients were lost in rounding, as after a gradient that is far too "
+        "large on one rank; all ranks dropped it (%llu times so far)",
+        b->index, b->gradients[i], (unsigned long long)count);
+}
+
+// Collective. If the errors of some rank make the sum of a matrix worthless, drops them on all
+// ranks and computes P again. The decisions are the same on all ranks, because they come from sums.
+static idist_status idist__powersgd_recover(const idist_bucket *b,
+                                            const idist__reduction *reduction,
+                                            idist__powersgd_state *state, int k) {
+    const idist__powersgd_matrix *matrix = &state->matrices[k];
+    size_t p_count = matrix->rows * (size_t)matrix->rank;
+    float *m = state->error + matrix->first, own, sum = 0;
+    idist_status status;
+
+    if (!idist__powersgd_is_finite(matrix->p, p_count)) return IDIST_OK;
+    if (!(idist__powersgd_size(matrix->p, p_count) < state->sizes[k] / 65536)) return IDIST_OK;
+
+    // The gradients may cancel out just as well. Then errors are no larger than gradients.
+    own = idist__powersgd_size_of_gradient(b, matrix->first, matrix->count);
+    own = idist__powersgd_size(m, matrix->count) / 4096 > own ? 1.0f : 0.0f;
+    status = idist_all_reduce(&own, &sum, 1, IDIST_F32, IDIST_SUM, &b->opts);
+    if (status != IDIST_OK || sum == 0) return status;
+
+    memset(m, 0, matrix->count * sizeof *m);
+    idist__powersgd_get(b, matrix->first, m, matrix->count);
+    memset(matrix->q, 0, matrix->cols * (size_t)matrix->rank * sizeof *matrix->q);
+    idist__powersgd_orthogonalize(matrix->q, matrix->cols, matrix->rank,
+                                  reduction->powersgd.epsilon, &state->twister);
+    idist__powersgd_project(matrix, state->error);
+    idist__powersgd_warn(b, matrix, ++state->recovery_count);
+
+    return idist_all_reduce(matrix->p, matrix->p, p_count, IDIST_F32, IDIST_SUM, &b->opts);
 }
 
 static idist_status idist__powersgd_finish(idist_bucket *b, void *arg) {
@@ -4812,6 +4911,10 @@ static idist_status idist__powersgd_finish(idist_bucket *b, void *arg) {
     if (state->iteration++ < desc->start_iteration)
         return idist__memory_scale(&reduction->memory, b->data, b->count, b->dtype,
                                    reduction->postscale);
+
+    for (k = 0; k < state->matrix_count && status == IDIST_OK; k++)
+        status = idist__powersgd_recover(b, reduction, state, k);
+    if (status != IDIST_OK) return status;
 
     for (k = 0; k < state->matrix_count; k++) {
         const idist__powersgd_matrix *matrix = &state->matrices[k];
@@ -4927,7 +5030,7 @@ static idist_status idist__on_device_int8_finish(idist_bucket *b, void *arg) {
 
 //------------------------------------------------------------------------------
 // [train:ddp]  gradients averaged while the backward pass is still running
-// uses fail base:type model agree compress
+// uses fail text base:type model agree compress
 //
 // The backward pass computes gradients from the last parameter to the first. Buckets are formed in
 // that order, and a bucket whose gradients are all ready is launched while the gradients of earlier
@@ -6257,9 +6360,9 @@ idist_status idist_ddp_join(idist_ddp *d, int *last) {
 
 //------------------------------------------------------------------------------
 // [train:ddp_create]  from a desc to a ddp, and its end
-// uses fail text number base:log base:type model core:world get collective
-// uses request own agree auto shape tensor memory compress half int8 powersgd
-// uses on_device ddp ddp_bucket
+// uses fail number base:log base:type model core:world get collective request
+// uses own agree auto shape tensor memory compress half int8 powersgd on_device
+// uses ddp ddp_bucket
 //
 //     idist__ddp_create_copy         the lists of the caller
 //     idist__ddp_create_check        what can be wrong with them
@@ -6856,7 +6959,7 @@ void idist_train_log_metrics(const char *name, int epoch, double seconds, const 
 
 //------------------------------------------------------------------------------
 // [train:columns]  the columns of a terminal that a text takes
-// uses -
+// uses text
 //
 // The function wcwidth depends on the locale, which a program need not have set. The tables below
 // are from Unicode 14 (general category and East_Asian_Width, UAX #11). They err on the side of
@@ -7250,7 +7353,7 @@ static void idist__event_scalar(idist__event *record, double wall_time, uint64_t
 
 //------------------------------------------------------------------------------
 // [train:csv]  a scalar as a line of scalars.csv
-// uses os:file text number checkpoint event
+// uses os:file number checkpoint event
 //------------------------------------------------------------------------------
 
 #define IDIST__CSV_HEADER "wall_time,step,tag,value\n"
@@ -7311,7 +7414,7 @@ static int idist__csv_find_end(idist__os_file file, uint64_t nbytes, char *buffe
 
 //------------------------------------------------------------------------------
 // [train:summary]  scalars over the steps of a training, for TensorBoard and as CSV
-// uses mutex calendar socket os:file os:folder process fail base:log model
+// uses mutex calendar socket os:file os:folder process fail text base:log model
 // uses core:world get auto checkpoint sync event csv
 //
 // A value is written at once, with one pwrite per file. If that fails, the value stays in

@@ -281,6 +281,91 @@ static void feedback(idist_group *world, int rank, int n, void *arg) {
     idist_ddp_free(&ddp);
 }
 
+static int warning_count; // of all ranks
+
+static void count_warnings(idist_log_level level, const char *line, void *user) {
+    (void)user;
+    if (level == IDIST_LOG_WARN && strstr(line, "PowerSGD: bucket 0: the error feedback"))
+        __atomic_fetch_add(&warning_count, 1, __ATOMIC_RELAXED);
+}
+
+typedef struct spike {
+    float value;
+    int columns; // of P
+    bool square, no_warm_start;
+} spike;
+
+// One gradient is far too large on one rank. Later iterations are as if it had not been: over many,
+// the average is right.
+static void spiked(idist_group *world, int rank, int n, void *arg) {
+    enum { STEPS = 200, USED = 264, AT = 5 };
+    const spike *how = (const spike *)arg;
+    double sums[USED] = {0}, worst = 0;
+    model m;
+    idist_ddp *ddp = NULL;
+    model_init(&m, world, even_counts, how->square ? NULL : even_rows);
+    m.powersgd.rank = how->columns;
+    m.powersgd.no_warm_start = how->no_warm_start;
+    m.powersgd.min_compression_rate = 1;
+    if (!rank_ok(rank, idist_ddp_create(&m.desc, &ddp))) return;
+    for (int step = -20; step < STEPS; step++) { // at 0 its own rounding errors have been sent
+        for (int i = 0; i < USED; i++) m.values[i] = torch_gradient(i, 0, rank, 0);
+        if (step == -10 && rank == n - 1) m.values[AT] = how->value;
+        rank_ok(rank, idist_ddp_wait(ddp));
+        check_same_bits(&m, world, rank, n);
+        for (int i = 0; i < USED && step >= 0; i++) sums[i] += (double)m.values[i];
+    }
+    for (int i = 0; i < USED; i++) {
+        double mean = 0, off;
+        for (int r = 0; r < n; r++) mean += (double)torch_gradient(i, 0, r, 0) / n;
+        off = sums[i] / STEPS - mean;
+        if (off < 0) off = -off;
+        worst = off > worst ? off : worst;
+    }
+    rank_check(worst < 0.1, "rank %d: off by %g after %d steps", rank, worst, STEPS);
+    idist_ddp_free(&ddp);
+}
+
+// Gradients that cancel out on purpose are no reason to drop anything.
+static void opposite(idist_group *world, int rank, int n, void *arg) {
+    model m;
+    idist_ddp *ddp = NULL;
+    (void)n;
+    (void)arg;
+    model_init(&m, world, even_counts, even_rows);
+    m.powersgd.min_compression_rate = 1;
+    if (!rank_ok(rank, idist_ddp_create(&m.desc, &ddp))) return;
+    for (int step = 0; step < 20; step++) {
+        for (int i = 0; i < 264; i++)
+            m.values[i] = simple_gradient(i, 0) * (rank ? -1.0f : 1.0f) * (float)(1 + step % 3);
+        rank_ok(rank, idist_ddp_wait(ddp));
+        for (int i = 0; i < 264; i++)
+            rank_check(m.values[i] < 1e-3f && m.values[i] > -1e-3f, "rank %d: %g remains", rank,
+                       (double)m.values[i]);
+    }
+    idist_ddp_free(&ddp);
+}
+
+static void spikes(void) {
+    static const spike cases[] = {{1e20f, 1, false, false}, {-1e20f, 2, false, false},
+                                  {1e10f, 1, false, true},  {1e30f, 4, true, false},
+                                  {3e8f, 2, true, true},    {1e37f, 1, false, false}};
+    idist_desc desc;
+    memset(&desc, 0, sizeof desc);
+    desc.logger.log_fn = count_warnings;
+    for (int n = 1; n <= 3; n++) {
+        for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+            spike how = cases[i];
+            warning_count = 0;
+            ranks_case(n, &desc, spiked, &how, "a gradient of %g, %d ranks", (double)how.value, n);
+            tap_ok(n == 1 ? !warning_count : warning_count == 1, "warnings: %d", warning_count);
+        }
+    }
+    warning_count = 0;
+    ranks_case(2, &desc, opposite, NULL, "gradients that cancel out");
+    tap_is(warning_count, 0, "no warning");
+}
+
 // With a warm start, results of the same gradients come to rest; with new ones they do not.
 static void starts(idist_group *world, int rank, int n, void *arg) {
     const bool warm = *(const int *)arg != 0;
@@ -479,6 +564,7 @@ int main(void) {
         ranks_case(n, NULL, uneven, NULL, "uneven inputs and no_sync, %d ranks", n);
         ranks_case(n, NULL, wrong_descs, NULL, "wrong descriptions, %d ranks", n);
     }
+    spikes();
     idist_desc sockets = desc_with("socket", "auto");
     ranks_case(2, &sockets, fewer_bytes, used, "ten iterations over sockets");
     tap_ok(used[0] > 10 * 2 * 80000 && used[1] > 0 && used[1] * 10 < used[0],
