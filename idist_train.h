@@ -32,6 +32,9 @@ DO THIS
     Call idist_ddp_ready(ddp, i) from the backward pass, and gradients are reduced while those of
     the layers before them are still being computed.
 
+    idist never zeroes gradients between iterations. Either backward() overwrites them, or it adds
+    to them and your program zeroes them before it.
+
 WHAT IT IS
 
     sampler     Deals out the same indices as torch.utils.data.DistributedSampler: every rank makes
@@ -161,23 +164,37 @@ IDIST_API idist_status idist_sampler_create(const idist_sampler_desc *desc,
 // Sets the pointer to NULL. NULL is allowed, here and for whatever is freed below.
 IDIST_API void idist_sampler_free(idist_sampler **sampler);
 
-// Starts an epoch with all of its samples. Without this call every pass has the same order.
+// Starts an epoch with all of its samples. Without this call every pass has the same order. If
+// idist_sampler_set_state has just set this epoch, what is left of the epoch stays: a loop over the
+// epochs may call this function in each of them, also in the one that it resumes.
 // IDIST_ERR_NO_MEMORY: nothing has changed.
 IDIST_API idist_status idist_sampler_set_epoch(idist_sampler *sampler, uint64_t epoch);
 // The number of samples this rank gets in an epoch; the same on all ranks.
 IDIST_API size_t idist_sampler_count(const idist_sampler *sampler);
 // Gets the next index of this rank, or returns false at the end of the epoch and goes back to its
-// start (position 0); the call after that gets the first index again. For a checkpoint after an
-// epoch, start the next one (idist_sampler_set_epoch) before idist_sampler_get_state.
+// start (position 0); the call after that gets the first index again.
 IDIST_API bool idist_sampler_next(idist_sampler *sampler, size_t *index);
 
-// For checkpoints: the position of this rank in its epoch. To continue with another number of
-// ranks, set processed = min(length, processed + position * ranks before) and position = 0.
+// For checkpoints: the position of this rank in its epoch. It may be resumed by another number of
+// ranks:
+//
+//     idist_sampler_set_state(sampler, state); // of rank 0, on all ranks
+//     for (epoch = state.epoch; epoch < 10; epoch++) {
+//         idist_sampler_set_epoch(sampler, epoch);
+//         while (idist_sampler_next(sampler, &index)) ...
+//     }
 typedef struct idist_sampler_state {
     uint64_t epoch, position; // position: samples of this rank that are done ...
     uint64_t processed;       // ... besides those of all ranks before the last reshard
+    uint64_t ranks;           // that share the samples; 0: as many as where the state is set
 } idist_sampler_state;
+// Returns the state after the last index. After the last index of an epoch that is its end. Once
+// idist_sampler_next has returned false it is the beginning of the next epoch, so that a checkpoint
+// after an epoch does not repeat the epoch.
 IDIST_API idist_sampler_state idist_sampler_get_state(const idist_sampler *sampler);
+// Goes to a state. If other ranks took it, by their number, what they have left of the epoch is
+// dealt out among the present ranks: each has done `position` samples, so the ranks must have been
+// in step. If nothing is left of the epoch, idist_sampler_next returns false at once.
 // IDIST_ERR_ARG: the state lies beyond the end of the epoch.
 IDIST_API idist_status idist_sampler_set_state(idist_sampler *sampler, idist_sampler_state state);
 
@@ -221,7 +238,8 @@ typedef struct idist_loader idist_loader;
 // All zero except sampler, batch_size, batch_nbytes and fetch is valid.
 typedef struct idist_loader_desc {
     // Stays yours and must outlive the loader. The loader moves it: its state is always the one
-    // after the last batch you got. If you move or reshard it yourself, the loader drops what it
+    // after the last batch you got, and the beginning of the next epoch once a batch of 0 samples
+    // has ended the epoch. If you move or reshard it yourself, the loader drops what it
     // has fetched ahead and continues from there.
     idist_sampler *sampler;
     size_t batch_size;   // samples per batch of this rank
@@ -420,7 +438,8 @@ IDIST_API idist_status idist_ddp_create(const idist_ddp_desc *desc, idist_ddp **
 // Local. Within an iteration it waits for the calls that are in flight, and does not end the
 // iteration of the other ranks: call idist_abort first.
 IDIST_API void idist_ddp_free(idist_ddp **ddp);
-IDIST_API void *idist_ddp_grad(const idist_ddp *ddp, int i); // the memory of gradient i
+// The memory of gradient i. It is never zeroed again; see idist_ddp_wait.
+IDIST_API void *idist_ddp_grad(const idist_ddp *ddp, int i);
 // The bucket of gradient i. Buckets are launched in the order of their numbers, except as follows.
 // The first idist_ddp_wait that succeeds, with no_sync off, takes over the order in which gradients
 // became ready on rank 0 (uneven: on the first rank with data); those for which idist_ddp_ready was
@@ -448,6 +467,8 @@ IDIST_API idist_status idist_ddp_ready(idist_ddp *ddp, int i);
 // device: for whatever is enqueued on desc.stream afterwards). The same bits on all ranks.
 // find_unused: a parameter that was not ready, neither now nor in a preceding pass with no_sync,
 // contributes zero. If it was ready on no rank, its gradient is left as it is.
+// The averages stay in the gradients: a backward pass that adds to gradients needs them zeroed by
+// the program before it, except after a pass with no_sync.
 IDIST_API idist_status idist_ddp_wait(idist_ddp *ddp);
 // find_unused: whether any rank had a gradient for parameter i in the last iteration. Otherwise
 // true.
@@ -1060,6 +1081,8 @@ struct idist_sampler {
     size_t *indices;     // that were dealt out to this rank
     size_t count;        // of the indices
     size_t position;     // of the next index
+    bool ended;          // the last pass over the indices was complete; position is 0
+    bool resumed;        // the last call was idist_sampler_set_state
     size_t recorded;     // indices done, by idist_sampler_record
     size_t processed;    // samples that all ranks had done when the indices were dealt out
     uint64_t deal_count; // incremented whenever indices are dealt out; the loader compares it
@@ -1091,17 +1114,31 @@ static size_t *idist__sampler_order(const idist_sampler_desc *desc, uint64_t epo
     return order;
 }
 
-// How many of the remaining samples each rank gets.
-static size_t idist__sampler_share(const idist_sampler_desc *desc, size_t remaining) {
-    size_t replicas = (size_t)desc->num_replicas;
-    return desc->drop_last ? remaining / replicas : (remaining + replicas - 1) / replicas;
+// Returns how many samples each rank gets of those that are left after `processed`.
+static size_t idist__sampler_share(const idist_sampler_desc *desc, size_t replicas,
+                                   size_t processed) {
+    size_t left = desc->length - processed;
+    return desc->drop_last ? left / replicas : (left + replicas - 1) / replicas;
+}
+
+// Returns how many samples of an epoch are done when, after `processed`, each rank has done
+// `position` of its share. After the whole share nothing is left, also of what does not divide
+// evenly; and some samples may have been dealt out twice.
+static size_t idist__sampler_done(const idist_sampler_desc *desc, size_t replicas, size_t processed,
+                                  size_t position) {
+    size_t done = processed + position * replicas;
+
+    if (position && position >= idist__sampler_share(desc, replicas, processed))
+        return desc->length;
+
+    return done < desc->length ? done : desc->length;
 }
 
 // Deals out what is left of an epoch after `processed` samples. On failure nothing has changed.
 static idist_status idist__sampler_deal(idist_sampler *sampler, const idist_sampler_desc *desc,
                                         uint64_t epoch, size_t processed) {
     size_t replicas = (size_t)desc->num_replicas, i;
-    size_t count = idist__sampler_share(desc, desc->length - processed);
+    size_t count = idist__sampler_share(desc, replicas, processed);
     size_t *order = idist__sampler_order(desc, epoch, processed, processed + count * replicas);
     size_t *indices = (size_t *)malloc((count + 1) * sizeof *indices);
 
@@ -1121,6 +1158,8 @@ static idist_status idist__sampler_deal(idist_sampler *sampler, const idist_samp
     sampler->epoch = epoch;
     sampler->processed = processed;
     sampler->position = 0;
+    sampler->ended = false;
+    sampler->resumed = false;
     sampler->recorded = 0;
     sampler->deal_count++;
 
@@ -1192,16 +1231,30 @@ void idist_sampler_free(idist_sampler **sampler) {
 
 idist_status idist_sampler_set_epoch(idist_sampler *sampler, uint64_t epoch) {
     if (!sampler) return idist__fail(IDIST_ERR_ARG, "sampler_set_epoch: sampler is NULL");
+
+    if (sampler->resumed && sampler->epoch == epoch) {
+        sampler->resumed = false;
+        return IDIST_OK;
+    }
+
     return idist__sampler_deal(sampler, &sampler->desc, epoch, 0);
 }
 
 size_t idist_sampler_count(const idist_sampler *sampler) { return sampler ? sampler->count : 0; }
 
+// Ends a pass over the indices.
+static void idist__sampler_end(idist_sampler *sampler) {
+    sampler->position = 0;
+    sampler->ended = true;
+}
+
 bool idist_sampler_next(idist_sampler *sampler, size_t *index) {
     if (!sampler || !index) return false;
 
+    sampler->resumed = false;
+
     if (sampler->position == sampler->count) {
-        sampler->position = 0;
+        idist__sampler_end(sampler);
         return false;
     }
 
@@ -1216,35 +1269,52 @@ idist_sampler_state idist_sampler_get_state(const idist_sampler *sampler) {
     memset(&state, 0, sizeof state);
     if (!sampler) return state;
     state.epoch = sampler->epoch;
-    state.position = sampler->position;
-    state.processed = sampler->processed;
+    state.ranks = (uint64_t)sampler->desc.num_replicas;
+
+    if (sampler->ended && sampler->position == 0) {
+        state.epoch++;
+    } else {
+        state.position = sampler->position;
+        state.processed = sampler->processed;
+    }
 
     return state;
 }
 
 idist_status idist_sampler_set_state(idist_sampler *sampler, idist_sampler_state state) {
     const idist_sampler_desc *desc;
-    size_t remaining;
+    uint64_t ranks = state.ranks;
+    size_t processed;
     idist_status status;
 
     if (!sampler) return idist__fail(IDIST_ERR_ARG, "sampler_set_state: sampler is NULL");
     desc = &sampler->desc;
-    if (state.processed > desc->length)
+    if (!ranks) ranks = (uint64_t)desc->num_replicas;
+    if (state.processed > desc->length || ranks > INT32_MAX)
         return idist__fail(IDIST_ERR_ARG,
-                           "sampler_set_state: %llu samples processed, but there are only %zu",
-                           (unsigned long long)state.processed, desc->length);
+                           "sampler_set_state: %llu samples processed by %llu ranks, but there are "
+                           "only %zu samples",
+                           (unsigned long long)state.processed, (unsigned long long)ranks,
+                           desc->length);
 
-    remaining = desc->length - (size_t)state.processed;
-    if (state.position > idist__sampler_share(desc, remaining))
+    processed = (size_t)state.processed;
+    if (state.position > idist__sampler_share(desc, (size_t)ranks, processed))
         return idist__fail(
             IDIST_ERR_ARG,
-            "sampler_set_state: position %llu is beyond the end: %zu samples for %d ranks",
-            (unsigned long long)state.position, remaining, desc->num_replicas);
+            "sampler_set_state: position %llu is beyond the end: %zu samples for %llu ranks",
+            (unsigned long long)state.position, desc->length - processed,
+            (unsigned long long)ranks);
 
-    status = idist__sampler_deal(sampler, desc, state.epoch, (size_t)state.processed);
+    if (ranks != (uint64_t)desc->num_replicas) {
+        processed = idist__sampler_done(desc, (size_t)ranks, processed, (size_t)state.position);
+        state.position = 0;
+    }
+
+    status = idist__sampler_deal(sampler, desc, state.epoch, processed);
     if (status != IDIST_OK) return status;
     sampler->position = (size_t)state.position;
     sampler->recorded = (size_t)state.position;
+    sampler->resumed = true;
 
     return IDIST_OK;
 }
@@ -1265,7 +1335,6 @@ idist_status idist_sampler_reshard(idist_sampler *sampler, const idist_opts *opt
     uint64_t root[IDIST__ROOT_WORDS] = {0, 0, 0}; // what rank 0 has
     idist_sampler_desc desc;
     idist_opts o;
-    size_t processed;
     idist_status status = idist__agree_enter("sampler_reshard", opts, &o);
 
     if (status != IDIST_OK) return status;
@@ -1277,10 +1346,9 @@ idist_status idist_sampler_reshard(idist_sampler *sampler, const idist_opts *opt
     if (status != IDIST_OK) return status;
 
     desc = sampler->desc;
-    processed = sampler->processed + sampler->recorded * (size_t)desc.num_replicas;
     root[IDIST__ROOT_EPOCH] = sampler->epoch;
-    // More than length when some samples were dealt out twice.
-    root[IDIST__ROOT_PROCESSED] = processed < desc.length ? processed : desc.length;
+    root[IDIST__ROOT_PROCESSED] = idist__sampler_done(&desc, (size_t)desc.num_replicas,
+                                                      sampler->processed, sampler->recorded);
     root[IDIST__ROOT_LENGTH] = desc.length;
     status = idist_broadcast(root, IDIST__ROOT_WORDS, IDIST_U64, 0, &o);
     if (status != IDIST_OK) return status;
@@ -1764,7 +1832,7 @@ idist_status idist_loader_next(idist_loader *loader, idist_batch *batch) {
     if (number == loader->batch_count) {
         loader->ended = true; // fetch nothing ahead: most programs now begin another epoch
         loader->sampler_position = 0;
-        sampler->position = 0;
+        idist__sampler_end(sampler);
         return IDIST_OK;
     }
 
@@ -1776,6 +1844,7 @@ idist_status idist_loader_next(idist_loader *loader, idist_batch *batch) {
 
     batch->indices = idist__loader_indices(loader, number, &batch->n);
     sampler->position = loader->start_position + number * loader->desc.batch_size + batch->n;
+    sampler->resumed = false;
     loader->sampler_position = sampler->position;
     if (slot->result)
         return idist__fail(IDIST_ERR_CALLBACK,

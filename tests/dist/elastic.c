@@ -79,6 +79,28 @@ static void comes_and_goes(idist_group *world, int rank, int n, void *arg) {
     rank_ok(rank, idist_free_group(&left));
 }
 
+// Ranks that come or go when an epoch is done find nothing left of it, also of what drop_last has
+// left out.
+static void at_the_end(idist_group *world, int rank, int n, void *arg) {
+    idist_sampler_desc d;
+    idist_sampler *s = NULL;
+    idist_group *left = NULL;
+    size_t index;
+    (void)arg;
+    memset(&d, 0, sizeof d);
+    d.length = (size_t)(10 * n + n - 1);
+    d.group = world;
+    d.drop_last = true;
+    rank_ok(rank, idist_sampler_create(&d, &s));
+    while (idist_sampler_next(s, &index)) rank_ok(rank, idist_sampler_record(s, 1));
+    rank_ok(rank, idist_split(world, rank ? -1 : 0, rank, &left));
+    idist_opts some = opts_of(left);
+    if (rank == 0) rank_ok(rank, idist_sampler_reshard(s, &some));
+    if (rank == 0) rank_check(!idist_sampler_next(s, &index), "sample %zu is left", index);
+    idist_sampler_free(&s);
+    rank_ok(rank, idist_free_group(&left));
+}
+
 static void wrong_calls(idist_group *world, int rank, int n, void *arg) {
     idist_sampler_desc d;
     idist_sampler *s = NULL;
@@ -119,6 +141,8 @@ int main(void) {
             ranks_case(n, NULL, comes_and_goes, &seed, "%d ranks, fewer, and %d again, seed %d", n,
                        n, (int)seed);
         }
+    for (int n = 1; n <= 3; n++)
+        ranks_case(n, NULL, at_the_end, NULL, "the end of an epoch, %d ranks", n);
     for (int n = 1; n <= 3; n++)
         ranks_case(n, NULL, wrong_calls, NULL, "wrong calls with %d ranks", n);
     return tap_done();

@@ -266,6 +266,53 @@ static void states(int workers) {
     free(src);
 }
 
+// A state taken after the last batch of an epoch, or after its end, leads to the next epoch: in a
+// loop over the epochs that begins with the one of the state.
+static void ends(int workers) {
+    for (int how = 0; how < 4; how++) {
+        source *src = source_new();
+        idist_sampler *s = sampler_of(64, 1, 2), *t = sampler_of(64, 1, 2),
+                      *want = sampler_of(64, 1, 2);
+        idist_loader_desc d = desc_of(s, src, workers);
+        idist_loader *l = NULL, *m = NULL;
+        idist_batch b;
+        bool at_end = how % 2;
+        int n_samples[4] = {0};
+        d.drop_last = how / 2; // 32 samples are 6 batches and 2 samples
+        TAP_REQUIRE(idist_loader_create(&d, &l) == IDIST_OK &&
+                    idist_loader_set_epoch(l, 1) == IDIST_OK);
+        for (int i = 0; i < (d.drop_last ? 6 : 7) + at_end; i++)
+            TAP_REQUIRE(idist_loader_next(l, &b) == IDIST_OK && (b.n > 0) == (i < 7 - how / 2));
+        idist_sampler_state state = idist_sampler_get_state(s);
+        d.sampler = t;
+        TAP_REQUIRE(idist_sampler_set_state(t, state) == IDIST_OK &&
+                    idist_loader_create(&d, &m) == IDIST_OK);
+        for (uint64_t epoch = state.epoch; epoch < 4; epoch++) {
+            TAP_REQUIRE(idist_loader_set_epoch(m, epoch) == IDIST_OK &&
+                        idist_sampler_set_epoch(want, epoch) == IDIST_OK);
+            for (;;) {
+                size_t index = 0;
+                TAP_REQUIRE(idist_loader_next(m, &b) == IDIST_OK);
+                if (!b.n) break;
+                n_samples[epoch] += (int)b.n;
+                for (size_t i = 0; i < b.n; i++)
+                    if (!idist_sampler_next(want, &index) || index != b.indices[i])
+                        n_samples[epoch] = -1000;
+            }
+        }
+        int whole = d.drop_last ? 30 : 32;
+        tap_ok(!n_samples[1] && n_samples[2] == whole && n_samples[3] == whole,
+               "%d workers: the end of an epoch, case %d: %d %d %d samples follow", workers, how,
+               n_samples[1], n_samples[2], n_samples[3]);
+        idist_loader_free(&l);
+        idist_loader_free(&m);
+        idist_sampler_free(&s);
+        idist_sampler_free(&t);
+        idist_sampler_free(&want);
+        free(src);
+    }
+}
+
 static void *let_go(void *arg) {
     tap_sleep_ms(20);
     hold((source *)arg, false);
@@ -506,6 +553,7 @@ int main(void) {
         in_order(workers[i]);
         failures(workers[i]);
         states(workers[i]);
+        ends(workers[i]);
     }
     tap_running("limits");
     bounded();

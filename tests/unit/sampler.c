@@ -256,7 +256,7 @@ static void against_horovod(void) {
         bool right = true;
         idist_sampler *whole = NULL, *plain = NULL, *s = NULL;
         idist_sampler_desc d;
-        idist_sampler_state state = {3, 0, 0};
+        idist_sampler_state state = {3, 0, 0, 0};
         if (line[0] == '#') continue;
         TAP_REQUIRE(sscanf(line, "%llu %d %llu %d %llu %d %d %llu %llu%n", &length, &first, &one,
                            &second, &other, &third, &rank, &count, &check, &used) == 9);
@@ -332,6 +332,153 @@ static void resumes(void) {
     idist_sampler_free(&other);
 }
 
+// A training of three epochs on `before` ranks stops in epoch 1 after `stop` samples of each, or at
+// the end of the epoch after idist_sampler_next has said so, and goes on with `after` ranks: in the
+// loop of the header, or in one that leaves idist_sampler_set_epoch out where it resumes.
+typedef struct stopped {
+    size_t length;
+    int before, after;
+    bool drop_last, at_end, plain_loop;
+    size_t stop;
+} stopped;
+
+enum { MOST = 40, EPOCHS = 3 };
+
+static idist_sampler *sampler_of(const stopped *how, int ranks, int rank) {
+    idist_sampler_desc d;
+    idist_sampler *s = NULL;
+    memset(&d, 0, sizeof d);
+    d.length = how->length;
+    d.num_replicas = ranks;
+    d.rank = rank;
+    d.drop_last = how->drop_last;
+    TAP_REQUIRE(idist_sampler_create(&d, &s) == IDIST_OK);
+    return s;
+}
+
+// Counts the samples of each epoch that the ranks process after the restart.
+static void go_on(const stopped *how, idist_sampler_state state, int seen[EPOCHS][MOST]) {
+    for (int rank = 0; rank < how->after; rank++) {
+        idist_sampler *s = sampler_of(how, how->after, rank);
+        size_t index;
+        TAP_REQUIRE(idist_sampler_set_state(s, state) == IDIST_OK);
+        for (uint64_t epoch = state.epoch; epoch < EPOCHS; epoch++) {
+            if (!how->plain_loop || epoch != state.epoch)
+                TAP_REQUIRE(idist_sampler_set_epoch(s, epoch) == IDIST_OK);
+            while (idist_sampler_next(s, &index)) seen[epoch][index]++;
+        }
+        idist_sampler_free(&s);
+    }
+}
+
+// Whether no sample of epoch 1 is lost or comes more often than to make shares even, and epoch 2
+// is whole.
+static bool is_right(const stopped *how) {
+    int seen[EPOCHS][MOST] = {{0}}, lost[EPOCHS] = {0}, twice[EPOCHS] = {0};
+    idist_sampler_state state = {0, 0, 0, 0};
+    size_t index;
+    for (int rank = 0; rank < how->before; rank++) {
+        idist_sampler *s = sampler_of(how, how->before, rank);
+        TAP_REQUIRE(idist_sampler_set_epoch(s, 1) == IDIST_OK);
+        for (size_t i = 0; i < how->stop; i++) {
+            TAP_REQUIRE(idist_sampler_next(s, &index));
+            seen[1][index]++;
+        }
+        if (how->at_end) TAP_REQUIRE(!idist_sampler_next(s, &index));
+        state = idist_sampler_get_state(s);
+        idist_sampler_free(&s);
+    }
+    go_on(how, state, seen);
+    for (int epoch = 1; epoch < EPOCHS; epoch++) {
+        for (size_t i = 0; i < how->length; i++) {
+            lost[epoch] += !seen[epoch][i];
+            twice[epoch] += seen[epoch][i] ? seen[epoch][i] - 1 : 0;
+        }
+    }
+    bool right = true;
+    for (int epoch = 1; epoch < EPOCHS; epoch++) {
+        int most = (epoch == 1 ? how->before : 0) + how->after - 1;
+        right = right && (how->drop_last ? !twice[epoch] && lost[epoch] < most + 1
+                                         : !lost[epoch] && twice[epoch] < most + 1);
+    }
+    if (!right)
+        tap_diag("%zu samples, %d to %d ranks, stop %zu, drop %d, end %d, plain %d: lost %d %d, "
+                 "twice %d %d",
+                 how->length, how->before, how->after, how->stop, how->drop_last, how->at_end,
+                 how->plain_loop, lost[1], lost[2], twice[1], twice[2]);
+    return right;
+}
+
+static void resumes_elsewhere(void) {
+    static const size_t lengths[] = {1, 2, 7, 12, 40};
+    int n = 0, n_wrong = 0;
+    stopped how;
+    for (size_t i = 0; i < sizeof lengths / sizeof *lengths; i++) {
+        for (int ranks = 0; ranks < 25; ranks++) {
+            for (int flags = 0; flags < 4; flags++) {
+                memset(&how, 0, sizeof how);
+                how.length = lengths[i];
+                how.before = ranks % 5 + 1;
+                how.after = ranks / 5 + 1;
+                how.drop_last = flags & 1;
+                how.plain_loop = flags & 2;
+                idist_sampler *s = sampler_of(&how, how.before, 0);
+                size_t count = idist_sampler_count(s);
+                idist_sampler_free(&s);
+                for (how.stop = 0; how.stop <= count; how.stop++, n++) n_wrong += !is_right(&how);
+                how.stop = count;
+                how.at_end = true;
+                n_wrong += !is_right(&how);
+            }
+        }
+    }
+    tap_ok(!n_wrong && n > 3000, "any other number of ranks goes on, in %d cases", n);
+}
+
+// With the same ranks, what follows is what would have followed.
+static void resumes_exactly(void) {
+    static const stopped how = {23, 4, 4, false, false, false, 0};
+    size_t index = 0, other = 0;
+    for (int k = 0; k <= 7; k++) { // samples, and then the end
+        idist_sampler *s = sampler_of(&how, 4, 2), *t = sampler_of(&how, 4, 2);
+        TAP_REQUIRE(idist_sampler_set_epoch(s, 5) == IDIST_OK);
+        for (int i = 0; i < k; i++) idist_sampler_next(s, &index);
+        idist_sampler_state state = idist_sampler_get_state(s);
+        tap_ok(state.ranks == 4 && state.epoch == (k < 7 ? 5u : 6u) &&
+                   state.position == (k < 7 ? (uint64_t)k : 0),
+               "the state after %d of 6 samples", k);
+        TAP_REQUIRE(idist_sampler_set_state(t, state) == IDIST_OK);
+        if (k == 7) TAP_REQUIRE(idist_sampler_set_epoch(s, 6) == IDIST_OK);
+        TAP_REQUIRE(idist_sampler_set_epoch(t, state.epoch) == IDIST_OK);
+        bool more, same = true;
+        do {
+            more = idist_sampler_next(s, &index);
+            same = same && idist_sampler_next(t, &other) == more && (!more || other == index);
+        } while (more);
+        tap_ok(same, "leads to the samples after it");
+        // The epoch that was resumed can be begun anew, once it has gone on.
+        TAP_REQUIRE(idist_sampler_set_epoch(t, state.epoch) == IDIST_OK);
+        size_t n = 0;
+        while (idist_sampler_next(t, &other)) n++;
+        tap_is(n, 6, "the epoch from its beginning is whole");
+        idist_sampler_free(&s);
+        idist_sampler_free(&t);
+    }
+    idist_sampler *s = sampler_of(&how, 4, 2);
+    while (idist_sampler_next(s, &index)) {}
+    idist_sampler_next(s, &index);
+    tap_ok(idist_sampler_get_state(s).epoch == 0 && idist_sampler_get_state(s).position == 1,
+           "a second pass without another epoch is in its epoch");
+    idist_sampler_state state = {0, 7, 0, 4};
+    tap_is(idist_sampler_set_state(s, state), IDIST_ERR_ARG, "7 of 6 samples");
+    state.ranks = 3;
+    tap_is(idist_sampler_set_state(s, state), IDIST_OK, "7 of 8 samples on three ranks");
+    tap_is(idist_sampler_count(s), 1, "leave two for four ranks");
+    state.ranks = UINT64_MAX;
+    tap_is(idist_sampler_set_state(s, state), IDIST_ERR_ARG, "too many ranks");
+    idist_sampler_free(&s);
+}
+
 static void wrong(void) {
     idist_sampler_desc d;
     idist_sampler *s = NULL;
@@ -390,6 +537,8 @@ int main(void) {
     own_order();
     against_horovod();
     resumes();
+    resumes_exactly();
+    resumes_elsewhere();
     wrong();
     return tap_done();
 }
