@@ -1655,9 +1655,8 @@ IDIST__UNUSED static bool idist__os_file_sync(idist__os_file file) {
 }
 
 // Returns true if an error of a sync means that the file system, or a sandbox, does not sync such a
-// file or folder. Other errors mean that something may be lost. File systems refuse to sync folders
-// with EINVAL (9p, vboxsf), EOPNOTSUPP or ENOSYS (FUSE), EBADF or EISDIR (gateways to Windows) and
-// EPERM, EACCES or EROFS (CIFS, sandboxes).
+// file or folder. Other errors mean that something may be lost. The manual of fsync names EINVAL
+// and EROFS for this; file systems of networks and of user space, and sandboxes, use the others.
 IDIST__UNUSED static bool idist__os_file_refuses_sync(int error) {
     return error == EINVAL || error == ENOTSUP || error == EOPNOTSUPP || error == ENOSYS ||
            error == EBADF || error == EISDIR || error == EPERM || error == EACCES || error == EROFS;

@@ -188,14 +188,14 @@ typedef struct idist_sampler_state {
     uint64_t processed;       // ... besides those of all ranks before the last reshard
     uint64_t ranks;           // that share the samples; 0: as many as where the state is set
 } idist_sampler_state;
-// Returns the state after the last index. After the last index of an epoch that is its end. Once
-// idist_sampler_next has returned false it is the beginning of the next epoch, so that a checkpoint
-// after an epoch does not repeat the epoch.
+// Returns where the next index comes from. Once idist_sampler_next has returned false, the state is
+// the beginning of the next epoch: a training that resumes from it does not repeat the epoch.
+// Before that, but after the last index, the state is the end of the epoch.
 IDIST_API idist_sampler_state idist_sampler_get_state(const idist_sampler *sampler);
-// Goes to a state. If other ranks took it, by their number, what they have left of the epoch is
-// dealt out among the present ranks: each has done `position` samples, so the ranks must have been
-// in step. If nothing is left of the epoch, idist_sampler_next returns false at once.
-// IDIST_ERR_ARG: the state lies beyond the end of the epoch.
+// Goes to a state. If the number of ranks was another one, the rest of the epoch is dealt out among
+// the present ranks. Each of the earlier ranks counts as having done `position` samples, so they
+// must have been in step. If nothing is left of the epoch, idist_sampler_next returns false at
+// once. IDIST_ERR_ARG: the state lies beyond the end of the epoch.
 IDIST_API idist_status idist_sampler_set_state(idist_sampler *sampler, idist_sampler_state state);
 
 // Elastic training, by the rule of Horovod's ElasticSampler: ranks work in step and each records
@@ -655,15 +655,15 @@ typedef struct idist_checkpoint_desc {
 // locale. A step has one file: the new file replaces an earlier file of the same step, whatever its
 // score. Then all but the `keep` best files and the `keep_latest` latest ones are removed; a file
 // may be both. Of equal scores the later step is better. A crash at any moment leaves complete
-// files, perhaps two of the last step, and at most one temporary file; the next save of that step
-// removes the surplus.
+// files, and at most one temporary file, which the next save removes. A crash may also leave an
+// earlier file of the same step, which the next save of that step removes.
 //
 // The file is not written, and nothing changes, if `keep` files of other steps are better and
 // `keep_latest` are later. The log says so at info level, or as a warning if the better file has a
 // later step, so that it must stem from another run. Every valid file with the prefix counts, also
 // those of earlier runs: use a folder per training run. A damaged file does not count, pushes no
-// other file out, and is not removed; a warning names it once. To know, rank 0 reads every file
-// that it counts once per process, except those that the process has written.
+// other file out, and is not removed; a warning names the file once. To verify the files, the first
+// save of a process reads those that it finds. Later ones read only what others have written.
 //
 // If the file system refuses to sync the file or the folder, as network and shared folders of
 // virtual machines may, the save succeeds all the same: the file is complete, but may be lost when

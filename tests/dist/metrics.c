@@ -264,15 +264,7 @@ static void metrics(idist_group *world, int rank, int n, void *arg) {
     rank_ok(rank, idist_accuracy_update(&one_class, not_a_number + 1, zero, 1, 1));
     rank_check(one_class.total == 2 && one_class.correct == 1,
                "rank %d: of one class a NaN is right", rank);
-    const double nan = (double)not_a_number[0],
-                 infinity = (double)idist__float_from_bits(0x7f800000u);
-    idist_mean_update(&mean, nan, 0);
-    rank_ok(rank, idist_mean_compute(&mean, &value, &o));
-    rank_check(value != value && mean.sum == 0, "rank %d: mean of weight 0 is %g", rank, value);
     idist_mean_update(&mean, rank, 1);
-    idist_mean_update(&mean, nan, 0);
-    idist_mean_update(&mean, infinity, 0);
-    idist_mean_update(&mean, -infinity, -0.0);
     idist_mean_update(&mean, 10, 3);
     rank_ok(rank, idist_mean_compute(&mean, &value, &o));
     rank_check(near(value, (30.0 * n + n * (n - 1) / 2.0) / (4.0 * n), 1e-14), "rank %d: mean %g",
@@ -289,15 +281,34 @@ static void metrics(idist_group *world, int rank, int n, void *arg) {
     idist_running_average_update(&half, 2 + rank);
     rank_ok(rank, idist_running_average_compute(&half, &value, &o));
     rank_check(near(value, 1.5 + (n - 1) / 4.0, 1e-14), "rank %d: running average %g", rank, value);
+    rank_is(rank, idist_mean_compute(NULL, &value, &o), IDIST_ERR_ARG);
+    rank_ok(rank,
+            idist_accuracy_compute(&accuracy, rank ? NULL : &value, &o)); // only rank 0 wants it
+}
+
+// What has no weight does not count, whatever it is.
+static void no_weight(idist_group *world, int rank, int n, void *arg) {
+    const double nan = (double)idist__float_from_bits(0x7fc00000u);
+    const double infinity = (double)idist__float_from_bits(0x7f800000u);
+    idist_opts o = opts_of(world);
+    idist_mean mean = {0, 0};
     idist_running_average constant = {1, 0, false};
+    double value = 7;
+    (void)arg;
+    idist_mean_update(&mean, nan, 0);
+    rank_ok(rank, idist_mean_compute(&mean, &value, &o));
+    rank_check(value != value && mean.sum == 0, "rank %d: mean of weight 0 is %g", rank, value);
+    idist_mean_update(&mean, rank, 2);
+    idist_mean_update(&mean, nan, 0);
+    idist_mean_update(&mean, infinity, 0);
+    idist_mean_update(&mean, -infinity, -0.0);
+    rank_ok(rank, idist_mean_compute(&mean, &value, &o));
+    rank_check(near(value, (n - 1) / 2.0, 1e-14), "rank %d: mean %g", rank, value);
     idist_running_average_update(&constant, 4);
     idist_running_average_update(&constant, nan);
     idist_running_average_update(&constant, infinity);
     rank_ok(rank, idist_running_average_compute(&constant, &value, &o));
     rank_check(value == 4, "rank %d: a value of weight 0 makes the average %g", rank, value);
-    rank_is(rank, idist_mean_compute(NULL, &value, &o), IDIST_ERR_ARG);
-    rank_ok(rank,
-            idist_accuracy_compute(&accuracy, rank ? NULL : &value, &o)); // only rank 0 wants it
 }
 
 static void confusion(idist_group *world, int rank, int n, void *arg) {
@@ -403,6 +414,7 @@ int main(void) {
     for (int i = 0; i < 5; i++) {
         ranks_case(sizes[i], NULL, norms, NULL, "norms of other kinds, %d ranks", sizes[i]);
         ranks_case(sizes[i], NULL, metrics, NULL, "accuracy and means, %d ranks", sizes[i]);
+        ranks_case(sizes[i], NULL, no_weight, NULL, "values of weight 0, %d ranks", sizes[i]);
         ranks_case(sizes[i], NULL, confusion, NULL, "confusion, %d ranks", sizes[i]);
         ranks_case(sizes[i], NULL, epoch_metric, NULL, "epoch metric, %d ranks", sizes[i]);
         for (int k = 0; k < 3; k++)
