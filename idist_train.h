@@ -689,15 +689,13 @@ IDIST_API idist_status idist_checkpoint_load(const char *path, const idist_tenso
                                              void *info, size_t info_nbytes,
                                              const idist_opts *opts);
 
-// Finds the valid file with the best score, or if latest is set the one with the highest step.
-// Rank 0 looks for it, reads all of it to verify its checksum, and all ranks get its path. A
-// damaged file is skipped; a warning names it and says what is wrong.
-// IDIST_ERR_NOT_FOUND: no file has such a name, so that a training may begin.
-// IDIST_ERR_CORRUPT: files have such names, but none is valid: a training was here. The text names
-// them.
-// IDIST_ERR_TRUNCATED: capacity is too small.
-// IDIST_ERR_SYSTEM: the folder or one of its checkpoints cannot be read, so that another one may be
-// the best or the latest.
+// Finds the valid file with the best score, or if latest is set the one with the highest step (of
+// two that a crash has left of a step, the newer one). Rank 0 looks for it, reads all of it to
+// verify its checksum, and all ranks get its path. A damaged file is skipped; a warning names it
+// and says what is wrong. IDIST_ERR_NOT_FOUND: no file has such a name, so that a training may
+// begin. IDIST_ERR_CORRUPT: files have such names, but none is valid: a training was here. The text
+// names them. IDIST_ERR_TRUNCATED: capacity is too small. IDIST_ERR_SYSTEM: the folder or one of
+// its checkpoints cannot be read, so that another one may be the best or the latest.
 IDIST_API idist_status idist_checkpoint_find(const idist_checkpoint_desc *desc, bool latest,
                                              char *path, size_t capacity, const idist_opts *opts);
 
@@ -3364,6 +3362,8 @@ static bool idist__folder_is_better(const idist__folder_entry *a, const idist__f
 static bool idist__folder_is_later(const idist__folder_entry *a, const idist__folder_entry *b,
                                    bool low_is_best) {
     if (a->step != b->step) return a->step > b->step;
+    if (a->version.modified_ns != b->version.modified_ns)
+        return a->version.modified_ns > b->version.modified_ns; // the newer one replaces the other
     return idist__folder_is_better(a, b, low_is_best);
 }
 
@@ -3495,8 +3495,8 @@ static idist_status idist__folder_open(const char *name, const idist_checkpoint_
     return idist__checkpoint_fail(name, desc->folder, "", error);
 }
 
-// Returns the best valid file, or the one with the latest step; of several with that step the best.
-// NULL: there is none.
+// Returns the best valid file, or the one with the latest step; of several with that step, which a
+// crash may leave, the newest. NULL: there is none.
 static idist__folder_entry *idist__folder_pick(const idist__folder_list *list, bool low_is_best,
                                                bool latest) {
     idist__folder_entry *picked = NULL;
@@ -3837,6 +3837,7 @@ static idist_status idist__save_on_root(const idist_checkpoint_desc *desc, uint6
     idist__os_folder folder;
     idist_status status;
 
+    memset(&entry, 0, sizeof entry);
     if (score != score) return idist__fail(IDIST_ERR_ARG, "checkpoint_save: the score is NaN");
     status = idist__folder_open("checkpoint_save", desc, true, &prefix, &folder);
 

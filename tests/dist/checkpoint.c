@@ -417,6 +417,17 @@ static void same_step(void) {
     }
     TAP_REQUIRE(idist_checkpoint_save(&d, 8, 1, &from, 1, NULL, 0, NULL) == IDIST_OK);
     tap_is(count_entries(folder, ""), 2, "another step has another file");
+    // What a crash leaves before it has removed the old file: the newer one is the latest.
+    char old[1000];
+    size_t n = get_file(in_folder("checkpoint_8_score=1.idist"), old, sizeof old);
+    const struct timespec times[2] = {{1000, 0}, {1000, 0}};
+    TAP_REQUIRE(idist_checkpoint_save(&d, 8, 0.5, &from, 1, NULL, 0, NULL) == IDIST_OK);
+    put_file(in_folder("checkpoint_8_score=1.idist"), old, n);
+    TAP_REQUIRE(utimensat(AT_FDCWD, in_folder("checkpoint_8_score=1.idist"), times, 0) == 0);
+    TAP_REQUIRE(idist_checkpoint_find(&d, true, path, sizeof path, NULL) == IDIST_OK);
+    tap_like(path, "/checkpoint_8_score=0.5.idist", "of two files of a step the newer one");
+    TAP_REQUIRE(idist_checkpoint_save(&d, 8, 0.25, &from, 1, NULL, 0, NULL) == IDIST_OK);
+    tap_is(count_entries(folder, ""), 2, "and the next save of the step removes both");
     TAP_REQUIRE(mkdir(in_folder(".checkpoint_7_score=1.idist.tmp"), 0700) == 0);
     tap_is(idist_checkpoint_save(&d, 7, 1, &from, 1, NULL, 0, NULL), IDIST_ERR_SYSTEM,
            "a folder in the way");
