@@ -50,7 +50,11 @@ WHAT MPI DOES NOT GIVE
 
     Fault tolerance: most MPIs end the job when a rank dies, and their launchers report it. Open
     MPI 5 under `mpirun --with-ft ulfm` does not: the survivors get IDIST_ERR_PEER_LOST, and
-    idist_shrink gives them a group to continue with.
+    idist_shrink gives them a group to continue with. Groups without the dead rank go on. From them
+    and from the survivors' group the ranks make further groups by idist_split and
+    idist_new_group_by_members. Only a rank that dies inside MPI_Comm_create_group, which all
+    members have entered by then, leaves the others blocked there: Open MPI 5.0 does not bring them
+    back.
 
     Deadlines and idist_abort inside blocking collectives, idist_new_group, _split, _shrink and
     _agree, once all ranks have entered.
@@ -2464,7 +2468,7 @@ static void idist__mpi_tell(idist_group *g) {
 
 #ifdef IDIST__ULFM
     // After the messages: it brings back ranks that are blocked in MPI.
-    if (m->fault_tolerant) MPIX_Comm_revoke(mg->comm);
+    if (m->fault_tolerant && mg->comm != MPI_COMM_NULL) MPIX_Comm_revoke(mg->comm);
 #endif
 }
 
@@ -2927,12 +2931,17 @@ static void *idist__mpi_alloc(idist__world *w, size_t nbytes) {
 
 //------------------------------------------------------------------------------
 // [mpi:group]  the communicators of groups; shrink and agree
-// uses mem model core:group calls:group types error exchange control comms
+// uses fail mem model core:world core:group calls:group types error exchange
+// uses control comms
 //------------------------------------------------------------------------------
 
-// The communicator of a group. The world's and that of a shrunk group exist already; any other is
-// made by the members alone.
+// Finds or makes the communicator of a group. The world's and that of a shrunk group exist already;
+// any other is made by the members alone. ULFM makes none from a communicator that has a lost rank,
+// so there it is made from the parent's: that has no lost rank, or else the parent has failed.
+// Everywhere else it is made from one with all ranks; MPICH 4.0 may crash in
+// MPI_Comm_create_group on any other.
 static int idist__mpi_group_comm(idist__mpi *m, const idist_group *g, MPI_Comm *comm) {
+    MPI_Comm from;
     MPI_Group all, members;
     int error;
 
@@ -2949,7 +2958,8 @@ static int idist__mpi_group_comm(idist__mpi *m, const idist_group *g, MPI_Comm *
 
     MPI_Comm_group(m->p2p_comm, &all);
     MPI_Group_incl(all, g->size, g->ranks, &members);
-    error = MPI_Comm_create_group(m->p2p_comm, members, (int)(g->ctx % IDIST__TAG_RANGE), comm);
+    from = m->fault_tolerant ? idist__mpi_group_of(g->parent)->comm : m->p2p_comm;
+    error = MPI_Comm_create_group(from, members, (int)(g->ctx % IDIST__TAG_RANGE), comm);
     MPI_Group_free(&members);
     MPI_Group_free(&all);
 
@@ -2962,6 +2972,18 @@ static void idist__mpi_group_free(idist_group *g) {
     idist__mem_free(&g->w->cfg.mem, mg->rank_of);
     idist__mem_free(&g->w->cfg.mem, mg->last_seen);
     idist__mem_free(&g->w->cfg.mem, mg->headers);
+}
+
+// MPI could not make the communicator of a group. If a rank was lost, the parent fails first, with
+// a cause that names the rank.
+static idist_status idist__mpi_group_comm_fail(idist__mpi *m, const idist_group *g, int error) {
+    idist_group *parent = idist__world_find_group(m->w, g->parent->ctx);
+
+    if (!parent || !idist__mpi_is_loss(error))
+        return idist__mpi_fail("MPI_Comm_create_group", error);
+    idist__mpi_fail_group(m, parent, "MPI_Comm_create_group", error);
+
+    return idist__fail(parent->status, "%s", parent->cause);
 }
 
 static idist_status idist__mpi_group_open(idist_group *g) {
@@ -2979,7 +3001,7 @@ static idist_status idist__mpi_group_open(idist_group *g) {
 
     // First of all, because the other members are in it whatever happens here.
     error = idist__mpi_group_comm(m, g, &mg->comm);
-    if (error != MPI_SUCCESS) return idist__mpi_fail("MPI_Comm_create_group", error);
+    if (error != MPI_SUCCESS) return idist__mpi_group_comm_fail(m, g, error);
     mg->rank_of = (int *)idist__mem_alloc(mem, sizeof(int) * world_size);
     mg->last_seen = (idist__fingerprint *)idist__mem_alloc(mem, sizeof *mg->last_seen * size);
     mg->headers = (idist__mpi_header *)idist__mem_alloc(mem, sizeof *mg->headers * size);
@@ -3040,7 +3062,9 @@ static void idist__mpi_group_close(idist_group *g) {
         idist__mem_free(&g->w->cfg.mem, u);
     }
 
-    if (g->status == IDIST_OK && m->w->group.status == IDIST_OK && g != &m->w->group) {
+    // Without fault tolerance a failed world ends soon, and its communicators with it.
+    if (g->status == IDIST_OK && g != &m->w->group &&
+        (m->w->group.status == IDIST_OK || m->fault_tolerant)) {
         idist__comms_tell_freed(m, g);
         idist__comms_leave(m, g->ctx);
     } else {

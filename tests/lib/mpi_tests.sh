@@ -165,6 +165,11 @@ if [ "$LIBRARY" = openmpi5 ]; then
             tail -n 12 "$WORK/log" | diag
         grep '^# ' "$WORK/log"
     done
+    MPI_OPTIONS="--with-ft ulfm" mpi_run_command openmpi5 5
+    timeout -k 5 60 "${MPI_RUN[@]}" "$OUT/life" ulfm_groups >"$WORK/log" 2>&1 </dev/null
+    grep -q '^ok - ulfm_groups' "$WORK/log"
+    ok $? "ulfm_groups: without the dead ranks, groups go on and make others" ||
+        tail -n 12 "$WORK/log" | diag
 fi
 
 # the mpirun of one library, a program of another

@@ -4,7 +4,7 @@
 //     mpirun -n 3 ./life nothing | single | threads | given | unfit | again | early | early_threads
 //     |
 //                        settings | makers | stopped | ring | wrong | idle | stuck | fails | dies |
-//                        ulfm
+//                        ulfm | ulfm_groups
 //
 // Every rank prints what went wrong for it to stderr and ends with 1; rank 0 prints one TAP line.
 #include "idist_mpi.h"
@@ -413,6 +413,118 @@ static void ulfm(void) {
                shrunk - lost);
 }
 
+// All ranks of `group` add up their ranks of the world; `members` has a bit for each of them.
+static bool adds_up(idist_group *group, unsigned members) {
+    idist_opts o;
+    int32_t x[100], sum = 0, n = 0;
+    memset(&o, 0, sizeof o);
+    o.group = group;
+    for (int i = 0; i < 32; i++)
+        if (members >> i & 1) sum += i, n++;
+    for (int i = 0; i < 20; i++) {
+        for (int k = 0; k < 100; k++) x[k] = rank;
+        if (idist_all_reduce(x, x, i % 2 ? 100 : 1, IDIST_I32, IDIST_SUM, &o) != IDIST_OK ||
+            x[0] != sum)
+            return false;
+    }
+    return idist_group_size(group) == n && idist_barrier(&o) == IDIST_OK;
+}
+
+// Every way to make a group of `parent`, whose ranks are `members`, works.
+static void makes_groups(idist_group *parent, unsigned members, const char *when) {
+    idist_group *part = NULL, *again = NULL, *listed = NULL;
+    int n = idist_group_size(parent), own = idist_group_rank(parent), list[32];
+    unsigned mine = 0;
+    for (int i = 0, k = 0; i < 32; i++)
+        if (members >> i & 1) mine |= (unsigned)(k++ % 2 == own % 2) << i;
+    idist_status s = idist_split(parent, own % 2, 0, &part);
+    CHECK(s == IDIST_OK && adds_up(part, mine), "%s: split: %s", when, idist_status_name(s));
+    s = part ? idist_split(part, 0, 0, &again) : IDIST_ERR_STATE;
+    CHECK(s == IDIST_OK && adds_up(again, mine), "%s: split of the split: %s", when,
+          idist_status_name(s));
+    for (int i = 0; i < n; i++) list[i] = n - 1 - i;
+    s = idist_new_group_by_members(parent, list, n, 3, &listed);
+    CHECK(s == IDIST_OK && adds_up(listed, members), "%s: by members: %s", when,
+          idist_status_name(s));
+    CHECK(adds_up(parent, members), "%s: the parent", when);
+    CHECK(!again || idist_free_group(&again) == IDIST_OK, "free_group");
+    CHECK(!part || idist_free_group(&part) == IDIST_OK, "free_group");
+    CHECK(!listed || idist_free_group(&listed) == IDIST_OK, "free_group");
+}
+
+// The index that MPI gives to the next communicator of this process.
+static int next_comm(void) {
+    MPI_Comm comm;
+    int index;
+    MPI_Comm_dup(MPI_COMM_SELF, &comm);
+    index = (int)MPI_Comm_c2f(comm);
+    MPI_Comm_free(&comm);
+    return index;
+}
+
+// The call in which the others learn of a loss.
+enum { BY_ALL_REDUCE, BY_SPLIT, BY_MEMBERS };
+
+// Rank `dies` ends; the others learn of the loss in `group`, and continue in *survivors.
+static void loses(idist_group *group, int dies, int how, idist_group **survivors) {
+    char name[16];
+    idist_group *part = NULL;
+    idist_opts o;
+    idist_status s;
+    int32_t x = 1;
+    int list[32];
+    memset(&o, 0, sizeof o);
+    o.group = group;
+    for (int i = 0; i < idist_group_size(group); i++) list[i] = i;
+    snprintf(name, sizeof name, "rank %d", dies);
+    if (rank == dies) kill(getpid(), SIGKILL);
+    do {
+        if (how == BY_ALL_REDUCE) s = idist_all_reduce(&x, &x, 1, IDIST_I32, IDIST_SUM, &o);
+        else if (how == BY_SPLIT) s = idist_split(group, 0, 0, &part);
+        else s = idist_new_group_by_members(group, list, idist_group_size(group), 0, &part);
+    } while (s == IDIST_OK);
+    CHECK(s == IDIST_ERR_PEER_LOST && strstr(idist_last_error(), name), "%s: got %s", name,
+          idist_status_name(s));
+    s = idist_shrink(group, survivors);
+    CHECK(s == IDIST_OK, "%s: shrink: got %s", name, idist_status_name(s));
+}
+
+// Ranks 1, 3 and 2 of 5 die, one after the other. Before, between and after that, groups are made
+// of groups that have no dead rank; those that are there continue.
+static void ulfm_groups(void) {
+    static const int without_1[4] = {0, 2, 3, 4};
+    idist_group *before = NULL, *parity = NULL, *left = NULL, *even = NULL, *last = NULL, *none;
+    CHECK(idist_initialize(NULL) == IDIST_OK, "initialize");
+    rank = idist_get_rank();
+    CHECK(idist_new_group(without_1, 4, &before) == IDIST_OK, "new_group");
+    CHECK(idist_split(NULL, rank % 2, 0, &parity) == IDIST_OK, "split");
+
+    loses(NULL, 1, BY_ALL_REDUCE, &left);
+    CHECK(idist_new_group(without_1, 4, &none) == IDIST_ERR_PEER_LOST, "new_group of the world");
+    makes_groups(before, 0x1d, "a group from before");
+    if (rank % 2 == 0) makes_groups(parity, 0x15, "a part from before");
+    else CHECK(idist_split(parity, 0, 0, &none) == IDIST_ERR_PEER_LOST, "a part with a dead rank");
+    makes_groups(left, 0x1d, "after one loss");
+
+    int index = next_comm();
+    for (int i = 0; i < 60 && n_failed == 0; i++) {
+        CHECK(idist_split(left, 0, 0, &even) == IDIST_OK && idist_free_group(&even) == IDIST_OK,
+              "turn %d", i);
+        CHECK(adds_up(left, 0x1d), "turn %d", i);
+    }
+    CHECK(next_comm() < index + 20, "60 freed groups leave %d communicators", next_comm() - index);
+    CHECK(idist_split(left, rank % 2, 0, &even) == IDIST_OK, "split");
+
+    loses(left, 3, BY_SPLIT, &last);
+    makes_groups(even, 0x15, "a part of the first survivors");
+    makes_groups(parity, 0x15, "a part from before, again");
+    CHECK(idist_split(before, 0, 0, &none) == IDIST_ERR_PEER_LOST, "a group from before");
+    makes_groups(last, 0x15, "after two losses");
+    loses(last, 2, BY_MEMBERS, &left);
+    makes_groups(left, 0x11, "after three losses");
+    CHECK(idist_finalize() == IDIST_ERR_PEER_LOST, "finalize");
+}
+
 int main(int argc, char **argv) {
     const char *mode = argc > 1 ? argv[1] : "";
     int level;
@@ -438,8 +550,9 @@ int main(int argc, char **argv) {
     else if (strcmp(mode, "stuck") == 0) stuck();
     else if (strcmp(mode, "dies") == 0) dies();
     else if (strcmp(mode, "ulfm") == 0) ulfm();
+    else if (strcmp(mode, "ulfm_groups") == 0) ulfm_groups();
     else return 2;
-    if (flag_of(MPI_Initialized) && !flag_of(MPI_Finalized) && strcmp(mode, "ulfm") != 0 &&
+    if (flag_of(MPI_Initialized) && !flag_of(MPI_Finalized) && strncmp(mode, "ulfm", 4) != 0 &&
         strcmp(mode, "ring") != 0)
         MPI_Finalize();
     if (n_failed == 0 && rank == 0) printf("ok - %s\n", mode);
