@@ -444,7 +444,8 @@ extern "C" {
     X(ERR_NO_DEVICE, -22, "no usable device, driver or device library")                        \
     X(ERR_INTERNAL, -23, "a bug in idist")                                                     \
     X(ERR_DEVICE, -24, "a device library call failed")                                         \
-    X(ERR_CORRUPT, -25, "a file is damaged")
+    X(ERR_CORRUPT, -25, "a file is damaged")                                                   \
+    X(ERR_CANCELLED, -26, "idist_cancel ended the receive")
 
 typedef enum idist_status {
 #define IDIST__X(name, value, text) IDIST_##name = value,
@@ -1030,7 +1031,7 @@ IDIST_API idist_status idist_all_gather_alloc(const void *send, size_t count, id
 // world of more than 64 ranks, the first message to a rank may wait until that one is in a call on
 // the same world. Tags are 0 .. 2^31 - 1.
 //
-// A receive that times out before a message arrives is cancelled: IDIST_ERR_TIMEOUT, and the group
+// A receive that times out before a message arrives ends with IDIST_ERR_TIMEOUT, and the group
 // goes on. A send of more than some KiB that times out also fails the group, because the receiver
 // already knows of the message.
 //------------------------------------------------------------------------------
@@ -1112,6 +1113,20 @@ IDIST_API idist_status idist_wait_stream(idist_request *request, void *stream);
 // and idist_finalize wait for it. If it fails alone, as a receive may, only a warning in the log
 // tells. IDIST_ERR_ARG for a request of idist_split_start, which has to be waited for.
 IDIST_API idist_status idist_request_free(idist_request *request);
+
+// Ends a receive or a probe, if no message has begun to go to it. Then *cancelled is true, buffer
+// and *info stay as they are, and the message that it would have got is there for the next receive.
+// Otherwise *cancelled is false, and the receive completes as if this function had not been called.
+// Local; does not block.
+//
+// In both cases the request stays open, and is waited for, tested or freed like any other. If the
+// receive was cancelled, idist_wait returns IDIST_ERR_CANCELLED at once. So another thread may be
+// waiting for this request (not for a copy of it), by itself or among others; its wait ends.
+//
+// A request that is complete or empty gives IDIST_OK, and *cancelled is false. IDIST_ERR_ARG for a
+// request of any other call, because other ranks already count on it. IDIST_ERR_UNSUPPORTED for
+// device memory, and on backends that cannot do it.
+IDIST_API idist_status idist_cancel(idist_request *request, bool *cancelled);
 
 // Waits for all of them, even after a failure, and returns the failure with the lowest index. They
 // may belong to different worlds.

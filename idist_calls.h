@@ -1390,7 +1390,7 @@ idist_status idist_mrecv(void *buf, size_t count, idist_dtype dtype, idist_messa
 
 //------------------------------------------------------------------------------
 // [calls:request]  requests: wait and test
-// uses clock os:thread mutex fail model core:world tracer core:task timer
+// uses clock os:thread mutex fail kind model core:world tracer core:task timer
 // uses core:wait core:call
 //
 // A request is a pointer to its task (request->impl), NULL once it was waited for, or to
@@ -1427,6 +1427,11 @@ static idist_request *idist__request_at(const idist__request_list *list, size_t 
     return list->pointers[i] ? list->pointers[i] : empty;
 }
 
+// Empties a request, which another thread may be about to cancel.
+static void idist__request_empty(idist_request *request) {
+    __atomic_store_n(&request->impl, (void *)NULL, __ATOMIC_RELEASE);
+}
+
 // The task of a request, with its world locked. NULL: there is none, or *status says why not.
 static idist__task *idist__request_enter(const char *name, idist_request *request,
                                          idist_status *status) {
@@ -1440,7 +1445,7 @@ static idist__task *idist__request_enter(const char *name, idist_request *reques
         return NULL;
     }
 
-    if (idist__call_was_complete(request)) request->impl = NULL;
+    if (idist__call_was_complete(request)) idist__request_empty(request);
     t = (idist__task *)request->impl;
     if (!t) return NULL;
     w = t->group->w;
@@ -1474,7 +1479,7 @@ static idist_status idist__request_wait(idist_request *request) {
     } while (!idist__request_settle(request));
 
     t = (idist__task *)request->impl;
-    request->impl = NULL;
+    idist__request_empty(request);
 
     return idist__wait_result(t);
 }
@@ -1512,7 +1517,7 @@ idist_status idist_wait_stream(idist_request *request, void *stream) {
         status = idist__request_wait(request);
     } else {
         idist__wait_until(w, idist__request_followed, t);
-        request->impl = NULL;
+        idist__request_empty(request);
         status = t->done ? idist__wait_result(t) : w->device_api->follow(t, stream);
     }
 
@@ -1543,7 +1548,7 @@ idist_status idist_test(idist_request *request, bool *done) {
 
     if (*done) {
         t = (idist__task *)request->impl;
-        request->impl = NULL;
+        idist__request_empty(request);
         status = idist__wait_result(t);
     }
 
@@ -1563,12 +1568,75 @@ idist_status idist_request_free(idist_request *request) {
     if (t->then) {
         status = idist__fail(IDIST_ERR_ARG, "request_free: a split has to be waited for");
     } else {
-        request->impl = NULL;
+        idist__request_empty(request);
         if (t->done) status = idist__wait_result(t);
         else idist__task_let_go(t);
     }
 
     idist__os_mutex_unlock(&w->lock);
+
+    return status;
+}
+
+// The task of a request for which another thread may be waiting, with its world locked. NULL: it is
+// empty or complete, or *status says why not. The task may be in use again by the time the lock is
+// there; then the request is empty.
+static idist__task *idist__request_find(const idist_request *request, idist_status *status) {
+    void *impl = __atomic_load_n(&request->impl, __ATOMIC_ACQUIRE);
+    idist__task *t = impl == &idist__call_complete ? NULL : (idist__task *)impl;
+
+    *status = IDIST_OK;
+    if (!t) return NULL;
+    *status = idist__world_enter("cancel", t->w);
+    if (*status != IDIST_OK) return NULL;
+    idist__world_lock(t->w);
+    if (__atomic_load_n(&request->impl, __ATOMIC_RELAXED) == impl) return t;
+    idist__os_mutex_unlock(&t->w->lock);
+
+    return NULL;
+}
+
+// Ends a task if it is a receive without a message. Returns whether it was in time.
+static bool idist__request_retract(idist__task *t, idist_status *status) {
+    idist__world *w = t->group->w;
+    const char *name = idist__kind_names[t->call.label];
+
+    if (t->call.kind != IDIST__RECV || t->then) {
+        *status = idist__fail(IDIST_ERR_ARG,
+                              "cancel: other ranks already count on this %s; only a receive can be "
+                              "cancelled",
+                              name);
+        return false;
+    }
+
+    if (t->done) return false;
+
+    if (t->on_device || !w->backend->retract) {
+        *status = idist__fail(IDIST_ERR_UNSUPPORTED,
+                              t->on_device ? "cancel: a %s into device memory cannot be cancelled"
+                                           : "cancel: this backend cannot cancel a %s; wait for it",
+                              name);
+        return false;
+    }
+
+    if (!w->backend->retract(t)) return false;
+    idist__task_complete(t, IDIST_ERR_CANCELLED, "cancelled by idist_cancel before a message came");
+    idist__world_wake_driver(w); // it may be the thread that waits for this request
+
+    return true;
+}
+
+idist_status idist_cancel(idist_request *request, bool *cancelled) {
+    idist_status status;
+    idist__task *t;
+
+    if (cancelled) *cancelled = false;
+    if (!request || !cancelled)
+        return idist__fail(IDIST_ERR_ARG, "cancel: request or cancelled is NULL");
+    t = idist__request_find(request, &status);
+    if (!t) return status;
+    *cancelled = idist__request_retract(t, &status);
+    idist__os_mutex_unlock(&t->w->lock);
 
     return status;
 }
@@ -1625,7 +1693,7 @@ static void idist__request_wait_each(const idist__request_list *list,
         if (!request->impl) continue;
 
         if (idist__call_was_complete(request)) {
-            request->impl = NULL;
+            idist__request_empty(request);
             continue;
         }
 
@@ -1671,7 +1739,7 @@ static idist_status idist__request_wait_in(idist__request_list *list, idist__wor
     t = (idist__task *)request->impl;
     if (t) status = idist__wait_result(t);
     idist__tracer_end(status);
-    request->impl = NULL;
+    idist__request_empty(request);
     idist__os_mutex_unlock(&w->lock);
 
     return status;
@@ -1713,7 +1781,7 @@ static idist_status idist__request_wait_any(idist__request_list *list, size_t *i
         const idist__task *t;
 
         if (idist__call_was_complete(request)) {
-            request->impl = NULL;
+            idist__request_empty(request);
             *index = i;
             return IDIST_OK;
         }

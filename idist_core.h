@@ -266,7 +266,9 @@ struct idist__task {
     void *impl;     // the backend's part, behind this struct
     void *lane;     // its row in the timeline, or NULL
     char text[512]; // why it failed
-    void *device;   // the device backend's part; stays when the task is used again
+    // These stay when the task is used again.
+    void *device;    // the device backend's part
+    idist__world *w; // that of its groups
 };
 
 struct idist_group {
@@ -471,6 +473,10 @@ struct idist_backend_api {
     // closes.
     bool (*cancel)(idist__task *t);
 
+    // Optional, for idist_cancel. Forgets a receive, like cancel, if no message has begun to go to
+    // it. False: one has, and nothing has changed.
+    bool (*retract)(idist__task *t);
+
     // ---- failures and waiting ----
 
     // Tells the other members that the group failed, as g->status and g->cause say; there
@@ -513,7 +519,7 @@ struct idist_backend_api {
     idist_status (*wrap)(idist__world *w);
 };
 
-enum { IDIST__BACKEND_ABI = 9 };
+enum { IDIST__BACKEND_ABI = 10 };
 
 // ---- the contract between the core and a device backend ----
 //
@@ -1293,6 +1299,7 @@ static idist__task *idist__task_new(idist_group *g) {
         if (!t) return NULL;
         t->older = w->all_tasks;
         w->all_tasks = t;
+        t->w = w;
     }
 
     t->impl = t + 1;
@@ -3029,6 +3036,12 @@ static bool idist__self_cancel(idist__task *t) {
     return true;
 }
 
+// A receive that runs has found no message: those that are there go to it at once.
+static bool idist__self_retract(idist__task *t) {
+    (void)t;
+    return true;
+}
+
 // Nothing comes from outside a world of 1, so only wake or the deadline end the sleep.
 static void idist__self_sleep(idist__world *w, int64_t until_ns) {
     int wake = *(int *)w->impl;
@@ -3110,6 +3123,7 @@ static void idist__self_fill(idist_backend_api *api) {
     api->sleep = idist__self_sleep;
     api->wake = idist__self_wake;
     api->cancel = idist__self_cancel;
+    api->retract = idist__self_retract;
     api->tell = idist__self_tell;
     api->flush = idist__self_flush;
     api->announce = idist__self_announce;

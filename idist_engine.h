@@ -1434,6 +1434,11 @@ static bool idist__ring_cancel(idist__task *t) {
     return false;
 }
 
+// A receive that has found no message is in a list of its group only.
+static bool idist__ring_retract(idist__task *t) {
+    return idist__ring_is_unmatched(t) && idist__ring_cancel(t);
+}
+
 // Tells the other members that a group failed.
 static void idist__ring_tell(idist_group *g) {
     idist__ring *ring = idist__ring_of(g->w);

@@ -2423,6 +2423,11 @@ static bool idist__mpi_cancel_p2p(idist__task *t) {
     return false;
 }
 
+// The data of a large message goes to the buffer once the receive has matched.
+static bool idist__mpi_retract(idist__task *t) {
+    return idist__mpi_op_of(t)->phase == IDIST__PHASE_WAITING && idist__mpi_cancel_p2p(t);
+}
+
 static bool idist__mpi_cancel(idist__task *t) {
     idist_group *g = t->group;
     idist__mpi_group *mg = idist__mpi_group_of(g);
@@ -3176,6 +3181,7 @@ static void idist__mpi_fill(idist_backend_api *api) {
     api->sleep = idist__mpi_sleep;
     api->wake = idist__mpi_wake;
     api->cancel = idist__mpi_cancel;
+    api->retract = idist__mpi_retract;
 
     api->tell = idist__mpi_tell;
     api->flush = idist__mpi_flush;

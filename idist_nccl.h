@@ -2288,6 +2288,12 @@ static bool idist__gpu_cancel(idist__task *t) {
     return done;
 }
 
+// A receive into host memory may wait for calls on the device that come before it.
+static bool idist__gpu_retract(idist__task *t) {
+    if (t->away) return idist__gpu_cancel(t);
+    return idist__gpu_of(t->group->w)->host_backend->retract(t);
+}
+
 static void idist__gpu_tell(idist_group *g) {
     idist__gpu_of(g->w)->host_backend->tell(g);
     idist__nccl_abort(g);
@@ -2755,6 +2761,7 @@ static void idist__gpu_install(idist__world *w) {
     gpu->api.progress = idist__gpu_progress;
     gpu->api.sleep = idist__gpu_sleep;
     gpu->api.cancel = idist__gpu_cancel;
+    if (gpu->api.retract) gpu->api.retract = idist__gpu_retract;
     gpu->api.tell = idist__gpu_tell;
     gpu->api.announce = idist__gpu_announce;
     gpu->api.missing = idist__gpu_missing;

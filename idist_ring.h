@@ -210,6 +210,7 @@ static void idist__ring_backend_fill(idist_backend_api *api) {
     api->flush = idist__ring_flush;
 
     api->cancel = idist__ring_cancel; // [engine:cancel]
+    api->retract = idist__ring_retract;
     api->tell = idist__ring_tell;
     api->missing = idist__ring_missing;
     api->alloc = idist__ring_alloc;

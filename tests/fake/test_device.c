@@ -277,6 +277,31 @@ static void receives(idist_group *world, int rank, int n, void *arg) {
     cudaFree(x);
 }
 
+// A receive into device memory is not cancelled, and says so. One into host memory is.
+static void cancelled(idist_group *world, int rank, int n, void *arg) {
+    int32_t host[1] = {7}, *x = device_of(host, 1), y = 5;
+    idist_request r[2] = {{NULL}, {NULL}};
+    idist_opts o = opts_of(world), a = opts_async(world, &r[0]), b = opts_async(world, &r[1]);
+    bool is_cancelled = true;
+    (void)n;
+    (void)arg;
+    if (rank == 1) {
+        rank_ok(rank, idist_recv(x, 1, IDIST_I32, 0, 6, NULL, &a));
+        rank_is(rank, idist_cancel(&r[0], &is_cancelled), IDIST_ERR_UNSUPPORTED);
+        rank_check(!is_cancelled && strstr(idist_last_error(), "device memory"), "got \"%s\"",
+                   idist_last_error());
+        rank_ok(rank, idist_recv(&y, 1, IDIST_I32, 0, 7, NULL, &b));
+        rank_ok(rank, idist_cancel(&r[1], &is_cancelled));
+        rank_check(is_cancelled, "host memory");
+        rank_is(rank, idist_wait(&r[1]), IDIST_ERR_CANCELLED);
+    }
+    rank_ok(rank, idist_barrier(&o));
+    if (rank == 0) rank_ok(rank, idist_send(x, 1, IDIST_I32, 1, 6, &o));
+    rank_ok(rank, idist_wait(&r[0]));
+    rank_check(first_of(x) == 7 && y == 5, "rank %d: got %d, %d", rank, first_of(x), y);
+    cudaFree(x);
+}
+
 // A matched message into device memory: one that does not fit stays with its holder.
 static void matched(idist_group *world, int rank, int n, void *arg) {
     int32_t host[3] = {7, 8, 9}, *x = device_of(host, 3);
@@ -492,6 +517,7 @@ int main(void) {
                          "host memory on one rank, device memory on the others, %d ranks", n);
     ranks_case(2, NULL, messages_in_order, NULL, "messages stay in order");
     ranks_case(2, NULL, receives, NULL, "receives: in vain, too short, shorter than asked for");
+    ranks_case(2, NULL, cancelled, NULL, "a receive into device memory is not cancelled");
     ranks_case(2, NULL, matched, NULL, "matched messages");
     ranks_case_fault(2, NULL, late_stream, NULL, "a time-out shorter than the stream");
     ranks_case_fault(3, NULL, other_counts, NULL, "counts differ: a mismatch on all ranks");

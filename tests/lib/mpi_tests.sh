@@ -51,11 +51,11 @@ whole=1
 case ${IDIST_TEST_FULL:-0}-$LIBRARY in
 1-* | *-openmpi4 | *-mpich4) \
     TESTS=${TESTS:-"all_reduce reduce broadcast barrier all_gather gather scatter reduce_scatter
-    all_to_all scan v_forms dtypes ops p2p bytes group_calls requests groups plans stress mismatch
-    late abort"} ;;
+    all_to_all scan v_forms dtypes ops p2p cancel bytes group_calls requests groups plans stress
+    mismatch late abort"} ;;
 *)
     whole=0 most=3
-    TESTS=${TESTS:-"all_reduce ops dtypes p2p requests stress mismatch late abort"} ;;
+    TESTS=${TESTS:-"all_reduce ops dtypes p2p cancel requests stress mismatch late abort"} ;;
 esac
 [ "${IDIST_TEST_FULL:-0}" = 1 ] || export IDIST_TEST_THIN=${IDIST_TEST_THIN:-2}
 RANKS=${RANKS:-$most}

@@ -161,6 +161,19 @@ static int only_marks(void) {
     return idist_finalize() != IDIST_OK;
 }
 
+static int cancelled_receive(void) {
+    idist_request r;
+    idist_opts o;
+    bool cancelled = false;
+    float x;
+    memset(&o, 0, sizeof o);
+    o.request = &r;
+    if (!begin_alone() || idist_recv(&x, 1, IDIST_F32, 0, 0, NULL, &o) != IDIST_OK) return 1;
+    if (idist_cancel(&r, &cancelled) != IDIST_OK || !cancelled) return 2;
+    if (idist_wait(&r) != IDIST_ERR_CANCELLED) return 3;
+    return idist_finalize() != IDIST_OK;
+}
+
 static int nothing_asked_for(void) { return only_marks() || idist__tracer_now() != NULL; }
 
 static void calls_of_a_rank(idist_group *world, int rank, int n, void *arg) {
@@ -364,6 +377,10 @@ static void test_marks(void) {
     tap_is(count("before there is a world"), 0, "marks: none from before there is a world");
     tap_is(count("\"cat\":\"compute\",\"name\":\"a \\\"quoted\\\" \\\\ name\\u000a\"}"), 1,
            "marks: names are quoted");
+    tap_is(in_process(cancelled_receive, "cancelled.json"), 0, "a cancelled receive");
+    look_at("cancelled.json");
+    tap_is(pairs(), 3, "a cancelled receive has ended; its wait, and finalize");
+    tap_is(count("{\"status\":\"IDIST_ERR_CANCELLED\"}"), 2, "and has its status, as its wait has");
     tap_is(in_process(spans, "spans.json"), 0, "spans");
     look_at("spans.json");
     tap_ok(is_json(), "spans: the file is JSON");
