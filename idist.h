@@ -1154,13 +1154,20 @@ IDIST_API idist_status idist_wait_any_of(idist_request *const *requests, size_t 
 //     idist_plan_free(&plan);
 //
 // Creating, filling and freeing are local. For all calls that have a request form.
+//
+// The plans of a group that keep the same collective (operation, dtype, count, op and root) are
+// numbered in the order in which they are filled, so all ranks that have such plans fill them in
+// the same order.
 IDIST_API idist_status idist_plan_create(idist_plan **plan);
 
-// Makes the call that the plan keeps; the other ranks may use plans for it or not. request: as in
-// idist_opts; NULL: blocks. The buffers and *info stay where they were; so do the arrays of a
-// v-form and what they hold. Like any call it is complete before the next one may use its buffers,
-// so a plan is started again when its request is complete. IDIST_ERR_STATE if the plan is empty or
-// its group is gone.
+// Makes the call that the plan keeps; the other ranks may use plans for it or not. Like all calls
+// on a group, those of plans are made in the same order on all ranks. If ranks start different
+// plans, they get IDIST_ERR_MISMATCH, also where the plans keep the same collective; the text says
+// which ones ("by plan 2"). Ranks without a plan may hide that from others until a later call.
+// request: as in idist_opts; NULL: blocks. The buffers and *info stay where they were; so do the
+// arrays of a v-form and what they hold. Like any call it is complete before the next one may use
+// its buffers, so a plan is started again when its request is complete. IDIST_ERR_STATE if the plan
+// is empty or its group is gone.
 IDIST_API idist_status idist_plan_start(const idist_plan *plan, idist_request *request);
 
 // Frees a plan and sets the pointer to NULL. Calls that it has started go on.

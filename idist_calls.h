@@ -294,6 +294,7 @@ static void idist__world_free(idist__world *w) {
         idist__mem_free(&mem, t);
     }
 
+    idist__mem_free_list(&mem, w->group.planned);
     idist__mem_free(&mem, w->group.ranks);
     idist__mem_free(&mem, w->group.impl);
     idist__mem_free(&mem, w->nodes);

@@ -203,6 +203,7 @@ typedef struct idist__call {
     int part_count;
     bool peeks;         // a receive that describes a message and leaves it
     uint32_t dtype_tag; // of a user dtype, when the call began; 0: look it up
+    uint32_t plan;      // of a collective: the number of the plan that makes it; 0: none does
     uint64_t check;     // must also be equal on all ranks: the count, or a hash of the counts
     union {
         // The op of a reduction that is part of another call, because the program may free its own
@@ -224,13 +225,20 @@ struct idist_plan {
 typedef struct idist__fingerprint {
     uint8_t kind, dtype, op;
     uint8_t algorithm; // an idist__algorithm, combined with IDIST__ON_DEVICE
-    int32_t root;
-    uint64_t check; // see idist__call; of a send: its count; of a user dtype: and its tag
-    uint32_t seq;   // number of the call within its group
-    uint32_t whole; // of a part: number of the call it is part of; otherwise 0
+    int32_t root;      // see [core:fingerprint]
+    uint64_t check;    // see idist__call; of a send: its count; of a user dtype: and its tag
+    uint32_t seq;      // number of the call within its group
+    uint32_t whole;    // of a part: number of the call it is part of; otherwise 0
 } idist__fingerprint;
 
 enum { IDIST__ON_DEVICE = 0x80 }; // a collective on device memory
+
+// A collective that plans of a group keep.
+typedef struct idist__planned {
+    struct idist__planned *next;
+    idist__fingerprint call;
+    uint32_t count; // of plans that were filled with it
+} idist__planned;
 
 // One operation under way. idist__task_new clears the fields before `text` and no others.
 struct idist__task {
@@ -277,14 +285,15 @@ struct idist_group {
     uint64_t ctx; // the same on all members, unique in the world
     int rank;     // -1: not a member
     int size;
-    int *ranks;             // world rank of each member
-    uint32_t seq;           // collectives started
-    uint32_t child_count;   // groups made from this one
-    int running_count;      // tasks that run, and calls that prepare the group for a device
-    int open_request_count; // not waited for yet
-    int detached_count;     // running tasks that nobody waits for, and pinned ones
-    idist_status status;    // not IDIST_OK: unusable, because ...
-    char cause[400];        // ... this happened
+    int *ranks;              // world rank of each member
+    uint32_t seq;            // collectives started
+    uint32_t child_count;    // groups made from this one
+    idist__planned *planned; // what its plans keep
+    int running_count;       // tasks that run, and calls that prepare the group for a device
+    int open_request_count;  // not waited for yet
+    int detached_count;      // running tasks that nobody waits for, and pinned ones
+    idist_status status;     // not IDIST_OK: unusable, because ...
+    char cause[400];         // ... this happened
     bool freed;
     int64_t asked_ns;          // when the members were last asked for a sign of life; 0: never
     int64_t asked_before_ns;   // and the time before that
@@ -938,6 +947,14 @@ static idist_status idist__tracer_end(idist_status status) {
 //
 // In all_to_allv each pair of ranks may have a dtype of its own, which goes with the count of the
 // pair (idist__extent_pair) or with its message.
+//
+// The root of a collective that a plan makes carries the number of the plan:
+//
+//     bits 30 .. 20   the number, not 0
+//     bits 19 .. 0    the root; all ones: there is none
+//
+// A plan's collective also meets one that is made without a plan, and their roots then differ only
+// by the number.
 //------------------------------------------------------------------------------
 
 enum { IDIST__TAG_BITS = 24, IDIST__DTYPE_BY_PAIR = 255 };
@@ -955,6 +972,38 @@ static uint64_t idist__fingerprint_tagged(const idist__world *w, const idist__ca
                                           uint64_t check) {
     uint64_t tag = idist__fingerprint_tag(w, c);
     return tag ? tag << (64 - IDIST__TAG_BITS) | check % IDIST__TAGGED_COUNT : check;
+}
+
+enum { IDIST__PLAN_SHIFT = 20, IDIST__PLAN_MAX = 2047 };
+#define IDIST__ROOT_MASK (((uint32_t)1 << IDIST__PLAN_SHIFT) - 1)
+
+static int32_t idist__fingerprint_planned_root(const idist__call *c) {
+    uint32_t root = (uint32_t)c->root;
+    return c->plan ? (int32_t)(c->plan << IDIST__PLAN_SHIFT | (root & IDIST__ROOT_MASK)) : c->root;
+}
+
+static uint32_t idist__fingerprint_plan(const idist__fingerprint *p) {
+    return p->root < 0 ? 0 : (uint32_t)p->root >> IDIST__PLAN_SHIFT;
+}
+
+// The root without the number of a plan; -1: there is none.
+static int32_t idist__fingerprint_root(const idist__fingerprint *p) {
+    uint32_t root = (uint32_t)p->root & IDIST__ROOT_MASK;
+    return root == IDIST__ROOT_MASK ? -1 : (int32_t)root;
+}
+
+// Whether two ranks make the same call. Plans are compared if both ranks use one.
+static bool idist__fingerprint_equal(const idist__fingerprint *a, const idist__fingerprint *b) {
+    idist__fingerprint first, second;
+
+    if (memcmp(a, b, sizeof *a) == 0) return true;
+    if (idist__fingerprint_plan(a) && idist__fingerprint_plan(b)) return false;
+    first = *a;
+    second = *b;
+    first.root = idist__fingerprint_root(a);
+    second.root = idist__fingerprint_root(b);
+
+    return memcmp(&first, &second, sizeof first) == 0;
 }
 
 // The count that a fingerprint carries.
@@ -983,7 +1032,7 @@ static idist__fingerprint idist__fingerprint_of_call(const idist__world *w, cons
     p.kind = (uint8_t)(idist__kind_is_p2p(c->kind) ? c->kind : c->label);
     p.dtype = (uint8_t)(c->kind == IDIST__ALL_TO_ALLV ? IDIST__DTYPE_BY_PAIR : (int)c->dtype);
     p.op = (uint8_t)c->op;
-    p.root = c->root;
+    p.root = idist__fingerprint_planned_root(c);
     p.check = c->kind == IDIST__ALL_TO_ALLV ? 0 : idist__fingerprint_tagged(w, c, c->check);
     p.seq = seq;
 
@@ -1042,23 +1091,22 @@ IDIST__UNUSED static const char *idist__fingerprint_difference(const idist__fing
     if (a->kind != b->kind) return "operation";
     if (a->dtype != b->dtype && !by_pair) return "dtype";
     if (a->op != b->op) return "op";
-    if (a->root != b->root) return "root";
+    if (idist__fingerprint_root(a) != idist__fingerprint_root(b)) return "root";
     if (a->dtype >= IDIST_DTYPE_USER && !by_pair && (a->check ^ b->check) >= IDIST__TAGGED_COUNT)
         return "definition of the dtype";
     if (a->check != b->check && !by_pair) return a->kind == IDIST__NEW_GROUP ? "group" : "count";
     if ((a->algorithm ^ b->algorithm) & IDIST__ON_DEVICE) return "memory";
     if (a->algorithm != b->algorithm) return "algorithm";
+    if (!idist__fingerprint_plan(a) || !idist__fingerprint_plan(b)) return NULL;
 
-    return NULL;
+    return idist__fingerprint_plan(a) != idist__fingerprint_plan(b) ? "plan" : NULL;
 }
 
-// "all_reduce #42 (F32 x 1024, SUM)"
-static void idist__fingerprint_text(const idist__world *w, const idist__fingerprint *p, char *buf,
-                                    size_t cap) {
-    idist__kind kind = p->kind < IDIST__KIND_COUNT ? (idist__kind)p->kind : IDIST__NONE;
+// Appends the arguments of a call: " (F32 x 1024, SUM)".
+static void idist__fingerprint_add_arguments(const idist__world *w, const idist__fingerprint *p,
+                                             idist__kind kind, char *buf, size_t cap) {
+    int root = idist__fingerprint_root(p);
 
-    snprintf(buf, cap, "%s", idist__kind_names[kind]);
-    if (p->seq) idist__text_append(buf, cap, " #%u", (unsigned)(p->whole ? p->whole : p->seq));
     if (kind == IDIST__BARRIER || kind == IDIST__ALL_TO_ALLV || kind >= IDIST__SEND) {
         if (p->algorithm & IDIST__ON_DEVICE) idist__text_append(buf, cap, " (on a device)");
         return;
@@ -1070,8 +1118,20 @@ static void idist__fingerprint_text(const idist__world *w, const idist__fingerpr
         idist__text_append(buf, cap, " x %llu", (unsigned long long)idist__fingerprint_count(p));
     if (idist__kind_reduces(kind))
         idist__text_append(buf, cap, ", %s", idist_op_name((idist_op)p->op));
-    if (p->root >= 0) idist__text_append(buf, cap, ", root %d", (int)p->root);
+    if (root >= 0) idist__text_append(buf, cap, ", root %d", root);
     idist__text_append(buf, cap, p->algorithm & IDIST__ON_DEVICE ? ", on a device)" : ")");
+}
+
+// "all_reduce #42 (F32 x 1024, SUM) by plan 2"
+static void idist__fingerprint_text(const idist__world *w, const idist__fingerprint *p, char *buf,
+                                    size_t cap) {
+    idist__kind kind = p->kind < IDIST__KIND_COUNT ? (idist__kind)p->kind : IDIST__NONE;
+
+    snprintf(buf, cap, "%s", idist__kind_names[kind]);
+    if (p->seq) idist__text_append(buf, cap, " #%u", (unsigned)(p->whole ? p->whole : p->seq));
+    idist__fingerprint_add_arguments(w, p, kind, buf, cap);
+    if (idist__fingerprint_plan(p))
+        idist__text_append(buf, cap, " by plan %u", (unsigned)idist__fingerprint_plan(p));
 }
 
 //------------------------------------------------------------------------------
@@ -1525,6 +1585,9 @@ static void idist__group_free(idist_group *g) {
         *at = g->next;
         if (g->rank >= 0) w->backend->group_close(g);
     }
+
+    idist__mem_free_list(&w->cfg.mem, g->planned);
+    g->planned = NULL;
 
     if (w->abandoned) {
         idist__group_abandon(g);
@@ -2690,9 +2753,45 @@ static idist_status idist__call_traced(idist_group *g, const idist__call *c, con
     return idist__tracer_now() ? idist__tracer_now()->call(g, c, o) : idist__call_locked(g, c, o);
 }
 
+// Whether a plan keeps this call of this group already.
+static bool idist__call_is_kept(const idist_group *g, const idist_plan *plan,
+                                const idist__fingerprint *call) {
+    idist__fingerprint kept;
+
+    if (!plan->call.kind || plan->world_serial != g->w->serial || plan->ctx != g->ctx) return false;
+    kept = idist__fingerprint_of_call(g->w, &plan->call, 0);
+
+    return idist__fingerprint_equal(&kept, call);
+}
+
+// The number of a plan that is filled with this call; 0: of a message, which needs none. A plan
+// that kept the same call keeps its number.
+static idist_status idist__call_number_plan(idist_group *g, const idist_plan *plan,
+                                            const idist__call *c, uint32_t *number) {
+    idist__fingerprint call = idist__fingerprint_of_call(g->w, c, 0);
+    idist__planned *p = g->planned;
+
+    *number = idist__kind_is_p2p(c->kind) ? 0 : plan->call.plan;
+    if (idist__kind_is_p2p(c->kind) || idist__call_is_kept(g, plan, &call)) return IDIST_OK;
+    while (p && memcmp(&p->call, &call, sizeof call) != 0) p = p->next;
+
+    if (!p) {
+        p = (idist__planned *)idist__mem_alloc(&g->w->cfg.mem, sizeof *p);
+        if (!p) return IDIST_ERR_NO_MEMORY;
+        p->call = call;
+        p->next = g->planned;
+        g->planned = p;
+    }
+
+    *number = p->count++ % IDIST__PLAN_MAX + 1;
+
+    return IDIST_OK;
+}
+
 // Keeps a call for idist_plan_start.
 static idist_status idist__call_plan(idist_group *g, const idist__call *c, const idist_opts *o) {
     idist_plan *plan = o->plan;
+    uint32_t number;
     idist_status status = idist__check_call(g, c);
 
     if (status != IDIST_OK) return status;
@@ -2701,8 +2800,11 @@ static idist_status idist__call_plan(idist_group *g, const idist__call *c, const
             IDIST_ERR_ARG,
             "%s: with opts.plan, opts.request must be NULL; idist_plan_start takes it",
             idist__kind_names[c->label]);
+    status = idist__call_number_plan(g, plan, c, &number);
+    if (status != IDIST_OK) return status;
 
     plan->call = *c;
+    plan->call.plan = number;
     plan->opts = *o;
     plan->opts.plan = NULL;
     plan->opts.group = g;

@@ -1173,23 +1173,36 @@ static bool idist__exchange_same_call(const idist__mpi_header *a, const idist__m
     return memcmp(&a->fingerprint, &b->fingerprint, sizeof a->fingerprint) == 0;
 }
 
-// Whether all headers describe the same call. If not, every rank gets the same text.
+// Explains in which way the calls of two ranks differ. Returns false if they do not.
+static bool idist__exchange_explain(const idist_group *g, int a, int b, char *text,
+                                    size_t capacity) {
+    const idist__fingerprint *of_a = &idist__exchange_header(g, a)->fingerprint,
+                             *of_b = &idist__exchange_header(g, b)->fingerprint;
+
+    if (idist__fingerprint_equal(of_a, of_b)) return false;
+    idist__explain_mismatch(g->w, idist__fingerprint_difference(of_a, of_b), g->ranks[a], of_a,
+                            g->ranks[b], of_b, text, capacity);
+
+    return true;
+}
+
+// Whether all headers describe the same call. If not, every rank gets the same text. A rank without
+// a plan agrees with every plan, so the plans of the others are compared with the first plan.
 static bool idist__exchange_agree(const idist_group *g, char *text, size_t capacity) {
-    const idist__mpi_header *headers = idist__mpi_group_of(g)->headers, *first, *other;
-    int i;
+    const idist__mpi_header *headers = idist__mpi_group_of(g)->headers;
+    int i, planned = 0;
 
     for (i = 1; i < g->size && idist__exchange_same_call(&headers[i], &headers[0]); i++) continue;
     if (i >= g->size) return true;
 
-    first = idist__exchange_header(g, 0);
-    for (i = 1; idist__exchange_same_call(idist__exchange_header(g, i), first); i++) continue;
-    other = idist__exchange_header(g, i);
-    idist__explain_mismatch(g->w,
-                            idist__fingerprint_difference(&first->fingerprint, &other->fingerprint),
-                            g->ranks[0], &first->fingerprint, g->ranks[i], &other->fingerprint,
-                            text, capacity);
+    for (i = 1; i < g->size; i++) {
+        if (!idist__fingerprint_plan(&idist__exchange_header(g, planned)->fingerprint)) planned = i;
+        if (idist__exchange_explain(g, 0, i, text, capacity) ||
+            idist__exchange_explain(g, planned, i, text, capacity))
+            return false;
+    }
 
-    return false;
+    return true;
 }
 
 static uint32_t idist__exchange_flags(const idist_group *g) {

@@ -1523,9 +1523,12 @@ static uint16_t idist__history_past(const idist__task *t) {
 static void idist__history_append(idist__ring_group *rg, const idist__fingerprint *fingerprint,
                                   uint16_t past) {
     uint32_t index = fingerprint->seq % IDIST__HISTORY;
-    uint64_t what; // kind, dtype, op, algorithm and root, with which a fingerprint begins
+    uint32_t words[2]; // kind, dtype, op and algorithm; root: with these a fingerprint begins
+    uint64_t what;
 
-    memcpy(&what, fingerprint, sizeof what);
+    memcpy(words, fingerprint, sizeof words);
+    words[1] &= IDIST__ROOT_MASK; // whether a rank uses a plan is no difference
+    memcpy(&what, words, sizeof what);
     what = (what ^ rg->digest) * 0x9e3779b97f4a7c15u;
 
     rg->past[index] = past;

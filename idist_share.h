@@ -405,7 +405,7 @@ static void idist__slot_mismatch(idist__task *t, int rank, uint32_t call_number)
     int peer = t->group->ranks[rank];
     const char *field = idist__fingerprint_difference(&theirs, ours);
 
-    if (field || memcmp(&theirs, ours, sizeof theirs) != 0) {
+    if (field || !idist__fingerprint_equal(&theirs, ours)) {
         idist__history_mismatch(ring, t->group, peer, &theirs, ours, field ? field : "sequence");
         return;
     }
@@ -427,8 +427,7 @@ static bool idist__slot_compare(idist__task *t, int rank, uint32_t call_number) 
         uint32_t index = number % IDIST__REGION_SLOTS;
         const idist__call_slot *slot = idist__region_slot(share, rank, number);
 
-        if (memcmp(&slot->fingerprint, &share->fingerprints[index], sizeof slot->fingerprint) ==
-                0 &&
+        if (idist__fingerprint_equal(&slot->fingerprint, &share->fingerprints[index]) &&
             slot->past == share->pasts[index])
             continue;
         idist__slot_mismatch(t, rank, number);

@@ -131,6 +131,203 @@ static void freed_op(idist_group *world, int rank, int n, void *arg) {
     rank_ok(rank, idist_plan_free(&plan));
 }
 
+//------------------------------------------------------------------------------
+// the order in which plans start
+//------------------------------------------------------------------------------
+
+// Who gets data that comes from the last rank, or that the last rank gets from others.
+typedef enum reached { ALL_RANKS, ROOT_0, LAST_RANK } reached;
+
+// A collective of which a rank can have two that look the same to the others.
+typedef struct twins {
+    const char *name;
+    size_t count;
+    reached reached;
+    bool asynchronous;
+} twins;
+
+static idist_status call_twin(const twins *twin, int32_t *x, int32_t *y, const size_t *counts,
+                              const idist_opts *o) {
+    const size_t n = twin->count;
+    const char *name = twin->name;
+    if (!strcmp(name, "all_reduce")) return idist_all_reduce(x, y, n, IDIST_I32, IDIST_SUM, o);
+    if (!strcmp(name, "reduce_scatter"))
+        return idist_reduce_scatter(x, y, n, IDIST_I32, IDIST_SUM, o);
+    if (!strcmp(name, "all_gather")) return idist_all_gather(x, y, n, IDIST_I32, o);
+    if (!strcmp(name, "all_to_all")) return idist_all_to_all(x, y, n, IDIST_I32, o);
+    if (!strcmp(name, "all_to_allv"))
+        return idist_all_to_allv(x, counts, NULL, y, counts, NULL, IDIST_I32, o);
+    if (!strcmp(name, "all_gatherv")) return idist_all_gatherv(x, n, y, counts, NULL, IDIST_I32, o);
+    if (!strcmp(name, "scan")) return idist_scan(x, y, n, IDIST_I32, IDIST_SUM, o);
+    if (!strcmp(name, "reduce")) return idist_reduce(x, y, n, IDIST_I32, IDIST_SUM, 0, o);
+    if (!strcmp(name, "gather")) return idist_gather(x, y, n, IDIST_I32, 0, o);
+    if (!strcmp(name, "barrier")) return idist_barrier(o);
+    return idist_broadcast(x, n, IDIST_I32, 0, o);
+}
+
+// The last rank starts two plans of the same collective in the other order. Nobody whom data of the
+// wrong one has reached completes the first start, and all ranks learn of it.
+static void twins_swapped(idist_group *world, int rank, int n, void *arg) {
+    const twins *twin = (const twins *)arg;
+    const size_t nbytes = twin->count * (size_t)n * sizeof(int32_t);
+    bool swaps = rank == n - 1, named = false;
+    bool must_fail = twin->reached == ALL_RANKS || (twin->reached == ROOT_0 ? rank == 0 : swaps);
+    idist_plan *plan[2] = {NULL, NULL};
+    idist_request r[2] = {{NULL}, {NULL}};
+    int32_t *x[2], *y[2];
+    size_t counts[RANKS_MAX];
+    idist_status s[2] = {IDIST_OK, IDIST_OK}, later = IDIST_OK;
+    for (int k = 0; k < n; k++) counts[k] = twin->count;
+    for (int i = 0; i < 2; i++) {
+        x[i] = (int32_t *)calloc(1, nbytes + 1);
+        y[i] = (int32_t *)calloc(1, nbytes + 1);
+        TAP_REQUIRE(x[i] && y[i]);
+        rank_ok(rank, idist_plan_create(&plan[i]));
+        idist_opts o = opts_plan(world, plan[i]);
+        rank_ok(rank, call_twin(twin, x[i], y[i], counts, &o));
+    }
+    for (int i = 0; i < 2; i++) {
+        s[i] = idist_plan_start(plan[i != swaps], twin->asynchronous ? &r[i] : NULL);
+        if (s[i]) named |= strstr(idist_last_error(), "by plan") != NULL;
+    }
+    for (int i = 0; i < 2; i++) {
+        idist_status waited = idist_wait(&r[i]);
+        if (waited) named |= strstr(idist_last_error(), "by plan") != NULL;
+        if (!s[i]) s[i] = waited;
+    }
+    idist_opts o = opts_of(world);
+    for (int i = 0; i < 17 && later == IDIST_OK; i++) later = idist_barrier(&o);
+    rank_check(later == IDIST_ERR_MISMATCH, "rank %d: got %s", rank, idist_status_name(later));
+    rank_check(strstr(idist_last_error(), "by plan 1") && strstr(idist_last_error(), "by plan 2") &&
+                   strstr(idist_last_error(), twin->name),
+               "rank %d: %s", rank, idist_last_error());
+    for (int i = 0; i < 2; i++) {
+        rank_check(s[i] == IDIST_ERR_MISMATCH || (s[i] == IDIST_OK && !must_fail),
+                   "rank %d: start %d: got %s", rank, i, idist_status_name(s[i]));
+        if (s[i] == IDIST_ERR_MISMATCH) rank_check(named, "rank %d: the text names no plan", rank);
+        rank_ok(rank, idist_plan_free(&plan[i]));
+        free(x[i]);
+        free(y[i]);
+    }
+}
+
+// MPI would let these start in any order: the broadcast on one rank meets the barrier of another.
+static void others_swapped(idist_group *world, int rank, int n, void *arg) {
+    idist_plan *plan[2] = {NULL, NULL};
+    idist_request r[2] = {{NULL}, {NULL}};
+    int32_t x = 42 * !rank;
+    idist_status s = IDIST_OK;
+    (void)arg;
+    for (int i = 0; i < 2; i++) rank_ok(rank, idist_plan_create(&plan[i]));
+    idist_opts a = opts_plan(world, plan[0]), b = opts_plan(world, plan[1]), o = opts_of(world);
+    rank_ok(rank, idist_broadcast(&x, 1, IDIST_I32, 0, &a));
+    rank_ok(rank, idist_barrier(&b));
+    for (int i = 0; i < 2 && s == IDIST_OK; i++)
+        s = idist_plan_start(plan[i ^ (rank == n - 1)], &r[i]);
+    for (int i = 0; i < 2; i++) {
+        idist_status waited = idist_wait(&r[i]);
+        if (s == IDIST_OK) s = waited;
+    }
+    rank_check(s == IDIST_ERR_MISMATCH && strstr(idist_last_error(), "called broadcast #") &&
+                   strstr(idist_last_error(), "called barrier #") &&
+                   strstr(idist_last_error(), "by plan 1"),
+               "rank %d: got %s: %s", rank, idist_status_name(s), idist_last_error());
+    rank_is(rank, idist_barrier(&o), IDIST_ERR_MISMATCH);
+    for (int i = 0; i < 2; i++) rank_ok(rank, idist_plan_free(&plan[i]));
+}
+
+// What the ranks may do differently: fill plans of different collectives in another order, fill one
+// again with another buffer, have more plans, or use none.
+static void filled_differently(idist_group *world, int rank, int n, void *arg) {
+    enum { N = 3 };
+    idist_plan *plan[N] = {NULL}, *own = NULL;
+    idist_opts o = opts_of(world), p;
+    int32_t x[N][8], y[N][8];
+    (void)arg;
+    for (int i = 0; i < N; i++) rank_ok(rank, idist_plan_create(&plan[i]));
+    rank_ok(rank, idist_plan_create(&own));
+    p = opts_plan(world, own);
+    if (rank % 2) rank_ok(rank, idist_all_gather(x[0], y[0], 1, IDIST_I32, &p)); // never started
+    for (int k = 0; k < N; k++) {
+        int i = rank % 2 ? N - 1 - k : k; // of all_reduces with 1, 2 and 3 elements
+        p.plan = plan[i];
+        if (rank == 1) rank_ok(rank, idist_barrier(&p));
+        for (int times = 0; times <= rank; times++) // the same once more
+            rank_ok(rank, idist_all_reduce(x[i], y[i], (size_t)i + 1, IDIST_I32, IDIST_SUM, &p));
+    }
+    for (int turn = 0; turn < 20; turn++)
+        for (int i = 0; i < N; i++) {
+            for (int k = 0; k <= i; k++) x[i][k] = rank + turn + k;
+            if (rank == turn % n)
+                rank_ok(rank,
+                        idist_all_reduce(x[i], y[i], (size_t)i + 1, IDIST_I32, IDIST_SUM, &o));
+            else rank_ok(rank, idist_plan_start(plan[i], NULL));
+            rank_check(y[i][i] == n * (n - 1) / 2 + n * (turn + i), "rank %d turn %d: got %d", rank,
+                       turn, y[i][i]);
+        }
+    for (int i = 0; i < N; i++) rank_ok(rank, idist_plan_free(&plan[i]));
+    rank_ok(rank, idist_plan_free(&own));
+}
+
+// The ranks around the one that swaps make the call without a plan, and do not hide that.
+static void swapped_beside_plain_ones(idist_group *world, int rank, int n, void *arg) {
+    idist_plan *plan[2] = {NULL, NULL};
+    int32_t x[2] = {1, 100}, y[2] = {0};
+    idist_opts o = opts_of(world);
+    idist_status s = IDIST_OK;
+    (void)arg;
+    for (int i = 0; i < 2; i++) {
+        rank_ok(rank, idist_plan_create(&plan[i]));
+        idist_opts p = opts_plan(world, plan[i]);
+        rank_ok(rank, idist_all_reduce(&x[i], &y[i], 1, IDIST_I32, IDIST_SUM, &p));
+    }
+    for (int i = 0; i < 2 && s == IDIST_OK; i++)
+        s = rank % 2 ? idist_all_reduce(&x[i], &y[i], 1, IDIST_I32, IDIST_SUM, &o)
+                     : idist_plan_start(plan[i ^ (rank == n - 1)], NULL);
+    rank_check(s == IDIST_ERR_MISMATCH && strstr(idist_last_error(), "by plan 1") &&
+                   strstr(idist_last_error(), "by plan 2"),
+               "rank %d: got %s: %s", rank, idist_status_name(s), idist_last_error());
+    for (int i = 0; i < 2; i++) rank_ok(rank, idist_plan_free(&plan[i]));
+}
+
+static void orders(void) {
+    static const struct {
+        const char *name;
+        reached reached;
+    } calls[] = {{"all_reduce", ALL_RANKS},  {"reduce_scatter", ALL_RANKS},
+                 {"all_gather", ALL_RANKS},  {"all_to_all", ALL_RANKS},
+                 {"all_to_allv", ALL_RANKS}, {"all_gatherv", ALL_RANKS},
+                 {"barrier", ALL_RANKS},     {"broadcast", LAST_RANK},
+                 {"reduce", ROOT_0},         {"gather", ROOT_0},
+                 {"scan", LAST_RANK}};
+    static const size_t counts[3] = {2, 3000, 200000};
+    unsigned number = 0;
+    for (int t = 0; t < N_PLACEMENTS; t++)
+        for (size_t k = 0; k < sizeof calls / sizeof *calls; k++)
+            for (int i = 0; i < 3; i++) {
+                idist_desc d =
+                    desc_with(transport_names[t], algorithm_names[++number % N_ALGORITHMS]);
+                twins twin = {calls[k].name, counts[i], calls[k].reached, number % 3 == 0};
+                int n = 2 + (int)number % 3;
+                if (test_quick() && number % 2) continue;
+                ranks_case_fault(n, &d, twins_swapped, &twin,
+                                 "two plans of %s x %zu swapped n=%d, %s, %s, %s", twin.name,
+                                 twin.count, n, d.transport, d.algorithm,
+                                 twin.asynchronous ? "requests" : "blocking");
+            }
+    for (int t = 0; t < N_PLACEMENTS; t++) {
+        idist_desc d = desc_with(transport_names[t], "auto");
+        for (int n = 2; n <= 3; n++) {
+            ranks_case_fault(n, &d, others_swapped, NULL,
+                             "plans of other collectives swapped n=%d, %s", n, d.transport);
+            ranks_case(n, &d, filled_differently, NULL, "what may differ n=%d, %s", n, d.transport);
+        }
+    }
+    idist_desc d = desc_with("auto", "auto");
+    ranks_case_fault(5, &d, swapped_beside_plain_ones, NULL, "swapped, other ranks without plans");
+    ranks_case_fault(3, &d, swapped_beside_plain_ones, NULL, "swapped, another rank without plans");
+}
+
 static void mismatch(idist_group *world, int rank, int n, void *arg) {
     idist_plan *plan = NULL;
     int32_t x[2] = {0}, y[2] = {0};
@@ -177,7 +374,7 @@ static void outlives_the_default_world(void) {
 
 int main(void) {
     static const size_t counts[3] = {2, 1000, COUNT};
-    tap_deadline(60);
+    tap_deadline(200);
     for (int t = 0; t < N_TRANSPORTS; t++)
         for (int i = 0; i < 3; i++) {
             idist_desc d = desc_with(transport_names[t], "auto");
@@ -196,5 +393,6 @@ int main(void) {
         (void)idist_plan_free(&kept[rank]);
     }
     outlives_the_default_world();
+    orders();
     return tap_done();
 }
