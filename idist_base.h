@@ -126,6 +126,13 @@ static idist_status idist__fail_errno(const char *what, int err) {
 // callback has thrown is in idist__me.thrown afterwards, and the caller turns that into an error.
 //------------------------------------------------------------------------------
 
+#if defined(__cplusplus) && defined(__EXCEPTIONS)
+// Keeps what a function of the program has thrown.
+static void idist__callback_note(const char *what) {
+    snprintf(idist__me.thrown, sizeof idist__me.thrown, "%s", *what ? what : "no text");
+}
+#endif
+
 // Returns true once if the callback that was just made has thrown something: the text of the
 // failure is then "all_reduce: the user op threw an exception: ...".
 static bool idist__callback_threw(const char *name, const char *callback) {

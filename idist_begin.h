@@ -49,55 +49,59 @@
 #define IDIST__INLINE static inline __attribute__((always_inline))
 #define IDIST__TLS static __thread
 
-// IDIST__TRY statement; IDIST__CATCH(text, capacity) calls a function of the program. Compiled as
-// C++ with exceptions, an exception that leaves the statement ends here, and `text` says what was
-// thrown. Otherwise the process ends as if that function were noexcept: std::terminate, which
-// prints the exception. The function around both macros is IDIST__NOINLINE.
+// IDIST__TRY(result = fn(arg)) calls a function of the program. Compiled as C++ with exceptions, an
+// exception that leaves the statement ends here, and idist__me.thrown says what was thrown.
+// Otherwise the process ends as if fn were noexcept: std::terminate, which prints the exception.
+// The function around the macro is IDIST__NOINLINE.
 #if defined(__cplusplus) && defined(__EXCEPTIONS)
 #include <exception>
 #ifdef __GLIBCXX__
 #include <cxxabi.h>
-#define IDIST__CATCH_EXIT            \
-    catch (abi::__forced_unwind &) { \
-        throw;                       \
-    } // pthread_exit, which nobody may stop
+// clang-format off
+#define IDIST__CATCH_EXIT catch (abi::__forced_unwind &) { throw; } // pthread_exit
+// clang-format on
 #else
 #define IDIST__CATCH_EXIT
 #endif
-#define IDIST__TRY try {
-#define IDIST__CATCH(text, capacity)                                            \
-    }                                                                           \
-    IDIST__CATCH_EXIT                                                           \
-    catch (const std::exception &thrown_) {                                     \
-        snprintf(text, capacity, "%s", *thrown_.what() ? thrown_.what() : "?"); \
-    }                                                                           \
-    catch (...) {                                                               \
-        snprintf(text, capacity, "an exception that is no std::exception");     \
-    }
+#define IDIST__TRY(statement)                                               \
+    do {                                                                    \
+        try {                                                               \
+            statement;                                                      \
+        }                                                                   \
+        IDIST__CATCH_EXIT                                                   \
+        catch (const std::exception &thrown_) {                             \
+            idist__callback_note(thrown_.what());                           \
+        }                                                                   \
+        catch (...) {                                                       \
+            idist__callback_note("an exception that is no std::exception"); \
+        }                                                                   \
+    } while (0)
 #else
 // Tells the unwinder that the stack ends in this function: the return address is undefined. Without
 // unwind tables the stack ends here anyway.
 #if defined(__GCC_HAVE_DWARF2_CFI_ASM) && defined(__x86_64__)
-#define IDIST__TRY __asm__ volatile(".cfi_undefined 16" ::: "memory");
+#define IDIST__UNWIND_END __asm__ volatile(".cfi_undefined 16" ::: "memory")
 #elif defined(__GCC_HAVE_DWARF2_CFI_ASM) && defined(__aarch64__)
-#define IDIST__TRY __asm__ volatile(".cfi_undefined 30" ::: "memory");
+#define IDIST__UNWIND_END __asm__ volatile(".cfi_undefined 30" ::: "memory")
 #else
-#define IDIST__TRY
+#define IDIST__UNWIND_END (void)0
 #endif
-#define IDIST__CATCH(text, capacity)
+#define IDIST__TRY(statement) \
+    do {                      \
+        IDIST__UNWIND_END;    \
+        statement;            \
+    } while (0)
 #endif
 
-// Calls a function of the program: IDIST__CALLBACK(result = fn(arg)). In a function that is
-// IDIST__NOINLINE. See [base:callback].
-#define IDIST__CALLBACK(statement)                              \
-    do {                                                        \
-        int cancel_state_ = idist__os_unwind_block_cancel();    \
-                                                                \
-        idist__me.callbacks++;                                  \
-        IDIST__TRY statement;                                   \
-        IDIST__CATCH(idist__me.thrown, sizeof idist__me.thrown) \
-        idist__me.callbacks--;                                  \
-        idist__os_unwind_allow_cancel(cancel_state_);           \
+// The same for a callback, which must not call idist: see [base:callback].
+#define IDIST__CALLBACK(statement)                           \
+    do {                                                     \
+        int cancel_state_ = idist__os_unwind_block_cancel(); \
+                                                             \
+        idist__me.callbacks++;                               \
+        IDIST__TRY(statement);                               \
+        idist__me.callbacks--;                               \
+        idist__os_unwind_allow_cancel(cancel_state_);        \
     } while (0)
 
 // The one macro of [os:mutex] that headers with an implementation of their own use, as idist_end.h

@@ -2940,8 +2940,7 @@ static idist_status idist__one_own_result(idist__kind label, int result) {
 IDIST__NOINLINE static int idist__one_run(idist_task_fn fn, void *arg) {
     int result = 0;
 
-    IDIST__TRY result = fn(arg);
-    IDIST__CATCH(idist__me.thrown, sizeof idist__me.thrown)
+    IDIST__TRY(result = fn(arg));
     return idist__me.thrown[0] ? IDIST__ONE_THREW : result;
 }
 

@@ -135,8 +135,7 @@ IDIST__NOINLINE static int idist__worker_try(const char *name, idist_worker_fn f
                                              void *arg) {
     int code = 1;
 
-    IDIST__TRY code = fn(i, arg);
-    IDIST__CATCH(idist__me.thrown, sizeof idist__me.thrown)
+    IDIST__TRY(code = fn(i, arg));
     return idist__callback_threw(name, "the function") ? 1 : code;
 }
 

@@ -106,6 +106,7 @@ CONTENTS
       [train:ddp]             gradients averaged while the backward pass is still running
       [train:ddp_bucket]      which gradients share a bucket, and where it lies
       [train:ddp_hold]        rounding errors of gradients that are absent in an iteration
+      [train:ddp_hook]        calling the communication hook
       [train:ddp_piece]       buckets whose gradients are scattered in memory
       [train:ddp_launch]      from a ready gradient to a launched bucket
       [train:ddp_finish]      the end of an iteration
@@ -1051,7 +1052,7 @@ static idist_status idist__agree_no_memory(const char *name, idist_group *group)
 
 //------------------------------------------------------------------------------
 // [train:sampler]  which sample goes to which rank
-// uses fail number get collective random agree
+// uses fail callback number get collective random agree
 //
 // Each rank computes the order of the whole epoch, and keeps every n-th index of the part that is
 // left, starting with its rank. Three ranks, 10 samples, without drop_last:
@@ -1086,21 +1087,36 @@ struct idist_sampler {
     uint64_t deal_count; // incremented whenever indices are dealt out; the loader compares it
 };
 
+// Calls order_fn. False: it has thrown an exception, and idist_last_error says so.
+IDIST__NOINLINE static bool idist__sampler_call_order(const idist_sampler_desc *desc,
+                                                      size_t *indices, uint64_t epoch, int run) {
+    IDIST__TRY(desc->order_fn(indices, desc->length, epoch, run, desc->arg));
+    return !idist__callback_threw("sampler", "order_fn");
+}
+
 // The order of an epoch, padded to `total` indices with those that follow the first `processed`.
-// NULL: no memory. The caller frees it.
+// NULL: *status says why. The caller frees it.
 static size_t *idist__sampler_order(const idist_sampler_desc *desc, uint64_t epoch,
-                                    size_t processed, size_t total) {
+                                    size_t processed, size_t total, idist_status *status) {
     size_t length = desc->length, runs = (total + length - 1) / length, run, i;
     size_t capacity = total > length ? total : length;
     size_t *order;
 
     if (desc->order_fn) capacity = runs * length;
     order = (size_t *)malloc((capacity + 1) * sizeof *order);
-    if (!order) return NULL;
+
+    if (!order) {
+        *status = idist__fail(IDIST_ERR_NO_MEMORY, "sampler: no memory for %zu indices", length);
+        return NULL;
+    }
 
     if (desc->order_fn) {
         for (run = 0; run < runs; run++)
-            desc->order_fn(order + run * length, length, epoch, (int)run, desc->arg);
+            if (!idist__sampler_call_order(desc, order + run * length, epoch, (int)run)) {
+                *status = IDIST_ERR_CALLBACK;
+                free(order);
+                return NULL;
+            }
         return order;
     }
 
@@ -1137,12 +1153,15 @@ static idist_status idist__sampler_deal(idist_sampler *sampler, const idist_samp
                                         uint64_t epoch, size_t processed) {
     size_t replicas = (size_t)desc->num_replicas, i;
     size_t count = idist__sampler_share(desc, replicas, processed);
-    size_t *order = idist__sampler_order(desc, epoch, processed, processed + count * replicas);
-    size_t *indices = (size_t *)malloc((count + 1) * sizeof *indices);
+    idist_status status = IDIST_OK;
+    size_t *order =
+        idist__sampler_order(desc, epoch, processed, processed + count * replicas, &status);
+    size_t *indices = order ? (size_t *)malloc((count + 1) * sizeof *indices) : NULL;
 
-    if (!order || !indices) {
+    if (!order) return status;
+
+    if (!indices) {
         free(order);
-        free(indices);
         return idist__fail(IDIST_ERR_NO_MEMORY, "sampler: no memory for %zu indices", desc->length);
     }
 
@@ -1425,7 +1444,7 @@ idist_status idist_partition(size_t length, const double *fractions, int n, int 
 
 //------------------------------------------------------------------------------
 // [train:loader]  batches, fetched ahead by worker threads
-// uses clock os:thread mutex cond process fail mem sampler
+// uses clock os:thread mutex cond process fail text mem sampler
 //
 // Batches are in a ring of slots, one more than are fetched ahead: the one that the program is
 // using. A worker takes the next batch that no worker has taken, so batches are started in order,
@@ -1444,8 +1463,9 @@ idist_status idist_partition(size_t length, const double *fractions, int n, int 
 
 typedef struct idist__loader_slot {
     void *data;
-    bool ready; // fetched, and not yet given to the program
-    int result; // of fetch
+    bool ready;       // fetched, and not yet given to the program
+    int result;       // of fetch
+    char thrown[160]; // what fetch has thrown; "": nothing
 } idist__loader_slot;
 
 struct idist_loader {
@@ -1496,15 +1516,17 @@ static idist__loader_slot *idist__loader_slot_of(const idist_loader *loader, siz
     return &loader->slots[batch % (size_t)loader->slot_count];
 }
 
-static int idist__loader_fetch(const idist_loader *loader, size_t batch) {
+// Fetches a batch. Returns the result of fetch; 1 if it has thrown an exception, which the slot
+// says.
+IDIST__NOINLINE static int idist__loader_fetch(const idist_loader *loader, size_t batch) {
     size_t count;
     const size_t *indices = idist__loader_indices(loader, batch, &count);
-    void *data = idist__loader_slot_of(loader, batch)->data;
-    int result;
+    idist__loader_slot *slot = idist__loader_slot_of(loader, batch);
+    int result = 1;
 
-    idist__me.callbacks++;
-    result = loader->desc.fetch(data, indices, count, loader->desc.arg);
-    idist__me.callbacks--;
+    IDIST__CALLBACK(result = loader->desc.fetch(slot->data, indices, count, loader->desc.arg));
+    idist__text_copy(slot->thrown, sizeof slot->thrown, idist__me.thrown);
+    idist__me.thrown[0] = 0;
 
     return result;
 }
@@ -1844,6 +1866,11 @@ idist_status idist_loader_next(idist_loader *loader, idist_batch *batch) {
     sampler->position = loader->start_position + number * loader->desc.batch_size + batch->n;
     sampler->resumed = false;
     loader->sampler_position = sampler->position;
+    if (slot->thrown[0])
+        return idist__fail(IDIST_ERR_CALLBACK,
+                           "loader_next: fetch threw an exception for %zu samples from index %zu "
+                           "on: %s",
+                           batch->n, batch->indices[0], slot->thrown);
     if (slot->result)
         return idist__fail(IDIST_ERR_CALLBACK,
                            "loader_next: fetch failed with %d for %zu samples from index %zu on",
@@ -1954,7 +1981,7 @@ idist_status idist_auto_loader(const idist_loader_desc *desc, const idist_sample
 
 //------------------------------------------------------------------------------
 // [train:batch_norm]  batch statistics over all ranks
-// uses fail get collective agree
+// uses fail mode get collective agree
 //
 // One all_gather of a row per rank, count | means | variances, after which every rank merges the
 // rows in rank order.
@@ -2005,6 +2032,7 @@ idist_status idist_sync_batch_norm(float *mean, float *var, int channels, uint64
     size_t values_nbytes, row_nbytes;
     char *rows, *own;
     int ranks, channel;
+    uint32_t mode;
     idist_opts o;
     idist_status status = idist__agree_enter("sync_batch_norm", opts, &o);
 
@@ -2024,10 +2052,12 @@ idist_status idist_sync_batch_norm(float *mean, float *var, int channels, uint64
     memcpy(own + sizeof *count, mean, values_nbytes);
     memcpy(own + sizeof *count + values_nbytes, var, values_nbytes);
     status = idist_all_gather(own, rows, row_nbytes, IDIST_U8, &o);
+    mode = idist__mode_enter(); // all ranks get the same bits
 
     for (channel = 0; channel < channels && status == IDIST_OK; channel++)
         *count = idist__batch_norm_channel(rows, row_nbytes, ranks, channels, channel,
                                            &mean[channel], &var[channel]);
+    idist__mode_leave(mode);
     free(rows);
 
     return status;
@@ -2059,7 +2089,7 @@ idist_status idist_sync_batch_norm_backward(float *sum_dy, float *sum_dy_xmu, in
 
 //------------------------------------------------------------------------------
 // [train:norm]  the norm of gradients, and clipping by it
-// uses fail number base:type float reduce collective agree
+// uses fail number base:type mode float reduce collective agree
 //------------------------------------------------------------------------------
 
 // The square root by Newton's method, starting from half the exponent: sqrt would need -lm. The
@@ -2142,8 +2172,8 @@ static idist_status idist__norm_check(const idist_tensor *grads, int n, double m
     return IDIST_OK;
 }
 
-idist_status idist_clip_grad_norm(const idist_tensor *grads, int n, double max_norm, bool shared,
-                                  double *norm, const idist_opts *opts) {
+static idist_status idist__norm_clip(const idist_tensor *grads, int n, double max_norm, bool shared,
+                                     double *norm, const idist_opts *opts) {
     double squares = 0, before, factor;
     int i;
     idist_opts o;
@@ -2169,6 +2199,15 @@ idist_status idist_clip_grad_norm(const idist_tensor *grads, int n, double max_n
         idist__reduce_scale(grads[i].data, grads[i].count, grads[i].dtype, factor);
 
     return IDIST_OK;
+}
+
+idist_status idist_clip_grad_norm(const idist_tensor *grads, int n, double max_norm, bool shared,
+                                  double *norm, const idist_opts *opts) {
+    uint32_t mode = idist__mode_enter(); // all ranks scale by the same factor
+    idist_status status = idist__norm_clip(grads, n, max_norm, shared, norm, opts);
+
+    idist__mode_leave(mode);
+    return status;
 }
 
 //------------------------------------------------------------------------------
@@ -2543,7 +2582,7 @@ idist_status idist_confusion_compute(const idist_confusion *m, uint64_t *cells,
 
 //------------------------------------------------------------------------------
 // [train:epoch_metric]  metrics that rank 0 computes from the rows of all ranks
-// uses fail get collective agree
+// uses fail callback get collective agree
 //
 //     gather       rank 0 learns how many rows of which size each rank has, and allocates
 //     agree        rank 0 has the memory, and rows have the same size on all ranks
@@ -2604,13 +2643,13 @@ static idist_status idist__epoch_metric_gather(const void *rows, const uint64_t 
 }
 
 // Rank 0: calls the program's function.
-static idist_status idist__epoch_metric_call(idist_epoch_metric_fn fn, const void *rows,
-                                             uint64_t total, void *arg, double *value) {
-    int result;
+IDIST__NOINLINE static idist_status idist__epoch_metric_call(idist_epoch_metric_fn fn,
+                                                             const void *rows, uint64_t total,
+                                                             void *arg, double *value) {
+    int result = 1;
 
-    idist__me.callbacks++;
-    result = fn(rows, (size_t)total, arg, value);
-    idist__me.callbacks--;
+    IDIST__CALLBACK(result = fn(rows, (size_t)total, arg, value));
+    if (idist__callback_threw("epoch_metric", "the function")) return IDIST_ERR_CALLBACK;
     if (!result) return IDIST_OK;
 
     return idist__fail(IDIST_ERR_CALLBACK, "epoch_metric: the function failed with %d", result);
@@ -5667,8 +5706,42 @@ static idist_status idist__ddp_hold_end(idist_ddp *d, const idist__ddp_bucket *b
 }
 
 //------------------------------------------------------------------------------
+// [train:ddp_hook]  calling the communication hook
+// uses fail callback mode ddp
+//
+// A hook computes with gradients, in the floating-point mode that is the same on all ranks. A hook
+// of the program may throw an exception, where the implementation is C++.
+//------------------------------------------------------------------------------
+
+IDIST__NOINLINE static idist_status idist__ddp_hook_start(const idist_ddp *d,
+                                                          idist_bucket *bucket) {
+    uint32_t mode = idist__mode_enter();
+    idist_status status = IDIST_ERR_CALLBACK;
+
+    IDIST__TRY(status = d->hook.start(bucket, d->hook.arg));
+    idist__mode_leave(mode);
+    return idist__callback_threw("ddp", "the hook's start") ? IDIST_ERR_CALLBACK : status;
+}
+
+IDIST__NOINLINE static idist_status idist__ddp_hook_finish(const idist_ddp *d,
+                                                           idist_bucket *bucket) {
+    uint32_t mode = idist__mode_enter();
+    idist_status status = IDIST_ERR_CALLBACK;
+
+    IDIST__TRY(status = d->hook.finish(bucket, d->hook.arg));
+    idist__mode_leave(mode);
+    return idist__callback_threw("ddp", "the hook's finish") ? IDIST_ERR_CALLBACK : status;
+}
+
+// An exception is dropped: the state is gone either way.
+IDIST__NOINLINE static void idist__ddp_hook_free(const idist_ddp *d, void *state) {
+    IDIST__TRY(d->hook.free_fn(state, d->hook.arg));
+    idist__me.thrown[0] = 0;
+}
+
+//------------------------------------------------------------------------------
 // [train:ddp_piece]  buckets whose gradients are scattered in memory
-// uses base:type collective request memory ddp
+// uses base:type collective request memory ddp ddp_hook
 //
 // A copy of a whole bucket has left the caches before it is reduced, and again before it is copied
 // back: three passes through memory instead of one. So the bucket is sent in pieces. Where the
@@ -5812,7 +5885,7 @@ static idist_status idist__ddp_piece_start(idist_ddp *d, const idist__ddp_bucket
         idist__ddp_piece_copy(d, piece, false);
         status = idist__memory_scale(&d->reduction.memory, exposed->data, exposed->count,
                                      exposed->dtype, prescale);
-        if (status == IDIST_OK) status = d->hook.start(exposed, d->hook.arg);
+        if (status == IDIST_OK) status = idist__ddp_hook_start(d, exposed);
     }
 
     if (status != IDIST_OK) return status;
@@ -5831,7 +5904,7 @@ static idist_status idist__ddp_piece_finish(idist_ddp *d) {
     idist__ddp_piece *piece = &d->slots[d->finished_pieces++ % d->slot_limit];
     idist_status status = idist_wait(&piece->request);
 
-    if (status == IDIST_OK) status = d->hook.finish(&piece->exposed, d->hook.arg);
+    if (status == IDIST_OK) status = idist__ddp_hook_finish(d, &piece->exposed);
     if (status == IDIST_OK && !d->joining) idist__ddp_piece_copy(d, piece, true);
 
     return status;
@@ -5883,7 +5956,7 @@ static idist_status idist__ddp_piece_launch(idist_ddp *d, const idist__ddp_bucke
 //------------------------------------------------------------------------------
 // [train:ddp_launch]  from a ready gradient to a launched bucket
 // uses clock fail get collective request mark tensor memory ddp ddp_hold
-// uses ddp_piece
+// uses ddp_hook ddp_piece
 //------------------------------------------------------------------------------
 
 // Collective: which ranks have data, and what follows from that.
@@ -5963,8 +6036,8 @@ static idist_status idist__ddp_launch_call_hook(idist_ddp *d, idist__ddp_stage s
     idist_status status;
 
     if (d->desc.hook) idist__me.text[0] = 0;
-    if (stage == IDIST__DDP_START) status = d->hook.start(&bucket->exposed, d->hook.arg);
-    else status = d->hook.finish(&bucket->exposed, d->hook.arg);
+    if (stage == IDIST__DDP_START) status = idist__ddp_hook_start(d, &bucket->exposed);
+    else status = idist__ddp_hook_finish(d, &bucket->exposed);
     if (status == IDIST_OK || idist__me.text[0]) return status;
 
     return idist__fail(status, "the hook's %s failed for bucket %d: %s",
@@ -6432,7 +6505,7 @@ idist_status idist_ddp_join(idist_ddp *d, int *last) {
 // [train:ddp_create]  from a desc to a ddp, and its end
 // uses fail number base:log base:type model core:world get collective request
 // uses own agree auto shape tensor memory compress half int8 powersgd on_device
-// uses ddp ddp_bucket
+// uses ddp ddp_bucket ddp_hook
 //
 //     idist__ddp_create_copy         the lists of the caller
 //     idist__ddp_create_check        what can be wrong with them
@@ -6914,7 +6987,7 @@ void idist_ddp_free(idist_ddp **ddp) {
 
         idist_wait(&bucket->request);
         if (bucket->exposed.state && d->hook.free_fn)
-            d->hook.free_fn(bucket->exposed.state, d->hook.arg);
+            idist__ddp_hook_free(d, bucket->exposed.state);
     }
 
     memory = &d->reduction.memory;
@@ -6956,7 +7029,7 @@ int idist_ddp_active(const idist_ddp *d) { return d ? d->active_count : 0; }
 
 //------------------------------------------------------------------------------
 // [train:log]  what a training run prints, on rank 0 only
-// uses mutex calendar fail text number base:log model core:world get
+// uses unwind mutex calendar fail text number base:log model core:world get
 //------------------------------------------------------------------------------
 
 // Removes a progress bar, so that a line can take its place. The lock is held.
@@ -6968,14 +7041,14 @@ static void idist__log_clear_bar(void) {
 static void idist__log_line(const char *line) {
     const idist__world *world = idist__world_default();
     const idist_logger *logger = world ? &world->log.logger : NULL;
+    int cancel_state = idist__os_unwind_block_cancel();
 
     idist__os_mutex_lock(&idist__log_lock);
-    idist__me.callbacks++;
     idist__log_clear_bar();
-    if (logger && logger->log_fn) logger->log_fn(IDIST_LOG_INFO, line, logger->user);
-    else fprintf(stderr, "%s\n", line);
-    idist__me.callbacks--;
+    if (!logger || !logger->log_fn || !idist__log_call(logger, IDIST_LOG_INFO, line))
+        idist__log_to_stderr(line);
     idist__os_mutex_unlock(&idist__log_lock);
+    idist__os_unwind_allow_cancel(cancel_state);
 }
 
 void idist_train_log(const char *name, const char *format, ...) {
@@ -7192,7 +7265,7 @@ static void idist__columns_add(idist__columns_line *line, const char *text) {
 
 //------------------------------------------------------------------------------
 // [train:progress]  a progress bar on a terminal
-// uses clock mutex terminal fail base:log get log columns
+// uses unwind clock mutex terminal fail base:log get log columns
 //------------------------------------------------------------------------------
 
 #define IDIST__BAR_NS (100 * IDIST__MS) // between two updates of a progress bar
@@ -7247,6 +7320,7 @@ void idist_progress_update(idist_progress *bar, uint64_t done, const char *text)
     const char *title = bar && bar->title ? bar->title : "";
     int64_t now_ns = idist__os_clock_now_ns();
     double fraction;
+    int cancel_state;
     bool last;
 
     if (!bar || idist_get_rank() != 0 || idist__me.callbacks) return; // a logger must not draw
@@ -7261,6 +7335,7 @@ void idist_progress_update(idist_progress *bar, uint64_t done, const char *text)
     idist__progress_print_remaining(remaining, sizeof remaining, now_ns - bar->started_ns, done,
                                     bar->total);
 
+    cancel_state = idist__os_unwind_block_cancel();
     idist__os_mutex_lock(&idist__log_lock);
     idist__log_clear_bar();
     snprintf(numbers, sizeof numbers, "%s[%llu/%llu] %3d%%", title[0] ? ": " : "",
@@ -7273,6 +7348,7 @@ void idist_progress_update(idist_progress *bar, uint64_t done, const char *text)
     fflush(stderr);
     if (!last) idist__log_before = "\r\033[K"; // clears the line
     idist__os_mutex_unlock(&idist__log_lock);
+    idist__os_unwind_allow_cancel(cancel_state);
 
     if (last) bar->started_ns = bar->shown_ns = 0; // the struct can be used for another bar
 }

@@ -2,7 +2,11 @@
 //
 // unwind CASE HOW: runs the case and prints what unwind.sh compares. HOW says in which way the
 // function of a worker is left.
+#ifdef WITH_TRAIN
+#include "idist_train.h"
+#else
 #include "idist.h"
+#endif
 
 #include <csetjmp>
 #include <cstdio>
@@ -92,6 +96,71 @@ int op_rank(int count) {
     return 0;
 }
 
+#ifdef WITH_TRAIN
+void order(size_t *, size_t, uint64_t, int, void *) { throw std::runtime_error("no order"); }
+
+int fetch(void *, const size_t *, size_t, void *) { throw std::runtime_error("no such image"); }
+
+int metric(const void *, size_t, void *, double *) { throw std::runtime_error("no metric"); }
+
+idist_status start(idist_bucket *, void *) { throw std::runtime_error("no codec"); }
+idist_status finish(idist_bucket *, void *) { return IDIST_OK; }
+
+// Functions that training gets from the program.
+void train_case(const std::string &name) {
+    if (name == "order") {
+        idist_sampler_desc d;
+        idist_sampler *sampler = nullptr;
+        std::memset(&d, 0, sizeof d);
+        d.length = 10;
+        d.order_fn = order;
+        report("order", idist_sampler_create(&d, &sampler));
+    }
+    if (name == "fetch" || name == "fetch-threads") {
+        idist_loader_desc d;
+        idist_sampler_desc sd;
+        idist_loader *loader = nullptr;
+        idist_batch batch;
+        std::memset(&d, 0, sizeof d);
+        std::memset(&sd, 0, sizeof sd);
+        sd.length = 10;
+        if (idist_sampler_create(&sd, &d.sampler)) return;
+        d.batch_size = 2;
+        d.batch_nbytes = 8;
+        d.fetch = fetch;
+        d.num_workers = name == "fetch" ? 0 : 2;
+        if (idist_loader_create(&d, &loader)) return report("create", IDIST_ERR_ARG);
+        report(name.c_str(), idist_loader_next(loader, &batch));
+        idist_loader_free(&loader);
+        idist_sampler_free(&d.sampler);
+    }
+    if (name == "metric") {
+        double value = 0;
+        float row = 1;
+        report("metric", idist_epoch_metric(&row, 1, sizeof row, metric, nullptr, &value, nullptr));
+    }
+    if (name == "hook") {
+        float parameter = 1, gradient = 2;
+        idist_tensor p = {&parameter, 1, IDIST_F32}, g = {&gradient, 1, IDIST_F32};
+        idist_ddp_hook hook;
+        idist_ddp_desc d;
+        idist_ddp *ddp = nullptr;
+        std::memset(&hook, 0, sizeof hook);
+        std::memset(&d, 0, sizeof d);
+        hook.start = start;
+        hook.finish = finish;
+        d.params = &p;
+        d.grads = &g;
+        d.n = 1;
+        d.hook = &hook;
+        if (idist_ddp_create(&d, &ddp)) return report("create", IDIST_ERR_ARG);
+        report("hook", idist_ddp_wait(ddp));
+        idist_ddp_free(&ddp);
+    }
+    report("next", idist_barrier(nullptr));
+}
+#endif
+
 int rank_case(const std::string &name) {
     idist_desc d;
     std::memset(&d, 0, sizeof d);
@@ -102,6 +171,11 @@ int rank_case(const std::string &name) {
         report("initialize", IDIST_ERR_STATE);
         return 1;
     }
+#ifdef WITH_TRAIN
+    if (name == "order" || name == "fetch" || name == "fetch-threads" || name == "metric" ||
+        name == "hook")
+        train_case(name);
+#endif
     if (name == "op") op_rank(3);
     if (name == "op-large") op_rank(300000);
     if (name == "first") {

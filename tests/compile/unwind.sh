@@ -10,11 +10,11 @@ command -v c++ >/dev/null || {
 export IDIST_LOG=error
 ulimit -c 0
 
-later c 100 cc "${NOT_OPTIMIZED[@]}" -DIDIST_IMPLEMENTATION -x c -c idist.h -o "$WORK/c.o"
+later c 100 cc "${NOT_OPTIMIZED[@]}" -DIDIST_IMPLEMENTATION -x c -c idist_train.h -o "$WORK/c.o"
 later c-O2 200 cc -O2 -fomit-frame-pointer -DIDIST_IMPLEMENTATION -x c -c idist.h -o "$WORK/c-O2.o"
 later notables 100 cc "${NOT_OPTIMIZED[@]}" -fno-asynchronous-unwind-tables -DIDIST_IMPLEMENTATION \
     -x c -c idist.h -o "$WORK/notables.o"
-later c++ 100 c++ "${NOT_OPTIMIZED[@]}" -DIDIST_IMPLEMENTATION -x c++ -c idist.h -o "$WORK/c++.o"
+later c++ 100 c++ "${NOT_OPTIMIZED[@]}" -DIDIST_IMPLEMENTATION -x c++ -c idist_train.h -o "$WORK/c++.o"
 later noexcept 100 c++ "${NOT_OPTIMIZED[@]}" -fno-exceptions -DIDIST_IMPLEMENTATION -x c++ \
     -c idist.h -o "$WORK/noexcept.o"
 kinds="c c-O2 notables c++ noexcept"
@@ -22,10 +22,15 @@ if command -v clang >/dev/null; then
     later clang 100 clang -O1 -DIDIST_IMPLEMENTATION -x c -c idist.h -o "$WORK/clang.o"
     kinds="$kinds clang"
 fi
-c++ -std=c++11 -O0 -Wall -Wextra -Werror -I. -c tests/compile/unwind.cpp -o "$WORK/unwind.o" || exit 1
+for train in "" -DWITH_TRAIN; do
+    c++ -std=c++11 -O0 -Wall -Wextra -Werror $train -I. -c tests/compile/unwind.cpp \
+        -o "$WORK/unwind$train.o" || exit 1
+done
 for kind in $kinds; do
+    train=
+    case $kind in c | c++) train=-DWITH_TRAIN ;; esac
     ok_later "$kind" "the implementation compiles: $kind" &&
-        c++ "$WORK/unwind.o" "$WORK/$kind.o" -lpthread -o "$WORK/unwind-$kind" || exit 1
+        c++ "$WORK/unwind$train.o" "$WORK/$kind.o" -lpthread -o "$WORK/unwind-$kind" || exit 1
 done
 
 # A worker's function is left. Nobody comes out of the call but the parent, which hears the reason.
@@ -95,6 +100,16 @@ for case in first only; do
     ranks c $case x
     expect "c: one_rank_$case throws" 'no such data set' \
         "^rank 0 $case: IDIST_ERR_PEER_LOST .*rank 1 on"
+done
+for case in order fetch fetch-threads metric hook; do
+    ranks c++ $case x
+    text='threw an exception.*: no '
+    next=IDIST_OK
+    [ $case != hook ] || next='IDIST_'
+    expect "c++: $case throws" "^rank 0 $case: IDIST_ERR_CALLBACK .*$text" "^rank 0 next: $next" \
+        "^rank 1 next: $next" '^rank 0 finalize: IDIST_' '^rank 1 finalize: IDIST_'
+    ranks c $case x
+    expect "c: $case throws" 'what\(\):  no '
 done
 ranks c++ alloc x
 expect "c++: the allocator throws" '^rank 1 split: IDIST_ERR_NO_MEMORY' '^rank 1 finalize'
