@@ -352,6 +352,7 @@ static void spikes(void) {
                                   {3e8f, 2, true, true},    {1e37f, 1, false, false}};
     idist_desc desc;
     memset(&desc, 0, sizeof desc);
+    setenv("IDIST_LOG", "warn", 1);
     desc.logger.log_fn = count_warnings;
     for (int n = 1; n <= 3; n++) {
         for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
