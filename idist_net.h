@@ -479,7 +479,7 @@ static bool idist__connection_write_all(int fd, const void *buf, size_t nbytes,
 // Neither side blocks: idist__auth_step goes as far as the socket allows.
 //------------------------------------------------------------------------------
 
-#define IDIST__WIRE_VERSION 10
+#define IDIST__WIRE_VERSION 11
 #define IDIST__HELLO_BYTES 64
 
 // Part of the wire format.
