@@ -81,15 +81,18 @@
 // unwind tables the stack ends here anyway.
 #if defined(__GCC_HAVE_DWARF2_CFI_ASM) && defined(__x86_64__)
 #define IDIST__UNWIND_END __asm__ volatile(".cfi_undefined 16" ::: "memory")
+#elif defined(__GCC_HAVE_DWARF2_CFI_ASM) && defined(__i386__)
+#define IDIST__UNWIND_END __asm__ volatile(".cfi_undefined 8" ::: "memory")
 #elif defined(__GCC_HAVE_DWARF2_CFI_ASM) && defined(__aarch64__)
 #define IDIST__UNWIND_END __asm__ volatile(".cfi_undefined 30" ::: "memory")
 #else
 #define IDIST__UNWIND_END (void)0
 #endif
-#define IDIST__TRY(statement) \
-    do {                      \
-        IDIST__UNWIND_END;    \
-        statement;            \
+#define IDIST__TRY(statement)                                 \
+    do {                                                      \
+        IDIST__UNWIND_END;                                    \
+        statement;                                            \
+        __asm__ volatile("" ::: "memory"); /* no tail call */ \
     } while (0)
 #endif
 
