@@ -949,6 +949,11 @@ IDIST_API idist_status idist_exscan(const void *send, void *recv, size_t count, 
 // count of what goes from rank a to rank b must be the same on a and b. The arrays, like the
 // buffers, must stay valid until the operation is complete. Blocks that are received must not
 // overlap.
+//
+// Both arrays are size_t. In C, gcc and clang refuse arrays of int, which MPI takes, with an error
+// and not only a warning. They also refuse an int where another call stores a size_t or a bool,
+// such as *index of idist_wait_any and *done of idist_test. For this each of these functions is a
+// macro, too, in C: its name without parentheses, as in a function pointer, is still the function.
 
 // recv[recvdispls[k] + i] = send[i] of rank k, on every rank.
 // send: sendcount == recvcounts[r]. recv: up to the end of the last block. The same recvcounts on
@@ -1515,6 +1520,22 @@ inline idist_dtype idist_dtype_of(const idist_i64_i64 *) { return IDIST_I64_I64;
 #if defined(IDIST_IMPLEMENTATION) && !defined(IDIST_IMPLEMENTATION_DONE)
 #define IDIST_IMPLEMENTATION_DONE
 
+#undef IDIST_CHECKED
+#undef idist_all_gatherv
+#undef idist_gatherv
+#undef idist_scatterv
+#undef idist_all_to_allv
+#undef idist_reduce_scatterv
+#undef idist_broadcast_bytes
+#undef idist_all_gather_bytes
+#undef idist_broadcast_alloc
+#undef idist_all_gather_alloc
+#undef idist_iprobe
+#undef idist_improbe
+#undef idist_test
+#undef idist_wait_any
+#undef idist_wait_any_of
+
 #include "idist_begin.h"
 #include "idist_os.h"
 #include "idist_base.h"
@@ -1530,6 +1551,83 @@ inline idist_dtype idist_dtype_of(const idist_i64_i64 *) { return IDIST_I64_I64;
 
 #ifndef IDIST_NO_RING
 #include "idist_ring.h"
+#endif
+
+// A pointer of another type is a warning in C, until gcc 14 and clang 16. For an argument of a
+// transparent union it is an error, except a void pointer and NULL. Such unions are no parameters
+// of the functions themselves, since gcc has a pedantic warning for each call. So each call is cast
+// to the type of a call, which is not made, of a function that does not exist and has such
+// parameters.
+#if defined(__GNUC__) && !defined(__cplusplus) && !defined(IDIST_CHECKED)
+#ifndef IDIST_POINTERS
+#define IDIST_POINTERS
+
+typedef union idist__sizes {
+    const size_t *must_be_size_t;
+} idist__sizes __attribute__((__transparent_union__));
+
+typedef union idist__size_out {
+    size_t *must_be_size_t;
+} idist__size_out __attribute__((__transparent_union__));
+
+typedef union idist__bool_out {
+    bool *must_be_bool;
+} idist__bool_out __attribute__((__transparent_union__));
+
+idist_status idist__all_gatherv_types(const void *send, size_t sendcount, void *recv,
+                                      idist__sizes recvcounts, idist__sizes recvdispls,
+                                      idist_dtype dtype, const idist_opts *opts);
+idist_status idist__gatherv_types(const void *send, size_t sendcount, void *recv,
+                                  idist__sizes recvcounts, idist__sizes recvdispls,
+                                  idist_dtype dtype, int root, const idist_opts *opts);
+idist_status idist__scatterv_types(const void *send, idist__sizes sendcounts,
+                                   idist__sizes senddispls, void *recv, size_t recvcount,
+                                   idist_dtype dtype, int root, const idist_opts *opts);
+idist_status idist__all_to_allv_types(const void *send, idist__sizes sendcounts,
+                                      idist__sizes senddispls, void *recv, idist__sizes recvcounts,
+                                      idist__sizes recvdispls, idist_dtype dtype,
+                                      const idist_opts *opts);
+idist_status idist__reduce_scatterv_types(const void *send, void *recv, idist__sizes recvcounts,
+                                          idist_dtype dtype, idist_op op, const idist_opts *opts);
+idist_status idist__broadcast_bytes_types(void *buf, size_t capacity, idist__size_out nbytes,
+                                          int root, const idist_opts *opts);
+idist_status idist__all_gather_bytes_types(const void *send, size_t nbytes, void *buf,
+                                           size_t capacity, idist__size_out sizes,
+                                           const idist_opts *opts);
+idist_status idist__broadcast_alloc_types(const void *send, size_t count, idist_dtype dtype,
+                                          int root, void **recv, idist__size_out recvcount,
+                                          idist_dtype *recvdtype, const idist_opts *opts);
+idist_status idist__all_gather_alloc_types(const void *send, size_t count, idist_dtype dtype,
+                                           void **recv, idist__size_out recvcounts,
+                                           const idist_opts *opts);
+idist_status idist__iprobe_types(int src, int tag, idist__bool_out found, idist_recv_info *info,
+                                 const idist_opts *opts);
+idist_status idist__improbe_types(int src, int tag, idist__bool_out found, idist_message *message,
+                                  const idist_opts *opts);
+idist_status idist__test_types(idist_request *request, idist__bool_out done);
+idist_status idist__wait_any_types(idist_request *requests, size_t n, idist__size_out index);
+idist_status idist__wait_any_of_types(idist_request *const *requests, size_t n,
+                                      idist__size_out index);
+#endif // IDIST_POINTERS
+
+// clang-format off
+#define IDIST_CHECKED(name, args) \
+    ((__typeof__(__extension__ idist__##name##_types args))(idist_##name) args)
+#define idist_all_gatherv(...) IDIST_CHECKED(all_gatherv, (__VA_ARGS__))
+#define idist_gatherv(...) IDIST_CHECKED(gatherv, (__VA_ARGS__))
+#define idist_scatterv(...) IDIST_CHECKED(scatterv, (__VA_ARGS__))
+#define idist_all_to_allv(...) IDIST_CHECKED(all_to_allv, (__VA_ARGS__))
+#define idist_reduce_scatterv(...) IDIST_CHECKED(reduce_scatterv, (__VA_ARGS__))
+#define idist_broadcast_bytes(...) IDIST_CHECKED(broadcast_bytes, (__VA_ARGS__))
+#define idist_all_gather_bytes(...) IDIST_CHECKED(all_gather_bytes, (__VA_ARGS__))
+#define idist_broadcast_alloc(...) IDIST_CHECKED(broadcast_alloc, (__VA_ARGS__))
+#define idist_all_gather_alloc(...) IDIST_CHECKED(all_gather_alloc, (__VA_ARGS__))
+#define idist_iprobe(...) IDIST_CHECKED(iprobe, (__VA_ARGS__))
+#define idist_improbe(...) IDIST_CHECKED(improbe, (__VA_ARGS__))
+#define idist_test(...) IDIST_CHECKED(test, (__VA_ARGS__))
+#define idist_wait_any(...) IDIST_CHECKED(wait_any, (__VA_ARGS__))
+#define idist_wait_any_of(...) IDIST_CHECKED(wait_any_of, (__VA_ARGS__))
+// clang-format on
 #endif
 
 /*

@@ -300,7 +300,7 @@ int main(void) {
     grid_run("all_to_allv in place", all_to_allv_in_place, GRID_ONE_WAY | GRID_WIDE);
     for (int a = 0; a < N_ALGORITHMS; a++) {
         idist_desc d = desc_with("auto", algorithm_names[a]);
-#ifndef idist_all_to_allv // on device memory, where a pointer tells that the call is for the device
+#ifndef ON_DEVICE_H // on device memory, where a pointer tells that the call is for the device
         ranks_case(4, &d, in_place_of_nothing, NULL, "all_to_allv in place of nothing, %s",
                    algorithm_names[a]);
 #endif

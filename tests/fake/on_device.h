@@ -52,6 +52,11 @@ idist_status on_device_recv(void *buf, size_t count, idist_dtype dtype, int src,
 #endif
 
 #ifndef ON_DEVICE_C
+#undef idist_all_gatherv
+#undef idist_gatherv
+#undef idist_scatterv
+#undef idist_all_to_allv
+#undef idist_reduce_scatterv
 #define idist_all_reduce on_device_all_reduce
 #define idist_reduce on_device_reduce
 #define idist_broadcast on_device_broadcast
