@@ -308,6 +308,24 @@ static int ends_badly_after_an_abort(int local_rank, void *arg) {
     return 0;
 }
 
+// The last rank ends the calls of the others, which then end before it.
+static int aborts_the_world(int local_rank, void *arg) {
+    (void)arg;
+    if (local_rank != 2) return idist_barrier(NULL) != IDIST_OK;
+    rank_ok(2, idist_abort(NULL));
+    tap_sleep_ms(100);
+    return 6;
+}
+
+static void world_aborted(void) {
+    idist_report report;
+    idist_desc d = quick_desc(&report);
+    tap_running("a worker that aborts the world");
+    ranks_reset();
+    expect_failure(idist_spawn(aborts_the_world, NULL, 3, &d), &report, 2, 6, 0);
+    ranks_report("the first failure is that of the worker that aborted the world");
+}
+
 // Only where the world is lost or aborted has a worker failed because of another one.
 static void group_aborted_before(void) {
     idist_report report;
@@ -872,6 +890,7 @@ int main(void) {
     grace();
     stopped();
     exit_codes();
+    world_aborted();
     group_aborted_before();
     one_per_core();
     cores_of_workers();
