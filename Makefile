@@ -36,7 +36,10 @@ NOT_OPTIMIZED := $(filter-out tests/unit/model.c tests/unit/reduce.c tests/dist/
     $(WITH_IMPLEMENTATION))
 # Empties the attribute optimize("O3") of the reductions, half of the compile time at -O0.
 NO_OPTIMIZER := -O0 '-Doptimize(level)='
-TEST_PROGRAMS := $(TEST_SRC:%.c=$(BUILD)/%)
+# The tests in C++ need a compiler for it; without one they are left out.
+TEST_CXX := $(shell command -v $(if $(findstring clang,$(CC)),clang++,g++) || command -v clang++)
+TEST_CXX_SRC := $(if $(TEST_CXX),$(wildcard tests/dist/*.cpp))
+TEST_PROGRAMS := $(TEST_SRC:%.c=$(BUILD)/%) $(TEST_CXX_SRC:%.cpp=$(BUILD)/%)
 # These run one after the other, with nothing beside them: some hold the library to a limit of 500
 # ms or less, some count the files or sockets of the whole machine.
 ALONE_SRC := tests/dist/demand.c tests/dist/many.c tests/unit/store.c \
@@ -55,7 +58,7 @@ EXAMPLES += $(if $(shell command -v c++),\
     $(patsubst examples/%.cpp,build/%,$(wildcard examples/*.cpp)))
 # Those that tests run as built here. For the others see tests/lib/examples.sh.
 TESTED_EXAMPLES := $(addprefix build/,01_hello 05_train_digits 20_cifar10 idistrun)
-FORMATTED := $(HEADERS) \
+FORMATTED := $(HEADERS) $(wildcard idist*.hpp) \
     $(wildcard $(addprefix examples/,*.c *.h *.cpp *.cu lib/*.h before/*.c)) \
     $(wildcard tests/*/*.c tests/*/*.cc tests/*/*.cpp tests/*/*.h packaging/conan/test_package/*.c*)
 
@@ -78,7 +81,7 @@ doctor: build/idistrun
 build/%: examples/%.c $(wildcard examples/*.h examples/lib/*.h) $(HEADERS)
 	@mkdir -p $(@D)
 	cc -O2 -DIDIST_IMPLEMENTATION $< -o $@ 2>$@.log || { cat $@.log; false; }
-build/%: examples/%.cpp $(wildcard examples/*.h examples/lib/*.h) $(HEADERS)
+build/%: examples/%.cpp $(wildcard examples/*.h examples/lib/*.h) $(HEADERS) idist.hpp
 	@mkdir -p $(@D)
 	c++ -std=c++17 -O2 -DIDIST_IMPLEMENTATION $< -o $@ 2>$@.log || { cat $@.log; false; }
 
@@ -93,6 +96,10 @@ $(BUILD)/tests/%: tests/%.c $(BUILD)/tests/idist.o $(BUILD)/tests/idist_train.o 
 	@mkdir -p $(@D)
 	$(CC) $(CFLAGS) $(if $(filter $<,$(NOT_OPTIMIZED)),$(NO_OPTIMIZER)) -I. -Itests/lib $< \
 	    $(IMPLEMENTATION_OBJECT) -o $@
+$(BUILD)/tests/%: tests/%.cpp idist.hpp $(BUILD)/tests/idist.o $(TEST_LIB)
+	@mkdir -p $(@D)
+	$(TEST_CXX) -std=c++11 $(filter-out -std=%,$(CFLAGS)) -I. -Itests/lib $< \
+	    $(BUILD)/tests/idist.o -o $@ -pthread
 
 $(BUILD)/tests/idist.o $(BUILD)/tests/idist_train.o: $(BUILD)/tests/%.o: %.h $(HEADERS)
 	@mkdir -p $(@D)

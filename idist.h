@@ -80,6 +80,7 @@ CONTENTS
                        and idist_ipc.h
       idist_train.h    data-parallel training: samplers, loaders, gradient averaging, metrics
       idist_trace.h    a timeline of every call, for Perfetto
+      idist.hpp        this API for C++: exceptions, spans, owners of handles, lambdas as workers
 
 WHAT IT IS
 
@@ -460,6 +461,10 @@ IDIST_API const char *idist_status_string(idist_status status);
 // Describes the last failure in this thread: operation, ranks, cause, and what to do about it. ""
 // if nothing has failed yet. Valid until the next failure in this thread.
 IDIST_API const char *idist_last_error(void);
+
+// Sets that text, up to 1023 bytes of it; NULL: "". For a function that idist_spawn or
+// idist_parallel_run runs: if it then returns a failure, their error and report quote the text.
+IDIST_API void idist_set_last_error(const char *text);
 
 //------------------------------------------------------------------------------
 // [api:types]  element types, reductions, options of a call

@@ -90,6 +90,14 @@ IDIST__UNUSED static bool idist__fail_is_failure(int status) {
 
 const char *idist_last_error(void) { return idist__me.text; }
 
+void idist_set_last_error(const char *text) {
+    size_t n = text ? strlen(text) : 0;
+
+    if (n >= sizeof idist__me.text) n = sizeof idist__me.text - 1;
+    if (n) memmove(idist__me.text, text, n); // text may be that of idist_last_error
+    idist__me.text[n] = 0;
+}
+
 // Every failure passes through here at the place where it is noticed. The text says what happened,
 // to whom, and what to do. Its arguments may include the previous text, to which a caller adds what
 // it was doing.

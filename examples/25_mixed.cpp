@@ -1,4 +1,4 @@
-// 25_mixed.cpp - the API from C++17: templates over the dtype, RAII, exceptions, lambdas
+// 25_mixed.cpp - training in C++, with idist.hpp: values, spans, requests, exceptions, lambdas
 //
 // build:  c++ -std=c++17 -O2 -DIDIST_IMPLEMENTATION examples/25_mixed.cpp -o 25_mixed
 // run:    ./25_mixed              starts 2 ranks; 25_mixed 4 starts 4, up to 64
@@ -17,23 +17,24 @@
 //    epoch 8: loss 0.0706, test accuracy 93.59 %
 //    the same weights on every rank
 //
-// The headers are C, and C++ as they are. What C++ adds here, in some seventy lines of lib/cxx.h:
+// What idist.hpp does here:
 //
-//     check(status)     an exception that carries idist_last_error
-//     sum, broadcast    IDIST_DTYPE picks the dtype of the elements; other types do not compile
-//     world             idist_initialize and idist_finalize; on an exception, idist_abort
-//     request           waits in its destructor, so that buffers outlive the call
-//     handle, create    std::unique_ptr for what has a _free: idist_ddp, idist_sampler
-//     parallel_run      any function object as the worker; no exception passes through C
+//     idist::check           an exception that carries idist_last_error, for idist_train.h
+//     all_reduce, broadcast  the dtype follows from the elements; values are returned
+//     idist::world           joins and leaves the world; on an exception it is aborted
+//     idist::request         waits in its destructor, so that buffers outlive the call
+//     idist::handle, create  std::unique_ptr for what has a _free: idist_ddp, idist_sampler
+//     idist::spawn           any callable as the worker; the error says what a worker threw
 //
 // Exit code: 0 if the weights agree and the accuracy is 90 % or more, else 1; 2: a bad argument.
 #include "../idist_train.h"
+#include "../idist.hpp"
 #include "lib/arguments.h"
-#include "lib/cxx.h"
 #include "lib/subset.h"
 
 #include <algorithm>
 #include <array>
+#include <cstdio>
 #include <string_view>
 
 enum { RANKS = 2, MAX_RANKS = 64, BATCH = 64, DEADLINE_MS = 60000 };
@@ -43,7 +44,8 @@ static subset part(int which) {
     const double fractions[] = {0.8, 0.2};
     subset p{};
 
-    check(idist_partition(DIGITS_COUNT, fractions, 2, which, SUBSET_SEED, p.image, &p.count));
+    idist::check(
+        idist_partition(DIGITS_COUNT, fractions, 2, which, SUBSET_SEED, p.image, &p.count));
     return p;
 }
 
@@ -65,9 +67,11 @@ class trainer {
         ddp_desc.params = params.data();
         ddp_desc.grads = grads.data();
         ddp_desc.n = params.size();
-        ddp = create<idist_ddp_free>(idist_ddp_create, ddp_desc); // all get the weights of rank 0
+        // All ranks get the weights of rank 0.
+        ddp = idist::create<idist_ddp, idist_ddp_free>(idist_ddp_create, ddp_desc);
         sampler_desc.length = train.count;
-        sampler = create<idist_sampler_free>(idist_sampler_create, sampler_desc);
+        sampler =
+            idist::create<idist_sampler, idist_sampler_free>(idist_sampler_create, sampler_desc);
     }
 
     void run(int epochs) {
@@ -80,8 +84,9 @@ class trainer {
         if (accuracy < 90) throw std::runtime_error("the accuracy is below 90 %");
 
         std::vector<double> first = w;
-        broadcast(first, 0);
-        if (sum(first != w ? 1 : 0) > 0) throw std::runtime_error("the ranks' weights differ");
+        idist::broadcast(first, 0);
+        if (idist::all_reduce(first != w, idist::lor))
+            throw std::runtime_error("the ranks' weights differ");
         if (rank == 0) std::printf("the same weights on every rank\n");
         std::fflush(stdout);
     }
@@ -90,11 +95,12 @@ class trainer {
     // Returns the accuracy on the test images, of which each rank classifies every n-th.
     double run_epoch(int epoch) {
         double loss = train_epoch(epoch);
-        request averaging; // after what it writes to, so that it is gone before
-        check(idist_all_reduce(&loss, &loss, 1, IDIST_DTYPE(&loss), IDIST_AVG, averaging.opts()));
+        idist::request averaging; // after what it writes to, so that it is gone before
+        idist::all_reduce(idist::make_span(&loss, 1), idist::avg, averaging);
         const int right = subset_count_right(w.data(), data.get(), &test, rank, size); // meanwhile
         averaging.wait();
-        const double accuracy = 100.0 * sum(right) / static_cast<double>(test.count);
+        const double accuracy =
+            100.0 * idist::all_reduce(right, idist::sum) / static_cast<double>(test.count);
         if (rank == 0)
             std::printf("epoch %d: loss %.4f, test accuracy %.2f %%\n", epoch, loss, accuracy);
         return accuracy;
@@ -111,20 +117,20 @@ class trainer {
             const size_t n = std::min(share, mine.count - first);
             const double mean = subset_gradient(w.data(), data.get(), &mine, first, n, g.data());
 
-            check(idist_ddp_wait(ddp.get())); // from here on g is the mean over the ranks
+            idist::check(idist_ddp_wait(ddp.get())); // from here on g is the mean over the ranks
             sgd_step(w.data(), speed.data(), g.data(), DIGITS_PARAMS, 0.1);
             loss += mean * static_cast<double>(n) / static_cast<double>(mine.count);
         }
         return loss;
     }
 
-    const int rank = idist_get_rank(), size = idist_get_world_size();
+    const int rank = idist::rank(), size = idist::world_size();
     const std::unique_ptr<digits> data = std::make_unique<digits>();
     const subset train = part(0), test = part(1);
     subset mine{}; // this rank's images in the order of an epoch
     std::vector<double> w = std::vector<double>(DIGITS_PARAMS), g = w, speed = w;
-    handle<idist_ddp, idist_ddp_free> ddp; // after w and g, which it points to
-    handle<idist_sampler, idist_sampler_free> sampler;
+    idist::handle<idist_ddp, idist_ddp_free> ddp; // after w and g, which it points to
+    idist::handle<idist_sampler, idist_sampler_free> sampler;
 };
 
 int main(int argc, char **argv) {
@@ -135,11 +141,9 @@ int main(int argc, char **argv) {
     desc.timeout_ms = desc.init_timeout_ms = DEADLINE_MS;
     try {
         if (std::string_view(idist_launcher()) == "none") {
-            auto work = [&](int) { return trainer().run(epochs), 0; };
-            desc.nproc_per_node = ranks;
-            parallel_run(desc, work);
-        } else { // idist_parallel_run would do this, too
-            const world joined(desc);
+            idist::spawn([=] { trainer().run(epochs); }, ranks, desc);
+        } else {
+            const idist::world joined(desc);
             trainer().run(epochs);
         }
     } catch (const std::exception &e) {

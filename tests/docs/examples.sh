@@ -8,7 +8,7 @@
 # shellcheck source=tests/lib/examples.sh
 . tests/lib/examples.sh
 
-ln -s "$ROOT"/idist*.h "$ROOT/examples" "$WORK"/
+ln -s "$ROOT"/idist*.h "$ROOT/idist.hpp" "$ROOT/examples" "$WORK"/
 
 for source in examples/[0-9]*.c examples/[0-9]*.cpp; do
     [ -e "$source" ] || continue

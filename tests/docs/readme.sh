@@ -26,7 +26,7 @@ README=${1:-README.md}
     ok 1 "there is a $README"
     done_testing
 }
-ln -s "$ROOT"/idist*.h "$ROOT/examples" "$ROOT/tests" "$ROOT/Makefile" "$WORK"/
+ln -s "$ROOT"/idist*.h "$ROOT/idist.hpp" "$ROOT/examples" "$ROOT/tests" "$ROOT/Makefile" "$WORK"/
 mkdir "$WORK/blocks"
 
 # One file per fenced block: LINE.LANGUAGE, and LINE.test with the words of the comment before it.
@@ -71,7 +71,7 @@ ok $(($(wc -l <"$WORK/rows") < 20)) "$README: there is that table" || diag <"$WO
 grep -oE '\b(idist|IDIST)_[A-Za-z0-9_]+' "$README" | sort -u | while read -r name; do
     word="\\b($name|X\(${name#IDIST_})"
     [ "${name%_}" = "$name" ] && word="$word\\b" # else it stands for several names
-    grep -qE "$word" idist*.h CMakeLists.txt tests/README.md || compgen -G "*/$name*" >/dev/null ||
+    grep -qE "$word" idist*.h idist.hpp CMakeLists.txt tests/README.md || compgen -G "*/$name*" >/dev/null ||
         echo "$name"
 done >"$WORK/unknown"
 ok "$(wc -l <"$WORK/unknown")" "every name of idist in $README exists" || diag <"$WORK/unknown"

@@ -313,7 +313,7 @@ static int aborts_the_world(int local_rank, void *arg) {
     (void)arg;
     if (local_rank != 2) return idist_barrier(NULL) != IDIST_OK;
     rank_ok(2, idist_abort(NULL));
-    tap_sleep_ms(100);
+    idist_set_last_error("the disk is full");
     return 6;
 }
 
@@ -323,7 +323,8 @@ static void world_aborted(void) {
     tap_running("a worker that aborts the world");
     ranks_reset();
     expect_failure(idist_spawn(aborts_the_world, NULL, 3, &d), &report, 2, 6, 0);
-    ranks_report("the first failure is that of the worker that aborted the world");
+    rank_check(strstr(report.text, "the disk is full") != NULL, "the report: %s", report.text);
+    ranks_report("the first failure is that of the worker that aborted, with the text that it set");
 }
 
 // Only where the world is lost or aborted has a worker failed because of another one.

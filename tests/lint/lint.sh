@@ -34,10 +34,10 @@ mapfile -t ALL < <(git ls-files --cached --others --exclude-standard 2>/dev/null
     find . -type f -not -path './build/*' -not -path './.git/*' | sed 's|^\./||' | sort)
 FILES=()
 for f in "${ALL[@]}"; do [ -f "$f" ] && FILES+=("$f"); done
-mapfile -t C_FILES < <(printf '%s\n' "${FILES[@]}" | grep -E '\.(c|h|cc|cpp|cu)$')
+mapfile -t C_FILES < <(printf '%s\n' "${FILES[@]}" | grep -E '\.(c|h|hpp|cc|cpp|cu)$')
 mapfile -t SCRIPTS < <(printf '%s\n' "${FILES[@]}" | grep -E '(\.sh|^\.ci/run)$')
 mapfile -t TEXTS < <(printf '%s\n' "${FILES[@]}" |
-    grep -E -e '\.(c|h|cc|cpp|cu|sh|py|awk|md|in|yml|cmake|build|json|wrap)$' \
+    grep -E -e '\.(c|h|hpp|cc|cpp|cu|sh|py|awk|md|in|yml|cmake|build|json|wrap)$' \
         -e '(Makefile|LICENSE|CMakeLists\.txt|/usage|^\.ci/run|^\.[a-z-]+)$')
 
 # report NAME: passes when the findings on stdin are none; otherwise they become diagnostics.
@@ -221,8 +221,9 @@ else
         case " $CONTENTS_OPEN " in *" $h "*) continue ;; esac
         check_contents "$h" | report "$h: CONTENTS against the sections"
     done
+    check_contents idist.hpp | report "idist.hpp: CONTENTS against the sections"
     check_names | report "exported names"
-    check_macros "${HEADERS[@]}" | report "macros"
+    check_macros "${HEADERS[@]}" idist.hpp | report "macros"
     check_house | report "house rules: $HOUSE_RULES"
 fi
 printf '%s\n' "${C_FILES[@]}" | grep -E '^(tests|examples)/.*\.[ch]$' |
