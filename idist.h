@@ -1147,6 +1147,17 @@ IDIST_API idist_status idist_wait_all(idist_request *requests, size_t n);
 // one world after the other, and may notice a completion up to a millisecond late.
 IDIST_API idist_status idist_wait_any(idist_request *requests, size_t n, size_t *index);
 
+// Waits until at least one of them is complete, and completes all that are by then. indices, with
+// room for n, gets their positions in ascending order, and *count their number; 0 if all are empty.
+// Returns the failure with the lowest index among these.
+IDIST_API idist_status idist_wait_some(idist_request *requests, size_t n, size_t *indices,
+                                       size_t *count);
+
+// Tests each of them. Does not block. *done says whether all are complete now, also those that were
+// complete, and so empty, before. Returns the failure with the lowest index among those that this
+// call completes.
+IDIST_API idist_status idist_test_all(idist_request *requests, size_t n, bool *done);
+
 // The same for requests that are not contiguous in memory. NULL among the pointers is an empty one.
 IDIST_API idist_status idist_wait_all_of(idist_request *const *requests, size_t n);
 IDIST_API idist_status idist_wait_any_of(idist_request *const *requests, size_t n, size_t *index);
@@ -1538,8 +1549,10 @@ inline idist_dtype idist_dtype_of(const idist_i64_i64 *) { return IDIST_I64_I64;
 #undef idist_iprobe
 #undef idist_improbe
 #undef idist_test
+#undef idist_test_all
 #undef idist_wait_any
 #undef idist_wait_any_of
+#undef idist_wait_some
 
 #include "idist_begin.h"
 #include "idist_os.h"
@@ -1610,6 +1623,9 @@ idist_status idist__iprobe_types(int src, int tag, idist__bool_out found, idist_
 idist_status idist__improbe_types(int src, int tag, idist__bool_out found, idist_message *message,
                                   const idist_opts *opts);
 idist_status idist__test_types(idist_request *request, idist__bool_out done);
+idist_status idist__test_all_types(idist_request *requests, size_t n, idist__bool_out done);
+idist_status idist__wait_some_types(idist_request *requests, size_t n, idist__size_out indices,
+                                    idist__size_out count);
 idist_status idist__wait_any_types(idist_request *requests, size_t n, idist__size_out index);
 idist_status idist__wait_any_of_types(idist_request *const *requests, size_t n,
                                       idist__size_out index);
@@ -1630,6 +1646,8 @@ idist_status idist__wait_any_of_types(idist_request *const *requests, size_t n,
 #define idist_iprobe(...) IDIST_CHECKED(iprobe, (__VA_ARGS__))
 #define idist_improbe(...) IDIST_CHECKED(improbe, (__VA_ARGS__))
 #define idist_test(...) IDIST_CHECKED(test, (__VA_ARGS__))
+#define idist_test_all(...) IDIST_CHECKED(test_all, (__VA_ARGS__))
+#define idist_wait_some(...) IDIST_CHECKED(wait_some, (__VA_ARGS__))
 #define idist_wait_any(...) IDIST_CHECKED(wait_any, (__VA_ARGS__))
 #define idist_wait_any_of(...) IDIST_CHECKED(wait_any_of, (__VA_ARGS__))
 // clang-format on

@@ -1877,6 +1877,60 @@ idist_status idist_wait_any_of(idist_request *const *requests, size_t n, size_t 
     return idist__request_wait_any(&list, index);
 }
 
+idist_status idist_wait_some(idist_request *requests, size_t n, size_t *indices, size_t *count) {
+    idist__request_list list = idist__request_list_of(requests, NULL, n);
+    idist__request_failure failure;
+    idist_status status;
+    size_t first = n, i;
+    bool done;
+
+    if (count) *count = 0;
+    if ((n && (!requests || !indices)) || !count)
+        return idist__fail(IDIST_ERR_ARG, "wait_some: requests, indices or count is NULL");
+
+    status = idist__request_wait_any(&list, &first);
+    if (first == n || requests[first].impl) return status; // all were empty, or none is complete
+    failure.status = IDIST_OK;
+    failure.index = 0;
+    idist__request_note(&failure, status, first);
+
+    for (i = 0; i < n; i++) {
+        done = i == first;
+        if (requests[i].impl) {
+            status = idist_test(&requests[i], &done);
+            if (done) idist__request_note(&failure, status, i);
+        }
+        if (done) indices[(*count)++] = i;
+    }
+
+    if (failure.status != IDIST_OK) memcpy(idist__me.text, failure.text, sizeof failure.text);
+
+    return failure.status;
+}
+
+idist_status idist_test_all(idist_request *requests, size_t n, bool *done) {
+    idist__request_failure failure;
+    size_t i;
+    bool one;
+
+    if ((n && !requests) || !done)
+        return idist__fail(IDIST_ERR_ARG, "test_all: requests or done is NULL");
+
+    *done = true;
+    failure.status = IDIST_OK;
+    failure.index = 0;
+
+    for (i = 0; i < n; i++) {
+        idist_status status = idist_test(&requests[i], &one);
+        idist__request_note(&failure, status, i);
+        *done = *done && one;
+    }
+
+    if (failure.status != IDIST_OK) memcpy(idist__me.text, failure.text, sizeof failure.text);
+
+    return failure.status;
+}
+
 //------------------------------------------------------------------------------
 // [calls:plan]  calls that are prepared once and made often
 // uses mutex fail mem model tracer core:call

@@ -30,6 +30,9 @@ broadcast_alloc COUNTS idist_broadcast_alloc(x, 1, IDIST_F32, 0, &p, COUNTS, NUL
 all_gather_alloc COUNTS idist_all_gather_alloc(x, 1, IDIST_F32, &p, COUNTS, NULL)
 wait_any COUNTS idist_wait_any(&request, 1, COUNTS)
 wait_any_of COUNTS idist_wait_any_of(&pointer, 1, COUNTS)
+wait_some COUNTS idist_wait_some(&request, 1, COUNTS, sizes)
+wait_some COUNTS idist_wait_some(&request, 1, sizes, COUNTS)
+test_all FLAG idist_test_all(&request, 1, FLAG)
 test FLAG idist_test(&request, FLAG)
 iprobe FLAG idist_iprobe(0, 0, FLAG, NULL, NULL)
 improbe FLAG idist_improbe(0, 0, FLAG, &message, NULL)'

@@ -6,7 +6,7 @@
 
 static void empty_ones(idist_group *world, int rank, int n, void *arg) {
     idist_request r[3] = {{NULL}, {NULL}, {NULL}};
-    size_t index = 77;
+    size_t index = 77, count = 77, indices[3];
     bool done = false;
     (void)world;
     (void)n;
@@ -18,6 +18,14 @@ static void empty_ones(idist_group *world, int rank, int n, void *arg) {
     rank_ok(rank, idist_wait_all(NULL, 0));
     rank_ok(rank, idist_wait_any(r, 3, &index));
     rank_check(index == 3, "wait_any of empty ones: got %zu expected 3", index);
+    rank_ok(rank, idist_wait_some(r, 3, indices, &count));
+    rank_check(count == 0, "wait_some of empty ones: got %zu expected 0", count);
+    rank_ok(rank, idist_wait_some(NULL, 0, NULL, &count));
+    done = false;
+    rank_ok(rank, idist_test_all(r, 3, &done));
+    rank_check(done, "test_all of empty ones");
+    rank_is(rank, idist_test_all(r, 3, NULL), IDIST_ERR_ARG);
+    rank_is(rank, idist_wait_some(r, 3, NULL, &count), IDIST_ERR_ARG);
 }
 
 static void check_sum(int rank, int n, const int64_t *x, size_t count, int which) {
@@ -62,6 +70,23 @@ static void many_in_flight(idist_group *world, int rank, int n, void *arg) {
             seen[index] = true;
             check_sum(rank, n, x[index], counts[index % 4], (int)index); // valid at once
         }
+    } else if (how == 4) {
+        size_t left = K, some[K], count = 0;
+        for (; left > 0; left -= count) {
+            rank_ok(rank, idist_wait_some(r, K, some, &count));
+            if (count == 0 || count > left) {
+                rank_fail("rank %d: wait_some gave %zu of %zu", rank, count, left);
+                break;
+            }
+            for (size_t k = 0; k < count; k++) {
+                rank_check(k == 0 || some[k] > some[k - 1], "rank %d: wait_some: the order", rank);
+                check_sum(rank, n, x[some[k]], counts[some[k] % 4], (int)some[k]);
+            }
+        }
+    } else if (how == 5) {
+        bool done = false;
+        while (!done)
+            if (!rank_ok(rank, idist_test_all(r, K, &done))) break;
     } else {
         for (int left = K, turns = 0; left > 0 && turns < 100000000; turns++) {
             int k = turns % K;
@@ -287,6 +312,45 @@ static void first_failure(idist_group *world, int rank, int n, void *arg) {
         rank_ok(rank, idist_send(&z, 1, IDIST_I32, 0, 2, &b));
     }
     rank_ok(rank, idist_barrier(&b));
+}
+
+// One of two receives is too short. Whoever completes it is told, once.
+static void some_fail(idist_group *world, int rank, int n, void *arg) {
+    idist_request r[2] = {{NULL}, {NULL}};
+    idist_opts a = opts_async(world, &r[0]), b = opts_async(world, &r[1]), o = opts_of(world);
+    int32_t x[2] = {7, 8}, y = 0;
+    size_t some[2], count = 0, seen = 0;
+    idist_recv_info info;
+    (void)n;
+    (void)arg;
+    for (int way = 0; way < 2; way++) {
+        int failures = 0;
+        bool done = false;
+        if (rank == 1) {
+            rank_ok(rank, idist_send(x, 2, IDIST_I32, 0, 2, &o));
+            rank_ok(rank, idist_send(x, 1, IDIST_I32, 0, 3, &o));
+        }
+        if (rank == 0) {
+            rank_ok(rank, idist_probe(1, 2, &info, &o)); // so that both are complete at once
+            rank_ok(rank, idist_probe(1, 3, &info, &o));
+            rank_ok(rank, idist_recv(&y, 1, IDIST_I32, 1, 3, NULL, &a));
+            rank_ok(rank, idist_recv(&y, 1, IDIST_I32, 1, 2, NULL, &b)); // too short
+            for (seen = 0; way == 0 && seen < 2; seen += count) {
+                idist_status status = idist_wait_some(r, 2, some, &count);
+                bool has_last = count > 0 && some[count - 1] == 1;
+                rank_is(rank, status, has_last ? IDIST_ERR_TRUNCATED : IDIST_OK);
+                rank_check(count > 0, "wait_some completes none");
+                if (count == 0) break;
+            }
+            while (way == 1 && !done) failures += idist_test_all(r, 2, &done) != IDIST_OK;
+            rank_check(failures == way, "test_all: %d failures", failures);
+            rank_check(way == 0 || strstr(idist_last_error(), "recv") != NULL, "got \"%s\"",
+                       idist_last_error());
+            rank_check(!r[0].impl && !r[1].impl && y == 7, "both are complete");
+            rank_ok(rank, idist_recv(x, 2, IDIST_I32, 1, 2, NULL, &o));
+        }
+        rank_ok(rank, idist_barrier(&o));
+    }
 }
 
 // Two requests fail differently: the first by index counts, not the first in time.
@@ -692,13 +756,15 @@ static void placed(const char *transport) {
 }
 
 int main(void) {
-    static const char *ways[4] = {"wait_all", "wait in another order", "wait_any", "test"};
+    static const char *ways[6] = {"wait_all",  "wait in another order",
+                                  "wait_any",  "test",
+                                  "wait_some", "test_all"};
     static const int sizes[5] = {1, 2, 3, 4, 7};
     tap_deadline(200);
     ranks_case(1, NULL, empty_ones, NULL, "empty requests, n=1");
     ranks_case(2, NULL, empty_ones, NULL, "empty requests, n=2");
     for (int i = 0; i < 5; i++) {
-        for (int how = 0; how < 4; how++) {
+        for (int how = 0; how < 6; how++) {
             idist_desc d = desc_with(how == 1 && sizes[i] == 3 ? "tcp" : "auto",
                                      algorithm_names[(i + how) % N_ALGORITHMS]);
             ranks_case(sizes[i], &d, many_in_flight, &how, "12 all_reduces in flight n=%d, %s, %s",
@@ -722,6 +788,7 @@ int main(void) {
                "a large send progresses while the sender computes, tcp");
     ranks_case(2, NULL, first_failure, NULL,
                "wait_all returns the first failure and completes the rest");
+    ranks_case(2, NULL, some_fail, NULL, "wait_some and test_all tell of a failure");
     ranks_case(2, NULL, first_of_two_failures, NULL, "wait_all returns the first of two failures");
 #ifndef RANKS_MPI
     two_worlds();
