@@ -174,7 +174,8 @@ static int idist__worker_work(idist_workers *spawn, int i, idist__worker_result 
 
     w = idist__world_default(); // fn may have finalized by itself
     if (w) status = idist__world_close(w, code != 0);
-    if (status != IDIST_OK && !code && !result->secondary) result->code = 1;
+    if (status != IDIST_OK && status != IDIST_ERR_ABORTED && !code && !result->secondary)
+        result->code = 1;
 
     return result->code;
 }

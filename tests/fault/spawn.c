@@ -317,6 +317,13 @@ static int aborts_the_world(int local_rank, void *arg) {
     return 6;
 }
 
+static int all_return_0(int local_rank, void *arg) {
+    (void)arg;
+    if (local_rank == 2) rank_ok(2, idist_abort(NULL));
+    rank_is(local_rank, idist_barrier(NULL), IDIST_ERR_ABORTED);
+    return 0;
+}
+
 static void world_aborted(void) {
     idist_report report;
     idist_desc d = quick_desc(&report);
@@ -325,6 +332,9 @@ static void world_aborted(void) {
     expect_failure(idist_spawn(aborts_the_world, NULL, 3, &d), &report, 2, 6, 0);
     rank_check(strstr(report.text, "the disk is full") != NULL, "the report: %s", report.text);
     ranks_report("the first failure is that of the worker that aborted, with the text that it set");
+    ranks_reset();
+    rank_ok(-1, idist_spawn(all_return_0, NULL, 3, &d));
+    ranks_report("workers of an aborted world may succeed, also the one that aborted it");
 }
 
 // Only where the world is lost or aborted has a worker failed because of another one.
