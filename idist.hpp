@@ -64,22 +64,23 @@ WHAT IT IS
       owners     world, group, request, plan, op, dtype, memory, workers are freed by their
                  destructors. They cannot be copied, only moved.
 
-    C and C++ mix freely: get() of an owner is the handle of idist.h, and options convert to
-    idist_opts.
+    C and C++ mix freely: get() of an owner is the handle of idist.h, and options::get() is an
+    idist_opts. Write the namespace out: with `using namespace idist`, abort() and others would be
+    ambiguous.
 
 ERRORS AND DESTRUCTORS
 
-    No destructor throws. What a destructor has to wait for has a deadline, as every call has.
+    No destructor throws: an error that it meets is lost, so call wait() and finalize() yourself.
+    What it waits for has the deadline of the call.
 
-    A request that is destroyed has to be complete first, because its buffers may be gone
-    afterwards. Usually its destructor waits. When an exception unwinds the stack, the operation may
-    wait for ranks that wait for this one; so unless it is complete, the destructor calls
-    idist_abort for its group, which ends it on all ranks with IDIST_ERR_ABORTED. A world that is
-    destroyed by an exception is aborted, too, instead of waiting for the other ranks. So an
-    exception of one rank is an error on all, and no rank hangs.
+    An operation has to be complete when its request is destroyed, because the buffers may be gone
+    afterwards. Usually the destructor waits. When an exception unwinds the stack, the operation may
+    wait for ranks that wait for this one. So unless the operation is complete, the destructor calls
+    idist_abort for its group, which ends the calls of all ranks with IDIST_ERR_ABORTED. A world
+    that an exception destroys is aborted, too. So an exception on one rank is an error on all, and
+    no rank hangs.
 
-    An exception that is to be handled without the loss of the group is caught below the requests:
-    between the declaration of a request and the end of its wait().
+    To keep the group, catch the exception while the request still exists, and wait for it.
 
     Exceptions do not cross the functions of idist.h, which are C. This header catches what a
     callable of yours throws and makes it an error, except in reductions: an exception in one of
@@ -144,7 +145,8 @@ class error : public std::runtime_error {
     // "IDIST_ERR_TIMEOUT".
     const char *name() const noexcept { return idist_status_name(status_); }
 
-    // True if the group of the call has failed and cannot be used again: all ranks get this error.
+    // True for the errors of a group, which all its ranks get, and after which it cannot be used
+    // again. (A receive that times out is the exception: its group goes on.)
     bool ends_group() const noexcept {
         return status_ == IDIST_ERR_PEER_LOST || status_ == IDIST_ERR_MISMATCH ||
                status_ == IDIST_ERR_TIMEOUT || status_ == IDIST_ERR_ABORTED;
@@ -1588,7 +1590,8 @@ template <class T> IDIST_NODISCARD T recv_value(int src, int tag, const options 
     return value;
 }
 
-// Receives a message of any size. Threads that receive with any_source get one each.
+// Receives a message of any size. Threads that receive with any_source get one each. If there is no
+// memory for it, or its elements are of another type, the message is lost.
 template <class T>
 IDIST_NODISCARD std::vector<T> recv_vector(int src, int tag, const options &o = options(),
                                            idist_recv_info *info = nullptr) {
@@ -1737,8 +1740,8 @@ template <class F> void parallel_run(const idist_desc &desc, F &&f, const char *
     detail::check_workers(status, *d.report);
 }
 
-// Workers that run beside the caller. The destructor waits for them; when an exception destroys it,
-// it kills them. Constructed, polled and destroyed by one thread.
+// Workers that run beside the caller. The destructor waits for them, without a limit; when an
+// exception destroys it, it kills them. Constructed, polled and destroyed by one thread.
 class workers {
   public:
     template <class F>

@@ -386,7 +386,7 @@ static void first(idist::world &world) {
     REQUIRE(runs == (world.rank() == last ? 2 : 1));
     try {
         idist::one_rank_first([&] { throw std::out_of_range("no file"); }, last, world);
-        REQUIRE(!"one_rank_first throws");
+        require(false, "one_rank_first throws");
     } catch (const std::out_of_range &e) {
         REQUIRE(world.rank() == last && !strcmp(e.what(), "no file"));
     } catch (const idist::error &e) {
@@ -440,6 +440,36 @@ static void spawns(int n) {
         tap_like(e.what(), "exploded in a worker", "so does the error");
         tap_is(e.status(), IDIST_ERR_WORKER_FAILED, "its status");
     }
+}
+
+static idist_report report_of(const std::function<void(int)> &f) {
+    idist_desc desc = idist_desc();
+    desc.timeout_ms = desc.init_timeout_ms = RANKS_TIMEOUT_MS * test_slow_factor();
+
+    try {
+        idist::spawn(f, 2, desc);
+    } catch (const idist::worker_error &e) {
+        return e.report();
+    }
+    return idist_report();
+}
+
+static void other_ends() {
+    tap_running("other ends of workers");
+    idist_report report = report_of([](int local_rank) {
+        if (local_rank == 1) throw 17;
+    });
+    tap_ok(report.rank == 1 && report.exit_code == 1, "a worker that throws an int");
+    tap_like(report.text, "no std::exception", "its text");
+    report = report_of([](int) {
+        (void)freopen("/dev/null", "w", stderr); // where std::terminate writes
+        const idist::op<int> op([](int a, int b) -> int {
+            if (b > 0) throw std::runtime_error("in a reduction");
+            return a;
+        });
+        (void)idist::all_reduce(1, op);
+    });
+    tap_is(report.signal, SIGABRT, "an exception in a reduction ends the process");
 }
 
 // In this process, in a world of 1.
@@ -505,6 +535,7 @@ static_assert(!std::is_copy_constructible<idist::world>::value, "");
 int main() {
     tap_deadline(120);
     for (int n = 1; n <= 4; n++) spawns(n); // before there are threads
+    other_ends();
     alone();
     for (int n = 1; n <= 4; n++) {
         run(n, "reductions", reductions);
