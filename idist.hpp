@@ -112,6 +112,7 @@ BUILD
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 #include <exception>
 #include <limits>
 #include <memory>
@@ -690,8 +691,8 @@ class options {
     friend class plan;
 };
 
-// An operation in flight. Its buffers are not touched until wait() returns or test() is true, and
-// they live longer than the request: declare it after them.
+// An operation in flight. The program leaves its buffers alone until wait() returns or throws, or
+// test() is true. They outlive the request: declare it after them.
 //
 // The destructor waits for the operation. When an exception destroys the request, and the operation
 // is not complete, it aborts the group of the call, see ERRORS AND DESTRUCTORS. Move assignment
@@ -736,10 +737,11 @@ class request {
     void finish() noexcept {
         bool done = false;
 
-        if (!is_pending()) return;
-        if (unwinding_ && (idist_test(&request_, &done) != IDIST_OK || done)) return;
-        if (unwinding_) idist_abort(group_);
-        idist_wait(&request_);
+        if (is_pending() && unwinding_) {
+            idist_test(&request_, &done);
+            if (is_pending()) idist_abort(group_);
+        }
+        if (is_pending()) idist_wait(&request_);
     }
 
     idist_request request_;
@@ -888,8 +890,8 @@ constexpr idist_op maxloc = IDIST_MAXLOC;
 // A reduction of T by a callable, T f(const T &lower, const T &higher); `lower` is the operand of
 // the lower ranks. It has to be associative.
 //
-//     idist::op<float> longer([](float a, float b) { return std::fabs(a) < std::fabs(b) ? b : a;
-//     }); idist::all_reduce(x, longer);
+//     idist::op<float> larger([](float a, float b) { return a < b ? b : a; });
+//     idist::all_reduce(x, larger);
 //
 // All ranks of the world of `group` create their ops in the same order. The callable runs in any
 // thread that is inside idist, also in several at once. It must not call idist, and an exception in
@@ -932,14 +934,21 @@ template <class T> class op {
     template <class F> struct state_of : state {
         explicit state_of(F &&callable) : f(std::move(callable)) {}
 
-        // noexcept: a reduction has no way to report a failure to the other ranks.
+        // noexcept: a reduction has no way to report a failure to the other ranks. Elements may
+        // lie at any address.
         static void run(const void *in, void *inout, std::size_t count, idist_dtype,
                         void *arg) noexcept {
             F &f = static_cast<state_of *>(arg)->f;
-            const T *lower = static_cast<const T *>(in);
-            T *higher = static_cast<T *>(inout);
+            const unsigned char *from = static_cast<const unsigned char *>(in);
+            unsigned char *to = static_cast<unsigned char *>(inout);
+            T lower, higher;
 
-            for (std::size_t i = 0; i < count; i++) higher[i] = f(lower[i], higher[i]);
+            for (std::size_t i = 0; i < count * sizeof(T); i += sizeof(T)) {
+                std::memcpy(&lower, from + i, sizeof(T));
+                std::memcpy(&higher, to + i, sizeof(T));
+                higher = f(static_cast<const T &>(lower), static_cast<const T &>(higher));
+                std::memcpy(to + i, &higher, sizeof(T));
+            }
         }
 
         F f;

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # hpp.sh - idist.hpp in every C++, by every compiler, without a warning; in a program of several
-# files, with the implementation in C or C++; and what it has to refuse, with the text of each error.
+# files, with the implementation in C or C++; and what it has to refuse, with the text of the error.
 # shellcheck source=tests/lib/tap.sh
 . "$(dirname "$0")/../lib/tap.sh"
 
@@ -97,7 +97,7 @@ refuses() { # NAME TEXT CODE [FLAG...]: as the body of a function
 refuses "-fno-exceptions" "with -fno-exceptions include idist.h" "" -fno-exceptions
 mkdir "$WORK/older"
 cp idist.hpp "$WORK/older"
-sed 's/^#define IDIST_VERSION_MINOR .*/#define IDIST_VERSION_MINOR 1/' idist.h >"$WORK/older/idist.h"
+sed 's/^\(#define IDIST_VERSION_MINOR\) .*/\1 1/' idist.h >"$WORK/older/idist.h"
 refuses "an idist.h of another version" "copy both from one release" "" -I"$WORK/older"
 refuses "elements without a dtype" "this type has no dtype" \
     "std::vector<thing> t; idist::all_reduce(t, idist::sum);"

@@ -39,12 +39,12 @@ improbe FLAG idist_improbe(0, 0, FLAG, &message, NULL)'
 
 program() { # CALL
     printf '%s\n' '#include "idist.h"' \
-        'int compiles(float *x, float *y, const int *ints, size_t *sizes, bool *flag, int *mark);' \
-        'int compiles(float *x, float *y, const int *ints, size_t *sizes, bool *flag, int *mark) {' \
+        'int compiles(float *x, float *y, size_t *sizes, bool *flag, int *mark);' \
+        'int compiles(float *x, float *y, size_t *sizes, bool *flag, int *mark) {' \
         '    void *p = NULL;' \
         '    idist_request request = {NULL}, *pointer = &request;' \
         '    idist_message message;' \
-        '    (void)x, (void)y, (void)ints, (void)sizes, (void)flag, (void)mark;' \
+        '    (void)x, (void)y, (void)sizes, (void)flag, (void)mark;' \
         '    (void)p, (void)pointer, (void)message;' \
         "    return $1;" \
         '}'

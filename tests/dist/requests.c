@@ -38,6 +38,23 @@ static void check_sum(int rank, int n, const int64_t *x, size_t count, int which
     }
 }
 
+// Completes the n_requests all_reduces, as many at a time as wait_some gives.
+static void complete_some(int rank, int n, idist_request *r, size_t n_requests, int64_t *const *x,
+                          const size_t *counts) {
+    size_t some[16], left = n_requests, count = 0;
+    for (; left > 0; left -= count) {
+        rank_ok(rank, idist_wait_some(r, n_requests, some, &count));
+        if (count == 0 || count > left) {
+            rank_fail("rank %d: wait_some gave %zu of %zu", rank, count, left);
+            break;
+        }
+        for (size_t k = 0; k < count; k++) {
+            rank_check(k == 0 || some[k] > some[k - 1], "rank %d: wait_some: the order", rank);
+            check_sum(rank, n, x[some[k]], counts[some[k] % 4], (int)some[k]);
+        }
+    }
+}
+
 // K all_reduces of different sizes at once, completed in an order that differs from rank to rank.
 static void many_in_flight(idist_group *world, int rank, int n, void *arg) {
     enum { K = 12 };
@@ -71,18 +88,7 @@ static void many_in_flight(idist_group *world, int rank, int n, void *arg) {
             check_sum(rank, n, x[index], counts[index % 4], (int)index); // valid at once
         }
     } else if (how == 4) {
-        size_t left = K, some[K], count = 0;
-        for (; left > 0; left -= count) {
-            rank_ok(rank, idist_wait_some(r, K, some, &count));
-            if (count == 0 || count > left) {
-                rank_fail("rank %d: wait_some gave %zu of %zu", rank, count, left);
-                break;
-            }
-            for (size_t k = 0; k < count; k++) {
-                rank_check(k == 0 || some[k] > some[k - 1], "rank %d: wait_some: the order", rank);
-                check_sum(rank, n, x[some[k]], counts[some[k] % 4], (int)some[k]);
-            }
-        }
+        complete_some(rank, n, r, K, x, counts);
     } else if (how == 5) {
         bool done = false;
         while (!done)

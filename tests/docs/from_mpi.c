@@ -88,11 +88,8 @@ static void grids(int rank, int n) {
 static void messages(int rank, int n) {
     float x[3] = {1, 2, 3}, copy[3], y[2][3];
     int next = rank + 1, last = (rank + n - 1) % n, i, to[2], from[2];
-    idist_request request, requests[2];
-    size_t index, count, indices[2];
+    idist_request request;
     idist_opts opts = {0};
-    idist_plan *plan;
-    bool done = false;
 
     if (next < n) idist_send(x, 3, IDIST_F32, next, 0, NULL);
     if (rank > 0) CHECK(idist_recv(copy, 3, IDIST_F32, rank - 1, 0, NULL, NULL));
@@ -126,7 +123,15 @@ static void messages(int rank, int n) {
     opts.request = NULL;
     opts.timeout_ms = 50;
     REQUIRE(idist_recv(y, 3, IDIST_F32, last, 99, NULL, &opts) == IDIST_ERR_TIMEOUT);
-    opts.timeout_ms = 0;
+}
+
+static void requests_and_plans(void) {
+    idist_request request, requests[2];
+    size_t index, count, indices[2];
+    idist_opts opts = {0};
+    idist_plan *plan;
+    bool done = false;
+    int i;
 
     idist_plan_create(&plan);
     opts.plan = plan;
@@ -156,11 +161,12 @@ static void messages(int rank, int n) {
 }
 
 static void largest(const void *in, void *inout, size_t count, idist_dtype dtype, void *arg) {
+    const float *a = (const float *)in;
+    float *b = (float *)inout;
     size_t i;
 
     (void)dtype, (void)arg;
-    for (i = 0; i < count; i++)
-        if (((const float *)in)[i] > ((float *)inout)[i]) ((float *)inout)[i] = ((const float *)in)[i];
+    for (i = 0; i < count; i++) b[i] = a[i] > b[i] ? a[i] : b[i];
 }
 
 static void collectives(int rank, int n) {
@@ -263,6 +269,7 @@ static int work(int local_rank, void *arg) {
     if (n > 1) groups_of_two(rank);
     grids(rank, n);
     messages(rank, n);
+    requests_and_plans();
     collectives(rank, n);
     types();
     files(rank, n, (const char *)arg);
