@@ -205,14 +205,17 @@ template <> struct idist::dtype_traits<particle> {
 static void operations(idist::world &world) {
     const int n = world.size(), r = world.rank();
     const float factor = 10;
-    const idist::op<float> weighted([factor](float a, float b) { return a < b * factor ? b : a; },
+    const idist::op<float> weighted([factor](float a,
+                                             float b) { return a * factor < b * factor ? b : a; },
                                     true, world);
+    const idist::op<int> last([](int, int higher) { return higher; }, false, world);
     const idist::op<float> doubled = idist::op<float>::premul_sum(2.0, world);
     const idist::dtype type(sizeof(particle), "particle", world);
     std::vector<float> x(3, static_cast<float>(r + 1));
 
     idist::all_reduce(x, weighted, world);
     REQUIRE(x[2] == static_cast<float>(n));
+    REQUIRE(idist::all_reduce(r, last, world) == n - 1);
     REQUIRE(idist::all_reduce(1.0f, doubled, world) == static_cast<float>(2 * n));
     particle_dtype = type.get();
     const idist::op<particle> heavier([](const particle &a,
