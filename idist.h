@@ -720,7 +720,10 @@ typedef struct idist_desc {
     int timeout_ms;
 
     // Deadline for all ranks to join, in milliseconds; 0: 5 minutes, < 0: none.
-    // IDIST_INIT_TIMEOUT_MS.
+    // IDIST_INIT_TIMEOUT_MS. When a process ends while the ranks join, the others fail at once.
+    // They wait until this deadline for a process that ends before it has told rank 0 which rank it
+    // is, for rank 0 if it ends before they have reached it, and for any process if the ranks meet
+    // at the store of torchrun, whose agent then ends them.
     int init_timeout_ms;
 
     // Shared by all ranks of the job, at least 16 bytes. IDIST_SECRET_FILE, IDIST_SECRET.

@@ -98,8 +98,7 @@ static idist_status idist__state_set(idist__join *j, const char *what, int rank,
     return idist__store_post(j->store, name, value, nbytes);
 }
 
-// Whether the store is that of a torch agent, which outlives the workers and does not support last
-// wills.
+// Whether the store is that of a torch agent, which outlives the workers.
 static bool idist__state_is_torch(const idist__join *j) {
     return strncmp(j->w->cfg.where, "torch:", 6) == 0;
 }
@@ -128,7 +127,7 @@ static int idist__state_ms_left(const idist__join *j) {
 
 //------------------------------------------------------------------------------
 // [join:failure]  a rank that gives up, and how the others learn why
-// uses clock fail text store:table store:file server client store:store state
+// uses clock fail text server store:store claim state
 //
 // If one rank cannot join, no rank can. A rank that has joined by then learns it from its first
 // call, because the group of the world has failed. To spare the others their
@@ -136,17 +135,10 @@ static int idist__state_ms_left(const idist__join *j) {
 // now and then. A rank that has read it counts itself in "heard"; the owner of the store keeps the
 // store open until all of them have, or for half a second.
 //
-// A process that dies cannot do that. So each rank leaves a will with the server: the value of
-// "failed", in case its connection ends before it has joined.
+// A process that dies cannot do that. The store sets "failed" for it, see [launch:claim].
 //------------------------------------------------------------------------------
 
 enum { IDIST__FAILURE_STAY_MS = 500, IDIST__FAILURE_LOST_MS = 300 };
-
-typedef struct idist__failure { // the value of "failed"
-    int32_t status, rank;
-    int32_t by_will; // the process ended; the server says so for it
-    char text[400];
-} idist__failure;
 
 // Rank 0 has a connection of the store and the sockets of a link for each rank.
 static idist_status idist__failure_no_fds(const idist__join *j) {
@@ -221,28 +213,13 @@ static idist_status idist__failure_check(idist__join *j) {
         return idist__failure_hint(j);
     }
 
+    if (failure.rank < 0)
+        return idist__fail((idist_status)failure.status,
+                           "initialize: a process that had drawn its rank could not join: %s",
+                           failure.text);
+
     return idist__fail((idist_status)failure.status, "initialize: rank %d could not join: %s",
                        (int)failure.rank, failure.text);
-}
-
-// Leaves a will with the server, or takes it back (NULL). If the connection is gone, the next
-// request says so.
-static void idist__failure_will(idist__join *j, const idist__failure *failure) {
-    idist__store_request request;
-    char name[128] = "";
-
-    if (j->store->run != idist__client_run && j->store->run != idist__file_run) return;
-    if (idist__state_is_torch(j)) return;
-
-    if (failure) idist__state_name(j, name, sizeof name, "failed", -1);
-    memset(&request, 0, sizeof request);
-    request.op = IDIST__STORE_SET_WILL;
-    request.key.data = name;
-    request.key.nbytes = strlen(name);
-    request.a.data = (const char *)failure;
-    request.a.nbytes = failure ? sizeof *failure : 0;
-    request.deadline_ns = j->deadline_ns;
-    j->store->run(j->store, &request);
 }
 
 // Keeps the store open until all others have read why, or for a moment.
@@ -277,7 +254,7 @@ static void idist__failure_tell(idist__join *j, idist_status status) {
     // If this does not reach the store, the others learn of it when the store ends.
     idist__state_name(j, name, sizeof name, "failed", -1);
     if (!j->others_know) idist_store_set(j->store, name, &failure, sizeof failure);
-    idist__failure_will(j, NULL);
+    idist__store_drop_will(j->store);
 
     idist__state_name(j, name, sizeof name, "heard", -1);
     if (failure.rank > 0) idist_store_add(j->store, name, 1, &heard);
@@ -380,7 +357,8 @@ static idist_status idist__failure_late(idist__join *j, const char *what, int ra
 
 //------------------------------------------------------------------------------
 // [join:store]  opening the store, and values that a rank waits for
-// uses clock os:env fail client store:store launch:env pmi draw state failure
+// uses clock os:env fail client store:store launch:env pmi claim draw state
+// uses failure
 //
 // Worlds made one after another through the same store must not see each other's values. So each
 // rank counts its worlds in the store, and the count is part of all names. In a store of our own
@@ -558,19 +536,6 @@ static idist_status idist__join_store_open_own(idist__join *j) {
     return idist__join_store_open_next(j, &desc);
 }
 
-static void idist__join_store_leave_will(idist__join *j) {
-    idist__failure will;
-
-    if (j->w->cfg.rank == 0) return; // when rank 0 ends, the store ends too
-    memset(&will, 0, sizeof will);
-    will.status = (int32_t)IDIST_ERR_PEER_LOST;
-    will.rank = j->w->cfg.rank;
-    will.by_will = 1;
-    snprintf(will.text, sizeof will.text, "its process on %s ended during idist_initialize",
-             j->w->hostname);
-    idist__failure_will(j, &will);
-}
-
 static idist_status idist__join_store_rank_taken(const idist__join *j) {
     const idist__config *cfg = &j->w->cfg;
 
@@ -591,21 +556,17 @@ static bool idist__join_store_claims_late(const idist__join *j) {
 static idist_status idist__join_store_claim(idist__join *j, idist_status status) {
     if (!idist__join_store_claims_late(j)) return status;
 
-    if (idist__store_posted_sum(j->store) != 1) {
-        j->prefix[0] = 0;
-        return status == IDIST_OK ? idist__join_store_rank_taken(j) : status;
-    }
+    if (idist__store_posted_sum(j->store) == 1) return status;
+    j->prefix[0] = 0;
 
-    if (status == IDIST_OK) idist__join_store_leave_will(j);
-
-    return status;
+    return status == IDIST_OK ? idist__join_store_rank_taken(j) : status;
 }
 
 static idist_status idist__join_store_open(idist__join *j) {
     const idist__config *cfg = &j->w->cfg;
     const char *restart = idist__os_env("TORCHELASTIC_RESTART_COUNT");
     bool torch = idist__state_is_torch(j);
-    char base[40] = "idist", name[64];
+    char base[40] = "idist", name[64], failed[64];
     int64_t world_number = 0;
     idist_status status;
 
@@ -618,18 +579,18 @@ static idist_status idist__join_store_open(idist__join *j) {
 
     if (torch) snprintf(base, sizeof base, "idist-%.20s", restart ? restart : "0");
     snprintf(name, sizeof name, "%s/%d", base, cfg->rank);
+    snprintf(failed, sizeof failed, "%s/%%/failed", base);
 
     if (idist__join_store_claims_late(j)) {
         snprintf(j->prefix, sizeof j->prefix, "%s/1/", base);
-        return idist__store_post_add(j->store, name, 1);
+        return idist__claim_run(j->store, name, failed, cfg->rank, NULL);
     }
 
-    status = idist_store_add(j->store, name, 1, &world_number);
+    status = idist__claim_run(j->store, name, failed, cfg->rank, &world_number);
     if (status != IDIST_OK) return status;
     if (j->owns_store && world_number != 1 && !torch) return idist__join_store_rank_taken(j);
 
     snprintf(j->prefix, sizeof j->prefix, "%s/%lld/", base, (long long)world_number);
-    idist__join_store_leave_will(j);
 
     return IDIST_OK;
 }
@@ -643,7 +604,7 @@ static idist_status idist__join_store_leave(idist__join *j) {
     char one = 1;
     idist_status status = idist__state_set(j, "joined", j->w->group.rank, &one, sizeof one);
 
-    if (status == IDIST_OK) idist__failure_will(j, NULL);
+    if (status == IDIST_OK) idist__store_drop_will(j->store);
     if (!j->owns_store || status != IDIST_OK) return status;
     if (j->w->group.rank == 0) return idist__join_store_await_all(j, "joined");
     idist__store_await_end(j->store, j->deadline_ns);

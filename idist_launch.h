@@ -15,6 +15,7 @@ CONTENTS
       [launch:tf]      TF_CONFIG, TensorFlow's description of a cluster
       [launch:detect]  which launcher started this process, and as which rank
       [launch:where]   where the ranks meet
+      [launch:claim]   a process takes its rank, and the others learn if it ends
       [launch:draw]    ranks that are drawn from a file
       [launch:config]  explicit field, then environment, then built-in
 */
@@ -1324,14 +1325,52 @@ static idist_status idist__where_check_lone(const idist__config *config) {
 }
 
 //------------------------------------------------------------------------------
+// [launch:claim]  a process takes its rank, and the others learn if it ends
+// uses socket text store:table store:store
+//
+// A process that tells the store which rank it is leaves a will in the same request: if it ends
+// before it has joined, the store sets the key where the other ranks look for failures. Before that
+// request nobody can know of the process, and the others wait until their time-out. That leaves:
+//
+//     a process that ends before the handshake with the store is over, or never comes
+//     rank 0, whose process has the store, for ranks that had not reached the store by then
+//     a store of torch, which knows no wills; there the agent of torchrun ends the other workers
+//------------------------------------------------------------------------------
+
+typedef struct idist__failure { // why a rank gave up: the value of "failed", see [join:failure]
+    int32_t status;
+    int32_t rank;    // -1: a process that was drawing its rank
+    int32_t by_will; // the process ended; the store says so for it
+    char text[400];
+} idist__failure;
+
+// Adds 1 to the number of `key`. If this process ends before it has dropped its will, the store
+// sets `failed`, in which % is the sum. sum NULL: see idist__store_claim.
+IDIST__UNUSED static idist_status idist__claim_run(idist_store *store, const char *key,
+                                                   const char *failed, int rank, int64_t *sum) {
+    idist__failure will;
+    char host[64];
+
+    memset(&will, 0, sizeof will);
+    will.status = (int32_t)IDIST_ERR_PEER_LOST;
+    will.rank = rank;
+    will.by_will = 1;
+    if (!idist__os_socket_host_name(host, sizeof host))
+        idist__text_copy(host, sizeof host, "localhost");
+    snprintf(will.text, sizeof will.text, "its process on %s ended during idist_initialize", host);
+
+    return idist__store_claim(store, key, failed, &will, sizeof will, sum);
+}
+
+//------------------------------------------------------------------------------
 // [launch:draw]  ranks that are drawn from a file
-// uses clock os:random fail store:table store:store env
+// uses clock os:random fail store:table store:store env claim
 //
 // Processes that know the file, the size of their world and perhaps a group's name, but no rank:
 //
 //     the first one that opens the file is the server of its store, and rank 0
 //     it sets  idist/ranks   {drawn, a random number of this world}
-//     another  reads that, adds 1 to idist/drawn, and has the sum as its rank
+//     another  reads that, claims idist/drawn, and has the sum as its rank
 //
 // From then on everything is as with given ranks. The lock of the server, which ends with its
 // process, tells a world that is being made from the leftover of a dead one. Where ranks are given,
@@ -1430,7 +1469,8 @@ static idist_status idist__draw_try(idist__config *config, bool *again) {
                            "a rank to all processes (RANK or desc.rank), or to none",
                            idist__draw_file(config));
     if (status == IDIST_OK) *again = mark.world == idist__me.file_world;
-    if (status == IDIST_OK && !*again) status = idist_store_add(store, "idist/drawn", 1, &rank);
+    if (status == IDIST_OK && !*again)
+        status = idist__claim_run(store, "idist/drawn", "idist/1/failed", -1, &rank);
 
     if (status == IDIST_ERR_PEER_LOST) { // the server left before we had a rank
         *again = true;
@@ -1438,12 +1478,16 @@ static idist_status idist__draw_try(idist__config *config, bool *again) {
     }
 
     if (status != IDIST_OK || *again) return status;
-    if (rank >= config->world_size)
+
+    if (rank >= config->world_size) {
+        idist__store_drop_will(store);
         return idist__fail(
             IDIST_ERR_RANK_TAKEN,
             "initialize: all %d ranks of the world at %s (group \"%s\") are taken: start %d "
             "processes, or give each job a file or a group name (IDIST_GROUP_NAME) of its own",
             config->world_size, idist__draw_file(config), config->group_name, config->world_size);
+    }
+
     config->rank = (int)rank;
     idist__me.file_world = mark.world;
 

@@ -96,13 +96,15 @@ enum {
     IDIST__STORE_DELETE = 8,
     IDIST__STORE_CANCEL_WAIT = 12,
     // Ours, not torch's:
-    IDIST__STORE_SET_WILL = 100,   // set this key when my connection ends
-    IDIST__STORE_AWAIT_VALUE = 101 // WAIT and GET in one
+    IDIST__STORE_CLAIM = 100,       // ADD, and leave a will: see idist__store_request
+    IDIST__STORE_AWAIT_VALUE = 101, // WAIT and GET in one
+    IDIST__STORE_DROP_WILL = 102    // take the will back
 };
 
 #define IDIST__KEY_MAX 1024u
 #define IDIST__VALUE_MAX (8u << 20)
 #define IDIST__KEYS_MAX 65536u
+#define IDIST__WILL_KEY_MAX (IDIST__KEY_MAX + 32) // with the digits of the sum
 
 // In place of a value's length, the answer to a GET whose key has just been deleted; torch's
 // protocol has no word for it.
@@ -116,19 +118,23 @@ typedef struct idist__blob {
     size_t nbytes;
 } idist__blob;
 
+// A will is a key and a value, which the store sets when the process that left the will has ended.
+// A process has at most one will in a store; the next one replaces it. CLAIM adds 1 to a number and
+// leaves a will in one step, so that no process can die between the two. The last '%' in the will's
+// key stands for the sum.
 typedef struct idist__store_request {
     int op;                  // see IDIST__STORE_SET
     idist__blob key;         // of operations on one key
-    idist__blob a;           // SET, WILL: the value; COMPARE_SET: the expected value
-    idist__blob b;           // COMPARE_SET: the desired value
-    int64_t number;          // ADD: the delta, then the sum; NUM_KEYS: the result
+    idist__blob a;           // SET: the value; COMPARE_SET: the expected one; CLAIM: the will's key
+    idist__blob b;           // COMPARE_SET: the desired value; CLAIM: the will's value
+    int64_t number;          // ADD: the delta; ADD, CLAIM: then the sum; NUM_KEYS: the result
     const idist__blob *keys; // CHECK, WAIT
     size_t nkeys;
     void *value; // GET, COMPARE_SET: the caller's buffer
     size_t capacity;
     size_t nbytes;       // the size of the value, also when it does not fit
     bool flag;           // CHECK: all keys exist; DELETE: the key existed
-    bool posted;         // SET, ADD: do not wait for an answer
+    bool posted;         // SET, ADD, CLAIM: do not wait for an answer
     int64_t deadline_ns; // of GET and WAIT
 } idist__store_request;
 
@@ -298,8 +304,28 @@ static idist_status idist__table_compare_set(idist__table *table, idist__store_r
     return idist__table_copy_out(request, request->b.data, request->b.nbytes);
 }
 
-// Carries out a request. *wait: it must be tried again after the table has changed. *changed: the
-// entry of request->key is now another one, or gone.
+// The key of the will that a CLAIM leaves, whose sum is known. `name` has room for
+// IDIST__WILL_KEY_MAX bytes.
+static idist__blob idist__table_will_key(const idist__store_request *claim, char *name) {
+    const char *pattern = claim->a.data;
+    size_t before = claim->a.nbytes, after;
+    int digits = 0;
+    idist__blob key;
+
+    while (before && pattern[before - 1] != '%') before--;
+    after = claim->a.nbytes - before;
+    if (before) memcpy(name, pattern, before - 1);
+    if (before) digits = snprintf(name + before - 1, 24, "%lld", (long long)claim->number);
+    key.data = name;
+    key.nbytes = (before ? before - 1 : 0) + (size_t)digits;
+    memcpy(name + key.nbytes, pattern + before, after);
+    key.nbytes += after;
+
+    return key;
+}
+
+// Carries out a request, except for the will of a CLAIM. *wait: it must be tried again after the
+// table has changed. *changed: the entry of request->key is now another one, or gone.
 static idist_status idist__table_apply(idist__table *table, idist__store_request *request,
                                        bool *wait, bool *changed) {
     idist__entry *entry;
@@ -317,6 +343,12 @@ static idist_status idist__table_apply(idist__table *table, idist__store_request
         entry = *idist__table_find(table, request->key);
         *wait = !entry;
         return entry ? idist__table_copy_out(request, entry->value, entry->value_nbytes) : IDIST_OK;
+    case IDIST__STORE_CLAIM:
+        request->number = 1;
+        status = idist__table_add(table, request);
+        *changed = status == IDIST_OK;
+        return status;
+    case IDIST__STORE_DROP_WILL: return IDIST_OK;
     case IDIST__STORE_ADD:
         status = idist__table_add(table, request);
         *changed = status == IDIST_OK;
@@ -425,9 +457,10 @@ static idist_status idist__memory_open(idist_store *store) {
 // byte 1 taken, until it has that: a client that makes one request after the other looks there
 // every few milliseconds, and lets the other one go first.
 //
-// A last will sets a key when the process that made it has died. Its record has a key of a zero
-// byte and a u64: the offset of a byte that its maker keeps locked, and as value what to set:
-// u32 key_nbytes, key, value. When that lock is gone, any process that waits carries the will out.
+// The record of a will has a key of a zero byte and a u64: the offset of a byte that its maker
+// keeps locked. Its value is what to set: u32 key_nbytes, key, value. When the lock on that byte is
+// gone, any process that waits carries the will out. All records of one request are committed at
+// once.
 //------------------------------------------------------------------------------
 
 enum {
@@ -590,23 +623,31 @@ static idist_status idist__file_replay(idist__file_store *f) {
 }
 
 // Appends the entry that a key has in our table now, or that it has none. The records are locked.
+// Nobody sees the new record before idist__file_commit.
 static idist_status idist__file_append(idist__file_store *f, idist__blob key) {
     idist__entry *entry = *idist__table_find(idist__file_table_of(f, key), key);
-    uint64_t at = IDIST__FILE_RECORDS_AT + f->replayed, committed;
+    uint64_t at = IDIST__FILE_RECORDS_AT + f->replayed;
     uint32_t size[2];
 
     size[0] = (uint32_t)key.nbytes;
     size[1] = entry ? (uint32_t)entry->value_nbytes : IDIST__FILE_DELETED;
-    committed = f->replayed + sizeof size + key.nbytes + (entry ? entry->value_nbytes : 0);
     if (!idist__os_file_write_at(f->file, size, sizeof size, at) ||
         !idist__os_file_write_at(f->file, key.data, key.nbytes, at + sizeof size) ||
         (entry && !idist__os_file_write_at(f->file, entry->value, entry->value_nbytes,
-                                           at + sizeof size + key.nbytes)) ||
-        !idist__os_file_write_at(f->file, &committed, sizeof committed, IDIST__FILE_COMMITTED_AT))
+                                           at + sizeof size + key.nbytes)))
         return idist__file_fail_access(f, "written", errno);
-    f->replayed = committed;
+    f->replayed += sizeof size + key.nbytes + (entry ? entry->value_nbytes : 0);
 
     return IDIST_OK;
+}
+
+// Makes the records that were appended since `committed` part of the file.
+static idist_status idist__file_commit(const idist__file_store *f, uint64_t committed) {
+    if (f->replayed == committed ||
+        idist__os_file_write_at(f->file, &f->replayed, sizeof f->replayed,
+                                IDIST__FILE_COMMITTED_AT))
+        return IDIST_OK;
+    return idist__file_fail_access(f, "written", errno);
 }
 
 // The key of the will whose maker has locked the byte `at`.
@@ -621,7 +662,7 @@ static idist__blob idist__file_will_key(uint64_t at, char *buf) {
 }
 
 // Takes our own will back, if there is one.
-static idist_status idist__file_revoke_will(idist__file_store *f) {
+static idist_status idist__file_drop_will(idist__file_store *f) {
     char buf[IDIST__FILE_WILL_KEY_NBYTES];
     idist__blob key = idist__file_will_key(f->own_will, buf);
     idist_status status = IDIST_OK;
@@ -634,23 +675,22 @@ static idist_status idist__file_revoke_will(idist__file_store *f) {
     return status;
 }
 
-// Replaces our will; an empty key only takes it back. The offset of its record, which no other will
-// can have, names the byte to lock.
-static idist_status idist__file_set_will(idist__file_store *f,
-                                         const idist__store_request *request) {
-    char buf[IDIST__FILE_WILL_KEY_NBYTES];
-    uint32_t key_nbytes = (uint32_t)request->key.nbytes;
-    size_t nbytes = sizeof key_nbytes + request->key.nbytes + request->a.nbytes;
-    idist_status status = idist__file_revoke_will(f);
-    idist__blob key;
+// Replaces our will by that of a CLAIM. The offset of its record, which no other will can have,
+// names the byte to lock.
+static idist_status idist__file_set_will(idist__file_store *f, const idist__store_request *claim) {
+    char buf[IDIST__FILE_WILL_KEY_NBYTES], name[IDIST__WILL_KEY_MAX];
+    idist__blob key = idist__table_will_key(claim, name);
+    uint32_t key_nbytes = (uint32_t)key.nbytes;
+    size_t nbytes = sizeof key_nbytes + key.nbytes + claim->b.nbytes;
+    idist_status status = idist__file_drop_will(f);
     char *value;
 
-    if (status != IDIST_OK || !key_nbytes) return status;
+    if (status != IDIST_OK) return status;
     value = (char *)idist__mem_alloc(&f->table.mem, nbytes);
     if (!value) return IDIST_ERR_NO_MEMORY;
     memcpy(value, &key_nbytes, sizeof key_nbytes);
-    memcpy(value + sizeof key_nbytes, request->key.data, key_nbytes);
-    memcpy(value + sizeof key_nbytes + key_nbytes, request->a.data, request->a.nbytes);
+    memcpy(value + sizeof key_nbytes, key.data, key_nbytes);
+    memcpy(value + sizeof key_nbytes + key_nbytes, claim->b.data, claim->b.nbytes);
 
     f->own_will = IDIST__FILE_RECORDS_AT + f->replayed;
     key = idist__file_will_key(f->own_will, buf);
@@ -663,12 +703,13 @@ static idist_status idist__file_set_will(idist__file_store *f,
     return status;
 }
 
-// Sets what the maker of a will asked for, and deletes the will.
+// Sets what the maker of a will asked for, and deletes the will. A value that the key has already
+// stays.
 static idist_status idist__file_execute_will(idist__file_store *f, const idist__entry *will) {
     char buf[IDIST__FILE_WILL_KEY_NBYTES];
     idist__blob key, will_key;
     uint32_t key_nbytes;
-    idist_status status;
+    idist_status status = IDIST_OK;
 
     memcpy(buf, will->key, sizeof buf);
     will_key.data = buf;
@@ -677,9 +718,12 @@ static idist_status idist__file_execute_will(idist__file_store *f, const idist__
     key.data = will->value + sizeof key_nbytes;
     key.nbytes = key_nbytes;
 
-    status = idist__table_put(&f->table, key, key.data + key_nbytes,
-                              will->value_nbytes - sizeof key_nbytes - key_nbytes);
-    if (status == IDIST_OK) status = idist__file_append(f, key);
+    if (!*idist__table_find(&f->table, key)) {
+        status = idist__table_put(&f->table, key, key.data + key_nbytes,
+                                  will->value_nbytes - sizeof key_nbytes - key_nbytes);
+        if (status == IDIST_OK) status = idist__file_append(f, key);
+    }
+
     idist__table_remove(&f->wills, will_key);
     if (status == IDIST_OK) status = idist__file_append(f, will_key);
 
@@ -723,13 +767,18 @@ static idist_status idist__file_execute_wills(idist__file_store *f) {
 // Carries out a request. The records are locked.
 static idist_status idist__file_apply(idist__file_store *f, idist__store_request *request,
                                       bool *wait, bool *changed) {
-    idist_status status = idist__file_replay(f), appended = IDIST_OK;
+    idist_status status = idist__file_replay(f), appended;
+    uint64_t committed = f->replayed;
 
     if (status == IDIST_OK) status = idist__file_execute_wills(f);
     if (status != IDIST_OK) return status;
-    if (request->op == IDIST__STORE_SET_WILL) return idist__file_set_will(f, request);
     status = idist__table_apply(&f->table, request, wait, changed);
-    if (*changed) appended = idist__file_append(f, request->key);
+
+    appended = *changed ? idist__file_append(f, request->key) : IDIST_OK;
+    if (request->op == IDIST__STORE_DROP_WILL) appended = idist__file_drop_will(f);
+    if (request->op == IDIST__STORE_CLAIM && *changed && appended == IDIST_OK)
+        appended = idist__file_set_will(f, request);
+    if (appended == IDIST_OK) appended = idist__file_commit(f, committed);
 
     // A value that was changed may still be too long for the caller.
     return appended == IDIST_OK ? status : appended;
@@ -950,7 +999,7 @@ static idist_status idist__file_open(idist_store *store, const char *path, idist
 //
 //     operation            fields                     answer
 //     VALIDATE             u32 magic                  -
-//     SET, WILL            key, value                 -
+//     SET                  key, value                 -
 //     COMPARE_SET          key, expected, desired     value
 //     GET                  key                        value
 //     ADD                  key, i64 delta             i64 sum
@@ -959,6 +1008,12 @@ static idist_status idist__file_open(idist_store *store, const char *path, idist
 //     NUM_KEYS             -                          i64
 //     DELETE               key                        i64: 1 deleted, 0 there was none
 //     CANCEL_WAIT          -                          that of the WAIT, or none if it crosses it
+//
+// A client of our own server also knows these:
+//
+//     CLAIM                key, key, value            i64 sum
+//     AWAIT_VALUE          key                        u8 of WAIT, then value if that is 0
+//     DROP_WILL            -                          -
 //------------------------------------------------------------------------------
 
 #define IDIST__STORE_MAGIC 0x3C85F7CEu
@@ -1006,13 +1061,13 @@ static idist__blob idist__wire_read_blob(idist__wire_reader *reader, uint64_t li
     return blob;
 }
 
-// The fields of an operation, in order: m magic, k key, v value, h value of half the limit, n
-// number, l list of keys. NULL: there is no such operation.
+// The fields of an operation, in order: m magic, k key, w key of a will, v value, h value of half
+// the limit, n number, l list of keys. NULL: there is no such operation.
 static const char *idist__wire_fields(int op) {
     switch (op) {
     case IDIST__STORE_VALIDATE: return "m";
-    case IDIST__STORE_SET:
-    case IDIST__STORE_SET_WILL: return "kv";
+    case IDIST__STORE_SET: return "kv";
+    case IDIST__STORE_CLAIM: return "kwv";
     case IDIST__STORE_COMPARE_SET: return "khh";
     case IDIST__STORE_GET:
     case IDIST__STORE_AWAIT_VALUE:
@@ -1021,6 +1076,7 @@ static const char *idist__wire_fields(int op) {
     case IDIST__STORE_CHECK:
     case IDIST__STORE_WAIT: return "l";
     case IDIST__STORE_NUM_KEYS:
+    case IDIST__STORE_DROP_WILL:
     case IDIST__STORE_CANCEL_WAIT: return "";
     default: return NULL;
     }
@@ -1044,8 +1100,9 @@ static ptrdiff_t idist__wire_parse(const char *buf, size_t nbytes, idist__store_
                                    idist__blob *keys, size_t keys_capacity) {
     const char *field;
     idist__wire_reader reader;
-    idist__blob *value = &request->a; // the second value goes into request->b
+    idist__blob *value = &request->a; // what follows goes into request->b
     uint32_t magic;
+    uint64_t limit;
 
     memset(request, 0, sizeof *request);
     memset(&reader, 0, sizeof reader);
@@ -1063,9 +1120,12 @@ static ptrdiff_t idist__wire_parse(const char *buf, size_t nbytes, idist__store_
             request->number = (int64_t)magic;
             break;
         case 'k': request->key = idist__wire_read_blob(&reader, IDIST__KEY_MAX + 1); break;
-        case 'v': request->a = idist__wire_read_blob(&reader, IDIST__VALUE_MAX); break;
+        case 'w':
+        case 'v':
         case 'h':
-            *value = idist__wire_read_blob(&reader, IDIST__VALUE_MAX / 2);
+            limit = *field == 'v' ? IDIST__VALUE_MAX : IDIST__VALUE_MAX / 2;
+            if (*field == 'w') limit = IDIST__KEY_MAX + 1;
+            *value = idist__wire_read_blob(&reader, limit);
             value = &request->b;
             break;
         case 'n': idist__wire_read(&reader, &request->number, sizeof request->number); break;
@@ -1232,7 +1292,7 @@ typedef struct idist__server_client {
     bool waiting; // the first request in `in` waits for keys
     idist__buffer in;
     idist__buffer out;
-    char *will; // key and value, one after the other; see IDIST__STORE_SET_WILL
+    char *will; // key and value, one after the other; see idist__store_request
     size_t will_key_nbytes;
     size_t will_nbytes;
 } idist__server_client;
@@ -1315,6 +1375,7 @@ static bool idist__server_reply_to(idist__server *server, idist__server_client *
     case IDIST__STORE_GET:
     case IDIST__STORE_COMPARE_SET: return idist__server_reply_value(server, client, request);
     case IDIST__STORE_ADD:
+    case IDIST__STORE_CLAIM:
     case IDIST__STORE_NUM_KEYS: return idist__server_reply_number(server, client, request->number);
     case IDIST__STORE_DELETE:
         return idist__server_reply_number(server, client, request->flag ? 1 : 0);
@@ -1324,21 +1385,26 @@ static bool idist__server_reply_to(idist__server *server, idist__server_client *
     }
 }
 
-// Replaces a client's will; an empty key only takes it back. False: out of memory.
-static bool idist__server_set_will(idist__server *server, idist__server_client *client,
-                                   const idist__store_request *request) {
+static void idist__server_drop_will(idist__server *server, idist__server_client *client) {
     idist__mem_free(&server->mem, client->will);
     client->will = NULL;
     client->will_key_nbytes = client->will_nbytes = 0;
-    if (!request->key.nbytes) return true;
-    client->will = (char *)idist__mem_raw(&server->mem, request->key.nbytes + request->a.nbytes);
+}
+
+// Replaces a client's will by that of a CLAIM. False: out of memory.
+static bool idist__server_set_will(idist__server *server, idist__server_client *client,
+                                   const idist__store_request *claim) {
+    char name[IDIST__WILL_KEY_MAX];
+    idist__blob key = idist__table_will_key(claim, name);
+
+    idist__server_drop_will(server, client);
+    client->will = (char *)idist__mem_raw(&server->mem, key.nbytes + claim->b.nbytes);
     if (!client->will) return false;
 
-    memcpy(client->will, request->key.data, request->key.nbytes);
-    if (request->a.nbytes)
-        memcpy(client->will + request->key.nbytes, request->a.data, request->a.nbytes);
-    client->will_key_nbytes = request->key.nbytes;
-    client->will_nbytes = request->key.nbytes + request->a.nbytes;
+    memcpy(client->will, key.data, key.nbytes);
+    if (claim->b.nbytes) memcpy(client->will + key.nbytes, claim->b.data, claim->b.nbytes);
+    client->will_key_nbytes = key.nbytes;
+    client->will_nbytes = key.nbytes + claim->b.nbytes;
 
     return true;
 }
@@ -1360,15 +1426,17 @@ static bool idist__server_request(idist__server *server, idist__server_client *c
     if (!client->valid) return false;
     if (request->op == IDIST__STORE_CANCEL_WAIT)
         return true; // it crossed our answer, and nothing waits any more
-    if (request->op == IDIST__STORE_SET_WILL)
-        return idist__server_set_will(server, client, request);
+    if (request->op == IDIST__STORE_DROP_WILL) idist__server_drop_will(server, client);
 
     request->value = server->value;
     request->capacity = IDIST__VALUE_MAX;
 
     if (idist__table_apply(&server->table, request, wait, &changed_here) != IDIST_OK) {
-        if (request->op != IDIST__STORE_ADD) return false;
+        if (request->op != IDIST__STORE_ADD && request->op != IDIST__STORE_CLAIM) return false;
         request->number = IDIST__NOT_A_NUMBER;
+    } else if (request->op == IDIST__STORE_CLAIM &&
+               !idist__server_set_will(server, client, request)) {
+        return false;
     }
 
     if (changed_here) *changed = true;
@@ -1716,9 +1784,10 @@ typedef struct idist__client_store {
     size_t out_capacity;
     idist_status broken; // why the connection is unusable; IDIST_OK: it is not
     bool is_own;         // the server is one of ours, not torch's
+    bool greeted;        // it has been told which protocol follows
     uint64_t server_id;  // of one of ours
     int answer_ms;       // how long it may take to answer
-    bool owes_number;    // the answer to a posted ADD comes before the next one
+    bool owes_number;    // the answer to a posted CLAIM comes before the next one
     int64_t number;      // that answer, once the next one has come
     char server_at[128]; // its address, for error texts
 } idist__client_store;
@@ -1751,27 +1820,33 @@ static bool idist__client_put_keys(idist_store *store, const idist__store_reques
     return ok;
 }
 
-// Encodes one request for the wire. False: out of memory.
+// Tells the server which protocol follows.
+static bool idist__client_put_greeting(idist_store *store) {
+    const uint8_t op = IDIST__STORE_VALIDATE;
+    const uint32_t magic = IDIST__STORE_MAGIC;
+
+    return idist__client_put(store, &op, 1) && idist__client_put(store, &magic, sizeof magic);
+}
+
+// Encodes one request for the wire, behind the greeting if it is the first. False: out of memory.
 static bool idist__client_encode(idist_store *store, const idist__store_request *request) {
     idist__client_store *client = (idist__client_store *)store->impl;
     const char *field = idist__wire_fields(request->op);
     const idist__blob *value = &request->a;
     uint8_t op = (uint8_t)request->op;
-    uint32_t magic = IDIST__STORE_MAGIC;
-    bool ok, takes_will_back = request->op == IDIST__STORE_SET_WILL && !request->key.nbytes;
+    bool ok;
 
     client->nout = 0;
-    ok = idist__client_put(store, &op, 1);
+    ok = client->greeted || idist__client_put_greeting(store);
+    ok = ok && idist__client_put(store, &op, 1);
 
     for (; ok && field && *field; field++) {
         switch (*field) {
-        case 'm': ok = idist__client_put(store, &magic, sizeof magic); break;
-        case 'k':
-            ok = idist__client_put_blob(store, request->key, takes_will_back ? "" : "/");
-            break;
+        case 'k': ok = idist__client_put_blob(store, request->key, "/"); break;
+        case 'w':
         case 'v':
         case 'h':
-            ok = idist__client_put_blob(store, *value, "");
+            ok = idist__client_put_blob(store, *value, *field == 'w' ? "/" : "");
             value = &request->b;
             break;
         case 'n': ok = idist__client_put(store, &request->number, sizeof request->number); break;
@@ -1863,7 +1938,7 @@ static idist_status idist__client_cancel_wait(idist__client_store *client, uint8
     return IDIST_OK;
 }
 
-// Takes the answer to a posted ADD. Returns the status of the connection.
+// Takes the answer to a posted CLAIM. Returns the status of the connection.
 static idist_status idist__client_receive_owed(idist__client_store *client, int64_t deadline_ns) {
     if (!client->owes_number) return IDIST_OK;
     client->owes_number = false;
@@ -1917,9 +1992,10 @@ static idist_status idist__client_exchange(idist_store *store, idist__store_requ
     if (!idist__client_encode(store, request)) return IDIST_ERR_NO_MEMORY;
     if (!idist__connection_write_all(client->fd, client->out, client->nout, deadline_ns))
         return idist__client_break(client);
+    client->greeted = true;
 
     if (request->posted) {
-        client->owes_number = client->owes_number || request->op == IDIST__STORE_ADD;
+        client->owes_number = client->owes_number || request->op == IDIST__STORE_CLAIM;
         return IDIST_OK;
     }
 
@@ -1936,13 +2012,13 @@ static idist_status idist__client_exchange(idist_store *store, idist__store_requ
     case IDIST__STORE_GET:
     case IDIST__STORE_COMPARE_SET: return idist__client_receive_value(client, request, deadline_ns);
     case IDIST__STORE_ADD:
+    case IDIST__STORE_CLAIM:
     case IDIST__STORE_NUM_KEYS:
     case IDIST__STORE_DELETE:
         if (!idist__client_receive(client, &request->number, sizeof request->number, deadline_ns))
             return idist__client_break(client);
         request->flag = request->number > 0;
-        if (request->op == IDIST__STORE_ADD && request->number == IDIST__NOT_A_NUMBER)
-            return idist__table_not_a_number();
+        if (request->number == IDIST__NOT_A_NUMBER) return idist__table_not_a_number();
         return IDIST_OK;
     case IDIST__STORE_CHECK:
         if (!idist__client_receive(client, &byte, 1, deadline_ns))
@@ -1970,6 +2046,12 @@ static idist_status idist__client_try(idist_store *store, idist__store_request *
     idist_status status = IDIST_OK;
 
     *wait = false;
+    if (!client->is_own && request->op == IDIST__STORE_DROP_WILL) return IDIST_OK;
+
+    if (!client->is_own && request->op == IDIST__STORE_CLAIM) { // torch's server has no wills
+        request->op = IDIST__STORE_ADD;
+        request->number = 1;
+    }
 
     if (request->op == IDIST__STORE_GET && client->is_own) {
         request->op = IDIST__STORE_AWAIT_VALUE;
@@ -2276,19 +2358,6 @@ static idist_status idist__client_serve(idist_store *store, const idist__client_
                                &client->server);
 }
 
-// Tells the server which protocol follows.
-static idist_status idist__client_validate(idist_store *store, int64_t deadline_ns) {
-    idist__client_store *client = (idist__client_store *)store->impl;
-    idist__store_request request;
-
-    memset(&request, 0, sizeof request);
-    request.op = IDIST__STORE_VALIDATE;
-    if (!idist__client_encode(store, &request)) return IDIST_ERR_NO_MEMORY;
-    return idist__connection_write_all(client->fd, client->out, client->nout, deadline_ns)
-               ? IDIST_OK
-               : idist__client_break(client);
-}
-
 // Starts the server where this process has it, and connects to it.
 static idist_status idist__client_begin(idist_store *store, idist__client_serving *serving,
                                         bool server, int64_t deadline_ns) {
@@ -2320,7 +2389,7 @@ static idist_status idist__client_begin(idist_store *store, idist__client_servin
     idist__os_descriptor_close(&multicast.fd); // -1 where the server has taken it
     serving->address_text = NULL;
 
-    return status == IDIST_OK ? idist__client_validate(store, deadline_ns) : status;
+    return status;
 }
 
 // Opens a store at "unix:NAME", "tcp:HOST:PORT" or "cast:GROUP:PORT/JOB". Owns serving->listener
@@ -2359,15 +2428,19 @@ typedef struct idist__prefix_store {
     char prefix[IDIST__KEY_MAX + 1];
 } idist__prefix_store;
 
-// The keys of a request with the prefix before each, in one block that the caller frees.
+// The keys of a request, with the prefix before each, in one block that the caller frees. The
+// second one of a CLAIM is that of its will.
 static idist_status idist__prefix_keys(idist_store *store, const idist__store_request *request,
                                        idist__blob **result) {
     idist__prefix_store *view = (idist__prefix_store *)store->impl;
-    const idist__blob *from = request->nkeys ? request->keys : &request->key;
-    size_t prefix_nbytes = strlen(view->prefix), count = request->nkeys ? request->nkeys : 1,
-           total = 0, i;
-    idist__blob *keys;
+    idist__blob pair[2], *keys;
+    const idist__blob *from = request->nkeys ? request->keys : pair;
+    size_t prefix_nbytes = strlen(view->prefix), count = request->nkeys, total = 0, i;
     char *text;
+
+    pair[0] = request->key;
+    pair[1] = request->a;
+    if (!count) count = request->op == IDIST__STORE_CLAIM ? 2 : 1;
 
     for (i = 0; i < count; i++) {
         total += prefix_nbytes + from[i].nbytes;
@@ -2401,9 +2474,10 @@ static idist_status idist__prefix_run(idist_store *store, idist__store_request *
     idist_status status = idist__prefix_keys(store, request, &keys);
 
     if (status != IDIST_OK) return status;
-    // NUM_KEYS ignores the key.
+    // NUM_KEYS and DROP_WILL ignore the key.
     inner.key = keys[0]; // NOLINT(clang-analyzer-core.NullDereference)
     inner.keys = request->nkeys ? keys : NULL;
+    if (request->op == IDIST__STORE_CLAIM) inner.a = keys[1];
     status = view->parent->run(view->parent, &inner);
     request->number = inner.number;
     request->nbytes = inner.nbytes;
@@ -2627,16 +2701,34 @@ IDIST__UNUSED static idist_status idist__store_post(idist_store *store, const ch
     return status == IDIST_OK ? store->run(store, &request) : status;
 }
 
-// Adds to a number without waiting for the sum, which idist__store_posted_sum knows when the answer
-// to the next request has come. For stores with a server of ours.
-IDIST__UNUSED static idist_status idist__store_post_add(idist_store *store, const char *key,
-                                                        int64_t delta) {
+// Adds 1 to the number of a key and leaves a will, see idist__store_request. sum NULL: does not
+// wait for the sum, which idist__store_posted_sum knows when the answer to the next request has
+// come; for stores with a server of ours.
+IDIST__UNUSED static idist_status idist__store_claim(idist_store *store, const char *key,
+                                                     const char *will_key, const void *will,
+                                                     size_t nbytes, int64_t *sum) {
     idist__store_request request;
-    idist_status status = idist__store_begin_key(store, &request, IDIST__STORE_ADD, key, 0);
+    idist_status status = idist__store_begin_key(store, &request, IDIST__STORE_CLAIM, key, 0);
 
-    request.number = delta;
-    request.posted = true;
-    return status == IDIST_OK ? store->run(store, &request) : status;
+    if (status == IDIST_OK) status = idist__store_check_key(will_key);
+    if (status != IDIST_OK) return status;
+    request.a.data = will_key;
+    request.a.nbytes = strlen(will_key);
+    request.b.data = (const char *)will;
+    request.b.nbytes = nbytes;
+    request.posted = sum == NULL;
+    status = store->run(store, &request);
+    if (status == IDIST_OK && sum) *sum = request.number;
+
+    return status;
+}
+
+// Takes our will back. If the connection is gone, the next request says so.
+IDIST__UNUSED static void idist__store_drop_will(idist_store *store) {
+    idist__store_request request;
+
+    if (idist__store_begin(store, &request, IDIST__STORE_DROP_WILL, 0) == IDIST_OK)
+        store->run(store, &request);
 }
 
 // Waits until the server of a store in a file has ended, at most until the deadline. Then the next

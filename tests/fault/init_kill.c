@@ -1,41 +1,69 @@
 // init_kill: SIGKILL of one rank at one of its system calls on sockets or the store's file while
 // the ranks meet; which ones is drawn anew each time, and IDIST_TEST_LONG=1 takes all of them in
-// turn
+// turn. The first trial of each setting kills the rank right after the request in which it tells
+// the store which rank it is.
 //
-// Once the others can know of it, every survivor gets IDIST_ERR_PEER_LOST naming the dead rank
-// within a second. Before it has reached the store nobody can; then the time-out names it as the
-// one who did not come.
+// From that request on, every survivor gets IDIST_ERR_PEER_LOST naming the dead rank within a
+// second. Before it nobody can know of the rank; then the time-out names it as the one who did not
+// come.
 //
 // The same with SIGSTOP of rank 0, which serves the store at a port: the others end soon after
 // their time-out and name it.
+#define _GNU_SOURCE
 #include <fcntl.h>
 #include <poll.h>
 #include <signal.h>
 #include <stdbool.h>
+#include <string.h>
 #include <sys/mman.h>
 #include <sys/socket.h>
 #include <time.h>
 #include <unistd.h>
 
+typedef enum meeting { // where the ranks meet
+    AT_PORT,
+    IN_FILE,
+    DRAWN,  // the same, and each draws its rank
+    IN_VIEW // a view of a store that the test serves
+} meeting;
+
 typedef struct victim {
-    int rank, dies_at; // the number of the call
+    int rank, dies_at; // the number of the call; 0: when it has told the store who it is
     int signal;        // SIGKILL or SIGSTOP
     int n_calls;       // so far; by which thread does not matter
     int known;         // it had told the store who it is
+    int served;        // it made the file
     int64_t killed_ns; // 0: it lives
 } victim;
 
 static victim *dying;  // shared by all ranks
 static bool is_victim; // this process
 
-static void count_call(void) {
+static void die(void) {
     struct timespec t;
-    if (!is_victim || __atomic_add_fetch(&dying->n_calls, 1, __ATOMIC_ACQ_REL) != dying->dies_at)
-        return;
     clock_gettime(CLOCK_MONOTONIC, &t);
     dying->killed_ns = (int64_t)t.tv_sec * 1000000000 + t.tv_nsec;
     kill(getpid(), dying->signal);
     for (;;) pause();
+}
+
+static void count_call(void) {
+    if (is_victim && __atomic_add_fetch(&dying->n_calls, 1, __ATOMIC_ACQ_REL) == dying->dies_at)
+        die();
+}
+
+// The request that says who it is has been made.
+static void now_known(void) {
+    if (!is_victim || dying->known) return;
+    dying->known = 1;
+    if (!dying->dies_at) die();
+}
+
+// Whether a message or a key of the store's file says who the process is: "idist/3", "idist/drawn".
+static bool says_who(const void *bytes, size_t nbytes) {
+    const char *at = (const char *)memmem(bytes, nbytes, "idist/", 6);
+    return at && at + 6 < (const char *)bytes + nbytes &&
+           ((at[6] >= '0' && at[6] <= '9') || at[6] == 'd');
 }
 
 static int counted_bind(int fd, const struct sockaddr *a, socklen_t n) {
@@ -55,11 +83,10 @@ static ssize_t counted_recv(int fd, void *buf, size_t nbytes, int flags) {
     return recv(fd, buf, nbytes, flags);
 }
 static ssize_t counted_sendmsg(int fd, const struct msghdr *m, int flags) {
-    bool will = m->msg_iov[0].iov_len > 200 &&
-                *(const char *)m->msg_iov[0].iov_base == 100; // IDIST__STORE_SET_WILL
+    bool says = says_who(m->msg_iov[0].iov_base, m->msg_iov[0].iov_len);
     count_call();
     ssize_t n = sendmsg(fd, m, flags);
-    if (is_victim && will) dying->known = 1;
+    if (n > 0 && says) now_known();
     return n;
 }
 static ssize_t counted_pread(int fd, void *buf, size_t nbytes, off_t at) {
@@ -67,11 +94,12 @@ static ssize_t counted_pread(int fd, void *buf, size_t nbytes, off_t at) {
     return pread(fd, buf, nbytes, at);
 }
 static ssize_t counted_pwrite(int fd, const void *buf, size_t nbytes, off_t at) {
-    static _Thread_local bool will;
+    static _Thread_local bool says;
     count_call();
     ssize_t n = pwrite(fd, buf, nbytes, at);
-    if (nbytes == 9 && !*(const char *)buf) will = true; // its key
-    if (at == 8 && is_victim && will) dying->known = 1;  // its record is committed
+    if (nbytes < 20 && says_who(buf, nbytes)) says = true; // its key
+    if (at == 0 && is_victim) dying->served = 1;
+    if (at == 8 && says) now_known(); // its record is committed
     return n;
 }
 
@@ -102,21 +130,31 @@ typedef struct outcome {
     char text[600];
 } outcome;
 
-static void one_rank(int rank, const char *url, const char *transport, outcome *out) {
+static void one_rank(int rank, meeting where, const char *url, const char *transport,
+                     outcome *out) {
     idist_desc d = desc_with(transport, NULL);
+    idist_store *store = NULL, *view = NULL;
     idist_group *world = NULL;
     prctl(PR_SET_PDEATHSIG, SIGKILL);
     alarm((unsigned)(20 * test_slow_factor()));
     is_victim = rank == dying->rank;
     d.init_method = url;
-    d.rank = rank;
+    d.rank = where == DRAWN ? -1 : rank;
     d.world_size = RANKS;
     d.init_timeout_ms = INIT_TIMEOUT_MS * test_slow_factor();
     d.timeout_ms = RANKS_TIMEOUT_MS;
     if (dying->signal == SIGSTOP) // a rank that is still joining gives up first
         d.timeout_ms = d.init_timeout_ms + 500 * test_slow_factor();
     setenv("IDIST_ADDR", "127.0.0.1", 1);
-    ranks__place(&d);
+    if (where != DRAWN) ranks__place(&d);
+    if (where == IN_VIEW) {
+        idist_store_desc s;
+        memset(&s, 0, sizeof s);
+        TAP_REQUIRE(idist_store_open(url, &s, &store) == IDIST_OK &&
+                    idist_store_prefix(store, "a%view/", &view) == IDIST_OK);
+        d.store = view;
+        d.init_method = NULL;
+    }
     idist_status status = idist_open(&d, &world);
     idist_opts o = opts_of(world);
     for (int i = 0; status == IDIST_OK; i++) {
@@ -127,36 +165,46 @@ static void one_rank(int rank, const char *url, const char *transport, outcome *
     out->status = (int)status;
     out->when_ns = tap_now_ns();
     if (world) idist_close(&world);
+    idist_store_close(&view);
+    idist_store_close(&store);
     _exit(0);
 }
 
 // A rank that was not killed or stopped, ms later.
-static void check_outcome(const outcome *out, int k, long long ms) {
+static void check_outcome(const outcome *out, meeting where, int k, long long ms) {
     int loser = dying->rank, at = dying->dies_at;
-    bool stopped = dying->signal == SIGSTOP;
+    bool stopped = dying->signal == SIGSTOP, serves = loser == 0 && where != IN_VIEW;
     int limit_ms = stopped ? INIT_TIMEOUT_MS + 3 * LIMIT_MS : LIMIT_MS;
-    bool unknown = out->status == IDIST_ERR_TIMEOUT && // nobody could know of it
-                   (loser ? !dying->known : text_has_word(out->text, "rank 0 has not started"));
+    bool unknown = !dying->known; // nobody could know of it
+    if (where == DRAWN) unknown = unknown || dying->served;
+    else if (serves) unknown = text_has_word(out->text, "rank 0 has not started");
+    unknown = unknown && out->status == IDIST_ERR_TIMEOUT;
     bool late = stopped && out->status == IDIST_ERR_TIMEOUT;
     rank_check(out->status == IDIST_ERR_PEER_LOST || unknown || late,
                "call %d: rank %d got %s after %lld ms: %s", at, k,
                idist_status_name((idist_status)out->status), ms, out->text);
     // Of a connection that is missing the text names both ends, and first the one that says so.
     const char *blamed = strstr(out->text, " was not connected within ");
-    rank_check(text_names_only(blamed ? blamed : out->text, loser, k, RANKS),
+    rank_check(where == DRAWN || text_names_only(blamed ? blamed : out->text, loser, k, RANKS),
                "call %d: rank %d names another rank: %s", at, k, out->text);
     rank_check(unknown || ms <= limit_ms * test_slow_factor(),
                "call %d: rank %d got it after %lld ms, limit %d", at, k, ms, limit_ms);
 }
 
 // False when the victim went through the start with fewer calls than that.
-static bool trial(const char *transport, bool by_file, int loser, int at, int signal) {
+static bool trial(const char *transport, meeting where, int loser, int at, int signal) {
     pid_t pids[RANKS];
     int wait_status = 0;
     char url[64];
+    bool by_file = where == IN_FILE || where == DRAWN;
     outcome *out = (outcome *)shared_alloc(RANKS * sizeof *out);
+    idist_store *server = NULL;
+    idist_store_desc serves;
     if (by_file) snprintf(url, sizeof url, "file:///tmp/idist-init-kill-%d", (int)getpid());
     else snprintf(url, sizeof url, "tcp://127.0.0.1:%d", free_port());
+    memset(&serves, 0, sizeof serves);
+    serves.server = true;
+    if (where == IN_VIEW) TAP_REQUIRE(idist_store_open(url, &serves, &server) == IDIST_OK);
     memset(dying, 0, sizeof *dying);
     dying->rank = loser;
     dying->dies_at = at;
@@ -164,7 +212,7 @@ static bool trial(const char *transport, bool by_file, int loser, int at, int si
     for (int k = 0; k < RANKS; k++) {
         pids[k] = fork();
         TAP_REQUIRE(pids[k] >= 0);
-        if (pids[k] == 0) one_rank(k, url, transport, &out[k]);
+        if (pids[k] == 0) one_rank(k, where, url, transport, &out[k]);
         tap_register_child(pids[k]);
     }
     for (int i = 1; i <= RANKS; i++) { // the victim last
@@ -179,8 +227,10 @@ static bool trial(const char *transport, bool by_file, int loser, int at, int si
     bool killed = dying->killed_ns != 0;
     for (int k = 0; k < RANKS && killed; k++)
         if (k != loser)
-            check_outcome(&out[k], k, (long long)(out[k].when_ns - dying->killed_ns) / 1000000);
+            check_outcome(&out[k], where, k,
+                          (long long)(out[k].when_ns - dying->killed_ns) / 1000000);
     if (by_file) unlink(url + strlen("file://")); // rank 0 may have left it
+    idist_store_close(&server);
     munmap(out, RANKS * sizeof *out);
     return killed;
 }
@@ -191,35 +241,40 @@ static void stops_of_rank_0(const char *transport) {
     int at = 3, n = 0;
     tap_running("%s, rank 0 is stopped", transport);
     ranks_reset();
-    for (; at < 120 && trial(transport, false, 0, at, SIGSTOP); n++)
+    for (; at < 120 && trial(transport, AT_PORT, 0, at, SIGSTOP); n++)
         at += test_long() ? 1 : 17 + (int)(tap_rand(&random_state) % 17);
     rank_check(n > 0, "it had fewer than 4 calls");
     ranks_report("SIGSTOP of rank 0 of %d at %d of its calls, %s", RANKS, n, transport);
 }
 
+// once: only the first of the trials.
+static void kills_of(int loser, const char *transport, meeting where, bool once,
+                     uint64_t random_state) {
+    static const char *const places[] = {"", ", by file", ", drawn", ", in a view"};
+    bool by_file = where == IN_FILE || where == DRAWN;
+    int at = 0, n = 0, last = once ? 1 : by_file ? 300 : 120;
+    tap_running("%s%s, rank %d", transport, places[where], loser);
+    ranks_reset();
+    for (; at < last && trial(transport, where, loser, at, SIGKILL); n++)
+        at += test_long() || !at ? 1 : last / 15 + (int)(tap_rand(&random_state) % 20);
+    rank_check(once || at > 30, "there were only %d calls", at);
+    ranks_report("SIGKILL of rank %d of %d at %d of its calls, %s%s", loser, RANKS, n, transport,
+                 places[where]);
+}
+
 int main(void) {
     static const struct {
         const char *transport;
-        bool by_file; // the ranks meet at a file, else at a port
-    } settings[] = {
-        {"auto", false}, {"tcp", true}, {"tcp", false}, {"socket", false}, {"2+1", false}};
-    tap_deadline(200 * test_slow_factor());
+        meeting where;
+    } settings[] = {{"auto", AT_PORT},   {"tcp", IN_FILE}, {"tcp", IN_VIEW}, {"tcp", DRAWN},
+                    {"socket", AT_PORT}, {"2+1", AT_PORT}, {"tcp", AT_PORT}, {"auto", DRAWN}};
+    tap_deadline(400 * test_slow_factor());
     dying = (victim *)shared_alloc(sizeof *dying);
     (void)ranks__log();
-    for (int t = 0; t < (test_quick() ? 2 : 5); t++)
-        for (int loser = 0; loser < RANKS; loser++) {
-            const char *transport = settings[t].transport,
-                       *place = settings[t].by_file ? ", by file" : "";
-            uint64_t random_state = tap_seed() + (uint64_t)(3 * t + loser);
-            int at = 1, n = 0, last = settings[t].by_file ? 300 : 120;
-            tap_running("%s%s, rank %d", transport, place, loser);
-            ranks_reset();
-            for (; at < last && trial(transport, settings[t].by_file, loser, at, SIGKILL); n++)
-                at += test_long() ? 1 : last / 15 + (int)(tap_rand(&random_state) % 20);
-            rank_check(at > 40, "there were only %d calls", at);
-            ranks_report("SIGKILL of rank %d of %d at %d of its calls, %s%s", loser, RANKS, n,
-                         transport, place);
-        }
+    for (int t = 0; t < 8; t++)
+        for (int loser = 0; loser < RANKS; loser++)
+            kills_of(loser, settings[t].transport, settings[t].where, test_quick() && t > 1,
+                     tap_seed() + (uint64_t)(3 * t + loser));
     stops_of_rank_0("auto");
     if (!test_quick()) stops_of_rank_0("tcp");
     return tap_done();

@@ -347,6 +347,41 @@ static void check_prefix(const fixture *k, const char *name) {
            name);
 }
 
+// What a client leaves is set when it has closed its store, and only then.
+static void check_will(const fixture *k, const char *name) {
+    const char *early[2] = {"will/1/end", "a%b/will/2/end"};
+    const char *dropped = "dropped";
+    idist_store_desc desc = store_desc(false);
+    idist_store *store = NULL, *view = NULL;
+    bool ready = true;
+    int64_t sum = 0;
+    if (k->kind == MEM) return;
+    TAP_REQUIRE(idist_store_open(k->url, &desc, &store) == IDIST_OK);
+    TAP_REQUIRE(idist_store_prefix(store, "a%b/", &view) == IDIST_OK);
+    tap_ok(idist__store_claim(store, "will/n", "will/%/end", "one", 3, &sum) == IDIST_OK &&
+               sum == 1 && holds(k->handles[0], "will/n", "1", 1),
+           "%s: a claim counts", name);
+    TAP_REQUIRE(idist_store_add(view, "will/n", 1, NULL) == IDIST_OK);
+    tap_ok(idist__store_claim(view, "will/n", "will/%/end", "two", 3, &sum) == IDIST_OK && sum == 2,
+           "%s: a claim in a view", name);
+    tap_ok(idist_store_check(k->handles[1], early, 1, &ready) == IDIST_OK && !ready &&
+               idist_store_check(k->handles[1], early + 1, 1, &ready) == IDIST_OK && !ready,
+           "%s: nothing is set while the client is there", name);
+    tap_is(idist_store_close(&store), IDIST_OK, "%s: the client closes", name);
+    tap_ok(holds(k->handles[0], early[1], "two", 3), "%s: its latest will is carried out", name);
+    tap_ok(idist_store_check(k->handles[1], early, 1, &ready) == IDIST_OK && !ready,
+           "%s: the one before is not", name);
+    idist_store_close(&view);
+
+    TAP_REQUIRE(idist_store_open(k->url, &desc, &store) == IDIST_OK);
+    tap_is(idist__store_claim(store, "a%b/will/n", dropped, "no", 2, &sum), IDIST_OK,
+           "%s: another claims", name);
+    idist__store_drop_will(store);
+    idist_store_close(&store);
+    tap_is(idist_store_wait(k->handles[0], &dropped, 1, SHORT_MS), IDIST_ERR_TIMEOUT,
+           "%s: a will that was dropped is not carried out", name);
+}
+
 //------------------------------------------------------------------------------
 // several threads
 //------------------------------------------------------------------------------
@@ -432,8 +467,9 @@ static void check_threads(const fixture *k, const char *name) {
 
 static void test_kind(store_kind kind) {
     static void (*const checks[])(const fixture *, const char *) = {
-        check_set_get,       check_add,    check_compare_set, check_keys,    check_timeouts,
-        check_bad_arguments, check_prefix, check_large,       check_threads, check_many_keys};
+        check_set_get,  check_add,           check_compare_set, check_keys,
+        check_timeouts, check_bad_arguments, check_prefix,      check_large,
+        check_threads,  check_many_keys,     check_will};
     const char *name = kind_names[kind];
     fixture k;
     tap_running("%s: open", name);
