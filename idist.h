@@ -365,9 +365,10 @@ SECURITY
     IDIST_SECRET_FILE (mode 600) or IDIST_SECRET. Local sockets also check the user, and shared
     memory is passed through them. Ranks of several hosts listen at all addresses of their host.
     Without a secret that is refused (IDIST_ERR_NO_SECRET) unless IDIST_INSECURE=1; then each
-    listens at one address only. In a world of more than 64 ranks they listen until it is closed,
-    otherwise while they join. The data itself is neither encrypted nor signed: on a network you
-    do not trust, use a tunnel.
+    listens at one address only. A rank that cannot prove the secret fails at once. Rank 0 warns of
+    such a process and waits on, because a stranger must not end the job. In a world of more than
+    64 ranks they listen until it is closed, otherwise while they join. The data itself is neither
+    encrypted nor signed: on a network you do not trust, use a tunnel.
 
 WRITING A BACKEND
 

@@ -124,7 +124,7 @@ static bool idist__attempt_begin(idist__attempt *a, const idist__where *where,
 
 //------------------------------------------------------------------------------
 // [connect:connector]  all that is under way: listeners, attempts, handshakes
-// uses clock descriptor poll socket fail text mem base:log auth pending
+// uses clock descriptor poll socket fail text mem base:log auth secret pending
 // uses msg:types msg:transport link attempt
 //
 //     idist__connector_start   starts an attempt to connect to a rank
@@ -323,6 +323,7 @@ static bool idist__connector_accept(idist__connector *c, int listener,
         idist__os_descriptor_close(&h->fd);
         idist__auth_begin(h, fd, true, c->key, IDIST__ROLE_LINK, c->job, c->rank,
                           c->ring->w->group.size, idist__os_clock_deadline(IDIST__PENDING_MS));
+        idist__auth_set_secrecy(h, idist__secret_secrecy(&c->ring->w->cfg.secret));
         h->asks = true;
         h->ready = true;
         h = idist__pending_slot(&c->incoming);
@@ -428,6 +429,7 @@ static bool idist__connector_connected(idist__connector *c, idist__attempt *a,
     idist__auth_begin(&a->handshake, fd, false, c->key, IDIST__ROLE_LINK, c->job, c->rank,
                       c->ring->w->group.size, IDIST__FOREVER);
     idist__auth_set_socket(&a->handshake, a->socket);
+    idist__auth_set_secrecy(&a->handshake, idist__secret_secrecy(&c->ring->w->cfg.secret));
     a->handshake.ready = true;
     a->state = IDIST__ATTEMPT_GREETS;
 

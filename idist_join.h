@@ -75,6 +75,7 @@ typedef struct idist__join {
     bool others_know;             // somebody else has told all ranks why we give up
     bool told_by_server;          // ... namely the server, for a process that ended
     bool voting;                  // we gave up while the connections of this host carry votes
+    bool warned;                  // that the server has refused a process
     char prefix[64];              // of our names in the store
     idist__tcp_record *tcp;       // by rank; NULL: there is no TCP
     const idist__record *records; // by rank
@@ -127,7 +128,7 @@ static int idist__state_ms_left(const idist__join *j) {
 
 //------------------------------------------------------------------------------
 // [join:failure]  a rank that gives up, and how the others learn why
-// uses clock fail text server store:store claim state
+// uses clock fail text base:log server store:store claim state
 //
 // If one rank cannot join, no rank can. A rank that has joined by then learns it from its first
 // call, because the group of the world has failed. To spare the others their
@@ -159,6 +160,8 @@ static idist_status idist__failure_hint(const idist__join *j) {
         idist__text_append(
             idist__me.text, sizeof idist__me.text,
             ". A rank runs on a machine of another byte order; mixed worlds are not supported");
+    else if (server && __atomic_load_n(&server->is_unlike, __ATOMIC_ACQUIRE))
+        idist__text_append(idist__me.text, sizeof idist__me.text, ". Meanwhile %s", server->unlike);
     else if (refused)
         idist__text_append(
             idist__me.text, sizeof idist__me.text,
@@ -183,6 +186,17 @@ static void idist__failure_of_store(const idist__join *j, idist_status status) {
                 cause + 7);
 }
 
+// Reports a process that has another secret at once, because the ranks may wait for that process
+// until their time-out. It may as well be a stranger.
+static void idist__failure_warn(idist__join *j) {
+    const idist__server *server = idist__state_server(j);
+
+    if (j->warned || !server || !__atomic_load_n(&server->is_unlike, __ATOMIC_ACQUIRE)) return;
+    j->warned = true;
+    idist__log_print(&j->w->log, IDIST_LOG_WARN,
+                     "initialize: %s (unless that is no process of this job)", server->unlike);
+}
+
 // Fails for the same reason if some rank has given up.
 static idist_status idist__failure_check(idist__join *j) {
     const idist__server *server = idist__state_server(j);
@@ -195,6 +209,7 @@ static idist_status idist__failure_check(idist__join *j) {
 
     if (server && __atomic_load_n(&server->out_of_fds, __ATOMIC_RELAXED))
         return idist__failure_no_fds(j);
+    idist__failure_warn(j);
 
     names[0] = name;
     idist__state_name(j, name, sizeof name, "failed", -1);

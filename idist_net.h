@@ -468,6 +468,7 @@ static bool idist__connection_write_all(int fd, const void *buf, size_t nbytes,
 //     2       HMAC(K, "C" | C | S)              ------>
 //     3                                         <------ one byte: accepted
 //
+// A client that finds a wrong tag sends zeros as stage 2, so that the server learns why it leaves.
 // K comes from the job's secret. The labels "C" and "S" keep an answer from being reflected to its
 // sender, the nonces prevent replay, and the tags cover version, role, rank and job, so that none
 // of these can be changed on the way. A stranger makes the server read 96 bytes and allocate
@@ -495,11 +496,19 @@ typedef struct idist__hello {
     uint64_t server_id; // of the server of a store: a random number; otherwise 0
     uint8_t nonce[16];
     uint32_t socket; // of a link that has several: which one the client connects
-    uint8_t zero[4];
+    uint8_t secrecy; // IDIST__SECRECY_*, for error texts
+    uint8_t zero[3];
 } idist__hello;
 
 // What the connection is for.
 enum { IDIST__ROLE_STORE = 1, IDIST__ROLE_LINK = 2 };
+
+// What a process was given to prove itself to others.
+enum {
+    IDIST__SECRECY_NONE,     // connections within this host only
+    IDIST__SECRECY_INSECURE, // IDIST_INSECURE
+    IDIST__SECRECY_SECRET
+};
 
 // Stages of both sides; each is one message.
 enum {
@@ -559,6 +568,12 @@ IDIST__UNUSED static void idist__auth_set_socket(idist__handshake *h, int socket
     memcpy(h->out, &h->mine, IDIST__HELLO_BYTES);
 }
 
+// Tells the other side whether we have a secret. To be called before the first step.
+static void idist__auth_set_secrecy(idist__handshake *h, int secrecy) {
+    h->mine.secrecy = (uint8_t)secrecy;
+    memcpy(h->out, &h->mine, IDIST__HELLO_BYTES);
+}
+
 static bool idist__auth_has_magic(const idist__hello *hello) {
     return memcmp(hello->magic, "IDST", 4) == 0;
 }
@@ -570,6 +585,25 @@ static void idist__auth_tag(const idist__handshake *h, const char *label,
     idist__sha_hmac(h->key, label, client, IDIST__HELLO_BYTES, server, IDIST__HELLO_BYTES, tag);
 }
 
+// The tags differ.
+static idist_status idist__auth_fail_tag(const idist__handshake *h) {
+    bool mine = h->mine.secrecy == IDIST__SECRECY_SECRET;
+    bool theirs = h->theirs.secrecy == IDIST__SECRECY_SECRET;
+
+    if (theirs && !mine)
+        return idist__fail(IDIST_ERR_AUTH,
+                           "the peer has a secret and this process has none: set IDIST_SECRET or "
+                           "IDIST_SECRET_FILE to the secret of the job");
+    if (mine && !theirs)
+        return idist__fail(IDIST_ERR_AUTH,
+                           "this process has a secret and the peer has none: set IDIST_SECRET or "
+                           "IDIST_SECRET_FILE there, too");
+
+    return idist__fail(IDIST_ERR_AUTH,
+                       "the peer does not know the secret of this job: IDIST_SECRET, "
+                       "IDIST_SECRET_FILE or desc.secret differs, or it belongs to another job");
+}
+
 // Compares in constant time, so that timing reveals nothing about the tag.
 static idist_status idist__auth_check_tag(const idist__handshake *h, const char *label,
                                           const uint8_t *theirs) {
@@ -578,11 +612,7 @@ static idist_status idist__auth_check_tag(const idist__handshake *h, const char 
 
     idist__auth_tag(h, label, expected);
     for (i = 0; i < IDIST__AUTH_TAG_NBYTES; i++) difference |= (uint8_t)(expected[i] ^ theirs[i]);
-    if (!difference) return IDIST_OK;
-
-    return idist__fail(IDIST_ERR_AUTH,
-                       "the peer does not know the secret of this job: IDIST_SECRET, "
-                       "IDIST_SECRET_FILE or desc.secret differs, or it belongs to another job");
+    return difference ? idist__auth_fail_tag(h) : IDIST_OK;
 }
 
 // Whether the handshake failed because the peer's machine has the other byte order.
@@ -671,13 +701,23 @@ static idist_status idist__auth_next_of_server(idist__handshake *h) {
 }
 
 static idist_status idist__auth_next_of_client(idist__handshake *h) {
+    idist__os_part zeros;
     idist_status status;
 
     if (h->stage != IDIST__AUTH_ANSWER) return IDIST_OK;
     memcpy(&h->theirs, h->in, IDIST__HELLO_BYTES);
     status = idist__auth_check_hello(h);
-    if (status == IDIST_OK) status = idist__auth_check_tag(h, "S", h->in + IDIST__HELLO_BYTES);
     if (status != IDIST_OK) return status;
+    status = idist__auth_check_tag(h, "S", h->in + IDIST__HELLO_BYTES);
+
+    if (status != IDIST_OK) { // the socket has room for the zeros
+        memset(h->out, 0, IDIST__AUTH_TAG_NBYTES);
+        zeros.data = h->out;
+        zeros.nbytes = IDIST__AUTH_TAG_NBYTES;
+        idist__os_socket_write(h->fd, &zeros, 1);
+        return status;
+    }
+
     idist__auth_tag(h, "C", h->out);
 
     return IDIST_OK;
@@ -739,7 +779,7 @@ static idist_status idist__auth_run(idist__handshake *h) {
 
 //------------------------------------------------------------------------------
 // [net:secret]  the secret that the ranks of a job share
-// uses os:env os:file fail sha
+// uses os:env os:file fail sha auth
 //
 // It comes from a field of the desc, a file or an environment variable, and has 16 to 256 bytes.
 //------------------------------------------------------------------------------
@@ -751,6 +791,11 @@ typedef struct idist__secret {
     size_t nbytes; // 0: none
     bool insecure; // IDIST_INSECURE: listen beyond this host without a secret
 } idist__secret;
+
+static int idist__secret_secrecy(const idist__secret *secret) {
+    if (secret->nbytes) return IDIST__SECRECY_SECRET;
+    return secret->insecure ? IDIST__SECRECY_INSECURE : IDIST__SECRECY_NONE;
+}
 
 // The key of handshakes; without a secret a constant.
 static void idist__secret_key(const idist__secret *secret, uint8_t key[32]) {

@@ -1043,6 +1043,13 @@ static bool idist__os_socket_own_address(int fd, idist__os_address *address) {
     return getsockname(fd, (struct sockaddr *)&address->sa, &address->nbytes) == 0;
 }
 
+// The address of the other end of a connection.
+static bool idist__os_socket_peer_address(int fd, idist__os_address *address) {
+    memset(address, 0, sizeof *address);
+    address->nbytes = sizeof address->sa;
+    return getpeername(fd, (struct sockaddr *)&address->sa, &address->nbytes) == 0;
+}
+
 // The congestion control of a TCP socket. False: the system does not tell.
 static bool idist__os_socket_congestion(int fd, char name[16]) {
     socklen_t nbytes = 15;
@@ -1050,6 +1057,8 @@ static bool idist__os_socket_congestion(int fd, char name[16]) {
     memset(name, 0, 16);
     return getsockopt(fd, IPPROTO_TCP, TCP_CONGESTION, name, &nbytes) == 0;
 }
+
+static bool idist__os_socket_out_of_fds(int error) { return error == EMFILE || error == ENFILE; }
 
 // A stream socket without Nagle's delay, or -1.
 //
@@ -1312,8 +1321,6 @@ static bool idist__os_socket_is_unreachable(int error) {
 }
 
 // Whether an error means that this process or the system has no descriptor left.
-static bool idist__os_socket_out_of_fds(int error) { return error == EMFILE || error == ENFILE; }
-
 // Reads what has arrived. > 0: bytes; 0: it would block; -1: the end of the stream (errno 0) or an
 // error.
 static ptrdiff_t idist__os_socket_read(int fd, void *buf, size_t nbytes) {

@@ -1307,6 +1307,7 @@ typedef struct idist__server {
     idist__multicast multicast;
     idist__os_thread thread;
     bool running;
+    int secrecy; // IDIST__SECRECY_*
     idist__table table;
     idist__blob *keys; // scratch of the parser
     char *value;       // scratch of the replies
@@ -1318,6 +1319,8 @@ typedef struct idist__server {
     int refused_count;    // failed handshakes; rank 0 reports them when it times out
     int other_byte_order; // a machine of another byte order has tried to connect
     int out_of_fds;       // a connection was not accepted for lack of descriptors
+    char unlike[300];     // the first client that has another secret; fixed once is_unlike is set
+    int is_unlike;
 } idist__server;
 
 // A client has gone without taking its will back. A value that the key has already stays.
@@ -1548,6 +1551,7 @@ static void idist__server_accept(idist__server *server) {
         idist__auth_begin(handshake, fd, true, server->key, IDIST__ROLE_STORE, 0, 0, 0,
                           idist__os_clock_deadline(IDIST__PENDING_MS));
         idist__auth_set_server_id(handshake, server->id);
+        idist__auth_set_secrecy(handshake, server->secrecy);
         handshake->ready = true;
     }
 }
@@ -1569,6 +1573,27 @@ static void idist__server_admit(idist__server *server, idist__handshake *handsha
     server->clients[server->client_count++] = client;
 }
 
+// A handshake failed. Anybody may have sent it, so it must not end the job; rank 0 reports it.
+static void idist__server_refuse(idist__server *server, const idist__handshake *handshake,
+                                 idist_status status) {
+    bool is_first = !__atomic_load_n(&server->is_unlike, __ATOMIC_RELAXED);
+    idist__os_address peer;
+    char host[64] = "this host";
+    const char *ip = host;
+
+    if (idist__auth_other_order(handshake))
+        __atomic_store_n(&server->other_byte_order, 1, __ATOMIC_RELAXED);
+    __atomic_add_fetch(&server->refused_count, 1, __ATOMIC_RELAXED);
+    if (status != IDIST_ERR_AUTH || handshake->stage <= IDIST__AUTH_PROOF || !is_first) return;
+
+    if (idist__os_socket_peer_address(handshake->fd, &peer) && !idist__os_socket_is_local(&peer))
+        idist__os_socket_host_text(&peer, host, sizeof host);
+    if (strncmp(ip, "::ffff:", 7) == 0) ip += 7; // IPv4, at a listener for both
+    snprintf(server->unlike, sizeof server->unlike, "a process on %s was refused: %.200s", ip,
+             idist__me.text);
+    __atomic_store_n(&server->is_unlike, 1, __ATOMIC_RELEASE);
+}
+
 // Continues the handshakes for which something has arrived.
 static void idist__server_handshakes(idist__server *server) {
     int i;
@@ -1576,17 +1601,17 @@ static void idist__server_handshakes(idist__server *server) {
     for (i = 0; i < IDIST__PENDING_SLOTS; i++) {
         idist__handshake *handshake = &server->pending.place[i];
         bool done = false;
+        idist_status status;
 
         if (handshake->fd >= 0 && idist__os_clock_now_ns() >= handshake->deadline_ns)
             idist__os_descriptor_close(&handshake->fd);
         if (handshake->fd < 0 || !handshake->ready) continue;
         handshake->ready = false;
+        status = idist__auth_step(handshake, &done);
 
-        if (idist__auth_step(handshake, &done) != IDIST_OK) {
-            if (idist__auth_other_order(handshake))
-                __atomic_store_n(&server->other_byte_order, 1, __ATOMIC_RELAXED);
+        if (status != IDIST_OK) {
+            idist__server_refuse(server, handshake, status);
             idist__os_descriptor_close(&handshake->fd);
-            __atomic_add_fetch(&server->refused_count, 1, __ATOMIC_RELAXED);
         }
 
         if (handshake->fd >= 0 && done) idist__server_admit(server, handshake);
@@ -1710,7 +1735,7 @@ static idist_status idist__server_prepare(idist__server *server) {
 // here on, also when this fails.
 static idist_status idist__server_start(const idist_allocator *mem, int listener, int port,
                                         idist__multicast *multicast, const uint8_t key[32],
-                                        idist__server **out) {
+                                        int secrecy, idist__server **out) {
     idist__server *server = (idist__server *)idist__mem_alloc(mem, sizeof *server);
     idist_status status;
 
@@ -1725,6 +1750,7 @@ static idist_status idist__server_start(const idist_allocator *mem, int listener
     if (mem) server->mem = *mem;
     server->table.mem = server->mem;
     memcpy(server->key, key, 32);
+    server->secrecy = secrecy;
     idist__os_random(&server->id, sizeof server->id);
     server->listener = listener;
     server->port = port;
@@ -1771,6 +1797,7 @@ enum {
     IDIST__CLIENT_SLICE_MS = 50,     // for which a waiting thread keeps the connection
     IDIST__CLIENT_PROBE_MS = 5000,   // after which it asks anew: does the server still answer?
     IDIST__CLIENT_ATTEMPT_MS = 2000, // for one address of a host that has several
+    IDIST__CLIENT_LACKING_MS = 500,  // for which a process that lacks a secret tries to tell rank 0
     IDIST__CLIENT_RETRY_MS = 10000   // for which it tries again after the server closed on it
 };
 
@@ -1784,6 +1811,8 @@ typedef struct idist__client_store {
     size_t out_capacity;
     idist_status broken; // why the connection is unusable; IDIST_OK: it is not
     bool is_own;         // the server is one of ours, not torch's
+    int secrecy;         // IDIST__SECRECY_*
+    int64_t lacking_ns;  // when a process without a secret gives up an address beyond its host
     bool greeted;        // it has been told which protocol follows
     uint64_t server_id;  // of one of ours
     int answer_ms;       // how long it may take to answer
@@ -2148,9 +2177,24 @@ static idist_status idist__client_unreached(const char *address_text,
                            address_text, strerror(error));
 
     return idist__fail(IDIST_ERR_TIMEOUT,
-                       "nobody listens at %s (%s): rank 0 has not started, or MASTER_ADDR / "
-                       "MASTER_PORT differ",
+                       "nobody listens at %s (%s): rank 0 has not started, or has failed and says "
+                       "why, or MASTER_ADDR / MASTER_PORT differ",
                        address_text, strerror(error));
+}
+
+// Whether this process may connect only within its host, and the address is beyond it.
+static bool idist__client_lacks_secret(const idist__client_store *client,
+                                       const idist__os_address *address) {
+    return client->is_own && client->secrecy == IDIST__SECRECY_NONE &&
+           !idist__os_socket_is_local(address) && !idist__os_socket_is_loopback(address);
+}
+
+static idist_status idist__client_no_secret(const char *address_text) {
+    return idist__fail(IDIST_ERR_NO_SECRET,
+                       "store: meeting at %s, beyond this host, needs a shared secret, and this "
+                       "process has none: set IDIST_SECRET or IDIST_SECRET_FILE on all ranks, or "
+                       "IDIST_INSECURE=1 to trust the network",
+                       address_text);
 }
 
 // The handshake of a new connection. *retry: the server closed it, because it had no room or has
@@ -2164,6 +2208,7 @@ static idist_status idist__client_handshake(idist__client_store *client, const u
     // Our own server answers at once, if it can at all.
     if (client->server && own_deadline_ns < deadline_ns) deadline_ns = own_deadline_ns;
     idist__auth_begin(&handshake, client->fd, false, key, IDIST__ROLE_STORE, 0, 0, 0, deadline_ns);
+    idist__auth_set_secrecy(&handshake, client->secrecy);
     status = idist__auth_run(&handshake);
     if (status != IDIST_OK && client->server &&
         __atomic_load_n(&client->server->out_of_fds, __ATOMIC_RELAXED))
@@ -2190,14 +2235,17 @@ static idist_status idist__client_name_server(idist_status status, const char *a
 }
 
 // One attempt to connect. A host may have several addresses, of which some lead nowhere: the number
-// of the attempt chooses. *retry: the failure is one that may pass.
+// of the attempt chooses. *retry: the failure is one that may pass. A process that lacks a secret
+// tries for a moment: if rank 0 trusts the network, the ranks meet and all learn what is missing.
 static idist_status idist__client_attempt(idist__client_store *client, const char *address_text,
-                                          int number, const uint8_t key[32], int64_t deadline_ns,
+                                          int number, const uint8_t key[32], int64_t by_ns,
                                           int64_t *give_up_ns, bool *retry) {
+    int64_t deadline_ns = by_ns;
     idist__os_address address;
     int count, error;
     idist_status status = idist__address_parse_one_of(&address, address_text, number, &count);
     bool local = status == IDIST_OK && idist__os_socket_is_local(&address);
+    bool lacks = status == IDIST_OK && idist__client_lacks_secret(client, &address);
     int64_t soon_ns = idist__os_clock_deadline(IDIST__CLIENT_ATTEMPT_MS);
 
     *retry = false;
@@ -2209,17 +2257,19 @@ static idist_status idist__client_attempt(idist__client_store *client, const cha
         return status;
     }
 
-    client->fd =
-        idist__os_socket_connect(&address,
-                                 count > 1 && soon_ns < deadline_ns ? soon_ns : deadline_ns);
+    if (lacks && deadline_ns > client->lacking_ns) deadline_ns = client->lacking_ns;
+    if (count > 1 && soon_ns < deadline_ns) deadline_ns = soon_ns;
+    client->fd = idist__os_socket_connect(&address, deadline_ns);
     error = errno;
 
     if (client->fd >= 0) {
-        if (key) status = idist__client_handshake(client, key, deadline_ns, give_up_ns, retry);
+        if (key) status = idist__client_handshake(client, key, by_ns, give_up_ns, retry);
         return idist__client_name_server(status, address_text);
     }
 
     if (idist__os_socket_out_of_fds(error)) return idist__fail_errno("socket", error);
+    if (lacks && idist__os_clock_ms_until(client->lacking_ns) == 0)
+        return idist__client_no_secret(address_text);
     if (error == EPERM)
         return idist__fail(IDIST_ERR_AUTH, "another user of this machine listens at %s",
                            address_text);
@@ -2281,8 +2331,7 @@ typedef struct idist__client_serving {
     const char *address_text;
     int listener; // a socket that listens already, as spawn hands down; -1: none
     const uint8_t *key;
-    bool may_be_public; // there is a secret, or the user trusts the network
-    bool has_secret;
+    int secrecy; // IDIST__SECRECY_*
 } idist__client_serving;
 
 // Whether an address is a port of this host's loopback interface in the user's own words. The name
@@ -2311,18 +2360,18 @@ static idist_status idist__client_listen(const idist__client_serving *serving, i
     *listener = serving->listener;
     if (*listener >= 0) return IDIST_OK;
     status = idist__address_parse(&address, text);
-    is_public = serving->may_be_public && strncmp(text, "tcp:", 4) == 0 &&
+    is_public = serving->secrecy != IDIST__SECRECY_NONE && strncmp(text, "tcp:", 4) == 0 &&
                 status != IDIST_ERR_ARG && !idist__client_wants_loopback(text);
 
     if (is_public) idist__parse_host_port(text + 4, host, sizeof host, &port);
-    if (is_public && serving->has_secret)
+    if (is_public && serving->secrecy == IDIST__SECRECY_SECRET)
         return idist__connection_listen_everywhere(port, text, listener);
     if (is_public && (status != IDIST_OK || idist__os_socket_is_loopback(&address)) &&
         idist__interface_choose(NULL, &own) == IDIST_OK)
         return idist__connection_listen_beyond(&own, NULL, port, text, listener);
 
     if (status != IDIST_OK) return status;
-    if (!serving->may_be_public && !idist__os_socket_is_loopback(&address))
+    if (serving->secrecy == IDIST__SECRECY_NONE && !idist__os_socket_is_loopback(&address))
         return idist__fail(
             IDIST_ERR_NO_SECRET,
             "listening at %s, beyond this host, needs a shared secret: set IDIST_SECRET or "
@@ -2355,7 +2404,7 @@ static idist_status idist__client_serve(idist_store *store, const idist__client_
     }
 
     return idist__server_start(&store->mem, listener, store->port, multicast, serving->key,
-                               &client->server);
+                               serving->secrecy, &client->server);
 }
 
 // Starts the server where this process has it, and connects to it.
@@ -2376,8 +2425,13 @@ static idist_status idist__client_begin(idist_store *store, idist__client_servin
         if (server) snprintf(at, sizeof at, "tcp:%s:0", multicast.ip);
     }
 
-    serving->address_text = at;
     client->is_own = serving->key != NULL;
+    client->secrecy = serving->secrecy;
+    if (status == IDIST_OK && by_multicast && !server && serving->secrecy == IDIST__SECRECY_NONE &&
+        !idist__address_host_is_loopback(multicast.ip))
+        status = idist__client_no_secret(serving->address_text + 5);
+
+    serving->address_text = at;
     idist__text_copy(own_text, sizeof own_text, at);
     if (status == IDIST_OK && server)
         status = idist__client_serve(store, serving, &multicast, own_text, sizeof own_text);
@@ -2406,6 +2460,7 @@ static idist_status idist__client_open(idist_store *store, idist__client_serving
     }
 
     client->fd = -1;
+    client->lacking_ns = idist__os_clock_deadline(IDIST__CLIENT_LACKING_MS);
     client->answer_ms = IDIST__CLIENT_ANSWER_MS;
     if (store->timeout_ms > 0 && store->timeout_ms < client->answer_ms)
         client->answer_ms = store->timeout_ms;
@@ -2568,8 +2623,7 @@ static idist_status idist__store_open(const char *where, const idist_store_desc 
     memset(&serving, 0, sizeof serving);
     serving.listener = listener;
     serving.key = key;
-    serving.may_be_public = secret.nbytes || secret.insecure;
-    serving.has_secret = secret.nbytes != 0;
+    serving.secrecy = idist__secret_secrecy(&secret);
     status = idist__store_open_kind(store, where, desc->server, &serving,
                                     idist__os_clock_deadline(store->timeout_ms));
 

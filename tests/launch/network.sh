@@ -33,6 +33,7 @@ done
 join() {
     local pids=() status=0 h setting env
     shift
+    START=$(date +%s%3N)
     for h in 0 1 2; do
         env=()
         for setting; do
@@ -41,10 +42,15 @@ join() {
             *) env+=("$setting") ;;
             esac
         done
-        on_host $h env RANK=$h WORLD_SIZE=3 LOCAL_RANK=0 LOCAL_WORLD_SIZE=1 MASTER_ADDR=10.7.0.1 \
-            MASTER_PORT=29500 IDIST_SECRET=0123456789abcdef WHO_SHOWS=advertising \
-            IDIST_INIT_TIMEOUT_MS=8000 "${env[@]}" timeout -k 5 30 "$WHO" >"$WORK/rank.$h" 2>&1 \
-            </dev/null &
+        {
+            on_host $h env RANK=$h WORLD_SIZE=3 LOCAL_RANK=0 LOCAL_WORLD_SIZE=1 MASTER_ADDR=10.7.0.1 \
+                MASTER_PORT=29500 IDIST_SECRET=0123456789abcdef WHO_SHOWS=advertising \
+                IDIST_INIT_TIMEOUT_MS=8000 "${env[@]}" timeout -k 5 30 "$WHO" >"$WORK/rank.$h" \
+                2>&1 </dev/null
+            status=$?
+            date +%s%3N >"$WORK/end.$h"
+            exit $status
+        } &
         pids+=($!)
     done
     for h in "${pids[@]}"; do wait "$h" || status=1; done
@@ -132,6 +138,52 @@ says 1 "no answer from rank 0" "nobody answers at tcp:10.7.0.1:29500 (Connection
 on_host 0 ip route del blackhole 10.7.0.2/32
 says 1 "another secret" "the secret of this job: IDIST_SECRET, IDIST_SECRET_FILE" \
     1:IDIST_SECRET=fedcba9876543210
+# soon RANKS NAME TEXT SETTING...: the same of each of these ranks, long before the time-out.
+soon() {
+    local ranks=$1 name=$2 text=$3 rank ms
+    shift 3
+    join "$name" IDIST_INIT_TIMEOUT_MS=3000 "$@"
+    for rank in $ranks; do
+        ms=$(($(cat "$WORK/end.$rank") - START))
+        grep -qF -- "$text" "$WORK/rank.$rank" && [ $ms -lt $((2000 * ${IDIST_TEST_SLOW:-1})) ]
+        ok $? "$name: rank $rank says so at once" ||
+            { echo "after $ms ms" && cat "$WORK/rank.$rank"; } | diag
+    done
+}
+# then_says RANK TEXT: in the same run another rank, which may have waited longer, said that.
+then_says() {
+    grep -qF -- "$2" "$WORK/rank.$1"
+    ok $? "... and rank $1 says: $2" || diag <"$WORK/rank.$1"
+}
+# Whoever lacks a secret, or has another one, says so. Rank 0 also warns of the others, but a
+# stranger may have been refused, so it waits until its time-out.
+empty="IDIST_SECRET="
+soon "0 1 2" "no secret" "needs a shared secret" $empty
+soon "0" "no secret at rank 0" "needs a shared secret" 0:$empty
+then_says 1 "rank 0 has not started, or has failed and says why"
+soon "0 1 2" "a network to trust, only for rank 0" "needs a shared secret" $empty 0:IDIST_INSECURE=1
+soon "1" "no secret at rank 1" "has a secret and this process has none: set IDIST_SECRET" 1:$empty
+then_says 0 "a process on 10.7.0.2 was refused: this process has a secret and the peer has none"
+soon "1" "a network to trust, only for rank 1" "has a secret and this process has none" 1:$empty \
+    1:IDIST_INSECURE=1
+soon "1 2" "a secret, not at rank 0" "has a secret and the peer has none: set IDIST_SECRET" 0:$empty \
+    0:IDIST_INSECURE=1
+then_says 0 "was refused: the peer has a secret and this process has none"
+soon "1" "two secrets" "the secret of this job: IDIST_SECRET, IDIST" 1:IDIST_SECRET=fedcba9876543210
+then_says 0 "warning: initialize: a process on 10.7.0.2 was refused"
+soon "1" "a short secret" "IDIST_SECRET has 5 bytes but needs 16 to 256" 1:IDIST_SECRET=short
+printf 0123456789abcdef >"$WORK/secret" && chmod 644 "$WORK/secret"
+soon "1" "a secret for all to read" "readable by nobody else (chmod 600)" 1:$empty \
+    "1:IDIST_SECRET_FILE=$WORK/secret"
+soon "1" "a secret that cannot be read" "nothing cannot be read: No such file" 1:$empty \
+    "1:IDIST_SECRET_FILE=$WORK/nothing"
+soon "0 1 2" "no secret, multicast" "needs a shared secret" $empty MASTER_ADDR= 0:IDIST_ADDR=10.7.0.1 \
+    1:IDIST_ADDR=10.7.0.2 2:IDIST_ADDR=10.7.0.3 IDIST_INIT_METHOD=tcp://239.7.7.7:29501
+meet="IDIST_INIT_METHOD=file://$WORK/meet"
+soon "0 1 2" "no secret, and a file" "needs a shared secret" $empty "$meet"
+soon "0 1 2" "no secret at rank 1, and a file" "needs a shared secret" 1:$empty "$meet"
+soon "0 1 2" "two secrets, and a file" "the secret of this job" 1:IDIST_SECRET=fedcba9876543210 "$meet"
+
 says 1 "a link-local address without an interface" "needs the interface of this host: $link%eth0" \
     "MASTER_ADDR=$link"
 host_knows 1 "127.0.1.1 first"
