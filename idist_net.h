@@ -374,11 +374,33 @@ static idist_status idist__connection_listen_failed(const char *what) {
     return idist__fail_errno(what, errno);
 }
 
+// An operation on a local socket failed. If no local socket works, as in some sandboxes, says so.
+static bool idist__connection_lacks_local(void) {
+    int refused = idist__os_socket_local_error();
+
+    if (!refused) return false;
+    idist__fail(IDIST_ERR_SYSTEM,
+                "socket(AF_UNIX): %s: this process may not use local sockets, by which the ranks "
+                "of a host meet. IDIST_TRANSPORT=tcp (desc.transport) uses TCP over loopback "
+                "instead",
+                strerror(refused));
+
+    return true;
+}
+
 // `what` is the address in the words of the caller. Returns the socket in *fd, -1 on failure.
 static idist_status idist__connection_listen(const idist__os_address *address, const char *what,
                                              int *fd) {
+    int error;
+
     *fd = idist__os_socket_listen(address);
-    return *fd >= 0 ? IDIST_OK : idist__connection_listen_failed(what);
+    if (*fd >= 0) return IDIST_OK;
+    error = errno;
+    if (idist__os_socket_is_local(address) && idist__connection_lacks_local())
+        return IDIST_ERR_SYSTEM;
+    errno = error;
+
+    return idist__connection_listen_failed(what);
 }
 
 // The same at a port of all addresses of this host. Port 0: a free one.

@@ -1078,6 +1078,16 @@ static int idist__os_socket_open(int family) {
     return fd;
 }
 
+// Why the system refuses local sockets to this process: an errno; 0: it does not refuse them.
+static int idist__os_socket_local_error(void) {
+    int error = 0, fd = idist__os_socket_open(AF_UNIX);
+
+    if (fd < 0 && !idist__os_socket_out_of_fds(errno)) error = errno;
+    idist__os_descriptor_close(&fd);
+
+    return error;
+}
+
 // The shortest round trip through a TCP socket so far, in us; 0: not known.
 IDIST__UNUSED static uint32_t idist__os_socket_round_trip_us(int fd) {
     enum { MIN_RTT_AT = 148 }; // in struct tcp_info, of which the C library may know the beginning

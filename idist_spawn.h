@@ -470,8 +470,8 @@ static void idist__watch_sleep(idist_workers *spawn, int64_t until_ns) {
 //------------------------------------------------------------------------------
 // [spawn:start]  start workers
 // uses clock os:random descriptor cpu os:memory socket process fail mem
-// uses base:log address connection config model core:world calls:world worker
-// uses rerun watch
+// uses base:log address connection launch:env config model core:world
+// uses calls:world worker rerun watch
 //
 //     idist_spawn_start
 //       idist__start_check      arguments
@@ -481,11 +481,39 @@ static void idist__watch_sleep(idist_workers *spawn, int64_t until_ns) {
 //         idist__start_fork       each worker
 //------------------------------------------------------------------------------
 
+// A TCP port of the loopback interface, for the workers of a system without local sockets.
+static idist_status idist__start_listen_tcp(idist_workers *spawn) {
+    idist__config *cfg = &spawn->cfg;
+    idist__os_address addr;
+    idist_status status = idist__address_tcp(&addr, "127.0.0.1", 0);
+
+    if (status == IDIST_OK) status = idist__connection_listen(&addr, "127.0.0.1", &cfg->listener);
+    if (status != IDIST_OK) return status;
+    if (!idist__os_socket_own_address(cfg->listener, &addr))
+        return idist__fail_errno("spawn: asking for the port of a listener", errno);
+    snprintf(cfg->where, sizeof cfg->where, "tcp:127.0.0.1:%d", idist__os_socket_port(&addr));
+
+    return IDIST_OK;
+}
+
+static idist_status idist__start_listen_local(idist_workers *spawn) {
+    idist__os_address addr;
+    uint64_t id[2];
+    idist_status status;
+
+    idist__os_random(id, sizeof id);
+    snprintf(spawn->cfg.where, sizeof spawn->cfg.where, "unix:idist-%016llx%016llx",
+             (unsigned long long)id[0], (unsigned long long)id[1]);
+    status = idist__address_parse(&addr, spawn->cfg.where);
+    if (status != IDIST_OK) return status;
+
+    return idist__connection_listen(&addr, spawn->cfg.where, &spawn->cfg.listener);
+}
+
 // Where the workers meet: a local socket without a file, which listens before the first of them
 // runs. Their secret is in their memory.
 static idist_status idist__start_meeting_point(idist_workers *spawn) {
-    idist__os_address addr;
-    uint64_t id[2];
+    bool by_tcp = spawn->cfg.transport == IDIST__TRANSPORT_TCP && idist__os_socket_local_error();
     idist_status status;
 
     if (spawn->cfg.secret.nbytes == 0) {
@@ -493,12 +521,7 @@ static idist_status idist__start_meeting_point(idist_workers *spawn) {
         idist__os_random(spawn->cfg.secret.bytes, 32);
     }
 
-    idist__os_random(id, sizeof id);
-    snprintf(spawn->cfg.where, sizeof spawn->cfg.where, "unix:idist-%016llx%016llx",
-             (unsigned long long)id[0], (unsigned long long)id[1]);
-    status = idist__address_parse(&addr, spawn->cfg.where);
-    if (status == IDIST_OK)
-        status = idist__connection_listen(&addr, spawn->cfg.where, &spawn->cfg.listener);
+    status = by_tcp ? idist__start_listen_tcp(spawn) : idist__start_listen_local(spawn);
     if (status != IDIST_OK) return status;
     if (!idist__os_process_move_fd(&spawn->cfg.listener))
         return idist__fail_errno("spawn: moving a descriptor for the workers", errno);

@@ -2268,6 +2268,7 @@ static idist_status idist__client_attempt(idist__client_store *client, const cha
     }
 
     if (idist__os_socket_out_of_fds(error)) return idist__fail_errno("socket", error);
+    if (local && idist__connection_lacks_local()) return IDIST_ERR_SYSTEM;
     if (lacks && idist__os_clock_ms_until(client->lacking_ns) == 0)
         return idist__client_no_secret(address_text);
     if (error == EPERM)

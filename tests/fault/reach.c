@@ -3,6 +3,9 @@
 
 #include "ranks.h"
 
+#include <linux/filter.h>
+#include <linux/seccomp.h>
+#include <stddef.h>
 #include <sys/mount.h>
 
 #ifndef CLONE_NEWNET
@@ -13,7 +16,7 @@
 #endif
 
 // Where a rank is, before it joins.
-typedef enum place { HERE, ANOTHER_NETWORK, ANOTHER_USER } place;
+typedef enum place { HERE, ANOTHER_NETWORK, ANOTHER_USER, NO_LOCAL, NO_LOCAL_PERM } place;
 
 typedef struct ranks_of {
     place where[2];
@@ -24,7 +27,24 @@ typedef struct ranks_of {
     idist_status status;
 } ranks_of;
 
+// From now on socket(AF_UNIX) fails.
+static bool refuse_local_sockets(int error) {
+    struct sock_filter code[] = {BPF_STMT(BPF_LD | BPF_W | BPF_ABS,
+                                          offsetof(struct seccomp_data, nr)),
+                                 BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, __NR_socket, 0, 3),
+                                 BPF_STMT(BPF_LD | BPF_W | BPF_ABS,
+                                          offsetof(struct seccomp_data, args[0])),
+                                 BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, AF_UNIX, 0, 1),
+                                 BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | (unsigned)error),
+                                 BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW)};
+    struct sock_fprog program = {sizeof code / sizeof code[0], code};
+    return prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0 &&
+           prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program) == 0;
+}
+
 static bool enter_place(place where) {
+    if (where == NO_LOCAL) return refuse_local_sockets(EAFNOSUPPORT);
+    if (where == NO_LOCAL_PERM) return refuse_local_sockets(EPERM);
     if (where == ANOTHER_NETWORK) return syscall(SYS_unshare, CLONE_NEWNET) == 0;
     return where != ANOTHER_USER || setuid(65534) == 0;
 }
@@ -110,6 +130,55 @@ static void apart(void) {
     together(&another_user, "a rank of another user");
 }
 
+static int adds_up(int local_rank, void *arg) {
+    int sum = 1;
+    (void)local_rank;
+    (void)arg;
+    idist_status status = idist_all_reduce(&sum, &sum, 1, IDIST_I32, IDIST_SUM, NULL);
+    return status == IDIST_OK && sum == 2 ? 0 : 9;
+}
+
+// Without local sockets the ranks of a host can use TCP, and idist_spawn as well.
+static int spawns_without_local(int number, void *arg) {
+    idist_desc d;
+    (void)number;
+    (void)arg;
+    memset(&d, 0, sizeof d);
+    if (!refuse_local_sockets(EAFNOSUPPORT)) return 1;
+    rank_is(0, idist_spawn(adds_up, NULL, 2, &d), IDIST_ERR_SYSTEM);
+    rank_check(strstr(idist_last_error(), "socket(AF_UNIX): Address family not supported") &&
+                   strstr(idist_last_error(), "IDIST_TRANSPORT=tcp"),
+               "got \"%s\"", idist_last_error());
+    d.transport = "tcp";
+    rank_is(0, idist_spawn(adds_up, NULL, 2, &d), IDIST_OK);
+    return 0;
+}
+
+static void no_local(void) {
+    char folder[] = "/tmp/idist_reach_XXXXXX", url[64];
+    TAP_REQUIRE(mkdtemp(folder));
+    for (int i = 0; i < 6; i++) {
+        place where = i < 3 ? NO_LOCAL : NO_LOCAL_PERM;
+        ranks_of r = {{where, where},
+                      NULL,
+                      i % 3 == 2 ? "socket" : "auto",
+                      {"socket(AF_UNIX): ", "socket(AF_UNIX): "},
+                      "IDIST_TRANSPORT=tcp",
+                      "interface",
+                      0,
+                      IDIST_ERR_SYSTEM};
+        if (i % 3 == 1) snprintf(url, sizeof url, "tcp://127.0.0.1:%d", free_port());
+        if (i % 3 == 2) snprintf(url, sizeof url, "file://%s/meet", folder);
+        if (i % 3) r.init_method = url;
+        together(&r, i < 3 ? "no local sockets" : "no local sockets, EPERM");
+    }
+    rmdir(folder);
+    tap_running("spawn without local sockets");
+    ranks_reset();
+    procs_run(1, 20000, spawns_without_local, NULL);
+    ranks_report("spawn without local sockets: by TCP");
+}
+
 static int never(int local_rank, void *arg) {
     (void)local_rank;
     (void)arg;
@@ -139,6 +208,14 @@ static void no_proc(void) {
     ranks_report("start_method exec without /proc");
 }
 
+static bool may_filter(void) {
+    pid_t pid = fork();
+    int status = 1;
+    TAP_REQUIRE(pid >= 0);
+    if (pid == 0) _exit(refuse_local_sockets(EPERM) ? 0 : 1);
+    return waitpid(pid, &status, 0) == pid && status == 0;
+}
+
 // Not every container lets root make namespaces.
 static bool may_go(void) {
     pid_t pid = fork();
@@ -152,6 +229,8 @@ static bool may_go(void) {
 int main(void) {
     tap_deadline(200);
     (void)ranks__log();
+    if (may_filter()) no_local();
+    else tap_skip("ranks without local sockets", "needs seccomp filters");
     if (may_go()) {
         without_network();
         apart();
