@@ -266,7 +266,7 @@ BUFFERS
 ERRORS
 
     Functions return idist_status. For the calling thread, idist_last_error() then says what
-    happened, to whom, and what to do about it:
+    happened, to whom, and what to do about it. It goes on saying so until another call fails:
 
         all_reduce #42 (F32 x 1048576, SUM): rank 3 on node7 was lost: its process ended, or closed
         the connection without idist_finalize
@@ -459,8 +459,9 @@ typedef enum idist_status {
 IDIST_API const char *idist_status_name(idist_status status);
 IDIST_API const char *idist_status_string(idist_status status);
 
-// Describes the last failure in this thread: operation, ranks, cause, and what to do about it. ""
-// if nothing has failed yet. Valid until the next failure in this thread.
+// Describes the last call in this thread that failed: operation, ranks, cause, and what to do about
+// it. "" if none has failed yet. A call that succeeds leaves the text alone, also if one of its
+// attempts failed. Valid until the next failure in this thread.
 IDIST_API const char *idist_last_error(void);
 
 // Sets that text, up to 1023 bytes of it; NULL: "". For a function that idist_spawn or

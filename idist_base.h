@@ -37,6 +37,9 @@ typedef struct idist__world idist__world;
 
 typedef struct idist__thread { // thread-local state
     char text[1024];           // of idist_last_error
+    char kept_text[1024];      // `text` as it was before the first failure inside a call
+    int quiet_depth;           // > 0: inside a call that may succeed in spite of a failure
+    bool has_kept;             // kept_text is in use
     char config[2048];         // of idist_show_config
     char names[512];           // of idist_available_backends
     char hostname[64];         // of idist_hostname before there is a world
@@ -108,7 +111,29 @@ IDIST__PRINTF(2, 3) static idist_status idist__fail(idist_status status, const c
     va_start(args, fmt);
     vsnprintf(text, sizeof text, fmt, args);
     va_end(args);
+
+    if (idist__me.quiet_depth && !idist__me.has_kept) {
+        memcpy(idist__me.kept_text, idist__me.text, sizeof idist__me.kept_text);
+        idist__me.has_kept = true;
+    }
+
     memcpy(idist__me.text, text, sizeof text);
+    return status;
+}
+
+// Begins a part of a call that may succeed although something fails on the way: an attempt that is
+// repeated, or replaced by another one. A failure then changes idist_last_error only if the
+// outermost such part ends with it.
+static inline void idist__fail_begin(void) {
+    if (!idist__me.quiet_depth++) idist__me.has_kept = false;
+}
+
+// Ends such a part, which returns this status.
+static inline idist_status idist__fail_end(idist_status status) {
+    idist__thread *self = &idist__me;
+
+    if (!--self->quiet_depth && self->has_kept && status == IDIST_OK)
+        memcpy(self->text, self->kept_text, sizeof self->text);
     return status;
 }
 

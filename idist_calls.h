@@ -513,6 +513,7 @@ static idist_status idist__world_close(idist__world *w, bool force) {
         return status;
     }
 
+    idist__fail_begin();
     w->closing = true;
     if (!force) idist__wait_until(w, idist__world_is_settled, w); // requests that were let go
     if (!force) status = idist__world_last_barrier(w);
@@ -533,7 +534,7 @@ static idist_status idist__world_close(idist__world *w, bool force) {
 
     idist__world_end(w);
 
-    return status;
+    return idist__fail_end(status);
 }
 
 // The ranks meet. On failure the world is freed.
@@ -603,11 +604,12 @@ idist_status idist_open(const idist_desc *desc, idist_group **world) {
 
     if (!world) return idist__fail(IDIST_ERR_ARG, "open: world is NULL");
     *world = NULL;
+    idist__fail_begin();
     status = idist__launch_config(&cfg, desc);
     if (status == IDIST_OK) status = idist__world_open(&cfg, &w);
     if (status == IDIST_OK) *world = &w->group;
 
-    return status;
+    return idist__fail_end(status);
 }
 
 idist_status idist_close(idist_group **world) {
@@ -747,14 +749,13 @@ const char *idist_device_backend(void) {
 
 const char *idist_launcher(void) {
     idist__config c;
-    char text[sizeof idist__me.text];
 
     if (idist__world_default()) return idist__world_default()->cfg.launcher;
-    memcpy(text, idist__me.text, sizeof text);
+    idist__fail_begin();
     memset(&c, 0, sizeof c);
     c.launcher = "none";
     idist__launch_detect(&c); // idist_initialize will say what is wrong with it
-    memcpy(idist__me.text, text, sizeof text);
+    idist__fail_end(IDIST_OK);
 
     return c.launcher;
 }
@@ -1320,7 +1321,9 @@ static idist_status idist__p2p_probe_now(idist_group *g, const idist__call *c, b
     memset(&none, 0, sizeof none);
     idist__call_task_init(t, c, &none, false);
     idist__task_start(t);
+    idist__fail_begin();
     if (!t->done && w->driver == IDIST__DRIVER_NONE) w->backend->progress(w);
+    idist__fail_end(IDIST_OK);
     *found = t->done && t->status == IDIST_OK;
 
     if (!t->done) {
@@ -1545,8 +1548,10 @@ idist_status idist_test(idist_request *request, bool *done) {
 
     if (!t->done && w->driver == IDIST__DRIVER_NONE) {
         w->drive_count++;
+        idist__fail_begin();
         w->backend->progress(w);
         if (!t->done) idist__timer_run(w);
+        idist__fail_end(IDIST_OK);
     }
 
     *done = idist__request_settle(request);

@@ -1262,7 +1262,7 @@ IDIST__UNUSED static int idist__explain_missing_peer(const idist__task *t, char 
 
 //------------------------------------------------------------------------------
 // [core:task]  tasks: allocate, start, complete, free
-// uses clock cond text mem base:log kind model world tracer explain
+// uses clock cond fail text mem base:log kind model world tracer explain
 //
 // A task is in w->tasks from idist__task_start until idist__task_complete. Its memory is used again
 // (w->idle_tasks) and goes with the world.
@@ -1429,7 +1429,9 @@ static void idist__task_start(idist__task *t) {
         g->open_request_count++;
     }
 
+    idist__fail_begin();
     w->backend->start(t);
+    idist__fail_end(IDIST_OK);   // what failed is in the tasks
     idist__world_wake_driver(w); // also when t is done: start may have read from the connections
     if (w->driver == IDIST__DRIVER_NONE && !t->done && t->async && w->thread_running &&
         !w->thread_naps && !w->blocked_count)
@@ -1964,6 +1966,7 @@ static void idist__wait_until(idist__world *w, bool (*ready)(void *arg), void *a
     if (ready(arg)) return;
     w->drive_count++;
     memset(&waiter, 0, sizeof waiter);
+    idist__fail_begin();
     idist__wait_enter(w);
 
     while (!ready(arg)) {
@@ -1989,6 +1992,7 @@ static void idist__wait_until(idist__world *w, bool (*ready)(void *arg), void *a
 
     idist__wait_learn(&waiter, w);
     idist__wait_leave(w);
+    idist__fail_end(IDIST_OK); // what failed is in the tasks
 }
 
 static bool idist__wait_task_ready(void *arg) { return ((const idist__task *)arg)->done; }

@@ -734,8 +734,9 @@ idist_status idist_spawn_start(idist_worker_fn fn, void *arg, int nproc_per_node
     own.arg = arg;
     idist__start_fill(&own, &d, nproc_per_node);
     status = idist__log_init(&own.log, &d.logger);
+    idist__fail_begin();
     if (status == IDIST_OK) status = idist__start_config(&own, &d);
-    if (status != IDIST_OK) return status;
+    if (idist__fail_end(status) != IDIST_OK) return status;
 
     spawn = (idist_workers *)idist__mem_alloc(&own.cfg.mem, sizeof *spawn);
     if (!spawn) return IDIST_ERR_NO_MEMORY;
@@ -916,7 +917,7 @@ static idist_status idist__parallel_check(const idist_desc *d) {
 static idist_status idist__parallel_join(const idist_desc *d, idist_worker_fn fn, void *arg,
                                          const char *name, const idist__log *log) {
     idist_status status;
-    char backend[32];
+    char backend[32], text[sizeof idist__me.text];
     bool logs;
     int code;
 
@@ -935,8 +936,10 @@ static idist_status idist__parallel_join(const idist_desc *d, idist_worker_fn fn
     if (logs)
         idist__log_print(log, IDIST_LOG_INFO, "- Run '%s' in %d processes", name,
                          idist_get_world_size());
+    memcpy(text, idist__me.text, sizeof text);
     idist__me.text[0] = 0; // the text of a failure is to be fn's own
     code = idist__worker_try("parallel_run", fn, idist_get_local_rank(), arg);
+    if (!code && !idist__me.text[0]) memcpy(idist__me.text, text, sizeof text);
     if (logs) idist__log_print(log, IDIST_LOG_INFO, "End of run");
 
     if (code && idist__world_default()) idist__world_close(idist__world_default(), true);

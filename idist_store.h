@@ -2642,6 +2642,7 @@ IDIST__UNUSED static bool idist__store_is_file_server(const idist_store *store) 
 idist_status idist_store_open(const char *url, const idist_store_desc *desc, idist_store **store) {
     idist_store_desc d;
     char where[4096];
+    idist_status status;
 
     memset(&d, 0, sizeof d);
     if (desc) d = *desc;
@@ -2665,7 +2666,10 @@ idist_status idist_store_open(const char *url, const idist_store_desc *desc, idi
             "store_open: \"%s\" is not one of tcp://host:port, unix://name, file:///path, mem://",
             url);
 
-    return idist__store_open(where, &d, -1, store);
+    idist__fail_begin();
+    status = idist__store_open(where, &d, -1, store);
+
+    return idist__fail_end(status);
 }
 
 idist_status idist_store_prefix(idist_store *parent, const char *prefix, idist_store **store) {
