@@ -219,10 +219,10 @@ LAUNCHING
     next rank 0 replaces it. A process too many gets IDIST_ERR_RANK_TAKEN, with path, group and
     size, as long as the world is being made; the others do not notice. After that it is the first
     one of a next world. A process that dies after it drew is IDIST_ERR_PEER_LOST to the others; if
-    it died at once, or nobody has drawn the rank in time, IDIST_ERR_TIMEOUT names the rank. Of
-    processes that were given a rank and others that were not, those that differ from rank 0 get
-    IDIST_ERR_ENV. IDIST_GROUP_NAME keeps several worlds apart that begin at one path at the same
-    time (desc.group_name).
+    nobody has drawn the rank in time, IDIST_ERR_TIMEOUT names the rank. Of processes that were
+    given a rank and others that were not, those that differ from rank 0 get IDIST_ERR_ENV.
+    IDIST_GROUP_NAME keeps several worlds apart that begin at one path at the same time
+    (desc.group_name).
 
     Other variables; for time-outs, 0 means the default and -1 none:
 
@@ -248,6 +248,9 @@ LAUNCHING
         IDIST_START_METHOD   fork or exec
         IDIST_LOG            see LOGGING
         IDIST_TRACE          see idist_trace.h
+        IDIST_LOST_FILE      a file that a rank makes when it has lost another one, or could not
+                             join because of others. Launchers set it to tell a cause from its
+                             consequences
         LOCAL_RANK, LOCAL_WORLD_SIZE   optional
 
     The environment is read and never changed. Workers that idist_spawn starts by exec find

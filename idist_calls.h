@@ -608,6 +608,7 @@ idist_status idist_open(const idist_desc *desc, idist_group **world) {
     status = idist__launch_config(&cfg, desc);
     if (status == IDIST_OK) status = idist__world_open(&cfg, &w);
     if (status == IDIST_OK) *world = &w->group;
+    if (status == IDIST_ERR_PEER_LOST || status == IDIST_ERR_TIMEOUT) idist__config_tell_lost(&cfg);
 
     return idist__fail_end(status);
 }
@@ -669,6 +670,7 @@ idist_status idist_abort(idist_group *group) {
         snprintf(cause, sizeof cause, "rank %d on %s called idist_abort", g->w->group.rank,
                  g->w->hostname);
         // Members would take such a frame from a rank outside the group for malformed, and drop it.
+        g->w->aborts = true;
         if (g->rank >= 0) idist__group_fail(g, IDIST_ERR_ABORTED, cause);
         else status = idist__fail(IDIST_ERR_STATE, "abort: this rank is not a member of the group");
         g->w->cfg.lost = lost;

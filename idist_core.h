@@ -650,6 +650,7 @@ struct idist__world {
     int deferred_count; // tasks that an open idist_group_begin keeps, and threads for which the
                         // device backend holds calls back
     bool closing;       // a thread closes the world: no call may begin that outlasts its function
+    bool aborts;        // this rank has called idist_abort
     bool leaves;        // the world ends after a failure: the other ranks have not reached its end
     bool abandoned;     // the world ends while a thread is still inside a call: what the thread may
                         // touch is never freed
@@ -1518,7 +1519,7 @@ __attribute__((destructor(101))) static void idist__ended_unload(void) {
 
 //------------------------------------------------------------------------------
 // [core:group]  groups: make, free, fail
-// uses clock cond fail text mem base:log model world task ended
+// uses clock cond fail text mem base:log config model world task ended
 //------------------------------------------------------------------------------
 
 IDIST__UNUSED static int idist__group_world_rank(const idist_group *g, int rank) {
@@ -1620,9 +1621,9 @@ static void idist__group_fail(idist_group *g, idist_status status, const char *c
     if (!g->inner)
         idist__log_print(&w->log, IDIST_LOG_INFO, "%s: %s", idist_status_name(status), cause);
     // An aborted group says nothing about the world: the rank may go on, and fail by itself later.
-    if (w->cfg.lost &&
-        (status == IDIST_ERR_PEER_LOST || (status == IDIST_ERR_ABORTED && g == &w->group)))
-        __atomic_store_n(w->cfg.lost, 1, __ATOMIC_RELEASE);
+    if (status == IDIST_ERR_PEER_LOST ||
+        (status == IDIST_ERR_ABORTED && g == &w->group && !w->aborts))
+        idist__config_tell_lost(&w->cfg);
     w->backend->tell(g);
 
     for (t = w->tasks; t; t = next) {

@@ -96,8 +96,9 @@ typedef struct idist__config {
     char device_backend[32]; // the device backend that the user asked for, or ""
     const void *nccl_comm, *nccl_config;
     char backends[128]; // the backends the user asked for, or ""
-    int *lost; // where a worker tells its parent that another rank was lost, so that what follows
-               // may be only a consequence
+    // Where a rank says that another one was lost, so that what follows may be only a consequence:
+    int *lost;            // in memory, a worker to its parent; or NULL
+    char lost_file[1024]; // or else a file that the rank makes, for its launcher; or ""
     idist_allocator mem;
     idist_logger logger;
 } idist__config;
@@ -1542,7 +1543,7 @@ static idist_status idist__draw_rank(idist__config *config) {
 
 //------------------------------------------------------------------------------
 // [launch:config]  explicit field, then environment, then built-in
-// uses os:env cpu socket fail text hash secret env detect where
+// uses os:env cpu socket os:file fail text hash secret env detect where
 //
 // idist__launch_config is the only place where defaults are filled in.
 //------------------------------------------------------------------------------
@@ -1694,6 +1695,26 @@ static idist_status idist__config_rank(idist__config *config, const idist_desc *
     return IDIST_OK;
 }
 
+// A path that is too long is ignored: part of it would be that of another file.
+static void idist__config_lost_file(idist__config *config) {
+    const char *path = idist__os_env("IDIST_LOST_FILE");
+
+    if (path && strlen(path) < sizeof config->lost_file)
+        idist__text_copy(config->lost_file, sizeof config->lost_file, path);
+}
+
+// This rank has lost another one. Tells the process that started it.
+static void idist__config_tell_lost(const idist__config *config) {
+    idist__os_file file;
+
+    if (config->lost) {
+        __atomic_store_n(config->lost, 1, __ATOMIC_RELEASE);
+    } else if (config->lost_file[0]) {
+        file = idist__os_file_open(config->lost_file, IDIST__OS_FILE_CREATE);
+        idist__os_file_close(&file);
+    }
+}
+
 // Fills all of *config. desc may be NULL.
 static idist_status idist__launch_config(idist__config *config, const idist_desc *desc) {
     idist_desc d;
@@ -1722,6 +1743,7 @@ static idist_status idist__launch_config(idist__config *config, const idist_desc
                        sizeof config->device_backend);
     if (strcmp(config->device_backend, "auto") == 0) config->device_backend[0] = 0;
     config->device_backend_in_desc = d.device_backend != NULL;
+    idist__config_lost_file(config);
 
     status = idist__secret_find(&config->secret, d.secret, d.secret_nbytes);
     if (status == IDIST_OK) status = idist__config_rank(config, &d);

@@ -17,7 +17,9 @@
 // and --master-port.
 //
 // The first rank that fails decides: its code is idistrun's, its name is printed, all others get
-// SIGTERM and, after the grace period, SIGKILL. If it wrote an exception to the file
+// SIGTERM and, after the grace period, SIGKILL. A rank that fails after idist has told it that
+// another rank was lost (IDIST_LOST_FILE) decides only if no other failure is known half a second
+// later, because that other rank may be on another host. If it wrote an exception to the file
 // TORCHELASTIC_ERROR_FILE, as torch's @record does, that is printed as well. SIGINT (Ctrl-C),
 // SIGTERM, SIGHUP and SIGQUIT go to all ranks; a second one kills them. Codes of our own: 2 for a
 // wrong option, 125 for a host that cannot be reached, 126 and 127 for a program that cannot be
@@ -83,13 +85,14 @@ static const char *const usage =
     "IDIST_RSH is the ssh of --hosts (default: ssh -o BatchMode=yes -o ConnectTimeout=10 -o "
     "ServerAliveInterval=10).\n";
 
-// What a node's idistrun says to the head only, in lines of its stderr: FAILED CODE tab TEXT tab
-// JSON, and at the end EVENT JSON for each event of the timeline.
+// What a node's idistrun says to the head only, in lines of its stderr: RUNS at the start, FAILED
+// CODE tab TEXT tab JSON, and at the end EVENT JSON for each event of the timeline.
 #define MARK "\036"
+#define RUNS MARK "runs"
 #define FAILED MARK "failed "
 #define EVENT MARK "event "
 
-enum { OUT, ERR, LINE_BYTES = 65536, ERROR_BYTES = 60000, INSIST_MS = 400 };
+enum { OUT, ERR, LINE_BYTES = 65536, ERROR_BYTES = 60000, INSIST_MS = 400, HOLD_MS = 500 };
 
 typedef struct host {
     const char *login, *name; // "me@beta", "beta"
@@ -105,6 +108,7 @@ typedef struct stream { // what a rank writes
 typedef struct child { // a rank, or the ssh that leads to a node
     pid_t pid;         // 0: has ended
     int to;            // ssh's stdin, or -1
+    bool runs;         // the node's idistrun has said so
     bool dead;         // ended, with this status, which is still to be looked at
     int status;
     stream streams[2];
@@ -131,6 +135,13 @@ static struct {
     int number;        // the signal that ends the job
     long long kill_at; // nobody has been asked to end while it is -1
 } job;
+
+// The first failure of a rank that had lost another one before, while a better one may follow.
+static struct {
+    int code; // 0: there is none
+    char text[512], *left;
+    long long until;
+} held;
 
 static void say(const char *format, ...) {
     char text[8192];
@@ -192,10 +203,11 @@ static int find_port(void) {
 // of this user on this host removes it.
 //------------------------------------------------------------------------------
 
-// What ranks and idistrun write there: 3.error.json, trace.json, trace.3.json, nodes.
+// What ranks and idistrun write there: 3.error.json, 3.lost, trace.json, trace.3.json, nodes.
 static bool is_ours(const char *name) {
     const char *digits_end = name + strspn(name, "0123456789"), *dot = strrchr(name, '.');
     if (digits_end > name && strcmp(digits_end, ".error.json") == 0) return true;
+    if (digits_end > name && strcmp(digits_end, ".lost") == 0) return true;
     if (strncmp(name, "trace.", 6) == 0 && strcmp(dot, ".json") == 0) return true;
     return strcmp(name, "nodes") == 0;
 }
@@ -269,8 +281,18 @@ static const char *error_path(int rank) {
     return path;
 }
 
+// The file that a rank makes when it has lost another one.
+static const char *lost_path(int rank) {
+    static char path[PATH_MAX + 32];
+    snprintf(path, sizeof path, "%s/%d.lost", error_dir, rank);
+    return path;
+}
+
 static void remove_error_dir(void) {
-    for (int i = 0; i < n_children; i++) unlink(error_path(opt.first + i));
+    for (int i = 0; i < n_children; i++) {
+        unlink(error_path(opt.first + i));
+        unlink(lost_path(opt.first + i));
+    }
     rmdir(error_dir);
 }
 
@@ -491,6 +513,8 @@ static void set_environment(int local, int restart, int port) {
     setenv("TORCHELASTIC_USE_AGENT_STORE", "False", 1);
     if (error_dir[0]) setenv("TORCHELASTIC_ERROR_FILE", error_path(opt.first + local), 1);
     else unsetenv("TORCHELASTIC_ERROR_FILE"); // it is ours
+    if (error_dir[0]) setenv("IDIST_LOST_FILE", lost_path(opt.first + local), 1);
+    else unsetenv("IDIST_LOST_FILE");
     setenv("MASTER_ADDR", opt.addr, 1);
     set("MASTER_PORT", port);
     if (opt.secret_file) setenv("IDIST_SECRET_FILE", opt.secret_file, 1);
@@ -553,7 +577,11 @@ static void start(int i, int restart, int port, char **command) {
     if (head)
         fcntl(c->to, F_SETPIPE_SZ,
               1 << 20); // long arguments do not have to wait for the connection
-    if (!head && error_dir[0]) unlink(error_path(rank));
+    c->runs = false;
+    if (!head && error_dir[0]) {
+        unlink(error_path(rank));
+        unlink(lost_path(rank));
+    }
     for (int k = 0; k < 2; k++) {
         ends[k + 1] = c->streams[k].fd = -1;
         c->streams[k].n = 0;
@@ -585,9 +613,10 @@ static void start(int i, int restart, int port, char **command) {
 // what it says
 //------------------------------------------------------------------------------
 
-// FAILED or EVENT from a node. A failure that comes after the first one, or after a signal, is a
-// consequence.
-static void hear_node(char *line) {
+// RUNS, FAILED or EVENT from node i. A failure that comes after the first one, or after a signal,
+// is a consequence.
+static void hear_node(int i, char *line) {
+    if (strncmp(line, RUNS, strlen(RUNS)) == 0) children[i].runs = true;
     if (strncmp(line, EVENT, strlen(EVENT)) == 0 && trace_heard)
         fputs(line + strlen(EVENT), trace_heard);
     if (strncmp(line, FAILED, strlen(FAILED)) != 0) return;
@@ -600,6 +629,7 @@ static void hear_node(char *line) {
 }
 
 static void put_line(int i, int kind, const char *line, size_t n) {
+    static const char *const marks[3] = {FAILED, EVENT, RUNS};
     char text[LINE_BYTES + 128], *mark = NULL;
     size_t at = 0, done = 0;
     if (opt.tag && !head) at = (size_t)snprintf(text, 32, "[%d] ", opt.first + i);
@@ -607,15 +637,15 @@ static void put_line(int i, int kind, const char *line, size_t n) {
     at += n;
     if (opt.tag && !head && (!n || line[n - 1] != '\n')) text[at++] = '\n';
     text[at] = 0;
-    if (head && kind == ERR) mark = (char *)memmem(text, at, FAILED, strlen(FAILED));
-    if (head && kind == ERR && !mark) mark = (char *)memmem(text, at, EVENT, strlen(EVENT));
+    for (int m = 0; m < 3 && head && kind == ERR && !mark; m++)
+        mark = (char *)memmem(text, at, marks[m], strlen(marks[m]));
     if (mark) at = (size_t)(mark - text); // a rank's last words may have had no end
     while (done < at) {
         ssize_t k = write(kind == OUT ? STDOUT_FILENO : STDERR_FILENO, text + done, at - done);
         if (k < 0 && errno != EINTR) break;
         if (k > 0) done += (size_t)k;
     }
-    if (mark) hear_node(mark);
+    if (mark) hear_node(i, mark);
 }
 
 // Whole lines only; what is left at the end is one as well. Closes a stream that has ended.
@@ -737,13 +767,65 @@ static void interrupt(int number) {
     job.kill_at = now_ms() + (again ? INSIST_MS : opt.grace_ms);
 }
 
+static const char *cause_of(int status) {
+    static char text[100];
+    int number = WIFSIGNALED(status) ? WTERMSIG(status) : 0;
+    if (number) snprintf(text, sizeof text, "killed by signal %d (%s)", number, strsignal(number));
+    else snprintf(text, sizeof text, "exited with status %d", WEXITSTATUS(status));
+    return text;
+}
+
+// The way to a node has ended, and no failure was reported from there.
+static void lost_node(int i, int status) {
+    const char *name = hosts[i].name;
+    char text[512];
+    int code = WIFEXITED(status) ? WEXITSTATUS(status) : 0;
+    if (!code) snprintf(text, sizeof text, "host %s: its ssh was %s", name, cause_of(status));
+    else if (!children[i].runs)
+        snprintf(text, sizeof text, "host %s: %s (ssh ended with status %d)", name,
+                 code == 255 ? "no connection" : "idistrun did not run there", code);
+    else if (code == 255)
+        snprintf(text, sizeof text,
+                 "host %s: the connection or idistrun there was lost (ssh ended with status 255)",
+                 name);
+    else
+        snprintf(text, sizeof text,
+                 "host %s: idistrun ended there without a report (status %d%s%s)", name, code,
+                 code > 128 ? ": " : "", code > 128 ? strsignal(code - 128) : "");
+    report(125, text, NULL);
+}
+
+// A rank has failed. If it had lost another one before, its failure is only kept for now.
+static void failed(int rank, int code, int status, bool is_kept) {
+    const char *left = error_of(rank);
+    char text[512];
+    snprintf(text, sizeof text, "rank %d on host %s: %s%s", rank, opt.name, cause_of(status),
+             is_kept ? ", after it had lost another rank" : "");
+    if (!is_kept) report(code, text, left);
+    if (!is_kept || held.code) return;
+    held.code = code;
+    strcpy(held.text, text);
+    held.left = left ? (char *)or_die(strdup(left)) : NULL;
+    held.until = now_ms() + HOLD_MS;
+}
+
+// Half a second later, or when all ranks of the job have ended, there is no better failure.
+static void report_held(void) {
+    bool may_wait = (n_alive || node) && !job.code && !job.number;
+    if (!held.code || (may_wait && now_ms() < held.until)) return;
+    if (!job.code && !job.number) report(held.code, held.text, held.left);
+    free(held.left);
+    held.code = 0;
+    held.left = NULL;
+}
+
 // A child has ended. The first that failed by itself is named, and its status is the job's, as a
 // shell would say it.
 static void ended(int i, int status) {
-    int rank = opt.first + i, number = WIFSIGNALED(status) ? WTERMSIG(status) : 0;
-    int code = number ? 128 + number : WEXITSTATUS(status);
+    int rank = opt.first + i;
+    int code = WIFSIGNALED(status) ? 128 + WTERMSIG(status) : WEXITSTATUS(status);
+    bool had_lost = !head && error_dir[0] && unlink(lost_path(rank)) == 0;
     child *c = &children[i];
-    char text[512];
     kill(-c->pid, SIGKILL); // what it has left behind
     c->pid = 0;
     n_alive--;
@@ -756,16 +838,9 @@ static void ended(int i, int status) {
         job.code = job.number == SIGINT ? 128 + SIGINT
                                         : code; // to some programs Ctrl-C is one exception more
     } else if (head) {                          // of a rank's failure it would have told us
-        snprintf(text, sizeof text, "host %s: %s (ssh ended with status %d)", hosts[i].name,
-                 code == 255 ? "no connection, or it was lost" : "idistrun did not run there",
-                 code);
-        report(125, text, NULL);
+        lost_node(i, status);
     } else {
-        int n = snprintf(text, sizeof text, "rank %d on host %s: ", rank, opt.name);
-        size_t left = sizeof text - (size_t)n;
-        if (number) snprintf(text + n, left, "killed by signal %d (%s)", number, strsignal(number));
-        else snprintf(text + n, left, "exited with status %d", code);
-        report(code, text, error_of(rank));
+        failed(rank, code, status, had_lost);
     }
 }
 
@@ -800,12 +875,14 @@ static void hear_head(void) {
 static void wait_for_something(struct pollfd *fds) {
     struct signalfd_siginfo info;
     int n = 2;
-    long long left = job.kill_at < 0 ? -1 : job.kill_at - now_ms();
+    long long next = job.kill_at, left;
+    if (held.code && (next < 0 || held.until < next)) next = held.until;
+    left = next < 0 ? -1 : next - now_ms();
     fds[0] = (struct pollfd){signals, POLLIN, 0};
     fds[1] = (struct pollfd){hears ? STDIN_FILENO : -1, POLLIN, 0};
     for (int i = 0; i < 2 * n_children; i++)
         fds[n++] = (struct pollfd){children[i / 2].streams[i % 2].fd, POLLIN, 0};
-    if (poll(fds, (nfds_t)n, job.kill_at < 0 ? -1 : left < 0 ? 0 : (int)left) < 0 && errno != EINTR)
+    if (poll(fds, (nfds_t)n, next < 0 ? -1 : left < 0 ? 0 : (int)left) < 0 && errno != EINTR)
         die("poll");
     for (int i = 0; i < 2 * n_children; i++)
         if (fds[i + 2].revents) read_stream(i / 2, i % 2);
@@ -829,9 +906,10 @@ static void run(int restart, char **argv, char **command) {
         start(i, restart, port, command);
         if (head) tell_node(i, restart, port, argv);
     }
-    while (n_alive) {
+    while (n_alive || held.code) {
         wait_for_something(fds);
         reap();
+        report_held();
         if (job.code && job.kill_at < 0) {
             signal_all(SIGTERM);
             job.kill_at = now_ms() + opt.grace_ms;
@@ -970,7 +1048,10 @@ int main(int argc, char **argv) {
     int restart = 0;
     gethostname(opt.name, sizeof opt.name - 1);
     node = hears = argc == 2 && strcmp(argv[1], "--node") == 0;
-    if (node) restart = hear_settings(&argc, &argv);
+    if (node) {
+        restart = hear_settings(&argc, &argv);
+        dprintf(STDERR_FILENO, RUNS "\n");
+    }
     parse(argc, argv);
     prepare();
     run(restart, argv, argv + optind);

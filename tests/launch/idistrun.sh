@@ -195,6 +195,76 @@ says "two nodes" "launcher idist, size 4, nodes 2" "rank 0: local 0 of 2, node 0
     "rank 1: local 1 of 2, node 0" \
     "rank 2: local 0 of 2, node 1" "rank 3: local 1 of 2, node 1"
 
+# The same started by --hosts, with a stand-in for ssh that stays on this machine.
+cat >"$WORK/here" <<'END'
+#!/bin/sh
+export IDIST_HOSTID="$1"
+shift
+sh -c "$*; exit \$?"
+END
+chmod +x "$WORK/here"
+export IDIST_RSH="'$WORK/here'"
+hosts=("$RUN" --hosts "a:2,b:2" --master-addr 127.0.0.1)
+ok_run 0 "two hosts" 30 "${hosts[@]}" "$WHO"
+
+# The rank that failed first is named, and not one that ended because of that, which the other host
+# may report before.
+first_cause() { # FATE STATUS CAUSE COMMAND...
+    local rank=${1%% *} status=$2 cause=$3 trial got
+    for trial in 1 2 3 4 5 6 7 8 9 10; do
+        WHO_FATE=$1 IDIST_LOG=error timeout -k 5 30 "${@:4}" >"$WORK/log" 2>&1 </dev/null
+        got=$?
+        [ $got = "$status" ] || break
+        [ "$(grep -c '^idistrun: ' "$WORK/log")" = 1 ] || break
+        grep -q "^idistrun: rank $rank on host [a-z0-9]*: $cause$" "$WORK/log" || break
+    done
+    [ "$trial" = 10 ]
+    ok $? "rank $1: it is named" || { echo "trial $trial: status $got" && cat "$WORK/log"; } | diag
+}
+for fate in kill "kill A" exit "exit A" abort "abort A"; do
+    cause="exited with status 9" status=9
+    [ "${fate% A}" != kill ] || cause="killed by signal 9 (Killed)" status=137
+    [ "${fate% A}" != exit ] || cause="exited with status 7" status=7
+    first_cause "2 ${fate/ /}" $status "$cause" "${hosts[@]}" "$WHO"
+    first_cause "1 ${fate/ /}" $status "$cause" "$RUN" -n 3 "$WHO"
+done
+# shellcheck disable=SC2016 # a host reports a consequence long before the other one the cause
+ok_run 139 "a late cause" 30 "${hosts[@]}" sh -c 'case $RANK in
+    0) : >"$IDIST_LOST_FILE"; : >"$0"; exit 3 ;;
+    3) until [ -e "$0" ]; do sleep 0.02; done; sleep 0.2; kill -SEGV $$ ;;
+    *) sleep 30 ;;
+    esac' "$WORK/gone"
+grep -q "idistrun: rank 3 on host b: killed by signal 11" "$WORK/log"
+ok $? "the cause is named, not the consequence" || diag <"$WORK/log"
+# shellcheck disable=SC2016
+ok_run 3 "a consequence without a cause" 30 "${hosts[@]}" sh -c \
+    '[ $RANK = 2 ] || exec sleep 30; : >"$IDIST_LOST_FILE"; exit 3'
+grep -q "rank 2 on host b: exited with status 3, after it had lost another rank" "$WORK/log"
+ok $? "it says that it is one" || diag <"$WORK/log"
+
+# The way to a host ends in the middle.
+ends() { # NAME COMMAND: sends SIGKILL to the process that the command prints
+    timeout -k 5 30 "${hosts[@]}" sleep 9$NAP >"$WORK/log" 2>&1 </dev/null &
+    local pid=$! tries=200
+    until [ "$(pgrep -xfc "sleep 9$NAP")" = 4 ] || [ $((tries--)) = 0 ]; do sleep 0.05; done
+    kill -KILL "$($2 "$(pgrep -of "$WORK/here b")")"
+    wait $pid
+    [ $? = 125 ] && [ "$(grep -c '^idistrun: ' "$WORK/log")" = 1 ] && grep -q "$3" "$WORK/log" &&
+        gone "sleep 9$NAP" 2
+    ok $? "$1" || diag <"$WORK/log"
+}
+# shellcheck disable=SC2317 # ends calls it
+node_below() { pgrep -P "$1"; }
+ends "ssh is killed" echo "^idistrun: host b: its ssh was killed by signal 9 (Killed)$"
+ends "idistrun on a host is killed" node_below \
+    "^idistrun: host b: idistrun ended there without a report (status 137: Killed)$"
+printf '#!/bin/sh\nexit 255\n' >"$WORK/nowhere"
+chmod +x "$WORK/nowhere"
+IDIST_RSH="'$WORK/nowhere'" ok_run 125 "no connection" 10 "${hosts[@]}" true
+grep -q "host [ab]: no connection (ssh ended with status 255)" "$WORK/log"
+ok $? "it is said" || diag <"$WORK/log"
+unset IDIST_RSH
+
 for wrong in "" "-n 0 true" "-n 2x true" "--nnodes 2 true" "--nnodes 2 --node-rank 2 true" \
     "--frobnicate true"; do
     # shellcheck disable=SC2086 # a list

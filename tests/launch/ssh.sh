@@ -147,8 +147,25 @@ job() { # COMMAND...: in the background, once two ranks sleep
 job sleep $NAP
 kill -KILL "$(pgrep -f -- "ssh .*-p $PORT .*localhost")"
 wait $pid
-[ $? = 125 ] && grep -q "host localhost: " "$WORK/log" && gone "sleep $NAP" 1
+[ $? = 125 ] && grep -q "host localhost: its ssh was killed by signal 9 (Killed)$" "$WORK/log" &&
+    gone "sleep $NAP" 1
 ok $? "a connection is lost" || diag <"$WORK/log"
+job sleep $NAP
+kill -KILL "$(pgrep -of "^$WORK/.*idistrun --node$")"
+wait $pid
+[ $? = 125 ] && gone "sleep $NAP" 1 &&
+    grep -q "host [a-z0-9.]*: the connection or idistrun there was lost" "$WORK/log"
+ok $? "idistrun on a host is killed" || diag <"$WORK/log"
+
+# The rank that failed first is named, whichever host reports first.
+for trial in 1 2 3 4 5 6 7 8 9 10; do
+    IDIST_LOG=error timeout -k 5 30 "${two[@]}" env "WHO_FATE=2 exitA" "$WHO" >"$WORK/log" 2>&1 \
+        </dev/null
+    [ $? = 7 ] || break
+    grep -q "^idistrun: rank 2 on host 127.0.0.1: exited with status 7$" "$WORK/log" || break
+done
+[ "$trial" = 10 ]
+ok $? "the first cause is named" || { echo "trial $trial" && cat "$WORK/log"; } | diag
 
 # Signals
 for signal in 2 15; do

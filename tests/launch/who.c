@@ -7,10 +7,13 @@
 //     ...
 //
 // With a status, that rank (or all) ends with it. WHO_SHOWS=WORD: every rank prints the lines of
-// idist_show_config that begin with it, and how long it took to join.
+// idist_show_config that begin with it, and how long it took to join. WHO_FATE="RANK HOW": that
+// rank ends by SIGKILL (HOW kill), status 7 (exit) or idist_abort and status 9 (abort). The others
+// then end with status 3, or where HOW has an A behind it by SIGABRT.
 
 #include "idist.h"
 
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -38,6 +41,20 @@ static void show(const char *word) {
     }
 }
 
+static int meet_fate(const char *fate, int rank) {
+    const char *how = strchr(fate, ' ');
+    if (atoi(fate) == rank && how) {
+        if (strncmp(how, " kill", 5) == 0) raise(SIGKILL);
+        if (strncmp(how, " exit", 5) == 0) _Exit(7);
+        idist_abort(NULL);
+        return 9;
+    }
+    while (idist_barrier(NULL) == IDIST_OK) continue;
+    if (how && how[5] == 'A') abort();
+    idist_finalize();
+    return 3;
+}
+
 int main(int argc, char **argv) {
     int32_t sum = 1, vars = 0;
     place own, *all;
@@ -61,6 +78,10 @@ int main(int argc, char **argv) {
         fprintf(stderr, "rank %d: sum %d of %d, environment changed by %d: %s\n", rank, sum, n,
                 vars, idist_last_error());
         return 1;
+    }
+    if (getenv("WHO_FATE")) {
+        free(all);
+        return meet_fate(getenv("WHO_FATE"), rank);
     }
     if (getenv("WHO_SHOWS")) {
         show(getenv("WHO_SHOWS"));
