@@ -43,10 +43,10 @@ join() {
             esac
         done
         {
-            on_host $h env RANK=$h WORLD_SIZE=3 LOCAL_RANK=0 LOCAL_WORLD_SIZE=1 MASTER_ADDR=10.7.0.1 \
-                MASTER_PORT=29500 IDIST_SECRET=0123456789abcdef WHO_SHOWS=advertising \
-                IDIST_INIT_TIMEOUT_MS=8000 "${env[@]}" timeout -k 5 30 "$WHO" >"$WORK/rank.$h" \
-                2>&1 </dev/null
+            on_host $h env RANK=$h WORLD_SIZE=3 LOCAL_RANK=0 LOCAL_WORLD_SIZE=1 \
+                MASTER_ADDR=10.7.0.1 MASTER_PORT=29500 IDIST_SECRET=0123456789abcdef \
+                WHO_SHOWS=advertising IDIST_INIT_TIMEOUT_MS=8000 "${env[@]}" \
+                timeout -k 5 30 "$WHO" >"$WORK/rank.$h" 2>&1 </dev/null
             status=$?
             date +%s%3N >"$WORK/end.$h"
             exit $status
@@ -166,8 +166,8 @@ soon "1" "no secret at rank 1" "has a secret and this process has none: set IDIS
 then_says 0 "a process on 10.7.0.2 was refused: this process has a secret and the peer has none"
 soon "1" "a network to trust, only for rank 1" "has a secret and this process has none" 1:$empty \
     1:IDIST_INSECURE=1
-soon "1 2" "a secret, not at rank 0" "has a secret and the peer has none: set IDIST_SECRET" 0:$empty \
-    0:IDIST_INSECURE=1
+soon "1 2" "a secret, not at rank 0" "has a secret and the peer has none: set IDIST_SECRET" \
+    0:$empty 0:IDIST_INSECURE=1
 then_says 0 "was refused: the peer has a secret and this process has none"
 soon "1" "two secrets" "the secret of this job: IDIST_SECRET, IDIST" 1:IDIST_SECRET=fedcba9876543210
 then_says 0 "warning: initialize: a process on 10.7.0.2 was refused"
@@ -177,12 +177,14 @@ soon "1" "a secret for all to read" "readable by nobody else (chmod 600)" 1:$emp
     "1:IDIST_SECRET_FILE=$WORK/secret"
 soon "1" "a secret that cannot be read" "nothing cannot be read: No such file" 1:$empty \
     "1:IDIST_SECRET_FILE=$WORK/nothing"
-soon "0 1 2" "no secret, multicast" "needs a shared secret" $empty MASTER_ADDR= 0:IDIST_ADDR=10.7.0.1 \
-    1:IDIST_ADDR=10.7.0.2 2:IDIST_ADDR=10.7.0.3 IDIST_INIT_METHOD=tcp://239.7.7.7:29501
+soon "0 1 2" "no secret, multicast" "needs a shared secret" $empty MASTER_ADDR= \
+    0:IDIST_ADDR=10.7.0.1 1:IDIST_ADDR=10.7.0.2 2:IDIST_ADDR=10.7.0.3 \
+    IDIST_INIT_METHOD=tcp://239.7.7.7:29501
 meet="IDIST_INIT_METHOD=file://$WORK/meet"
 soon "0 1 2" "no secret, and a file" "needs a shared secret" $empty "$meet"
 soon "0 1 2" "no secret at rank 1, and a file" "needs a shared secret" 1:$empty "$meet"
-soon "0 1 2" "two secrets, and a file" "the secret of this job" 1:IDIST_SECRET=fedcba9876543210 "$meet"
+soon "0 1 2" "two secrets, and a file" "the secret of this job" "$meet" \
+    1:IDIST_SECRET=fedcba9876543210
 
 says 1 "a link-local address without an interface" "needs the interface of this host: $link%eth0" \
     "MASTER_ADDR=$link"
