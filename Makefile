@@ -265,13 +265,14 @@ fuzz:
 
 # One file instead of the rooms that idist.h includes, and an archive with it and the other headers.
 OPTIONAL_HEADERS := idist_mpi.h idist_nccl.h idist_gpu.h idist_ipc.h idist_trace.h idist_train.h
-SINGLE := build/single/idist.h $(OPTIONAL_HEADERS:%=build/single/%) build/single/LICENSE
+SINGLE := build/single/idist.h $(OPTIONAL_HEADERS:%=build/single/%) build/single/idist.hpp \
+    build/single/LICENSE
 DIST := build/idist-$(VERSION).tar.gz
 
 build/single/%.h: %.h $(HEADERS) tools/single.py
 	@mkdir -p $(@D)
 	tools/single.py $< $@
-build/single/LICENSE: LICENSE
+build/single/idist.hpp build/single/LICENSE: build/single/%: %
 	@mkdir -p $(@D)
 	cp $< $@
 

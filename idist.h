@@ -1557,6 +1557,7 @@ inline idist_dtype idist_dtype_of(const idist_i64_i64 *) { return IDIST_I64_I64;
 #undef idist_iprobe
 #undef idist_improbe
 #undef idist_test
+#undef idist_cancel
 #undef idist_test_all
 #undef idist_wait_any
 #undef idist_wait_any_of
@@ -1631,6 +1632,7 @@ idist_status idist__iprobe_types(int src, int tag, idist__bool_out found, idist_
 idist_status idist__improbe_types(int src, int tag, idist__bool_out found, idist_message *message,
                                   const idist_opts *opts);
 idist_status idist__test_types(idist_request *request, idist__bool_out done);
+idist_status idist__cancel_types(idist_request *request, idist__bool_out cancelled);
 idist_status idist__test_all_types(idist_request *requests, size_t n, idist__bool_out done);
 idist_status idist__wait_some_types(idist_request *requests, size_t n, idist__size_out indices,
                                     idist__size_out count);
@@ -1654,6 +1656,7 @@ idist_status idist__wait_any_of_types(idist_request *const *requests, size_t n,
 #define idist_iprobe(...) IDIST_CHECKED(iprobe, (__VA_ARGS__))
 #define idist_improbe(...) IDIST_CHECKED(improbe, (__VA_ARGS__))
 #define idist_test(...) IDIST_CHECKED(test, (__VA_ARGS__))
+#define idist_cancel(...) IDIST_CHECKED(cancel, (__VA_ARGS__))
 #define idist_test_all(...) IDIST_CHECKED(test_all, (__VA_ARGS__))
 #define idist_wait_some(...) IDIST_CHECKED(wait_some, (__VA_ARGS__))
 #define idist_wait_any(...) IDIST_CHECKED(wait_any, (__VA_ARGS__))

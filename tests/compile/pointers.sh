@@ -34,6 +34,7 @@ wait_some COUNTS idist_wait_some(&request, 1, COUNTS, sizes)
 wait_some COUNTS idist_wait_some(&request, 1, sizes, COUNTS)
 test_all FLAG idist_test_all(&request, 1, FLAG)
 test FLAG idist_test(&request, FLAG)
+cancel FLAG idist_cancel(&request, FLAG)
 iprobe FLAG idist_iprobe(0, 0, FLAG, NULL, NULL)
 improbe FLAG idist_improbe(0, 0, FLAG, &message, NULL)'
 

@@ -15,7 +15,7 @@ command -v python3 >/dev/null || {
 # Two clones of other names, ages and permissions. The archive must not tell which it is from.
 clone() { # FOLDER MODE DATE
     mkdir "$WORK/$1"
-    cp -r Makefile LICENSE tools idist*.h "$WORK/$1/"
+    cp -r Makefile LICENSE tools idist*.h idist.hpp "$WORK/$1/"
     chmod "$2" "$WORK/$1"/*.h "$WORK/$1/LICENSE"
     find "$WORK/$1" -exec touch -d "$3" {} +
 }
@@ -42,8 +42,8 @@ tar -C "$WORK" -xzf "$first"
 SINGLE=$WORK/$(basename "${first%.tar.gz}")
 ok $? "the archive unpacks"
 (cd "$SINGLE" && ls) >"$WORK/files"
-printf "%s\n" LICENSE idist.h idist_gpu.h idist_ipc.h idist_mpi.h idist_nccl.h idist_trace.h \
-    idist_train.h |
+printf "%s\n" LICENSE idist.h idist.hpp idist_gpu.h idist_ipc.h idist_mpi.h idist_nccl.h \
+    idist_trace.h idist_train.h |
     diff - "$WORK/files" >"$WORK/log"
 ok $? "it has the headers and the licence, and nothing else" || diag <"$WORK/log"
 grep -hoE '^#include "idist[a-z_]*\.h"' "$SINGLE"/*.h | tr -d '"' | awk '{ print $2 }' | sort -u |

@@ -90,6 +90,7 @@ static void messages(int rank, int n) {
     int next = rank + 1, last = (rank + n - 1) % n, i, to[2], from[2];
     idist_request request;
     idist_opts opts = {0};
+    bool cancelled;
 
     if (next < n) idist_send(x, 3, IDIST_F32, next, 0, NULL);
     if (rank > 0) CHECK(idist_recv(copy, 3, IDIST_F32, rank - 1, 0, NULL, NULL));
@@ -120,9 +121,10 @@ static void messages(int rank, int n) {
     idist_group_begin();
     idist_group_end();
 
-    opts.request = NULL;
-    opts.timeout_ms = 50;
-    REQUIRE(idist_recv(y, 3, IDIST_F32, last, 99, NULL, &opts) == IDIST_ERR_TIMEOUT);
+    opts.request = &request;
+    REQUIRE(idist_recv(y, 3, IDIST_F32, last, 99, NULL, &opts) == IDIST_OK);
+    idist_cancel(&request, &cancelled);
+    REQUIRE(cancelled && idist_wait(&request) == IDIST_ERR_CANCELLED);
 }
 
 static void requests_and_plans(void) {
