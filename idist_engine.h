@@ -165,18 +165,21 @@ static void idist__deadlock_find(idist__ring *ring, int peer) {
 //
 // A peer is authenticated but may be faulty. No frame of its can make this rank write out of bounds
 // or read a payload that its type does not carry: idist__frame_is_allowed checks every header, and
-// the link is given up when one is malformed.
+// the link is given up when one is malformed. A field that ends up in an error text (a status, the
+// kind and the root of a call) must have a value that a rank of this world can send.
 //------------------------------------------------------------------------------
 
 // ABORT: another rank failed a group. If the group does not exist here yet, the frame waits for it.
-static void idist__frame_abort(idist__ring *ring, idist__link *l) {
+static void idist__frame_abort(idist__ring *ring, idist__link *l, int peer) {
     idist_group *g = idist__world_find_group(ring->w, l->in.ctx);
     int status = (int)(int64_t)l->in.aux;
     idist__message *m;
 
     l->text[l->in.nbytes] = 0;
+    if (!l->in.nbytes) // the peer had no memory for the text
+        snprintf(l->text, sizeof l->text, "rank %d on %s reports a failure without its cause", peer,
+                 ring->w->nodes[peer].hostname);
     if (l->peer_waits.ctx == l->in.ctx) l->peer_waits.type = 0; // its call has ended
-    if (!idist__fail_is_failure(status)) status = IDIST_ERR_INTERNAL;
 
     if (g) {
         idist__group_fail(g, (idist_status)status, l->text);
@@ -323,6 +326,23 @@ static bool idist__frame_data(idist__ring *ring, idist__link *l, int peer) {
     return true;
 }
 
+// Returns true if the frame carries the status of a failure.
+static bool idist__frame_has_failure(const idist__frame *f) {
+    int64_t status = (int64_t)f->aux;
+    return status < 0 && status >= IDIST_ERR_DEVICE; // the last of IDIST_STATUS_MAP
+}
+
+// Returns true if a rank of this world can be in the call that the frame names.
+static bool idist__frame_names_call(const idist__ring *ring, const idist__frame *f) {
+    const idist__fingerprint *p = &f->fingerprint;
+
+    if (f->type == IDIST__HERE && !p->kind && !p->seq) return true; // it has entered none yet
+    if (f->type != IDIST__WAITS && p->kind == IDIST__RECV) return false;
+
+    return p->kind > IDIST__NONE && p->kind < IDIST__KIND_COUNT && p->root >= -1 &&
+           p->root < ring->w->group.size;
+}
+
 // Whether the peer may send this header. Messages that no receive wants yet are bounded by the
 // eager window and, for groups that do not exist here, by a fixed number. Frames without payload
 // (RTS, CTS) for groups that do exist are not bounded: a correct rank may have any number of calls
@@ -337,17 +357,17 @@ static bool idist__frame_is_allowed(const idist__ring *ring, const idist__link *
 
     switch (f->type) {
     case IDIST__EAGER:
-        if (f->nbytes > IDIST__EAGER_BYTES) return false;
+        if (f->nbytes > IDIST__EAGER_BYTES || !idist__frame_names_call(ring, f)) return false;
         return f->nbytes + IDIST__FRAME_BYTES <= l->their_window;
-    case IDIST__RTS: return true;
-    case IDIST__ABORT: return f->nbytes <= IDIST__TEXT_BYTES;
-    case IDIST__DATA: return f->nbytes <= IDIST__PIECE_BYTES;
+    case IDIST__RTS: return idist__frame_names_call(ring, f);
+    case IDIST__ABORT: return f->nbytes <= IDIST__TEXT_BYTES && idist__frame_has_failure(f);
+    case IDIST__DATA: return f->nbytes <= IDIST__PIECE_BYTES && idist__frame_names_call(ring, f);
     case IDIST__CREDIT: return f->nbytes <= IDIST__WINDOW_BYTES - l->window;
-    case IDIST__CTS:
-    case IDIST__PULLED:
+    case IDIST__CTS: return f->nbytes == 0 && (f->id || idist__frame_names_call(ring, f));
     case IDIST__WAITS:
-    case IDIST__HERE:
-    case IDIST__LEFT:
+    case IDIST__HERE: return f->nbytes == 0 && idist__frame_names_call(ring, f);
+    case IDIST__LEFT: return f->nbytes == 0 && ring->shm && ring->shm->local[peer] >= 0;
+    case IDIST__PULLED:
     case IDIST__BYE: return f->nbytes == 0;
     default: return false;
     }
@@ -410,7 +430,7 @@ static void idist__frame_end(idist__ring *ring, idist__link *l, int peer) {
         idist__transfer_take(v);
         idist__transfer_received(ring, v, peer);
     } else if (l->in.type == IDIST__ABORT) {
-        idist__frame_abort(ring, l);
+        idist__frame_abort(ring, l, peer);
     }
 }
 

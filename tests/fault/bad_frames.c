@@ -21,26 +21,58 @@ typedef struct bad {
                       // one that nobody knows
     uint64_t nbytes;
     int repeat;
+    int64_t aux;       // of ABORT and BYE: the status
+    int kind, root;    // of the call that it names; 0: as the type has it
+    bool of_the_world; // overrides of_the_pair
+    const char *text;  // behind it
 } bad;
 
+#define PLAIN 0, 0, 0, false, NULL // what only some of the frames need
 static const bad bads[] = {
-    {"EAGER of a group that the sender is not in", IDIST__EAGER, true, 0, 1},
-    {"RTS of a group that the sender is not in", IDIST__RTS, true, 100000, 1},
-    {"CTS of a group that the sender is not in", IDIST__CTS, true, 0, 1},
-    {"DATA of a group that the sender is not in", IDIST__DATA, true, 0, 1},
-    {"WAITS of a group that the sender is not in", IDIST__WAITS, true, 0, 1},
-    {"HERE of a group that the sender is not in", IDIST__HERE, true, 0, 1},
-    {"ABORT of a group that the sender is not in", IDIST__ABORT, true, 0, 1},
-    {"LEFT of a group that the sender is not in", IDIST__LEFT, true, 0, 1},
-    {"more EAGER bytes than the window", IDIST__EAGER, false, 60000, FLOOD},
-    {"WAITS with a payload", IDIST__WAITS, false, (uint64_t)1 << 60, 1},
-    {"HERE with a payload", IDIST__HERE, false, (uint64_t)1 << 60, 1},
-    {"CTS with a payload", IDIST__CTS, false, (uint64_t)1 << 60, 1},
-    {"PULLED with a payload", IDIST__PULLED, false, (uint64_t)1 << 60, 1},
-    {"LEFT with a payload", IDIST__LEFT, false, (uint64_t)1 << 60, 1},
-    {"BYE with a payload", IDIST__BYE, false, (uint64_t)1 << 60, 1},
-    {"credit for bytes that were never sent", IDIST__CREDIT, false, 64, 1},
-    {"no type at all", 77, false, 0, 1},
+    {"EAGER of a group that the sender is not in", IDIST__EAGER, true, 0, 1, PLAIN},
+    {"RTS of a group that the sender is not in", IDIST__RTS, true, 100000, 1, PLAIN},
+    {"CTS of a group that the sender is not in", IDIST__CTS, true, 0, 1, PLAIN},
+    {"DATA of a group that the sender is not in", IDIST__DATA, true, 0, 1, PLAIN},
+    {"WAITS of a group that the sender is not in", IDIST__WAITS, true, 0, 1, PLAIN},
+    {"HERE of a group that the sender is not in", IDIST__HERE, true, 0, 1, PLAIN},
+    {"ABORT of a group that the sender is not in", IDIST__ABORT, true, 0, 1, PLAIN},
+    {"LEFT of a group that the sender is not in", IDIST__LEFT, true, 0, 1, PLAIN},
+    {"more EAGER bytes than the window", IDIST__EAGER, false, 60000, FLOOD, PLAIN},
+    {"WAITS with a payload", IDIST__WAITS, false, (uint64_t)1 << 60, 1, PLAIN},
+    {"HERE with a payload", IDIST__HERE, false, (uint64_t)1 << 60, 1, PLAIN},
+    {"CTS with a payload", IDIST__CTS, false, (uint64_t)1 << 60, 1, PLAIN},
+    {"PULLED with a payload", IDIST__PULLED, false, (uint64_t)1 << 60, 1, PLAIN},
+    {"LEFT with a payload", IDIST__LEFT, false, (uint64_t)1 << 60, 1, PLAIN},
+    {"BYE with a payload", IDIST__BYE, false, (uint64_t)1 << 60, 1, PLAIN},
+    {"credit for bytes that were never sent", IDIST__CREDIT, false, 64, 1, PLAIN},
+    {"no type at all", 77, false, 0, 1, PLAIN},
+    {"type 0", 0, false, 0, 1, PLAIN},
+    {"ABORT of the world with status 0", IDIST__ABORT, false, 0, 1, 0, 0, 0, true, NULL},
+    {"ABORT of the world with a positive status", IDIST__ABORT, false, 0, 1, 5, 0, 0, true, "text"},
+    {"ABORT of the world with a status below all", IDIST__ABORT, false, 0, 1, -1000, 0, 0, true,
+     "text"},
+    {"ABORT of the world with a status of 41 bits", IDIST__ABORT, false, 0, 1,
+     ((int64_t)1 << 40) - 3, 0, 0, true, "text"},
+    {"ABORT of an unknown group with status 0", IDIST__ABORT, false, 0, 1, 0, 0, 0, false, "text"},
+    {"ABORT with a text that is too long", IDIST__ABORT, false, 401, 1, IDIST_ERR_ABORTED, 0, 0,
+     true, NULL},
+    {"ABORT with a text without end", IDIST__ABORT, false, (uint64_t)1 << 60, 1, IDIST_ERR_ABORTED,
+     0, 0, true, NULL},
+    {"WAITS in a call that there is not", IDIST__WAITS, false, 0, 1, 0, 200, 0, true, NULL},
+    {"WAITS in no call", IDIST__WAITS, false, 0, 1, 0, -1, 0, true, NULL},
+    {"WAITS with a root that there is not", IDIST__WAITS, false, 0, 1, 0, IDIST__BROADCAST, 3, true,
+     NULL},
+    {"WAITS with a negative root", IDIST__WAITS, false, 0, 1, 0, IDIST__BROADCAST, -2, true, NULL},
+    {"HERE in a call that there is not", IDIST__HERE, false, 0, 1, 0, 200, 0, true, NULL},
+    {"HERE with a root that there is not", IDIST__HERE, false, 0, 1, 0, IDIST__BROADCAST, 1 << 30,
+     true, NULL},
+    {"CTS of a call that there is not", IDIST__CTS, false, 0, 1, 0, 200, 0, true, NULL},
+    {"RTS of a call that there is not", IDIST__RTS, false, 0, 1, 0, 200, 0, true, NULL},
+    {"EAGER of a call that there is not", IDIST__EAGER, false, 0, 1, 0, 200, 0, true, NULL},
+    {"EAGER of a receive", IDIST__EAGER, false, 0, 1, 0, IDIST__RECV, 0, true, NULL},
+    {"EAGER from a rank that there is not", IDIST__EAGER, false, 0, 1, 0, IDIST__SEND, 3, true,
+     NULL},
+    {"DATA of a call that there is not", IDIST__DATA, false, 0, 1, 0, 200, 0, true, NULL},
 };
 enum { N_BADS = sizeof bads / sizeof *bads };
 
@@ -88,8 +120,12 @@ static void send_bad(idist_group *world, const bad *what, uint64_t pair) {
                                  ? IDIST__BARRIER
                                  : IDIST__ALL_REDUCE;
         f.fingerprint.seq = 5;
+        if (what->of_the_world) f.ctx = w->group.ctx;
+        if (what->kind) f.fingerprint.kind = (uint8_t)(what->kind < 0 ? 0 : what->kind);
+        if (what->root) f.fingerprint.root = what->root;
+        f.aux = (uint64_t)what->aux;
         pthread_mutex_lock(&w->lock);
-        idist__link_control(ring, &ring->links[0], &f, NULL);
+        idist__link_control(ring, &ring->links[0], &f, what->text);
         if (i % 64 == 63) idist__ring_progress(w); // so that they go out
         pthread_mutex_unlock(&w->lock);
     }
@@ -220,13 +256,14 @@ static void freed_at_once(idist_group *world, int rank, int n, void *arg) {
     rank_ok(rank, idist_barrier(&all));
 }
 
-// A failure that arrives before its group exists is kept; its status must be one.
-static void odd_status(idist_group *world, int rank, int n, void *arg) {
-    static const int64_t odd[4] = {0, 5, -1000, (int64_t)1 << 40};
+// A failure that arrives before its group exists is kept. One had no memory for its text: then the
+// text says who reported the failure.
+static void early_failure(idist_group *world, int rank, int n, void *arg) {
+    static const char *const texts[2] = {"made up", NULL};
     idist__world *w = world->w;
     (void)n;
     (void)arg;
-    for (int i = 0; i < 4; i++) {
+    for (int i = 0; i < 2; i++) {
         idist_group *g = NULL;
         idist_opts o = opts_of(world);
         if (rank == 1) {
@@ -234,16 +271,19 @@ static void odd_status(idist_group *world, int rank, int n, void *arg) {
             memset(&f, 0, sizeof f);
             f.type = IDIST__ABORT;
             f.ctx = idist__group_ctx(world, world->child_count + 1, 1);
-            f.aux = (uint64_t)odd[i];
+            f.aux = (uint64_t)(int64_t)IDIST_ERR_DEVICE;
             pthread_mutex_lock(&w->lock);
-            idist__link_control(idist__ring_of(w), &idist__ring_of(w)->links[0], &f, "made up");
+            idist__link_control(idist__ring_of(w), &idist__ring_of(w)->links[0], &f, texts[i]);
             pthread_mutex_unlock(&w->lock);
         }
         rank_ok(rank, idist_barrier(&o));
         rank_ok(rank, idist_split(world, 0, rank, &g));
         if (!g) return;
         o = opts_of(g);
-        rank_is(rank, idist_barrier(&o), IDIST_ERR_INTERNAL);
+        rank_is(rank, idist_barrier(&o), IDIST_ERR_DEVICE);
+        if (texts[i])
+            rank_check(strstr(idist_last_error(), texts[i]), "got %s", idist_last_error());
+        else rank_check(text_names_rank(idist_last_error(), 1), "got %s", idist_last_error());
         rank_ok(rank, idist_free_group(&g));
     }
 }
@@ -281,8 +321,7 @@ int main(void) {
         int rounds = test_quick() ? 1500 : 4000;
         ranks_case(3, &d, freed_at_once, &rounds, "groups freed before all was told, %d times, %s",
                    rounds, transports[t]);
-        ranks_case(2, &d, odd_status, NULL, "an early ABORT with a status that is none, %s",
-                   transports[t]);
+        ranks_case(2, &d, early_failure, NULL, "an early ABORT, %s", transports[t]);
     }
     idist_desc d = desc_with("tcp", "latency"); // where receives are granted
     for (uint64_t i = 0; i < 2; i++) {
