@@ -830,6 +830,11 @@ IDIST_API idist_status idist_initialize(const idist_desc *desc);
 // with IDIST_ERR_ABORTED, or with IDIST_ERR_MISMATCH if it is a collective of the world, as this
 // call is another one; no thread may begin a call meanwhile. A later call on one of those groups
 // returns IDIST_ERR_STATE, and idist_free_group only sets the pointer to NULL.
+//
+// After a failure of the world it does not wait for the others. Groups that the failure does not
+// concern go on: a call that this rank has completed completes on the other members, too. A call
+// that needs this rank fails there with the status and the text of the failure of the world. (With
+// idist_mpi.h these groups fail at once.)
 IDIST_API idist_status idist_finalize(void);
 
 // True between idist_initialize and idist_finalize.

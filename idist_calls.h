@@ -416,12 +416,18 @@ static idist_status idist__world_last_barrier(idist__world *w) {
     return idist__call_traced(&w->group, &c, &o);
 }
 
-// Afterwards nothing touches the caller's buffers.
+// Afterwards nothing touches the caller's buffers. If the world has failed, so do the groups of
+// these calls: the other members would wait for this rank. All other groups go on until a call
+// needs this rank, see `close` of idist_backend_api.
 static void idist__world_cancel_tasks(idist__world *w) {
     while (w->tasks) {
         idist__task *t = w->tasks;
+        idist_group *g = t->group;
+
         w->backend->cancel(t);
         idist__task_complete(t, IDIST_ERR_ABORTED, "the world was closed");
+        if (w->group.status != IDIST_OK && !g->inner)
+            idist__group_fail(g, w->group.status, w->group.cause);
     }
 }
 
@@ -453,17 +459,6 @@ static bool idist__world_end_calls(idist__world *w) {
     }
 
     return true;
-}
-
-// Tells the members of other groups why this rank leaves, so that they do not report it as the
-// cause.
-static void idist__world_spread_failure(idist__world *w) {
-    idist_group *g;
-
-    if (w->group.status == IDIST_OK) return;
-    for (g = w->group.next; g; g = g->next)
-        if (g->rank >= 0 && g->size > 1 && !g->inner)
-            idist__group_fail(g, w->group.status, w->group.cause);
 }
 
 // Frees the world, unless a thread is still inside a call: then nothing is freed that it uses.
@@ -529,7 +524,6 @@ static idist_status idist__world_close(idist__world *w, bool force) {
     idist__world_lock(w);
     w->abandoned = !idist__world_end_calls(w) || w->deferred_count;
     w->leaves = status != IDIST_OK || force;
-    idist__world_spread_failure(w);
     idist__os_mutex_unlock(&w->lock);
 
     idist__world_end(w);

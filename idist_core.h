@@ -423,7 +423,10 @@ struct idist_backend_api {
     idist_status (*open)(idist__world *w);
 
     // Frees all. clean: every rank has passed the last barrier. Otherwise it closes its connections
-    // so that messages that were sent still arrive, for which it may block for a moment.
+    // so that messages that were sent still arrive, for which it may block for a moment. If the
+    // world has failed (w->group.status), the calls that this rank has completed in other groups
+    // should still complete on the other members. A call that needs this rank fails there with the
+    // status and the cause of this world.
     void (*close)(idist__world *w, bool clean);
 
     // ---- groups ----
@@ -1652,19 +1655,19 @@ static void idist__group_fail_memory(idist_group *g) {
     idist__group_fail_self(g, IDIST_ERR_NO_MEMORY, "is out of memory");
 }
 
-// A rank of the world is gone: every group it belongs to fails. If the world had failed, the rank
-// may have left because of that, so the text gives the reason: the rank may have freed the group
-// before it left, and then told nobody that it failed as well.
+// Fails every group of a rank that is gone. If the world had failed before, the rank may have ended
+// because of that, so the text begins with that failure.
 IDIST__UNUSED static void idist__group_lose_rank(idist__world *w, int rank, const char *how) {
     idist_group *g;
     char cause[400];
     int i;
 
-    snprintf(cause, sizeof cause, "rank %d on %s was lost: %s", rank, w->nodes[rank].hostname, how);
-    if (w->group.status != IDIST_OK) {
-        idist__text_append(cause, sizeof cause, "; before that the world failed: %s",
+    cause[0] = 0;
+    if (w->group.status != IDIST_OK)
+        idist__text_append(cause, sizeof cause, "%.*s; after that ", (int)(sizeof cause / 2),
                            w->group.cause);
-    }
+    idist__text_append(cause, sizeof cause, "rank %d on %s was lost: %s", rank,
+                       w->nodes[rank].hostname, how);
 
     for (g = &w->group; g; g = g->next)
         for (i = 0; i < g->size && g->rank >= 0; i++)

@@ -169,6 +169,12 @@ static void idist__deadlock_find(idist__ring *ring, int peer) {
 // kind and the root of a call) must have a value that a rank of this world can send.
 //------------------------------------------------------------------------------
 
+// Writes a text for a failure whose sender had no memory for one.
+static void idist__frame_excuse(const idist__ring *ring, idist__link *l, int peer) {
+    snprintf(l->text, sizeof l->text, "rank %d on %s reports a failure without its cause", peer,
+             ring->w->nodes[peer].hostname);
+}
+
 // ABORT: another rank failed a group. If the group does not exist here yet, the frame waits for it.
 static void idist__frame_abort(idist__ring *ring, idist__link *l, int peer) {
     idist_group *g = idist__world_find_group(ring->w, l->in.ctx);
@@ -176,9 +182,7 @@ static void idist__frame_abort(idist__ring *ring, idist__link *l, int peer) {
     idist__message *m;
 
     l->text[l->in.nbytes] = 0;
-    if (!l->in.nbytes) // the peer had no memory for the text
-        snprintf(l->text, sizeof l->text, "rank %d on %s reports a failure without its cause", peer,
-                 ring->w->nodes[peer].hostname);
+    if (!l->in.nbytes) idist__frame_excuse(ring, l, peer);
     if (l->peer_waits.ctx == l->in.ctx) l->peer_waits.type = 0; // its call has ended
 
     if (g) {
@@ -219,6 +223,21 @@ static void idist__frame_waits(idist__ring *ring, idist__link *l, int peer) {
     }
 
     idist__deadlock_find(ring, peer);
+}
+
+// BYE: the peer leaves the world. After a failure nothing else comes from it, and it reads nothing.
+static void idist__frame_bye(idist__ring *ring, idist__link *l, int peer) {
+    idist__world *w = ring->w;
+
+    l->bye = true;
+    l->bye_status = (idist_status)(int)(int64_t)l->in.aux;
+    ring->left_count++;
+    if (l->bye_status == IDIST_OK) return;
+
+    l->text[l->in.nbytes] = 0;
+    if (!l->in.nbytes) idist__frame_excuse(ring, l, peer);
+    if (w->group.rank >= 0) idist__ring_fail(ring, &w->group, l->bye_status, l->text);
+    idist__link_close(ring, l);
 }
 
 // HERE: the answer to a WAITS of ours.
@@ -367,8 +386,10 @@ static bool idist__frame_is_allowed(const idist__ring *ring, const idist__link *
     case IDIST__WAITS:
     case IDIST__HERE: return f->nbytes == 0 && idist__frame_names_call(ring, f);
     case IDIST__LEFT: return f->nbytes == 0 && ring->shm && ring->shm->local[peer] >= 0;
-    case IDIST__PULLED:
-    case IDIST__BYE: return f->nbytes == 0;
+    case IDIST__PULLED: return f->nbytes == 0;
+    case IDIST__BYE:
+        if (!f->aux) return f->nbytes == 0;
+        return f->nbytes <= IDIST__TEXT_BYTES && idist__frame_has_failure(f);
     default: return false;
     }
 }
@@ -401,7 +422,7 @@ static bool idist__frame_begin(idist__ring *ring, idist__link *l, int peer) {
     case IDIST__HERE: idist__frame_here(ring, l, peer); break;
     case IDIST__ABORT: l->target = l->text; break;
     case IDIST__LEFT: idist__pool_member_left(ring, l->in.ctx); break;
-    default: l->bye = true; break; // IDIST__BYE
+    default: l->target = l->text; break; // IDIST__BYE
     }
 
     return ok;
@@ -431,6 +452,8 @@ static void idist__frame_end(idist__ring *ring, idist__link *l, int peer) {
         idist__transfer_received(ring, v, peer);
     } else if (l->in.type == IDIST__ABORT) {
         idist__frame_abort(ring, l, peer);
+    } else if (l->in.type == IDIST__BYE) {
+        idist__frame_bye(ring, l, peer);
     }
 }
 
@@ -513,8 +536,9 @@ static void idist__announce_late(idist__ring *ring, int peer) {
 //------------------------------------------------------------------------------
 // [engine:progress]  reads links, writes what is queued, finds links that ended
 // uses clock mutex poll os:watch beacon fail text base:log kind model
-// uses core:group block shm:segment shm:ended msg:types msg:failure link match
-// uses recv share:share host attempt connector deadlock frame announce
+// uses core:world core:group block shm:segment shm:ended msg:types msg:failure
+// uses link match recv share:share host attempt connector deadlock frame
+// uses announce
 //
 // A link has a stage, memory for bytes that were read ahead: many small frames arrive by one read.
 // The rest of a large payload bypasses the stage: it is read straight to where it belongs.
@@ -766,21 +790,75 @@ static void idist__progress_judge(idist__ring *ring) {
     idist__progress_declare(ring, true);
 }
 
-// Whether a call waits for this rank, or has something to send to it.
-static bool idist__progress_needs(const idist__ring *ring, int peer) {
+// Returns a call that waits for this rank, or has something to send to it; NULL: there is none.
+static const idist__task *idist__progress_needs(const idist__ring *ring, int peer) {
     const idist__link *l = &ring->links[peer];
     const idist__transfer *v;
     const idist__task *t;
 
     for (v = l->out; v; v = v->next)
-        if (v->task) return true;
+        if (v->task) return v->task;
 
     for (t = ring->w->tasks; t; t = t->next) {
         int rank = idist__ring_group_of(t->group)->rank_of[peer];
-        if (rank >= 0 && rank != t->group->rank && idist__deadlock_needs(l, t, rank)) return true;
+        if (rank < 0 || rank == t->group->rank || t->away) continue;
+        if (idist__deadlock_needs(l, t, rank)) return t;
     }
 
-    return false;
+    return NULL;
+}
+
+// Returns a receive from any rank that only this rank itself could serve, because all other members
+// have left; NULL: there is none.
+static const idist__task *idist__progress_forsaken(const idist__ring *ring) {
+    const idist__task *t = ring->w->tasks;
+    int i;
+
+    if (!t || t->next || t->call.kind != IDIST__RECV || t->call.root != IDIST_ANY_SOURCE)
+        return NULL;
+    if (!idist__ring_is_unmatched(t) || !idist__world_only_call(ring->w)) return NULL;
+
+    for (i = 0; i < t->group->size; i++)
+        if (i != t->group->rank && !ring->links[t->group->ranks[i]].bye) return NULL;
+
+    return t;
+}
+
+// Fails the group of a call that needs a rank which has left the world. The cause is why the rank
+// left, not the rank itself. A message to or from the rank says as well that it has left.
+static void idist__progress_miss(idist__ring *ring, const idist__task *t, int peer) {
+    const idist__link *l = &ring->links[peer];
+    idist_group *g = t->group;
+    const char *host = ring->w->nodes[peer].hostname;
+    char cause[400];
+
+    if (g->inner) g = idist__ring_group_of(g)->whole;
+
+    if (l->bye_status == IDIST_OK) {
+        snprintf(cause, sizeof cause, "rank %d on %s was lost: it has left the world", peer, host);
+        idist__ring_fail(ring, g, IDIST_ERR_PEER_LOST, cause);
+        return;
+    }
+
+    idist__text_copy(cause, sizeof cause, l->text);
+    if (idist__kind_is_p2p(t->call.kind))
+        idist__text_append(cause, sizeof cause, "; rank %d on %s has left the world after that",
+                           peer, host);
+    idist__ring_fail(ring, g, l->bye_status, cause);
+}
+
+// Looks for calls that need a rank which has left the world. A rank leaves when it has completed
+// its calls, so the others complete these as well; but it begins nothing any more.
+static void idist__progress_left(idist__ring *ring) {
+    const idist__task *t;
+    int i;
+
+    for (i = 0; i < ring->w->group.size && !ring->failed; i++) {
+        if (!ring->links[i].bye) continue;
+        t = idist__progress_needs(ring, i);
+        if (!t) t = idist__progress_forsaken(ring);
+        if (t) idist__progress_miss(ring, t, i);
+    }
 }
 
 // Descriptors are short: what needs a connection goes on trying, and may miss its deadline.
@@ -951,6 +1029,7 @@ static void idist__progress_move(idist__ring *ring, bool all) {
     if (!few) idist__progress_turn(ring);
     if (ring->shm) idist__share_progress(ring);
     if (ring->w->nnodes > 1) idist__host_progress(ring);
+    if (ring->left_count) idist__progress_left(ring);
 }
 
 // Before a sleep: nothing may wait for more to send.
@@ -1523,7 +1602,7 @@ static int idist__missing_absence(const idist__task *t, int rank) {
     if (t->whole.kind && seen->fingerprint.whole == t->whole.seq)
         entered = true; // or an earlier step of the same parent
     if (!entered) absence |= IDIST__ABSENT;
-    if (asked_ns && l->here_ns < asked_ns) absence |= IDIST__SILENT;
+    if (asked_ns && l->here_ns < asked_ns && !l->bye) absence |= IDIST__SILENT;
     if (idist__deadlock_needs(l, t, rank)) absence |= IDIST__NEEDED;
 
     return absence;
@@ -1738,7 +1817,7 @@ static idist_status idist__group_init(idist_group *g) {
 
         idist__group_hear(g, l);
 
-        if (i != g->rank && !l->open) {
+        if (i != g->rank && !l->open && !l->bye) {
             char cause[200];
             snprintf(cause, sizeof cause, "rank %d on %s was lost", g->ranks[i],
                      g->w->nodes[g->ranks[i]].hostname);

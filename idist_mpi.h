@@ -3065,6 +3065,8 @@ static void idist__mpi_group_close(idist_group *g) {
 
     snprintf(cause, sizeof cause, "rank %d on %s left without idist_finalize", g->w->cfg.rank,
              g->w->hostname);
+    if (g->w->leaves && g->w->group.status != IDIST_OK)
+        idist__group_fail(g, g->w->group.status, g->w->group.cause);
     if (g->w->leaves) idist__group_fail(g, IDIST_ERR_PEER_LOST, cause);
     if (!m->finalized) idist__exchange_cancel(g);
 

@@ -91,7 +91,9 @@ CONTENTS
 //                                                    I have entered
 //   ABORT   the group has failed          text       aux (the status), nbytes
 //   LEFT    I have freed the group        -          -
-//   BYE     I have finalized              -          -
+//   BYE     I leave the world             text       aux (0: in order, after the last barrier; else
+//                                                    the status with which the world failed),
+//                                                    nbytes (of the text; 0 in order)
 typedef struct idist__frame {
     uint8_t type, flags;
     uint16_t past; // of EAGER, RTS and DATA in a collective: digest of the calls before it
@@ -222,7 +224,8 @@ typedef struct idist__link { // the connection to one rank
     bool open;
     bool polled;                 // as its transport says
     int watched_in, watched_out; // descriptors that ring->watch watches for it; -1: none
-    bool bye;                    // the peer has finalized: the end of the stream is no loss
+    bool bye;                    // the peer has left the world: the end of the stream is no loss
+    idist_status bye_status;     // IDIST_OK: in order; else how the world failed, as `text` says
     bool ended; // the stream is at its end; [engine:progress] decides what that means
     int ended_errno;
     bool write_dead; // writing has failed; reading will tell why
@@ -252,7 +255,7 @@ typedef struct idist__link { // the connection to one rank
     char *target;                     // ... where it goes (NULL: nowhere), ...
     idist__transfer *in_transfer;     // ... and what it belongs to: a transfer
     idist__message *in_message;       // or a message
-    char text[IDIST__TEXT_BYTES + 1]; // of an ABORT
+    char text[IDIST__TEXT_BYTES + 1]; // of an ABORT or a BYE
 
     idist__frame peer_waits;         // the last WAITS, while nothing else has come after it
     uint64_t p2p_sent, p2p_received; // messages of send / recv
@@ -281,7 +284,9 @@ typedef struct idist__ring { // the backend's part of a world
     uint32_t polled_count;       // how often a caller has polled
     idist__link *wanted;         // links without a connection through which a message is to go
     struct idist__connector *connector; // NULL: no rank makes connections any more
-    bool said_bye;                      // all that have a connection were told that we leave
+    bool said_bye;                      // all that have a connection were told that we leave, ...
+    idist_status bye_status;            // ... and why: IDIST_OK: in order
+    int left_count;                     // ranks that have said that they leave
     char unreachable[200];              // why the last connection that was needed could not be made
     int64_t no_fds_ns;                  // when descriptors were short the last time; 0: never
     bool told_blind;        // the log says that we cannot look for processes that have ended
@@ -1069,16 +1074,26 @@ static void idist__link_pop(idist__link *l) {
     if (!l->out) l->out_end = &l->out;
 }
 
-// Drops what was to go out, because the peer reads no more. The tasks end with their group when
-// reading finds out about the loss.
+// Drops the control frames that were to go out, because the peer reads no more. What tasks wait for
+// stays: when reading tells whether the peer was lost or has left, the tasks end with their group.
 static void idist__link_write_failed(idist__ring *ring, idist__link *l) {
+    idist__transfer **at = &l->out;
+
     l->write_dead = true;
 
-    while (l->out) {
-        idist__transfer *v = l->out;
-        idist__link_pop(l);
+    while (*at) {
+        idist__transfer *v = *at;
+
+        if (v->task) {
+            at = &v->next;
+            continue;
+        }
+
+        *at = v->next;
         idist__transfer_free(ring, v);
     }
+
+    l->out_end = at;
 }
 
 // A frame and its payload have gone out.
@@ -1232,13 +1247,15 @@ static void idist__link_control(idist__ring *ring, idist__link *l, const idist__
     idist__link_flush(ring, l);
 }
 
-// Tells a rank that this one has passed the last barrier.
+// Tells a rank that this one leaves the world, and how the world failed if it did.
 static void idist__link_bye(idist__ring *ring, idist__link *l) {
+    bool failed = ring->bye_status != IDIST_OK;
     idist__frame f;
 
     memset(&f, 0, sizeof f);
     f.type = IDIST__BYE;
-    idist__link_control(ring, l, &f, NULL);
+    f.aux = (uint64_t)(int64_t)ring->bye_status;
+    idist__link_control(ring, l, &f, failed ? ring->w->group.cause : NULL);
 }
 
 // Tells a rank that a group has failed.
@@ -1875,7 +1892,7 @@ static void idist__send_post(idist__task *t, int world_rank, uint32_t tag, const
     if (fingerprint->kind != IDIST__SEND) idist__history_tell_past(t, &v->frame);
 
     if (!l->open || l->write_dead) {
-        idist__transfer_free(ring, v); // its task ends when the loss of that rank is carried out
+        idist__link_push(l, v); // its task ends with its group: that rank was lost, or has left
         return;
     }
 

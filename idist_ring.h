@@ -99,8 +99,10 @@ IDIST_API const idist_backend_api *idist_ring_backend(void);
 // written. Where closing a connection with unread bytes in it could destroy what the peer has not
 // read yet (TCP), it waits for the peer's BYE too.
 //
-// After a failure: a rank writes the ABORT frames that are queued and shuts down its side of each
-// connection. Then it discards what still arrives until the peers have closed theirs, or for up to
+// After a failure of the world: every rank says BYE, too, with the reason. Groups that the failure
+// does not concern go on with the calls that the leaving rank has completed (idist__progress_left).
+// The rank writes the frames that are queued and shuts down its side of each connection. Then it
+// discards what still arrives until the peers have closed theirs, or for up to
 // IDIST__CLOSE_FAILED_MS. Closing at once could destroy an ABORT that a peer has not read yet.
 // Where ranks connect on demand, it accepts connections for all of this time: otherwise a rank that
 // comes late would be refused, and blame this one.
@@ -159,8 +161,9 @@ static void idist__ring_close(idist__world *w, bool clean) {
 
     idist__os_mutex_lock(&w->lock);
     w->group.rank = -1; // frames that still arrive concern nobody
-    ring->said_bye = clean;
-    for (i = 0; i < w->group.size && clean; i++) idist__link_bye(ring, &ring->links[i]);
+    ring->said_bye = clean || w->group.status != IDIST_OK;
+    ring->bye_status = clean ? IDIST_OK : w->group.status;
+    for (i = 0; i < w->group.size && ring->said_bye; i++) idist__link_bye(ring, &ring->links[i]);
 
     idist__wait_drain(ring, clean, until_ns);
     if (!clean) idist__close_linger(ring, until_ns);
