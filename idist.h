@@ -302,10 +302,12 @@ TIME-OUTS AND ABORT
 
     Every call has a deadline: idist_opts.timeout_ms, else desc.timeout_ms, else 30 minutes.
     IDIST_ERR_TIMEOUT names the ranks that did not enter the call, or entered it and stopped
-    responding, and where they were last seen. A call that takes longer than a minute logs a warning
-    with the same names. idist_abort, from any thread, ends all calls on a group at once. Joining a
-    world has a deadline of its own, 5 minutes; if a rank dies after it has reached the store, the
-    others get IDIST_ERR_PEER_LOST within a second.
+    responding, and where they were last seen. Where such a rank waits for another one, the text
+    follows the chain to its end (not with idist_mpi.h). It says which rank got no answer: if a path
+    between two hosts is cut, each rank there answers some of the others. A call that takes longer
+    than a minute logs a warning with the same names. idist_abort, from any thread, ends all calls
+    on a group at once. Joining a world has a deadline of its own, 5 minutes; if a rank dies after
+    it has reached the store, the others get IDIST_ERR_PEER_LOST within a second.
 
 THREADS
 

@@ -253,6 +253,7 @@ struct idist__task {
     bool patient;   // has the group's time-out: the caller expects no return without a result
     bool announced; // the other members were told that this rank waits in it
     bool warned;    // a log line said that it takes long
+    bool asked;     // of a message: its peer was asked whom it waits for
     uint32_t seq;   // number within the group; 0: point-to-point, or not numbered yet
     idist__fingerprint whole; // the call it is part of; kind 0: it is a call of its own
     uint16_t parent_past;     // digest of the calls before that one
@@ -502,7 +503,8 @@ struct idist_backend_api {
 
     // Tells the other members that this rank waits in t, so that they can object, and answer that
     // they are alive. Called once when t has waited for a while, and again before its group is
-    // given up (g->asked_ns). May end any task.
+    // given up (g->asked_ns). For a message the second call (t->asked) is to find out whom its peer
+    // waits for. May end any task.
     void (*announce)(idist__task *t);
 
     // Appends who is missing in t ("rank 3 on host b (last seen in barrier #6)", see
@@ -1253,13 +1255,17 @@ IDIST__UNUSED static void idist__explain_missing_rank(const idist_group *g, int 
 // The same for the other side of a send or receive.
 IDIST__UNUSED static int idist__explain_missing_peer(const idist__task *t, char *text, size_t cap) {
     const idist_group *g = t->group;
-    const char *what =
-        t->call.kind == IDIST__SEND ? "does not receive it" : "sent nothing that fits";
+    int peer = t->call.root < 0 ? -1 : g->ranks[t->call.root];
 
-    if (t->call.root == IDIST_ANY_SOURCE) idist__text_append(text, cap, "a message from any rank");
-    else
-        idist__text_append(text, cap, "rank %d on %s, which %s", g->ranks[t->call.root],
-                           g->w->nodes[g->ranks[t->call.root]].hostname, what);
+    if (peer < 0) {
+        idist__text_append(text, cap, "a message from any rank");
+        return 1;
+    }
+
+    idist__text_append(text, cap, "rank %d on %s, which ", peer, g->w->nodes[peer].hostname);
+    if (t->call.kind == IDIST__SEND) // also read by others, if the group fails
+        idist__text_append(text, cap, "does not receive the message of rank %d", g->w->group.rank);
+    else idist__text_append(text, cap, "sent nothing that fits");
 
     return 1;
 }
@@ -1734,9 +1740,7 @@ static int64_t idist__timer_ask_at(const idist__task *t, int64_t *until_ns) {
 
     if (t->deadline_ns < end) end = t->deadline_ns;
     *until_ns = end;
-    if (end == IDIST__FOREVER || idist__kind_is_p2p(t->call.kind)) return IDIST__FOREVER;
-
-    return end - idist__timer_patience(t);
+    return end == IDIST__FOREVER ? IDIST__FOREVER : end - idist__timer_patience(t);
 }
 
 // Since when the members should have answered; 0: they were not asked. A question that has just
@@ -1767,7 +1771,8 @@ static bool idist__timer_expire(idist__world *w, idist__task *t, int64_t now) {
     }
 
     if (!missing)
-        idist__text_append(cause, sizeof cause, "nobody, but the data did not come through");
+        idist__text_append(cause, sizeof cause,
+                           "nobody, but the data did not come through to rank %d", w->group.rank);
     if (idist__kind_is_p2p(t->call.kind) && w->backend->cancel(t))
         idist__task_complete(t, IDIST_ERR_TIMEOUT, cause);
     else idist__group_fail(t->group, IDIST_ERR_TIMEOUT, cause);
@@ -1775,25 +1780,35 @@ static bool idist__timer_expire(idist__world *w, idist__task *t, int64_t now) {
     return true;
 }
 
-// Announces a task, or asks its members once more. Returns whether either was due.
-static bool idist__timer_announce(idist__world *w, idist__task *t, int64_t now) {
-    int64_t ask_at, until_ns;
+// Asks the members once more, or the peer of a message whom it waits for. Returns whether that was
+// due.
+static bool idist__timer_ask(idist__world *w, idist__task *t, int64_t now) {
+    int64_t until_ns, ask_at = idist__timer_ask_at(t, &until_ns);
+    bool p2p = idist__kind_is_p2p(t->call.kind);
 
-    if (!t->announced) {
-        if (now < idist__timer_announce_at(t, now)) return false;
-        t->announced = true;
-        // A member that waits for others to make a group may be right to wait, whatever they do.
-        if (t->call.label != IDIST__NEW_GROUP_BY_MEMBERS) w->backend->announce(t);
-        return true;
+    if (now < ask_at || (p2p && t->asked)) return false;
+    if (!p2p && (t->group->asked_ns >= ask_at || now < t->group->asked_until_ns)) return false;
+
+    if (p2p) {
+        t->asked = true;
+    } else {
+        t->group->asked_before_ns = t->group->asked_ns;
+        t->group->asked_ns = now;
+        t->group->asked_until_ns = until_ns;
     }
 
-    ask_at = idist__timer_ask_at(t, &until_ns);
-    if (now < ask_at || t->group->asked_ns >= ask_at || now < t->group->asked_until_ns)
-        return false;
-    t->group->asked_before_ns = t->group->asked_ns;
-    t->group->asked_ns = now;
-    t->group->asked_until_ns = until_ns;
     w->backend->announce(t);
+
+    return true;
+}
+
+// Announces a task, or asks its members. Returns whether either was due.
+static bool idist__timer_announce(idist__world *w, idist__task *t, int64_t now) {
+    if (t->announced) return idist__timer_ask(w, t, now);
+    if (now < idist__timer_announce_at(t, now)) return false;
+    t->announced = true;
+    // A member that waits for others to make a group may be right to wait, whatever they do.
+    if (t->call.label != IDIST__NEW_GROUP_BY_MEMBERS) w->backend->announce(t);
 
     return true;
 }
@@ -1803,6 +1818,7 @@ static void idist__timer_warn(idist__world *w, idist__task *t, int64_t now) {
 
     if (!t->announced || t->warned || now < t->started_ns + IDIST__WARN_NS) return;
     t->warned = true;
+    t->asked = false; // it is asked again before the deadline
     idist__explain_task(t, what, sizeof what);
     missing[0] = 0;
     w->backend->missing(t, missing, sizeof missing);

@@ -10,13 +10,15 @@
 CONTENTS
 
       [engine:deadlock]  two ranks that wait for each other in different calls
+      [engine:absent]    which members hold up a call
+      [engine:ask]       whom those members wait for in turn
+      [engine:missing]   names the ranks that a call waits for
       [engine:frame]     what an arriving frame does
       [engine:announce]  tells other members that this rank waits in a call
       [engine:progress]  reads links, writes what is queued, finds links that ended
       [engine:wait]      sleeping, waking, and waiting until everything is written
       [engine:task]      calls start, and are checked against other ranks
       [engine:cancel]    forgetting a call, and telling others that a group failed
-      [engine:missing]   names the ranks that a call waits for
       [engine:group]     opening and closing a group, and its groups by host
 
 PATH OF A MESSAGE
@@ -154,10 +156,374 @@ static void idist__deadlock_find(idist__ring *ring, int peer) {
 }
 
 //------------------------------------------------------------------------------
+// [engine:absent]  which members hold up a call
+// uses kind model timer msg:types share:share deadlock
+//
+// A rank knows how far each member has come (idist__seen) and, once it has sent WAITS, whether the
+// member answered.
+//------------------------------------------------------------------------------
+
+// Returns the rank of the world whose message a receive is getting, or -1 if none has begun to
+// arrive.
+static int idist__absent_sender(const idist__task *t) {
+    const idist_group *g = t->group;
+    const idist__ring *ring = idist__ring_of(g->w);
+    int i;
+
+    for (i = 0; i < g->size; i++) {
+        const idist__link *l = &ring->links[g->ranks[i]];
+        bool is_sender = l->in_transfer && l->in_transfer->task == t;
+
+        if (is_sender || idist__ring_has_transfer(&l->receiving, t)) return g->ranks[i];
+    }
+
+    return -1;
+}
+
+typedef enum idist__absence { // of a member that a call may be waiting for
+    IDIST__ABSENT = 1,        // it has not entered the call
+    IDIST__SILENT = 2,        // it has not answered when it was asked
+    IDIST__NEEDED = 4         // this rank waits for something that only that one can send
+} idist__absence;
+
+static int idist__absent_how(const idist__task *t, int rank) {
+    const idist_group *g = t->group;
+    const idist__seen *seen = &idist__ring_group_of(g)->seen[rank];
+    const idist__link *l = &idist__ring_of(g->w)->links[g->ranks[rank]];
+    bool entered = (int32_t)(seen->seq - t->seq) >= 0;
+    int64_t asked_ns = idist__timer_asked_ns(t);
+    int absence = 0;
+
+    if (t->whole.kind && seen->fingerprint.whole == t->whole.seq)
+        entered = true; // or an earlier step of the same parent
+    if (!entered) absence |= IDIST__ABSENT;
+    if (asked_ns && l->here_ns < asked_ns && !l->bye) absence |= IDIST__SILENT;
+    if (idist__deadlock_needs(l, t, rank)) absence |= IDIST__NEEDED;
+
+    return absence;
+}
+
+// Returns the next member from `rank` on that is absent in all of these ways, or the size of the
+// group if there is none.
+static int idist__absent_next(const idist__task *t, int rank, int absence) {
+    const idist_group *g = t->group;
+
+    while (rank < g->size && (rank == g->rank || (idist__absent_how(t, rank) & absence) != absence))
+        rank++;
+
+    return rank;
+}
+
+// Returns the rank of the world that a call waits for, or -1 if it waits for none in particular. Of
+// several ranks it is one that does not answer, or else one that has not entered the call.
+static int idist__absent_whom(const idist__task *t) {
+    static const int order[] = {IDIST__ABSENT | IDIST__SILENT, IDIST__SILENT | IDIST__NEEDED,
+                                IDIST__ABSENT | IDIST__NEEDED, IDIST__NEEDED, IDIST__ABSENT};
+    const idist_group *g = t->group;
+    int i, rank;
+
+    if (t->call.kind == IDIST__RECV && !idist__ring_is_unmatched(t)) return idist__absent_sender(t);
+    if (idist__kind_is_p2p(t->call.kind)) return t->call.root < 0 ? -1 : g->ranks[t->call.root];
+
+    idist__share_update_seen(t);
+
+    for (i = 0; i < (int)IDIST__COUNT_OF(order); i++) {
+        rank = idist__absent_next(t, 0, order[i]);
+        if (rank < g->size) return g->ranks[rank];
+    }
+
+    return -1;
+}
+
+//------------------------------------------------------------------------------
+// [engine:ask]  whom those members wait for in turn
+// uses clock text kind model timer msg:types link absent
+//
+// A rank that holds up a call may itself wait for another one, which may be stopped. So before a
+// call is given up or a warning is written, this rank asks (ASK) those that it waits for; each says
+// for whom it waits (ANSWER), and that rank is asked next:
+//
+//     rank 0            rank 1              rank 2 (stopped)
+//       | --- ASK ------> |
+//       |                 | --- ASK --------> |     because of PASS_ON: does it answer rank 1?
+//       | <-- ANSWER 2 -- |                   |
+//       | --- ASK ----------------------------> |
+//
+// The ranks are asked once more in the middle of the time that is left. By then they know whether
+// the rank that they wait for answers them. No rank has more than one question open to another one,
+// so what waits in a link is bounded, and nobody asks before a call is nearly out of time.
+//------------------------------------------------------------------------------
+
+enum { IDIST__ASK_MOST = 8 };                  // members that one call asks, and links of a chain
+#define IDIST__ASK_SILENCE_NS (50 * IDIST__MS) // from then on a rank counts as silent
+
+// Returns true if a rank was asked and does not answer.
+static bool idist__ask_is_silent(const idist__link *l) {
+    return l->asks && l->open && idist__os_clock_now_ns() - l->asked_ns >= IDIST__ASK_SILENCE_NS;
+}
+
+static void idist__ask_rank(idist__ring *ring, int rank, uint8_t flags) {
+    idist__link *l = &ring->links[rank];
+    idist__frame f;
+
+    if (rank == ring->w->group.rank || l->asks) return;
+    idist__link_want(ring, l);
+    if (!idist__link_is_connected(l)) return;
+    l->asks = true;
+    l->asked_ns = idist__os_clock_now_ns();
+
+    memset(&f, 0, sizeof f);
+    f.type = IDIST__ASK;
+    f.flags = flags;
+    idist__link_control(ring, l, &f, NULL);
+}
+
+// Asks a rank, unless this round of questions has done so.
+static void idist__ask_once(idist__ring *ring, int rank) {
+    if (ring->links[rank].asked_ns < ring->asking_ns) idist__ask_rank(ring, rank, IDIST__PASS_ON);
+}
+
+// Begins a round of questions for a call that is nearly out of time. Calls that are so at the same
+// time share a round.
+static void idist__ask_begin(idist__ring *ring, const idist__task *t) {
+    static const int order[] = {IDIST__NEEDED, IDIST__ABSENT};
+    int64_t now_ns = idist__os_clock_now_ns(), until_ns, again_ns;
+    int whom = idist__absent_whom(t), i, rank, count = 0;
+
+    if (now_ns - ring->asking_ns > IDIST__ASK_SILENCE_NS) ring->asking_ns = now_ns;
+    (void)idist__timer_ask_at(t, &until_ns);
+    again_ns = now_ns + (until_ns - now_ns) / 2;
+    if (!ring->ask_again_ns || again_ns < ring->ask_again_ns) ring->ask_again_ns = again_ns;
+    if (whom >= 0) idist__ask_once(ring, whom);
+    if (idist__kind_is_p2p(t->call.kind)) return;
+
+    for (i = 0; i < (int)IDIST__COUNT_OF(order); i++) {
+        rank = idist__absent_next(t, 0, order[i]);
+
+        for (; rank < t->group->size && count < IDIST__ASK_MOST; count++) {
+            idist__ask_once(ring, t->group->ranks[rank]);
+            rank = idist__absent_next(t, rank + 1, order[i]);
+        }
+    }
+}
+
+// Asks the ranks that have answered in this round once more, when it is time for that.
+static void idist__ask_again(idist__ring *ring) {
+    int i;
+
+    if (idist__os_clock_now_ns() < ring->ask_again_ns) return;
+    ring->ask_again_ns = 0;
+
+    for (i = 0; i < ring->w->group.size; i++)
+        if (ring->links[i].answered_ns > ring->asking_ns) idist__ask_rank(ring, i, IDIST__PASS_ON);
+}
+
+// Returns the call in which the program waits; NULL: it is not in one.
+static const idist__task *idist__ask_call(const idist__world *w) {
+    const idist__task *t, *oldest = NULL;
+
+    for (t = w->tasks; t && w->blocked_count; t = t->next) {
+        if (t->group->inner || t->detached || t->away) continue;
+        if (!t->async) return t;
+        oldest = t;
+    }
+
+    return oldest;
+}
+
+// Returns the rank that this rank waits for, as it has said in this round; -1: it has not.
+static int idist__ask_answered(const idist__ring *ring, int rank) {
+    const idist__link *l = &ring->links[rank];
+
+    if (idist__ask_is_silent(l) || !l->answered_ns || l->answered_ns < ring->asking_ns) return -1;
+    return (int)l->answer.aux - 1;
+}
+
+// Follows the answers from a rank on, to the end or until two ranks of them wait for each other.
+// Fills chain, which begins with the rank, and returns its length.
+static int idist__ask_follow(const idist__ring *ring, int rank, int *chain) {
+    int count = 1, i;
+
+    chain[0] = rank;
+
+    while (count < IDIST__ASK_MOST) {
+        bool is_end = ring->links[rank].answer.flags & IDIST__UNANSWERED;
+
+        if (rank == ring->w->group.rank) break;
+        rank = idist__ask_answered(ring, rank);
+        if (rank < 0) break;
+        for (i = 0; i < count && chain[i] != rank; i++) continue;
+        if (i < count) break;
+        chain[count++] = rank;
+        if (is_end) break;
+    }
+
+    return count;
+}
+
+// Appends whom a rank waits for, and whom that one waits for, and so on. Of a long chain only the
+// ends are named. Returns whether there was anything to append.
+static bool idist__ask_explain(const idist__ring *ring, int rank, char *text, size_t capacity) {
+    int chain[IDIST__ASK_MOST], count = idist__ask_follow(ring, rank, chain), i;
+    const idist__rank_info *nodes = ring->w->nodes;
+    const idist__link *l = NULL;
+
+    for (i = 0; i + 1 < count; i++) {
+        l = &ring->links[chain[i]];
+        if (i == 1 && count > 3) idist__text_append(text, capacity, "; ...");
+        if (i && i < count - 2) continue;
+        idist__text_append(text, capacity, "; rank %d waits for rank %d on %s in %s", chain[i],
+                           chain[i + 1], nodes[chain[i + 1]].hostname,
+                           idist__kind_names[l->answer.fingerprint.kind]);
+    }
+
+    rank = chain[count - 1];
+
+    if (l && l->answer.flags & IDIST__UNANSWERED)
+        idist__text_append(text, capacity, ", which does not answer rank %d", chain[count - 2]);
+    else if (idist__ask_is_silent(&ring->links[rank]))
+        idist__text_append(text, capacity, "; rank %d does not answer rank %d", rank,
+                           ring->w->group.rank);
+    else return count > 1;
+
+    return true;
+}
+
+//------------------------------------------------------------------------------
+// [engine:missing]  names the ranks that a call waits for
+// uses text launch:env kind model explain msg:types msg:op share:share host
+// uses deadlock absent ask
+//
+// A call that waits for long or misses its deadline names the ranks that hold it up, and says in
+// whose eyes: after a network has failed in part, a rank may read there that it does not answer.
+//------------------------------------------------------------------------------
+
+// Whether this rank itself could not connect to those that it names.
+static void idist__missing_fds(const idist__task *t, char *text, size_t capacity) {
+    if (idist__ring_of(t->group->w)->no_fds_ns > t->started_ns)
+        idist__text_append(text, capacity,
+                           "; this rank is out of file descriptors: raise ulimit -n");
+}
+
+static bool idist__missing_is_running(const idist_group *g, uint32_t seq) {
+    const idist__task *t = g->w->tasks;
+
+    while (t && (t->group != g || t->seq != seq)) t = t->next;
+
+    return t != NULL;
+}
+
+// The last call before t that this rank has completed and that needs something from every member,
+// so that all of them have entered it. NULL: none is remembered.
+static const idist__fingerprint *idist__missing_common(const idist__task *t) {
+    const idist__ring_group *rg = idist__ring_group_of(t->group);
+    uint32_t back;
+
+    for (back = 1; back < IDIST__HISTORY; back++) {
+        const idist__fingerprint *past = &rg->history[(t->seq - back) % IDIST__HISTORY];
+        bool sums = past->kind == IDIST__ALL_REDUCE && past->dtype < IDIST_DTYPE_COUNT &&
+                    past->check; // with 0 elements nobody waits
+
+        if (past->seq != t->seq - back) return NULL;
+        if (past->algorithm & IDIST__ON_DEVICE || !(sums || past->kind == IDIST__BARRIER)) continue;
+        if (!idist__missing_is_running(t->group, past->seq)) return past;
+    }
+
+    return NULL;
+}
+
+// The last call in which a member was heard, or, if that is later, the last one that it must have
+// entered: in many algorithms a rank hears of few others.
+static const idist__fingerprint *idist__missing_last_seen(const idist__task *t, int rank) {
+    const idist__seen *seen = &idist__ring_group_of(t->group)->seen[rank];
+    const idist__fingerprint *common = idist__missing_common(t);
+
+    if (common && (int32_t)(common->seq - seen->seq) > 0) return common;
+
+    return &seen->fingerprint;
+}
+
+// Names the other side of a message, and whom that one waits for.
+static int idist__missing_peer(const idist__task *t, char *text, size_t capacity) {
+    const idist_group *g = t->group;
+    int whom = idist__absent_whom(t), count = 1;
+
+    if (t->call.kind == IDIST__RECV && !idist__ring_is_unmatched(t)) {
+        if (!t->patient || whom < 0) return 0; // it gets more time
+        idist__text_append(text, capacity, "rank %d on %s, whose message has begun to arrive", whom,
+                           g->w->nodes[whom].hostname);
+    } else {
+        count = idist__explain_missing_peer(t, text, capacity);
+    }
+
+    if (whom >= 0) idist__ask_explain(idist__ring_of(g->w), whom, text, capacity);
+    idist__missing_fds(t, text, capacity);
+
+    return count;
+}
+
+// Every member has entered the call and answers, but the data does not come. Names the member that
+// this rank needs, if that one has said whom it waits for.
+static int idist__missing_needed(const idist__task *t, char *text, size_t capacity) {
+    const idist_group *g = t->group;
+    char chain[300] = "";
+    int rank = idist__absent_next(t, 0, IDIST__NEEDED);
+
+    if (rank == g->size) return 0;
+    if (!idist__ask_explain(idist__ring_of(g->w), g->ranks[rank], chain, sizeof chain)) return 0;
+    idist__explain_missing_rank(g, rank, idist__missing_last_seen(t, rank), 0, text, capacity);
+    idist__text_append(text, capacity, "%s", chain);
+
+    return 1;
+}
+
+// Which members to name: those of the first row below that fits any. A rank that has not entered
+// the call may itself wait in an earlier one; then it answers. A rank that has entered may have
+// been stopped since, or may have finished the call and be computing; in the second case this rank
+// needs nothing from it.
+static int idist__ring_missing(idist__task *t, char *text, size_t capacity) {
+    static const int order[] = {IDIST__ABSENT | IDIST__SILENT, IDIST__SILENT | IDIST__NEEDED,
+                                IDIST__ABSENT, IDIST__SILENT};
+    idist_group *g = t->group;
+    const idist__ring *ring = idist__ring_of(g->w);
+    idist__task *step;
+    int i, row, first = 0, count = 0;
+
+    if (idist__kind_is_p2p(t->call.kind)) return idist__missing_peer(t, text, capacity);
+
+    step = idist__op_of(t)->algorithm == IDIST__ALGO_BY_HOST ? idist__host_step_of(t) : NULL;
+
+    if (step && !t->announced) { // nobody was asked yet
+        if (!idist__ring_missing(step, text, capacity))
+            idist__text_append(text, capacity, "ranks of another host");
+        return 1;
+    }
+
+    idist__share_update_seen(t);
+
+    for (row = 0; row < (int)IDIST__COUNT_OF(order) && !count; row++) {
+        first = i = idist__absent_next(t, 0, order[row]);
+        for (; i < g->size; i = idist__absent_next(t, i + 1, order[row]))
+            idist__explain_missing_rank(g, i, idist__missing_last_seen(t, i), count++, text,
+                                        capacity);
+    }
+
+    if (count > 8) idist__text_append(text, capacity, " and %d more", count - 8);
+    if (!count) count = idist__missing_needed(t, text, capacity);
+    else if (order[row - 1] & IDIST__SILENT)
+        idist__text_append(text, capacity, ", which %s not answer rank %d",
+                           count > 1 ? "do" : "does", g->w->group.rank);
+    else idist__ask_explain(ring, g->ranks[first], text, capacity);
+    idist__missing_fds(t, text, capacity);
+
+    return count;
+}
+
+//------------------------------------------------------------------------------
 // [engine:frame]  what an arriving frame does
-// uses clock fail kind model core:world fingerprint core:group core:message
-// uses msg:types transfer msg:failure link msg:message history match pool
-// uses deadlock
+// uses clock launch:env kind model core:world fingerprint core:group
+// uses core:message msg:types transfer msg:failure link msg:message history
+// uses match pool deadlock absent ask
 //
 // A frame is a header of 64 bytes, and for some types a payload; [msg:types] lists them. The reader
 // calls idist__frame_begin when a header is complete, writes the payload to link.target (NULL:
@@ -223,6 +589,34 @@ static void idist__frame_waits(idist__ring *ring, idist__link *l, int peer) {
     }
 
     idist__deadlock_find(ring, peer);
+}
+
+// ASK: a call of the peer is nearly out of time. It learns whom this rank waits for, and whether
+// that rank answers this one.
+static void idist__frame_ask(idist__ring *ring, idist__link *l) {
+    const idist__task *t = idist__ask_call(ring->w);
+    int whom = t ? idist__absent_whom(t) : -1;
+    bool pass_on = l->in.flags & IDIST__PASS_ON;
+    idist__frame answer;
+
+    if (whom == ring->w->group.rank) whom = -1;
+    memset(&answer, 0, sizeof answer);
+    answer.type = IDIST__ANSWER;
+    answer.aux = (uint64_t)(whom + 1);
+    if (whom >= 0) answer.fingerprint = idist__fingerprint_of_task(t, IDIST__ALGO_AUTO);
+    if (whom >= 0 && idist__ask_is_silent(&ring->links[whom])) answer.flags = IDIST__UNANSWERED;
+    idist__link_control(ring, l, &answer, NULL);
+    if (whom >= 0 && pass_on) idist__ask_rank(ring, whom, 0);
+}
+
+// ANSWER: to an ASK of ours. The rank that the peer waits for is asked next.
+static void idist__frame_answer(idist__ring *ring, idist__link *l) {
+    int whom = (int)l->in.aux - 1;
+
+    l->asks = false;
+    l->answered_ns = idist__os_clock_now_ns();
+    l->answer = l->in;
+    if (whom >= 0 && l->asked_ns >= ring->asking_ns && ring->asking_ns) idist__ask_once(ring, whom);
 }
 
 // BYE: the peer leaves the world. After a failure nothing else comes from it, and it reads nothing.
@@ -356,10 +750,35 @@ static bool idist__frame_names_call(const idist__ring *ring, const idist__frame 
     const idist__fingerprint *p = &f->fingerprint;
 
     if (f->type == IDIST__HERE && !p->kind && !p->seq) return true; // it has entered none yet
-    if (f->type != IDIST__WAITS && p->kind == IDIST__RECV) return false;
+    if (f->type == IDIST__ANSWER && !f->aux) return true;
+    if (f->type < IDIST__WAITS && p->kind == IDIST__RECV) return false;
 
     return p->kind > IDIST__NONE && p->kind < IDIST__KIND_COUNT && p->root >= -1 &&
            p->root < ring->w->group.size;
+}
+
+// Whether the peer may send this header, of a frame that carries no message.
+static bool idist__frame_is_control(const idist__ring *ring, const idist__link *l, int peer) {
+    const idist__frame *f = &l->in;
+    bool has_text = f->type == IDIST__ABORT || (f->type == IDIST__BYE && f->aux);
+
+    if (has_text) return f->nbytes <= IDIST__TEXT_BYTES && idist__frame_has_failure(f);
+    if (f->type == IDIST__CREDIT) return f->nbytes <= IDIST__WINDOW_BYTES - l->window;
+    if (f->nbytes) return false;
+
+    switch (f->type) {
+    case IDIST__CTS: return f->id || idist__frame_names_call(ring, f);
+    case IDIST__WAITS:
+    case IDIST__HERE: return idist__frame_names_call(ring, f);
+    case IDIST__LEFT: return ring->shm && ring->shm->local[peer] >= 0;
+    case IDIST__ANSWER:
+        if (f->aux > (uint64_t)ring->w->group.size || !l->asks) return false;
+        return idist__frame_names_call(ring, f);
+    case IDIST__PULLED:
+    case IDIST__BYE:
+    case IDIST__ASK: return true;
+    default: return false;
+    }
 }
 
 // Whether the peer may send this header. Messages that no receive wants yet are bounded by the
@@ -379,18 +798,8 @@ static bool idist__frame_is_allowed(const idist__ring *ring, const idist__link *
         if (f->nbytes > IDIST__EAGER_BYTES || !idist__frame_names_call(ring, f)) return false;
         return f->nbytes + IDIST__FRAME_BYTES <= l->their_window;
     case IDIST__RTS: return idist__frame_names_call(ring, f);
-    case IDIST__ABORT: return f->nbytes <= IDIST__TEXT_BYTES && idist__frame_has_failure(f);
     case IDIST__DATA: return f->nbytes <= IDIST__PIECE_BYTES && idist__frame_names_call(ring, f);
-    case IDIST__CREDIT: return f->nbytes <= IDIST__WINDOW_BYTES - l->window;
-    case IDIST__CTS: return f->nbytes == 0 && (f->id || idist__frame_names_call(ring, f));
-    case IDIST__WAITS:
-    case IDIST__HERE: return f->nbytes == 0 && idist__frame_names_call(ring, f);
-    case IDIST__LEFT: return f->nbytes == 0 && ring->shm && ring->shm->local[peer] >= 0;
-    case IDIST__PULLED: return f->nbytes == 0;
-    case IDIST__BYE:
-        if (!f->aux) return f->nbytes == 0;
-        return f->nbytes <= IDIST__TEXT_BYTES && idist__frame_has_failure(f);
-    default: return false;
+    default: return idist__frame_is_control(ring, l, peer);
     }
 }
 
@@ -422,6 +831,8 @@ static bool idist__frame_begin(idist__ring *ring, idist__link *l, int peer) {
     case IDIST__HERE: idist__frame_here(ring, l, peer); break;
     case IDIST__ABORT: l->target = l->text; break;
     case IDIST__LEFT: idist__pool_member_left(ring, l->in.ctx); break;
+    case IDIST__ASK: idist__frame_ask(ring, l); break;
+    case IDIST__ANSWER: idist__frame_answer(ring, l); break;
     default: l->target = l->text; break; // IDIST__BYE
     }
 
@@ -460,7 +871,7 @@ static void idist__frame_end(idist__ring *ring, idist__link *l, int peer) {
 //------------------------------------------------------------------------------
 // [engine:announce]  tells other members that this rank waits in a call
 // uses launch:env kind model core:world fingerprint msg:types msg:failure link
-// uses deadlock
+// uses deadlock ask
 //
 // A call that waits is announced to the members to which there is a connection, and to others when
 // there is one. When they are asked once more before the call is given up (g->asked_ns),
@@ -502,6 +913,9 @@ static void idist__ring_announce(idist__task *t) {
     bool only_call = idist__world_only_call(ring->w) == t;
     int i;
 
+    if (!t->group->inner && (t->asked || asks_all)) idist__ask_begin(ring, t);
+    if (t->asked) return; // the peer of a message knows already
+
     for (i = 0; i < t->group->size && t->group->size > 1; i++) {
         idist__announce_to(ring, t, only_call, i);
         if (asks_all) idist__link_want(ring, &ring->links[t->group->ranks[i]]);
@@ -537,7 +951,7 @@ static void idist__announce_late(idist__ring *ring, int peer) {
 // [engine:progress]  reads links, writes what is queued, finds links that ended
 // uses clock mutex poll os:watch beacon fail text base:log kind model
 // uses core:world core:group block shm:segment shm:ended msg:types msg:failure
-// uses link match recv share:share host attempt connector deadlock frame
+// uses link match recv share:share host attempt connector deadlock ask frame
 // uses announce
 //
 // A link has a stage, memory for bytes that were read ahead: many small frames arrive by one read.
@@ -741,7 +1155,7 @@ static bool idist__progress_has_died(const idist__ring *ring, int peer) {
 
 // Declares ranks lost whose streams have ended: those that are known to have died, or all.
 static void idist__progress_declare(idist__ring *ring, bool all) {
-    int i;
+    int i, me = ring->w->group.rank;
 
     for (i = 0; i < ring->w->group.size; i++) {
         const idist__link *l = &ring->links[i];
@@ -750,10 +1164,12 @@ static void idist__progress_declare(idist__ring *ring, bool all) {
         if (!l->open || !l->ended || !(all || idist__progress_has_died(ring, i))) continue;
         if (!idist__link_is_connected(l))
             snprintf(how, sizeof how,
-                     "no connection to it can be made (%s): it died, or left after a failure",
-                     ring->unreachable);
+                     "no connection to it from rank %d can be made (%s): it died, or left after a "
+                     "failure",
+                     me, ring->unreachable);
         else if (l->ended_errno)
-            snprintf(how, sizeof how, "its connection broke: %s", strerror(l->ended_errno));
+            snprintf(how, sizeof how, "its connection to rank %d broke: %s", me,
+                     strerror(l->ended_errno));
         else
             snprintf(how, sizeof how,
                      "its process ended, or closed the connection without idist_finalize");
@@ -1030,6 +1446,7 @@ static void idist__progress_move(idist__ring *ring, bool all) {
     if (ring->shm) idist__share_progress(ring);
     if (ring->w->nnodes > 1) idist__host_progress(ring);
     if (ring->left_count) idist__progress_left(ring);
+    if (ring->ask_again_ns) idist__ask_again(ring);
 }
 
 // Before a sleep: nothing may wait for more to send.
@@ -1134,6 +1551,7 @@ static void idist__ring_sleep(idist__world *w, int64_t until_ns) {
     int awaited;
 
     idist__progress_uncork(ring);
+    if (ring->ask_again_ns && ring->ask_again_ns < until_ns) until_ns = ring->ask_again_ns;
 
     if (!m) {
         idist__progress_sleep(ring, until_ns);
@@ -1553,150 +1971,6 @@ static void idist__ring_tell(idist_group *g) {
     if (rg->near) idist__group_fail(rg->near, g->status, g->cause);
     if (rg->leads) idist__group_fail(rg->leads, g->status, g->cause);
     idist__share_await_writers(g);
-}
-
-//------------------------------------------------------------------------------
-// [engine:missing]  names the ranks that a call waits for
-// uses text launch:env kind model explain timer msg:types msg:op share:share
-// uses host deadlock
-//
-// A call that waits for long or misses its deadline names the ranks that hold it up. It knows how
-// far each member has come (idist__seen) and, once it has sent WAITS, whether the member answered.
-//------------------------------------------------------------------------------
-
-// A receive whose message has begun to arrive: from whom.
-static int idist__missing_sender(const idist__task *t, char *text, size_t capacity) {
-    const idist_group *g = t->group;
-    const idist__ring *ring = idist__ring_of(g->w);
-    int i;
-
-    if (!t->patient) return 0; // it gets more time
-
-    for (i = 0; i < g->size; i++) {
-        const idist__link *l = &ring->links[g->ranks[i]];
-        bool is_sender = l->in_transfer && l->in_transfer->task == t;
-
-        if (!is_sender && !idist__ring_has_transfer(&l->receiving, t)) continue;
-        idist__text_append(text, capacity, "rank %d on %s, whose message has begun to arrive",
-                           g->ranks[i], g->w->nodes[g->ranks[i]].hostname);
-        return 1;
-    }
-
-    return 0;
-}
-
-typedef enum idist__absence { // of a member that a call may be waiting for
-    IDIST__ABSENT = 1,        // it has not entered the call
-    IDIST__SILENT = 2,        // it has not answered when it was asked
-    IDIST__NEEDED = 4         // this rank waits for something that only that one can send
-} idist__absence;
-
-static int idist__missing_absence(const idist__task *t, int rank) {
-    const idist_group *g = t->group;
-    const idist__seen *seen = &idist__ring_group_of(g)->seen[rank];
-    const idist__link *l = &idist__ring_of(g->w)->links[g->ranks[rank]];
-    bool entered = (int32_t)(seen->seq - t->seq) >= 0;
-    int64_t asked_ns = idist__timer_asked_ns(t);
-    int absence = 0;
-
-    if (t->whole.kind && seen->fingerprint.whole == t->whole.seq)
-        entered = true; // or an earlier step of the same parent
-    if (!entered) absence |= IDIST__ABSENT;
-    if (asked_ns && l->here_ns < asked_ns && !l->bye) absence |= IDIST__SILENT;
-    if (idist__deadlock_needs(l, t, rank)) absence |= IDIST__NEEDED;
-
-    return absence;
-}
-
-// Whether this rank itself could not connect to those that it names.
-static void idist__missing_fds(const idist__task *t, char *text, size_t capacity) {
-    if (idist__ring_of(t->group->w)->no_fds_ns > t->started_ns)
-        idist__text_append(text, capacity,
-                           "; this rank is out of file descriptors: raise ulimit -n");
-}
-
-static bool idist__missing_is_running(const idist_group *g, uint32_t seq) {
-    const idist__task *t = g->w->tasks;
-
-    while (t && (t->group != g || t->seq != seq)) t = t->next;
-
-    return t != NULL;
-}
-
-// The last call before t that this rank has completed and that needs something from every member,
-// so that all of them have entered it. NULL: none is remembered.
-static const idist__fingerprint *idist__missing_common(const idist__task *t) {
-    const idist__ring_group *rg = idist__ring_group_of(t->group);
-    uint32_t back;
-
-    for (back = 1; back < IDIST__HISTORY; back++) {
-        const idist__fingerprint *past = &rg->history[(t->seq - back) % IDIST__HISTORY];
-        bool sums = past->kind == IDIST__ALL_REDUCE && past->dtype < IDIST_DTYPE_COUNT &&
-                    past->check; // with 0 elements nobody waits
-
-        if (past->seq != t->seq - back) return NULL;
-        if (past->algorithm & IDIST__ON_DEVICE || !(sums || past->kind == IDIST__BARRIER)) continue;
-        if (!idist__missing_is_running(t->group, past->seq)) return past;
-    }
-
-    return NULL;
-}
-
-// The last call in which a member was heard, or, if that is later, the last one that it must have
-// entered: in many algorithms a rank hears of few others.
-static const idist__fingerprint *idist__missing_last_seen(const idist__task *t, int rank) {
-    const idist__seen *seen = &idist__ring_group_of(t->group)->seen[rank];
-    const idist__fingerprint *common = idist__missing_common(t);
-
-    if (common && (int32_t)(common->seq - seen->seq) > 0) return common;
-
-    return &seen->fingerprint;
-}
-
-// Which members to name: those of the first row below that fits any. A rank that has not entered
-// the call may itself wait in an earlier one; then it answers. A rank that has entered may have
-// been stopped since, or may have finished the call and be computing; in the second case this rank
-// needs nothing from it.
-static int idist__ring_missing(idist__task *t, char *text, size_t capacity) {
-    static const int order[] = {IDIST__ABSENT | IDIST__SILENT, IDIST__SILENT | IDIST__NEEDED,
-                                IDIST__ABSENT, IDIST__SILENT};
-    idist_group *g = t->group;
-    idist__task *step;
-    int i, row, count = 0;
-
-    if (t->call.kind == IDIST__RECV && !idist__ring_is_unmatched(t))
-        return idist__missing_sender(t, text, capacity);
-
-    if (idist__kind_is_p2p(t->call.kind)) {
-        count = idist__explain_missing_peer(t, text, capacity);
-        idist__missing_fds(t, text, capacity);
-        return count;
-    }
-
-    step = idist__op_of(t)->algorithm == IDIST__ALGO_BY_HOST ? idist__host_step_of(t) : NULL;
-
-    if (step && !t->announced) { // nobody was asked yet
-        if (!idist__ring_missing(step, text, capacity))
-            idist__text_append(text, capacity, "ranks of another host");
-        return 1;
-    }
-
-    idist__share_update_seen(t);
-
-    for (row = 0; row < (int)IDIST__COUNT_OF(order); row++) {
-        for (i = 0; i < g->size; i++)
-            if (i != g->rank && (idist__missing_absence(t, i) & order[row]) == order[row])
-                idist__explain_missing_rank(g, i, idist__missing_last_seen(t, i), count++, text,
-                                            capacity);
-        if (count) break;
-    }
-
-    if (count > 8) idist__text_append(text, capacity, " and %d more", count - 8);
-    if (count && (order[row] & IDIST__SILENT))
-        idist__text_append(text, capacity, ", which does not answer");
-    idist__missing_fds(t, text, capacity);
-
-    return count;
 }
 
 //------------------------------------------------------------------------------

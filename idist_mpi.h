@@ -2204,7 +2204,7 @@ static void idist__mpi_announce(idist__task *t) {
     bool p2p = idist__kind_is_p2p(t->call.kind), only = idist__world_only_call(g->w) == t;
     int i, flags;
 
-    if (!p2p && g->w->cfg.unchecked) return;
+    if (t->asked || (!p2p && g->w->cfg.unchecked)) return;
 
     for (i = 0; i < g->size && !t->done; i++) {
         if (i == g->rank || (p2p && t->call.root != i)) continue;

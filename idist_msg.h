@@ -91,9 +91,12 @@ CONTENTS
 //                                                    I have entered
 //   ABORT   the group has failed          text       aux (the status), nbytes
 //   LEFT    I have freed the group        -          -
-//   BYE     I leave the world             text       aux (0: in order, after the last barrier; else
-//                                                    the status with which the world failed),
-//                                                    nbytes (of the text; 0 in order)
+//   ASK     whom do you wait for?         -          flags (PASS_ON)
+//   ANSWER  I wait for a rank             -          aux (1 + rank in the world; 0: for none),
+//                                                    print (of the call), flags (UNANSWERED)
+//   BYE     I leave the world             text       aux (0: in order, after the last barrier;
+//                                                    else the status with which the world failed),
+//                                                    nbytes (of the text; in order: 0)
 typedef struct idist__frame {
     uint8_t type, flags;
     uint16_t past; // of EAGER, RTS and DATA in a collective: digest of the calls before it
@@ -116,10 +119,14 @@ enum {
     IDIST__HERE,
     IDIST__ABORT,
     IDIST__LEFT,
-    IDIST__BYE
+    IDIST__BYE,
+    IDIST__ASK,
+    IDIST__ANSWER
 };
 
 enum { IDIST__NEEDS_YOU = 1, IDIST__ONLY_CALL = 2 }; // flags of WAITS
+enum { IDIST__PASS_ON = 1 };                         // of ASK: ask the rank that you wait for
+enum { IDIST__UNANSWERED = 1 };                      // of ANSWER: that rank does not answer me
 
 #define IDIST__FRAME_BYTES sizeof(idist__frame)
 typedef char idist__frame_is_a_header[IDIST__FRAME_BYTES == IDIST__HEADER_BYTES ? 1 : -1];
@@ -260,6 +267,10 @@ typedef struct idist__link { // the connection to one rank
     idist__frame peer_waits;         // the last WAITS, while nothing else has come after it
     uint64_t p2p_sent, p2p_received; // messages of send / recv
     int64_t here_ns;                 // when the last HERE came
+    bool asks;                       // an ASK has not been answered
+    int64_t asked_ns;                // when the last ASK went out
+    int64_t answered_ns;             // when the last ANSWER came, ...
+    idist__frame answer;             // ... which is this one
 
     struct idist__link *next_wanted; // see ring->wanted
     bool wanted;
@@ -287,6 +298,8 @@ typedef struct idist__ring { // the backend's part of a world
     bool said_bye;                      // all that have a connection were told that we leave, ...
     idist_status bye_status;            // ... and why: IDIST_OK: in order
     int left_count;                     // ranks that have said that they leave
+    int64_t asking_ns;                  // when the last round of questions began: [engine:ask]
+    int64_t ask_again_ns;               // when its ranks are asked once more; 0: never
     char unreachable[200];              // why the last connection that was needed could not be made
     int64_t no_fds_ns;                  // when descriptors were short the last time; 0: never
     bool told_blind;        // the log says that we cannot look for processes that have ended

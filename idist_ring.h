@@ -175,8 +175,8 @@ static void idist__ring_close(idist__world *w, bool clean) {
 
 //------------------------------------------------------------------------------
 // [ring:backend]  the table of the backend's functions
-// uses launch:env model core:backend msg:types msg:op share:share pool announce
-// uses engine:progress engine:wait engine:task cancel missing engine:group
+// uses launch:env model core:backend msg:types msg:op share:share pool missing
+// uses announce engine:progress engine:wait engine:task cancel engine:group
 // uses join:open close
 //------------------------------------------------------------------------------
 

@@ -3,8 +3,9 @@
 //
 // Every other rank gets IDIST_ERR_TIMEOUT that names the stopped rank, and nobody else. Once it
 // goes on, that rank hears of it too, and all can close their worlds. Also a rank that is late for
-// several calls that progress together. IDIST_TEST_TRIALS sets the number of trials per placement.
-// The warning that a call waits comes after 300 ms instead of 60 s.
+// several calls that progress together, chains of ranks that wait for each other up to a stopped
+// one, and a path that is cut between two of three ranks. IDIST_TEST_TRIALS sets the number of
+// trials per placement. The warning that a call waits comes after 300 ms instead of 60 s.
 #define IDIST__WARN_NS ((int64_t)300 * 1000000)
 #define IDIST_IMPLEMENTATION
 #include "idist.h"
@@ -233,6 +234,139 @@ static void server_while_joining(int rank, const char *key, int store_ms) {
                  store_ms);
 }
 
+// Rank k waits for rank k + 1, and the last rank is stopped. All texts name the last rank, and say
+// of the ranks between that they wait.
+enum { CHAIN_RECV, CHAIN_SEND, CHAIN_PAIRS, CHAIN_MIXED, CHAIN_REQUESTS, CHAIN_ARRIVING, N_CHAINS };
+static const char *const chains[N_CHAINS] = {"receives",
+                                             "sends",
+                                             "barriers of pairs",
+                                             "receives, sends and barriers",
+                                             "requests",
+                                             "a receive whose message has begun to arrive"};
+enum { CHAIN_COUNT = 400000 };
+
+static idist_status chain_link(int kind, int rank, int n, idist_group *pair, idist_group *world) {
+    static int32_t x[CHAIN_COUNT];
+    idist_request request = {NULL};
+    idist_opts o = opts_of(world), of_pair = opts_of(pair);
+    idist_status status = IDIST_OK;
+    if (kind == CHAIN_MIXED) kind = rank % 3;
+    switch (kind) {
+    case CHAIN_SEND: return idist_send(x, CHAIN_COUNT, IDIST_I32, rank + 1, 9, &o);
+    case CHAIN_PAIRS: return idist_barrier(&of_pair);
+    case CHAIN_REQUESTS:
+        o = opts_async(world, &request);
+        status = idist_recv(x, CHAIN_COUNT, IDIST_I32, rank + 1, 9, NULL, &o);
+        return status == IDIST_OK ? idist_wait(&request) : status;
+    case CHAIN_ARRIVING:
+        if (rank < n - 2) return idist_send(x, CHAIN_COUNT, IDIST_I32, rank + 1, 9, &o);
+        return idist_recv(x, CHAIN_COUNT, IDIST_I32, IDIST_ANY_SOURCE, 8, NULL, &o);
+    default: return idist_recv(x, CHAIN_COUNT, IDIST_I32, rank + 1, 9, NULL, &o);
+    }
+}
+
+static int chain(idist_group *world, int rank, int n, proc_slot *slot, void *arg) {
+    const int *kind = (const int *)arg;
+    static int32_t x[CHAIN_COUNT];
+    idist_request request = {NULL};
+    idist_opts o = opts_of(world), async = opts_async(world, &request);
+    idist_group *pairs[8] = {NULL};
+    for (int k = 0; k + 1 < n; k++)
+        if (!rank_ok(rank,
+                     idist_split(world, rank == k || rank == k + 1 ? 0 : -1, rank, &pairs[k])))
+            return 1;
+    if (rank == n - 1 && *kind == CHAIN_ARRIVING)
+        rank_ok(rank, idist_send(x, CHAIN_COUNT, IDIST_I32, n - 2, 8, &async));
+    if (!rank_ok(rank, idist_barrier(&o))) return 1;
+    proc_phase(slot, 1);
+    if (rank == n - 1) raise(SIGSTOP);
+    if (rank == n - 1) return 0;
+    proc_await_phase(slot, 2); // the last rank is stopped
+    proc_result(slot, chain_link(*kind, rank, n, pairs[rank], world));
+    idist_close(&world);
+    return 0;
+}
+
+static void chain_case(int n, int kind, const char *transport) {
+    procs p;
+    idist_desc d = desc_with(transport, "auto");
+    int *shared_kind = (int *)shared_alloc(sizeof *shared_kind), status;
+    tap_running("a chain of %d ranks, %s, %s", n, chains[kind], transport);
+    ranks_reset();
+    *shared_kind = kind;
+    d.timeout_ms = 2 * TIMEOUT_MS * test_slow_factor();
+    procs_start(&p, n, &d, chain, shared_kind);
+    rank_check(procs_await_phase(&p, 1, 10000), "the ranks did not start");
+    TAP_REQUIRE(waitpid(p.pid[n - 1], &status, WUNTRACED) == p.pid[n - 1] && WIFSTOPPED(status));
+    for (int k = 0; k < n - 1; k++) proc_phase(&p.slot[k], 2);
+    for (int k = 0; k < n - 1; k++) {
+        rank_check(proc_await_result(&p.slot[k], 6000), "rank %d has no time-out", k);
+        const char *text = p.slot[k].text, *last = strrchr(text, ';');
+        rank_check(p.slot[k].status == IDIST_ERR_TIMEOUT, "rank %d: got %s: %s", k,
+                   idist_status_name((idist_status)p.slot[k].status), text);
+        rank_check(text_names_rank(text, n - 1) && strstr(text, "does not answer rank "),
+                   "rank %d: must name rank %d: got \"%s\"", k, n - 1, text);
+        rank_check(!last || text_names_rank(last, n - 1), "rank %d: rank %d comes last: got \"%s\"",
+                   k, n - 1, text);
+    }
+
+    kill(p.pid[n - 1], SIGKILL);
+    procs_wait(&p, 8000);
+    procs_free(&p);
+    munmap(shared_kind, sizeof *shared_kind);
+    ranks_report("a chain of %d ranks, %s, the last one is stopped, %s", n, chains[kind],
+                 transport);
+}
+
+// A path on which nothing arrives any more, in either direction.
+static ptrdiff_t cut_read(void *port, void *buf, size_t nbytes) {
+    (void)port;
+    (void)buf;
+    (void)nbytes;
+    return 0;
+}
+
+static ptrdiff_t cut_write(void *port, const idist__os_part *parts, int nparts) {
+    ptrdiff_t n = 0;
+    (void)port;
+    for (int i = 0; i < nparts; i++) n += (ptrdiff_t)parts[i].nbytes;
+    return n;
+}
+
+static int cut_descriptor(void *port, bool output) {
+    (void)port;
+    (void)output;
+    return -1;
+}
+
+static void cut_path(idist_group *world, int rank, int n, void *arg) {
+    idist_opts o = opts_of(world);
+    idist__link *l = &idist__ring_of(world->w)->links[!rank];
+    idist__transport cut = idist__transport_tcp;
+    const idist__transport *whole = l->transport;
+    float *x = (float *)calloc(N_MAX_BYTES, 1);
+    (void)n;
+    (void)arg;
+    TAP_REQUIRE(x);
+    rank_ok(rank, idist_barrier(&o));
+    rank_ok(rank, idist_barrier(&o)); // nothing of the first one is under way
+    cut.read = cut_read;
+    cut.write = cut_write;
+    cut.descriptor = cut_descriptor;
+    pthread_mutex_lock(&world->w->lock);
+    if (rank < 2) l->transport = &cut;
+    pthread_mutex_unlock(&world->w->lock);
+    rank_is(rank, idist_all_reduce(x, x, 100000, IDIST_F32, IDIST_SUM, &o), IDIST_ERR_TIMEOUT);
+    const char *text = idist_last_error();
+    rank_check((text_names_rank(text, 0) && strstr(text, "answer rank 1")) ||
+                   (text_names_rank(text, 1) && strstr(text, "answer rank 0")),
+               "rank %d: got \"%s\"", rank, text);
+    pthread_mutex_lock(&world->w->lock);
+    if (rank < 2) l->transport = whole;
+    pthread_mutex_unlock(&world->w->lock);
+    free(x);
+}
+
 int main(void) {
     const char *text = getenv("IDIST_TEST_TRIALS");
     int wanted = text ? atoi(text) : test_quick() ? 3 : 6;
@@ -246,6 +380,18 @@ int main(void) {
     for (int calls = 1; calls <= 2; calls++) {
         stopped_after_the_warning("auto", calls);
         stopped_after_the_warning("tcp", calls);
+    }
+    for (int kind = 0; kind < N_CHAINS; kind++) {
+        static const char *const transports[3] = {"auto", "tcp", "socket"};
+        int first = test_quick() ? kind % 2 : 0, end = test_quick() ? first + 1 : 3;
+        for (int t = first; t < end; t++) // over shared memory a message arrives at once
+            if (kind != CHAIN_ARRIVING || t) chain_case(kind % 2 ? 4 : 3, kind, transports[t]);
+    }
+    for (int i = 0; i < 2; i++) {
+        idist_desc d = desc_with("tcp", i ? "latency" : "bandwidth");
+        d.timeout_ms = 2 * TIMEOUT_MS * test_slow_factor();
+        ranks_case_fault(3, &d, cut_path, NULL, "a path is cut: the text says whose, %s",
+                         d.algorithm);
     }
     for (int store_ms = 0; store_ms <= 1000; store_ms += 1000) { // 0: the default, 30 s
         server_while_joining(0, "idist/1/node/0", store_ms);

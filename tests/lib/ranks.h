@@ -147,11 +147,22 @@ static inline bool rank_is_status_at(const char *file, int line, int rank, idist
 //------------------------------------------------------------------------------
 
 // Does the text say "rank R" (and not "rank R0")?
+// Is what stands before p about the rank that reports something, rather than the one to blame?
+static inline bool text_names_witness(const char *text, const char *p) {
+    static const char *const before[] = {"not answer ", "connection to ", "to it from ",
+                                         "the message of ", "come through to "};
+    for (size_t i = 0; i < sizeof before / sizeof *before; i++) {
+        size_t n = strlen(before[i]);
+        if ((size_t)(p - text) >= n && strncmp(p - n, before[i], n) == 0) return true;
+    }
+    return false;
+}
+
 static inline bool text_names_rank(const char *text, int rank) {
     char word[32];
     size_t n = (size_t)snprintf(word, sizeof word, "rank %d", rank);
     for (const char *p = strstr(text, word); p; p = strstr(p + 1, word))
-        if (!isdigit((unsigned char)p[n])) return true;
+        if (!isdigit((unsigned char)p[n]) && !text_names_witness(text, p)) return true;
     return false;
 }
 
