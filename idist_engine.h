@@ -913,7 +913,7 @@ static void idist__ring_announce(idist__task *t) {
     bool only_call = idist__world_only_call(ring->w) == t;
     int i;
 
-    if (!t->group->inner && (t->asked || asks_all)) idist__ask_begin(ring, t);
+    if (!t->group->inner && !t->away && (t->asked || asks_all)) idist__ask_begin(ring, t);
     if (t->asked) return; // the peer of a message knows already
 
     for (i = 0; i < t->group->size && t->group->size > 1; i++) {
