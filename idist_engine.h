@@ -950,9 +950,8 @@ static void idist__announce_late(idist__ring *ring, int peer) {
 //------------------------------------------------------------------------------
 // [engine:progress]  reads links, writes what is queued, finds links that ended
 // uses clock mutex poll os:watch beacon fail text base:log kind model
-// uses core:world core:group block shm:segment shm:ended msg:types msg:failure
-// uses link match recv share:share host attempt connector deadlock ask frame
-// uses announce
+// uses core:group block shm:segment shm:ended msg:types msg:failure link match
+// uses recv share:share host attempt connector deadlock ask frame announce
 //
 // A link has a stage, memory for bytes that were read ahead: many small frames arrive by one read.
 // The rest of a large payload bypasses the stage: it is read straight to where it belongs.
@@ -1224,20 +1223,28 @@ static const idist__task *idist__progress_needs(const idist__ring *ring, int pee
     return NULL;
 }
 
-// Returns a receive from any rank that only this rank itself could serve, because all other members
-// have left; NULL: there is none.
-static const idist__task *idist__progress_forsaken(const idist__ring *ring) {
-    const idist__task *t = ring->w->tasks;
+static bool idist__progress_all_left(const idist_group *g) {
+    const idist__ring *ring = idist__ring_of(g->w);
     int i;
 
-    if (!t || t->next || t->call.kind != IDIST__RECV || t->call.root != IDIST_ANY_SOURCE)
-        return NULL;
-    if (!idist__ring_is_unmatched(t) || !idist__world_only_call(ring->w)) return NULL;
+    for (i = 0; i < g->size; i++)
+        if (i != g->rank && !ring->links[g->ranks[i]].bye) return false;
 
-    for (i = 0; i < t->group->size; i++)
-        if (i != t->group->rank && !ring->links[t->group->ranks[i]].bye) return NULL;
+    return g->size > 1;
+}
 
-    return t;
+// Returns a receive from any rank of a group that has this member and that all others have left,
+// too, or NULL if there is none.
+static const idist__task *idist__progress_forsaken(const idist__ring *ring, int peer) {
+    const idist__task *t;
+
+    for (t = ring->w->tasks; t; t = t->next) {
+        if (t->call.kind != IDIST__RECV || t->call.root != IDIST_ANY_SOURCE || t->away) continue;
+        if (idist__ring_group_of(t->group)->rank_of[peer] < 0) continue;
+        if (idist__ring_is_unmatched(t) && idist__progress_all_left(t->group)) return t;
+    }
+
+    return NULL;
 }
 
 // Fails the group of a call that needs a rank which has left the world. The cause is why the rank
@@ -1272,7 +1279,7 @@ static void idist__progress_left(idist__ring *ring) {
     for (i = 0; i < ring->w->group.size && !ring->failed; i++) {
         if (!ring->links[i].bye) continue;
         t = idist__progress_needs(ring, i);
-        if (!t) t = idist__progress_forsaken(ring);
+        if (!t) t = idist__progress_forsaken(ring, i);
         if (t) idist__progress_miss(ring, t, i);
     }
 }
