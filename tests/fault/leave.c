@@ -25,12 +25,23 @@ static const char *const lasts[N_LAST] = {
     "broadcast in a child of the group, root gone"};
 
 // What the others do after an early root has left.
-enum { NOTHING, THEN_BARRIER, THEN_REDUCE, THEN_RECV, THEN_ANY, THEN_SEND, THEN_SPLIT, N_THEN };
+enum {
+    NOTHING,
+    THEN_BARRIER,
+    THEN_REDUCE,
+    THEN_RECV,
+    THEN_ANY,
+    THEN_ANY_THREADS, // the program has another thread, which might send
+    THEN_SEND,
+    THEN_SPLIT,
+    N_THEN
+};
 static const char *const thens[N_THEN] = {"",
                                           ", then a barrier",
                                           ", then a large all_reduce",
                                           ", then recv",
                                           ", then recv from any",
+                                          ", then recv from any beside a thread",
                                           ", then a large send",
                                           ", then a split"};
 
@@ -67,13 +78,22 @@ static idist_status make_last(const plan *p, idist_opts *o, int m) {
     }
 }
 
+static void *idle(void *arg) {
+    for (;;) pause();
+    return arg;
+}
+
 static idist_status make_then(const plan *p, const idist_opts *o) {
     idist_group *g = NULL;
+    pthread_t thread;
     idist_status status = IDIST_OK;
     switch (p->then) {
     case THEN_BARRIER: return idist_barrier(o);
     case THEN_REDUCE: return idist_all_reduce(data, data, LARGE, IDIST_I32, IDIST_SUM, o);
     case THEN_RECV: return idist_recv(data, 1, IDIST_I32, 0, 1, NULL, o);
+    case THEN_ANY_THREADS:
+        TAP_REQUIRE(pthread_create(&thread, NULL, idle, NULL) == 0);
+        return idist_recv(data, 1, IDIST_I32, IDIST_ANY_SOURCE, 1, NULL, o);
     case THEN_ANY: return idist_recv(data, 1, IDIST_I32, IDIST_ANY_SOURCE, 1, NULL, o);
     case THEN_SEND: return idist_send(data, LARGE, IDIST_I32, 0, 1, o);
     default:
@@ -235,7 +255,7 @@ int main(void) {
             if (!test_quick()) one_case(8, hosts, transport, last, NOTHING, false, 5);
         }
         for (int then = NOTHING + 1; then < N_THEN; then++) {
-            int n = then == THEN_ANY ? 3 : 4;
+            int n = then == THEN_ANY || then == THEN_ANY_THREADS ? 3 : 4;
             one_case(n, hosts, transport, EARLY, then, then % 2 == 0, 1);
             if (!test_quick()) one_case(n, hosts, transport, EARLY_FREED, then, then % 2, 1);
         }
