@@ -290,6 +290,9 @@ ERRORS
     on the news of any failure of a group, also of idist_abort. A rank that comes long after the
     others have left may then name one of those.
 
+    Ranks often end because the world has failed. So a group of which a rank ends after that fails
+    with the status of the world, and the text begins with why the world failed.
+
     Ranks that call different operations get IDIST_ERR_MISMATCH. The text names two of them and the
     field that differs (operation, dtype, op, root, count, group, sequence). A rank whose own part
     was already complete gets it from its next call that waits for others, at the latest from the

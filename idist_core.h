@@ -1662,14 +1662,15 @@ static void idist__group_fail_memory(idist_group *g) {
 }
 
 // Fails every group of a rank that is gone. If the world had failed before, the rank may have ended
-// because of that, so the text begins with that failure.
+// because of that, so the status and the first part of the text are those of that failure.
 IDIST__UNUSED static void idist__group_lose_rank(idist__world *w, int rank, const char *how) {
+    idist_status first = w->group.status, status = first != IDIST_OK ? first : IDIST_ERR_PEER_LOST;
     idist_group *g;
     char cause[400];
     int i;
 
     cause[0] = 0;
-    if (w->group.status != IDIST_OK)
+    if (first != IDIST_OK)
         idist__text_append(cause, sizeof cause, "%.*s; after that ", (int)(sizeof cause / 2),
                            w->group.cause);
     idist__text_append(cause, sizeof cause, "rank %d on %s was lost: %s", rank,
@@ -1677,7 +1678,7 @@ IDIST__UNUSED static void idist__group_lose_rank(idist__world *w, int rank, cons
 
     for (g = &w->group; g; g = g->next)
         for (i = 0; i < g->size && g->rank >= 0; i++)
-            if (g->ranks[i] == rank) idist__group_fail(g, IDIST_ERR_PEER_LOST, cause);
+            if (g->ranks[i] == rank) idist__group_fail(g, status, cause);
 }
 
 enum { IDIST__FLUSH_MS = 100 };

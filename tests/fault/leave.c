@@ -14,15 +14,16 @@ enum { VICTIM = 1, LARGE = 300000, LIMIT_MS = 2000 };
 
 // The last call of the group. From EARLY on its root makes it and leaves before any other member
 // begins it.
-enum { BARRIER, SMALL, BIG, BROADCAST, EARLY, EARLY_FREED, EARLY_CHILD, N_LAST };
-static const char *const lasts[N_LAST] = {
+enum { BARRIER, SMALL, BIG, BROADCAST, EARLY, EARLY_FREED, EARLY_CHILD, N_LAST, NONE = N_LAST };
+static const char *const lasts[N_LAST + 1] = {
     "barrier",
     "all_reduce",
     "large all_reduce",
     "large broadcast",
     "broadcast of a root that is gone",
     "broadcast of a root that has freed the group and is gone",
-    "broadcast in a child of the group, root gone"};
+    "broadcast in a child of the group, root gone",
+    "no call, root ends without closing the world"};
 
 // What the others do after an early root has left.
 enum {
@@ -151,8 +152,10 @@ static int body(idist_group *world, int rank, int n, proc_slot *slot, void *arg)
     o = opts_of(g);
     if (p->last == EARLY_CHILD) rank_ok(rank, idist_split(g, 0, rank, &child));
     if (child) o.group = child;
+    if (p->last == NONE && !rank) __atomic_store_n(&p->is_gone, 1, __ATOMIC_RELEASE);
+    if (p->last == NONE && !rank) _exit(0);
     if (early && rank) await(&p->is_gone, 1);
-    rank_ok(rank, make_last(p, &o, n - 1));
+    if (p->last != NONE) rank_ok(rank, make_last(p, &o, n - 1));
     if (early && rank) { // a later call that fails ends the last call of those who are still in it
         __atomic_add_fetch(&p->done_count, 1, __ATOMIC_ACQ_REL);
         await(&p->done_count, n - 2);
@@ -258,6 +261,7 @@ int main(void) {
             int n = then == THEN_ANY || then == THEN_ANY_THREADS ? 3 : 4;
             one_case(n, hosts, transport, EARLY, then, then % 2 == 0, 1);
             if (!test_quick()) one_case(n, hosts, transport, EARLY_FREED, then, then % 2, 1);
+            if (then == THEN_BARRIER) one_case(4, hosts, transport, NONE, then, true, 1);
         }
     }
     for (int i = 0; i < 3; i++) freed_before_case(4, transports[i]);
