@@ -602,7 +602,7 @@ static void idist__frame_ask(idist__ring *ring, idist__link *l) {
     if (whom == ring->w->group.rank) whom = -1;
     memset(&answer, 0, sizeof answer);
     answer.type = IDIST__ANSWER;
-    answer.aux = (uint64_t)(whom + 1);
+    answer.aux = (uint64_t)whom + 1;
     if (whom >= 0) answer.fingerprint = idist__fingerprint_of_task(t, IDIST__ALGO_AUTO);
     if (whom >= 0 && idist__ask_is_silent(&ring->links[whom])) answer.flags = IDIST__UNANSWERED;
     idist__link_control(ring, l, &answer, NULL);

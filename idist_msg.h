@@ -267,13 +267,13 @@ typedef struct idist__link { // the connection to one rank
     idist__frame peer_waits;         // the last WAITS, while nothing else has come after it
     uint64_t p2p_sent, p2p_received; // messages of send / recv
     int64_t here_ns;                 // when the last HERE came
-    bool asks;                       // an ASK has not been answered
     int64_t asked_ns;                // when the last ASK went out
     int64_t answered_ns;             // when the last ANSWER came, ...
     idist__frame answer;             // ... which is this one
 
     struct idist__link *next_wanted; // see ring->wanted
     bool wanted;
+    bool asks; // an ASK has not been answered
 } idist__link;
 
 typedef struct idist__closed { // a group that has been closed
