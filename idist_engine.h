@@ -521,7 +521,7 @@ static int idist__ring_missing(idist__task *t, char *text, size_t capacity) {
 
 //------------------------------------------------------------------------------
 // [engine:frame]  what an arriving frame does
-// uses clock launch:env kind model core:world fingerprint core:group
+// uses clock fail launch:env kind model core:world fingerprint core:group
 // uses core:message msg:types transfer msg:failure link msg:message history
 // uses match pool deadlock absent ask
 //
@@ -742,7 +742,7 @@ static bool idist__frame_data(idist__ring *ring, idist__link *l, int peer) {
 // Returns true if the frame carries the status of a failure.
 static bool idist__frame_has_failure(const idist__frame *f) {
     int64_t status = (int64_t)f->aux;
-    return status < 0 && status >= IDIST_ERR_DEVICE; // the last of IDIST_STATUS_MAP
+    return status < 0 && status >= INT32_MIN && idist__fail_is_failure((int)status);
 }
 
 // Returns true if a rank of this world can be in the call that the frame names.
