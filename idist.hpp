@@ -83,8 +83,9 @@ ERRORS AND DESTRUCTORS
     To keep the group, catch the exception while the request still exists, and wait for it.
 
     Exceptions do not cross the functions of idist.h, which are C. This header catches what a
-    callable of yours throws and makes it an error, except in reductions: an exception in one of
-    those ends the process by std::terminate, as it does in the parallel algorithms of C++.
+    callable of yours throws and makes it an error. An exception in a reduction fails the call on
+    all ranks with IDIST_ERR_CALLBACK if the implementation of idist.h is compiled as C++. Compiled
+    as C, that exception ends the process by std::terminate.
 
 COST
 
@@ -894,9 +895,9 @@ constexpr idist_op maxloc = IDIST_MAXLOC;
 //     idist::all_reduce(x, larger);
 //
 // All ranks of the world of `group` create their ops in the same order. The callable runs in any
-// thread that is inside idist, also in several at once. It must not call idist, and an exception in
-// it ends the process by std::terminate. The op outlives the requests and plans that use it, and is
-// destroyed before the world ends.
+// thread that is inside idist, also in several at once. It must not call idist. An exception in it
+// fails the call with IDIST_ERR_CALLBACK, or ends the process: see the head of this file. The op
+// outlives the requests and plans that use it, and is destroyed before the world ends.
 template <class T> class op {
   public:
     template <class F>
@@ -934,10 +935,8 @@ template <class T> class op {
     template <class F> struct state_of : state {
         explicit state_of(F &&callable) : f(std::move(callable)) {}
 
-        // noexcept: a reduction has no way to report a failure to the other ranks. Elements may
-        // lie at any address.
-        static void run(const void *in, void *inout, std::size_t count, idist_dtype,
-                        void *arg) noexcept {
+        // Elements may lie at any address. idist.h deals with exceptions.
+        static void run(const void *in, void *inout, std::size_t count, idist_dtype, void *arg) {
             F &f = static_cast<state_of *>(arg)->f;
             const unsigned char *from = static_cast<const unsigned char *>(in);
             unsigned char *to = static_cast<unsigned char *>(inout);

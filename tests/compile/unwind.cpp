@@ -3,6 +3,7 @@
 // unwind CASE HOW: runs the case and prints what unwind.sh compares. HOW says in which way the
 // function of a worker is left.
 #ifdef WITH_TRAIN
+#include "idist.hpp"
 #include "idist_train.h"
 #else
 #include "idist.h"
@@ -157,6 +158,18 @@ void train_case(const std::string &name) {
         report("hook", idist_ddp_wait(ddp));
         idist_ddp_free(&ddp);
     }
+    if (name == "op-hpp") {
+        const idist::op<float> sum([](float a, float b) -> float {
+            if (idist_get_rank() == 1) throw std::runtime_error("no sum");
+            return a + b;
+        });
+        try {
+            (void)idist::all_reduce(1.0f, sum);
+            report("op-hpp", IDIST_OK);
+        } catch (const idist::error &e) {
+            report("op-hpp", e.status());
+        }
+    }
     report("next", idist_barrier(nullptr));
 }
 #endif
@@ -173,7 +186,7 @@ int rank_case(const std::string &name) {
     }
 #ifdef WITH_TRAIN
     if (name == "order" || name == "fetch" || name == "fetch-threads" || name == "metric" ||
-        name == "hook")
+        name == "hook" || name == "op-hpp")
         train_case(name);
 #endif
     if (name == "op") op_rank(3);

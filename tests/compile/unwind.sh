@@ -108,6 +108,9 @@ for case in order fetch fetch-threads metric; do
     ranks c $case x
     expect "c: $case throws" 'what\(\):  no '
 done
+ranks c++ op-hpp x
+expect "c++: an op of idist.hpp throws" '^rank 1 op-hpp: IDIST_ERR_CALLBACK .*exception: no sum' \
+    '^rank 0 next: IDIST_ERR_CALLBACK' '^rank 1 next: IDIST_ERR_CALLBACK'
 ranks c++ hook x # the first rank that calls it fails the group, for the other perhaps earlier
 expect "c++: hook throws" '^rank [01] hook: IDIST_ERR_CALLBACK .*threw an exception: no codec' \
     '^rank 0 finalize: IDIST_ERR_CALLBACK' '^rank 1 finalize: IDIST_ERR_CALLBACK'
