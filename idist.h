@@ -248,8 +248,8 @@ LAUNCHING
         IDIST_START_METHOD   fork or exec
         IDIST_LOG            see LOGGING
         IDIST_TRACE          see idist_trace.h
-        IDIST_LOST_FILE      a file that a rank makes when it has lost another one, or could not
-                             join because of others. Launchers set it to tell a cause from its
+        IDIST_LOST_FILE      a file that a rank creates when it lost another rank, or could not
+                             join because of one. Launchers set it to tell a cause from its
                              consequences
         LOCAL_RANK, LOCAL_WORLD_SIZE   optional
 
@@ -269,7 +269,7 @@ BUFFERS
 ERRORS
 
     Functions return idist_status. For the calling thread, idist_last_error() then says what
-    happened, to whom, and what to do about it. It goes on saying so until another call fails:
+    happened, to whom, and what to do about it. The text stays until another call fails:
 
         all_reduce #42 (F32 x 1048576, SUM): rank 3 on node7 was lost: its process ended, or closed
         the connection without idist_finalize
@@ -290,8 +290,8 @@ ERRORS
     on the news of any failure of a group, also of idist_abort. A rank that comes long after the
     others have left may then name one of those.
 
-    Ranks often end because the world has failed. So a group of which a rank ends after that fails
-    with the status of the world, and the text begins with why the world failed.
+    If a rank leaves after the world has failed, groups that need that rank fail with the status of
+    the world, and the text begins with the cause of the world's failure.
 
     Ranks that call different operations get IDIST_ERR_MISMATCH. The text names two of them and the
     field that differs (operation, dtype, op, root, count, group, sequence). A rank whose own part
@@ -306,11 +306,11 @@ TIME-OUTS AND ABORT
     Every call has a deadline: idist_opts.timeout_ms, else desc.timeout_ms, else 30 minutes.
     IDIST_ERR_TIMEOUT names the ranks that did not enter the call, or entered it and stopped
     responding, and where they were last seen. Where such a rank waits for another one, the text
-    follows the chain to its end (not with idist_mpi.h). It says which rank got no answer: if a path
-    between two hosts is cut, each rank there answers some of the others. A call that takes longer
-    than a minute logs a warning with the same names. idist_abort, from any thread, ends all calls
-    on a group at once. Joining a world has a deadline of its own, 5 minutes; if a rank dies after
-    it has reached the store, the others get IDIST_ERR_PEER_LOST within a second.
+    follows the chain to its end (not with idist_mpi.h). It says which rank got no answer: when a
+    path between two hosts is cut, each rank still answers those on its side. A call that takes
+    longer than a minute logs a warning with the same names. idist_abort, from any thread, ends all
+    calls on a group at once. Joining a world has a deadline of its own, 5 minutes; if a rank dies
+    after it has reached the store, the others get IDIST_ERR_PEER_LOST within a second.
 
 THREADS
 
@@ -320,6 +320,16 @@ THREADS
     thread is inside the library. The first immediate call of a world starts one thread, which
     advances requests while the program computes; idist_finalize ends it. That thread blocks all
     signals, and the library installs no signal handlers.
+
+    No call is a cancellation point: a thread that is cancelled (pthread_cancel) in a call ends
+    after the call returns. idist_abort ends the call at once.
+
+    A callback must not leave idist by longjmp. What happens when a callback throws a C++ exception
+    depends on how the implementation is compiled. Compiled as C++, an op fails the group with
+    IDIST_ERR_CALLBACK on all ranks, an allocator is out of memory, a logger's line goes to stderr,
+    and the functions of idist_train.h fail with IDIST_ERR_CALLBACK. Compiled as C, or without
+    exceptions, the process ends by std::terminate, and the other ranks lose it. An op over MPI
+    always ends the process.
 
     After fork() the child has no world, and its calls return IDIST_ERR_STATE. It should exec or
     exit before its parent does: a child that holds its descriptors open hides the death of its
@@ -345,9 +355,9 @@ MEMORY
     its user after joining, or restricts its own system calls (seccomp), must set
     IDIST_TRANSPORT=socket.
 
-    Memory from idist_alloc lies in a shared file, too, and takes addresses only as it is
+    Memory from idist_alloc lies in a shared file, too, and reserves address space only as it is
     allocated. The other ranks of the host map it in their next large collective, and from then on
-    read it in place. A rank that may not map more, because of a limit, gets copies instead.
+    read it in place. If a limit keeps a rank from mapping more, data is copied.
 
     A program that locks its memory (mlockall, MCL_FUTURE) locks what idist maps: desc.shm_nbytes
     for each rank of the host, what the ranks get from idist_alloc, and the stacks of idist's
@@ -375,8 +385,8 @@ SECURITY
     Without a secret that is refused (IDIST_ERR_NO_SECRET) unless IDIST_INSECURE=1; then each
     listens at one address only. A rank that cannot prove the secret fails at once. Rank 0 warns of
     such a process and waits on, because a stranger must not end the job. In a world of more than
-    64 ranks they listen until it is closed, otherwise while they join. The data itself is neither
-    encrypted nor signed: on a network you do not trust, use a tunnel.
+    64 ranks the ranks listen until it is closed, otherwise while they join. The data itself is
+    neither encrypted nor signed: on a network you do not trust, use a tunnel.
 
 WRITING A BACKEND
 
@@ -1148,12 +1158,13 @@ IDIST_API idist_status idist_request_free(idist_request *request);
 // Local; does not block.
 //
 // In both cases the request stays open, and is waited for, tested or freed like any other. If the
-// receive was cancelled, idist_wait returns IDIST_ERR_CANCELLED at once. So another thread may be
-// waiting for this request (not for a copy of it), by itself or among others; its wait ends.
+// receive was cancelled, idist_wait, idist_test and the waits for several requests return
+// IDIST_ERR_CANCELLED at once. Another thread may be waiting for this request (not for a copy of
+// it), by itself or among others; its wait ends.
 //
-// A request that is complete or empty gives IDIST_OK, and *cancelled is false. IDIST_ERR_ARG for a
-// request of any other call, because other ranks already count on it. IDIST_ERR_UNSUPPORTED for
-// device memory, and on backends that cannot do it.
+// A request that is complete or empty gives IDIST_OK, and *cancelled is false. IDIST_ERR_ARG for
+// the request of any other call that is under way, because other ranks already count on it.
+// IDIST_ERR_UNSUPPORTED for device memory, and on backends that cannot cancel.
 IDIST_API idist_status idist_cancel(idist_request *request, bool *cancelled);
 
 // Waits for all of them, even after a failure, and returns the failure with the lowest index. They
@@ -1590,10 +1601,10 @@ inline idist_dtype idist_dtype_of(const idist_i64_i64 *) { return IDIST_I64_I64;
 #include "idist_ring.h"
 #endif
 
-// A pointer of another type is a warning in C, until gcc 14 and clang 16. For an argument of a
-// transparent union it is an error, except a void pointer and NULL. Such unions are no parameters
-// of the functions themselves, since gcc has a pedantic warning for each call. So each call is cast
-// to the type of a call, which is not made, of a function that does not exist and has such
+// A pointer of another type is only a warning in C, until gcc 14 and clang 16. Where the parameter
+// is a transparent union, that pointer is an error, except a void pointer and NULL. The functions
+// themselves have no such parameters, because gcc has a pedantic warning for each call. Instead
+// each macro casts the result to the type of an unevaluated call of a prototype with such
 // parameters.
 #if defined(__GNUC__) && !defined(__cplusplus) && !defined(IDIST_CHECKED)
 #ifndef IDIST_POINTERS

@@ -65,7 +65,7 @@ WHAT IT IS
                  destructors. They cannot be copied, only moved.
 
     C and C++ mix freely: get() of an owner is the handle of idist.h, and options::get() is an
-    idist_opts. Write the namespace out: with `using namespace idist`, abort() and others would be
+    idist_opts. Qualify the names: with `using namespace idist`, abort() and others would be
     ambiguous.
 
 ERRORS AND DESTRUCTORS
@@ -90,8 +90,8 @@ ERRORS AND DESTRUCTORS
 COST
 
     A call costs a few comparisons more than in C, and allocates nothing. Only these allocate, as
-    their results say: all that return std::vector or std::string, op with a state, group, plan and
-    memory. wait_all and wait_any allocate from 65 requests on.
+    their results say: all that return or resize std::vector or std::string, workers, op with a
+state, group, plan and memory. wait_all and wait_any allocate from 65 requests on.
 
 BUILD
 
@@ -103,7 +103,7 @@ BUILD
 #include "idist.h"
 
 #if IDIST_VERSION_MAJOR != 0 || IDIST_VERSION_MINOR != 2 || IDIST_VERSION_PATCH != 0
-#error "idist.hpp is of version 0.2.0 and idist.h of another one: copy both from one release"
+#error "idist.hpp is version 0.2.0, but idist.h is not: copy both from one release"
 #endif
 
 #if !defined(__cpp_exceptions) && !defined(__EXCEPTIONS) && !defined(_CPPUNWIND)
@@ -330,8 +330,8 @@ template <class T, std::size_t N> struct pointee<T[N]> { typedef T type; };
 
 } // namespace detail
 
-// Elements that lie one after the other in memory of somebody else's, like std::span of C++20. It
-// is the same type in every C++, so that files of a program may be compiled for different ones.
+// A non-owning view of contiguous elements, like std::span of C++20. It is the same type in every
+// C++, so that files of a program may be compiled for different ones.
 template <class T> class span {
   public:
     typedef T element_type;
@@ -425,7 +425,7 @@ template <class S, class R> void check_same() {
 
 namespace detail {
 
-// How many exceptions are on their way in this thread; before C++17, no more than one.
+// Returns the number of uncaught exceptions in this thread; before C++17, 0 or 1.
 inline int exceptions() noexcept {
 #if defined(__cpp_lib_uncaught_exceptions) || __cplusplus >= 201703L
     return std::uncaught_exceptions();
@@ -725,10 +725,10 @@ class request {
         return done;
     }
 
-    // False: nothing to wait for.
+    // Returns false if there is nothing to wait for.
     bool is_pending() const noexcept { return request_.impl != nullptr; }
 
-    // Leaves the operation to itself; its buffers must stay: idist_request_free.
+    // Detaches the operation, whose buffers must stay: idist_request_free.
     void detach() { check(idist_request_free(&request_)); }
 
     // For idist_wait_stream and other functions of idist.h.
@@ -966,7 +966,7 @@ template <class T> class reduction {
     reduction(idist_op value) noexcept : value_(value) {}         // NOLINT: converts
     reduction(const op<T> &user) noexcept : value_(user.get()) {} // NOLINT: converts
     idist_op get() const {
-        // The sum of two true ones would be no bool.
+        // The sum of two true values is not a bool.
         if (std::is_same<T, bool>::value && value_ == IDIST_SUM)
             throw error(IDIST_ERR_ARG, "SUM of bool: use LOR, or count in an int");
         return value_;
@@ -1690,7 +1690,7 @@ template <class F> struct callable {
             idist_set_last_error(e.what());
         } catch (...) {
             thrown = std::current_exception();
-            idist_set_last_error("an exception that is no std::exception");
+            idist_set_last_error("an exception not derived from std::exception");
         }
         return 1;
     }

@@ -73,7 +73,7 @@
             idist__callback_note(thrown_.what());                           \
         }                                                                   \
         catch (...) {                                                       \
-            idist__callback_note("an exception that is no std::exception"); \
+            idist__callback_note("an exception not derived from std::exception"); \
         }                                                                   \
     } while (0)
 #else

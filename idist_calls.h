@@ -1607,6 +1607,8 @@ static bool idist__request_retract(idist__task *t, idist_status *status) {
     idist__world *w = t->group->w;
     const char *name = idist__kind_names[t->call.label];
 
+    if (t->done && !t->then) return false;
+
     if (t->call.kind != IDIST__RECV || t->then) {
         *status = idist__fail(IDIST_ERR_ARG,
                               "cancel: other ranks already count on this %s; only a receive can be "
@@ -1614,8 +1616,6 @@ static bool idist__request_retract(idist__task *t, idist_status *status) {
                               name);
         return false;
     }
-
-    if (t->done) return false;
 
     if (t->on_device || !w->backend->retract) {
         *status = idist__fail(IDIST_ERR_UNSUPPORTED,

@@ -980,8 +980,11 @@ static uint64_t idist__fingerprint_tagged(const idist__world *w, const idist__ca
     return tag ? tag << (64 - IDIST__TAG_BITS) | check % IDIST__TAGGED_COUNT : check;
 }
 
-enum { IDIST__PLAN_SHIFT = 20, IDIST__PLAN_MAX = 2047 };
-#define IDIST__ROOT_MASK (((uint32_t)1 << IDIST__PLAN_SHIFT) - 1)
+enum {
+    IDIST__PLAN_SHIFT = 20,
+    IDIST__PLAN_MAX = 2047,
+    IDIST__ROOT_MASK = (1 << IDIST__PLAN_SHIFT) - 1
+};
 
 static int32_t idist__fingerprint_planned_root(const idist__call *c) {
     uint32_t root = (uint32_t)c->root;
@@ -1284,8 +1287,8 @@ static void idist__task_report(const idist__task *t) {
 
     w->let_go_count--;
     if (t->status != IDIST_OK && t->group->status == IDIST_OK)
-        idist__log_print(&w->log, IDIST_LOG_WARN, "a request that was let go has failed: %s",
-                         t->text);
+        idist__log_print(&w->log, IDIST_LOG_WARN,
+                         "a request freed by idist_request_free failed: %s", t->text);
 }
 
 // Ends a task. text says why it failed, without the name of the operation.

@@ -433,7 +433,7 @@ static const idist__fingerprint *idist__missing_common(const idist__task *t) {
 }
 
 // The last call in which a member was heard, or, if that is later, the last one that it must have
-// entered: in many algorithms a rank hears of few others.
+// entered: in many algorithms a rank receives from only a few others.
 static const idist__fingerprint *idist__missing_last_seen(const idist__task *t, int rank) {
     const idist__seen *seen = &idist__ring_group_of(t->group)->seen[rank];
     const idist__fingerprint *common = idist__missing_common(t);
@@ -754,7 +754,7 @@ static bool idist__frame_names_call(const idist__ring *ring, const idist__frame 
     if (f->type < IDIST__WAITS && p->kind == IDIST__RECV) return false;
 
     return p->kind > IDIST__NONE && p->kind < IDIST__KIND_COUNT && p->root >= -1 &&
-           p->root < ring->w->group.size;
+           idist__fingerprint_root(p) < ring->w->group.size;
 }
 
 // Whether the peer may send this header, of a frame that carries no message.

@@ -45,7 +45,7 @@ for kind in $kinds; do
     if [ "$kind" = c++ ]; then
         text='IDIST_ERR_WORKER_FAILED rank 1 ended with code 1: .*: the function threw an exception'
         threw="$text: no such map"
-        threw_int="$text: an exception that is no std::exception"
+        threw_int="$text: an exception not derived from std::exception"
     fi
     left='IDIST_ERR_WORKER_FAILED rank 1 ended with code 1: its function did not return: .*longjmp.*'
     for case in fork exec parallel; do

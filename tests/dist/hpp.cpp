@@ -463,7 +463,7 @@ static void other_ends() {
         if (local_rank == 1) throw 17;
     });
     tap_ok(report.rank == 1 && report.exit_code == 1, "a worker that throws an int");
-    tap_like(report.text, "no std::exception", "its text");
+    tap_like(report.text, "not derived from std::exception", "its text");
     report = report_of([](int) {
         (void)freopen("/dev/null", "w", stderr); // where std::terminate writes
         const idist::op<int> op([](int a, int b) -> int {

@@ -73,8 +73,8 @@ static const bad bads[] = {
      NULL},
     {"WAITS with a negative root", IDIST__WAITS, false, 0, 1, 0, IDIST__BROADCAST, -2, true, NULL},
     {"HERE in a call that there is not", IDIST__HERE, false, 0, 1, 0, 200, 0, true, NULL},
-    {"HERE with a root that there is not", IDIST__HERE, false, 0, 1, 0, IDIST__BROADCAST, 1 << 30,
-     true, NULL},
+    {"HERE with a root that there is not", IDIST__HERE, false, 0, 1, 0, IDIST__BROADCAST,
+     (1 << 30) + 5, true, NULL}, // the upper bits are the number of a plan
     {"CTS of a call that there is not", IDIST__CTS, false, 0, 1, 0, 200, 0, true, NULL},
     {"RTS of a call that there is not", IDIST__RTS, false, 0, 1, 0, 200, 0, true, NULL},
     {"EAGER of a call that there is not", IDIST__EAGER, false, 0, 1, 0, 200, 0, true, NULL},

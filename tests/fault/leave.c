@@ -209,7 +209,7 @@ static void freed_before_case(int n, const char *transport) {
     int n_hung = procs_wait(&ps, 10000);
     rank_check(n_hung == 0, "%d ranks hang", n_hung);
     procs_free(&ps);
-    ranks_report("n=%d, %s: a rank frees the group, hears of a death in it and leaves", n,
+    ranks_report("n=%d, %s: a rank frees the group, learns of a lost rank in it and leaves", n,
                  transport);
     munmap(p, sizeof *p);
 }
