@@ -243,6 +243,8 @@ static void doctor_machine(void) {
 static void doctor_shared_memory(void) {
     const self_test *test = &doctor.tests[SELF_TEST_SHM];
     bool shares = strncmp(test->sharing, "shared memory", 13) == 0;
+    bool tells_why = strncmp(test->sharing, "no shared memory: ", 18) == 0; // ... rank 0: why
+    const char *why = tells_why ? strstr(test->sharing + 18, ": ") : NULL;
     bool reads = strstr(test->sharing, "are read from") != NULL;
     bool reads_slowly = strstr(test->sharing, "reads other processes slowly") != NULL;
     char text[200] = "/dev/shm is missing", scope[16] = "";
@@ -259,9 +261,8 @@ static void doctor_shared_memory(void) {
 
     if (!test->passed) doctor_say("shared memory", DOCTOR_NOTE, "the self test failed", "%s", text);
     else if (!shares)
-        doctor_say("shared memory", DOCTOR_NOTE, "slower; allow memfd, raise ulimit -v, -f",
-                   "none%s",
-                   strncmp(test->sharing, "no shared memory", 16) ? "" : test->sharing + 16);
+        doctor_say("shared memory", DOCTOR_NOTE, "slower; allow memfd, raise ulimit -v, -f, -l",
+                   "none%s%s", why ? ": " : "", why ? why + 2 : "");
     else
         doctor_say("shared memory",
                    doctor.config.transport == IDIST__TRANSPORT_AUTO ? DOCTOR_FINE : DOCTOR_NOTE,

@@ -89,7 +89,7 @@ if cc -w "$WORK/forbid.c" -o "$WORK/forbid" && "$WORK/forbid" 9999 /bin/true; th
     fine "no process_vm_readv" "2 ranks, host"
     doctor 0 "no memfd_create" "$WORK/forbid" "$(number memfd_create)"
     line "no memfd_create" "shared memory" \
-        '^none: Operation not permitted \[note: slower; allow memfd, raise ulimit -v, -f\]$'
+        '^none: Operation not permitted \[note: slower; allow memfd, raise ulimit -v, -f, -l\]$'
     line "no memfd_create" "reading others" '^not known'
     fine "no memfd_create" "2 ranks, host"
 else
