@@ -63,18 +63,18 @@
 #else
 #define IDIST__CATCH_EXIT
 #endif
-#define IDIST__TRY(statement)                                               \
-    do {                                                                    \
-        try {                                                               \
-            statement;                                                      \
-        }                                                                   \
-        IDIST__CATCH_EXIT                                                   \
-        catch (const std::exception &thrown_) {                             \
-            idist__callback_note(thrown_.what());                           \
-        }                                                                   \
-        catch (...) {                                                       \
+#define IDIST__TRY(statement)                                                     \
+    do {                                                                          \
+        try {                                                                     \
+            statement;                                                            \
+        }                                                                         \
+        IDIST__CATCH_EXIT                                                         \
+        catch (const std::exception &thrown_) {                                   \
+            idist__callback_note(thrown_.what());                                 \
+        }                                                                         \
+        catch (...) {                                                             \
             idist__callback_note("an exception not derived from std::exception"); \
-        }                                                                   \
+        }                                                                         \
     } while (0)
 #else
 // Tells the unwinder that the stack ends in this function: the return address is undefined. Without

@@ -664,7 +664,6 @@ idist_status idist_abort(idist_group *group) {
         snprintf(cause, sizeof cause, "rank %d on %s called idist_abort", g->w->group.rank,
                  g->w->hostname);
         // Members would take such a frame from a rank outside the group for malformed, and drop it.
-        g->w->aborts = true;
         if (g->rank >= 0) idist__group_fail(g, IDIST_ERR_ABORTED, cause);
         else status = idist__fail(IDIST_ERR_STATE, "abort: this rank is not a member of the group");
         g->w->cfg.lost = lost;
@@ -2963,44 +2962,52 @@ void idist_free(void *ptr) {
 
 //------------------------------------------------------------------------------
 // [calls:one]  one rank first, one rank only
-// uses mutex fail callback kind model check core:call get collective group
+// uses mutex fail text kind model check core:call get collective group
 //------------------------------------------------------------------------------
 
 enum { IDIST__ONE_THREW = INT32_MIN }; // the result of a function that threw an exception
 
+typedef struct idist__one_result { // of a function
+    int32_t code;                  // what it returned; IDIST__ONE_THREW: it threw an exception
+    char thrown[256];              // which one
+} idist__one_result;
+
+// Runs a task, which may call idist.
+IDIST__NOINLINE static void idist__one_run(idist_task_fn fn, void *arg, idist__one_result *result) {
+    int code = 0;
+
+    IDIST__TRY(code = fn(arg));
+    idist__text_copy(result->thrown, sizeof result->thrown, idist__me.thrown);
+    idist__me.thrown[0] = 0;
+    result->code = result->thrown[0] ? IDIST__ONE_THREW : code;
+}
+
+static idist_status idist__one_own_result(idist__kind label, const idist__one_result *result) {
+    if (!result->code) return IDIST_OK;
+    if (result->code == IDIST__ONE_THREW)
+        return idist__fail(IDIST_ERR_CALLBACK, "%s: the function threw an exception: %s",
+                           idist__kind_names[label], result->thrown);
+
+    return idist__fail(IDIST_ERR_CALLBACK, "%s: the function failed on this rank with %d",
+                       idist__kind_names[label], (int)result->code);
+}
+
 // A broadcast takes the function's result to everybody, so that a failure ends the wait of the
 // others instead of prolonging it.
-static idist_status idist__one_share_result(idist__kind label, int rank, bool mine, int result,
-                                            const idist_opts *o) {
-    int32_t shared = mine ? (int32_t)result : 0;
+static idist_status idist__one_share_result(idist__kind label, int rank, bool mine,
+                                            const idist__one_result *own, const idist_opts *o) {
+    int32_t shared = mine ? own->code : 0;
     idist_status status = idist__collective_run(IDIST__BROADCAST, label, NULL, &shared, 1,
                                                 IDIST_I32, IDIST_SUM, rank, o);
 
     if (status != IDIST_OK || !shared) return status;
-    if (mine && idist__callback_threw(idist__kind_names[label], "the function"))
-        return IDIST_ERR_CALLBACK;
+    if (mine) return idist__one_own_result(label, own);
     if (shared == IDIST__ONE_THREW)
         return idist__fail(IDIST_ERR_CALLBACK, "%s: the function threw an exception on rank %d",
                            idist__kind_names[label], rank);
 
     return idist__fail(IDIST_ERR_CALLBACK, "%s: the function failed on rank %d with %d",
                        idist__kind_names[label], rank, (int)shared);
-}
-
-static idist_status idist__one_own_result(idist__kind label, int result) {
-    if (idist__callback_threw(idist__kind_names[label], "the function")) return IDIST_ERR_CALLBACK;
-    if (!result) return IDIST_OK;
-    return idist__fail(IDIST_ERR_CALLBACK, "%s: the function failed on this rank with %d",
-                       idist__kind_names[label], result);
-}
-
-// Runs a task, which may call idist. Returns its result; IDIST__ONE_THREW if it has thrown an
-// exception, which idist__one_own_result reports.
-IDIST__NOINLINE static int idist__one_run(idist_task_fn fn, void *arg) {
-    int result = 0;
-
-    IDIST__TRY(result = fn(arg));
-    return idist__me.thrown[0] ? IDIST__ONE_THREW : result;
 }
 
 static idist_status idist__one_check_rank(idist__kind label, int rank, int size) {
@@ -3026,9 +3033,10 @@ idist_status idist_one_rank_first(idist_task_fn fn, void *arg, int rank, bool lo
     idist_opts o;
     idist_status status;
     idist_group *g, *among;
+    idist__one_result result;
     bool first;
-    int result = 0;
 
+    memset(&result, 0, sizeof result);
     memset(&o, 0, sizeof o);
     if (opts) o = *opts;
     if (!fn) return idist__fail(IDIST_ERR_ARG, "one_rank_first: fn is NULL");
@@ -3050,12 +3058,12 @@ idist_status idist_one_rank_first(idist_task_fn fn, void *arg, int rank, bool lo
     if (status != IDIST_OK) return status;
 
     first = idist_group_rank(among) == rank;
-    if (first) result = idist__one_run(fn, arg);
-    status = idist__one_share_result(IDIST__ONE_RANK_FIRST, rank, first, result, &o);
+    if (first) idist__one_run(fn, arg, &result);
+    status = idist__one_share_result(IDIST__ONE_RANK_FIRST, rank, first, &result, &o);
     if (status != IDIST_OK || first) return status;
-    result = idist__one_run(fn, arg);
+    idist__one_run(fn, arg, &result);
 
-    return idist__one_own_result(IDIST__ONE_RANK_FIRST, result);
+    return idist__one_own_result(IDIST__ONE_RANK_FIRST, &result);
 }
 
 idist_status idist_one_rank_only(idist_task_fn fn, void *arg, int rank, bool barrier,
@@ -3063,8 +3071,9 @@ idist_status idist_one_rank_only(idist_task_fn fn, void *arg, int rank, bool bar
     idist_group *g = NULL;
     idist_status status;
     bool mine = false;
-    int result = 0;
+    idist__one_result result;
 
+    memset(&result, 0, sizeof result);
     if (!fn) return idist__fail(IDIST_ERR_ARG, "one_rank_only: fn is NULL");
     status = idist__check_blocking("one_rank_only", opts);
     if (status == IDIST_OK)
@@ -3078,10 +3087,10 @@ idist_status idist_one_rank_only(idist_task_fn fn, void *arg, int rank, bool bar
 
     if (status != IDIST_OK) return status;
 
-    if (mine) result = idist__one_run(fn, arg);
-    if (barrier) return idist__one_share_result(IDIST__ONE_RANK_ONLY, rank, mine, result, opts);
+    if (mine) idist__one_run(fn, arg, &result);
+    if (barrier) return idist__one_share_result(IDIST__ONE_RANK_ONLY, rank, mine, &result, opts);
 
-    return idist__one_own_result(IDIST__ONE_RANK_ONLY, result);
+    return idist__one_own_result(IDIST__ONE_RANK_ONLY, &result);
 }
 
 #endif // IDIST_CALLS_H

@@ -142,6 +142,7 @@ typedef struct idist__os_unwind_frame { // glibc's struct _pthread_cleanup_buffe
     struct idist__os_unwind_frame *previous;
 } idist__os_unwind_frame;
 
+#ifdef __GLIBC__
 #ifdef __cplusplus
 extern "C" {
 #endif
@@ -151,16 +152,27 @@ void _pthread_cleanup_pop(struct _pthread_cleanup_buffer *, int) __attribute__((
 #ifdef __cplusplus
 }
 #endif
+#endif // __GLIBC__
 
 static void idist__os_unwind_watch(idist__os_unwind_frame *frame, void (*left)(void *), void *arg) {
+#ifdef __GLIBC__
     if (_pthread_cleanup_push && _pthread_cleanup_pop)
         _pthread_cleanup_push((struct _pthread_cleanup_buffer *)(void *)frame, left, arg);
+#else
+    (void)frame;
+    (void)left;
+    (void)arg;
+#endif
 }
 
 // The function that watched is about to return.
 static void idist__os_unwind_unwatch(idist__os_unwind_frame *frame) {
+#ifdef __GLIBC__
     if (_pthread_cleanup_push && _pthread_cleanup_pop)
         _pthread_cleanup_pop((struct _pthread_cleanup_buffer *)(void *)frame, 0);
+#else
+    (void)frame;
+#endif
 }
 
 //------------------------------------------------------------------------------

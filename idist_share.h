@@ -584,8 +584,8 @@ static bool idist__slot_offer_remote(idist__task *t, idist__call_slot *slot) {
     bool is_open = slot->u.buffers.send_at || idist__os_process_memory_is_open(o->in, nbytes);
 
     if (!is_open && !idist__kind_reduces(t->call.kind)) {
-        if (!idist__slot_copy_contribution(t)) return false;
-        is_open = true;
+        if (!o->memory && !idist__slot_copy_contribution(t)) return false;
+        is_open = true; // a copy is
     }
 
     if (!is_open) return true;

@@ -94,7 +94,8 @@ static inline int64_t tap_waited_ns(pid_t pid) {
     return (int64_t)waited_ns;
 }
 
-// Nanoseconds that the machine itself, if it is a virtual one, has waited for its processors so far.
+// Nanoseconds that the machine itself, if it is a virtual one, has waited for its processors so
+// far.
 static inline int64_t tap_stolen_ns(void) {
     unsigned long long ticks = 0;
     FILE *f = fopen("/proc/stat", "r");
