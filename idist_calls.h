@@ -3001,7 +3001,7 @@ static idist_status idist__one_share_result(idist__kind label, int rank, bool mi
                                                 IDIST_I32, IDIST_SUM, rank, o);
 
     if (status != IDIST_OK || !shared) return status;
-    if (mine) return idist__one_own_result(label, own);
+    if (mine && own->code == IDIST__ONE_THREW) return idist__one_own_result(label, own);
     if (shared == IDIST__ONE_THREW)
         return idist__fail(IDIST_ERR_CALLBACK, "%s: the function threw an exception on rank %d",
                            idist__kind_names[label], rank);

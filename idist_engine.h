@@ -1278,6 +1278,9 @@ static void idist__progress_left(idist__ring *ring) {
 
     for (i = 0; i < ring->w->group.size && !ring->failed; i++) {
         if (!ring->links[i].bye) continue;
+        // A rank leaves in order when all have called idist_finalize, which ends the calls that
+        // other threads of this rank are in.
+        if (ring->w->closing && ring->links[i].bye_status == IDIST_OK) continue;
         t = idist__progress_needs(ring, i);
         if (!t) t = idist__progress_forsaken(ring, i);
         if (t) idist__progress_miss(ring, t, i);
