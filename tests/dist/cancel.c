@@ -73,15 +73,19 @@ static void refused(idist_group *world, int rank, int n, void *arg) {
 
     rank_ok(rank, idist_all_reduce(x, y, LARGE, IDIST_I32, IDIST_SUM, &a));
     if (n > 1 || r.impl) {
-        idist_status s = idist_cancel(&r, &cancelled);
-        rank_check(s == IDIST_ERR_ARG || s == IDIST_OK, "rank %d: got %s", rank,
-                   idist_status_name(s)); // OK: it was complete at once
+        idist_status status = idist_cancel(&r, &cancelled);
+        rank_check(status == IDIST_ERR_ARG || status == IDIST_OK, "rank %d: got %s", rank,
+                   idist_status_name(status)); // OK: it was complete at once
         rank_check(!cancelled, "rank %d: a collective", rank);
     }
     rank_ok(rank, idist_wait(&r));
     rank_ok(rank, idist_send(x, LARGE, IDIST_I32, right, 1, &a)); // waits for its receive
-    rank_is(rank, idist_cancel(&r, &cancelled), IDIST_ERR_ARG);
-    rank_check(strstr(idist_last_error(), "send"), "rank %d: %s", rank, idist_last_error());
+    idist_status s = idist_cancel(&r, &cancelled);
+    rank_check(!cancelled, "rank %d: a send", rank);
+    if (s != IDIST_OK || n > 1) { // MPI may have taken a message to this rank at once
+        rank_check(s == IDIST_ERR_ARG && strstr(idist_last_error(), "send"), "rank %d: %s, %s",
+                   rank, idist_status_name(s), idist_last_error());
+    }
     rank_ok(rank, idist_recv(y, LARGE, IDIST_I32, left, 1, NULL, &o));
     rank_ok(rank, idist_wait(&r));
 
