@@ -854,18 +854,31 @@ class plan {
     idist_group *group_;
 };
 
+namespace detail {
+
+// How many calls of together this thread is in. Calls in them complete later.
+inline int &together_depth() noexcept {
+    static thread_local int depth = 0;
+    return depth;
+}
+
+} // namespace detail
+
 // Runs f, whose calls start at once and complete together when f returns: exchanges that would
 // deadlock one by one work. f makes no call that returns a value. If f throws, the calls that it
 // has made on `group` end, because the group is aborted; then the exception passes on.
 template <class F> void together(F &&f, any_group group = any_group()) {
     check(idist_group_begin());
+    detail::together_depth()++;
     try {
         f();
     } catch (...) {
+        detail::together_depth()--;
         idist_abort(group.get());
         idist_group_end();
         throw;
     }
+    detail::together_depth()--;
     check(idist_group_end());
 }
 
@@ -1031,14 +1044,14 @@ inline void check_size(const char *call, const char *what, std::size_t got, std:
 }
 
 inline void check_blocks(const char *call, const options &o) {
-    if (o.is_deferred())
+    if (o.is_deferred() || together_depth())
         throw error(IDIST_ERR_ARG, std::string(call) +
                                        ": a call that returns a value blocks: it takes no "
-                                       "request and cannot be planned");
+                                       "request, and is in no plan and not in together");
 }
 
 template <class S> void check_outlives(const char *call, const options &o) {
-    if (is_temporary<S>::value && o.is_deferred())
+    if (is_temporary<S>::value && (o.is_deferred() || together_depth()))
         throw error(IDIST_ERR_ARG, std::string(call) + ": the send buffer is a temporary, which "
                                                        "is gone before the operation is complete");
 }
@@ -1576,7 +1589,8 @@ void recv(R &&buf, int src, int tag, idist_recv_info &info, const options &o = o
     check(idist_recv(to.data(), to.size(), dtype_of<detail::element<R>>(), src, tag, &info, &c));
 }
 
-// The same, and returns what came: source, tag, count. With a request it is not known yet.
+// The same, and returns what came: source, tag, count. With a request, and in together, that is not
+// known yet.
 template <class R, class = detail::if_buffer<R>>
 idist_recv_info recv(R &&buf, int src, int tag, const options &o = options()) {
     const detail::view<R> to(buf);
@@ -1585,7 +1599,7 @@ idist_recv_info recv(R &&buf, int src, int tag, const options &o = options()) {
     detail::check_receives<R>();
     const idist_opts c = o.get();
     check(idist_recv(to.data(), to.size(), dtype_of<detail::element<R>>(), src, tag,
-                     o.is_deferred() ? nullptr : &info, &c));
+                     o.is_deferred() || detail::together_depth() ? nullptr : &info, &c));
     return info;
 }
 
@@ -1627,7 +1641,8 @@ idist_recv_info sendrecv(S &&sendbuf, int dst, int sendtag, R &&recvbuf, int src
     detail::check_same<S, R>();
     const idist_opts c = o.get();
     check(idist_sendrecv(from.data(), from.size(), dst, sendtag, to.data(), to.size(), src, recvtag,
-                         dtype_of<detail::element<S>>(), &info, &c));
+                         dtype_of<detail::element<S>>(),
+                         o.is_deferred() || detail::together_depth() ? nullptr : &info, &c));
     return info;
 }
 

@@ -261,7 +261,9 @@ static void owners(idist::world &world) {
     plan.start(requests[0]);
     while (!requests[0].test()) {}
     REQUIRE(x[9] == taken.size() * taken.size());
-    REQUIRE(throws(IDIST_ERR_ARG, "cannot be planned", [&] {
+    REQUIRE(throws(IDIST_ERR_ARG, "not in together",
+                   [&] { idist::together([&] { (void)idist::recv_value<int>(0, 1, world); }); }));
+    REQUIRE(throws(IDIST_ERR_ARG, "is in no plan", [&] {
         idist::plan wrong(
             [&](const idist::options &o) { (void)idist::all_reduce(1, idist::sum, o); }, world);
     }));
