@@ -1574,7 +1574,12 @@ void send(S &&buf, int dst, int tag, const options &o = options()) {
 
 template <class T, class = detail::if_value<T>>
 void send(const T &value, int dst, int tag, const options &o = options()) {
-    detail::check_blocks("send", o);
+    // In together the value has to outlive the call of together, like any buffer.
+    if (o.is_deferred()) detail::check_blocks("send", o);
+    if (detail::together_depth()) {
+        const idist_opts c = o.get();
+        return check(idist_send(&value, 1, dtype_of<T>(), dst, tag, &c));
+    }
     send(span<const T>(&value, 1), dst, tag, o);
 }
 
