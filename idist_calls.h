@@ -651,7 +651,6 @@ idist_status idist_finalize(void) {
 
 idist_status idist_abort(idist_group *group) {
     idist_group *g = NULL;
-    int *lost;
     char cause[200];
     idist_status status;
 
@@ -659,14 +658,12 @@ idist_status idist_abort(idist_group *group) {
     status = idist__call_enter("abort", group, &g);
 
     if (g) {
-        lost = g->w->cfg.lost;
-        g->w->cfg.lost = NULL; // if this worker fails, it is the cause, unlike the others
+        if (g == &g->w->group && g->status == IDIST_OK) g->w->is_cause = true;
         snprintf(cause, sizeof cause, "rank %d on %s called idist_abort", g->w->group.rank,
                  g->w->hostname);
         // Members would take such a frame from a rank outside the group for malformed, and drop it.
         if (g->rank >= 0) idist__group_fail(g, IDIST_ERR_ABORTED, cause);
         else status = idist__fail(IDIST_ERR_STATE, "abort: this rank is not a member of the group");
-        g->w->cfg.lost = lost;
         idist__os_mutex_unlock(&g->w->lock);
     }
 

@@ -655,6 +655,7 @@ struct idist__world {
     int deferred_count; // tasks that an open idist_group_begin keeps, and threads for which the
                         // device backend holds calls back
     bool closing;       // a thread closes the world: no call may begin that outlasts its function
+    bool is_cause;      // this rank has aborted the world, so no lost rank is the cause of its end
     bool leaves;        // the world ends after a failure: the other ranks have not reached its end
     bool abandoned;     // the world ends while a thread is still inside a call: what the thread may
                         // touch is never freed
@@ -1632,7 +1633,8 @@ static void idist__group_fail(idist_group *g, idist_status status, const char *c
     if (!g->inner)
         idist__log_print(&w->log, IDIST_LOG_INFO, "%s: %s", idist_status_name(status), cause);
     // An aborted group says nothing about the world: the rank may go on, and fail by itself later.
-    if (status == IDIST_ERR_PEER_LOST || (status == IDIST_ERR_ABORTED && g == &w->group))
+    if (!w->is_cause &&
+        (status == IDIST_ERR_PEER_LOST || (status == IDIST_ERR_ABORTED && g == &w->group)))
         idist__config_tell_lost(&w->cfg);
     w->backend->tell(g);
 
