@@ -483,7 +483,8 @@ IDIST_API const char *idist_status_string(idist_status status);
 IDIST_API const char *idist_last_error(void);
 
 // Sets that text, up to 1023 bytes of it; NULL: "". For a function that idist_spawn or
-// idist_parallel_run runs: if it then returns a failure, their error and report quote the text.
+// idist_parallel_run runs: if it then returns a failure, their error and report quote the text, of
+// which a report has room for 400 bytes.
 IDIST_API void idist_set_last_error(const char *text);
 
 //------------------------------------------------------------------------------
@@ -1206,8 +1207,8 @@ IDIST_API idist_status idist_wait_any_of(idist_request *const *requests, size_t 
 // Creating, filling and freeing are local. For all calls that have a request form.
 //
 // The plans of a group that keep the same collective (operation, dtype, count, op and root) are
-// numbered in the order in which they are filled, so all ranks that have such plans fill them in
-// the same order.
+// numbered in the order in which they are filled, and a number is not used again when its plan is
+// freed. So all ranks that have such plans fill them in the same order.
 IDIST_API idist_status idist_plan_create(idist_plan **plan);
 
 // Makes the call that the plan keeps; the other ranks may use plans for it or not. Like all calls

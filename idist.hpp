@@ -159,6 +159,7 @@ class error : public std::runtime_error {
 };
 
 // What spawn, parallel_run and workers throw when a worker failed; the report says which and how.
+// Where no worker has run, they throw error.
 class worker_error : public error {
   public:
     worker_error(idist_status status, const std::string &text, const idist_report &report)
@@ -1728,7 +1729,9 @@ template <class F> struct callable {
 };
 
 inline void check_workers(idist_status status, const idist_report &report) {
-    if (status != IDIST_OK) throw worker_error(status, idist_last_error(), report);
+    if (status != IDIST_OK && report.rank >= 0)
+        throw worker_error(status, idist_last_error(), report);
+    check(status);
 }
 
 inline idist_report no_report() noexcept {
@@ -1746,10 +1749,11 @@ template <class F>
 void spawn(F &&f, int nproc_per_node = 0, const idist_desc &desc = idist_desc()) {
     typedef detail::callable<typename std::remove_reference<F>::type> callable;
     callable work = {f, nullptr};
-    idist_report report = detail::no_report();
+    idist_report report;
     idist_desc d = desc;
 
     if (!d.report) d.report = &report;
+    *d.report = detail::no_report();
     const idist_status status = idist_spawn(&callable::worker, &work, nproc_per_node, &d);
     detail::check_workers(status, *d.report);
 }
@@ -1759,10 +1763,11 @@ void spawn(F &&f, int nproc_per_node = 0, const idist_desc &desc = idist_desc())
 template <class F> void parallel_run(const idist_desc &desc, F &&f, const char *name = "callable") {
     typedef detail::callable<typename std::remove_reference<F>::type> callable;
     callable work = {f, nullptr};
-    idist_report report = detail::no_report();
+    idist_report report;
     idist_desc d = desc;
 
     if (!d.report) d.report = &report;
+    *d.report = detail::no_report();
     const idist_status status = idist_parallel_run_named(&d, &callable::worker, &work, name);
     if (work.thrown) std::rethrow_exception(work.thrown);
     detail::check_workers(status, *d.report);

@@ -168,9 +168,10 @@ IDIST_API void idist_sampler_free(idist_sampler **sampler);
 // Starts an epoch with all of its samples. Without this call every pass has the same order. If
 // idist_sampler_set_state has just set this epoch, what is left of the epoch stays: a loop over the
 // epochs may call this function in each of them, also in the one that it resumes.
-// IDIST_ERR_NO_MEMORY: nothing has changed.
+// IDIST_ERR_NO_MEMORY, IDIST_ERR_CALLBACK (order_fn failed): nothing has changed.
 IDIST_API idist_status idist_sampler_set_epoch(idist_sampler *sampler, uint64_t epoch);
-// The number of samples this rank gets in an epoch; the same on all ranks.
+// The number of samples this rank gets in an epoch; the same on all ranks. In an epoch of which
+// other ranks have done a part (idist_sampler_set_state, _reshard): in the rest of the epoch.
 IDIST_API size_t idist_sampler_count(const idist_sampler *sampler);
 // Gets the next index of this rank, or returns false at the end of the epoch and goes back to its
 // start (position 0); the call after that gets the first index again.
@@ -196,7 +197,8 @@ IDIST_API idist_sampler_state idist_sampler_get_state(const idist_sampler *sampl
 // Goes to a state. If the number of ranks was another one, the rest of the epoch is dealt out among
 // the present ranks. Each of the earlier ranks counts as having done `position` samples, so they
 // must have been in step. If nothing is left of the epoch, idist_sampler_next returns false at
-// once. IDIST_ERR_ARG: the state lies beyond the end of the epoch.
+// once. IDIST_ERR_ARG: the state lies beyond the end of the epoch. Other errors are those of
+// idist_sampler_set_epoch.
 IDIST_API idist_status idist_sampler_set_state(idist_sampler *sampler, idist_sampler_state state);
 
 // Elastic training, by the rule of Horovod's ElasticSampler: ranks work in step and each records
@@ -670,8 +672,9 @@ typedef struct idist_checkpoint_desc {
 // virtual machines may, the save succeeds all the same: the file is complete, but may be lost when
 // the machine crashes. A warning says so once per process.
 //
-// IDIST_ERR_NO_SPACE, IDIST_ERR_SYSTEM: existing files are untouched. IDIST_ERR_ARG: the score is
-// NaN.
+// IDIST_ERR_NO_SPACE: the file is not written, and existing files are untouched. IDIST_ERR_SYSTEM:
+// the same; or the file is written, but the folder could not be synced, or an earlier file could
+// not be removed. The text says which. IDIST_ERR_ARG: the score is NaN.
 IDIST_API idist_status idist_checkpoint_save(const idist_checkpoint_desc *desc, uint64_t step,
                                              double score, const idist_tensor *tensors, int n,
                                              const void *info, size_t info_nbytes,
@@ -693,9 +696,9 @@ IDIST_API idist_status idist_checkpoint_load(const char *path, const idist_tenso
 // Finds the valid file with the best score, or if latest is set the one with the highest step (of
 // two that a crash has left of a step, the newer one). Rank 0 looks for it, reads all of it to
 // verify its checksum, and all ranks get its path. A damaged file is skipped; a warning names it
-// and says what is wrong. IDIST_ERR_NOT_FOUND: no file has such a name, so that a training may
-// begin. IDIST_ERR_CORRUPT: files have such names, but none is valid: a training was here. The text
-// names them. IDIST_ERR_TRUNCATED: capacity is too small. IDIST_ERR_SYSTEM: the folder or one of
+// and says what is wrong. IDIST_ERR_NOT_FOUND: there is no folder, or no file in it has such a
+// name: a new training may begin. IDIST_ERR_CORRUPT: files have such names, but all of them are
+// damaged, or a newer version of idist wrote them: a training was here. The text names them. IDIST_ERR_TRUNCATED: capacity is too small. IDIST_ERR_SYSTEM: the folder or one of
 // its checkpoints cannot be read, so that another one may be the best or the latest.
 IDIST_API idist_status idist_checkpoint_find(const idist_checkpoint_desc *desc, bool latest,
                                              char *path, size_t capacity, const idist_opts *opts);

@@ -475,6 +475,15 @@ static void other_ends() {
         (void)idist::all_reduce(1, op);
     });
     tap_is(report.signal, SIGABRT, "an exception in a reduction ends the process");
+
+    try {
+        idist::spawn([] {}, -3);
+        tap_ok(false, "-3 workers");
+    } catch (const idist::worker_error &) {
+        tap_ok(false, "-3 workers are an error, and not that of a worker");
+    } catch (const idist::error &e) {
+        tap_is(e.status(), IDIST_ERR_ARG, "-3 workers are an error, and not that of a worker");
+    }
 }
 
 // In this process, in a world of 1.
