@@ -220,23 +220,27 @@ static void idist__stream_begin(idist__op *o, size_t recv_count, size_t send_cou
 //------------------------------------------------------------------------------
 
 // The block that item `index` belongs to, `back` ranks further left.
-static int idist__ring_block(const idist__op *o, size_t index, int back) {
+static int idist__ring_algo_block(const idist__op *o, size_t index, int back) {
     return idist__block_wrap(o->rank - (int)(index / o->u.stream.block_chunks) - back, o->n);
 }
 
-static int idist__ring_left(const idist__op *o) { return idist__block_wrap(o->rank - 1, o->n); }
+static int idist__ring_algo_left(const idist__op *o) {
+    return idist__block_wrap(o->rank - 1, o->n);
+}
 
-static int idist__ring_right(const idist__op *o) { return idist__block_wrap(o->rank + 1, o->n); }
+static int idist__ring_algo_right(const idist__op *o) {
+    return idist__block_wrap(o->rank + 1, o->n);
+}
 
 // ---- all_reduce ----
 
-static bool idist__ring_in_first_lap(const idist__op *o, size_t index) {
+static bool idist__ring_algo_in_first_lap(const idist__op *o, size_t index) {
     return index < (size_t)(o->n - 1) * o->u.stream.block_chunks;
 }
 
 // The chunk of item `index` in a block of a buffer; no address when there is no buffer.
-static idist__item idist__ring_all_reduce_item(const idist__op *o, const char *buffer, size_t index,
-                                               int block, int peer) {
+static idist__item idist__ring_algo_all_reduce_item(const idist__op *o, const char *buffer,
+                                                    size_t index, int block, int peer) {
     size_t at = idist__block_at(o->count, o->n, block) * o->size;
     char *data = buffer ? (char *)(uintptr_t)buffer + at : NULL;
 
@@ -244,61 +248,61 @@ static idist__item idist__ring_all_reduce_item(const idist__op *o, const char *b
                                index % o->u.stream.block_chunks, peer);
 }
 
-static idist__item idist__ring_all_reduce_recv(idist__task *t, size_t index) {
+static idist__item idist__ring_algo_all_reduce_recv(idist__task *t, size_t index) {
     const idist__op *o = idist__op_of(t);
-    const char *to = idist__ring_in_first_lap(o, index) ? NULL : o->out;
-    return idist__ring_all_reduce_item(o, to, index, idist__ring_block(o, index, 1),
-                                       idist__ring_left(o));
+    const char *to = idist__ring_algo_in_first_lap(o, index) ? NULL : o->out;
+    return idist__ring_algo_all_reduce_item(o, to, index, idist__ring_algo_block(o, index, 1),
+                                            idist__ring_algo_left(o));
 }
 
-static idist__item idist__ring_all_reduce_send(idist__task *t, size_t index) {
+static idist__item idist__ring_algo_all_reduce_send(idist__task *t, size_t index) {
     const idist__op *o = idist__op_of(t);
     const char *from = index < o->u.stream.block_chunks ? o->in : o->out;
-    return idist__ring_all_reduce_item(o, from, index, idist__ring_block(o, index, 0),
-                                       idist__ring_right(o));
+    return idist__ring_algo_all_reduce_item(o, from, index, idist__ring_algo_block(o, index, 0),
+                                            idist__ring_algo_right(o));
 }
 
 // Whether the item completes the sum of its chunk: it is in the last step of the first lap.
-static bool idist__ring_completes_sum(const idist__op *o, size_t index) {
+static bool idist__ring_algo_completes_sum(const idist__op *o, size_t index) {
     return index >= (size_t)(o->n - 2) * o->u.stream.block_chunks;
 }
 
 // AVG divides a chunk here, once for all ranks and while it is in the cache.
-static void idist__ring_all_reduce_take(idist__task *t, size_t index) {
+static void idist__ring_algo_all_reduce_take(idist__task *t, size_t index) {
     const idist__op *o = idist__op_of(t);
-    idist_dtype dtype = idist__type_is_narrow(t->call.dtype) ? IDIST_F32 : t->call.dtype;
-    int block = idist__ring_block(o, index, 1);
+    idist_dtype dtype = idist__dtype_is_narrow(t->call.dtype) ? IDIST_F32 : t->call.dtype;
+    int block = idist__ring_algo_block(o, index, 1);
     idist__item own, sum;
     const void *both[2];
     size_t count;
 
-    if (!idist__ring_in_first_lap(o, index)) return; // it was received where it belongs
-    own = idist__ring_all_reduce_item(o, o->in, index, block, 0);
-    sum = idist__ring_all_reduce_item(o, o->out, index, block, 0);
+    if (!idist__ring_algo_in_first_lap(o, index)) return; // it was received where it belongs
+    own = idist__ring_algo_all_reduce_item(o, o->in, index, block, 0);
+    sum = idist__ring_algo_all_reduce_item(o, o->out, index, block, 0);
     count = own.nbytes / o->size;
     both[0] = idist__stream_slot(o, index);
     both[1] = own.data;
 
-    if (t->call.op == IDIST_AVG && idist__ring_completes_sum(o, index))
+    if (t->call.op == IDIST_AVG && idist__ring_algo_completes_sum(o, index))
         idist__reduce_many(sum.data, both, 2, count, dtype, IDIST_AVG, o->n);
     else idist__combine(t, sum.data, (const char *)both[0], own.data, count, t->call.dtype);
 }
 
-static void idist__ring_all_reduce(idist__task *t) {
+static void idist__ring_algo_all_reduce(idist__task *t) {
     idist__op *o = idist__op_of(t);
     idist__stream_op *stream = &o->u.stream;
     size_t steps = 2 * (size_t)(o->n - 1);
 
     idist__stream_cut(o, idist__block_count(o->count, o->n, 0));
     idist__stream_begin(o, steps * stream->block_chunks, steps * stream->block_chunks,
-                        stream->block_chunks, idist__ring_all_reduce_recv,
-                        idist__ring_all_reduce_send, idist__ring_all_reduce_take);
+                        stream->block_chunks, idist__ring_algo_all_reduce_recv,
+                        idist__ring_algo_all_reduce_send, idist__ring_algo_all_reduce_take);
 }
 
 // ---- reduce_scatter, reduce_scatterv ----
 
 // The elements of the largest block.
-static size_t idist__ring_largest_block(const idist__op *o, const idist__call *c) {
+static size_t idist__ring_algo_largest_block(const idist__op *o, const idist__call *c) {
     size_t largest = 0;
     int i;
 
@@ -308,8 +312,8 @@ static size_t idist__ring_largest_block(const idist__op *o, const idist__call *c
 }
 
 // The chunk of item `index` in a block of a buffer of n blocks; no address when there is no buffer.
-static idist__item idist__ring_reduce_scatter_item(const idist__task *t, const char *buffer,
-                                                   size_t index, int block, int peer) {
+static idist__item idist__ring_algo_reduce_scatter_item(const idist__task *t, const char *buffer,
+                                                        size_t index, int block, int peer) {
     const idist__op *o = idist__op_of(t);
     size_t at = idist__extent_block_at(&t->call, block) * o->size;
     char *data = buffer ? (char *)(uintptr_t)buffer + at : NULL;
@@ -318,75 +322,75 @@ static idist__item idist__ring_reduce_scatter_item(const idist__task *t, const c
                                index % o->u.stream.block_chunks, peer);
 }
 
-static idist__item idist__ring_reduce_scatter_recv(idist__task *t, size_t index) {
+static idist__item idist__ring_algo_reduce_scatter_recv(idist__task *t, size_t index) {
     const idist__op *o = idist__op_of(t);
-    return idist__ring_reduce_scatter_item(t, NULL, index, idist__ring_block(o, index, 2),
-                                           idist__ring_left(o));
+    return idist__ring_algo_reduce_scatter_item(t, NULL, index, idist__ring_algo_block(o, index, 2),
+                                                idist__ring_algo_left(o));
 }
 
-static idist__item idist__ring_reduce_scatter_send(idist__task *t, size_t index) {
+static idist__item idist__ring_algo_reduce_scatter_send(idist__task *t, size_t index) {
     const idist__op *o = idist__op_of(t);
     const idist__stream_op *stream = &o->u.stream;
     const char *from = index < stream->block_chunks ? o->in : o->work;
 
-    return idist__ring_reduce_scatter_item(t, from, index, idist__ring_block(o, index, 1),
-                                           idist__ring_right(o));
+    return idist__ring_algo_reduce_scatter_item(t, from, index, idist__ring_algo_block(o, index, 1),
+                                                idist__ring_algo_right(o));
 }
 
-static void idist__ring_reduce_scatter_take(idist__task *t, size_t index) {
+static void idist__ring_algo_reduce_scatter_take(idist__task *t, size_t index) {
     const idist__op *o = idist__op_of(t);
     const idist__stream_op *stream = &o->u.stream;
-    int block = idist__ring_block(o, index, 2);
+    int block = idist__ring_algo_block(o, index, 2);
     idist__item own, sum;
 
-    own = idist__ring_reduce_scatter_item(t, o->in, index, block, 0);
-    if (idist__ring_completes_sum(o, index))
+    own = idist__ring_algo_reduce_scatter_item(t, o->in, index, block, 0);
+    if (idist__ring_algo_completes_sum(o, index))
         sum = idist__stream_chunk(o, o->out, o->count, index % stream->block_chunks, 0);
-    else sum = idist__ring_reduce_scatter_item(t, o->work, index, block, 0);
+    else sum = idist__ring_algo_reduce_scatter_item(t, o->work, index, block, 0);
     idist__combine(t, sum.data, idist__stream_slot(o, index), own.data, own.nbytes / o->size,
                    t->call.dtype);
 }
 
-static void idist__ring_reduce_scatter(idist__task *t) {
+static void idist__ring_algo_reduce_scatter(idist__task *t) {
     idist__op *o = idist__op_of(t);
     idist__stream_op *stream = &o->u.stream;
     size_t items;
 
-    idist__stream_cut(o, idist__ring_largest_block(o, &t->call));
+    idist__stream_cut(o, idist__ring_algo_largest_block(o, &t->call));
     items = (size_t)(o->n - 1) * stream->block_chunks;
-    idist__stream_begin(o, items, items, stream->block_chunks, idist__ring_reduce_scatter_recv,
-                        idist__ring_reduce_scatter_send, idist__ring_reduce_scatter_take);
+    idist__stream_begin(o, items, items, stream->block_chunks, idist__ring_algo_reduce_scatter_recv,
+                        idist__ring_algo_reduce_scatter_send, idist__ring_algo_reduce_scatter_take);
 }
 
 // ---- all_gather, all_gatherv ----
 
-static size_t idist__ring_all_gather_at(const idist__task *t, int block) {
+static size_t idist__ring_algo_all_gather_at(const idist__task *t, int block) {
     const idist__call *c = &t->call;
     if (c->recvcounts) return idist__extent_displ(c->recvcounts, c->recvdispls, block);
     return (size_t)block * idist__op_of(t)->count;
 }
 
-static idist__item idist__ring_all_gather_item(const idist__task *t, size_t index, int block,
-                                               int peer) {
+static idist__item idist__ring_algo_all_gather_item(const idist__task *t, size_t index, int block,
+                                                    int peer) {
     const idist__op *o = idist__op_of(t);
     size_t count = t->call.recvcounts ? t->call.recvcounts[block] : o->count;
-    char *data = o->out + idist__ring_all_gather_at(t, block) * o->size;
+    char *data = o->out + idist__ring_algo_all_gather_at(t, block) * o->size;
     return idist__stream_chunk(o, data, count, index % o->u.stream.block_chunks, peer);
 }
 
-static idist__item idist__ring_all_gather_recv(idist__task *t, size_t index) {
+static idist__item idist__ring_algo_all_gather_recv(idist__task *t, size_t index) {
     const idist__op *o = idist__op_of(t);
-    return idist__ring_all_gather_item(t, index, idist__ring_block(o, index, 1),
-                                       idist__ring_left(o));
+    return idist__ring_algo_all_gather_item(t, index, idist__ring_algo_block(o, index, 1),
+                                            idist__ring_algo_left(o));
 }
 
-static idist__item idist__ring_all_gather_send(idist__task *t, size_t index) {
+static idist__item idist__ring_algo_all_gather_send(idist__task *t, size_t index) {
     const idist__op *o = idist__op_of(t);
-    return idist__ring_all_gather_item(t, index, idist__ring_block(o, index, 0),
-                                       idist__ring_right(o));
+    return idist__ring_algo_all_gather_item(t, index, idist__ring_algo_block(o, index, 0),
+                                            idist__ring_algo_right(o));
 }
 
-static void idist__ring_all_gather(idist__task *t) {
+static void idist__ring_algo_all_gather(idist__task *t) {
     idist__op *o = idist__op_of(t);
     idist__stream_op *stream = &o->u.stream;
     const size_t *counts = t->call.recvcounts;
@@ -397,11 +401,12 @@ static void idist__ring_all_gather(idist__task *t) {
     for (i = 0; counts && i < o->n; i++)
         if (counts[i] > largest) largest = counts[i];
 
-    idist__block_copy(o->out + idist__ring_all_gather_at(t, o->rank) * o->size, o->in, o->nbytes);
+    idist__block_copy(o->out + idist__ring_algo_all_gather_at(t, o->rank) * o->size, o->in,
+                      o->nbytes);
     idist__stream_cut(o, largest);
     items = (size_t)(o->n - 1) * stream->block_chunks;
-    idist__stream_begin(o, items, items, stream->block_chunks, idist__ring_all_gather_recv,
-                        idist__ring_all_gather_send, NULL);
+    idist__stream_begin(o, items, items, stream->block_chunks, idist__ring_algo_all_gather_recv,
+                        idist__ring_algo_all_gather_send, NULL);
 }
 
 //------------------------------------------------------------------------------
@@ -688,7 +693,7 @@ static void idist__direct_all_to_all(idist__task *t) {
 // State that must survive an AWAIT lives in idist__op; for a barrier that is 2^k.
 //------------------------------------------------------------------------------
 
-static void idist__dissemination_barrier(idist__task *t) {
+static void idist__dissemination_run(idist__task *t) {
     idist__op *o = idist__op_of(t);
     idist__dissemination_op *state = &o->u.dissemination;
     int n = o->n;
@@ -1215,7 +1220,7 @@ static bool idist__host_serves(const idist_group *g, const idist__call *c) {
     default: return false;
     }
 
-    if (idist__type_is_narrow(c->dtype)) return false;
+    if (idist__dtype_is_narrow(c->dtype)) return false;
 
     return (int)c->op < IDIST_OP_USER || idist__world_user_op(g, c)->commutative;
 }
@@ -1753,23 +1758,23 @@ typedef struct idist__choice { // NOLINT(clang-analyzer-optin.performance.Paddin
 // networks between hosts.
 static const idist__choice idist__choose_table[] = {
     // clang-format off
-    // operation            few steps                      KiB  few bytes                    order
-    {IDIST__BARRIER,        idist__dissemination_barrier,   0, NULL,                        true},
-    {IDIST__BROADCAST,      idist__tree_broadcast,        256, idist__chain_broadcast,      true},
-    {IDIST__REDUCE,         idist__tree_reduce,           256, idist__chain_reduce,         false},
-    {IDIST__ALL_REDUCE,     idist__doubling_reduce,        64, idist__ring_all_reduce,      false},
-    {IDIST__REDUCE_SCATTER, idist__doubling_reduce,        16, idist__ring_reduce_scatter,  false},
-    {IDIST__ALL_GATHER,     idist__bruck_all_gather,       16, idist__ring_all_gather,      true},
-    {IDIST__GATHER,         idist__tree_gather,             2, idist__direct_begin,         true},
-    {IDIST__SCATTER,        idist__tree_scatter,            2, idist__direct_begin,         true},
-    {IDIST__ALL_TO_ALL,     idist__bruck_all_to_all,        2, idist__direct_all_to_all,    true},
-    {IDIST__SCAN,           idist__doubling_scan,         128, idist__chain_scan,           true},
-    {IDIST__EXSCAN,         idist__doubling_scan,         128, idist__chain_scan,           true},
-    {IDIST__ALL_GATHERV,    NULL,                           0, idist__ring_all_gather,      true},
-    {IDIST__GATHERV,        NULL,                           0, idist__direct_begin,         true},
-    {IDIST__SCATTERV,       NULL,                           0, idist__direct_begin,         true},
-    {IDIST__ALL_TO_ALLV,    NULL,                           0, idist__direct_begin,         true},
-    {IDIST__REDUCE_SCATTERV, idist__doubling_reduce,       16, idist__ring_reduce_scatter,  false},
+    // operation             few steps                 KiB  few bytes                        order
+    {IDIST__BARRIER,         idist__dissemination_run, 0,   NULL,                            true},
+    {IDIST__BROADCAST,       idist__tree_broadcast,    256, idist__chain_broadcast,          true},
+    {IDIST__REDUCE,          idist__tree_reduce,       256, idist__chain_reduce,             false},
+    {IDIST__ALL_REDUCE,      idist__doubling_reduce,   64,  idist__ring_algo_all_reduce,     false},
+    {IDIST__REDUCE_SCATTER,  idist__doubling_reduce,   16,  idist__ring_algo_reduce_scatter, false},
+    {IDIST__ALL_GATHER,      idist__bruck_all_gather,  16,  idist__ring_algo_all_gather,     true},
+    {IDIST__GATHER,          idist__tree_gather,       2,   idist__direct_begin,             true},
+    {IDIST__SCATTER,         idist__tree_scatter,      2,   idist__direct_begin,             true},
+    {IDIST__ALL_TO_ALL,      idist__bruck_all_to_all,  2,   idist__direct_all_to_all,        true},
+    {IDIST__SCAN,            idist__doubling_scan,     128, idist__chain_scan,               true},
+    {IDIST__EXSCAN,          idist__doubling_scan,     128, idist__chain_scan,               true},
+    {IDIST__ALL_GATHERV,     NULL,                     0,   idist__ring_algo_all_gather,     true},
+    {IDIST__GATHERV,         NULL,                     0,   idist__direct_begin,             true},
+    {IDIST__SCATTERV,        NULL,                     0,   idist__direct_begin,             true},
+    {IDIST__ALL_TO_ALLV,     NULL,                     0,   idist__direct_begin,             true},
+    {IDIST__REDUCE_SCATTERV, idist__doubling_reduce,   16,  idist__ring_algo_reduce_scatter, false},
     // clang-format on
 };
 
@@ -1877,7 +1882,7 @@ static size_t idist__choose_limit(const idist_group *g, const idist__choice *row
 // Whether elements are widened to F32 for the reduction.
 static bool idist__choose_widens(const idist__call *c, const idist__user_op *user) {
     bool is_function = user && user->fn;
-    return idist__kind_reduces(c->kind) && idist__type_is_narrow(c->dtype) && !is_function;
+    return idist__kind_reduces(c->kind) && idist__dtype_is_narrow(c->dtype) && !is_function;
 }
 
 // Whether the operation multiplies each contribution by a factor and then sums.
@@ -1991,7 +1996,7 @@ static size_t idist__choose_slots_nbytes(const idist__task *t) {
     if (!idist__kind_reduces(t->call.kind) || o->algorithm != IDIST__ALGO_BANDWIDTH) return 0;
 
     if (idist__kind_scatters_sum(t->call.kind))
-        nbytes = idist__ring_largest_block(o, &t->call) * o->size;
+        nbytes = idist__ring_algo_largest_block(o, &t->call) * o->size;
     if (nbytes >= IDIST__CHUNK_BYTES) return o->slot_count * IDIST__CHUNK_BYTES;
     return o->slot_count * idist__choose_align(nbytes);
 }
@@ -2034,7 +2039,7 @@ static void idist__choose_convert_input(idist__task *t) {
     bool scales = idist__choose_scales(&t->call, o->user);
 
     if (!count || (!widens && !scales)) return;
-    if (widens) idist__float_widen((float *)(void *)o->memory, o->in, count, dtype);
+    if (widens) idist__small_float_widen((float *)(void *)o->memory, o->in, count, dtype);
     else idist__block_copy(o->memory, o->in, count * o->size);
 
     o->in = o->memory;
@@ -2057,7 +2062,7 @@ static void idist__choose_finish(idist__task *t) {
     if (!o->user && !is_finished)
         idist__reduce_finish(o->out, o->count, widens ? IDIST_F32 : c->dtype, c->op, o->n);
     if (widens)
-        idist__float_narrow(c->recv, (const float *)(const void *)o->out, o->count, c->dtype);
+        idist__small_float_narrow(c->recv, (const float *)(const void *)o->out, o->count, c->dtype);
 }
 
 // Prepares a collective. False when memory is short.

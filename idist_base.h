@@ -704,7 +704,7 @@ static const char *const idist__op_names[IDIST_OP_COUNT] = {"SUM",   "PROD", "MI
                                                             "MAXLOC"};
 
 // The number of a dtype that a program created, from 0 on; -1 for all others.
-static int idist__type_user_number(idist_dtype dtype) {
+static int idist__dtype_user_number(idist_dtype dtype) {
     int number = (int)(((unsigned)dtype & 255u) - IDIST_DTYPE_USER);
 
     if ((int)dtype < IDIST_DTYPE_USER || number < 0 || number >= IDIST__USER_DTYPES) return -1;
@@ -713,7 +713,7 @@ static int idist__type_user_number(idist_dtype dtype) {
 
 size_t idist_dtype_size(idist_dtype dtype) {
     if ((unsigned)dtype < IDIST_DTYPE_COUNT) return idist__dtype_sizes[(unsigned)dtype];
-    return idist__type_user_number(dtype) >= 0 ? (unsigned)dtype >> 8 : 0;
+    return idist__dtype_user_number(dtype) >= 0 ? (unsigned)dtype >> 8 : 0;
 }
 
 const char *idist_dtype_name(idist_dtype dtype) {
@@ -726,18 +726,18 @@ const char *idist_op_name(idist_op op) {
     return (int)op >= IDIST_OP_USER && (int)op <= IDIST_OP_LAST ? "user op" : "unknown op";
 }
 
-static bool idist__type_is_float(idist_dtype dtype) {
+static bool idist__dtype_is_float(idist_dtype dtype) {
     return dtype >= IDIST_F16 && dtype <= IDIST_F8E5M2;
 }
 
 // A value and an index.
-static bool idist__type_is_pair(idist_dtype dtype) {
+static bool idist__dtype_is_pair(idist_dtype dtype) {
     return dtype >= IDIST_F32_I64 && dtype <= IDIST_I64_I64;
 }
 
 // Floats of 16 and 8 bits, which are reduced as F32.
-static bool idist__type_is_narrow(idist_dtype dtype) {
-    return idist__type_is_float(dtype) && dtype != IDIST_F32 && dtype != IDIST_F64;
+static bool idist__dtype_is_narrow(idist_dtype dtype) {
+    return idist__dtype_is_float(dtype) && dtype != IDIST_F32 && dtype != IDIST_F64;
 }
 
 //------------------------------------------------------------------------------
@@ -840,13 +840,13 @@ IDIST__INLINE void idist__mode_leave(uint32_t mode) {
 // being vectorized: zero and subnormals are computed as well, and selected by a mask.
 //------------------------------------------------------------------------------
 
-IDIST__INLINE float idist__float_from_bits(uint32_t u) {
+IDIST__INLINE float idist__small_float_from_bits(uint32_t u) {
     float f;
     memcpy(&f, &u, sizeof f);
     return f;
 }
 
-IDIST__INLINE uint32_t idist__float_to_bits(float f) {
+IDIST__INLINE uint32_t idist__small_float_to_bits(float f) {
     uint32_t u;
     memcpy(&u, &f, sizeof u);
     return u;
@@ -854,27 +854,30 @@ IDIST__INLINE uint32_t idist__float_to_bits(float f) {
 
 // From a float with e bits of exponent and m of fraction, in the manner of IEEE 754. `special` is
 // the first code that is not a finite number: infinity, or NaN in formats that have no infinity.
-IDIST__INLINE float idist__float_from_small(uint32_t x, uint32_t e, uint32_t m, uint32_t special) {
+IDIST__INLINE float idist__small_float_decode(uint32_t x, uint32_t e, uint32_t m,
+                                              uint32_t special) {
     uint32_t abs = x & ((1u << (e + m)) - 1), sign = x >> (e + m) << 31,
              bias = 128 - (1u << (e - 1)); // of the exponents
     uint32_t u = (abs << (23 - m)) + (bias << 23), low = 0 - (uint32_t)(abs >> m == 0);
-    float subnormal = (float)(int32_t)abs * idist__float_from_bits((bias + 1 - m) << 23);
+    float subnormal = (float)(int32_t)abs * idist__small_float_from_bits((bias + 1 - m) << 23);
 
     if ((int32_t)abs >= (int32_t)special) u |= 0x7f800000u;
     if ((int32_t)abs > (int32_t)special) u |= 0x400000u; // quiet
-    return idist__float_from_bits(sign | (u & ~low) | (idist__float_to_bits(subnormal) & low));
+    return idist__small_float_from_bits(sign | (u & ~low) |
+                                        (idist__small_float_to_bits(subnormal) & low));
 }
 
 // To such a float: rounds to nearest, ties to even. What is larger than the code `most` becomes
 // `most`, a NaN becomes `nan`. Subnormals: adding a float whose last bit is worth the smallest
 // subnormal rounds to a multiple of that.
-IDIST__INLINE uint32_t idist__float_to_small(float f, uint32_t e, uint32_t m, uint32_t most,
-                                             uint32_t nan) {
-    uint32_t u = idist__float_to_bits(f), abs = u & 0x7fffffffu, bias = 128 - (1u << (e - 1)),
+IDIST__INLINE uint32_t idist__small_float_encode(float f, uint32_t e, uint32_t m, uint32_t most,
+                                                 uint32_t nan) {
+    uint32_t u = idist__small_float_to_bits(f), abs = u & 0x7fffffffu, bias = 128 - (1u << (e - 1)),
              unit = (bias + 24 - m) << 23;
     uint32_t low = 0 - (uint32_t)((int32_t)abs < (int32_t)((bias + 1) << 23));
-    uint32_t subnormal =
-        idist__float_to_bits(idist__float_from_bits(abs) + idist__float_from_bits(unit)) - unit;
+    uint32_t subnormal = idist__small_float_to_bits(idist__small_float_from_bits(abs) +
+                                                    idist__small_float_from_bits(unit)) -
+                         unit;
     uint32_t x = (abs - (bias << 23) + (1u << (22 - m)) - 1 + ((abs >> (23 - m)) & 1u)) >> (23 - m);
 
     x = (x & ~low) | (subnormal & low);
@@ -885,34 +888,34 @@ IDIST__INLINE uint32_t idist__float_to_small(float f, uint32_t e, uint32_t m, ui
 
 // F16, as the hardware does it (F16C, Arm): overflow gives infinity, a NaN becomes quiet and keeps
 // its payload.
-IDIST__INLINE float idist__float_from_half(uint16_t h) {
-    return idist__float_from_small(h, 5, 10, 0x7c00);
+IDIST__INLINE float idist__small_float_from_half(uint16_t h) {
+    return idist__small_float_decode(h, 5, 10, 0x7c00);
 }
-IDIST__INLINE uint16_t idist__float_to_half(float f) {
-    uint32_t u = idist__float_to_bits(f),
+IDIST__INLINE uint16_t idist__small_float_to_half(float f) {
+    uint32_t u = idist__small_float_to_bits(f),
              nan = ((u >> 16) & 0x8000u) | 0x7e00u | ((u >> 13) & 0x3ffu);
-    return (uint16_t)idist__float_to_small(f, 5, 10, 0x7c00, nan);
+    return (uint16_t)idist__small_float_encode(f, 5, 10, 0x7c00, nan);
 }
 
 // F8, as CUDA's __nv_fp8_e4m3 and __nv_fp8_e5m2: infinity becomes the largest finite number, too.
-IDIST__INLINE float idist__float_from_f8e4m3(uint8_t h) {
-    return idist__float_from_small(h, 4, 3, 0x7f);
+IDIST__INLINE float idist__small_float_from_f8e4m3(uint8_t h) {
+    return idist__small_float_decode(h, 4, 3, 0x7f);
 }
-IDIST__INLINE float idist__float_from_f8e5m2(uint8_t h) {
-    return idist__float_from_small(h, 5, 2, 0x7c);
+IDIST__INLINE float idist__small_float_from_f8e5m2(uint8_t h) {
+    return idist__small_float_decode(h, 5, 2, 0x7c);
 }
-IDIST__INLINE uint8_t idist__float_to_f8e4m3(float f) {
-    return (uint8_t)idist__float_to_small(f, 4, 3, 0x7e, 0x7f);
+IDIST__INLINE uint8_t idist__small_float_to_f8e4m3(float f) {
+    return (uint8_t)idist__small_float_encode(f, 4, 3, 0x7e, 0x7f);
 }
-IDIST__INLINE uint8_t idist__float_to_f8e5m2(float f) {
-    return (uint8_t)idist__float_to_small(f, 5, 2, 0x7b, 0x7f);
+IDIST__INLINE uint8_t idist__small_float_to_f8e5m2(float f) {
+    return (uint8_t)idist__small_float_encode(f, 5, 2, 0x7b, 0x7f);
 }
 
-IDIST__INLINE float idist__float_from_bf16(uint16_t h) {
-    return idist__float_from_bits((uint32_t)h << 16);
+IDIST__INLINE float idist__small_float_from_bf16(uint16_t h) {
+    return idist__small_float_from_bits((uint32_t)h << 16);
 }
-IDIST__INLINE uint16_t idist__float_to_bf16(float f) {
-    uint32_t u = idist__float_to_bits(f), quiet = ~u & 0x400000u,
+IDIST__INLINE uint16_t idist__small_float_to_bf16(float f) {
+    uint32_t u = idist__small_float_to_bits(f), quiet = ~u & 0x400000u,
              round = 0x7fffu + ((u >> 16) & 1u);
     return (uint16_t)((u + ((int32_t)(u & 0x7fffffffu) > 0x7f800000 ? quiet : round)) >> 16);
 }
@@ -936,39 +939,39 @@ typedef double IDIST__UNALIGNED idist__any_f64;
 #pragma clang diagnostic ignored "-Wpass-failed"
 #endif
 
-#define IDIST__CONVERTERS(name, type, from, to, isa)                                  \
-    IDIST__VECTORIZE IDIST__ISA_##isa static void idist__float_widen_##name##_##isa(  \
-        float *dst, const void *src, size_t count) {                                  \
-        const idist__any_##type *s = (const idist__any_##type *)src;                  \
-        size_t i;                                                                     \
-        IDIST__NO_ALIAS                                                               \
-        for (i = 0; i < count; i++) dst[i] = from(s[i]);                              \
-    }                                                                                 \
-    IDIST__VECTORIZE IDIST__ISA_##isa static void idist__float_narrow_##name##_##isa( \
-        void *dst, const float *src, size_t count) {                                  \
-        idist__any_##type *d = (idist__any_##type *)dst;                              \
-        size_t i;                                                                     \
-        IDIST__NO_ALIAS                                                               \
-        for (i = 0; i < count; i++) d[i] = to(src[i]);                                \
+#define IDIST__CONVERTERS(name, type, from, to, isa)                                        \
+    IDIST__VECTORIZE IDIST__ISA_##isa static void idist__small_float_widen_##name##_##isa(  \
+        float *dst, const void *src, size_t count) {                                        \
+        const idist__any_##type *s = (const idist__any_##type *)src;                        \
+        size_t i;                                                                           \
+        IDIST__NO_ALIAS                                                                     \
+        for (i = 0; i < count; i++) dst[i] = from(s[i]);                                    \
+    }                                                                                       \
+    IDIST__VECTORIZE IDIST__ISA_##isa static void idist__small_float_narrow_##name##_##isa( \
+        void *dst, const float *src, size_t count) {                                        \
+        idist__any_##type *d = (idist__any_##type *)dst;                                    \
+        size_t i;                                                                           \
+        IDIST__NO_ALIAS                                                                     \
+        for (i = 0; i < count; i++) d[i] = to(src[i]);                                      \
     }
 
-IDIST__CONVERTERS(half, u16, idist__float_from_half, idist__float_to_half, base)
-IDIST__CONVERTERS(bf16, u16, idist__float_from_bf16, idist__float_to_bf16, base)
-IDIST__CONVERTERS(f8e4m3, u8, idist__float_from_f8e4m3, idist__float_to_f8e4m3, base)
-IDIST__CONVERTERS(f8e5m2, u8, idist__float_from_f8e5m2, idist__float_to_f8e5m2, base)
+IDIST__CONVERTERS(half, u16, idist__small_float_from_half, idist__small_float_to_half, base)
+IDIST__CONVERTERS(bf16, u16, idist__small_float_from_bf16, idist__small_float_to_bf16, base)
+IDIST__CONVERTERS(f8e4m3, u8, idist__small_float_from_f8e4m3, idist__small_float_to_f8e4m3, base)
+IDIST__CONVERTERS(f8e5m2, u8, idist__small_float_from_f8e5m2, idist__small_float_to_f8e5m2, base)
 
 #ifdef IDIST__X86
-IDIST__CONVERTERS(bf16, u16, idist__float_from_bf16, idist__float_to_bf16, avx2)
-IDIST__CONVERTERS(bf16, u16, idist__float_from_bf16, idist__float_to_bf16, avx512)
-IDIST__CONVERTERS(f8e4m3, u8, idist__float_from_f8e4m3, idist__float_to_f8e4m3, avx2)
-IDIST__CONVERTERS(f8e5m2, u8, idist__float_from_f8e5m2, idist__float_to_f8e5m2, avx2)
+IDIST__CONVERTERS(bf16, u16, idist__small_float_from_bf16, idist__small_float_to_bf16, avx2)
+IDIST__CONVERTERS(bf16, u16, idist__small_float_from_bf16, idist__small_float_to_bf16, avx512)
+IDIST__CONVERTERS(f8e4m3, u8, idist__small_float_from_f8e4m3, idist__small_float_to_f8e4m3, avx2)
+IDIST__CONVERTERS(f8e5m2, u8, idist__small_float_from_f8e5m2, idist__small_float_to_f8e5m2, avx2)
 
 // In assembly because reading <immintrin.h> would cost every program a quarter of a second.
 typedef float idist__f32x8 __attribute__((vector_size(32), aligned(1), may_alias));
 typedef uint16_t idist__u16x8 __attribute__((vector_size(16), aligned(1), may_alias));
 
-IDIST__ISA_avx2 static void idist__float_widen_half_avx2(float *dst, const void *src,
-                                                         size_t count) {
+IDIST__ISA_avx2 static void idist__small_float_widen_half_avx2(float *dst, const void *src,
+                                                               size_t count) {
     const idist__any_u16 *s = (const idist__any_u16 *)src;
     size_t i;
 
@@ -978,11 +981,11 @@ IDIST__ISA_avx2 static void idist__float_widen_half_avx2(float *dst, const void 
         *(idist__f32x8 *)(void *)(dst + i) = v;
     }
 
-    for (; i < count; i++) dst[i] = idist__float_from_half(s[i]);
+    for (; i < count; i++) dst[i] = idist__small_float_from_half(s[i]);
 }
 
-IDIST__ISA_avx2 static void idist__float_narrow_half_avx2(void *dst, const float *src,
-                                                          size_t count) {
+IDIST__ISA_avx2 static void idist__small_float_narrow_half_avx2(void *dst, const float *src,
+                                                                size_t count) {
     idist__any_u16 *d = (idist__any_u16 *)dst;
     size_t i;
 
@@ -991,13 +994,13 @@ IDIST__ISA_avx2 static void idist__float_narrow_half_avx2(void *dst, const float
         __asm__("vcvtps2ph $0, %1, %0" : "=m"(*(idist__u16x8 *)(void *)(d + i)) : "x"(v));
     }
 
-    for (; i < count; i++) d[i] = idist__float_to_half(src[i]);
+    for (; i < count; i++) d[i] = idist__small_float_to_half(src[i]);
 }
 #endif
 
 // The converters of an instruction set, by dtype from F16 on.
 #define IDIST__CONVERTER(name, isa) \
-    { idist__float_widen_##name##_##isa, idist__float_narrow_##name##_##isa }
+    { idist__small_float_widen_##name##_##isa, idist__small_float_narrow_##name##_##isa }
 #define IDIST__CONVERTER_ROW(isa, wide)                                            \
     {                                                                              \
         IDIST__CONVERTER(half, isa), IDIST__CONVERTER(bf16, wide), {0, 0}, {0, 0}, \
@@ -1014,14 +1017,15 @@ static const struct {
 #endif
 };
 
-static void idist__float_widen(float *dst, const void *src, size_t count, idist_dtype dtype) {
+static void idist__small_float_widen(float *dst, const void *src, size_t count, idist_dtype dtype) {
     uint32_t mode = idist__mode_enter();
 
     idist__type_converters[idist__isa_used][dtype - IDIST_F16].widen(dst, src, count);
     idist__mode_leave(mode);
 }
 
-static void idist__float_narrow(void *dst, const float *src, size_t count, idist_dtype dtype) {
+static void idist__small_float_narrow(void *dst, const float *src, size_t count,
+                                      idist_dtype dtype) {
     uint32_t mode = idist__mode_enter();
 
     idist__type_converters[idist__isa_used][dtype - IDIST_F16].narrow(dst, src, count);
@@ -1040,19 +1044,20 @@ static void idist__float_narrow(void *dst, const float *src, size_t count, idist
 typedef void (*idist__reduce_fn)(void *out, const void *lo, const void *hi, size_t count);
 typedef idist__reduce_fn idist__reduce_row[IDIST_OP_COUNT];
 
-#define IDIST__KERNEL(name, isa, type, wide, expr)                                                 \
-    IDIST__VECTORIZE IDIST__ISA_##isa static void idist__##name##_##isa(void *out, const void *lo, \
-                                                                        const void *hi,            \
-                                                                        size_t count) {            \
-        idist__any_##type *o = (idist__any_##type *)out;                                           \
-        const idist__any_##type *a = (const idist__any_##type *)lo,                                \
-                                *b = (const idist__any_##type *)hi;                                \
-        size_t i;                                                                                  \
-        IDIST__NO_ALIAS                                                                            \
-        for (i = 0; i < count; i++) {                                                              \
-            wide x = (wide)a[i], y = (wide)b[i];                                                   \
-            o[i] = (idist__any_##type)(expr);                                                      \
-        }                                                                                          \
+#define IDIST__KERNEL(name, isa, type, wide, expr)                                             \
+    IDIST__VECTORIZE IDIST__ISA_##isa static void idist__reduce_##name##_##isa(void *out,      \
+                                                                               const void *lo, \
+                                                                               const void *hi, \
+                                                                               size_t count) { \
+        idist__any_##type *o = (idist__any_##type *)out;                                       \
+        const idist__any_##type *a = (const idist__any_##type *)lo,                            \
+                                *b = (const idist__any_##type *)hi;                            \
+        size_t i;                                                                              \
+        IDIST__NO_ALIAS                                                                        \
+        for (i = 0; i < count; i++) {                                                          \
+            wide x = (wide)a[i], y = (wide)b[i];                                               \
+            o[i] = (idist__any_##type)(expr);                                                  \
+        }                                                                                      \
     }
 
 // Sums and products wrap modulo 2^bits: they are computed unsigned, in a type that C does not
@@ -1078,20 +1083,23 @@ typedef idist__reduce_fn idist__reduce_row[IDIST_OP_COUNT];
     IDIST__KERNEL(min_##f, isa, f, wide, (x < y || x != x) ? x : y) \
     IDIST__KERNEL(max_##f, isa, f, wide, (x > y || x != x) ? x : y)
 
-#define IDIST__ROW_INT(type, u, isa)                                                    \
-    {                                                                                   \
-        idist__sum_##u##_##isa, idist__prod_##u##_##isa, idist__min_##type##_##isa,     \
-            idist__max_##type##_##isa, idist__sum_##u##_##isa, idist__band_##u##_##isa, \
-            idist__bor_##u##_##isa, idist__bxor_##u##_##isa, idist__land_##u##_##isa,   \
-            idist__lor_##u##_##isa, idist__lxor_##u##_##isa, 0, 0                       \
+#define IDIST__ROW_INT(type, u, isa)                                            \
+    {                                                                           \
+        idist__reduce_sum_##u##_##isa, idist__reduce_prod_##u##_##isa,          \
+            idist__reduce_min_##type##_##isa, idist__reduce_max_##type##_##isa, \
+            idist__reduce_sum_##u##_##isa, idist__reduce_band_##u##_##isa,      \
+            idist__reduce_bor_##u##_##isa, idist__reduce_bxor_##u##_##isa,      \
+            idist__reduce_land_##u##_##isa, idist__reduce_lor_##u##_##isa,      \
+            idist__reduce_lxor_##u##_##isa, 0, 0                                \
     }
-#define IDIST__ROW_FLOAT(f, isa)                                                   \
-    {                                                                              \
-        idist__sum_##f##_##isa, idist__prod_##f##_##isa, idist__min_##f##_##isa,   \
-            idist__max_##f##_##isa, idist__sum_##f##_##isa, 0, 0, 0, 0, 0, 0, 0, 0 \
+#define IDIST__ROW_FLOAT(f, isa)                                          \
+    {                                                                     \
+        idist__reduce_sum_##f##_##isa, idist__reduce_prod_##f##_##isa,    \
+            idist__reduce_min_##f##_##isa, idist__reduce_max_##f##_##isa, \
+            idist__reduce_sum_##f##_##isa, 0, 0, 0, 0, 0, 0, 0, 0         \
     }
 #define IDIST__ROW_PAIR(pair) \
-    { 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, idist__minloc_##pair, idist__maxloc_##pair }
+    { 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, idist__reduce_minloc_##pair, idist__reduce_maxloc_##pair }
 
 // Beyond the first-level cache AVX-512 beats AVX2 only where AVX2 lacks an instruction: products,
 // MIN and MAX of 64 bits. The floats have it too, for sums that stay in that cache. More instances
@@ -1118,7 +1126,7 @@ IDIST__KERNELS_WIDE(avx512)
 typedef void (*idist__average_fn)(void *out, const void *lo, const void *hi, size_t count, int n);
 
 #define IDIST__KERNEL_AVERAGE(name, f, type, isa, by_n, expr)                                  \
-    IDIST__VECTORIZE IDIST__ISA_##isa static void idist__##name##_##f##_##isa(                 \
+    IDIST__VECTORIZE IDIST__ISA_##isa static void idist__reduce_##name##_##f##_##isa(          \
         void *out, const void *lo, const void *hi, size_t count, int n) {                      \
         idist__any_##f *o = (idist__any_##f *)out;                                             \
         const idist__any_##f *a = (const idist__any_##f *)lo, *b = (const idist__any_##f *)hi; \
@@ -1148,7 +1156,8 @@ IDIST__KERNELS_AVERAGE(f64, double, avx2)
 // MINLOC and MAXLOC: the pair whose value is best, or of equal values that with the lowest index. A
 // NaN beats every number, and of two NaNs that with the lowest index wins.
 #define IDIST__KERNEL_PAIR(name, pair, better, is_nan)                                            \
-    static void idist__##name##_##pair(void *out, const void *lo, const void *hi, size_t count) { \
+    static void idist__reduce_##name##_##pair(void *out, const void *lo, const void *hi,          \
+                                              size_t count) {                                     \
         size_t i;                                                                                 \
         for (i = 0; i < count; i++) {                                                             \
             idist_##pair x, y;                                                                    \
@@ -1195,10 +1204,10 @@ static const idist__reduce_row idist__reduce_tables[][IDIST_DTYPE_COUNT] = {
 };
 
 // By instruction set: of F32 and F64 over a power of two of ranks, and over others.
-#define IDIST__ROW_AVERAGE(isa)                                                                   \
-    {                                                                                             \
-        idist__average_mul_f32_##isa, idist__average_mul_f64_##isa, idist__average_div_f32_##isa, \
-            idist__average_div_f64_##isa                                                          \
+#define IDIST__ROW_AVERAGE(isa)                                                      \
+    {                                                                                \
+        idist__reduce_average_mul_f32_##isa, idist__reduce_average_mul_f64_##isa,    \
+            idist__reduce_average_div_f32_##isa, idist__reduce_average_div_f64_##isa \
     }
 static const idist__average_fn idist__average_tables[][4] = {
     IDIST__ROW_AVERAGE(base),
@@ -1309,7 +1318,7 @@ __attribute__((noinline)) static void idist__reduce_pieces(void *out, const void
     // For any dtype. Aligned, because vectors that straddle cache lines cost a third of the speed.
     float sum[PIECE / sizeof(float)] __attribute__((aligned(64))),
         wide[PIECE / sizeof(float)] __attribute__((aligned(64)));
-    bool narrow = idist__type_is_narrow(dtype);
+    bool narrow = idist__dtype_is_narrow(dtype);
     size_t size = idist_dtype_size(dtype), at, k;
     size_t piece =
         PIECE / (narrow ? sizeof(float) : size); // NOLINT(clang-analyzer-core.DivideZero)
@@ -1325,7 +1334,7 @@ __attribute__((noinline)) static void idist__reduce_pieces(void *out, const void
         k = count - at < piece ? count - at : piece;
 
         if (narrow) {
-            idist__float_widen(sum, lo, k, dtype);
+            idist__small_float_widen(sum, lo, k, dtype);
             lo = sum;
         }
 
@@ -1333,7 +1342,7 @@ __attribute__((noinline)) static void idist__reduce_pieces(void *out, const void
             const void *hi = (const char *)in[i] + at * size;
 
             if (narrow) {
-                idist__float_widen(wide, hi, k, dtype);
+                idist__small_float_widen(wide, hi, k, dtype);
                 hi = wide;
             }
 
@@ -1345,7 +1354,7 @@ __attribute__((noinline)) static void idist__reduce_pieces(void *out, const void
         if (divide_by && !average)
             idist__reduce_quotients(narrow ? (void *)sum : o, k, narrow ? IDIST_F32 : dtype,
                                     divide_by);
-        if (narrow) idist__float_narrow(o, sum, k, dtype);
+        if (narrow) idist__small_float_narrow(o, sum, k, dtype);
     }
 }
 
@@ -1354,7 +1363,7 @@ __attribute__((noinline)) static void idist__reduce_pieces(void *out, const void
 // floats are rounded once, at the end.
 static void idist__reduce_many(void *out, const void *const *in, int n, size_t count,
                                idist_dtype dtype, idist_op op, int divide_by) {
-    bool narrow = idist__type_is_narrow(dtype);
+    bool narrow = idist__dtype_is_narrow(dtype);
     idist__average_fn average = idist__reduce_average(dtype, divide_by);
     uint32_t mode = idist__mode_enter();
 
@@ -1386,12 +1395,12 @@ static void idist__reduce_scale(void *buf, size_t count, idist_dtype dtype, doub
         for (i = 0; i < count; i++)
             ((idist__any_f32 *)buf)[i] = (float)(((idist__any_f32 *)buf)[i] * factor);
 
-    for (at = 0; idist__type_is_narrow(dtype) && at < count; at += k) {
+    for (at = 0; idist__dtype_is_narrow(dtype) && at < count; at += k) {
         char *p = (char *)buf + at * idist_dtype_size(dtype);
         k = count - at < IDIST__COUNT_OF(wide) ? count - at : IDIST__COUNT_OF(wide);
-        idist__float_widen(wide, p, k, dtype);
+        idist__small_float_widen(wide, p, k, dtype);
         for (i = 0; i < k; i++) wide[i] = (float)(wide[i] * factor);
-        idist__float_narrow(p, wide, k, dtype);
+        idist__small_float_narrow(p, wide, k, dtype);
     }
 
     idist__mode_leave(mode);

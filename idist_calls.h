@@ -52,7 +52,7 @@ static const idist__backend_hint idist__backend_hints[] = {
 };
 
 // "mpi,ring,self"
-static void idist__backend_names(char *names, size_t cap) {
+static void idist__choose_backend_names(char *names, size_t cap) {
     const idist__backend_entry *entry;
 
     names[0] = 0;
@@ -61,48 +61,50 @@ static void idist__backend_names(char *names, size_t cap) {
 }
 
 // Names come as parts of "ring,mpi", of n bytes.
-static bool idist__backend_is(const char *text, size_t n, const char *word) {
+static bool idist__choose_backend_is(const char *text, size_t n, const char *word) {
     return strlen(word) == n && memcmp(text, word, n) == 0;
 }
 
-static const idist_backend_api *idist__backend_find(const char *name, size_t n) {
+static const idist_backend_api *idist__choose_backend_find(const char *name, size_t n) {
     const idist__backend_entry *entry;
 
     for (entry = idist__backend_first(); entry; entry = entry->next)
-        if (idist__backend_is(name, n, entry->api->name)) return entry->api;
+        if (idist__choose_backend_is(name, n, entry->api->name)) return entry->api;
     return NULL;
 }
 
-static const idist__backend_hint *idist__backend_hint_of(const char *name, size_t n) {
+static const idist__backend_hint *idist__choose_backend_hint_of(const char *name, size_t n) {
     size_t i;
 
     for (i = 0; i < IDIST__COUNT_OF(idist__backend_hints); i++)
-        if (idist__backend_is(name, n, idist__backend_hints[i].name))
+        if (idist__choose_backend_is(name, n, idist__backend_hints[i].name))
             return &idist__backend_hints[i];
     return NULL;
 }
 
 // Whether a name can be served. *host: the backend that moves host memory then; NULL: any.
-static bool idist__backend_resolve(const char *name, size_t n, const idist_backend_api **host) {
-    const idist_backend_api *named = idist__backend_find(name, n);
-    const idist__backend_hint *hint = idist__backend_hint_of(name, n);
+static bool idist__choose_backend_resolve(const char *name, size_t n,
+                                          const idist_backend_api **host) {
+    const idist_backend_api *named = idist__choose_backend_find(name, n);
+    const idist__backend_hint *hint = idist__choose_backend_hint_of(name, n);
 
     *host = named && !named->wrap ? named : NULL;
     if (*host) return true;
     if (!hint || !hint->host) return named != NULL; // a device backend goes with any host backend
     if (hint->device && !named) return false;
-    *host = idist__backend_find(hint->host, strlen(hint->host));
+    *host = idist__choose_backend_find(hint->host, strlen(hint->host));
 
     return *host != NULL;
 }
 
-static idist_status idist__backend_unknown(const char *names, const char *name, size_t n) {
-    const idist__backend_hint *hint = idist__backend_hint_of(name, n);
+static idist_status idist__choose_backend_unknown(const char *names, const char *name, size_t n) {
+    const idist__backend_hint *hint = idist__choose_backend_hint_of(name, n);
     char known[200] = "";
     size_t i;
 
-    if (hint && hint->host && idist__backend_find(name, n)) // what is missing is its host backend
-        hint = idist__backend_hint_of(hint->host, strlen(hint->host));
+    if (hint && hint->host &&
+        idist__choose_backend_find(name, n)) // what is missing is its host backend
+        hint = idist__choose_backend_hint_of(hint->host, strlen(hint->host));
     if (hint)
         return idist__fail(IDIST_ERR_NO_BACKEND,
                            "backend \"%.*s\" needs %s: include it in the file that defines "
@@ -121,8 +123,8 @@ static idist_status idist__backend_unknown(const char *names, const char *name, 
 
 // A name was resolved and its host backend has claimed the configuration: sets what else the name
 // asks for.
-static void idist__backend_settle(idist__world *w, const char *name, size_t n) {
-    const idist_backend_api *named = idist__backend_find(name, n);
+static void idist__choose_backend_settle(idist__world *w, const char *name, size_t n) {
+    const idist_backend_api *named = idist__choose_backend_find(name, n);
     const char *device = named && named->wrap ? named->name : NULL;
 
     if (named == w->backend) return;
@@ -134,8 +136,8 @@ static void idist__backend_settle(idist__world *w, const char *name, size_t n) {
 }
 
 // Sets w->backend to the first host backend, or to `only`, if it claims the configuration.
-static idist_status idist__backend_claim(idist__world *w, const idist_backend_api *only,
-                                         const char **why) {
+static idist_status idist__choose_backend_claim(idist__world *w, const idist_backend_api *only,
+                                                const char **why) {
     const idist__backend_entry *entry;
     idist_status status = IDIST_ERR_NO_BACKEND;
 
@@ -151,20 +153,20 @@ static idist_status idist__backend_claim(idist__world *w, const idist_backend_ap
 
 // Sets w->backend to the first that claims the configuration: of those asked for by name, or if
 // none is, of all.
-static idist_status idist__backend_choose(idist__world *w) {
+static idist_status idist__choose_backend_pick(idist__world *w) {
     const char *at = w->cfg.backends, *why = "";
     idist_status status = IDIST_ERR_NO_BACKEND;
     const idist_backend_api *host;
 
-    if (!at[0]) status = idist__backend_claim(w, NULL, &why);
+    if (!at[0]) status = idist__choose_backend_claim(w, NULL, &why);
 
     while (*at && status == IDIST_ERR_NO_BACKEND) {
         size_t n = strcspn(at, ",");
 
-        if (!idist__backend_resolve(at, n, &host))
-            return idist__backend_unknown(w->backends, at, n);
-        status = idist__backend_claim(w, host, &why);
-        if (status == IDIST_OK) idist__backend_settle(w, at, n);
+        if (!idist__choose_backend_resolve(at, n, &host))
+            return idist__choose_backend_unknown(w->backends, at, n);
+        status = idist__choose_backend_claim(w, host, &why);
+        if (status == IDIST_OK) idist__choose_backend_settle(w, at, n);
         at += n + (at[n] == ',');
     }
 
@@ -177,7 +179,7 @@ static idist_status idist__backend_choose(idist__world *w) {
 
 // Finds the device backend that the program has and that claims the configuration, or why there is
 // none.
-static idist_status idist__backend_find_device(idist__world *w) {
+static idist_status idist__choose_backend_find_device(idist__world *w) {
     const char *why = "this program has no device backend: include idist_nccl.h in the file that "
                       "defines IDIST_IMPLEMENTATION";
     const idist__backend_entry *entry;
@@ -202,15 +204,15 @@ static idist_status idist__backend_find_device(idist__world *w) {
 // uses base:log launch:env pmi draw config kind model core:backend core:world
 // uses tracer core:task core:ended core:group core:wait core:call backend
 //
-//     idist__world_open
-//       idist__world_new           allocate; choose a backend
+//     idist__life_open
+//       idist__life_new           allocate; choose a backend
 //       open                       the ranks meet
-//       idist__world_count_nodes   local and node ranks
-//       idist__world_settle_in     how this rank waits
+//       idist__life_count_nodes   local and node ranks
+//       idist__life_settle_in     how this rank waits
 //       group_open                 the group of all ranks
 //       wrap                       the device backend, if the program has one
 //
-// idist__world_close undoes it in the opposite order, after a last barrier.
+// idist__life_close undoes it in the opposite order, after a last barrier.
 //------------------------------------------------------------------------------
 
 static idist__os_mutex idist__life_lock = IDIST__OS_MUTEX_INIT; // initialize and finalize
@@ -221,7 +223,7 @@ static idist__os_mutex idist__default_lock = IDIST__OS_MUTEX_INIT;
 // For a child made by fork. Another thread of its parent may have held these locks, or been in
 // the middle of changing a list of handles, so the lists begin anew. What the other locks guard
 // changes by the store of one pointer.
-static void idist__world_after_fork(void) {
+static void idist__life_after_fork(void) {
     idist__os_mutex_init(&idist__windows_lock);
     idist__os_mutex_init(&idist__log_lock);
     idist__os_mutex_init(&idist__pmi_known.lock);
@@ -235,17 +237,17 @@ static void idist__world_after_fork(void) {
 
 // From the first world on, every fork of the program prepares its child. Without the memory for
 // that, children go without.
-static void idist__world_watch_forks(void) {
+static void idist__life_watch_forks(void) {
     static bool watches;
 
     idist__os_mutex_lock(&idist__default_lock);
-    if (!watches) watches = idist__os_process_on_fork(idist__world_after_fork);
+    if (!watches) watches = idist__os_process_on_fork(idist__life_after_fork);
     idist__os_mutex_unlock(&idist__default_lock);
 }
 
 // Local and node ranks follow from the table of hosts, so that uneven and cyclic placements come
 // out right.
-static void idist__world_count_nodes(idist__world *w) {
+static void idist__life_count_nodes(idist__world *w) {
     int i, k, n = w->group.size;
 
     w->nnodes = 0;
@@ -271,7 +273,7 @@ static void idist__world_count_nodes(idist__world *w) {
     }
 }
 
-static void idist__world_free(idist__world *w) {
+static void idist__life_free(idist__world *w) {
     idist_allocator mem = w->cfg.mem;
 
     while (w->group.next) idist__group_free(w->group.next);
@@ -306,7 +308,7 @@ static void idist__world_free(idist__world *w) {
 }
 
 // The group of all ranks, and the tables by rank.
-static idist_status idist__world_new_group(idist__world *w) {
+static idist_status idist__life_new_group(idist__world *w) {
     const idist_allocator *mem = &w->cfg.mem;
     int i, n = w->cfg.world_size;
 
@@ -326,8 +328,8 @@ static idist_status idist__world_new_group(idist__world *w) {
 
 static uint64_t idist__world_serial; // of the world that was made last
 
-// On failure *out is NULL or a world that idist__world_free frees.
-static idist_status idist__world_new(const idist__config *cfg, idist__world **out) {
+// On failure *out is NULL or a world that idist__life_free frees.
+static idist_status idist__life_new(const idist__config *cfg, idist__world **out) {
     // A world begins with its group, so its memory comes from the list of ended worlds.
     idist__world *w = (idist__world *)(void *)idist__ended_reuse(&idist__ended_worlds,
                                                                  IDIST__ENDED_WORLDS, sizeof *w);
@@ -344,22 +346,22 @@ static idist_status idist__world_new(const idist__config *cfg, idist__world **ou
         idist__text_copy(w->hostname, sizeof w->hostname, "localhost");
 
     status = idist__log_init(&w->log, &cfg->logger);
-    idist__backend_names(w->backends, sizeof w->backends);
-    if (status == IDIST_OK) status = idist__backend_find_device(w);
-    if (status == IDIST_OK) status = idist__backend_choose(w);
+    idist__choose_backend_names(w->backends, sizeof w->backends);
+    if (status == IDIST_OK) status = idist__choose_backend_find_device(w);
+    if (status == IDIST_OK) status = idist__choose_backend_pick(w);
     if (status == IDIST_OK && w->cfg.rank == IDIST__RANK_DRAWN) status = idist__draw_rank(&w->cfg);
     if (status != IDIST_OK) return status;
     snprintf(w->log.who, sizeof w->log.who, "rank %d/%d %s", w->cfg.rank, w->cfg.world_size,
              w->hostname);
 
-    return idist__world_new_group(w);
+    return idist__life_new_group(w);
 }
 
 // Where this rank runs, and how it waits. Polling occupies a core, so it is bounded; with
 // more ranks than cores it would take the core from the rank that everybody waits for. Such ranks
 // begin evenly spread, because the kernel would need a good part of a second to see that one core
 // has three of them and another has one.
-static void idist__world_settle_in(idist__world *w) {
+static void idist__life_settle_in(idist__world *w) {
     const idist__rank_info *me = &w->nodes[w->group.rank];
     int own = idist__os_cpu_count(), ncores = w->ncores ? w->ncores : own;
     int rank = me->local_rank, size = me->local_size;
@@ -381,7 +383,7 @@ static void idist__world_settle_in(idist__world *w) {
 
 // Clears the default world, so that no new call can enter it. Waits for idist_abort, which may be
 // running in any thread.
-static void idist__world_retire(idist__world *w) {
+static void idist__life_retire(idist__world *w) {
     idist__os_mutex_lock(&idist__default_lock);
     if (w == idist__world_default())
         __atomic_store_n(&idist__default_world, (idist__world *)NULL, __ATOMIC_RELEASE);
@@ -390,7 +392,7 @@ static void idist__world_retire(idist__world *w) {
 
 // Whether a thread may begin to close the world, which is locked. What a request or an open
 // idist_group_begin refers to would be freed.
-static idist_status idist__world_check_unused(const idist__world *w) {
+static idist_status idist__life_check_unused(const idist__world *w) {
     const idist_group *g;
 
     if (w->deferred_count)
@@ -406,7 +408,7 @@ static idist_status idist__world_check_unused(const idist__world *w) {
 
 // The last barrier. A rank that finalizes while others are in another call is a mismatch, and both
 // are told.
-static idist_status idist__world_last_barrier(idist__world *w) {
+static idist_status idist__life_last_barrier(idist__world *w) {
     idist__call c;
     idist_opts o;
 
@@ -419,7 +421,7 @@ static idist_status idist__world_last_barrier(idist__world *w) {
 // Afterwards nothing touches the caller's buffers. If the world has failed, so do the groups of
 // these calls: the other members would wait for this rank. All other groups go on until a call
 // needs this rank, see `close` of idist_backend_api.
-static void idist__world_cancel_tasks(idist__world *w) {
+static void idist__life_cancel_tasks(idist__world *w) {
     while (w->tasks) {
         idist__task *t = w->tasks;
         idist_group *g = t->group;
@@ -435,7 +437,7 @@ static void idist__world_cancel_tasks(idist__world *w) {
 enum { IDIST__LEAVE_MS = 5000 };
 
 // Whether no other thread is inside a call.
-static bool idist__world_is_left(const idist__world *w) {
+static bool idist__life_is_left(const idist__world *w) {
     return !w->blocked_count && !w->making_count && w->driver == IDIST__DRIVER_NONE &&
            !__atomic_load_n(&w->lock_waiter_count, __ATOMIC_RELAXED);
 }
@@ -443,26 +445,26 @@ static bool idist__world_is_left(const idist__world *w) {
 // Ends the calls of other threads and waits until the threads have left them: what they use is
 // freed next. A thread that waited for the lock may begin a call meanwhile, which is ended as well.
 // False: one has not left.
-static bool idist__world_end_calls(idist__world *w) {
+static bool idist__life_end_calls(idist__world *w) {
     int64_t deadline_ns = idist__os_clock_deadline(IDIST__LEAVE_MS);
 
-    idist__world_cancel_tasks(w);
+    idist__life_cancel_tasks(w);
 
-    while (!idist__world_is_left(w)) {
+    while (!idist__life_is_left(w)) {
         if (idist__os_clock_now_ns() > deadline_ns) return false;
         idist__os_cond_broadcast(&w->changed);
         idist__world_wake_driver(w);
         idist__os_mutex_unlock(&w->lock);
         idist__os_clock_pause_ms(1);
         idist__world_lock(w);
-        idist__world_cancel_tasks(w);
+        idist__life_cancel_tasks(w);
     }
 
     return true;
 }
 
 // Frees the world, unless a thread is still inside a call: then nothing is freed that it uses.
-static void idist__world_end(idist__world *w) {
+static void idist__life_end(idist__world *w) {
     idist_group *g;
 
     if (!w->abandoned) {
@@ -480,17 +482,15 @@ static void idist__world_end(idist__world *w) {
             "a thread has not come back from a call: the closed world stays in memory");
     for (g = w->group.next; g; g = g->next) idist__group_abandon(g); // the backend has them still
     w->group.next = NULL;
-    idist__world_free(w);
+    idist__life_free(w);
 }
 
-static bool idist__world_is_settled(void *arg) {
-    return !((const idist__world *)arg)->let_go_count;
-}
+static bool idist__life_is_settled(void *arg) { return !((const idist__world *)arg)->let_go_count; }
 
 // force: a worker that failed, with requests open and without the last barrier. For the others it
 // is a lost rank. An idist_group_begin of this thread ends with it; one of another thread still
 // finds its tasks.
-static idist_status idist__world_close(idist__world *w, bool force) {
+static idist_status idist__life_close(idist__world *w, bool force) {
     idist_status status = IDIST_OK;
     bool has_thread;
 
@@ -501,7 +501,7 @@ static idist_status idist__world_close(idist__world *w, bool force) {
     if (force) idist__call_forget(w);
     idist__world_lock(w);
     if (w->closing) status = idist__call_check_open(w, "finalize");
-    else if (!force) status = idist__world_check_unused(w);
+    else if (!force) status = idist__life_check_unused(w);
 
     if (status != IDIST_OK) {
         idist__os_mutex_unlock(&w->lock);
@@ -510,41 +510,41 @@ static idist_status idist__world_close(idist__world *w, bool force) {
 
     idist__fail_begin();
     w->closing = true;
-    if (!force) idist__wait_until(w, idist__world_is_settled, w); // requests that were let go
-    if (!force) status = idist__world_last_barrier(w);
+    if (!force) idist__wait_until(w, idist__life_is_settled, w); // requests that were let go
+    if (!force) status = idist__life_last_barrier(w);
 
     w->thread_stops = true;
     has_thread = w->thread_running;
     idist__os_cond_broadcast(&w->work);
     w->backend->wake(w);
     idist__os_mutex_unlock(&w->lock);
-    idist__world_retire(w);
+    idist__life_retire(w);
     if (has_thread) idist__os_thread_join(w->thread);
 
     idist__world_lock(w);
-    w->abandoned = !idist__world_end_calls(w) || w->deferred_count;
+    w->abandoned = !idist__life_end_calls(w) || w->deferred_count;
     w->leaves = status != IDIST_OK || force;
     idist__os_mutex_unlock(&w->lock);
 
-    idist__world_end(w);
+    idist__life_end(w);
 
     return idist__fail_end(status);
 }
 
 // The ranks meet. On failure the world is freed.
-static idist_status idist__world_meet(idist__world *w) {
+static idist_status idist__life_meet(idist__world *w) {
     idist_status status = w->backend->open(w);
 
     if (status == IDIST_OK) {
-        idist__world_count_nodes(w);
-        idist__world_settle_in(w);
+        idist__life_count_nodes(w);
+        idist__life_settle_in(w);
         status = w->backend->group_open(&w->group);
         if (status == IDIST_OK) return IDIST_OK;
         while (w->group.next) idist__group_free(w->group.next);
         w->backend->close(w, false);
     }
 
-    idist__world_free(w);
+    idist__life_free(w);
 
     return status;
 }
@@ -552,34 +552,34 @@ static idist_status idist__world_meet(idist__world *w) {
 // Lets the device backend, if there is one, put itself in front. On failure the world is closed: by
 // a last barrier where all ranks have the same error, else at once. The error is that of the
 // device.
-static idist_status idist__world_wrap(idist__world *w) {
+static idist_status idist__life_wrap(idist__world *w) {
     char text[sizeof idist__me.text];
     idist_status status = w->wrap ? w->wrap(w) : IDIST_OK;
 
     if (status == IDIST_OK) return IDIST_OK;
     memcpy(text, idist__me.text, sizeof text);
-    idist__world_close(w, w->group.status != IDIST_OK);
+    idist__life_close(w, w->group.status != IDIST_OK);
     memcpy(idist__me.text, text, sizeof text);
 
     return status;
 }
 
-static idist_status idist__world_open(const idist__config *cfg, idist__world **out) {
+static idist_status idist__life_open(const idist__config *cfg, idist__world **out) {
     idist__world *w = NULL;
     idist_status status;
 
     *out = NULL;
-    idist__world_watch_forks();
+    idist__life_watch_forks();
     if (idist__tracer_prepare) idist__tracer_prepare();
-    status = idist__world_new(cfg, &w);
+    status = idist__life_new(cfg, &w);
 
     if (status != IDIST_OK) {
-        if (w) idist__world_free(w);
+        if (w) idist__life_free(w);
         return status;
     }
 
-    status = idist__world_meet(w);
-    if (status == IDIST_OK) status = idist__world_wrap(w);
+    status = idist__life_meet(w);
+    if (status == IDIST_OK) status = idist__life_wrap(w);
     if (status != IDIST_OK) return status;
 
     idist__log_print(&w->log, IDIST_LOG_INFO, "joined a world of %d, backend %s, launcher %s%s%s",
@@ -600,7 +600,7 @@ idist_status idist_open(const idist_desc *desc, idist_group **world) {
     *world = NULL;
     idist__fail_begin();
     status = idist__launch_config(&cfg, desc);
-    if (status == IDIST_OK) status = idist__world_open(&cfg, &w);
+    if (status == IDIST_OK) status = idist__life_open(&cfg, &w);
     if (status == IDIST_OK) *world = &w->group;
     if (status == IDIST_ERR_PEER_LOST || status == IDIST_ERR_TIMEOUT) idist__config_tell_lost(&cfg);
 
@@ -614,7 +614,7 @@ idist_status idist_close(idist_group **world) {
         return idist__fail(IDIST_ERR_STATE, "close: the world was closed already");
     if (!world || !*world || *world != &(*world)->w->group)
         return idist__fail(IDIST_ERR_ARG, "close: not a world that idist_open returned");
-    status = idist__world_close((*world)->w, false);
+    status = idist__life_close((*world)->w, false);
     if ((*world)->freed) *world = NULL;
 
     return status;
@@ -641,7 +641,7 @@ idist_status idist_finalize(void) {
 
     idist__os_mutex_lock(&idist__life_lock);
     w = idist__world_default();
-    status = w ? idist__world_close(w, false)
+    status = w ? idist__life_close(w, false)
                : idist__fail(IDIST_ERR_STATE,
                              "finalize: there is no world; call idist_initialize first");
     idist__os_mutex_unlock(&idist__life_lock);
@@ -762,7 +762,7 @@ const char *idist_hostname(void) {
 }
 
 const char *idist_available_backends(void) {
-    idist__backend_names(idist__me.names, sizeof idist__me.names);
+    idist__choose_backend_names(idist__me.names, sizeof idist__me.names);
     return idist__me.names;
 }
 
@@ -778,7 +778,7 @@ static void idist__get_append_host(char *text, size_t capacity) {
     char names[sizeof idist__me.names];
     int count;
 
-    idist__backend_names(names, sizeof names);
+    idist__choose_backend_names(names, sizeof names);
     idist__text_append(text, capacity, "available backends: %s\ncores: %d\n", names,
                        idist__os_cpu_count());
     idist__get_append_limit(text, capacity, "descriptors", idist__os_limit_descriptors(), "");
@@ -1163,7 +1163,7 @@ static idist_dtype idist__collective_dtype(const idist__collective_head *head,
     sent.check = head->check;
     if (idist__call_enter("broadcast_alloc", opts ? opts->group : NULL, &g) != IDIST_OK)
         return dtype;
-    dtype = idist__message_dtype(g->w, &sent);
+    dtype = idist__matching_dtype(g->w, &sent);
     idist__os_mutex_unlock(&g->w->lock);
 
     return dtype;
@@ -2136,11 +2136,11 @@ idist_status idist_group_end(void) {
 // new_group and split make a group in these steps, the same on every rank of the parent, or of
 // those listed in new_group_by_members:
 //
-//     idist__group_reserve   allocates it, before anybody counts on this rank
+//     idist__new_group_reserve   allocates it, before anybody counts on this rank
 //     a collective           the ranks agree: a barrier whose fingerprint carries the list, an
 //                            all_gather of the colors, or messages between the members
-//     idist__group_make      puts it into the world and opens it
-//     idist__group_meet      its members exchange what the backend wants to know
+//     idist__new_group_make      puts it into the world and opens it
+//     idist__new_group_meet      its members exchange what the backend wants to know
 //------------------------------------------------------------------------------
 
 int idist_group_translate(const idist_group *from, int rank, const idist_group *to) {
@@ -2159,7 +2159,8 @@ int idist_group_translate(const idist_group *from, int rank, const idist_group *
 
 // Members agree on ctx without a message: it follows from the parent's ctx, the number of groups
 // made from it, and the color.
-static uint64_t idist__group_ctx(const idist_group *parent, uint32_t child_count, uint64_t color) {
+static uint64_t idist__new_group_ctx(const idist_group *parent, uint32_t child_count,
+                                     uint64_t color) {
     uint64_t ctx = idist__hash_mix(idist__hash_mix(parent->ctx, child_count), color);
     return ctx ? ctx : 1;
 }
@@ -2168,8 +2169,8 @@ static uint64_t idist__group_ctx(const idist_group *parent, uint32_t child_count
 //
 // A backend without group_meet blocks while it opens a group. Two threads that each open one would
 // wait for each other if two ranks did so in different orders, so only one may.
-static idist_status idist__group_reserve(const char *name, idist__world *w, int n,
-                                         idist_group **g) {
+static idist_status idist__new_group_reserve(const char *name, idist__world *w, int n,
+                                             idist_group **g) {
     bool busy = w->making_count && w->group.size > 1 && !w->backend->group_meet;
 
     *g = busy ? NULL : idist__group_new(w, n);
@@ -2184,12 +2185,13 @@ static idist_status idist__group_reserve(const char *name, idist__world *w, int 
 }
 
 // From here on the other members count on this rank.
-static idist_status idist__group_make(idist_group *parent, idist_group *g, uint32_t child_count,
-                                      uint64_t color, const int *ranks, int n, idist_group **out) {
+static idist_status idist__new_group_make(idist_group *parent, idist_group *g, uint32_t child_count,
+                                          uint64_t color, const int *ranks, int n,
+                                          idist_group **out) {
     idist__world *w = parent->w;
     idist_status status = IDIST_OK;
 
-    idist__group_set(g, idist__group_ctx(parent, child_count, color), ranks, n);
+    idist__group_set(g, idist__new_group_ctx(parent, child_count, color), ranks, n);
     g->next = w->group.next;
     w->group.next = g;
     g->parent = parent;
@@ -2208,7 +2210,7 @@ static idist_status idist__group_make(idist_group *parent, idist_group *g, uint3
 }
 
 // Exchanges the members' offers. Fails the group if this rank cannot take part.
-static idist_status idist__group_exchange(idist_group *g, idist__kind label) {
+static idist_status idist__new_group_exchange(idist_group *g, idist__kind label) {
     idist__world *w = g->w;
     idist_opts o;
     idist_status status;
@@ -2246,7 +2248,7 @@ static idist_status idist__group_exchange(idist_group *g, idist__kind label) {
 // The members meet. If the group fails meanwhile, because a member has aborted it or died, it
 // exists all the same, as it does for those who had come further; except where the members alone
 // make it.
-static idist_status idist__group_meet(idist_group **group, idist__kind label) {
+static idist_status idist__new_group_meet(idist_group **group, idist__kind label) {
     idist_group *g = *group;
     idist__world *w = g->w;
     idist_status status;
@@ -2263,7 +2265,7 @@ static idist_status idist__group_meet(idist_group **group, idist__kind label) {
         idist__os_mutex_unlock(&w->lock);
     }
 
-    status = idist__group_exchange(g, label);
+    status = idist__new_group_exchange(g, label);
     g->parent = NULL;
     if (status == IDIST_OK) return IDIST_OK;
     // Those who made it alone learn whether all have come.
@@ -2277,11 +2279,11 @@ static idist_status idist__group_meet(idist_group **group, idist__kind label) {
     return status;
 }
 
-// Finishes what idist__group_reserve began: opens the group if the ranks agree (status), otherwise
-// frees it.
-static idist_status idist__group_finish(idist_group *parent, idist_group *g, idist_status status,
-                                        uint64_t color, const int *ranks, int n, idist__kind label,
-                                        idist_group **out) {
+// Finishes what idist__new_group_reserve began: opens the group if the ranks agree (status),
+// otherwise frees it.
+static idist_status idist__new_group_finish(idist_group *parent, idist_group *g,
+                                            idist_status status, uint64_t color, const int *ranks,
+                                            int n, idist__kind label, idist_group **out) {
     idist__world *w = parent->w;
     uint32_t child_count = 0;
 
@@ -2290,13 +2292,13 @@ static idist_status idist__group_finish(idist_group *parent, idist_group *g, idi
     if (status == IDIST_OK) {
         // Not all ranks of the parent count the groups that some make alone.
         if (label != IDIST__NEW_GROUP_BY_MEMBERS) child_count = ++parent->child_count;
-        status = idist__group_make(parent, g, child_count, color, ranks, n, out);
+        status = idist__new_group_make(parent, g, child_count, color, ranks, n, out);
     } else {
         idist__group_free(g);
     }
 
     idist__os_mutex_unlock(&w->lock);
-    if (status == IDIST_OK) status = idist__group_meet(out, label);
+    if (status == IDIST_OK) status = idist__new_group_meet(out, label);
     idist__world_lock(w);
     w->making_count--;
     idist__os_mutex_unlock(&w->lock);
@@ -2304,13 +2306,13 @@ static idist_status idist__group_finish(idist_group *parent, idist_group *g, idi
     return status;
 }
 
-static int idist__group_compare_ranks(const void *a, const void *b) {
+static int idist__new_group_compare_ranks(const void *a, const void *b) {
     int x = *(const int *)a, y = *(const int *)b;
     return (x > y) - (x < y);
 }
 
 // A barrier whose fingerprint carries the list, which is ascending.
-static idist_status idist__group_barrier(int world_size, const int *ranks, int n) {
+static idist_status idist__new_group_barrier(int world_size, const int *ranks, int n) {
     idist__call c;
     int i;
 
@@ -2341,20 +2343,20 @@ idist_status idist_new_group(const int *ranks, int n, idist_group **group) {
                            ranks ? n : 0);
     }
 
-    status = idist__group_reserve("new_group", world->w, n, &g);
+    status = idist__new_group_reserve("new_group", world->w, n, &g);
     if (!g) return status;
     memcpy(g->ranks, ranks, sizeof(int) * (size_t)n);
-    qsort(g->ranks, (size_t)n, sizeof(int), idist__group_compare_ranks);
-    status = idist__group_barrier(world->size, g->ranks, n);
+    qsort(g->ranks, (size_t)n, sizeof(int), idist__new_group_compare_ranks);
+    status = idist__new_group_barrier(world->size, g->ranks, n);
 
-    return idist__group_finish(world, g, status, 0, g->ranks, n, IDIST__NEW_GROUP, group);
+    return idist__new_group_finish(world, g, status, 0, g->ranks, n, IDIST__NEW_GROUP, group);
 }
 
 // The members exchange messages, as in a barrier by dissemination (see idist_algo.h), and find the
 // largest of their serials, so that no two groups of the same members have the same one. me: index
 // of this rank in the list, which has ranks of the parent.
-static idist_status idist__group_agree(idist_group *parent, const int *ranks, int n, int me,
-                                       uint64_t key, uint64_t *serial) {
+static idist_status idist__new_group_agree(idist_group *parent, const int *ranks, int n, int me,
+                                           uint64_t key, uint64_t *serial) {
     int tag = -2 - (int)(key % 0x40000000u), distance;
     idist__several_pair pair;
     idist_opts o;
@@ -2379,8 +2381,8 @@ static idist_status idist__group_agree(idist_group *parent, const int *ranks, in
 }
 
 // Checks the list, and finds this rank in it.
-static idist_status idist__group_check_members(const idist_group *parent, const int *ranks, int n,
-                                               int tag, int *me) {
+static idist_status idist__new_group_check_members(const idist_group *parent, const int *ranks,
+                                                   int n, int tag, int *me) {
     const char *name = "new_group_by_members";
     int i, k;
 
@@ -2419,7 +2421,7 @@ idist_status idist_new_group_by_members(idist_group *parent, const int *ranks, i
     status = idist__check_blocking("new_group_by_members", NULL);
     if (status == IDIST_OK) status = idist__call_enter("new_group_by_members", parent, &p);
     if (status != IDIST_OK) return status;
-    status = idist__group_check_members(p, ranks, n, tag, &me);
+    status = idist__new_group_check_members(p, ranks, n, tag, &me);
 
     if (status != IDIST_OK) {
         idist__os_mutex_unlock(&p->w->lock);
@@ -2428,14 +2430,14 @@ idist_status idist_new_group_by_members(idist_group *parent, const int *ranks, i
 
     mem = p->w->cfg.mem;
     serial = p->w->member_groups;
-    status = idist__group_reserve("new_group_by_members", p->w, n, &g);
+    status = idist__new_group_reserve("new_group_by_members", p->w, n, &g);
     if (!g) return status;
     members = (int *)idist__mem_alloc(&mem, sizeof(int) * (size_t)n);
     if (!members) status = IDIST_ERR_NO_MEMORY;
     for (i = 0; members && i < n; i++) members[i] = p->ranks[ranks[i]];
 
     key = idist__hash_mix(idist__hash(ranks, sizeof(int) * (size_t)n), (uint64_t)tag);
-    if (status == IDIST_OK) status = idist__group_agree(p, ranks, n, me, key, &serial);
+    if (status == IDIST_OK) status = idist__new_group_agree(p, ranks, n, me, key, &serial);
 
     if (status == IDIST_OK) {
         idist__world_lock(p->w);
@@ -2443,8 +2445,8 @@ idist_status idist_new_group_by_members(idist_group *parent, const int *ranks, i
         idist__os_mutex_unlock(&p->w->lock);
     }
 
-    status =
-        idist__group_finish(p, g, status, idist__hash_mix(key, serial), members, n, label, group);
+    status = idist__new_group_finish(p, g, status, idist__hash_mix(key, serial), members, n, label,
+                                     group);
     idist__mem_free(&mem, members);
 
     return status;
@@ -2452,7 +2454,8 @@ idist_status idist_new_group_by_members(idist_group *parent, const int *ranks, i
 
 // The members of one color, ordered by key, then by rank in the parent. all: color and key of each
 // rank. ranks: room for twice the size of the parent.
-static int idist__group_of_color(const idist_group *parent, const int *all, int color, int *ranks) {
+static int idist__new_group_of_color(const idist_group *parent, const int *all, int color,
+                                     int *ranks) {
     int i, k, n = 0;
     int *order = ranks + parent->size;
 
@@ -2482,7 +2485,7 @@ idist_status idist_split(idist_group *parent, int color, int key, idist_group **
     status = idist__check_blocking("split", NULL);
     if (status == IDIST_OK) status = idist__call_enter("split", parent, &p);
     if (status != IDIST_OK) return status;
-    status = idist__group_reserve("split", p->w, p->size, &g);
+    status = idist__new_group_reserve("split", p->w, p->size, &g);
     if (!g) return status;
 
     mem = p->w->cfg.mem; // another thread may close the world when the group is finished
@@ -2495,25 +2498,25 @@ idist_status idist_split(idist_group *parent, int color, int key, idist_group **
     status = all ? idist__collective_run(IDIST__ALL_GATHER, IDIST__SPLIT, mine, all, 2, IDIST_I32,
                                          IDIST_SUM, -1, &o)
                  : IDIST_ERR_NO_MEMORY;
-    if (status == IDIST_OK) n = idist__group_of_color(p, all, mine[0], ranks);
-    status = idist__group_finish(p, g, status, (uint64_t)(int64_t)mine[0] + 1, ranks, n,
-                                 IDIST__SPLIT, group);
+    if (status == IDIST_OK) n = idist__new_group_of_color(p, all, mine[0], ranks);
+    status = idist__new_group_finish(p, g, status, (uint64_t)(int64_t)mine[0] + 1, ranks, n,
+                                     IDIST__SPLIT, group);
     idist__mem_free(&mem, all);
 
     return status;
 }
 
-static bool idist__group_is_settled(void *arg) {
+static bool idist__new_group_is_settled(void *arg) {
     return !((const idist_group *)arg)->detached_count;
 }
 
 // Waits for the tasks that nobody else waits for, then frees the group.
-static idist_status idist__group_release(idist_group *g) {
+static idist_status idist__new_group_release(idist_group *g) {
     idist__world *w = g->w;
     idist_status status = IDIST_OK;
 
     idist__world_lock(w);
-    idist__wait_until(w, idist__group_is_settled, g);
+    idist__wait_until(w, idist__new_group_is_settled, g);
 
     if (w->thread_stops) {
         status = idist__fail(IDIST_ERR_STATE, "free_group: another thread closes the world");
@@ -2553,13 +2556,13 @@ idist_status idist_free_group(idist_group **group) {
     if (g == &g->w->group)
         return idist__fail(IDIST_ERR_ARG,
                            "free_group: a world ends by idist_finalize or idist_close");
-    status = idist__group_release(g);
+    status = idist__new_group_release(g);
     if (status == IDIST_OK) *group = NULL;
 
     return status;
 }
 
-static idist_status idist__group_needs_ulfm(const char *name) {
+static idist_status idist__new_group_needs_ulfm(const char *name) {
     return idist__fail(IDIST_ERR_UNSUPPORTED,
                        "%s: only backend mpi can do this, with Open MPI 5 under "
                        "mpirun --with-ft ulfm",
@@ -2585,13 +2588,13 @@ idist_status idist_shrink(idist_group *group, idist_group **survivors) {
     serial = g->child_count + 1;
     if (g->rank < 0)
         status = idist__fail(IDIST_ERR_STATE, "shrink: this rank is not a member of the group");
-    else if (!w->backend->shrink) status = idist__group_needs_ulfm("shrink");
+    else if (!w->backend->shrink) status = idist__new_group_needs_ulfm("shrink");
     else status = ranks ? w->backend->shrink(g, ranks, &n, &serial) : IDIST_ERR_NO_MEMORY;
 
     if (status == IDIST_OK) {
         // Members may have made different numbers of groups before they lost a rank.
         g->child_count = serial;
-        status = idist__group_make(g, made, serial, 0, ranks, n, survivors);
+        status = idist__new_group_make(g, made, serial, 0, ranks, n, survivors);
         if (status == IDIST_OK) (*survivors)->parent = NULL; // complete: there is no meeting
     } else if (made) {
         idist__group_free(made);
@@ -2614,7 +2617,7 @@ idist_status idist_agree(idist_group *group, int *flag) {
 
     if (g->rank < 0)
         status = idist__fail(IDIST_ERR_STATE, "agree: this rank is not a member of the group");
-    else if (g->size > 1 && !g->w->backend->agree) status = idist__group_needs_ulfm("agree");
+    else if (g->size > 1 && !g->w->backend->agree) status = idist__new_group_needs_ulfm("agree");
     else if (g->size > 1) status = g->w->backend->agree(g, flag);
     idist__os_mutex_unlock(&g->w->lock);
 
@@ -2668,7 +2671,7 @@ static void idist__split_end(idist__task *t, idist_status status) {
     idist__mem_free(&t->group->w->cfg.mem, split);
 }
 
-// A group that failed meanwhile exists all the same, as in idist__group_meet.
+// A group that failed meanwhile exists all the same, as in idist__new_group_meet.
 static void idist__split_meet(idist__task *t, idist_request *request) {
     idist__split *split = (idist__split *)t->then_arg;
     idist_group *g = split->made;
@@ -2725,9 +2728,9 @@ static void idist__split_make(idist__task *t, idist_request *request) {
         return;
     }
 
-    n = idist__group_of_color(split->parent, split->all, color, split->ranks);
-    t->status = idist__group_make(split->parent, g, split->child_count,
-                                  (uint64_t)(int64_t)color + 1, split->ranks, n, split->group);
+    n = idist__new_group_of_color(split->parent, split->all, color, split->ranks);
+    t->status = idist__new_group_make(split->parent, g, split->child_count,
+                                      (uint64_t)(int64_t)color + 1, split->ranks, n, split->group);
 
     if (t->status != IDIST_OK) { // the group was freed, and the parent has failed
         idist__text_copy(t->text, sizeof t->text, idist__me.text);
@@ -2804,8 +2807,8 @@ idist_status idist_split_start(idist_group *parent, int color, int key, idist_gr
 // uses mutex fail text base:type hash model fingerprint core:call
 //------------------------------------------------------------------------------
 
-static idist_status idist__op_add(const char *name, const idist__user_op *user, idist_group *group,
-                                  idist_op *op) {
+static idist_status idist__user_op_add(const char *name, const idist__user_op *user,
+                                       idist_group *group, idist_op *op) {
     idist_group *g;
     idist_status status;
     size_t i;
@@ -2841,7 +2844,7 @@ idist_status idist_op_create(idist_op_fn fn, void *arg, bool commutative, idist_
     user.arg = arg;
     user.factor = 1;
     user.commutative = commutative;
-    return idist__op_add("op_create", &user, group, op);
+    return idist__user_op_add("op_create", &user, group, op);
 }
 
 idist_status idist_op_create_premul_sum(double factor, idist_group *group, idist_op *op) {
@@ -2850,7 +2853,7 @@ idist_status idist_op_create_premul_sum(double factor, idist_group *group, idist
     memset(&user, 0, sizeof user);
     user.factor = factor;
     user.commutative = true;
-    return idist__op_add("op_create_premul_sum", &user, group, op);
+    return idist__user_op_add("op_create_premul_sum", &user, group, op);
 }
 
 idist_status idist_op_free(idist_op op, idist_group *group) {
@@ -2867,7 +2870,7 @@ idist_status idist_op_free(idist_op op, idist_group *group) {
 }
 
 // The dtype with number `i`: that number in the lowest byte, the size above.
-static idist_dtype idist__op_new_dtype(size_t nbytes, int i) {
+static idist_dtype idist__user_op_new_dtype(size_t nbytes, int i) {
     return (idist_dtype)(((unsigned)nbytes << 8) | (unsigned)(IDIST_DTYPE_USER + i));
 }
 
@@ -2899,7 +2902,7 @@ idist_status idist_dtype_create(size_t nbytes, const char *name, idist_group *gr
         idist__text_copy(user->name, sizeof user->name, name);
         hash = idist__hash_mix(idist__hash(user->name, strlen(user->name)), nbytes);
         user->tag = (uint32_t)(hash >> (64 - IDIST__TAG_BITS)) | 1;
-        user->dtype = idist__op_new_dtype(nbytes, i);
+        user->dtype = idist__user_op_new_dtype(nbytes, i);
         user->used = true;
         *dtype = user->dtype;
     }
@@ -2910,7 +2913,7 @@ idist_status idist_dtype_create(size_t nbytes, const char *name, idist_group *gr
 }
 
 idist_status idist_dtype_free(idist_dtype dtype, idist_group *group) {
-    int user = idist__type_user_number(dtype);
+    int user = idist__dtype_user_number(dtype);
     idist_group *g;
     idist_status status = idist__call_enter("dtype_free", group, &g);
 
@@ -2970,7 +2973,8 @@ typedef struct idist__one_result { // of a function
 } idist__one_result;
 
 // Runs a task, which may call idist.
-IDIST__NOINLINE static void idist__one_run(idist_task_fn fn, void *arg, idist__one_result *result) {
+IDIST__NOINLINE static void idist__one_rank_run(idist_task_fn fn, void *arg,
+                                                idist__one_result *result) {
     int code = 0;
 
     IDIST__TRY(code = fn(arg));
@@ -2979,7 +2983,7 @@ IDIST__NOINLINE static void idist__one_run(idist_task_fn fn, void *arg, idist__o
     result->code = result->thrown[0] ? IDIST__ONE_THREW : code;
 }
 
-static idist_status idist__one_own_result(idist__kind label, const idist__one_result *result) {
+static idist_status idist__one_rank_own_result(idist__kind label, const idist__one_result *result) {
     if (!result->code) return IDIST_OK;
     if (result->code == IDIST__ONE_THREW)
         return idist__fail(IDIST_ERR_CALLBACK, "%s: the function threw an exception: %s",
@@ -2991,14 +2995,15 @@ static idist_status idist__one_own_result(idist__kind label, const idist__one_re
 
 // A broadcast takes the function's result to everybody, so that a failure ends the wait of the
 // others instead of prolonging it.
-static idist_status idist__one_share_result(idist__kind label, int rank, bool mine,
-                                            const idist__one_result *own, const idist_opts *o) {
+static idist_status idist__one_rank_share_result(idist__kind label, int rank, bool mine,
+                                                 const idist__one_result *own,
+                                                 const idist_opts *o) {
     int32_t shared = mine ? own->code : 0;
     idist_status status = idist__collective_run(IDIST__BROADCAST, label, NULL, &shared, 1,
                                                 IDIST_I32, IDIST_SUM, rank, o);
 
     if (status != IDIST_OK || !shared) return status;
-    if (mine && own->code == IDIST__ONE_THREW) return idist__one_own_result(label, own);
+    if (mine && own->code == IDIST__ONE_THREW) return idist__one_rank_own_result(label, own);
     if (shared == IDIST__ONE_THREW)
         return idist__fail(IDIST_ERR_CALLBACK, "%s: the function threw an exception on rank %d",
                            idist__kind_names[label], rank);
@@ -3007,14 +3012,14 @@ static idist_status idist__one_share_result(idist__kind label, int rank, bool mi
                        idist__kind_names[label], rank, (int)shared);
 }
 
-static idist_status idist__one_check_rank(idist__kind label, int rank, int size) {
+static idist_status idist__one_rank_check_rank(idist__kind label, int rank, int size) {
     if (rank >= 0 && rank < size) return IDIST_OK;
     return idist__fail(IDIST_ERR_ARG, "%s: rank must be between 0 and %d, got %d",
                        idist__kind_names[label], size - 1, rank);
 }
 
 // Makes the group of the members on this host, unless there is one. Collective.
-static idist_status idist__one_make_host_group(idist_group *g) {
+static idist_status idist__one_rank_make_host_group(idist_group *g) {
     idist_group *made = NULL;
     idist_status status;
 
@@ -3047,20 +3052,20 @@ idist_status idist_one_rank_first(idist_task_fn fn, void *arg, int rank, bool lo
         status = idist__fail(g->status, "one_rank_first: the group failed earlier: %s", g->cause);
     idist__os_mutex_unlock(&g->w->lock);
 
-    if (status == IDIST_OK && local) status = idist__one_make_host_group(g);
+    if (status == IDIST_OK && local) status = idist__one_rank_make_host_group(g);
     if (status != IDIST_OK) return status;
     if (local) o.group = g->host_group;
     among = local ? g->host_group : g;
-    status = idist__one_check_rank(IDIST__ONE_RANK_FIRST, rank, idist_group_size(among));
+    status = idist__one_rank_check_rank(IDIST__ONE_RANK_FIRST, rank, idist_group_size(among));
     if (status != IDIST_OK) return status;
 
     first = idist_group_rank(among) == rank;
-    if (first) idist__one_run(fn, arg, &result);
-    status = idist__one_share_result(IDIST__ONE_RANK_FIRST, rank, first, &result, &o);
+    if (first) idist__one_rank_run(fn, arg, &result);
+    status = idist__one_rank_share_result(IDIST__ONE_RANK_FIRST, rank, first, &result, &o);
     if (status != IDIST_OK || first) return status;
-    idist__one_run(fn, arg, &result);
+    idist__one_rank_run(fn, arg, &result);
 
-    return idist__one_own_result(IDIST__ONE_RANK_FIRST, &result);
+    return idist__one_rank_own_result(IDIST__ONE_RANK_FIRST, &result);
 }
 
 idist_status idist_one_rank_only(idist_task_fn fn, void *arg, int rank, bool barrier,
@@ -3077,17 +3082,18 @@ idist_status idist_one_rank_only(idist_task_fn fn, void *arg, int rank, bool bar
         status = idist__call_enter("one_rank_only", opts ? opts->group : NULL, &g);
 
     if (g) {
-        status = idist__one_check_rank(IDIST__ONE_RANK_ONLY, rank, g->size);
+        status = idist__one_rank_check_rank(IDIST__ONE_RANK_ONLY, rank, g->size);
         mine = g->rank == rank;
         idist__os_mutex_unlock(&g->w->lock);
     }
 
     if (status != IDIST_OK) return status;
 
-    if (mine) idist__one_run(fn, arg, &result);
-    if (barrier) return idist__one_share_result(IDIST__ONE_RANK_ONLY, rank, mine, &result, opts);
+    if (mine) idist__one_rank_run(fn, arg, &result);
+    if (barrier)
+        return idist__one_rank_share_result(IDIST__ONE_RANK_ONLY, rank, mine, &result, opts);
 
-    return idist__one_own_result(IDIST__ONE_RANK_ONLY, &result);
+    return idist__one_rank_own_result(IDIST__ONE_RANK_ONLY, &result);
 }
 
 #endif // IDIST_CALLS_H

@@ -269,7 +269,7 @@ static bool idist__connector_add(idist__connector *c, idist__handshake *h, int s
     l->sockets.fds[socket] = h->fd;
     h->fd = -1;
     idist__connector_drop(c, idist__connector_find(c, rank, socket));
-    if (!idist__transport_is_complete(&l->sockets)) return false;
+    if (!idist__sockets_is_complete(&l->sockets)) return false;
 
     event->rank = rank;
     event->status = IDIST_OK;
@@ -278,7 +278,7 @@ static bool idist__connector_add(idist__connector *c, idist__handshake *h, int s
                           &l->sockets)) {
         event->error = errno;
         event->status = idist__fail_errno("watching a connection", errno);
-        idist__transport_close(&l->sockets);
+        idist__sockets_close(&l->sockets);
     }
 
     return true;

@@ -378,12 +378,12 @@ typedef struct idist__rank_info {
 //     own factor (idist__reduce_scale), then added. While fn runs, idist__me.callbacks is above 0.
 //     Operands keep the order of ranks, and may be swapped only if `commutative`.
 //
-// Messages. A receive takes the oldest message that idist__message_matches, which knows the
+// Messages. A receive takes the oldest message that idist__matching_matches, which knows the
 // wildcards IDIST_ANY_SOURCE and IDIST_ANY_TAG; a message goes to the oldest receive that matches.
 // Those of one rank with the same tag stay in order. If dtype or count do not fit
-// (idist__message_fits) the receive fails alone, and the message waits for another one, with the
+// (idist__matching_fits) the receive fails alone, and the message waits for another one, with the
 // tag that it has then: a matched probe gives it a new one. A send of up to some KiB completes
-// without its receive. idist__message_received ends a receive.
+// without its receive. idist__matching_received ends a receive.
 //
 // Mismatches. The core sees one rank only, so the backend compares. Every member shows the others
 // its idist__fingerprint_of_task. Where idist__fingerprint_difference names a field, or where the
@@ -546,7 +546,7 @@ enum { IDIST__BACKEND_ABI = 10 };
 //     idist_group_end         launch     submit what idist_group_begin held back
 //     idist__task_complete    landed     the backend is done: is the device, too?
 //     idist_wait_stream       follow     make a stream wait instead of this thread
-//     idist__world_end        end_calls  nobody is to be inside any more
+//     idist__life_end        end_calls  nobody is to be inside any more
 //
 // The first four are called with the world's lock held. The table belongs to the device backend and
 // lives as long as w->device_api points to it; w->device, group->device and task->device are its
@@ -878,7 +878,7 @@ static idist_dtype idist__world_dtype(const idist__world *w, uint8_t number) {
 
 // What the program calls a dtype.
 static const char *idist__world_dtype_name(const idist__world *w, idist_dtype dtype) {
-    int user = idist__type_user_number(dtype);
+    int user = idist__dtype_user_number(dtype);
 
     if (user < 0 || !w->dtypes[user].used) return idist_dtype_name(dtype);
     return w->dtypes[user].name;
@@ -968,7 +968,7 @@ enum { IDIST__TAG_BITS = 24, IDIST__DTYPE_BY_PAIR = 255 };
 
 // 0: not a dtype of the program. The program may free it while a call runs, and create another one.
 static uint32_t idist__fingerprint_tag(const idist__world *w, const idist__call *c) {
-    int user = idist__type_user_number(c->dtype);
+    int user = idist__dtype_user_number(c->dtype);
 
     if (user < 0) return 0;
     return c->dtype_tag ? c->dtype_tag : w->dtypes[user].tag;
@@ -2070,7 +2070,7 @@ typedef struct idist__thread_nap {
 } idist__thread_nap;
 
 // Naps, if the program is likely to drive by itself.
-static bool idist__thread_may_nap(idist__world *w, idist__thread_nap *nap) {
+static bool idist__progress_thread_may_nap(idist__world *w, idist__thread_nap *nap) {
     bool begins = w->request_count != nap->request_count;
     bool drives = w->drive_count != nap->drive_count;
 
@@ -2093,7 +2093,7 @@ static bool idist__thread_may_nap(idist__world *w, idist__thread_nap *nap) {
 
 // While the device waits for other ranks and no thread does: handles what has arrived on the
 // connections, without sleeping, so that the loss of a rank is noticed.
-static void idist__thread_look(idist__world *w) {
+static void idist__progress_thread_look(idist__world *w) {
     w->driver = IDIST__DRIVER_THREAD;
     w->backend->sleep(w, idist__os_clock_now_ns());
     w->driver = IDIST__DRIVER_NONE;
@@ -2102,7 +2102,7 @@ static void idist__thread_look(idist__world *w) {
     idist__timer_run(w);
 }
 
-static void *idist__thread_main(void *arg) {
+static void *idist__progress_thread_main(void *arg) {
     idist__world *w = (idist__world *)arg;
     idist__thread_nap nap;
 
@@ -2113,7 +2113,7 @@ static void *idist__thread_main(void *arg) {
     while (!w->thread_stops) {
         bool idle;
 
-        if (idist__thread_may_nap(w, &nap)) continue;
+        if (idist__progress_thread_may_nap(w, &nap)) continue;
         idle = !w->blocked_count && w->driver == IDIST__DRIVER_NONE;
 
         if (w->async_count && idle) {
@@ -2125,7 +2125,8 @@ static void *idist__thread_main(void *arg) {
                             w->watched ? idist__os_clock_now_ns() + IDIST__WATCH_NS
                                        : IDIST__FOREVER);
         idle = !w->blocked_count && w->driver == IDIST__DRIVER_NONE;
-        if (w->watched && !w->async_count && idle && !w->thread_stops) idist__thread_look(w);
+        if (w->watched && !w->async_count && idle && !w->thread_stops)
+            idist__progress_thread_look(w);
     }
 
     idist__os_mutex_unlock(&w->lock);
@@ -2133,10 +2134,10 @@ static void *idist__thread_main(void *arg) {
     return NULL;
 }
 
-static idist_status idist__thread_need(idist__world *w) {
+static idist_status idist__progress_thread_need(idist__world *w) {
     if (w->thread_running || w->single_threaded) return IDIST_OK;
     if (w->thread_stops) return idist__fail(IDIST_ERR_STATE, "another thread closes the world");
-    if (idist__os_thread_start(&w->thread, idist__thread_main, w) != 0)
+    if (idist__os_thread_start(&w->thread, idist__progress_thread_main, w) != 0)
         return idist__fail(IDIST_ERR_SYSTEM,
                            "could not start the thread that advances requests; is a limit on "
                            "processes (ulimit -u) or memory reached?");
@@ -2417,9 +2418,9 @@ static idist_status idist__check_builtin_op(const idist__call *c) {
                            idist_op_name(c->op));
     if (!idist__reduce_table[(unsigned)c->dtype][(unsigned)c->op])
         return idist__fail(IDIST_ERR_ARG, "%s: %s takes %s, not %s", name, idist_op_name(c->op),
-                           c->op >= IDIST_MINLOC           ? "pairs of value and index"
-                           : idist__type_is_pair(c->dtype) ? "numbers"
-                                                           : "integers",
+                           c->op >= IDIST_MINLOC            ? "pairs of value and index"
+                           : idist__dtype_is_pair(c->dtype) ? "numbers"
+                                                            : "integers",
                            idist_dtype_name(c->dtype));
     if (c->op == IDIST_AVG && (c->kind == IDIST__SCAN || c->kind == IDIST__EXSCAN))
         return idist__fail(IDIST_ERR_ARG,
@@ -2439,7 +2440,7 @@ static idist_status idist__check_op(const idist__world *w, const idist__call *c)
                : NULL;
     if (!user || !user->used)
         return idist__fail(IDIST_ERR_ARG, "%s: invalid op %d in this world", name, (int)c->op);
-    if (!user->fn && !idist__type_is_float(c->dtype))
+    if (!user->fn && !idist__dtype_is_float(c->dtype))
         return idist__fail(IDIST_ERR_ARG, "%s: a premultiplied sum takes floating dtypes, not %s",
                            name, idist_dtype_name(c->dtype));
 
@@ -2449,7 +2450,7 @@ static idist_status idist__check_op(const idist__world *w, const idist__call *c)
 // A dtype must be one that this world has, and not a value made up.
 static idist_status idist__check_dtype(const idist__world *w, const idist__call *c) {
     const char *name = idist__kind_names[c->label];
-    int user = idist__type_user_number(c->dtype);
+    int user = idist__dtype_user_number(c->dtype);
     uint64_t count = c->count;
 
     if (user < 0 && idist_dtype_size(c->dtype)) return IDIST_OK;
@@ -2720,7 +2721,7 @@ static idist_status idist__call_begin(idist_group *g, const idist__call *c, cons
         return idist__fail(g->status, "%s: %s", name, g->cause);
 
     if (o->request || idist__me.group_depth) status = idist__call_check_open(g->w, name);
-    if (o->request && status == IDIST_OK) status = idist__thread_need(g->w);
+    if (o->request && status == IDIST_OK) status = idist__progress_thread_need(g->w);
     if (status != IDIST_OK) return status;
 
     t = idist__task_new(g);
@@ -2924,19 +2925,19 @@ static idist_status idist__call_message(const idist__call *c, const idist_opts *
 static const size_t IDIST__EAGER_BYTES = (size_t)64 * 1024;
 
 // Messages of idist itself have negative tags, which the program does not see.
-static bool idist__message_has_tag(const idist__call *recv, int tag) {
+static bool idist__matching_has_tag(const idist__call *recv, int tag) {
     return recv->tag == tag || (recv->tag == IDIST_ANY_TAG && tag >= 0);
 }
 
 // Whether a receive takes a message from a rank of the world.
-IDIST__UNUSED static bool idist__message_matches(const idist__task *t, int rank, int tag) {
+IDIST__UNUSED static bool idist__matching_matches(const idist__task *t, int rank, int tag) {
     const idist__call *c = &t->call;
     return (c->root == IDIST_ANY_SOURCE || t->group->ranks[c->root] == rank) &&
-           idist__message_has_tag(c, tag);
+           idist__matching_has_tag(c, tag);
 }
 
-static void idist__message_describe(const idist__call *c, int source, int tag, idist_dtype dtype,
-                                    size_t count) {
+static void idist__matching_describe(const idist__call *c, int source, int tag, idist_dtype dtype,
+                                     size_t count) {
     if (!c->info) return;
     c->info->source = source;
     c->info->tag = tag;
@@ -2945,9 +2946,9 @@ static void idist__message_describe(const idist__call *c, int source, int tag, i
 }
 
 // The dtype of a message; IDIST_DTYPE_COUNT: this rank has not created it.
-static idist_dtype idist__message_dtype(const idist__world *w, const idist__fingerprint *sent) {
+static idist_dtype idist__matching_dtype(const idist__world *w, const idist__fingerprint *sent) {
     idist_dtype dtype = idist__world_dtype(w, sent->dtype);
-    int user = idist__type_user_number(dtype);
+    int user = idist__dtype_user_number(dtype);
 
     if (user < 0 || w->dtypes[user].tag == sent->check >> (64 - IDIST__TAG_BITS)) return dtype;
     return IDIST_DTYPE_COUNT;
@@ -2957,7 +2958,7 @@ static idist_dtype idist__message_dtype(const idist__world *w, const idist__fing
 enum { IDIST__MATCHED_FIRST = INT32_MIN, IDIST__MATCHED_COUNT = 0x3fffffff };
 
 // A matched probe has found a message: gives it a tag of its own, which only idist_mrecv asks for.
-static void idist__message_match(const idist__task *t, int *tag) {
+static void idist__matching_match(const idist__task *t, int *tag) {
     idist_message *message = t->call.u.message;
 
     *tag =
@@ -2971,22 +2972,22 @@ static void idist__message_match(const idist__task *t, int *tag) {
 // Checks a message against the receive that takes it; true when it may be taken. Otherwise *status
 // and the text are for the receive, which ends, and the message stays for another one, with *tag,
 // which may be new. source: rank in the group.
-static bool idist__message_fits(const idist__task *t, const idist__fingerprint *sent, int source,
-                                int *tag, idist_status *status, char *text, size_t cap) {
+static bool idist__matching_fits(const idist__task *t, const idist__fingerprint *sent, int source,
+                                 int *tag, idist_status *status, char *text, size_t cap) {
     const idist__call *recv = &t->call;
     const idist__world *w = t->group->w;
     size_t count = (size_t)idist__fingerprint_count(sent);
     bool same = sent->dtype == (uint8_t)recv->dtype &&
                 sent->check == idist__fingerprint_tagged(w, recv, count);
-    idist_dtype dtype = same ? recv->dtype : idist__message_dtype(w, sent);
+    idist_dtype dtype = same ? recv->dtype : idist__matching_dtype(w, sent);
     int sent_tag = recv->label == IDIST__MRECV ? recv->u.message->info.tag : *tag;
 
     *status = IDIST_OK;
     text[0] = 0;
-    idist__message_describe(recv, source, sent_tag, dtype, count);
+    idist__matching_describe(recv, source, sent_tag, dtype, count);
 
     if (recv->peeks) {
-        if (recv->u.message) idist__message_match(t, tag);
+        if (recv->u.message) idist__matching_match(t, tag);
         return false;
     }
 
@@ -3011,8 +3012,8 @@ static bool idist__message_fits(const idist__task *t, const idist__fingerprint *
     return *status == IDIST_OK;
 }
 
-static void idist__message_received(idist__task *t, int source, int tag, size_t count) {
-    idist__message_describe(&t->call, source, tag, t->call.dtype, count);
+static void idist__matching_received(idist__task *t, int source, int tag, size_t count) {
+    idist__matching_describe(&t->call, source, tag, t->call.dtype, count);
     idist__task_complete(t, IDIST_OK, "");
 }
 
@@ -3075,7 +3076,7 @@ static void idist__self_deliver(idist__task *t, idist__parcel **at) {
     char text[256];
     idist_status status;
 
-    if (!idist__message_fits(t, &p->sent, 0, &p->tag, &status, text, sizeof text)) {
+    if (!idist__matching_fits(t, &p->sent, 0, &p->tag, &status, text, sizeof text)) {
         idist__task_complete(t, status, text);
         return;
     }
@@ -3083,7 +3084,7 @@ static void idist__self_deliver(idist__task *t, idist__parcel **at) {
     idist__block_copy(t->call.recv, p->data, p->nbytes);
     idist__self_drop(t->group, at);
     if (sender) idist__task_complete(sender, IDIST_OK, "");
-    idist__message_received(t, 0, tag, count);
+    idist__matching_received(t, 0, tag, count);
 }
 
 // The parcel that a receive of this group takes, or NULL.
@@ -3091,7 +3092,7 @@ static idist__parcel **idist__self_find(const idist__task *t) {
     idist__parcel **at = &((idist__self_group *)t->group->impl)->parcels;
 
     for (; *at; at = &(*at)->next)
-        if (idist__message_has_tag(&t->call, (*at)->tag)) return at;
+        if (idist__matching_has_tag(&t->call, (*at)->tag)) return at;
     return NULL;
 }
 

@@ -23,13 +23,13 @@ CONTENTS
 
 PATH OF A MESSAGE
 
-    idist__ring_progress   a caller polls, or the progress thread does
-    idist__ring_move       each link in turn: writes what is queued, reads what has arrived
+    idist__progress_run   a caller polls, or the progress thread does
+    idist__progress_move_all       each link in turn: writes what is queued, reads what has arrived
     idist__progress_read   bytes, straight into a large message or through the stage of the link
     idist__progress_parse  cuts the stage into frames and payloads
-    idist__frame_begin     a header is complete: may the peer send this? where does the payload go?
-    idist__frame_end       the payload is complete: the receive is done
-    idist__op_run          the algorithm that posted the receive goes on
+    idist__incoming_begin     a header is complete: may the peer send this? where does the payload
+go? idist__incoming_end       the payload is complete: the receive is done idist__op_run the
+algorithm that posted the receive goes on
 */
 #ifndef IDIST_ENGINE_H
 #define IDIST_ENGINE_H
@@ -54,7 +54,7 @@ PATH OF A MESSAGE
 // and the deadline of the call decides.
 //------------------------------------------------------------------------------
 
-static bool idist__ring_has_transfer(const idist__transfer_list *list, const idist__task *t) {
+static bool idist__deadlock_has_transfer(const idist__transfer_list *list, const idist__task *t) {
     const idist__transfer *v;
 
     for (v = list->first; v; v = v->next)
@@ -64,7 +64,7 @@ static bool idist__ring_has_transfer(const idist__transfer_list *list, const idi
 }
 
 // Whether a receive has found no message yet.
-static bool idist__ring_is_unmatched(const idist__task *t) {
+static bool idist__deadlock_is_unmatched(const idist__task *t) {
     const idist__ring_group *rg = idist__ring_group_of(t->group);
     const idist__transfer *v = idist__op_of(t)->transfer;
     return v && (v->list == &rg->recvs || v->list == &rg->wild);
@@ -75,7 +75,7 @@ static bool idist__deadlock_needs(const idist__link *l, const idist__task *t, in
     const idist__op *o = idist__op_of(t);
 
     if (t->call.kind == IDIST__RECV)
-        return t->call.root == group_rank && idist__ring_is_unmatched(t);
+        return t->call.root == group_rank && idist__deadlock_is_unmatched(t);
 
     if (t->call.kind != IDIST__SEND &&
         o->algorithm == IDIST__ALGO_BY_HOST) { // ask the step under way
@@ -89,7 +89,8 @@ static bool idist__deadlock_needs(const idist__link *l, const idist__task *t, in
     if (t->call.kind != IDIST__SEND && idist__share_serves(o->algorithm))
         return idist__share_needs(t, group_rank);
 
-    return idist__ring_has_transfer(&l->posted, t) || idist__ring_has_transfer(&l->waiting, t);
+    return idist__deadlock_has_transfer(&l->posted, t) ||
+           idist__deadlock_has_transfer(&l->waiting, t);
 }
 
 // Whether t is a collective that needs all members, and the peer waits in a send or receive before
@@ -174,7 +175,7 @@ static int idist__absent_sender(const idist__task *t) {
         const idist__link *l = &ring->links[g->ranks[i]];
         bool is_sender = l->in_transfer && l->in_transfer->task == t;
 
-        if (is_sender || idist__ring_has_transfer(&l->receiving, t)) return g->ranks[i];
+        if (is_sender || idist__deadlock_has_transfer(&l->receiving, t)) return g->ranks[i];
     }
 
     return -1;
@@ -222,7 +223,8 @@ static int idist__absent_whom(const idist__task *t) {
     const idist_group *g = t->group;
     int i, rank;
 
-    if (t->call.kind == IDIST__RECV && !idist__ring_is_unmatched(t)) return idist__absent_sender(t);
+    if (t->call.kind == IDIST__RECV && !idist__deadlock_is_unmatched(t))
+        return idist__absent_sender(t);
     if (idist__kind_is_p2p(t->call.kind)) return t->call.root < 0 ? -1 : g->ranks[t->call.root];
 
     idist__share_update_seen(t);
@@ -448,7 +450,7 @@ static int idist__missing_peer(const idist__task *t, char *text, size_t capacity
     const idist_group *g = t->group;
     int whom = idist__absent_whom(t), count = 1;
 
-    if (t->call.kind == IDIST__RECV && !idist__ring_is_unmatched(t)) {
+    if (t->call.kind == IDIST__RECV && !idist__deadlock_is_unmatched(t)) {
         if (!t->patient || whom < 0) return 0; // it gets more time
         idist__text_append(text, capacity, "rank %d on %s, whose message has begun to arrive", whom,
                            g->w->nodes[whom].hostname);
@@ -481,7 +483,7 @@ static int idist__missing_needed(const idist__task *t, char *text, size_t capaci
 // the call may itself wait in an earlier one; then it answers. A rank that has entered may have
 // been stopped since, or may have finished the call and be computing; in the second case this rank
 // needs nothing from it.
-static int idist__ring_missing(idist__task *t, char *text, size_t capacity) {
+static int idist__missing_name(idist__task *t, char *text, size_t capacity) {
     static const int order[] = {IDIST__ABSENT | IDIST__SILENT, IDIST__SILENT | IDIST__NEEDED,
                                 IDIST__ABSENT, IDIST__SILENT};
     idist_group *g = t->group;
@@ -494,7 +496,7 @@ static int idist__ring_missing(idist__task *t, char *text, size_t capacity) {
     step = idist__op_of(t)->algorithm == IDIST__ALGO_BY_HOST ? idist__host_step_of(t) : NULL;
 
     if (step && !t->announced) { // nobody was asked yet
-        if (!idist__ring_missing(step, text, capacity))
+        if (!idist__missing_name(step, text, capacity))
             idist__text_append(text, capacity, "ranks of another host");
         return 1;
     }
@@ -526,29 +528,29 @@ static int idist__ring_missing(idist__task *t, char *text, size_t capacity) {
 // uses match pool deadlock absent ask
 //
 // A frame is a header of 64 bytes, and for some types a payload; [msg:types] lists them. The reader
-// calls idist__frame_begin when a header is complete, writes the payload to link.target (NULL:
-// drops it), and calls idist__frame_end.
+// calls idist__incoming_begin when a header is complete, writes the payload to link.target (NULL:
+// drops it), and calls idist__incoming_end.
 //
 // A peer is authenticated but may be faulty. No frame of its can make this rank write out of bounds
-// or read a payload that its type does not carry: idist__frame_is_allowed checks every header, and
-// the link is given up when one is malformed. A field that ends up in an error text (a status, the
-// kind and the root of a call) must have a value that a rank of this world can send.
+// or read a payload that its type does not carry: idist__incoming_is_allowed checks every header,
+// and the link is given up when one is malformed. A field that ends up in an error text (a status,
+// the kind and the root of a call) must have a value that a rank of this world can send.
 //------------------------------------------------------------------------------
 
 // Writes a text for a failure whose sender had no memory for one.
-static void idist__frame_excuse(const idist__ring *ring, idist__link *l, int peer) {
+static void idist__incoming_excuse(const idist__ring *ring, idist__link *l, int peer) {
     snprintf(l->text, sizeof l->text, "rank %d on %s reports a failure without its cause", peer,
              ring->w->nodes[peer].hostname);
 }
 
 // ABORT: another rank failed a group. If the group does not exist here yet, the frame waits for it.
-static void idist__frame_abort(idist__ring *ring, idist__link *l, int peer) {
+static void idist__incoming_abort(idist__ring *ring, idist__link *l, int peer) {
     idist_group *g = idist__world_find_group(ring->w, l->in.ctx);
     int status = (int)(int64_t)l->in.aux;
     idist__message *m;
 
     l->text[l->in.nbytes] = 0;
-    if (!l->in.nbytes) idist__frame_excuse(ring, l, peer);
+    if (!l->in.nbytes) idist__incoming_excuse(ring, l, peer);
     if (l->peer_waits.ctx == l->in.ctx) l->peer_waits.type = 0; // its call has ended
 
     if (g) {
@@ -556,7 +558,7 @@ static void idist__frame_abort(idist__ring *ring, idist__link *l, int peer) {
         return;
     }
 
-    if (idist__ring_find_closed(ring, l->in.ctx)) return;
+    if (idist__message_find_closed(ring, l->in.ctx)) return;
     m = idist__message_new(ring, l, &l->in, sizeof l->text);
     if (!m) return;
     m->frame.aux = (uint64_t)(int64_t)status;
@@ -566,10 +568,10 @@ static void idist__frame_abort(idist__ring *ring, idist__link *l, int peer) {
 // WAITS: the peer waits in a call. Since we may be what it waits for, it learns that we entered the
 // call too, or which call of the group was our last. If we are in a different call, both ranks
 // learn that.
-static void idist__frame_waits(idist__ring *ring, idist__link *l, int peer) {
+static void idist__incoming_waits(idist__ring *ring, idist__link *l, int peer) {
     const idist__frame *waits = &l->in;
     idist_group *g = idist__world_find_group(ring->w, waits->ctx);
-    const idist__closed *closed = g ? NULL : idist__ring_find_closed(ring, waits->ctx);
+    const idist__closed *closed = g ? NULL : idist__message_find_closed(ring, waits->ctx);
     bool p2p = waits->fingerprint.kind == IDIST__SEND || waits->fingerprint.kind == IDIST__RECV;
     idist__frame answer;
 
@@ -593,7 +595,7 @@ static void idist__frame_waits(idist__ring *ring, idist__link *l, int peer) {
 
 // ASK: a call of the peer is nearly out of time. It learns whom this rank waits for, and whether
 // that rank answers this one.
-static void idist__frame_ask(idist__ring *ring, idist__link *l) {
+static void idist__incoming_ask(idist__ring *ring, idist__link *l) {
     const idist__task *t = idist__ask_call(ring->w);
     int whom = t ? idist__absent_whom(t) : -1;
     bool pass_on = l->in.flags & IDIST__PASS_ON;
@@ -610,7 +612,7 @@ static void idist__frame_ask(idist__ring *ring, idist__link *l) {
 }
 
 // ANSWER: to an ASK of ours. The rank that the peer waits for is asked next.
-static void idist__frame_answer(idist__ring *ring, idist__link *l) {
+static void idist__incoming_answer(idist__ring *ring, idist__link *l) {
     int whom = (int)l->in.aux - 1;
 
     l->asks = false;
@@ -620,7 +622,7 @@ static void idist__frame_answer(idist__ring *ring, idist__link *l) {
 }
 
 // BYE: the peer leaves the world. After a failure nothing else comes from it, and it reads nothing.
-static void idist__frame_bye(idist__ring *ring, idist__link *l, int peer) {
+static void idist__incoming_bye(idist__ring *ring, idist__link *l, int peer) {
     idist__world *w = ring->w;
 
     l->bye = true;
@@ -629,30 +631,30 @@ static void idist__frame_bye(idist__ring *ring, idist__link *l, int peer) {
     if (l->bye_status == IDIST_OK) return;
 
     l->text[l->in.nbytes] = 0;
-    if (!l->in.nbytes) idist__frame_excuse(ring, l, peer);
+    if (!l->in.nbytes) idist__incoming_excuse(ring, l, peer);
     if (w->group.rank >= 0) idist__ring_fail(ring, &w->group, l->bye_status, l->text);
     idist__link_close(ring, l);
 }
 
 // HERE: the answer to a WAITS of ours.
-static void idist__frame_here(idist__ring *ring, idist__link *l, int peer) {
+static void idist__incoming_here(idist__ring *ring, idist__link *l, int peer) {
     idist_group *g = idist__world_find_group(ring->w, l->in.ctx);
 
     l->here_ns = idist__os_clock_now_ns();
     if (g && g->status == IDIST_OK) idist__history_agrees(ring, g, peer, &l->in);
 }
 
-static void idist__frame_no_memory(idist__ring *ring, idist_group *g) {
+static void idist__incoming_no_memory(idist__ring *ring, idist_group *g) {
     idist__ring_fail_memory(ring, g ? g : &ring->w->group);
 }
 
 // EAGER or RTS: a message begins. An EAGER payload goes to the receive that wants it, or to memory
 // of its own; nothing follows an RTS. False when the frame is malformed.
-static bool idist__frame_message(idist__ring *ring, idist__link *l, int peer) {
+static bool idist__incoming_message(idist__ring *ring, idist__link *l, int peer) {
     idist__frame *f = &l->in;
     idist_group *g = idist__world_find_group(ring->w, f->ctx);
     bool p2p = f->fingerprint.kind == IDIST__SEND;
-    bool closed = !g && idist__ring_find_closed(ring, f->ctx);
+    bool closed = !g && idist__message_find_closed(ring, f->ctx);
     idist__transfer *receive;
 
     if (p2p && !idist__fingerprint_has_nbytes(&f->fingerprint, f->nbytes)) return false;
@@ -663,7 +665,7 @@ static bool idist__frame_message(idist__ring *ring, idist__link *l, int peer) {
 
     if (f->type == IDIST__RTS) {
         if (receive) idist__link_answer_rts(ring, l, peer, receive, f);
-        else if (!closed && !idist__message_new(ring, l, f, 0)) idist__frame_no_memory(ring, g);
+        else if (!closed && !idist__message_new(ring, l, f, 0)) idist__incoming_no_memory(ring, g);
         l->left = 0;
         return true;
     }
@@ -676,14 +678,14 @@ static bool idist__frame_message(idist__ring *ring, idist__link *l, int peer) {
     } else if (!closed && (!g || g->status == IDIST_OK)) {
         l->in_message = idist__message_new(ring, l, f, (size_t)f->nbytes);
         l->target = l->in_message ? l->in_message->data : NULL;
-        if (!l->in_message) idist__frame_no_memory(ring, g);
+        if (!l->in_message) idist__incoming_no_memory(ring, g);
     }
 
     return true;
 }
 
 // Takes out the send that a CTS or PULLED answers; NULL: it has been cancelled.
-static idist__transfer *idist__frame_answered(idist__ring *ring, const idist__link *l) {
+static idist__transfer *idist__incoming_answered(idist__ring *ring, const idist__link *l) {
     idist__transfer *v = idist__transfer_find(ring, &l->waiting, l->in.id);
     if (v) idist__transfer_take(v);
     return v;
@@ -691,40 +693,40 @@ static idist__transfer *idist__frame_answered(idist__ring *ring, const idist__li
 
 // CTS without an RTS before it: the peer has posted a receive of a collective. If we have not
 // posted the send, the frame waits for it.
-static void idist__frame_granted(idist__ring *ring, idist__link *l, int peer) {
+static void idist__incoming_granted(idist__ring *ring, idist__link *l, int peer) {
     idist_group *g = idist__world_find_group(ring->w, l->in.ctx);
     idist__transfer *v;
 
-    if (g ? g->status != IDIST_OK : idist__ring_find_closed(ring, l->in.ctx) != NULL) return;
+    if (g ? g->status != IDIST_OK : idist__message_find_closed(ring, l->in.ctx) != NULL) return;
     if (g && !idist__history_agrees(ring, g, peer, &l->in)) return;
 
     v = idist__match_step(ring, &l->waiting, peer, &l->in);
     if (v) idist__link_send_data(ring, l, v, l->in.aux);
-    else if (!idist__message_new(ring, l, &l->in, 0)) idist__frame_no_memory(ring, g);
+    else if (!idist__message_new(ring, l, &l->in, 0)) idist__incoming_no_memory(ring, g);
 }
 
 // CTS: the peer has a place for a message.
-static void idist__frame_clear_to_send(idist__ring *ring, idist__link *l, int peer) {
+static void idist__incoming_clear_to_send(idist__ring *ring, idist__link *l, int peer) {
     idist__transfer *v;
 
     if (!l->in.id) {
-        idist__frame_granted(ring, l, peer);
+        idist__incoming_granted(ring, l, peer);
         return;
     }
 
-    v = idist__frame_answered(ring, l);
+    v = idist__incoming_answered(ring, l);
     if (v) idist__link_send_data(ring, l, v, l->in.aux);
 }
 
 // PULLED: the peer has read a message that we announced in our memory.
-static void idist__frame_pulled(idist__ring *ring, const idist__link *l) {
-    idist__transfer *v = idist__frame_answered(ring, l);
+static void idist__incoming_pulled(idist__ring *ring, const idist__link *l) {
+    idist__transfer *v = idist__incoming_answered(ring, l);
     if (v) idist__transfer_done(ring, v);
 }
 
 // DATA: a piece of a message that we asked for. False when it is longer than the message, or has a
 // number that we did not give.
-static bool idist__frame_data(idist__ring *ring, idist__link *l, int peer) {
+static bool idist__incoming_data(idist__ring *ring, idist__link *l, int peer) {
     idist__transfer *v = idist__transfer_find(ring, &l->receiving, l->in.id);
 
     if (!v) {
@@ -740,13 +742,13 @@ static bool idist__frame_data(idist__ring *ring, idist__link *l, int peer) {
 }
 
 // Returns true if the frame carries the status of a failure.
-static bool idist__frame_has_failure(const idist__frame *f) {
+static bool idist__incoming_has_failure(const idist__frame *f) {
     int64_t status = (int64_t)f->aux;
     return status < 0 && status >= INT32_MIN && idist__fail_is_failure((int)status);
 }
 
 // Returns true if a rank of this world can be in the call that the frame names.
-static bool idist__frame_names_call(const idist__ring *ring, const idist__frame *f) {
+static bool idist__incoming_names_call(const idist__ring *ring, const idist__frame *f) {
     const idist__fingerprint *p = &f->fingerprint;
 
     if (f->type == IDIST__HERE && !p->kind && !p->seq) return true; // it has entered none yet
@@ -758,22 +760,22 @@ static bool idist__frame_names_call(const idist__ring *ring, const idist__frame 
 }
 
 // Whether the peer may send this header, of a frame that carries no message.
-static bool idist__frame_is_control(const idist__ring *ring, const idist__link *l, int peer) {
+static bool idist__incoming_is_control(const idist__ring *ring, const idist__link *l, int peer) {
     const idist__frame *f = &l->in;
     bool has_text = f->type == IDIST__ABORT || (f->type == IDIST__BYE && f->aux);
 
-    if (has_text) return f->nbytes <= IDIST__TEXT_BYTES && idist__frame_has_failure(f);
+    if (has_text) return f->nbytes <= IDIST__TEXT_BYTES && idist__incoming_has_failure(f);
     if (f->type == IDIST__CREDIT) return f->nbytes <= IDIST__WINDOW_BYTES - l->window;
     if (f->nbytes) return false;
 
     switch (f->type) {
-    case IDIST__CTS: return f->id || idist__frame_names_call(ring, f);
+    case IDIST__CTS: return f->id || idist__incoming_names_call(ring, f);
     case IDIST__WAITS:
-    case IDIST__HERE: return idist__frame_names_call(ring, f);
+    case IDIST__HERE: return idist__incoming_names_call(ring, f);
     case IDIST__LEFT: return ring->shm && ring->shm->local[peer] >= 0;
     case IDIST__ANSWER:
         if (f->aux > (uint64_t)ring->w->group.size || !l->asks) return false;
-        return idist__frame_names_call(ring, f);
+        return idist__incoming_names_call(ring, f);
     case IDIST__PULLED:
     case IDIST__BYE:
     case IDIST__ASK: return true;
@@ -785,7 +787,7 @@ static bool idist__frame_is_control(const idist__ring *ring, const idist__link *
 // eager window and, for groups that do not exist here, by a fixed number. Frames without payload
 // (RTS, CTS) for groups that do exist are not bounded: a correct rank may have any number of calls
 // under way.
-static bool idist__frame_is_allowed(const idist__ring *ring, const idist__link *l, int peer) {
+static bool idist__incoming_is_allowed(const idist__ring *ring, const idist__link *l, int peer) {
     const idist__frame *f = &l->in;
     const idist_group *g = idist__world_find_group(ring->w, f->ctx);
     bool names_group =
@@ -795,44 +797,44 @@ static bool idist__frame_is_allowed(const idist__ring *ring, const idist__link *
 
     switch (f->type) {
     case IDIST__EAGER:
-        if (f->nbytes > IDIST__EAGER_BYTES || !idist__frame_names_call(ring, f)) return false;
+        if (f->nbytes > IDIST__EAGER_BYTES || !idist__incoming_names_call(ring, f)) return false;
         return f->nbytes + IDIST__FRAME_BYTES <= l->their_window;
-    case IDIST__RTS: return idist__frame_names_call(ring, f);
-    case IDIST__DATA: return f->nbytes <= IDIST__PIECE_BYTES && idist__frame_names_call(ring, f);
-    default: return idist__frame_is_control(ring, l, peer);
+    case IDIST__RTS: return idist__incoming_names_call(ring, f);
+    case IDIST__DATA: return f->nbytes <= IDIST__PIECE_BYTES && idist__incoming_names_call(ring, f);
+    default: return idist__incoming_is_control(ring, l, peer);
     }
 }
 
 // A header is complete. False when it is malformed.
-static bool idist__frame_begin(idist__ring *ring, idist__link *l, int peer) {
+static bool idist__incoming_begin(idist__ring *ring, idist__link *l, int peer) {
     bool ok = true;
 
     l->in_transfer = NULL;
     l->in_message = NULL;
     l->target = NULL;
-    if (!idist__frame_is_allowed(ring, l, peer)) return false;
+    if (!idist__incoming_is_allowed(ring, l, peer)) return false;
 
     l->left = (size_t)l->in.nbytes;
 
     switch (l->in.type) {
     case IDIST__EAGER:
         l->their_window -= (size_t)l->in.nbytes + IDIST__FRAME_BYTES;
-        ok = idist__frame_message(ring, l, peer);
+        ok = idist__incoming_message(ring, l, peer);
         break;
-    case IDIST__RTS: ok = idist__frame_message(ring, l, peer); break;
-    case IDIST__CTS: idist__frame_clear_to_send(ring, l, peer); break;
-    case IDIST__DATA: ok = idist__frame_data(ring, l, peer); break;
-    case IDIST__PULLED: idist__frame_pulled(ring, l); break;
+    case IDIST__RTS: ok = idist__incoming_message(ring, l, peer); break;
+    case IDIST__CTS: idist__incoming_clear_to_send(ring, l, peer); break;
+    case IDIST__DATA: ok = idist__incoming_data(ring, l, peer); break;
+    case IDIST__PULLED: idist__incoming_pulled(ring, l); break;
     case IDIST__CREDIT:
         l->window += (size_t)l->in.nbytes;
         l->left = 0; // nbytes is the credit; no payload follows
         break;
-    case IDIST__WAITS: idist__frame_waits(ring, l, peer); break;
-    case IDIST__HERE: idist__frame_here(ring, l, peer); break;
+    case IDIST__WAITS: idist__incoming_waits(ring, l, peer); break;
+    case IDIST__HERE: idist__incoming_here(ring, l, peer); break;
     case IDIST__ABORT: l->target = l->text; break;
     case IDIST__LEFT: idist__pool_member_left(ring, l->in.ctx); break;
-    case IDIST__ASK: idist__frame_ask(ring, l); break;
-    case IDIST__ANSWER: idist__frame_answer(ring, l); break;
+    case IDIST__ASK: idist__incoming_ask(ring, l); break;
+    case IDIST__ANSWER: idist__incoming_answer(ring, l); break;
     default: l->target = l->text; break; // IDIST__BYE
     }
 
@@ -840,7 +842,7 @@ static bool idist__frame_begin(idist__ring *ring, idist__link *l, int peer) {
 }
 
 // A frame and its payload are complete.
-static void idist__frame_end(idist__ring *ring, idist__link *l, int peer) {
+static void idist__incoming_end(idist__ring *ring, idist__link *l, int peer) {
     idist__transfer *v = l->in_transfer;
     idist__message *m = l->in_message;
 
@@ -862,9 +864,9 @@ static void idist__frame_end(idist__ring *ring, idist__link *l, int peer) {
         idist__transfer_take(v);
         idist__transfer_received(ring, v, peer);
     } else if (l->in.type == IDIST__ABORT) {
-        idist__frame_abort(ring, l, peer);
+        idist__incoming_abort(ring, l, peer);
     } else if (l->in.type == IDIST__BYE) {
-        idist__frame_bye(ring, l, peer);
+        idist__incoming_bye(ring, l, peer);
     }
 }
 
@@ -907,7 +909,7 @@ static void idist__announce_to(idist__ring *ring, const idist__task *t, bool onl
 }
 
 // Tells the other members, so that they can object, and answer that they are there.
-static void idist__ring_announce(idist__task *t) {
+static void idist__announce_wait(idist__task *t) {
     idist__ring *ring = idist__ring_of(t->group->w);
     bool asks_all = t->group->asked_ns > t->started_ns;
     bool only_call = idist__world_only_call(ring->w) == t;
@@ -991,7 +993,7 @@ static bool idist__progress_parse(idist__ring *ring, idist__link *l, int peer, s
         if (l->in_moved < IDIST__FRAME_BYTES) {
             idist__progress_take_frame(l, unread);
             if (l->in_moved < IDIST__FRAME_BYTES) break;
-            if (!idist__frame_begin(ring, l, peer)) return false;
+            if (!idist__incoming_begin(ring, l, peer)) return false;
         } else {
             nbytes = idist__progress_least(l->left, unread);
 
@@ -1007,7 +1009,7 @@ static bool idist__progress_parse(idist__ring *ring, idist__link *l, int peer, s
         if (l->in_moved == IDIST__FRAME_BYTES && !l->left) {
             l->in_moved = 0;
             frames--;
-            idist__frame_end(ring, l, peer);
+            idist__incoming_end(ring, l, peer);
         }
 
         idist__ring_settle(ring); // before a later frame completes the call that failed
@@ -1066,7 +1068,7 @@ static bool idist__progress_read(idist__ring *ring, int peer) {
             l->left -= (size_t)n;
             if (l->left) continue;
             l->in_moved = 0;
-            idist__frame_end(ring, l, peer);
+            idist__incoming_end(ring, l, peer);
             idist__ring_settle(ring);
             continue;
         }
@@ -1149,7 +1151,7 @@ static bool idist__progress_take(const idist_group *g, const idist__call *c) {
 // Whether the process of a rank is known to have died, rather than to have left the world.
 static bool idist__progress_has_died(const idist__ring *ring, int peer) {
     int local = ring->shm ? ring->shm->local[peer] : -1;
-    return local >= 0 && idist__ended_get(ring->shm, local) == IDIST__ENDED_DIED;
+    return local >= 0 && idist__liveness_get(ring->shm, local) == IDIST__ENDED_DIED;
 }
 
 // Declares ranks lost whose streams have ended: those that are known to have died, or all.
@@ -1184,8 +1186,8 @@ static void idist__progress_judge(idist__ring *ring) {
     int i;
 
     if (ring->shm) {
-        idist__ended_look(ring->shm, ring->shm->n);
-        idist__ended_any(ring->shm);
+        idist__liveness_look(ring->shm, ring->shm->n);
+        idist__liveness_any(ring->shm);
     }
 
     for (i = 0; i < ring->w->group.size; i++) {
@@ -1241,7 +1243,7 @@ static const idist__task *idist__progress_forsaken(const idist__ring *ring, int 
     for (t = ring->w->tasks; t; t = t->next) {
         if (t->call.kind != IDIST__RECV || t->call.root != IDIST_ANY_SOURCE || t->away) continue;
         if (idist__ring_group_of(t->group)->rank_of[peer] < 0) continue;
-        if (idist__ring_is_unmatched(t) && idist__progress_all_left(t->group)) return t;
+        if (idist__deadlock_is_unmatched(t) && idist__progress_all_left(t->group)) return t;
     }
 
     return NULL;
@@ -1440,7 +1442,7 @@ static void idist__progress_move(idist__ring *ring, bool all) {
     bool few = ring->polled_link_count <= IDIST__PROGRESS_FEW && !ring->connector, ended = false;
     int i;
 
-    if (ring->shm) idist__ended_any(ring->shm); // then reading tells which one
+    if (ring->shm) idist__liveness_any(ring->shm); // then reading tells which one
     if (few && !all) all = !idist__progress_awaits_any(ring);
 
     for (i = 0; i < ring->w->group.size; i++) {
@@ -1468,11 +1470,11 @@ static void idist__progress_uncork(idist__ring *ring) {
 }
 
 // Moves everything that can move, without blocking.
-static void idist__ring_move(idist__ring *ring) { idist__progress_move(ring, true); }
+static void idist__progress_move_all(idist__ring *ring) { idist__progress_move(ring, true); }
 
 // How often a rank looks for processes of its host that have ended.
 static int64_t idist__progress_look_ns(const idist__segment *m) {
-    return idist__ended_patience(m) * IDIST__LOOK_NS;
+    return idist__liveness_patience(m) * IDIST__LOOK_NS;
 }
 
 // The system does not let us see whether other processes of this host have ended.
@@ -1491,15 +1493,16 @@ static void idist__progress_is_blind(idist__ring *ring) {
 static void idist__progress_look(idist__ring *ring, int64_t now_ns, bool waits) {
     if (!ring->shm || now_ns - ring->looked_ns <= idist__progress_look_ns(ring->shm)) return;
     ring->looked_ns = now_ns;
-    idist__ended_look(ring->shm, waits ? idist__ended_share(ring->shm) : IDIST__ENDED_LOOKS_LEAST);
+    idist__liveness_look(ring->shm,
+                         waits ? idist__liveness_share(ring->shm) : IDIST__ENDED_LOOKS_LEAST);
     if (ring->shm->blind_error) idist__progress_is_blind(ring);
-    if (idist__ended_any(ring->shm)) idist__ring_move(ring);
+    if (idist__liveness_any(ring->shm)) idist__progress_move_all(ring);
     if (ring->polled_link_count) idist__progress_turn(ring);
 }
 
 // A caller polls. A read that finds nothing costs a system call, so links that no algorithm is
 // waiting on are read less often.
-static void idist__ring_progress(idist__world *w) {
+static void idist__progress_run(idist__world *w) {
     idist__ring *ring = idist__ring_of(w);
 
     idist__progress_move(ring, ring->polled_count++ % IDIST__PROGRESS_TURNS == 0);
@@ -1532,7 +1535,7 @@ static void idist__ring_progress(idist__world *w) {
 // Sleeps beside the other ranks of this host: in poll or on the doorbell, until something happens
 // or it is time to look for processes that have ended. Each sleep that nothing interrupts makes the
 // next one a little longer.
-static void idist__wait_near_others(idist__ring *ring, int64_t now_ns, int64_t until_ns) {
+static void idist__sleep_near_others(idist__ring *ring, int64_t now_ns, int64_t until_ns) {
     idist__world *w = ring->w;
     const idist__segment *m = ring->shm;
     int64_t look_ns = now_ns + idist__progress_look_ns(m) + ring->extra_sleep_ns;
@@ -1552,7 +1555,7 @@ static void idist__wait_near_others(idist__ring *ring, int64_t now_ns, int64_t u
 }
 
 // Sleeps until I/O arrives, `wake` is called or the deadline passes; handles what arrived.
-static void idist__ring_sleep(idist__world *w, int64_t until_ns) {
+static void idist__sleep_begin(idist__world *w, int64_t until_ns) {
     idist__ring *ring = idist__ring_of(w);
     const idist__segment *m = ring->shm;
     uint32_t ended = w->ended_count;
@@ -1572,24 +1575,24 @@ static void idist__ring_sleep(idist__world *w, int64_t until_ns) {
     idist__progress_look(ring, now_ns, true);
     awaited = idist__share_awaited(ring);
     idist__doorbell_arm(m, place, awaited);
-    idist__ring_move(ring);
+    idist__progress_move_all(ring);
 
     if (w->ended_count == ended && !ring->failed && !idist__doorbell_was_rung(m) &&
         idist__share_awaited(ring) == awaited)
-        idist__wait_near_others(ring, now_ns, until_ns);
+        idist__sleep_near_others(ring, now_ns, until_ns);
 
     idist__doorbell_disarm(m);
     idist__ring_settle(ring);
 }
 
 // Tells the other ranks of the host whether this one is in a call that waits.
-static void idist__ring_attend(idist__world *w, bool waits) {
+static void idist__sleep_attend(idist__world *w, bool waits) {
     const idist__ring *ring = idist__ring_of(w);
     if (ring->shm) idist__doorbell_attend(ring->shm, waits);
 }
 
 // Ends the sleep of a thread of this process. The caller holds the lock of the world.
-static void idist__ring_wake(idist__world *w) {
+static void idist__sleep_wake(idist__world *w) {
     const idist__ring *ring = idist__ring_of(w);
     const idist__segment *m = ring->shm;
 
@@ -1601,7 +1604,7 @@ static void idist__ring_wake(idist__world *w) {
 
 // Whether frames are waiting to be written or, when all ranks leave in order, a BYE has yet to
 // arrive.
-static bool idist__wait_is_busy(const idist__ring *ring, bool clean) {
+static bool idist__sleep_is_busy(const idist__ring *ring, bool clean) {
     int i;
 
     for (i = 0; i < ring->w->group.size; i++) {
@@ -1614,18 +1617,18 @@ static bool idist__wait_is_busy(const idist__ring *ring, bool clean) {
     return clean && ring->connector && idist__connector_leave(ring->connector);
 }
 
-static void idist__wait_drain(idist__ring *ring, bool clean, int64_t until_ns) {
-    while (idist__wait_is_busy(ring, clean) && idist__os_clock_ms_until(until_ns) != 0) {
+static void idist__sleep_drain(idist__ring *ring, bool clean, int64_t until_ns) {
+    while (idist__sleep_is_busy(ring, clean) && idist__os_clock_ms_until(until_ns) != 0) {
         int64_t soon_ns =
             idist__os_clock_now_ns() + IDIST__MS; // no wake-up is sent when a pipe has space again
         idist__progress_sleep(ring, soon_ns < until_ns && ring->shm ? soon_ns : until_ns);
         idist__progress_look(ring, idist__os_clock_now_ns(), true);
-        idist__ring_move(ring);
+        idist__progress_move_all(ring);
     }
 }
 
-static void idist__ring_flush(idist__world *w, int64_t until_ns) {
-    idist__wait_drain(idist__ring_of(w), false, until_ns);
+static void idist__sleep_flush(idist__world *w, int64_t until_ns) {
+    idist__sleep_drain(idist__ring_of(w), false, until_ns);
     idist__ring_settle(idist__ring_of(w));
 }
 
@@ -1635,7 +1638,7 @@ static void idist__ring_flush(idist__world *w, int64_t until_ns) {
 // uses msg:op index msg:failure history send recv share:share host choose
 // uses progress
 //
-// idist__ring_start sends a call one of five ways:
+// idist__start_task_start sends a call one of five ways:
 //
 //   send, recv                 idist_msg.h
 //   a group of one rank        idist_core.h, a copy
@@ -1647,7 +1650,7 @@ static void idist__ring_flush(idist__world *w, int64_t until_ns) {
 // sent for the call of the same number.
 //------------------------------------------------------------------------------
 
-static void idist__task_compare(idist__ring *ring, const idist__task *t) {
+static void idist__start_task_compare(idist__ring *ring, const idist__task *t) {
     idist_group *g = t->group;
     const idist__ring_group *rg = idist__ring_group_of(g);
     const idist__fingerprint *ours = &rg->history[t->seq % IDIST__HISTORY];
@@ -1677,7 +1680,7 @@ static void idist__task_compare(idist__ring *ring, const idist__task *t) {
 }
 
 // A blocking call without a task, while there are no tasks. False: it needs one.
-static bool idist__ring_quick(idist_group *g, const idist__call *c) {
+static bool idist__start_task_quick(idist_group *g, const idist__call *c) {
     const idist__link *l;
 
     if (c->kind == IDIST__SEND) return idist__send_quick(g, c);
@@ -1688,14 +1691,14 @@ static bool idist__ring_quick(idist_group *g, const idist__call *c) {
     return l->at < l->end ? idist__progress_take(g, c) : idist__recv_quick(g, c);
 }
 
-static bool idist__ring_quick_message(idist_group *g, const idist__call *c) {
+static bool idist__start_task_quick_message(idist_group *g, const idist__call *c) {
     return c->kind == IDIST__SEND ? idist__send_quick(g, c) : idist__progress_take(g, c);
 }
 
 // Before a call starts: reads what has arrived, in case its group has failed.
-static void idist__task_listen(idist__ring *ring, const idist__task *t) {
+static void idist__start_task_listen(idist__ring *ring, const idist__task *t) {
     if (t->started_ns - ring->last_start_ns > IDIST__MS && !t->group->inner) {
-        idist__ring_move(ring);
+        idist__progress_move_all(ring);
         idist__ring_settle(ring);
         if (t->done) return;
     }
@@ -1709,8 +1712,8 @@ static void idist__task_listen(idist__ring *ring, const idist__task *t) {
     }
 }
 
-static void idist__task_start_collective(idist__ring *ring, idist__task *t,
-                                         idist__algorithm algorithm) {
+static void idist__start_task_start_collective(idist__ring *ring, idist__task *t,
+                                               idist__algorithm algorithm) {
     bool shared = idist__share_serves(algorithm);
     bool by_host = algorithm == IDIST__ALGO_BY_HOST, prepared = true;
 
@@ -1724,7 +1727,7 @@ static void idist__task_start_collective(idist__ring *ring, idist__task *t,
     }
 
     idist__history_add(t, idist__op_of(t), algorithm);
-    idist__task_compare(ring, t);
+    idist__start_task_compare(ring, t);
 
     if (shared) {
         idist__share_start(t);
@@ -1736,7 +1739,7 @@ static void idist__task_start_collective(idist__ring *ring, idist__task *t,
     }
 }
 
-static void idist__ring_start(idist__task *t) {
+static void idist__start_task_start(idist__task *t) {
     idist__ring *ring = idist__ring_of(t->group->w);
     bool collective = t->call.kind < IDIST__SEND;
     idist__algorithm algorithm = IDIST__ALGO_AUTO;
@@ -1747,13 +1750,13 @@ static void idist__ring_start(idist__task *t) {
 
     if (collective && t->group->size > 1) algorithm = idist__choose_algorithm(t->group, &t->call);
 
-    idist__task_listen(ring, t);
+    idist__start_task_listen(ring, t);
     if (t->done) return;
 
     if (t->call.kind == IDIST__SEND) idist__send_start(t);
     else if (t->call.kind == IDIST__RECV) idist__recv_start(t);
     else if (t->group->size == 1) idist__self_collective(t);
-    else idist__task_start_collective(ring, t, algorithm);
+    else idist__start_task_start_collective(ring, t, algorithm);
 
     idist__ring_settle(ring);
 }
@@ -1763,7 +1766,7 @@ static void idist__ring_start(idist__task *t) {
 // uses mem launch:env kind model core:group shm:segment msg:types msg:op
 // uses transfer link msg:message share:share host deadlock
 //
-// After idist__ring_cancel no byte of the buffers of a call is touched, whatever still arrives.
+// After idist__cancel_task no byte of the buffers of a call is touched, whatever still arrives.
 // What a task may have in the links, and what becomes of it:
 //
 //   receives posted, or matched    taken out; payloads that still come for them are dropped
@@ -1899,7 +1902,7 @@ static bool idist__cancel_links(idist__ring *ring, const idist__task *t) {
 
         known |= idist__cancel_early(ring, l, t);
         known |= idist__cancel_queue(ring, l, t);
-        if (ring->shm && idist__ring_has_transfer(&l->waiting, t)) idist__cancel_withdraw(ring);
+        if (ring->shm && idist__deadlock_has_transfer(&l->waiting, t)) idist__cancel_withdraw(ring);
         known |= idist__cancel_list(ring, &l->waiting, t);
         known |= idist__cancel_list(ring, &l->receiving, t);
         idist__cancel_list(ring, &l->posted, t);
@@ -1914,7 +1917,7 @@ static bool idist__cancel_waiting(idist__ring *ring, const idist__task *t) {
     idist__transfer *v = idist__kind_is_p2p(t->call.kind) ? idist__op_of(t)->transfer : NULL;
 
     if (!v || !v->list) return false;
-    if (t->call.kind == IDIST__RECV && !idist__ring_is_unmatched(t)) return false;
+    if (t->call.kind == IDIST__RECV && !idist__deadlock_is_unmatched(t)) return false;
     if (t->call.kind == IDIST__SEND) idist__cancel_withdraw(ring);
     idist__transfer_take(v);
     idist__transfer_free(ring, v);
@@ -1944,7 +1947,7 @@ static void idist__cancel_collective(idist__ring *ring, idist__task *t) {
     o->memory = NULL;
 }
 
-static bool idist__ring_cancel(idist__task *t) {
+static bool idist__cancel_task(idist__task *t) {
     idist__ring *ring = idist__ring_of(t->group->w);
     bool was_waiting = idist__cancel_waiting(ring, t);
     bool known = was_waiting || idist__cancel_links(ring, t); // a waiting send has announced itself
@@ -1962,12 +1965,12 @@ static bool idist__ring_cancel(idist__task *t) {
 }
 
 // A receive that has found no message is in a list of its group only.
-static bool idist__ring_retract(idist__task *t) {
-    return idist__ring_is_unmatched(t) && idist__ring_cancel(t);
+static bool idist__cancel_retract(idist__task *t) {
+    return idist__deadlock_is_unmatched(t) && idist__cancel_task(t);
 }
 
 // Tells the other members that a group failed.
-static void idist__ring_tell(idist_group *g) {
+static void idist__cancel_tell(idist_group *g) {
     idist__ring *ring = idist__ring_of(g->w);
     const idist__ring_group *rg = idist__ring_group_of(g);
     int i;
@@ -2000,7 +2003,7 @@ static void idist__ring_tell(idist_group *g) {
 enum { IDIST__GROUP_NEAR = 1, IDIST__GROUP_LEADS = 2 }; // mixed into the context of the parent
 
 // Drops what has arrived for a context, and what still arrives.
-static void idist__group_drop(idist__ring *ring, uint64_t ctx, idist_status status) {
+static void idist__members_drop(idist__ring *ring, uint64_t ctx, idist_status status) {
     idist__closed *closed = &ring->closed[ring->nclosed++ % IDIST__CLOSED];
     int i;
 
@@ -2023,7 +2026,7 @@ static void idist__group_drop(idist__ring *ring, uint64_t ctx, idist_status stat
     }
 }
 
-static bool idist__group_spans_hosts(const idist_group *g) {
+static bool idist__members_spans_hosts(const idist_group *g) {
     const idist__rank_info *nodes = g->w->nodes;
     int i;
 
@@ -2033,21 +2036,22 @@ static bool idist__group_spans_hosts(const idist_group *g) {
     return false;
 }
 
-static void idist__ring_group_close(idist_group *g) {
+static void idist__members_close(idist_group *g) {
     idist__ring *ring = idist__ring_of(g->w);
     idist__ring_group *rg = idist__ring_group_of(g);
     bool has_failed = g->status != IDIST_OK && !g->inner && rg->spans_hosts;
     bool drops_near = has_failed && !rg->near, drops_leads = has_failed && !rg->leads;
     const idist_group *parent;
 
-    idist__group_drop(ring, g->ctx, g->status);
+    idist__members_drop(ring, g->ctx, g->status);
     if (rg->near) idist__group_free(rg->near);
     if (rg->leads) idist__group_free(rg->leads);
 
     // If the group failed before its members met here, others may have used the groups by host.
-    if (drops_near) idist__group_drop(ring, idist__hash_mix(g->ctx, IDIST__GROUP_NEAR), g->status);
+    if (drops_near)
+        idist__members_drop(ring, idist__hash_mix(g->ctx, IDIST__GROUP_NEAR), g->status);
     if (drops_leads)
-        idist__group_drop(ring, idist__hash_mix(g->ctx, IDIST__GROUP_LEADS), g->status);
+        idist__members_drop(ring, idist__hash_mix(g->ctx, IDIST__GROUP_LEADS), g->status);
 
     for (parent = &g->w->group; g->inner && parent; parent = parent->next) {
         idist__ring_group *of =
@@ -2062,7 +2066,7 @@ static void idist__ring_group_close(idist_group *g) {
 }
 
 // Handles what arrived from a rank for this group before the group existed.
-static void idist__group_hear(idist_group *g, idist__link *l) {
+static void idist__members_hear(idist_group *g, idist__link *l) {
     idist__message *m;
 
     for (m = l->early; m; m = m->next) {
@@ -2077,7 +2081,7 @@ static void idist__group_hear(idist_group *g, idist__link *l) {
 }
 
 // Makes the ring's part of a group.
-static idist_status idist__group_init(idist_group *g) {
+static idist_status idist__members_init(idist_group *g) {
     idist__ring *ring = idist__ring_of(g->w);
     idist__ring_group *rg = idist__ring_group_of(g);
     const idist_allocator *mem = &g->w->cfg.mem;
@@ -2092,14 +2096,14 @@ static idist_status idist__group_init(idist_group *g) {
         return IDIST_ERR_NO_MEMORY;
     }
 
-    rg->spans_hosts = idist__group_spans_hosts(g);
+    rg->spans_hosts = idist__members_spans_hosts(g);
     for (i = 0; i < g->w->group.size; i++) rg->rank_of[i] = -1;
     for (i = 0; i < g->size; i++) rg->rank_of[g->ranks[i]] = i;
 
     for (i = 0; i < g->size; i++) {
         idist__link *l = &ring->links[g->ranks[i]];
 
-        idist__group_hear(g, l);
+        idist__members_hear(g, l);
 
         if (i != g->rank && !l->open && !l->bye) {
             char cause[200];
@@ -2115,8 +2119,8 @@ static idist_status idist__group_init(idist_group *g) {
 // ---- near and leads ----
 
 // Makes a group inside another one, from world ranks.
-static idist_status idist__group_new_inner(idist_group *parent, uint64_t salt, const int *ranks,
-                                           int n, idist_group **out) {
+static idist_status idist__members_new_inner(idist_group *parent, uint64_t salt, const int *ranks,
+                                             int n, idist_group **out) {
     idist__world *w = parent->w;
     idist_group *g = idist__group_new(w, n);
     idist_status status;
@@ -2124,7 +2128,7 @@ static idist_status idist__group_new_inner(idist_group *parent, uint64_t salt, c
     if (!g) return IDIST_ERR_NO_MEMORY;
     idist__group_set(g, idist__hash_mix(parent->ctx, salt), ranks, n);
     g->inner = true;
-    status = idist__group_init(g);
+    status = idist__members_init(g);
 
     if (status != IDIST_OK) {
         g->rank = -1; // it is not open
@@ -2147,8 +2151,8 @@ typedef struct idist__group_hosts { // the members of a group by host
     bool in_order; // the members of each host are consecutive
 } idist__group_hosts;
 
-static void idist__group_find_hosts(const idist_group *g, const uint64_t *offers,
-                                    idist__group_hosts *hosts) {
+static void idist__members_find_hosts(const idist_group *g, const uint64_t *offers,
+                                      idist__group_hosts *hosts) {
     int i, k, changes = 1;
 
     for (i = 0; i < g->size; i++) {
@@ -2166,7 +2170,7 @@ static void idist__group_find_hosts(const idist_group *g, const uint64_t *offers
     hosts->in_order = changes == hosts->lead_count;
 }
 
-static idist_status idist__group_split_by_host(idist_group *g, const idist__group_hosts *hosts) {
+static idist_status idist__members_split_by_host(idist_group *g, const idist__group_hosts *hosts) {
     idist__ring_group *rg = idist__ring_group_of(g);
     idist_status status = IDIST_OK;
 
@@ -2174,12 +2178,12 @@ static idist_status idist__group_split_by_host(idist_group *g, const idist__grou
     rg->in_order = hosts->in_order;
 
     if (hosts->near_count > 1)
-        status =
-            idist__group_new_inner(g, IDIST__GROUP_NEAR, hosts->near, hosts->near_count, &rg->near);
+        status = idist__members_new_inner(g, IDIST__GROUP_NEAR, hosts->near, hosts->near_count,
+                                          &rg->near);
     if (status == IDIST_OK && rg->near) status = idist__pool_meet(rg->near, hosts->near_offers);
     if (status == IDIST_OK && hosts->near[0] == g->w->group.rank)
-        status = idist__group_new_inner(g, IDIST__GROUP_LEADS, hosts->leads, hosts->lead_count,
-                                        &rg->leads);
+        status = idist__members_new_inner(g, IDIST__GROUP_LEADS, hosts->leads, hosts->lead_count,
+                                          &rg->leads);
 
     return status;
 }
@@ -2187,7 +2191,7 @@ static idist_status idist__group_split_by_host(idist_group *g, const idist__grou
 // Gives a group what its members can use: regions of shared memory, or near and leads. offers: the
 // region that each member offers; NULL: the first one of each. The world passes NULL and so needs
 // no exchange: all ranks know the table of hosts, and all first regions are free.
-static idist_status idist__ring_group_meet(idist_group *g, const uint64_t *offers) {
+static idist_status idist__members_meet(idist_group *g, const uint64_t *offers) {
     const idist_allocator *mem = &g->w->cfg.mem;
     size_t n = (size_t)g->size;
     idist__group_hosts hosts;
@@ -2200,34 +2204,34 @@ static idist_status idist__ring_group_meet(idist_group *g, const uint64_t *offer
     if (!hosts.near_offers) return IDIST_ERR_NO_MEMORY;
     hosts.near = (int *)(void *)(hosts.near_offers + n);
     hosts.leads = hosts.near + n;
-    idist__group_find_hosts(g, offers, &hosts);
+    idist__members_find_hosts(g, offers, &hosts);
 
     if (hosts.lead_count == 1) status = idist__pool_meet(g, hosts.near_offers);
-    else if (hosts.lead_count < g->size) status = idist__group_split_by_host(g, &hosts);
+    else if (hosts.lead_count < g->size) status = idist__members_split_by_host(g, &hosts);
 
     idist__mem_free(mem, hosts.near_offers);
 
     return status;
 }
 
-static idist_status idist__ring_group_open(idist_group *g) {
-    idist_status status = idist__group_init(g);
+static idist_status idist__members_open(idist_group *g) {
+    idist_status status = idist__members_init(g);
 
     if (status != IDIST_OK || g != &g->w->group) return status;
     idist__pool_offer_region(g);
-    status = idist__ring_group_meet(g, NULL);
-    if (status != IDIST_OK) idist__ring_group_close(g);
+    status = idist__members_meet(g, NULL);
+    if (status != IDIST_OK) idist__members_close(g);
 
     return status;
 }
 
 // ---- memory that other ranks can reach ----
 
-static void *idist__ring_alloc(idist__world *w, size_t nbytes) {
+static void *idist__members_alloc(idist__world *w, size_t nbytes) {
     idist__segment *m = idist__ring_of(w)->shm;
     void *p = m && m->window ? idist__window_alloc(m->window, nbytes) : NULL;
 
-    if (p) idist__window_publish(m);
+    if (p) idist__view_publish(m);
     return p;
 }
 

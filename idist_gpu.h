@@ -124,7 +124,7 @@ typedef struct idist__gpu_rank_info {
     int32_t cuda_error;        // other than the absence of a driver or a GPU; 0: none
     uint64_t machine_key; // where bus_id identifies the device. NCCL goes by the machine, not by
                           // a host id of the user's.
-    uint64_t process;     // idist__ipc_process
+    uint64_t process;     // idist__ipc_arena_process
     int32_t device;       // its number in that process
     char bus_id[28];
     char reason[160];
@@ -225,12 +225,12 @@ typedef struct idist__gpu_op {
     bool waits_for_device;          // counted in gpu->waiting_call_count
     bool waits_for_memory;          // pinned memory
     bool with_backend;              // the host's backend has a part of it
-    uint32_t ticket;                // its place in the order of its group, see idist__nccl_launch
-    bool launched;                  // NCCL has it
-    bool met;                       // NCCL: all ranks have made the call
-    idist_status meeting_status;    // NCCL: the ranks met, but do not agree on a message
-    size_t size;                    // bytes per element
-    size_t chunk_count;             // elements of each part of the buffers that move at a time
+    uint32_t ticket;             // its place in the order of its group, see idist__nccl_launch_call
+    bool launched;               // NCCL has it
+    bool met;                    // NCCL: all ranks have made the call
+    idist_status meeting_status; // NCCL: the ranks met, but do not agree on a message
+    size_t size;                 // bytes per element
+    size_t chunk_count;          // elements of each part of the buffers that move at a time
     size_t nchunks;
     size_t enqueued_count;      // chunks (IPC: phases) enqueued on the device
     size_t started_count;       // those given to the host's backend
@@ -262,12 +262,12 @@ static idist__gpu_op *idist__gpu_op_of(const idist__task *t) { return (idist__gp
 //------------------------------------------------------------------------------
 
 // Waits a little, longer from turn to turn: yields at first, later sleeps up to 1 ms.
-static void idist__gpu_nap(int *turns) {
+static void idist__gpu_device_nap(int *turns) {
     if (++*turns <= 50) idist__os_thread_yield();
     else idist__os_clock_pause_ns(*turns <= 100 ? 50000 : 1000000);
 }
 
-static idist_status idist__gpu_fail(const char *what, cudaError_t error) {
+static idist_status idist__gpu_device_fail(const char *what, cudaError_t error) {
     cudaGetLastError(); // reported here: nobody else should get it again
     if (error == cudaErrorMemoryAllocation)
         return idist__fail(IDIST_ERR_NO_MEMORY, "%s: %s", what, cudaGetErrorString(error));
@@ -279,7 +279,7 @@ static idist_status idist__gpu_fail(const char *what, cudaError_t error) {
             : "");
 }
 
-static cudaError_t idist__gpu_is_device_pointer(const void *p, bool *holds) {
+static cudaError_t idist__gpu_device_owns_pointer(const void *p, bool *holds) {
     struct cudaPointerAttributes a;
     cudaError_t error = p ? cudaPointerGetAttributes(&a, p) : cudaErrorInvalidValue;
 
@@ -291,7 +291,7 @@ static cudaError_t idist__gpu_is_device_pointer(const void *p, bool *holds) {
 }
 
 // Fails the group because of this rank, for the reason in idist_last_error.
-static void idist__gpu_fail_group(idist_group *g, idist_status status) {
+static void idist__gpu_device_fail_group(idist_group *g, idist_status status) {
     char cause[300];
     snprintf(cause, sizeof cause, "rank %d: %.250s", g->w->cfg.rank, idist__me.text);
     idist__group_fail(g, status, cause);
@@ -299,7 +299,7 @@ static void idist__gpu_fail_group(idist_group *g, idist_status status) {
 
 // Looks in the program, if it is linked with the driver's library, or in that library, which the
 // runtime has loaded by now.
-static void idist__gpu_find_context_state(idist__gpu *gpu) {
+static void idist__gpu_device_find_context_state(idist__gpu *gpu) {
     static const char name[] = "cuDevicePrimaryCtxGetState";
     void *library = idist__os_library_open(NULL),
          *at = library ? idist__os_library_find(library, name) : NULL;
@@ -312,7 +312,7 @@ static void idist__gpu_find_context_state(idist__gpu *gpu) {
 // Whether cudaSetDevice(device) would create a context there, as it does from CUDA 12 on where none
 // exists. A context takes hundreds of MB of a GPU that is another rank's. (cudaGetDevice is 0 in a
 // thread that never chose a device.)
-static bool idist__gpu_lacks_context(const idist__gpu *gpu, int device) {
+static bool idist__gpu_device_lacks_context(const idist__gpu *gpu, int device) {
     unsigned flags = 0;
     int active = 1;
 
@@ -320,8 +320,8 @@ static bool idist__gpu_lacks_context(const idist__gpu *gpu, int device) {
     return gpu->context_state(device, &flags, &active) == 0 && !active;
 }
 
-// Makes our device the current one. Returns the one before, for idist__gpu_restore_device.
-static int idist__gpu_set_device(const idist__gpu *gpu) {
+// Makes our device the current one. Returns the one before, for idist__gpu_device_restore.
+static int idist__gpu_device_set(const idist__gpu *gpu) {
     int device = gpu->device;
 
     cudaGetDevice(&device);
@@ -330,54 +330,54 @@ static int idist__gpu_set_device(const idist__gpu *gpu) {
 }
 
 // A thread that had not chosen a device keeps ours, and so does our own thread.
-static void idist__gpu_restore_device(const idist__gpu *gpu, int device) {
-    if (device == gpu->device || idist__gpu_lacks_context(gpu, device)) return;
+static void idist__gpu_device_restore(const idist__gpu *gpu, int device) {
+    if (device == gpu->device || idist__gpu_device_lacks_context(gpu, device)) return;
     if (gpu->thread && idist__os_thread_equal(*gpu->thread, idist__os_thread_self())) return;
     cudaSetDevice(device);
 }
 
-// From idist__gpu_enter to idist__gpu_leave our device is the current one, and a stream capture of
-// another thread does not make CUDA calls fail.
+// From idist__gpu_device_enter to idist__gpu_device_leave our device is the current one, and a
+// stream capture of another thread does not make CUDA calls fail.
 typedef struct idist__gpu_guard {
     int device;
     enum cudaStreamCaptureMode mode;
 } idist__gpu_guard;
 
-static idist__gpu_guard idist__gpu_enter(const idist__gpu *gpu) {
+static idist__gpu_guard idist__gpu_device_enter(const idist__gpu *gpu) {
     idist__gpu_guard guard;
 
-    guard.device = idist__gpu_set_device(gpu);
+    guard.device = idist__gpu_device_set(gpu);
     guard.mode = cudaStreamCaptureModeRelaxed;
     cudaThreadExchangeStreamCaptureMode(&guard.mode);
     return guard;
 }
 
-static void idist__gpu_leave(const idist__gpu *gpu, idist__gpu_guard guard) {
+static void idist__gpu_device_leave(const idist__gpu *gpu, idist__gpu_guard guard) {
     cudaThreadExchangeStreamCaptureMode(&guard.mode);
-    idist__gpu_restore_device(gpu, guard.device);
+    idist__gpu_device_restore(gpu, guard.device);
 }
 
 // The device that a world chose last, plus 1; 0: none ever did. Atomic. It outlives the world, as
 // its context does.
 static int idist__gpu_home_device;
 
-// The same as idist__gpu_enter and idist__gpu_leave, for memory that belongs to no world. Does
-// nothing if no world ever had a device.
+// The same as idist__gpu_device_enter and idist__gpu_device_leave, for memory that belongs to no
+// world. Does nothing if no world ever had a device.
 typedef struct idist__gpu_home {
     idist__gpu gpu; // only what the guard needs
     idist__gpu_guard guard;
 } idist__gpu_home;
 
-static void idist__gpu_home_enter(idist__gpu_home *home) {
+static void idist__gpu_device_home_enter(idist__gpu_home *home) {
     memset(home, 0, sizeof *home);
     home->gpu.device = __atomic_load_n(&idist__gpu_home_device, __ATOMIC_ACQUIRE) - 1;
     if (home->gpu.device < 0) return;
-    idist__gpu_find_context_state(&home->gpu);
-    home->guard = idist__gpu_enter(&home->gpu);
+    idist__gpu_device_find_context_state(&home->gpu);
+    home->guard = idist__gpu_device_enter(&home->gpu);
 }
 
-static void idist__gpu_home_leave(const idist__gpu_home *home) {
-    if (home->gpu.device >= 0) idist__gpu_leave(&home->gpu, home->guard);
+static void idist__gpu_device_home_leave(const idist__gpu_home *home) {
+    if (home->gpu.device >= 0) idist__gpu_device_leave(&home->gpu, home->guard);
 }
 
 //------------------------------------------------------------------------------
@@ -505,7 +505,7 @@ static void idist__pinned_end(const idist__world *w) {
     int turns = 0;
 
     while (!idist__pinned_finish(w)) {
-        idist__gpu_nap(&turns);
+        idist__gpu_device_nap(&turns);
         if (idist__os_clock_now_ns() < deadline) continue;
         idist__log_print(&w->log, IDIST_LOG_ERROR,
                          "cudaHostRegister has not returned: the device is busy");
@@ -531,14 +531,14 @@ static void *idist__pinned_alloc(size_t nbytes, void *user) {
     idist__gpu_home home;
 
     (void)user;
-    idist__gpu_home_enter(&home);
+    idist__gpu_device_home_enter(&home);
 
     if (cudaMallocHost(&p, nbytes ? nbytes : 1) != cudaSuccess) {
         cudaGetLastError(); // the caller reports it
         p = NULL;
     }
 
-    idist__gpu_home_leave(&home);
+    idist__gpu_device_home_leave(&home);
 
     return p;
 }
@@ -546,9 +546,9 @@ static void *idist__pinned_alloc(size_t nbytes, void *user) {
 static void idist__pinned_free(void *p, void *user) {
     idist__gpu_home home;
     (void)user;
-    idist__gpu_home_enter(&home);
+    idist__gpu_device_home_enter(&home);
     cudaFreeHost(p);
-    idist__gpu_home_leave(&home);
+    idist__gpu_device_home_leave(&home);
 }
 
 idist_allocator idist_pinned_allocator(void) {
@@ -564,7 +564,7 @@ idist_allocator idist_pinned_allocator(void) {
 // uses clock kind model core:world core:task core:call types device pinned
 //------------------------------------------------------------------------------
 
-static void idist__gpu_set_waiting(idist__task *t, bool waits) {
+static void idist__gpu_task_set_waiting(idist__task *t, bool waits) {
     idist__gpu *gpu = idist__gpu_of(t->group->w);
     idist__gpu_op *op = idist__gpu_op_of(t);
 
@@ -579,7 +579,7 @@ static void idist__gpu_set_waiting(idist__task *t, bool waits) {
 
 // Whether the event that a call waits for has come. On an error of CUDA the call has failed and is
 // gone.
-static bool idist__gpu_event_done(idist__task *t, cudaEvent_t event) {
+static bool idist__gpu_task_event_done(idist__task *t, cudaEvent_t event) {
     idist__gpu_op *op = idist__gpu_op_of(t);
 
     if (op->error == cudaSuccess) op->error = cudaEventQuery(event);
@@ -590,7 +590,7 @@ static bool idist__gpu_event_done(idist__task *t, cudaEvent_t event) {
     }
 
     if (op->error != cudaErrorNotReady) {
-        idist__gpu_fail_group(t->group, idist__gpu_fail("the device", op->error));
+        idist__gpu_device_fail_group(t->group, idist__gpu_device_fail("the device", op->error));
         return false;
     }
 
@@ -602,7 +602,7 @@ static bool idist__gpu_event_done(idist__task *t, cudaEvent_t event) {
 
 // Gives the host's backend a part of a call. The first part carries the fingerprint that the ranks
 // compare. The part may be done on return.
-static void idist__gpu_start_part(idist__task *t, const idist__call *part) {
+static void idist__gpu_task_start_part(idist__task *t, const idist__call *part) {
     idist__gpu *gpu = idist__gpu_of(t->group->w);
     idist__gpu_op *op = idist__gpu_op_of(t);
 
@@ -611,7 +611,7 @@ static void idist__gpu_start_part(idist__task *t, const idist__call *part) {
     t->away = t->announced = false;
     t->group->w->timers_due_ns = 0; // timers look at it again
     op->with_backend = true;
-    idist__gpu_set_waiting(t, false);
+    idist__gpu_task_set_waiting(t, false);
 
     if (!idist__kind_is_p2p(part->kind)) {
         t->seq = ++t->group->seq;
@@ -627,10 +627,10 @@ static void idist__gpu_start_part(idist__task *t, const idist__call *part) {
 }
 
 // A part that moves no data: the ranks meet and compare fingerprints.
-static void idist__gpu_start_barrier(idist__task *t) {
+static void idist__gpu_task_start_barrier(idist__task *t) {
     idist__call part;
     idist__call_init(&part, IDIST__BARRIER, NULL, NULL, 0, IDIST_U8);
-    idist__gpu_start_part(t, &part);
+    idist__gpu_task_start_part(t, &part);
 }
 
 // How many parts of `count` elements the buffers of a call have.
@@ -640,7 +640,7 @@ typedef struct idist__gpu_shape {
     size_t contribution; // the largest number that others read from a rank
 } idist__gpu_shape;
 
-static idist__gpu_shape idist__gpu_shape_of(const idist_group *g, const idist__call *c) {
+static idist__gpu_shape idist__gpu_task_shape_of(const idist_group *g, const idist__call *c) {
     size_t n = (size_t)g->size;
     bool root = c->root == g->rank;
     idist__gpu_shape shape;
@@ -669,8 +669,9 @@ static idist__gpu_shape idist__gpu_shape_of(const idist_group *g, const idist__c
 }
 
 // Copies k elements of each of `parts` parts, which lie to_count and from_count elements apart.
-static cudaError_t idist__gpu_copy(void *to, size_t to_count, const void *from, size_t from_count,
-                                   size_t k, size_t parts, size_t size, cudaStream_t stream) {
+static cudaError_t idist__gpu_task_copy(void *to, size_t to_count, const void *from,
+                                        size_t from_count, size_t k, size_t parts, size_t size,
+                                        cudaStream_t stream) {
     cudaError_t error = cudaSuccess;
     size_t i;
 
@@ -681,7 +682,7 @@ static cudaError_t idist__gpu_copy(void *to, size_t to_count, const void *from, 
     return error;
 }
 
-static void idist__gpu_dequeue(idist__task *t) {
+static void idist__gpu_task_dequeue(idist__task *t) {
     idist__gpu_group *gg = idist__gpu_group_of(t->group);
     idist__task **at;
 
@@ -693,23 +694,23 @@ static void idist__gpu_dequeue(idist__task *t) {
     }
 }
 
-static void idist__gpu_release(idist__task *t) {
+static void idist__gpu_task_release(idist__task *t) {
     idist__gpu_op *op = idist__gpu_op_of(t);
     int i;
 
-    idist__gpu_set_waiting(t, false);
-    idist__gpu_dequeue(t);
+    idist__gpu_task_set_waiting(t, false);
+    idist__gpu_task_dequeue(t);
     for (i = 0; i < IDIST__GPU_SLOTS; i++) // the copies are done, or ordered before the next user's
         idist__pinned_give(idist__gpu_of(t->group->w), &op->slots[i].memory);
 }
 
-static void idist__gpu_complete(idist__task *t) {
+static void idist__gpu_task_complete(idist__task *t) {
     idist__gpu_op_of(t)->state = IDIST__GPU_END;
     t->away = false;
     idist__task_complete(t, IDIST_OK, "");
 }
 
-static bool idist__gpu_op_is_premul(const idist_group *g, const idist__call *c) {
+static bool idist__gpu_task_op_is_premul(const idist_group *g, const idist__call *c) {
     return (int)c->op >= IDIST_OP_USER && !idist__world_user_op(g, c)->fn;
 }
 
@@ -720,8 +721,8 @@ static bool idist__gpu_op_is_premul(const idist_group *g, const idist__call *c) 
 
 // Waits until `ready` or the deadline, while the backend watches the other ranks. The lock is held,
 // and released meanwhile. False: the deadline has passed.
-static bool idist__gpu_wait_until(idist__world *w, bool (*ready)(const void *arg), const void *arg,
-                                  int64_t deadline_ns) {
+static bool idist__gpu_agree_wait_until(idist__world *w, bool (*ready)(const void *arg),
+                                        const void *arg, int64_t deadline_ns) {
     while (!ready(arg)) {
         if (idist__os_clock_now_ns() > deadline_ns) return false;
         idist__os_mutex_unlock(&w->lock);
@@ -734,8 +735,8 @@ static bool idist__gpu_wait_until(idist__world *w, bool (*ready)(const void *arg
 }
 
 // All-gathers nbytes of each member. Called with the lock, which is released while waiting.
-static idist_status idist__gpu_exchange(idist_group *g, const void *mine, void *all,
-                                        size_t nbytes) {
+static idist_status idist__gpu_agree_exchange(idist_group *g, const void *mine, void *all,
+                                              size_t nbytes) {
     idist__call c;
     idist_opts o;
     idist_status status;
@@ -759,8 +760,8 @@ typedef struct idist__gpu_outcome {
 } idist__gpu_outcome;
 
 // Whether all members succeeded. If not, `reason` becomes that of the first that did not.
-static idist_status idist__gpu_all_succeeded(idist_group *g, bool failed, char *reason,
-                                             size_t capacity, bool *all) {
+static idist_status idist__gpu_agree_all_succeeded(idist_group *g, bool failed, char *reason,
+                                                   size_t capacity, bool *all) {
     idist__gpu_outcome mine, *theirs;
     idist_status status;
     int i;
@@ -772,7 +773,7 @@ static idist_status idist__gpu_all_succeeded(idist_group *g, bool failed, char *
     memset(&mine, 0, sizeof mine);
     mine.failed = failed;
     idist__text_copy(mine.reason, sizeof mine.reason, reason);
-    status = idist__gpu_exchange(g, &mine, theirs, sizeof mine);
+    status = idist__gpu_agree_exchange(g, &mine, theirs, sizeof mine);
     for (i = 0; status == IDIST_OK && i < g->size && !theirs[i].failed; i++) continue;
     *all = status == IDIST_OK && i == g->size;
     if (status == IDIST_OK && !*all)
@@ -786,38 +787,38 @@ static idist_status idist__gpu_all_succeeded(idist_group *g, bool failed, char *
 // [gpu:leave]  closing a world waits for the threads that use it
 // uses clock mutex fail model types device agree
 //
-// The thread that closes a world calls idist__gpu_wait_unused. A thread that has released the lock
-// asks idist__gpu_goes_on when it has it again, and leaves if the world is being closed.
+// The thread that closes a world calls idist__gpu_leave_wait_unused. A thread that has released the
+// lock asks idist__gpu_leave_goes_on when it has it again, and leaves if the world is being closed.
 //------------------------------------------------------------------------------
 
 // Called when the lock has been released meanwhile: another thread may be closing the world, and
 // waits for us to leave it.
-static idist_status idist__gpu_goes_on(const idist_group *g, idist_status status) {
+static idist_status idist__gpu_leave_goes_on(const idist_group *g, idist_status status) {
     if (status != IDIST_OK || !g->w->thread_stops) return status;
     return idist__fail(IDIST_ERR_STATE, "another thread closes the world");
 }
 
-static bool idist__gpu_is_unused(const void *arg) {
+static bool idist__gpu_leave_is_unused(const void *arg) {
     return !idist__gpu_of((const idist__world *)arg)->user_count;
 }
 
 // Sets, once, the deadline by which other threads must have left the world.
-static void idist__gpu_set_leave_deadline(idist__gpu *gpu) {
+static void idist__gpu_leave_set_deadline(idist__gpu *gpu) {
     if (!gpu->leave_deadline_ns)
         gpu->leave_deadline_ns = idist__os_clock_deadline(IDIST__GPU_ABORT_MS);
 }
 
 // Takes the lock in the thread that closes the world. False: another thread never releases it; the
 // world is abandoned.
-static bool idist__gpu_lock_to_leave(idist__world *w) {
+static bool idist__gpu_leave_lock(idist__world *w) {
     idist__gpu *gpu = idist__gpu_of(w);
     int turns = 0;
 
-    idist__gpu_set_leave_deadline(gpu);
+    idist__gpu_leave_set_deadline(gpu);
 
     while (!w->abandoned && !idist__os_mutex_try_lock(&w->lock)) {
         w->abandoned = idist__os_clock_now_ns() > gpu->leave_deadline_ns;
-        idist__gpu_nap(&turns);
+        idist__gpu_device_nap(&turns);
     }
 
     return !w->abandoned;
@@ -825,11 +826,12 @@ static bool idist__gpu_lock_to_leave(idist__world *w) {
 
 // The world is being closed: waits, once, for the threads that use without the lock what is to be
 // freed. If some still do (w->abandoned), nothing that they use is freed. Called without the lock.
-static void idist__gpu_wait_unused(idist__world *w) {
+static void idist__gpu_leave_wait_unused(idist__world *w) {
     idist__gpu *gpu = idist__gpu_of(w);
 
-    if (idist__gpu_lock_to_leave(w)) {
-        w->abandoned = !idist__gpu_wait_until(w, idist__gpu_is_unused, w, gpu->leave_deadline_ns);
+    if (idist__gpu_leave_lock(w)) {
+        w->abandoned =
+            !idist__gpu_agree_wait_until(w, idist__gpu_leave_is_unused, w, gpu->leave_deadline_ns);
         idist__os_mutex_unlock(&w->lock);
     }
 
@@ -855,18 +857,18 @@ static void idist__gpu_wait_unused(idist__world *w) {
 //     idist__stage_part_done  the backend is done with a chunk: copies it in
 //------------------------------------------------------------------------------
 
-static bool idist__gpu_is_unchunked(const idist__call *c) {
+static bool idist__stage_is_unchunked(const idist__call *c) {
     return idist__kind_is_v(c->kind) || idist__kind_is_p2p(c->kind);
 }
 
-static void idist__gpu_plan_chunks(idist__task *t, size_t nbytes, size_t parts) {
+static void idist__stage_plan_chunks(idist__task *t, size_t nbytes, size_t parts) {
     idist__gpu_op *op = idist__gpu_op_of(t);
     const idist__call *c = &op->call;
 
     op->enqueued_count = op->started_count = 0;
     op->nchunks = 1;
     op->chunk_count = c->count;
-    if (idist__gpu_is_unchunked(c) || c->kind == IDIST__BARRIER) return;
+    if (idist__stage_is_unchunked(c) || c->kind == IDIST__BARRIER) return;
     op->chunk_count = nbytes / parts / op->size;
     if (op->chunk_count > 1024) op->chunk_count &= ~(size_t)1023;
     if (!op->chunk_count) op->chunk_count = 1;
@@ -884,7 +886,7 @@ static bool idist__stage_slot(idist__task *t, size_t nth, idist__call *part) {
     idist__extent e;
 
     *part = op->call;
-    if (!idist__gpu_is_unchunked(part))
+    if (!idist__stage_is_unchunked(part))
         part->count = part->count - at < op->chunk_count ? part->count - at : op->chunk_count;
     if (part->kind == IDIST__RECV && !part->info) part->info = &op->info;
     if (op->user.used) part->u.user = &op->user;
@@ -943,18 +945,18 @@ static bool idist__stage_out(idist__task *t) {
     if (!idist__stage_may_copy(t, slot->memory)) return false;
     if (op->enqueued_count >= IDIST__GPU_SLOTS)
         error = cudaStreamWaitEvent(gg->stream[IDIST__STREAM_OUT], slot->in, 0);
-    if (error == cudaSuccess && idist__gpu_is_unchunked(c) && part.send &&
+    if (error == cudaSuccess && idist__stage_is_unchunked(c) && part.send &&
         idist__extent_of(g, &part, &e) == IDIST_OK)
-        error = idist__gpu_copy((void *)(uintptr_t)part.send, 0, c->send, 0, e.send, 1, op->size,
-                                gg->stream[IDIST__STREAM_OUT]);
+        error = idist__gpu_task_copy((void *)(uintptr_t)part.send, 0, c->send, 0, e.send, 1,
+                                     op->size, gg->stream[IDIST__STREAM_OUT]);
     else if (error == cudaSuccess && c->kind == IDIST__BROADCAST && c->root == g->rank)
-        error = idist__gpu_copy(part.recv, 0, (char *)c->recv + at, 0, part.count, 1, op->size,
-                                gg->stream[IDIST__STREAM_OUT]);
-    else if (error == cudaSuccess && !idist__gpu_is_unchunked(c) && part.send)
-        error =
-            idist__gpu_copy((void *)(uintptr_t)part.send, part.count, (const char *)c->send + at,
-                            c->count, part.count, idist__gpu_shape_of(g, c).send, op->size,
-                            gg->stream[IDIST__STREAM_OUT]);
+        error = idist__gpu_task_copy(part.recv, 0, (char *)c->recv + at, 0, part.count, 1, op->size,
+                                     gg->stream[IDIST__STREAM_OUT]);
+    else if (error == cudaSuccess && !idist__stage_is_unchunked(c) && part.send)
+        error = idist__gpu_task_copy((void *)(uintptr_t)part.send, part.count,
+                                     (const char *)c->send + at, c->count, part.count,
+                                     idist__gpu_task_shape_of(g, c).send, op->size,
+                                     gg->stream[IDIST__STREAM_OUT]);
     if (op->error == cudaSuccess) op->error = error; // the first error is reported
     if (op->error == cudaSuccess)
         op->error = cudaEventRecord(slot->out, gg->stream[IDIST__STREAM_OUT]);
@@ -975,13 +977,13 @@ static cudaError_t idist__stage_in_whole(idist__task *t, const idist__call *part
 
     if (c->kind == IDIST__RECV || c->kind == IDIST__SCATTERV || c->kind == IDIST__REDUCE_SCATTERV) {
         count = c->kind == IDIST__RECV ? part->info->count : c->count;
-        return idist__gpu_copy(c->recv, 0, part->recv, 0, count, 1, op->size, stream);
+        return idist__gpu_task_copy(c->recv, 0, part->recv, 0, count, 1, op->size, stream);
     }
 
     for (i = 0; i < g->size && error == cudaSuccess; i++) {
         char *to = idist__extent_part(c, (char *)c->recv, i, g->rank, false, &count);
-        error = idist__gpu_copy(to, 0, (char *)part->recv + (to - (char *)c->recv), 0, count, 1,
-                                op->size, stream);
+        error = idist__gpu_task_copy(to, 0, (char *)part->recv + (to - (char *)c->recv), 0, count,
+                                     1, op->size, stream);
     }
 
     return error;
@@ -1001,12 +1003,12 @@ static cudaError_t idist__stage_in(idist__task *t) {
     idist__call part;
 
     if (!idist__stage_slot(t, nth, &part)) return cudaErrorMemoryAllocation;
-    if (idist__gpu_is_unchunked(c) && part.recv)
+    if (idist__stage_is_unchunked(c) && part.recv)
         error = idist__stage_in_whole(t, &part, gg->stream[IDIST__STREAM_IN]);
     else if (part.recv && !keeps)
-        error =
-            idist__gpu_copy((char *)c->recv + at, c->count, part.recv, part.count, part.count,
-                            idist__gpu_shape_of(g, c).recv, op->size, gg->stream[IDIST__STREAM_IN]);
+        error = idist__gpu_task_copy((char *)c->recv + at, c->count, part.recv, part.count,
+                                     part.count, idist__gpu_task_shape_of(g, c).recv, op->size,
+                                     gg->stream[IDIST__STREAM_IN]);
     if (error == cudaSuccess) error = cudaEventRecord(slot->in, gg->stream[IDIST__STREAM_IN]);
 
     return error;
@@ -1019,10 +1021,10 @@ static bool idist__stage_step(idist__task *t) {
     idist__call part;
 
     if (op->with_backend) return false;
-    idist__gpu_set_waiting(t, true);
+    idist__gpu_task_set_waiting(t, true);
 
     if (op->state == IDIST__GPU_WAIT) {
-        if (!idist__gpu_event_done(t, op->event)) return false;
+        if (!idist__gpu_task_event_done(t, op->event)) return false;
         op->state = IDIST__GPU_MOVE;
     }
 
@@ -1034,12 +1036,12 @@ static bool idist__stage_step(idist__task *t) {
             break; // chunks that are out already proceed
         }
 
-    if (!idist__gpu_event_done(t, slot->out)) return false;
+    if (!idist__gpu_task_event_done(t, slot->out)) return false;
     if (!idist__stage_may_copy(t, slot->memory)) return false; // in again, when the part is done
     idist__stage_slot(t, op->started_count++, &part);
     if (op->started_count == op->nchunks)
-        idist__gpu_dequeue(t); // the next calls may use the backend now
-    idist__gpu_start_part(t, &part);
+        idist__gpu_task_dequeue(t); // the next calls may use the backend now
+    idist__gpu_task_start_part(t, &part);
 
     return true;
 }
@@ -1053,7 +1055,8 @@ static bool idist__stage_part_done(idist__task *t) {
     if (op->error == cudaSuccess) op->error = error;
     if (op->started_count < op->nchunks) return false;
     op->state = IDIST__GPU_END;
-    if (op->error == cudaSuccess && !idist__gpu_shape_of(t->group, &op->call).recv) return true;
+    if (op->error == cudaSuccess && !idist__gpu_task_shape_of(t->group, &op->call).recv)
+        return true;
     if (op->error == cudaSuccess)
         op->error =
             cudaEventRecord(op->event, idist__gpu_group_of(t->group)->stream[IDIST__STREAM_IN]);

@@ -458,9 +458,9 @@ static const char *const idist__ptx[] IDIST__UNUSED = {
 //------------------------------------------------------------------------------
 
 #if IDIST__IPC_KERNELS
-static bool idist__ipc_is_loaded(const idist__gpu *gpu) { return gpu->library != NULL; }
+static bool idist__ipc_kernel_is_loaded(const idist__gpu *gpu) { return gpu->library != NULL; }
 
-static void idist__ipc_unload_kernels(idist__gpu *gpu) {
+static void idist__ipc_kernel_unload(idist__gpu *gpu) {
     if (gpu->library) cudaLibraryUnload(gpu->library);
     gpu->library = NULL;
 }
@@ -468,7 +468,7 @@ static void idist__ipc_unload_kernels(idist__gpu *gpu) {
 // Loads the kernels. The driver compiles a kernel when it is first needed, and that is now, because
 // its attributes are asked for: PTX that the driver cannot read is no error of a call yet, and no
 // launch waits.
-static cudaError_t idist__ipc_load_kernels(idist__gpu *gpu) {
+static cudaError_t idist__ipc_kernel_load(idist__gpu *gpu) {
     static const char *const names[] = {"idist_reduce_f16",  "idist_reduce_bf16",
                                         "idist_reduce_f32",  "idist_reduce_f64",
                                         "idist_pack_halves", "idist_pack_bytes",
@@ -491,13 +491,13 @@ static cudaError_t idist__ipc_load_kernels(idist__gpu *gpu) {
         error = cudaFuncGetAttributes(&attributes, (const void *)gpu->kernels[i]);
     }
 
-    if (error != cudaSuccess) idist__ipc_unload_kernels(gpu);
+    if (error != cudaSuccess) idist__ipc_kernel_unload(gpu);
 
     return error;
 }
 
 // Launches a kernel with a thread for each of `count` items, or with fewer that take turns.
-static cudaError_t idist__ipc_launch_kernel(const idist__gpu *gpu, int kernel, const void *args,
+static cudaError_t idist__ipc_kernel_launch(const idist__gpu *gpu, int kernel, const void *args,
                                             size_t count, cudaStream_t stream) {
     void *params[1];
     dim3 grid, block;
@@ -511,8 +511,8 @@ static cudaError_t idist__ipc_launch_kernel(const idist__gpu *gpu, int kernel, c
 
 // Reduces on the device. The caller sets out, count and also; each operand in[i] that is NULL is at
 // offset `at` of rank i's arena.
-static cudaError_t idist__ipc_reduce(const idist__task *t, char *const *arena, size_t at,
-                                     idist__ptx_args *args) {
+static cudaError_t idist__ipc_kernel_reduce(const idist__task *t, char *const *arena, size_t at,
+                                            idist__ptx_args *args) {
     const idist_group *g = t->group;
     const idist__call *c = &idist__gpu_op_of(t)->call;
     const idist__gpu *gpu = idist__gpu_of(g->w);
@@ -534,7 +534,7 @@ static cudaError_t idist__ipc_reduce(const idist__task *t, char *const *arena, s
     if (away) args->out = away;
     if (error == cudaSuccess)
         error =
-            idist__ipc_launch_kernel(gpu, (int)c->dtype - IDIST_F16, args, args->count / 4, stream);
+            idist__ipc_kernel_launch(gpu, (int)c->dtype - IDIST_F16, args, args->count / 4, stream);
     if (error == cudaSuccess && away)
         error = cudaMemcpyAsync(out, away, nbytes, cudaMemcpyDefault, stream);
     if (away) cudaFreeAsync(away, stream);
@@ -542,8 +542,8 @@ static cudaError_t idist__ipc_reduce(const idist__task *t, char *const *arena, s
     return error;
 }
 
-static cudaError_t idist__ipc_scale(const idist__gpu *gpu, void *data, size_t count,
-                                    idist_dtype dtype, double factor, cudaStream_t stream) {
+static cudaError_t idist__ipc_kernel_scale(const idist__gpu *gpu, void *data, size_t count,
+                                           idist_dtype dtype, double factor, cudaStream_t stream) {
     idist__ptx_args args;
 
     memset(&args, 0, sizeof args);
@@ -553,29 +553,29 @@ static cudaError_t idist__ipc_scale(const idist__gpu *gpu, void *data, size_t co
     args.op = IDIST__PTX_SCALED;
     args.factor = factor;
 
-    return count ? idist__ipc_launch_kernel(gpu, (int)dtype - IDIST_F16, &args, count / 4, stream)
+    return count ? idist__ipc_kernel_launch(gpu, (int)dtype - IDIST_F16, &args, count / 4, stream)
                  : cudaSuccess;
 }
 #else
-static bool idist__ipc_is_loaded(const idist__gpu *gpu) {
+static bool idist__ipc_kernel_is_loaded(const idist__gpu *gpu) {
     (void)gpu;
     return false;
 }
-static cudaError_t idist__ipc_load_kernels(idist__gpu *gpu) {
+static cudaError_t idist__ipc_kernel_load(idist__gpu *gpu) {
     (void)gpu;
     return cudaErrorNotSupported;
 }
-static void idist__ipc_unload_kernels(idist__gpu *gpu) { (void)gpu; }
-static cudaError_t idist__ipc_reduce(const idist__task *t, char *const *arena, size_t at,
-                                     idist__ptx_args *args) {
+static void idist__ipc_kernel_unload(idist__gpu *gpu) { (void)gpu; }
+static cudaError_t idist__ipc_kernel_reduce(const idist__task *t, char *const *arena, size_t at,
+                                            idist__ptx_args *args) {
     (void)t;
     (void)arena;
     (void)at;
     (void)args;
     return cudaErrorNotSupported;
 }
-static cudaError_t idist__ipc_scale(const idist__gpu *gpu, void *data, size_t count,
-                                    idist_dtype dtype, double factor, cudaStream_t stream) {
+static cudaError_t idist__ipc_kernel_scale(const idist__gpu *gpu, void *data, size_t count,
+                                           idist_dtype dtype, double factor, cudaStream_t stream) {
     (void)gpu;
     (void)data;
     (void)count;
@@ -584,7 +584,7 @@ static cudaError_t idist__ipc_scale(const idist__gpu *gpu, void *data, size_t co
     (void)stream;
     return cudaErrorNotSupported;
 }
-static cudaError_t idist__ipc_launch_kernel(const idist__gpu *gpu, int kernel, const void *args,
+static cudaError_t idist__ipc_kernel_launch(const idist__gpu *gpu, int kernel, const void *args,
                                             size_t count, cudaStream_t stream) {
     (void)gpu;
     (void)kernel;
@@ -595,7 +595,7 @@ static cudaError_t idist__ipc_launch_kernel(const idist__gpu *gpu, int kernel, c
 }
 #endif
 
-static bool idist__ipc_has_loaded(const void *arg) {
+static bool idist__ipc_kernel_has_loaded(const void *arg) {
     const idist__world *w = (const idist__world *)arg;
     return !idist__gpu_of(w)->loading || w->thread_stops;
 }
@@ -603,19 +603,20 @@ static bool idist__ipc_has_loaded(const void *arg) {
 // Loads the kernels once per world. The lock is held, and released meanwhile: loading may wait for
 // the device, where a kernel of NCCL's may wait for a lost rank, and whoever aborts that needs the
 // lock. The caller is counted in gpu->user_count.
-static cudaError_t idist__ipc_need_kernels(idist__world *w) {
+static cudaError_t idist__ipc_kernel_need(idist__world *w) {
     idist__gpu *gpu = idist__gpu_of(w);
     int most_ms = w->cfg.init_timeout_ms > 0 ? w->cfg.init_timeout_ms : IDIST__IPC_LOAD_MS;
     cudaError_t error;
 
-    if (!idist__gpu_wait_until(w, idist__ipc_has_loaded, w, idist__os_clock_deadline(most_ms)))
+    if (!idist__gpu_agree_wait_until(w, idist__ipc_kernel_has_loaded, w,
+                                     idist__os_clock_deadline(most_ms)))
         return cudaErrorNotReady;
     if (gpu->loading) return cudaErrorNotReady;
-    if (idist__ipc_is_loaded(gpu)) return cudaSuccess;
+    if (idist__ipc_kernel_is_loaded(gpu)) return cudaSuccess;
 
     gpu->loading = true;
     idist__os_mutex_unlock(&w->lock);
-    error = idist__ipc_load_kernels(gpu);
+    error = idist__ipc_kernel_load(gpu);
     idist__world_lock(w);
     gpu->loading = false;
 
@@ -643,13 +644,13 @@ typedef struct idist__ipc_rank_info {
 
 // Equal for ranks of the same process only. Processes in different containers may have the same
 // number.
-static uint64_t idist__ipc_process(void) {
+static uint64_t idist__ipc_arena_process(void) {
     return idist__hash_mix((uint64_t)idist__os_process_id(), idist__os_process_space());
 }
 
 // Takes an arena of our own for the group: one of a closed group, or a new one. Releases the lock
 // while it allocates.
-static cudaError_t idist__ipc_take_arena(idist_group *g, idist__ipc_rank_info *info) {
+static cudaError_t idist__ipc_arena_take(idist_group *g, idist__ipc_rank_info *info) {
     idist__gpu *gpu = idist__gpu_of(g->w);
     idist__ipc_arena *a = gpu->arenas;
     cudaError_t error = cudaSuccess;
@@ -679,7 +680,7 @@ static cudaError_t idist__ipc_take_arena(idist_group *g, idist__ipc_rank_info *i
 }
 
 // Maps an arena of another rank, if it is not mapped yet. Releases the lock meanwhile.
-static cudaError_t idist__ipc_map_arena(idist__world *w, int rank, const idist__ipc_rank_info *info,
+static cudaError_t idist__ipc_arena_map(idist__world *w, int rank, const idist__ipc_rank_info *info,
                                         char **at) {
     idist__gpu *gpu = idist__gpu_of(w);
     idist__ipc_arena *a;
@@ -714,7 +715,7 @@ static cudaError_t idist__ipc_map_arena(idist__world *w, int rank, const idist__
 }
 
 // Maps the arenas of all other ranks of the group. Releases the lock meanwhile.
-static cudaError_t idist__ipc_map_arenas(idist_group *g, const idist__ipc_rank_info *infos) {
+static cudaError_t idist__ipc_arena_map_all(idist_group *g, const idist__ipc_rank_info *infos) {
     idist__gpu_group *gg = idist__gpu_group_of(g);
     cudaError_t error = cudaSuccess;
     int i;
@@ -724,7 +725,7 @@ static cudaError_t idist__ipc_map_arenas(idist_group *g, const idist__ipc_rank_i
         if (infos[i].failed) return cudaSuccess;
 
         if (infos[i].process != infos[g->rank].process) {
-            error = idist__ipc_map_arena(g->w, g->ranks[i], &infos[i], &gg->arena[i]);
+            error = idist__ipc_arena_map(g->w, g->ranks[i], &infos[i], &gg->arena[i]);
         } else if (infos[i].device != infos[g->rank].device) {
             idist__os_mutex_unlock(&g->w->lock);
             error = cudaDeviceEnablePeerAccess(infos[i].device, 0);
@@ -737,7 +738,7 @@ static cudaError_t idist__ipc_map_arenas(idist_group *g, const idist__ipc_rank_i
     return error;
 }
 
-static void idist__ipc_release_arena(idist_group *g) {
+static void idist__ipc_arena_release(idist_group *g) {
     idist__gpu *gpu = idist__gpu_of(g->w);
     idist__gpu_group *gg = idist__gpu_group_of(g);
 
@@ -749,7 +750,7 @@ static void idist__ipc_release_arena(idist_group *g) {
 
 // Abandons the arena of a group in which a copy never ends, on this rank or on another: no other
 // group gets it, and it is never freed.
-static void idist__ipc_abandon_arena(idist_group *g) {
+static void idist__ipc_arena_abandon(idist_group *g) {
     idist__gpu_group *gg = idist__gpu_group_of(g);
 
     idist__mem_free(&g->w->cfg.mem, gg->own_arena);
@@ -761,10 +762,10 @@ static void idist__ipc_abandon_arena(idist_group *g) {
 // uses clock os:thread mutex mem base:log model core:world gpu:types device
 // uses pinned gpu:agree kernel
 //
-//     idist_finalize      idist__ipc_unmap_arenas   this rank maps nothing any more
+//     idist_finalize      idist__ipc_leave_unmap_arenas   this rank maps nothing any more
 //                         the ranks meet            nobody maps our own arenas any more
 //     groups are closed   [gpu:leave]               other threads leave
-//     world is freed      idist__ipc_free_all       all memory that the device knows
+//     world is freed      idist__ipc_leave_free_all       all memory that the device knows
 //------------------------------------------------------------------------------
 
 // What a thread of its own gives back to the device, because each of these calls may wait for all
@@ -775,7 +776,7 @@ typedef struct idist__ipc_cleanup {
     int state;      // atomic: IDIST__JOB_STATE_*
 } idist__ipc_cleanup;
 
-static void *idist__ipc_cleanup_run(void *arg) {
+static void *idist__ipc_leave_cleanup_run(void *arg) {
     idist__ipc_cleanup *job = (idist__ipc_cleanup *)arg;
     enum cudaStreamCaptureMode mode = cudaStreamCaptureModeRelaxed;
     const idist__ipc_arena *a;
@@ -789,7 +790,7 @@ static void *idist__ipc_cleanup_run(void *arg) {
         if (p->is_pinned) cudaHostUnregister(p->data);
     cudaFree(job->gpu.barrier_word);
     if (job->gpu.pool) cudaMemPoolDestroy(job->gpu.pool);
-    idist__ipc_unload_kernels(&job->gpu);
+    idist__ipc_kernel_unload(&job->gpu);
 
     if (__atomic_exchange_n(&job->state, IDIST__JOB_STATE_DONE, __ATOMIC_ACQ_REL) ==
         IDIST__JOB_STATE_LEFT)
@@ -801,7 +802,7 @@ static void *idist__ipc_cleanup_run(void *arg) {
 // Gives back what `what` lists, in a thread of its own, and waits for it up to IDIST__GPU_ABORT_MS.
 // False: the device is busy and the thread goes on by itself, or there is no such thread. Called
 // without the lock.
-static bool idist__ipc_clean_up(const idist__gpu *what) {
+static bool idist__ipc_leave_clean_up(const idist__gpu *what) {
     idist__ipc_cleanup *job = (idist__ipc_cleanup *)calloc(1, sizeof *job);
     int64_t deadline = idist__os_clock_deadline(IDIST__GPU_ABORT_MS);
     idist__os_thread thread;
@@ -810,13 +811,13 @@ static bool idist__ipc_clean_up(const idist__gpu *what) {
     if (!job) return false;
     job->gpu = *what;
 
-    if (idist__os_thread_start(&thread, idist__ipc_cleanup_run, job) != 0) {
+    if (idist__os_thread_start(&thread, idist__ipc_leave_cleanup_run, job) != 0) {
         free(job);
         return false;
     }
 
     while (!__atomic_load_n(&job->state, __ATOMIC_ACQUIRE) && idist__os_clock_now_ns() < deadline)
-        idist__gpu_nap(&turns);
+        idist__gpu_device_nap(&turns);
 
     if (__atomic_exchange_n(&job->state, IDIST__JOB_STATE_LEFT, __ATOMIC_ACQ_REL) !=
         IDIST__JOB_STATE_DONE) {
@@ -830,7 +831,7 @@ static bool idist__ipc_clean_up(const idist__gpu *what) {
     return true;
 }
 
-static void idist__ipc_free_list(const idist__world *w, idist__ipc_arena *list) {
+static void idist__ipc_leave_free_list(const idist__world *w, idist__ipc_arena *list) {
     idist__ipc_arena *a;
 
     while ((a = list) != NULL) {
@@ -840,7 +841,7 @@ static void idist__ipc_free_list(const idist__world *w, idist__ipc_arena *list) 
 }
 
 // Whether no thread of this rank reads, or is about to read, the memory of other ranks.
-static bool idist__ipc_is_idle(const void *arg) {
+static bool idist__ipc_leave_is_idle(const void *arg) {
     const idist__world *w = (const idist__world *)arg;
     const idist_group *g;
     const idist__task *t;
@@ -858,13 +859,13 @@ static bool idist__ipc_is_idle(const void *arg) {
 
 // Unmaps the arenas of the other ranks, which free them when all ranks have done so. Waits for the
 // calls of other threads to end.
-static void idist__ipc_unmap_arenas(idist__world *w) {
+static void idist__ipc_leave_unmap_arenas(idist__world *w) {
     idist__gpu *gpu = idist__gpu_of(w);
     idist__gpu what;
     bool closed;
 
-    if (!idist__gpu_wait_until(w, idist__ipc_is_idle, w,
-                               idist__os_clock_deadline(IDIST__GPU_ABORT_MS))) {
+    if (!idist__gpu_agree_wait_until(w, idist__ipc_leave_is_idle, w,
+                                     idist__os_clock_deadline(IDIST__GPU_ABORT_MS))) {
         idist__log_print(&w->log, IDIST_LOG_WARN,
                          "finalize: another thread's call still reads the memory of other ranks");
         return;
@@ -878,24 +879,24 @@ static void idist__ipc_unmap_arenas(idist__world *w) {
     gpu->imports = NULL;
 
     idist__os_mutex_unlock(&w->lock);
-    closed = idist__ipc_clean_up(&what);
+    closed = idist__ipc_leave_clean_up(&what);
     idist__world_lock(w);
-    if (closed) idist__ipc_free_list(w, what.imports);
+    if (closed) idist__ipc_leave_free_list(w, what.imports);
     else gpu->stuck = true;
 }
 
 // Gives back what this rank has. Each of these calls may wait for the device, on which a kernel of
 // NCCL's may still run that could not be aborted.
-static void idist__ipc_free_all(idist__world *w) {
+static void idist__ipc_leave_free_all(idist__world *w) {
     idist__gpu *gpu = idist__gpu_of(w);
     // If the device is stuck, a thread may still load the kernels.
     bool any = !gpu->stuck && (gpu->imports || gpu->arenas || gpu->free_pinned ||
-                               gpu->barrier_word || gpu->pool || idist__ipc_is_loaded(gpu));
-    bool busy = any && !idist__ipc_clean_up(gpu);
+                               gpu->barrier_word || gpu->pool || idist__ipc_kernel_is_loaded(gpu));
+    bool busy = any && !idist__ipc_leave_clean_up(gpu);
 
     if (!busy && !w->abandoned) { // else a thread still reads the lists
-        idist__ipc_free_list(w, gpu->imports);
-        idist__ipc_free_list(w, gpu->arenas);
+        idist__ipc_leave_free_list(w, gpu->imports);
+        idist__ipc_leave_free_list(w, gpu->arenas);
         idist__pinned_free_list(w, gpu->free_pinned);
         idist__pinned_free_list(w, gpu->abandoned_pinned);
     }
@@ -952,7 +953,7 @@ static bool idist__ipc_probe_wait(const idist__ipc_probe *probe, cudaError_t *er
         if (*error != cudaErrorNotReady || idist__os_clock_now_ns() > probe->deadline_ns)
             return false;
         *error = cudaSuccess;
-        idist__gpu_nap(&turns);
+        idist__gpu_device_nap(&turns);
     }
 
     return false;
@@ -1023,7 +1024,7 @@ static cudaError_t idist__ipc_probe_read(const idist_group *g, idist__ipc_probe 
         args.n = g->size;
         args.op = IDIST_SUM;
         error =
-            idist__ipc_launch_kernel(gpu, IDIST_F32 - IDIST_F16, &args, args.count, probe->stream);
+            idist__ipc_kernel_launch(gpu, IDIST_F32 - IDIST_F16, &args, args.count, probe->stream);
         right = idist__ipc_probe_check(g, probe, sum, -1, &error);
         for (i = 0; i < g->size && !right && !strcmp(mine, other); i++)
             other = gpu->rank_infos[g->ranks[i]].bus_id; // one that may be the cause
@@ -1068,8 +1069,8 @@ static bool idist__ipc_probe_free(idist__ipc_probe *probe) {
 //------------------------------------------------------------------------------
 
 // What happens to a group in which a rank cannot use IPC.
-static idist_status idist__ipc_without(idist_group *g, const char *reason) {
-    idist__ipc_release_arena(g); // a later call of the group may set it up again
+static idist_status idist__ipc_setup_without(idist_group *g, const char *reason) {
+    idist__ipc_arena_release(g); // a later call of the group may set it up again
     if (idist__gpu_of(g->w)->rank_infos[0].wanted_backend == IDIST__BY_IPC)
         return idist__fail(IDIST_ERR_UNSUPPORTED,
                            "CUDA IPC cannot be used: %s; IDIST_DEVICE_BACKEND=staged needs no IPC",
@@ -1093,9 +1094,9 @@ static void idist__ipc_setup_own(idist_group *g, idist__ipc_setup *setup) {
     idist__world *w = g->w;
     const idist__gpu *gpu = idist__gpu_of(w);
 
-    setup->mine.process = idist__ipc_process();
-    setup->error = gpu->stuck || gpu->closed ? cudaErrorNotReady : idist__ipc_need_kernels(w);
-    if (setup->error == cudaSuccess) setup->error = idist__ipc_take_arena(g, &setup->mine);
+    setup->mine.process = idist__ipc_arena_process();
+    setup->error = gpu->stuck || gpu->closed ? cudaErrorNotReady : idist__ipc_kernel_need(w);
+    if (setup->error == cudaSuccess) setup->error = idist__ipc_arena_take(g, &setup->mine);
     idist__os_mutex_unlock(&w->lock);
     if (setup->error == cudaSuccess && g->size > 1)
         setup->error = idist__ipc_probe_write(g, &setup->probe);
@@ -1106,12 +1107,13 @@ static void idist__ipc_setup_own(idist_group *g, idist__ipc_setup *setup) {
 // Maps the arenas of the others and reads them once. Releases the lock meanwhile.
 static idist_status idist__ipc_setup_others(idist_group *g, idist__ipc_setup *setup) {
     idist__world *w = g->w;
-    idist_status status = idist__gpu_exchange(g, &setup->mine, setup->infos, sizeof setup->mine);
+    idist_status status =
+        idist__gpu_agree_exchange(g, &setup->mine, setup->infos, sizeof setup->mine);
     bool all_have_arenas = status == IDIST_OK && g->size > 1;
     int i;
 
     if (status == IDIST_OK && setup->error == cudaSuccess)
-        setup->error = idist__ipc_map_arenas(g, setup->infos);
+        setup->error = idist__ipc_arena_map_all(g, setup->infos);
     for (i = 0; i < g->size && all_have_arenas; i++) all_have_arenas = !setup->infos[i].failed;
     if (!all_have_arenas || setup->error != cudaSuccess) return status;
 
@@ -1123,15 +1125,15 @@ static idist_status idist__ipc_setup_others(idist_group *g, idist__ipc_setup *se
 }
 
 // A probe that never ends on one rank may read the arena of any other: all ranks abandon theirs.
-static idist_status idist__ipc_strand_all(idist_group *g, idist__ipc_setup *setup) {
+static idist_status idist__ipc_setup_strand_all(idist_group *g, idist__ipc_setup *setup) {
     idist_status status;
     bool any = false;
     int i;
 
     setup->mine.failed = setup->stuck;
-    status = idist__gpu_exchange(g, &setup->mine, setup->infos, sizeof setup->mine);
+    status = idist__gpu_agree_exchange(g, &setup->mine, setup->infos, sizeof setup->mine);
     for (i = 0; i < g->size && status == IDIST_OK; i++) any = any || setup->infos[i].failed;
-    if (any) idist__ipc_abandon_arena(g);
+    if (any) idist__ipc_arena_abandon(g);
 
     return status;
 }
@@ -1144,15 +1146,15 @@ static idist_status idist__ipc_setup_agree(idist_group *g, idist__ipc_setup *set
 
     if (failed) idist__text_copy(reason, sizeof reason, cudaGetErrorString(setup->error));
     if (setup->probe.text[0]) idist__text_copy(reason, sizeof reason, setup->probe.text);
-    status = idist__gpu_all_succeeded(g, failed, reason, sizeof reason, &all);
-    if (status == IDIST_OK && !all) status = idist__ipc_strand_all(g, setup);
+    status = idist__gpu_agree_all_succeeded(g, failed, reason, sizeof reason, &all);
+    if (status == IDIST_OK && !all) status = idist__ipc_setup_strand_all(g, setup);
 
-    return status == IDIST_OK && !all ? idist__ipc_without(g, reason) : status;
+    return status == IDIST_OK && !all ? idist__ipc_setup_without(g, reason) : status;
 }
 
 // Sets up the arenas of a group; if a rank cannot, the group is staged. All members call it.
 // Releases the lock meanwhile.
-static idist_status idist__ipc_prepare(idist_group *g) {
+static idist_status idist__ipc_setup_prepare(idist_group *g) {
     idist__world *w = g->w;
     idist__gpu *gpu = idist__gpu_of(w);
     idist__ipc_setup setup;
@@ -1164,7 +1166,7 @@ static idist_status idist__ipc_prepare(idist_group *g) {
     if (setup.infos) status = IDIST_OK;
     gpu->user_count++;
     idist__ipc_setup_own(g, &setup);
-    status = idist__gpu_goes_on(g, status);
+    status = idist__gpu_leave_goes_on(g, status);
     if (status == IDIST_OK) status = idist__ipc_setup_others(g, &setup);
 
     idist__os_mutex_unlock(&w->lock);
@@ -1173,10 +1175,10 @@ static idist_status idist__ipc_prepare(idist_group *g) {
 
     if (setup.stuck) {
         gpu->stuck = true;
-        idist__ipc_abandon_arena(g);
+        idist__ipc_arena_abandon(g);
     }
 
-    status = idist__gpu_goes_on(g, status);
+    status = idist__gpu_leave_goes_on(g, status);
     if (status == IDIST_OK) status = idist__ipc_setup_agree(g, &setup);
     idist__mem_free(&w->cfg.mem, setup.infos);
     gpu->user_count--;
@@ -1226,28 +1228,29 @@ static idist_status idist__ipc_prepare(idist_group *g) {
 //
 // No kernel waits for another rank, so processes that share a GPU may take turns on it.
 //
-//     idist__gpu_start          the call gets its fingerprint and enters the group's queue
-//     idist__ipc_step           enqueues the next phases; starts a meeting when one has finished
-//     idist__gpu_part_done      the ranks have met; then the next idist__ipc_step
+//     idist__gpu_engine_start          the call gets its fingerprint and enters the group's queue
+//     idist__ipc_call_step           enqueues the next phases; starts a meeting when one has
+//     finished idist__gpu_engine_part_done      the ranks have met; then the next
+//     idist__ipc_call_step
 //------------------------------------------------------------------------------
 
 enum { IDIST__IPC_ELEMENT = 256 }; // bytes
 
 // Whether IPC supports a call; the same on all ranks.
-static bool idist__ipc_supports(const idist_group *g, const idist__call *c) {
+static bool idist__ipc_call_supports(const idist_group *g, const idist__call *c) {
     if (idist__kind_is_p2p(c->kind) || idist__kind_is_v(c->kind)) return false;
     if (c->kind == IDIST__SCAN || c->kind == IDIST__EXSCAN || c->kind == IDIST__BARRIER)
         return false;
     if (idist_dtype_size(c->dtype) > IDIST__IPC_ELEMENT) return false; // an arena holds many
     if (!idist__kind_reduces(c->kind)) return true;
     if (c->dtype < IDIST_F16 || c->dtype > IDIST_F64) return false;
-    if (idist__gpu_op_is_premul(g, c))
+    if (idist__gpu_task_op_is_premul(g, c))
         return c->dtype >= IDIST_F32; // 16 bits would be rounded twice
 
     return c->op <= IDIST_AVG;
 }
 
-static bool idist__ipc_is_large(const idist__task *t) {
+static bool idist__ipc_call_is_large(const idist__task *t) {
     const idist__gpu_op *op = idist__gpu_op_of(t);
     if (op->call.kind != IDIST__ALL_REDUCE || t->group->size == 1) return false;
     return op->call.count * op->size > IDIST__IPC_SMALL;
@@ -1256,7 +1259,7 @@ static bool idist__ipc_is_large(const idist__task *t) {
 // Where the slice begins that a rank reduces in a chunk of k elements. Slices are whole cache
 // lines, and at the same place in all chunks of a call: a slice is given while that of the slot's
 // previous chunk is collected.
-static size_t idist__ipc_slice_begin(const idist__task *t, size_t k, int rank) {
+static size_t idist__ipc_call_slice_begin(const idist__task *t, size_t k, int rank) {
     const idist__gpu_op *op = idist__gpu_op_of(t);
     size_t line = 128 / op->size, n = (size_t)t->group->size;
     size_t at = ((op->chunk_count + n - 1) / n + line - 1) / line * line * (size_t)rank;
@@ -1264,65 +1267,68 @@ static size_t idist__ipc_slice_begin(const idist__task *t, size_t k, int rank) {
 }
 
 // The first step of a premultiplied sum: each rank has a factor of its own.
-static cudaError_t idist__ipc_premultiply(const idist__task *t, void *data, size_t count) {
+static cudaError_t idist__ipc_call_premultiply(const idist__task *t, void *data, size_t count) {
     const idist_group *g = t->group;
     const idist__call *c = &idist__gpu_op_of(t)->call;
 
-    if (!idist__kind_reduces(c->kind) || !idist__gpu_op_is_premul(g, c)) return cudaSuccess;
-    return idist__ipc_scale(idist__gpu_of(g->w), data, count, c->dtype,
-                            idist__world_user_op(g, c)->factor,
-                            idist__gpu_group_of(g)->stream[IDIST__STREAM_OUT]);
+    if (!idist__kind_reduces(c->kind) || !idist__gpu_task_op_is_premul(g, c)) return cudaSuccess;
+    return idist__ipc_kernel_scale(idist__gpu_of(g->w), data, count, c->dtype,
+                                   idist__world_user_op(g, c)->factor,
+                                   idist__gpu_group_of(g)->stream[IDIST__STREAM_OUT]);
 }
 
 // Gives a part of a large all_reduce: from the send buffer to the same place in the arena.
-static cudaError_t idist__ipc_give_part(const idist__task *t, char *arena, const char *send,
-                                        size_t begin, size_t end) {
+static cudaError_t idist__ipc_call_give_part(const idist__task *t, char *arena, const char *send,
+                                             size_t begin, size_t end) {
     size_t size = idist__gpu_op_of(t)->size, count = end - begin;
     cudaStream_t stream = idist__gpu_group_of(t->group)->stream[IDIST__STREAM_OUT];
     char *to = arena + begin * size;
     cudaError_t error;
 
     if (!count) return cudaSuccess;
-    error = idist__gpu_copy(to, 0, send + begin * size, 0, count, 1, size, stream);
-    return error == cudaSuccess ? idist__ipc_premultiply(t, to, count) : error;
+    error = idist__gpu_task_copy(to, 0, send + begin * size, 0, count, 1, size, stream);
+    return error == cudaSuccess ? idist__ipc_call_premultiply(t, to, count) : error;
 }
 
 // Gives this rank's contribution to the chunk of k elements that begins at element `at`.
-static cudaError_t idist__ipc_give(const idist__task *t, char *arena, size_t at, size_t k) {
+static cudaError_t idist__ipc_call_give(const idist__task *t, char *arena, size_t at, size_t k) {
     const idist_group *g = t->group;
     const idist__gpu_op *op = idist__gpu_op_of(t);
     const idist__call *c = &op->call;
-    idist__gpu_shape shape = idist__gpu_shape_of(g, c);
+    idist__gpu_shape shape = idist__gpu_task_shape_of(g, c);
     const void *buffer = c->kind == IDIST__BROADCAST ? c->recv : c->send;
     const char *from = (const char *)buffer + at * op->size;
     cudaStream_t stream = idist__gpu_group_of(g)->stream[IDIST__STREAM_OUT];
     cudaError_t error;
 
-    if (idist__ipc_is_large(t)) {
-        error = idist__ipc_give_part(t, arena, from, 0, idist__ipc_slice_begin(t, k, g->rank));
+    if (idist__ipc_call_is_large(t)) {
+        error = idist__ipc_call_give_part(t, arena, from, 0,
+                                          idist__ipc_call_slice_begin(t, k, g->rank));
         if (error != cudaSuccess) return error;
-        return idist__ipc_give_part(t, arena, from, idist__ipc_slice_begin(t, k, g->rank + 1), k);
+        return idist__ipc_call_give_part(t, arena, from,
+                                         idist__ipc_call_slice_begin(t, k, g->rank + 1), k);
     }
 
     if (c->kind == IDIST__BROADCAST) shape.send = c->root == g->rank;
-    error = idist__gpu_copy(arena, k, from, c->count, k, shape.send, op->size, stream);
+    error = idist__gpu_task_copy(arena, k, from, c->count, k, shape.send, op->size, stream);
 
-    return error == cudaSuccess ? idist__ipc_premultiply(t, arena, k * shape.send) : error;
+    return error == cudaSuccess ? idist__ipc_call_premultiply(t, arena, k * shape.send) : error;
 }
 
 // Takes this rank's slice of a large all_reduce, to its arena and its receive buffer. If the
 // program's buffers are not aligned to 16 bytes, copying them first is faster.
-static cudaError_t idist__ipc_take_slice(const idist__task *t, char *const *arena, size_t at,
-                                         size_t k) {
+static cudaError_t idist__ipc_call_take_slice(const idist__task *t, char *const *arena, size_t at,
+                                              size_t k) {
     const idist_group *g = t->group;
     const idist__gpu_op *op = idist__gpu_op_of(t);
     const idist__call *c = &op->call;
-    size_t begin = idist__ipc_slice_begin(t, k, g->rank);
-    size_t count = idist__ipc_slice_begin(t, k, g->rank + 1) - begin;
+    size_t begin = idist__ipc_call_slice_begin(t, k, g->rank);
+    size_t count = idist__ipc_call_slice_begin(t, k, g->rank + 1) - begin;
     size_t offset = begin * op->size;
     const char *send = (const char *)c->send + at * op->size;
     char *out = arena[g->rank] + offset, *to = (char *)c->recv + at * op->size + offset;
-    bool premul = idist__gpu_op_is_premul(g, c), aligned = (uintptr_t)to % IDIST__PTX_NBYTES == 0;
+    bool premul = idist__gpu_task_op_is_premul(g, c),
+         aligned = (uintptr_t)to % IDIST__PTX_NBYTES == 0;
     cudaError_t error = cudaSuccess;
     idist__ptx_args args;
 
@@ -1331,18 +1337,19 @@ static cudaError_t idist__ipc_take_slice(const idist__task *t, char *const *aren
     args.also = aligned ? to : NULL;
     args.count = count;
     if (premul || (uintptr_t)(send + offset) % IDIST__PTX_NBYTES)
-        error = idist__ipc_give_part(t, arena[g->rank], send, begin, begin + count);
+        error = idist__ipc_call_give_part(t, arena[g->rank], send, begin, begin + count);
     else args.in[g->rank] = send + offset;
 
-    if (error == cudaSuccess) error = idist__ipc_reduce(t, arena, offset, &args);
+    if (error == cudaSuccess) error = idist__ipc_kernel_reduce(t, arena, offset, &args);
     if (error != cudaSuccess || aligned) return error;
 
-    return idist__gpu_copy(to, 0, out, 0, count, 1, op->size,
-                           idist__gpu_group_of(g)->stream[IDIST__STREAM_OUT]);
+    return idist__gpu_task_copy(to, 0, out, 0, count, 1, op->size,
+                                idist__gpu_group_of(g)->stream[IDIST__STREAM_OUT]);
 }
 
 // Takes what this rank receives from the arenas of all ranks.
-static cudaError_t idist__ipc_take(const idist__task *t, char *const *arena, size_t at, size_t k) {
+static cudaError_t idist__ipc_call_take(const idist__task *t, char *const *arena, size_t at,
+                                        size_t k) {
     const idist_group *g = t->group;
     const idist__gpu_op *op = idist__gpu_op_of(t);
     const idist__call *c = &op->call;
@@ -1354,20 +1361,20 @@ static cudaError_t idist__ipc_take(const idist__task *t, char *const *arena, siz
     idist__ptx_args args;
     int i;
 
-    if (idist__ipc_is_large(t)) return idist__ipc_take_slice(t, arena, at, k);
+    if (idist__ipc_call_is_large(t)) return idist__ipc_call_take_slice(t, arena, at, k);
     memset(&args, 0, sizeof args);
     args.out = to;
     args.count = k;
 
     switch (c->kind) {
-    case IDIST__ALL_REDUCE: return idist__ipc_reduce(t, arena, 0, &args);
-    case IDIST__REDUCE: return root ? idist__ipc_reduce(t, arena, 0, &args) : cudaSuccess;
-    case IDIST__REDUCE_SCATTER: return idist__ipc_reduce(t, arena, row, &args);
+    case IDIST__ALL_REDUCE: return idist__ipc_kernel_reduce(t, arena, 0, &args);
+    case IDIST__REDUCE: return root ? idist__ipc_kernel_reduce(t, arena, 0, &args) : cudaSuccess;
+    case IDIST__REDUCE_SCATTER: return idist__ipc_kernel_reduce(t, arena, row, &args);
     case IDIST__BROADCAST:
         return root ? cudaSuccess
-                    : idist__gpu_copy(to, k, arena[c->root], k, k, 1, op->size, stream);
+                    : idist__gpu_task_copy(to, k, arena[c->root], k, k, 1, op->size, stream);
     case IDIST__SCATTER:
-        return idist__gpu_copy(to, k, arena[c->root] + row, k, k, 1, op->size, stream);
+        return idist__gpu_task_copy(to, k, arena[c->root] + row, k, k, 1, op->size, stream);
     case IDIST__GATHER:
         if (!root) return cudaSuccess;
         break;
@@ -1376,15 +1383,15 @@ static cudaError_t idist__ipc_take(const idist__task *t, char *const *arena, siz
 
     if (c->kind != IDIST__ALL_TO_ALL) row = 0;
     for (i = 0; i < g->size && error == cudaSuccess; i++) // gather, all_gather, all_to_all
-        error = idist__gpu_copy(to + (size_t)i * c->count * op->size, k, arena[i] + row, k, k, 1,
-                                op->size, stream);
+        error = idist__gpu_task_copy(to + (size_t)i * c->count * op->size, k, arena[i] + row, k, k,
+                                     1, op->size, stream);
 
     return error;
 }
 
 // Collects the slices of a large all_reduce that the others have reduced.
-static cudaError_t idist__ipc_collect(const idist__task *t, char *const *arena, size_t at,
-                                      size_t k) {
+static cudaError_t idist__ipc_call_collect(const idist__task *t, char *const *arena, size_t at,
+                                           size_t k) {
     const idist__gpu_op *op = idist__gpu_op_of(t);
     char *to = (char *)op->call.recv + at * op->size;
     cudaStream_t stream = idist__gpu_group_of(t->group)->stream[IDIST__STREAM_OUT];
@@ -1392,11 +1399,12 @@ static cudaError_t idist__ipc_collect(const idist__task *t, char *const *arena, 
     int i;
 
     for (i = 0; i < t->group->size && error == cudaSuccess; i++) {
-        size_t offset = idist__ipc_slice_begin(t, k, i) * op->size;
-        size_t count = idist__ipc_slice_begin(t, k, i + 1) - idist__ipc_slice_begin(t, k, i);
+        size_t offset = idist__ipc_call_slice_begin(t, k, i) * op->size;
+        size_t count =
+            idist__ipc_call_slice_begin(t, k, i + 1) - idist__ipc_call_slice_begin(t, k, i);
         const char *from = arena[i] + offset;
         if (i == t->group->rank) continue;
-        error = idist__gpu_copy(to + offset, 0, from, 0, count, 1, op->size, stream);
+        error = idist__gpu_task_copy(to + offset, 0, from, 0, count, 1, op->size, stream);
     }
 
     return error;
@@ -1408,13 +1416,13 @@ typedef enum idist__ipc_phase_step {
     IDIST__IPC_COLLECT
 } idist__ipc_phase_step;
 
-static size_t idist__ipc_depth(const idist__gpu_op *op) { return op->nchunks > 1 ? 2 : 1; }
+static size_t idist__ipc_call_depth(const idist__gpu_op *op) { return op->nchunks > 1 ? 2 : 1; }
 
 // Enqueues one step of the next phase, if there is a chunk for it.
-static cudaError_t idist__ipc_enqueue_step(const idist__task *t, idist__ipc_phase_step step) {
+static cudaError_t idist__ipc_call_enqueue_step(const idist__task *t, idist__ipc_phase_step step) {
     const idist__gpu_group *gg = idist__gpu_group_of(t->group);
     const idist__gpu_op *op = idist__gpu_op_of(t);
-    size_t behind = (size_t)step * idist__ipc_depth(op), nth = op->enqueued_count - behind;
+    size_t behind = (size_t)step * idist__ipc_call_depth(op), nth = op->enqueued_count - behind;
     size_t at = nth * op->chunk_count, k, slot;
     char *arena[IDIST__IPC_RANKS];
     int i;
@@ -1425,26 +1433,26 @@ static cudaError_t idist__ipc_enqueue_step(const idist__task *t, idist__ipc_phas
     k = op->call.count - at < op->chunk_count ? op->call.count - at : op->chunk_count;
     slot = nth % IDIST__IPC_SLOTS * IDIST__IPC_CHUNK;
     for (i = 0; i < t->group->size; i++) arena[i] = gg->arena[i] + slot;
-    if (step == IDIST__IPC_GIVE) return idist__ipc_give(t, arena[t->group->rank], at, k);
-    if (step == IDIST__IPC_TAKE) return idist__ipc_take(t, arena, at, k);
+    if (step == IDIST__IPC_GIVE) return idist__ipc_call_give(t, arena[t->group->rank], at, k);
+    if (step == IDIST__IPC_TAKE) return idist__ipc_call_take(t, arena, at, k);
 
-    return idist__ipc_collect(t, arena, at, k);
+    return idist__ipc_call_collect(t, arena, at, k);
 }
 
 // One step of the call at the head of its group's queue. enqueued_count phases are enqueued; for
 // started_count of them the ranks have met, or are about to. False: it waits, or has failed.
-static bool idist__ipc_step(idist__task *t) {
+static bool idist__ipc_call_step(idist__task *t) {
     idist__gpu_op *op = idist__gpu_op_of(t);
-    size_t depth = idist__ipc_depth(op), lag = idist__ipc_is_large(t) ? 2 : 1;
+    size_t depth = idist__ipc_call_depth(op), lag = idist__ipc_call_is_large(t) ? 2 : 1;
     size_t nphases = op->nchunks + lag * depth, ahead;
-    int step, last_step = idist__ipc_is_large(t) ? IDIST__IPC_COLLECT : IDIST__IPC_TAKE;
+    int step, last_step = idist__ipc_call_is_large(t) ? IDIST__IPC_COLLECT : IDIST__IPC_TAKE;
     cudaStream_t stream = idist__gpu_group_of(t->group)->stream[IDIST__STREAM_OUT];
 
     if (op->with_backend) return false;
-    idist__gpu_set_waiting(t, true);
+    idist__gpu_task_set_waiting(t, true);
 
     if (op->state == IDIST__GPU_WAIT) {
-        if (!idist__gpu_event_done(t, op->event)) return false;
+        if (!idist__gpu_task_event_done(t, op->event)) return false;
         op->state = IDIST__GPU_MOVE;
     }
 
@@ -1452,19 +1460,19 @@ static bool idist__ipc_step(idist__task *t) {
 
     for (; op->enqueued_count < ahead && op->error == cudaSuccess; op->enqueued_count++) {
         for (step = IDIST__IPC_GIVE; step <= last_step && op->error == cudaSuccess; step++)
-            op->error = idist__ipc_enqueue_step(t, (idist__ipc_phase_step)step);
+            op->error = idist__ipc_call_enqueue_step(t, (idist__ipc_phase_step)step);
         if (op->error == cudaSuccess)
             op->error = cudaEventRecord(op->slots[op->enqueued_count % 2].out, stream);
     }
 
     if (op->started_count == nphases) {
-        idist__gpu_complete(t);
+        idist__gpu_task_complete(t);
         return true;
     }
 
-    if (!idist__gpu_event_done(t, op->slots[op->started_count % 2].out)) return false;
+    if (!idist__gpu_task_event_done(t, op->slots[op->started_count % 2].out)) return false;
     op->started_count++;
-    idist__gpu_start_barrier(t);
+    idist__gpu_task_start_barrier(t);
 
     return true;
 }
@@ -1505,8 +1513,8 @@ static idist_status idist__own_begin(idist__own *own, const char *name, const id
 
     if (status == IDIST_OK) {
         own->gpu->user_count++;
-        own->guard = idist__gpu_enter(own->gpu);
-        if (kernels) own->error = idist__ipc_need_kernels(g->w);
+        own->guard = idist__gpu_device_enter(own->gpu);
+        if (kernels) own->error = idist__ipc_kernel_need(g->w);
     }
 
     idist__os_mutex_unlock(&own->w->lock);
@@ -1515,11 +1523,11 @@ static idist_status idist__own_begin(idist__own *own, const char *name, const id
 }
 
 static idist_status idist__own_end(const idist__own *own, const char *name) {
-    idist__gpu_leave(own->gpu, own->guard);
+    idist__gpu_device_leave(own->gpu, own->guard);
     idist__world_lock(own->w);
     own->gpu->user_count--;
     idist__os_mutex_unlock(&own->w->lock);
-    return own->error == cudaSuccess ? IDIST_OK : idist__gpu_fail(name, own->error);
+    return own->error == cudaSuccess ? IDIST_OK : idist__gpu_device_fail(name, own->error);
 }
 
 // from NULL: zeros.
@@ -1551,10 +1559,10 @@ IDIST__UNUSED static void idist__own_free(void *p) {
     idist__gpu_home home;
 
     if (!p) return;
-    idist__gpu_home_enter(&home);
+    idist__gpu_device_home_enter(&home);
     cudaFree(p);
     cudaGetLastError();
-    idist__gpu_home_leave(&home);
+    idist__gpu_device_home_leave(&home);
 }
 
 // Checks that the rank has a device and, if asked, the kernels.
@@ -1573,7 +1581,7 @@ IDIST__UNUSED static idist_status idist__own_holds(const char *name, const idist
 
     *holds = false;
     if (status != IDIST_OK) return status == IDIST_ERR_NO_DEVICE ? IDIST_OK : status;
-    own.error = idist__gpu_is_device_pointer(p, holds);
+    own.error = idist__gpu_device_owns_pointer(p, holds);
     return idist__own_end(&own, name);
 }
 
@@ -1586,7 +1594,7 @@ IDIST__UNUSED static idist_status idist__own_scale(const char *name, const idist
 
     if (status != IDIST_OK) return status;
     if (own.error == cudaSuccess)
-        own.error = idist__ipc_scale(own.gpu, data, count, dtype, factor, own.stream);
+        own.error = idist__ipc_kernel_scale(own.gpu, data, count, dtype, factor, own.stream);
     return idist__own_end(&own, name);
 }
 
@@ -1600,7 +1608,7 @@ IDIST__UNUSED static idist_status idist__own_pack(const char *name, const idist_
 
     if (status != IDIST_OK) return status;
     if (own.error == cudaSuccess && nthreads)
-        own.error = idist__ipc_launch_kernel(own.gpu, kernel, args, nthreads, own.stream);
+        own.error = idist__ipc_kernel_launch(own.gpu, kernel, args, nthreads, own.stream);
 
     return idist__own_end(&own, name);
 }

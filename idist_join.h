@@ -5,7 +5,7 @@
     none: all of them, or in a world of many ranks some ([join:links]). From then on nobody needs
     the store, and nobody listens any more, unless connections are still to be made.
 
-    Part of the implementation of idist: idist_ring.h includes it. The way in is idist__ring_open.
+    Part of the implementation of idist: idist_ring.h includes it. The way in is idist__join_open.
 
 CONTENTS
 
@@ -24,10 +24,10 @@ STEPS
 
       idist/ranks in a file: whether ranks are drawn (rank 0)     idist__draw_check_given
       idist/R     how many worlds rank R has opened here          idist__join_store_open
-      job         number of the job, number of ranks (rank 0)     idist__table_agree_on_job
-      node/R      what rank R says about itself                   idist__table_exchange
+      job         number of the job, number of ranks (rank 0)     idist__records_agree_on_job
+      node/R      what rank R says about itself                   idist__records_exchange
       nodes       all of these, collected by rank 0
-      tcp/R       where rank R listens for other hosts            idist__table_listen_tcp
+      tcp/R       where rank R listens for other hosts            idist__records_listen_tcp
       -           ranks of a host map one file in memory          idist__join_share_share
       -           each rank connects to other, lower ones         idist__links_connect
       joined/R    rank R is done; rank 0 awaits all of them and   idist__join_store_leave
@@ -35,7 +35,7 @@ STEPS
 
     And when a rank cannot join:
 
-      failed      why a rank gave up                              idist__failure_tell
+      failed      why a rank gave up                              idist__join_failure_tell
       heard       how many ranks have read that
 */
 #ifndef IDIST_JOIN_H
@@ -86,38 +86,38 @@ typedef struct idist__join {
 } idist__join;
 
 // The name of a value in the store, of one rank or (rank < 0) of all.
-static void idist__state_name(const idist__join *j, char *name, size_t capacity, const char *what,
-                              int rank) {
+static void idist__join_state_name(const idist__join *j, char *name, size_t capacity,
+                                   const char *what, int rank) {
     if (rank < 0) snprintf(name, capacity, "%s%s", j->prefix, what);
     else snprintf(name, capacity, "%s%s/%d", j->prefix, what, rank);
 }
 
-static idist_status idist__state_set(idist__join *j, const char *what, int rank, const void *value,
-                                     size_t nbytes) {
+static idist_status idist__join_state_set(idist__join *j, const char *what, int rank,
+                                          const void *value, size_t nbytes) {
     char name[128];
-    idist__state_name(j, name, sizeof name, what, rank);
+    idist__join_state_name(j, name, sizeof name, what, rank);
     return idist__store_post(j->store, name, value, nbytes);
 }
 
 // Whether the store is that of a torch agent, which outlives the workers.
-static bool idist__state_is_torch(const idist__join *j) {
+static bool idist__join_state_is_torch(const idist__join *j) {
     return strncmp(j->w->cfg.where, "torch:", 6) == 0;
 }
 
 // The server of our store, if it runs in this process.
-static const idist__server *idist__state_server(const idist__join *j) {
+static const idist__server *idist__join_state_server(const idist__join *j) {
     if (!j->owns_store || j->store->run != idist__client_run) return NULL;
     return ((const idist__client_store *)j->store->impl)->server;
 }
 
 // How often a waiting rank asks whether another one has given up: less often in a large world,
 // where all ranks ask one server.
-static int idist__state_ask_ms(const idist__join *j) {
+static int idist__join_state_ask_ms(const idist__join *j) {
     return j->w->group.size < 800 ? 100 + j->w->group.size / 2 : 500;
 }
 
 // Milliseconds until the deadline, at least 1; negative: there is none.
-static int idist__state_ms_left(const idist__join *j) {
+static int idist__join_state_ms_left(const idist__join *j) {
     int64_t left;
 
     if (j->deadline_ns == IDIST__FOREVER) return -1;
@@ -142,7 +142,7 @@ static int idist__state_ms_left(const idist__join *j) {
 enum { IDIST__FAILURE_STAY_MS = 500, IDIST__FAILURE_LOST_MS = 300 };
 
 // Rank 0 has a connection of the store and the sockets of a link for each rank.
-static idist_status idist__failure_no_fds(const idist__join *j) {
+static idist_status idist__join_failure_no_fds(const idist__join *j) {
     int sockets = j->connector ? j->connector->socket_count : 1;
 
     return idist__fail(
@@ -152,8 +152,8 @@ static idist_status idist__failure_no_fds(const idist__join *j) {
 }
 
 // Adds what the server knows to the error text that names the late ranks.
-static idist_status idist__failure_hint(const idist__join *j) {
-    const idist__server *server = idist__state_server(j);
+static idist_status idist__join_failure_hint(const idist__join *j) {
+    const idist__server *server = idist__join_state_server(j);
     int refused = server ? __atomic_load_n(&server->refused_count, __ATOMIC_RELAXED) : 0;
 
     if (server && __atomic_load_n(&server->other_byte_order, __ATOMIC_RELAXED))
@@ -173,8 +173,8 @@ static idist_status idist__failure_hint(const idist__join *j) {
 }
 
 // If the server of the store ended, says which process that was.
-static void idist__failure_of_store(const idist__join *j, idist_status status) {
-    bool by_rank_0 = j->w->cfg.store == NULL && !idist__state_is_torch(j);
+static void idist__join_failure_of_store(const idist__join *j, idist_status status) {
+    bool by_rank_0 = j->w->cfg.store == NULL && !idist__join_state_is_torch(j);
     char text[sizeof idist__me.text];
     const char *cause = text;
 
@@ -188,8 +188,8 @@ static void idist__failure_of_store(const idist__join *j, idist_status status) {
 
 // Reports a process that has another secret at once, because the ranks may wait for that process
 // until their time-out. It may as well be a stranger.
-static void idist__failure_warn(idist__join *j) {
-    const idist__server *server = idist__state_server(j);
+static void idist__join_failure_warn(idist__join *j) {
+    const idist__server *server = idist__join_state_server(j);
 
     if (j->warned || !server || !__atomic_load_n(&server->is_unlike, __ATOMIC_ACQUIRE)) return;
     j->warned = true;
@@ -198,8 +198,8 @@ static void idist__failure_warn(idist__join *j) {
 }
 
 // Fails for the same reason if some rank has given up.
-static idist_status idist__failure_check(idist__join *j) {
-    const idist__server *server = idist__state_server(j);
+static idist_status idist__join_failure_check(idist__join *j) {
+    const idist__server *server = idist__join_state_server(j);
     idist__failure failure;
     char name[128];
     const char *names[1];
@@ -208,11 +208,11 @@ static idist_status idist__failure_check(idist__join *j) {
     idist_status status;
 
     if (server && __atomic_load_n(&server->out_of_fds, __ATOMIC_RELAXED))
-        return idist__failure_no_fds(j);
-    idist__failure_warn(j);
+        return idist__join_failure_no_fds(j);
+    idist__join_failure_warn(j);
 
     names[0] = name;
-    idist__state_name(j, name, sizeof name, "failed", -1);
+    idist__join_state_name(j, name, sizeof name, "failed", -1);
     status = idist_store_check(j->store, names, 1, &exists);
     if (status == IDIST_ERR_PEER_LOST) return status;
     if (status != IDIST_OK || !exists) return IDIST_OK;
@@ -225,7 +225,7 @@ static idist_status idist__failure_check(idist__join *j) {
 
     if (failure.status == IDIST_ERR_TIMEOUT) { // its text names the ranks that are late
         idist__fail(IDIST_ERR_TIMEOUT, "initialize: %s", failure.text);
-        return idist__failure_hint(j);
+        return idist__join_failure_hint(j);
     }
 
     if (failure.rank < 0)
@@ -238,13 +238,13 @@ static idist_status idist__failure_check(idist__join *j) {
 }
 
 // Keeps the store open until all others have read why, or for a moment.
-static void idist__failure_stay(idist__join *j) {
+static void idist__join_failure_stay(idist__join *j) {
     int64_t until_ns = idist__os_clock_deadline(IDIST__FAILURE_STAY_MS);
     int64_t heard = 0;
     int others = j->w->group.size - 1 - (j->told_by_server ? 1 : 0);
     char name[128];
 
-    idist__state_name(j, name, sizeof name, "heard", -1);
+    idist__join_state_name(j, name, sizeof name, "heard", -1);
 
     while (idist_store_add(j->store, name, 0, &heard) == IDIST_OK && heard < others) {
         if (idist__os_clock_now_ns() >= until_ns) break;
@@ -253,7 +253,7 @@ static void idist__failure_stay(idist__join *j) {
 }
 
 // Tells the others why this rank gives up, unless the reason came from them.
-static void idist__failure_tell(idist__join *j, idist_status status) {
+static void idist__join_failure_tell(idist__join *j, idist_status status) {
     idist__failure failure;
     char name[128], text[sizeof idist__me.text];
     int64_t heard;
@@ -267,26 +267,26 @@ static void idist__failure_tell(idist__join *j, idist_status status) {
                      strncmp(text, "initialize: ", 12) == 0 ? text + 12 : text);
 
     // If this does not reach the store, the others learn of it when the store ends.
-    idist__state_name(j, name, sizeof name, "failed", -1);
+    idist__join_state_name(j, name, sizeof name, "failed", -1);
     if (!j->others_know) idist_store_set(j->store, name, &failure, sizeof failure);
     idist__store_drop_will(j->store);
 
-    idist__state_name(j, name, sizeof name, "heard", -1);
+    idist__join_state_name(j, name, sizeof name, "heard", -1);
     if (failure.rank > 0) idist_store_add(j->store, name, 1, &heard);
-    else if (j->owns_store) idist__failure_stay(j);
+    else if (j->owns_store) idist__join_failure_stay(j);
     memcpy(idist__me.text, text, sizeof text);
 }
 
 // The connection to a rank ended. It may have given up and said why, or the server is about to say
 // that it died.
-static idist_status idist__failure_lost(idist__join *j, int rank, const char *how) {
+static idist_status idist__join_failure_lost(idist__join *j, int rank, const char *how) {
     int64_t until_ns = idist__os_clock_deadline(IDIST__FAILURE_LOST_MS);
     char text[300];
 
     idist__text_copy(text, sizeof text, how); // it may lie where a failure writes its text
 
     do {
-        idist_status status = idist__failure_check(j);
+        idist_status status = idist__join_failure_check(j);
         if (status != IDIST_OK) return status;
         idist__os_clock_pause_ms(10);
     } while (idist__os_clock_ms_until(until_ns) != 0);
@@ -296,8 +296,8 @@ static idist_status idist__failure_lost(idist__join *j, int rank, const char *ho
 }
 
 // The time is up, and the server of the store has not said who is missing.
-static idist_status idist__failure_silent(const idist__join *j) {
-    bool by_rank_0 = j->w->cfg.store == NULL && !idist__state_is_torch(j);
+static idist_status idist__join_failure_silent(const idist__join *j) {
+    bool by_rank_0 = j->w->cfg.store == NULL && !idist__join_state_is_torch(j);
 
     return idist__fail(IDIST_ERR_TIMEOUT,
                        "initialize: %s does not answer any more: it is stopped, or the network to "
@@ -306,22 +306,22 @@ static idist_status idist__failure_silent(const idist__join *j) {
 }
 
 // The time is up, and rank 0 has not set this value, without which there is no job.
-static idist_status idist__failure_without_0(idist__join *j, const char *name) {
+static idist_status idist__join_failure_without_0(idist__join *j, const char *name) {
     const char *names[1];
     bool exists;
 
     names[0] = name;
     if (idist_store_check(j->store, names, 1, &exists) == IDIST_ERR_TIMEOUT)
-        return idist__failure_silent(j);
+        return idist__join_failure_silent(j);
 
     idist__fail(IDIST_ERR_TIMEOUT, "initialize: rank 0 did not show up within %d ms",
                 j->w->cfg.init_timeout_ms);
 
-    return idist__failure_hint(j);
+    return idist__join_failure_hint(j);
 }
 
 // The time is up: names the ranks, from `rank` on, that have not set this value.
-static idist_status idist__failure_late(idist__join *j, const char *what, int rank) {
+static idist_status idist__join_failure_late(idist__join *j, const char *what, int rank) {
     char name[128], text[300] = "";
     int i, missing = 0;
     idist_status status;
@@ -331,9 +331,9 @@ static idist_status idist__failure_late(idist__join *j, const char *what, int ra
         bool exists = true;
 
         names[0] = name;
-        idist__state_name(j, name, sizeof name, what, i);
+        idist__join_state_name(j, name, sizeof name, what, i);
         status = idist_store_check(j->store, names, 1, &exists);
-        if (status == IDIST_ERR_TIMEOUT) return idist__failure_silent(j);
+        if (status == IDIST_ERR_TIMEOUT) return idist__join_failure_silent(j);
         if (status != IDIST_OK || exists) continue;
         if (missing++ < 16)
             idist__text_append(text, sizeof text, "%s%d", missing > 1 ? ", " : "", i);
@@ -351,7 +351,7 @@ static idist_status idist__failure_late(idist__join *j, const char *what, int ra
             "can be why",
             missing, j->w->group.size, j->w->cfg.init_timeout_ms, text,
             missing > 16 ? ", ..." : "");
-        return idist__failure_hint(j);
+        return idist__join_failure_hint(j);
     }
 
     idist__fail(IDIST_ERR_TIMEOUT,
@@ -367,7 +367,7 @@ static idist_status idist__failure_late(idist__join *j, const char *what, int ra
                            ". Ranks are drawn from %s: start %d processes there",
                            j->w->cfg.where + 5, j->w->group.size);
 
-    return idist__failure_hint(j);
+    return idist__join_failure_hint(j);
 }
 
 //------------------------------------------------------------------------------
@@ -390,13 +390,13 @@ static idist_status idist__join_store_get(idist__join *j, const char *what, int 
                                           const char *cause, void *value, size_t nbytes) {
     char name[128];
     size_t received = 0;
-    int ask_ms = idist__state_ask_ms(j);
+    int ask_ms = idist__join_state_ask_ms(j);
     idist_status status;
 
-    idist__state_name(j, name, sizeof name, what, rank);
+    idist__join_state_name(j, name, sizeof name, what, rank);
 
     do {
-        int ms = idist__state_ms_left(j);
+        int ms = idist__join_state_ms_left(j);
 
         if (ms < 0 || ms > ask_ms) ms = ask_ms;
         status = idist_store_get(j->store, name, value, nbytes, &received, ms);
@@ -405,13 +405,13 @@ static idist_status idist__join_store_get(idist__join *j, const char *what, int 
                                "initialize: rank %d was built from another version of idist.h",
                                rank < 0 ? 0 : rank); // values of the job come from rank 0
         if (status != IDIST_ERR_TIMEOUT) return status;
-        status = idist__failure_check(j);
+        status = idist__join_failure_check(j);
         if (status != IDIST_OK) return status;
     } while (idist__os_clock_ms_until(j->deadline_ns) != 0);
 
-    if (rank < 0 && !cause) return idist__failure_without_0(j, name);
+    if (rank < 0 && !cause) return idist__join_failure_without_0(j, name);
 
-    return idist__failure_late(j, cause ? cause : what, rank < 0 ? 0 : rank);
+    return idist__join_failure_late(j, cause ? cause : what, rank < 0 ? 0 : rank);
 }
 
 // Waits until these ranks, at most IDIST__JOIN_BATCH of them, have set a value.
@@ -419,25 +419,25 @@ static idist_status idist__join_store_await_some(idist__join *j, const char *wha
                                                  int count) {
     char names[IDIST__JOIN_BATCH][128];
     const char *list[IDIST__JOIN_BATCH];
-    int i, ask_ms = idist__state_ask_ms(j);
+    int i, ask_ms = idist__join_state_ask_ms(j);
     idist_status status;
 
     for (i = 0; i < count; i++) {
-        idist__state_name(j, names[i], sizeof names[i], what, first + i);
+        idist__join_state_name(j, names[i], sizeof names[i], what, first + i);
         list[i] = names[i];
     }
 
     do {
-        int ms = idist__state_ms_left(j);
+        int ms = idist__join_state_ms_left(j);
 
         if (ms < 0 || ms > ask_ms) ms = ask_ms;
         status = idist__store_await_keys(j->store, list, (size_t)count, ms);
         if (status != IDIST_ERR_TIMEOUT) return status;
-        status = idist__failure_check(j);
+        status = idist__join_failure_check(j);
         if (status != IDIST_OK) return status;
     } while (idist__os_clock_ms_until(j->deadline_ns) != 0);
 
-    return idist__failure_late(j, what, 0);
+    return idist__join_failure_late(j, what, 0);
 }
 
 // Waits until all ranks have set a value, by few requests: each of them may have to wait for a
@@ -483,7 +483,7 @@ static idist_status idist__join_store_open_new(idist__join *j, const idist_store
             return idist__fail(IDIST_ERR_TIMEOUT, "store: rank 0 at %s has not begun another world",
                                cfg->where);
         idist__os_clock_pause_ms(1);
-        d.timeout_ms = idist__state_ms_left(j);
+        d.timeout_ms = idist__join_state_ms_left(j);
     }
 }
 
@@ -511,7 +511,7 @@ static idist_status idist__join_store_open_next(idist__join *j, idist_store_desc
         j->owns_store = false;
         if (idist__os_clock_ms_until(j->deadline_ns) == 0) return idist__draw_still_held(cfg);
         idist__os_clock_pause_ms(IDIST__DRAW_AGAIN_MS);
-        desc->timeout_ms = idist__state_ms_left(j);
+        desc->timeout_ms = idist__join_state_ms_left(j);
     }
 }
 
@@ -562,7 +562,7 @@ static idist_status idist__join_store_rank_taken(const idist__join *j) {
 // Whether this rank's number comes together with the answer to its next request, which saves a
 // round trip. See idist__join_store_claim.
 static bool idist__join_store_claims_late(const idist__join *j) {
-    if (!j->owns_store || j->w->cfg.rank == 0 || idist__state_is_torch(j)) return false;
+    if (!j->owns_store || j->w->cfg.rank == 0 || idist__join_state_is_torch(j)) return false;
     return j->store->run == idist__client_run; // NOLINT(clang-analyzer-core.NullDereference)
 }
 
@@ -580,7 +580,7 @@ static idist_status idist__join_store_claim(idist__join *j, idist_status status)
 static idist_status idist__join_store_open(idist__join *j) {
     const idist__config *cfg = &j->w->cfg;
     const char *restart = idist__os_env("TORCHELASTIC_RESTART_COUNT");
-    bool torch = idist__state_is_torch(j);
+    bool torch = idist__join_state_is_torch(j);
     char base[40] = "idist", name[64], failed[64];
     int64_t world_number = 0;
     idist_status status;
@@ -617,7 +617,7 @@ static idist_status idist__join_store_open(idist__join *j) {
 // another round trip for all who do not.
 static idist_status idist__join_store_leave(idist__join *j) {
     char one = 1;
-    idist_status status = idist__state_set(j, "joined", j->w->group.rank, &one, sizeof one);
+    idist_status status = idist__join_state_set(j, "joined", j->w->group.rank, &one, sizeof one);
 
     if (status == IDIST_OK) idist__store_drop_will(j->store);
     if (!j->owns_store || status != IDIST_OK) return status;
@@ -640,7 +640,7 @@ static idist_status idist__join_store_leave(idist__join *j) {
 
 // Rank 0 publishes the job number and the number of ranks, which every other rank compares with its
 // own.
-static idist_status idist__table_agree_on_job(idist__join *j) {
+static idist_status idist__records_agree_on_job(idist__join *j) {
     uint64_t job[2] = {0, 0}; // number of the job, number of ranks
     uint8_t key[32];
     idist_status status;
@@ -648,7 +648,7 @@ static idist_status idist__table_agree_on_job(idist__join *j) {
     if (j->w->group.rank == 0) {
         idist__os_random(job, sizeof job);
         job[1] = (uint64_t)j->w->group.size;
-        status = idist__state_set(j, "job", -1, job, sizeof job);
+        status = idist__join_state_set(j, "job", -1, job, sizeof job);
     } else {
         status = idist__join_store_get(j, "job", -1, NULL, job, sizeof job);
         status = idist__join_store_claim(j, status);
@@ -671,7 +671,7 @@ static idist_status idist__table_agree_on_job(idist__join *j) {
     return IDIST_OK;
 }
 
-static idist_status idist__table_listen_local(idist__join *j, idist__record *me) {
+static idist_status idist__records_listen_local(idist__join *j, idist__record *me) {
     idist__os_address address;
     uint64_t id[2];
     idist_status status;
@@ -686,7 +686,7 @@ static idist_status idist__table_listen_local(idist__join *j, idist__record *me)
 }
 
 // Our end of the connection to the store. False: it is no TCP connection of ours.
-static bool idist__table_store_address(const idist__join *j, idist__os_address *address) {
+static bool idist__records_store_address(const idist__join *j, idist__os_address *address) {
     return j->owns_store && j->store->run == idist__client_run &&
            idist__os_socket_own_address(((idist__client_store *)j->store->impl)->fd, address) &&
            !idist__os_socket_is_local(address);
@@ -694,12 +694,12 @@ static bool idist__table_store_address(const idist__join *j, idist__os_address *
 
 // The address to publish. by_loopback: all ranks are on one host, and use TCP because the user
 // wants it, or have reached the store through loopback, so that they reach each other as well.
-static idist_status idist__table_own_address(const idist__join *j, bool by_loopback,
-                                             idist__own_address *own) {
+static idist_status idist__records_own_address(const idist__join *j, bool by_loopback,
+                                               idist__own_address *own) {
     idist__os_address hint;
 
     if (!by_loopback || idist__os_env("IDIST_ADDR"))
-        return idist__interface_choose(idist__table_store_address(j, &hint) ? &hint : NULL, own);
+        return idist__interface_choose(idist__records_store_address(j, &hint) ? &hint : NULL, own);
 
     memset(own, 0, sizeof *own);
     idist__text_copy(own->ip, sizeof own->ip, "127.0.0.1");
@@ -709,13 +709,13 @@ static idist_status idist__table_own_address(const idist__join *j, bool by_loopb
 
 // Listens on all addresses where a secret keeps strangers out, or else at the one that is
 // published. Ranks of this host look that up here, those of other hosts elsewhere.
-static idist_status idist__table_listen_at(idist__join *j, const idist__own_address *own,
-                                           bool by_loopback) {
+static idist_status idist__records_listen_at(idist__join *j, const idist__own_address *own,
+                                             bool by_loopback) {
     const idist__secret *secret = &j->w->cfg.secret;
     int *listener = &j->connector->listeners[1];
     bool is_loopback = idist__address_host_is_loopback(own->ip);
     idist__os_address address, hint;
-    bool has_hint = idist__table_store_address(j, &hint);
+    bool has_hint = idist__records_store_address(j, &hint);
     idist_status status;
 
     if (secret->nbytes && !is_loopback)
@@ -736,14 +736,14 @@ static idist_status idist__table_listen_at(idist__join *j, const idist__own_addr
                        own->ip);
 }
 
-static idist_status idist__table_listen_tcp(idist__join *j, bool by_loopback) {
+static idist_status idist__records_listen_tcp(idist__join *j, bool by_loopback) {
     idist__world *w = j->w;
     idist__tcp_record *me = &j->tcp[w->group.rank];
     idist__os_address address;
     idist__own_address own;
-    idist_status status = idist__table_own_address(j, by_loopback, &own);
+    idist_status status = idist__records_own_address(j, by_loopback, &own);
 
-    if (status == IDIST_OK) status = idist__table_listen_at(j, &own, by_loopback);
+    if (status == IDIST_OK) status = idist__records_listen_at(j, &own, by_loopback);
     if (status != IDIST_OK) return status;
     if (!idist__os_socket_own_address(j->connector->listeners[1], &address))
         return idist__fail_errno("initialize: asking for the port of a listener", errno);
@@ -751,7 +751,7 @@ static idist_status idist__table_listen_tcp(idist__join *j, bool by_loopback) {
     snprintf(w->advertised, sizeof w->advertised, own.ifname[0] ? "%s (%s)" : "%s", own.ip,
              own.ifname);
 
-    if (idist__table_store_address(j, &address))
+    if (idist__records_store_address(j, &address))
         me->round_trip_us =
             idist__os_socket_round_trip_us(((idist__client_store *)j->store->impl)->fd);
     if (own.ifname[0]) me->mbits = idist__os_socket_interface_mbits(own.ifname);
@@ -763,11 +763,12 @@ static idist_status idist__table_listen_tcp(idist__join *j, bool by_loopback) {
 
 // Every rank has filled in its own row of a table: rank 0 collects them, under `row`, and publishes
 // the whole, as `all`.
-static idist_status idist__table_exchange(idist__join *j, const char *row, const char *all,
-                                          void *table, size_t row_nbytes) {
+static idist_status idist__records_exchange(idist__join *j, const char *row, const char *all,
+                                            void *table, size_t row_nbytes) {
     char *rows = (char *)table;
     int i, n = j->w->group.size, me = j->w->group.rank;
-    idist_status status = idist__state_set(j, row, me, rows + (size_t)me * row_nbytes, row_nbytes);
+    idist_status status =
+        idist__join_state_set(j, row, me, rows + (size_t)me * row_nbytes, row_nbytes);
 
     if (status != IDIST_OK) return status;
     if (me) return idist__join_store_get(j, all, -1, row, table, row_nbytes * (size_t)n);
@@ -777,13 +778,13 @@ static idist_status idist__table_exchange(idist__join *j, const char *row, const
         if (status != IDIST_OK) return status;
     }
 
-    return idist__state_set(j, all, -1, table, row_nbytes * (size_t)n);
+    return idist__join_state_set(j, all, -1, table, row_nbytes * (size_t)n);
 }
 
 // What is known of the network: of all records the longest round trip, the lowest speed of an
 // interface, the smallest window and the highest number of sockets. All ranks have the same table,
 // and so get the same.
-static idist__tcp_record idist__table_network(const idist__join *j) {
+static idist__tcp_record idist__records_network(const idist__join *j) {
     idist__tcp_record all;
     int i;
 
@@ -806,7 +807,7 @@ static idist__tcp_record idist__table_network(const idist__join *j) {
 
 // What is under way while the network is full: bandwidth times round trip. Virtual interfaces
 // report a bandwidth that is too low, or none; unneeded posted receives cost little.
-static uint64_t idist__table_network_nbytes(const idist__tcp_record *network) {
+static uint64_t idist__records_network_nbytes(const idist__tcp_record *network) {
     enum { LEAST_MBITS = 1000 };
     uint64_t least = LEAST_MBITS, mbits = network->mbits > least ? network->mbits : least;
 
@@ -815,7 +816,7 @@ static uint64_t idist__table_network_nbytes(const idist__tcp_record *network) {
 
 // How many sockets it takes to fill the network, when each of them holds a window of it. Only what
 // the interface reports counts: unneeded sockets compete with each other on a slow link.
-static int idist__table_fill_sockets(const idist__tcp_record *network) {
+static int idist__records_fill_sockets(const idist__tcp_record *network) {
     uint64_t nbytes = (uint64_t)network->round_trip_us * network->mbits / 8;
     uint64_t count = network->window_nbytes ? nbytes / network->window_nbytes + 1 : 1;
 
@@ -823,14 +824,14 @@ static int idist__table_fill_sockets(const idist__tcp_record *network) {
 }
 
 // What is known of the network between the hosts, and how many sockets a link gets.
-static void idist__table_measure(idist__join *j, bool by_loopback) {
+static void idist__records_measure(idist__join *j, bool by_loopback) {
     enum { OVERHEAD_US = 5 }; // of a sender and a receiver
-    idist__tcp_record network = idist__table_network(j);
+    idist__tcp_record network = idist__records_network(j);
     char *text = j->w->network;
     size_t capacity = sizeof j->w->network;
 
-    if (!by_loopback) j->w->network_nbytes = idist__table_network_nbytes(&network);
-    j->connector->socket_count = by_loopback ? 1 : idist__table_fill_sockets(&network);
+    if (!by_loopback) j->w->network_nbytes = idist__records_network_nbytes(&network);
+    j->connector->socket_count = by_loopback ? 1 : idist__records_fill_sockets(&network);
     if (network.sockets) j->connector->socket_count = (int)network.sockets;
 
     if (!by_loopback && network.round_trip_us && network.mbits) {
@@ -847,24 +848,24 @@ static void idist__table_measure(idist__join *j, bool by_loopback) {
 }
 
 // The same for the addresses of the TCP sockets.
-static idist_status idist__table_exchange_tcp(idist__join *j, bool by_loopback) {
+static idist_status idist__records_exchange_tcp(idist__join *j, bool by_loopback) {
     size_t i, n = (size_t)j->w->group.size;
     idist_status status;
 
     j->tcp = (idist__tcp_record *)idist__mem_alloc(&j->w->cfg.mem, sizeof *j->tcp * n);
     if (!j->tcp) return IDIST_ERR_NO_MEMORY;
-    status = idist__table_listen_tcp(j, by_loopback);
+    status = idist__records_listen_tcp(j, by_loopback);
     if (status != IDIST_OK) return status;
 
-    status = idist__table_exchange(j, "tcp", "tcps", j->tcp, sizeof *j->tcp);
+    status = idist__records_exchange(j, "tcp", "tcps", j->tcp, sizeof *j->tcp);
     for (i = 0; i < n; i++) j->tcp[i].text[sizeof j->tcp->text - 1] = 0;
-    if (status == IDIST_OK) idist__table_measure(j, by_loopback);
+    if (status == IDIST_OK) idist__records_measure(j, by_loopback);
 
     return status;
 }
 
 // Checks the record of a rank and remembers its host.
-static idist_status idist__table_enter(idist__join *j, idist__record *record, int rank) {
+static idist_status idist__records_enter(idist__join *j, idist__record *record, int rank) {
     idist__world *w = j->w;
 
     record->hostname[sizeof record->hostname - 1] = 0;
@@ -881,7 +882,7 @@ static idist_status idist__table_enter(idist__join *j, idist__record *record, in
     return IDIST_OK;
 }
 
-static idist_status idist__table_make(idist__join *j, idist__record *records) {
+static idist_status idist__records_make(idist__join *j, idist__record *records) {
     idist__world *w = j->w;
     idist__record *me = &records[w->group.rank];
     uint64_t host = idist__config_host_key(&w->cfg);
@@ -895,14 +896,14 @@ static idist_status idist__table_make(idist__join *j, idist__record *records) {
     me->processors = idist__config_processor_key();
     me->shm = w->cfg.transport == IDIST__JOIN_AUTO;
     me->algorithm = (uint32_t)w->cfg.algorithm;
-    if (idist__table_store_address(j, &address) && idist__os_socket_is_loopback(&address))
+    if (idist__records_store_address(j, &address) && idist__os_socket_is_loopback(&address))
         me->loopback = idist__config_reach_key();
-    if (w->cfg.transport != IDIST__JOIN_TCP_ONLY) status = idist__table_listen_local(j, me);
+    if (w->cfg.transport != IDIST__JOIN_TCP_ONLY) status = idist__records_listen_local(j, me);
     if (status == IDIST_OK)
-        status = idist__table_exchange(j, "node", "nodes", records, sizeof *records);
+        status = idist__records_exchange(j, "node", "nodes", records, sizeof *records);
 
     for (i = 0; i < w->group.size && status == IDIST_OK; i++) {
-        status = idist__table_enter(j, &records[i], i);
+        status = idist__records_enter(j, &records[i], i);
         if (records[i].host != host) one_host = false;
         if (!records[i].local[0]) all_local = false; // this rank uses TCP only
         if (!me->loopback || records[i].loopback != me->loopback) all_loopback = false;
@@ -913,7 +914,7 @@ static idist_status idist__table_make(idist__join *j, idist__record *records) {
 
     j->records = records;
     if (status == IDIST_OK && !(one_host && all_local)) // the same on all ranks
-        status = idist__table_exchange_tcp(j, one_host || all_loopback);
+        status = idist__records_exchange_tcp(j, one_host || all_loopback);
 
     return status;
 }
@@ -966,8 +967,8 @@ static void idist__links_find(idist__join *j) {
         const char *where = local ? other->local : j->tcp[i].text;
 
         idist__text_copy(j->connector->where[i].text, sizeof j->connector->where->text, where);
-        idist__transport_set_count(&j->ring->links[i].sockets,
-                                   local ? 1 : j->connector->socket_count);
+        idist__sockets_set_count(&j->ring->links[i].sockets,
+                                 local ? 1 : j->connector->socket_count);
     }
 }
 
@@ -1017,7 +1018,7 @@ static idist_status idist__links_failed(idist__join *j, const idist__connect_eve
     const char *where = event->rank < 0 ? "" : j->connector->where[event->rank].text;
     char how[sizeof idist__me.text];
 
-    if (event->status == IDIST_ERR_NO_FDS) return idist__failure_no_fds(j);
+    if (event->status == IDIST_ERR_NO_FDS) return idist__join_failure_no_fds(j);
 
     if (idist__os_socket_is_unreachable(event->error))
         return idist__fail(IDIST_ERR_SYSTEM,
@@ -1044,7 +1045,7 @@ static idist_status idist__links_failed(idist__join *j, const idist__connect_eve
                            "other hosts cannot reach it",
                            event->rank);
 
-    return idist__failure_lost(j, event->rank, how);
+    return idist__join_failure_lost(j, event->rank, how);
 }
 
 // Goes on with all connections, as far as possible.
@@ -1102,9 +1103,9 @@ static idist_status idist__links_connect(idist__join *j) {
         if (status == IDIST_OK && idist__os_clock_now_ns() - asked_ns > ask_ns) {
             int64_t begun_ns = idist__os_clock_now_ns();
 
-            status = idist__failure_check(j); // handshakes stand still while we ask
+            status = idist__join_failure_check(j); // handshakes stand still while we ask
             asked_ns = idist__os_clock_now_ns();
-            ask_ns = idist__state_ask_ms(j) * IDIST__MS + 4 * (asked_ns - begun_ns);
+            ask_ns = idist__join_state_ask_ms(j) * IDIST__MS + 4 * (asked_ns - begun_ns);
         }
     }
 
@@ -1395,7 +1396,7 @@ static idist_status idist__join_share_broken(idist__join *j, int rank) {
                            "rank that is",
                            rank, j->w->nodes[rank].hostname);
 
-    return idist__failure_lost(
+    return idist__join_failure_lost(
         j, rank, "its connection ended while the ranks of this host agreed on shared memory");
 }
 
@@ -1405,12 +1406,12 @@ static idist_status idist__join_share_await(idist__join *j, int rank) {
     idist_status status;
 
     for (;;) {
-        int64_t ask_ns = idist__os_clock_deadline(idist__state_ask_ms(j));
+        int64_t ask_ns = idist__os_clock_deadline(idist__join_state_ask_ms(j));
 
         if (idist__os_poll_wait(j->ring->links[rank].sockets.fds[0], IDIST__OS_READABLE,
                                 ask_ns < j->deadline_ns ? ask_ns : j->deadline_ns))
             return IDIST_OK;
-        status = idist__failure_check(j);
+        status = idist__join_failure_check(j);
         if (status != IDIST_OK) return status;
         errno = ETIMEDOUT;
         if (idist__os_clock_ms_until(j->deadline_ns) == 0) return idist__join_share_broken(j, rank);
@@ -1567,7 +1568,7 @@ static idist_status idist__join_share_attempt(idist__join *j, const idist__join_
 
 static void idist__join_share_free(const idist_allocator *mem, idist__segment *m) {
     if (!m) return;
-    idist__window_unmap_all(m);
+    idist__view_unmap_all(m);
     if (m->base) idist__os_memory_unmap(m->base, m->window_at);
     idist__os_descriptor_close(&m->fd);
     idist__os_descriptor_close(&m->beacon);
@@ -1778,19 +1779,19 @@ static idist_status idist__join_share_connect_others(idist__join *j) {
 
 enum { IDIST__OPEN_NBYTES = 20 << 20 }; // a thread's stack, the server of the store, buffers
 
-static void idist__ring_free(idist__ring *ring) {
+static void idist__join_free(idist__ring *ring) {
     const idist_allocator *mem = &ring->w->cfg.mem;
     int i;
 
-    if (ring->shm) idist__ended_tell(ring->shm, ring->shm->me, IDIST__ENDED_LEFT);
+    if (ring->shm) idist__liveness_tell(ring->shm, ring->shm->me, IDIST__ENDED_LEFT);
 
     for (i = 0; ring->links && i < ring->w->group.size; i++) {
         idist__link *l = &ring->links[i];
         idist__message *m, *next;
 
         idist__link_close(ring, l);
-        idist__transport_close(&l->sockets); // the others had not been connected yet
-        idist__link_write_failed(ring, l);   // frees what was not written
+        idist__sockets_close(&l->sockets); // the others had not been connected yet
+        idist__link_write_failed(ring, l); // frees what was not written
 
         for (m = l->early; m; m = next) {
             next = m->next;
@@ -1814,8 +1815,8 @@ static void idist__ring_free(idist__ring *ring) {
     idist__mem_free(mem, ring);
 }
 
-// On failure *out is NULL, or half made: the caller passes it to idist__ring_free.
-static idist_status idist__ring_new(idist__world *w, idist__ring **out) {
+// On failure *out is NULL, or half made: the caller passes it to idist__join_free.
+static idist_status idist__join_new(idist__world *w, idist__ring **out) {
     const idist_allocator *mem = &w->cfg.mem;
     idist__ring *ring = (idist__ring *)idist__mem_alloc(mem, sizeof *ring);
     size_t n = (size_t)w->group.size, i;
@@ -1841,7 +1842,7 @@ static idist_status idist__ring_new(idist__world *w, idist__ring **out) {
         l->their_window = IDIST__WINDOW_BYTES;
         l->watched_in = -1;
         l->watched_out = -1;
-        idist__transport_init(&l->sockets);
+        idist__sockets_init(&l->sockets);
         if (ring->stages) l->stage = ring->stages + i * IDIST__STAGE_BYTES;
     }
 
@@ -1849,7 +1850,7 @@ static idist_status idist__ring_new(idist__world *w, idist__ring **out) {
 }
 
 // Memory for poll sets, once it is known how many sockets there may be.
-static idist_status idist__open_polls(idist__ring *ring) {
+static idist_status idist__join_polls(idist__ring *ring) {
     int i;
 
     ring->poll_capacity = (size_t)IDIST__PROGRESS_WAKES + (size_t)IDIST__CONNECTOR_POLLS;
@@ -1863,7 +1864,7 @@ static idist_status idist__open_polls(idist__ring *ring) {
 }
 
 // Meets the other ranks; the store is open.
-static idist_status idist__open_meet(idist__join *j) {
+static idist_status idist__join_meet(idist__join *j) {
     const idist_allocator *mem = &j->w->cfg.mem;
     size_t n = (size_t)j->w->group.size;
     idist__record *records = (idist__record *)idist__mem_alloc(mem, sizeof *records * n);
@@ -1877,12 +1878,12 @@ static idist_status idist__open_meet(idist__join *j) {
         return IDIST_ERR_NO_MEMORY;
     }
 
-    status = idist__table_agree_on_job(j);
-    if (status == IDIST_OK) status = idist__table_make(j, records);
+    status = idist__records_agree_on_job(j);
+    if (status == IDIST_OK) status = idist__records_make(j, records);
     if (status == IDIST_OK) idist__links_find(j);
     if (status == IDIST_OK) status = idist__join_share_share(j);
     if (status == IDIST_OK) status = idist__join_share_connect_others(j);
-    if (status == IDIST_OK) status = idist__open_polls(j->ring);
+    if (status == IDIST_OK) status = idist__join_polls(j->ring);
     if (status == IDIST_OK) status = idist__join_store_leave(j);
 
     j->records = NULL;
@@ -1893,7 +1894,7 @@ static idist_status idist__open_meet(idist__join *j) {
 
 // Joining failed here, while others may have joined already: tells them why. The text of a time-out
 // names the ranks that are late, and a reason that came from another rank names that one.
-static void idist__open_tell_joined(const idist__join *j, idist_status status) {
+static void idist__join_tell_joined(const idist__join *j, idist_status status) {
     idist__ring *ring = j->ring;
     char text[sizeof idist__me.text], cause[IDIST__TEXT_BYTES] = "";
     int i;
@@ -1916,7 +1917,7 @@ static void idist__open_tell_joined(const idist__join *j, idist_status status) {
 }
 
 // Frees what only meeting needed, whether it succeeded or not.
-static void idist__open_end(idist__join *j) {
+static void idist__join_end(idist__join *j) {
     const idist_allocator *mem = &j->w->cfg.mem;
 
     idist__os_descriptor_close(&j->w->cfg.listener);
@@ -1934,7 +1935,7 @@ static void idist__open_end(idist__join *j) {
 
 // Warns of a limit on memory under which this rank may fail to join, or to share memory: an error
 // text of another rank cannot name the limit.
-static void idist__open_warn_of_limit(idist__world *w) {
+static void idist__join_warn_of_limit(idist__world *w) {
     size_t needed = 2 * w->cfg.shm_nbytes + IDIST__OPEN_NBYTES;
     char limit[160];
 
@@ -1946,7 +1947,7 @@ static void idist__open_warn_of_limit(idist__world *w) {
                          limit, needed >> 10);
 }
 
-static idist_status idist__ring_open(idist__world *w) {
+static idist_status idist__join_open(idist__world *w) {
     idist__join j;
     idist_status status = IDIST_OK;
 
@@ -1954,7 +1955,7 @@ static idist_status idist__ring_open(idist__world *w) {
     j.w = w;
     j.deadline_ns = idist__os_clock_deadline(w->cfg.init_timeout_ms);
     idist__me.join_until_ns = j.deadline_ns;
-    if (w->group.size > 1) idist__open_warn_of_limit(w);
+    if (w->group.size > 1) idist__join_warn_of_limit(w);
 
     // Announced now rather than when it is needed: with a second thread, such as the server of the
     // store, the kernel takes 15 ms for it.
@@ -1964,22 +1965,22 @@ static idist_status idist__ring_open(idist__world *w) {
     if (w->group.size > 1) status = idist__join_store_open(&j);
     else idist__text_copy(w->nodes[0].hostname, sizeof w->nodes[0].hostname, w->hostname);
 
-    if (status == IDIST_OK) status = idist__ring_new(w, &j.ring);
+    if (status == IDIST_OK) status = idist__join_new(w, &j.ring);
     if (status == IDIST_OK)
-        status = w->group.size > 1 ? idist__open_meet(&j) : idist__open_polls(j.ring);
-    idist__failure_of_store(&j, status);
+        status = w->group.size > 1 ? idist__join_meet(&j) : idist__join_polls(j.ring);
+    idist__join_failure_of_store(&j, status);
 
     w->impl = j.ring;
     // Those that have joined first: they may be about to give up a call, and the store may be slow.
-    if (status != IDIST_OK && j.ring && j.ring->links) idist__open_tell_joined(&j, status);
-    if (status != IDIST_OK) idist__failure_tell(&j, status);
-    idist__open_end(&j);
+    if (status != IDIST_OK && j.ring && j.ring->links) idist__join_tell_joined(&j, status);
+    if (status != IDIST_OK) idist__join_failure_tell(&j, status);
+    idist__join_end(&j);
     idist__me.join_until_ns = 0;
 
     if (status == IDIST_OK && !j.ring->polled_link_count)
         idist__os_descriptor_close(&j.ring->watch); // nothing will ever be watched
 
-    if (status != IDIST_OK && j.ring) idist__ring_free(j.ring);
+    if (status != IDIST_OK && j.ring) idist__join_free(j.ring);
 
     return status;
 }

@@ -599,11 +599,11 @@ IDIST__UNUSED static idist_status idist__pmi_share_address(idist__config *config
 
 enum { IDIST__TF_DEPTH_MAX = 32 };
 
-static void idist__tf_skip_blanks(const char **at) { *at += strspn(*at, " \t\r\n"); }
+static void idist__tf_config_skip_blanks(const char **at) { *at += strspn(*at, " \t\r\n"); }
 
 // These three move *at behind a valid piece of JSON, or return false and leave it where it is
 // wrong.
-static bool idist__tf_skip_string(const char **at) {
+static bool idist__tf_config_skip_string(const char **at) {
     const char *end = *at;
 
     if (*end++ != '"') return false;
@@ -615,7 +615,7 @@ static bool idist__tf_skip_string(const char **at) {
     return true;
 }
 
-static bool idist__tf_skip_word(const char **at) {
+static bool idist__tf_config_skip_word(const char **at) {
     static const char *const words[] = {"true", "false", "null"};
     size_t i, nbytes = strspn(*at, "+-.0123456789eE");
 
@@ -626,16 +626,16 @@ static bool idist__tf_skip_word(const char **at) {
     return nbytes > 0;
 }
 
-static bool idist__tf_skip_value(const char **at, int depth) {
+static bool idist__tf_config_skip_value(const char **at, int depth) {
     bool is_object = **at == '{';
     char end = is_object ? '}' : ']';
 
-    if (**at == '"') return idist__tf_skip_string(at);
-    if (!is_object && **at != '[') return idist__tf_skip_word(at);
+    if (**at == '"') return idist__tf_config_skip_string(at);
+    if (!is_object && **at != '[') return idist__tf_config_skip_word(at);
     if (depth == IDIST__TF_DEPTH_MAX) return false;
 
     ++*at;
-    idist__tf_skip_blanks(at);
+    idist__tf_config_skip_blanks(at);
 
     if (**at == end) {
         ++*at;
@@ -644,29 +644,29 @@ static bool idist__tf_skip_value(const char **at, int depth) {
 
     while (true) {
         if (is_object) {
-            if (!idist__tf_skip_string(at)) return false;
-            idist__tf_skip_blanks(at);
+            if (!idist__tf_config_skip_string(at)) return false;
+            idist__tf_config_skip_blanks(at);
             if (**at != ':') return false;
             ++*at;
-            idist__tf_skip_blanks(at);
+            idist__tf_config_skip_blanks(at);
         }
 
-        if (!idist__tf_skip_value(at, depth + 1)) return false;
-        idist__tf_skip_blanks(at);
+        if (!idist__tf_config_skip_value(at, depth + 1)) return false;
+        idist__tf_config_skip_blanks(at);
         if (**at != end && **at != ',') return false;
         if (*(*at)++ == end) return true;
-        idist__tf_skip_blanks(at);
+        idist__tf_config_skip_blanks(at);
     }
 }
 
 // A program whose TF_CONFIG lost a quotation mark on its way must not run alone for that.
-static idist_status idist__tf_check(const char *text) {
+static idist_status idist__tf_config_check(const char *text) {
     const char *at = text;
     bool valid;
 
-    idist__tf_skip_blanks(&at);
-    valid = *at == '{' && idist__tf_skip_value(&at, 0);
-    idist__tf_skip_blanks(&at);
+    idist__tf_config_skip_blanks(&at);
+    valid = *at == '{' && idist__tf_config_skip_value(&at, 0);
+    idist__tf_config_skip_blanks(&at);
     if (valid && !*at) return IDIST_OK;
 
     return idist__fail(
@@ -677,7 +677,7 @@ static idist_status idist__tf_check(const char *text) {
 }
 
 // The number of strings in a list. The first of them goes to `first`, unless that is taken.
-static int idist__tf_count_hosts(const char *text, const char *list, char first[256]) {
+static int idist__tf_config_count_hosts(const char *text, const char *list, char first[256]) {
     const char *at = strstr(text, list);
     int count = 0;
 
@@ -697,7 +697,7 @@ static int idist__tf_count_hosts(const char *text, const char *list, char first[
     return count;
 }
 
-static idist_status idist__tf_read(idist__config *config, const char *text) {
+static idist_status idist__tf_config_read(idist__config *config, const char *text) {
     char first[256] = "", type[32] = "", host[256];
     int chiefs, workers, index = -1, port = 0;
     const char *task = strstr(text, "\"task\"");
@@ -708,9 +708,9 @@ static idist_status idist__tf_read(idist__config *config, const char *text) {
     config->launcher_kind = IDIST__LAUNCHER_TF_CONFIG;
     config->launcher = "tf_config";
     config->rank_var = config->size_var = "TF_CONFIG";
-    chiefs = idist__tf_count_hosts(text, "\"chief\"", first);
-    chiefs += idist__tf_count_hosts(text, "\"master\"", first);
-    workers = idist__tf_count_hosts(text, "\"worker\"", first);
+    chiefs = idist__tf_config_count_hosts(text, "\"chief\"", first);
+    chiefs += idist__tf_config_count_hosts(text, "\"master\"", first);
+    workers = idist__tf_config_count_hosts(text, "\"worker\"", first);
 
     if (type_at) sscanf(type_at + 6, " : \"%31[a-z]\"", type);
     if (index_at) sscanf(index_at + 7, " : %9d", &index);
@@ -903,12 +903,12 @@ static idist_status idist__detect_pmi_port(idist__config *config, const idist__l
 static idist_status idist__detect_tf(idist__config *config, const idist__launcher *row, bool asked,
                                      bool *found) {
     const char *text = idist__os_env("TF_CONFIG");
-    idist_status status = text ? idist__tf_check(text) : IDIST_OK;
+    idist_status status = text ? idist__tf_config_check(text) : IDIST_OK;
 
     (void)row;
     if (status != IDIST_OK) return status;
     *found = text && (asked || strstr(text, "\"cluster\""));
-    if (*found) return idist__tf_read(config, text);
+    if (*found) return idist__tf_config_read(config, text);
     if (!asked) return IDIST_OK;
 
     return idist__fail(IDIST_ERR_ENV, "IDIST_LAUNCHER=tf_config, but TF_CONFIG is not set");

@@ -347,7 +347,7 @@ typedef struct idist__mpi {
     MPI_Comm p2p_comm;   // control messages and data; same ranks as the world
     MPI_Comm world_comm; // collectives of the world group
     bool fault_tolerant; // ULFM is on
-    bool finding_lost;   // idist__mpi_fail_group is asking who is lost
+    bool finding_lost;   // idist__mpi_error_fail_group is asking who is lost
     bool closing;        // nothing more is sent
     bool abandoned;      // MPI may use memory of ours for ever
     bool finalized;      // the program has called MPI_Finalize: nothing of MPI may be called
@@ -358,8 +358,9 @@ typedef struct idist__mpi {
     uint32_t wake_count; // a futex: sleepers wait for it to change
     int64_t poll_ns;     // the latest pause between polls; 0: start over
 
-    // idist__control_progress and idist__mpi_deliver. Pointers, because errors need the transport,
-    // which stands further down, and the transport its handlers, which stand further down still.
+    // idist__control_progress and idist__mpi_engine_deliver. Pointers, because errors need the
+    // transport, which stands further down, and the transport its handlers, which stand further
+    // down still.
     void (*receive)(struct idist__mpi *m);
     void (*deliver)(struct idist__mpi *m, int source, idist__mpi_control *control,
                     const void *payload);
@@ -396,7 +397,7 @@ static idist__mpi_op *idist__mpi_op_of(const idist__task *t) { return (idist__mp
 // uses clock os:thread fail model core:group types
 //------------------------------------------------------------------------------
 
-static idist_status idist__mpi_fail(const char *what, int error) {
+static idist_status idist__mpi_error_fail(const char *what, int error) {
     char text[MPI_MAX_ERROR_STRING + 1];
     int error_class = MPI_ERR_OTHER, length = 0;
 
@@ -408,7 +409,7 @@ static idist_status idist__mpi_fail(const char *what, int error) {
 
 // Whether an error means that a process is lost. Another rank reports that by revoking the
 // communicator.
-static bool idist__mpi_is_loss(int error) {
+static bool idist__mpi_error_is_loss(int error) {
 #ifdef IDIST__ULFM
     int error_class = MPI_SUCCESS;
     MPI_Error_class(error, &error_class);
@@ -421,7 +422,7 @@ static bool idist__mpi_is_loss(int error) {
 }
 
 // Asks MPI which ranks are lost, and fails every group that has one of them.
-static void idist__mpi_find_lost(idist__mpi *m) {
+static void idist__mpi_error_find_lost(idist__mpi *m) {
 #ifdef IDIST__ULFM
     MPI_Group all, failed;
     int i, failed_count = 0;
@@ -448,32 +449,33 @@ static void idist__mpi_find_lost(idist__mpi *m) {
 
 // A call of MPI failed in this group, which fails with it. After a loss MPI may take a moment to
 // find out whose it was. Receiving may itself fail and come back here; finding_lost ends that.
-static void idist__mpi_fail_group(idist__mpi *m, idist_group *g, const char *what, int error) {
+static void idist__mpi_error_fail_group(idist__mpi *m, idist_group *g, const char *what,
+                                        int error) {
     char cause[400];
     idist_status status;
     int64_t deadline_ns = idist__os_clock_deadline(IDIST__FIND_LOST_MS);
 
-    while (idist__mpi_is_loss(error) && !m->finding_lost && g->status == IDIST_OK &&
+    while (idist__mpi_error_is_loss(error) && !m->finding_lost && g->status == IDIST_OK &&
            idist__os_clock_now_ns() < deadline_ns) {
         m->finding_lost = true;
-        idist__mpi_find_lost(m);
+        idist__mpi_error_find_lost(m);
         m->receive(m); // another rank may tell us what happened
         m->finding_lost = false;
     }
 
-    status = idist__mpi_fail(what, error);
+    status = idist__mpi_error_fail(what, error);
     snprintf(cause, sizeof cause, "on rank %d %.350s", m->w->cfg.rank, idist__me.text);
-    idist__group_fail(g, idist__mpi_is_loss(error) ? IDIST_ERR_PEER_LOST : status, cause);
+    idist__group_fail(g, idist__mpi_error_is_loss(error) ? IDIST_ERR_PEER_LOST : status, cause);
 }
 
 // Waits for a request of MPI. timeout_ms < 0: for ever. On IDIST_ERR_TIMEOUT MPI still has it.
-static idist_status idist__mpi_await(MPI_Request *request, int timeout_ms, const char *what) {
+static idist_status idist__mpi_error_await(MPI_Request *request, int timeout_ms, const char *what) {
     int64_t deadline_ns = timeout_ms < 0 ? IDIST__FOREVER : idist__os_clock_deadline(timeout_ms);
     int done = 0, error;
 
     for (;;) {
         error = MPI_Test(request, &done, MPI_STATUS_IGNORE);
-        if (error != MPI_SUCCESS) return idist__mpi_fail(what, error);
+        if (error != MPI_SUCCESS) return idist__mpi_error_fail(what, error);
         if (done) return IDIST_OK;
         if (idist__os_clock_now_ns() > deadline_ns)
             return idist__fail(IDIST_ERR_TIMEOUT,
@@ -489,22 +491,22 @@ static idist_status idist__mpi_await(MPI_Request *request, int timeout_ms, const
 //------------------------------------------------------------------------------
 
 // Pairs, and the dtypes that the program creates, have no datatype of MPI.
-static bool idist__mpi_has_type(idist_dtype dtype) { return dtype < IDIST_F32_I64; }
+static bool idist__mpi_type_exists(idist_dtype dtype) { return dtype < IDIST_F32_I64; }
 
 // Floats of 16 and 8 bits travel as unsigned integers; reductions convert them to F32 first.
-static MPI_Datatype idist__mpi_type(idist_dtype dtype) {
+static MPI_Datatype idist__mpi_type_of(idist_dtype dtype) {
     static const MPI_Datatype types[] = {MPI_INT8_T,   MPI_UINT8_T,  MPI_INT16_T, MPI_UINT16_T,
                                          MPI_INT32_T,  MPI_UINT32_T, MPI_INT64_T, MPI_UINT64_T,
                                          MPI_UINT16_T, MPI_UINT16_T, MPI_FLOAT,   MPI_DOUBLE,
                                          MPI_UINT8_T,  MPI_UINT8_T};
 
-    return types[idist__mpi_has_type(dtype) ? dtype : IDIST_U8];
+    return types[idist__mpi_type_exists(dtype) ? dtype : IDIST_U8];
 }
 
 // Our own SUM, PROD, MIN and MAX replace MPI's where those may differ from ours: MPI does not
 // define MIN and MAX of a NaN, MPICH 4 compares unsigned numbers as signed ones, and Open MPI 4
 // saturates sums of 8 and 16 bits.
-static MPI_Op idist__mpi_builtin_op(const idist__mpi *m, idist_op op, idist_dtype dtype) {
+static MPI_Op idist__mpi_type_builtin_op(const idist__mpi *m, idist_op op, idist_dtype dtype) {
     bool own = idist_dtype_size(dtype) < 4 || op == IDIST_MIN || op == IDIST_MAX;
     static const MPI_Op ops[] = {
         MPI_SUM,  MPI_PROD, MPI_MIN,  MPI_MAX,  MPI_SUM, // AVG is divided at the end
@@ -513,15 +515,16 @@ static MPI_Op idist__mpi_builtin_op(const idist__mpi *m, idist_op op, idist_dtyp
     return !own || op > IDIST_AVG ? ops[op] : m->ops[op == IDIST_AVG ? IDIST_SUM : op];
 }
 
-static void idist__mpi_reduce(void *in, void *inout, int count, MPI_Datatype type, idist_op op) {
+static void idist__mpi_type_reduce(void *in, void *inout, int count, MPI_Datatype type,
+                                   idist_op op) {
     int dtype = 0;
-    while (dtype < IDIST_F64 && type != idist__mpi_type((idist_dtype)dtype)) dtype++;
+    while (dtype < IDIST_F64 && type != idist__mpi_type_of((idist_dtype)dtype)) dtype++;
     idist__reduce_table[dtype][op](inout, in, inout, (size_t)count);
 }
 
-#define IDIST__MPI_OP(name, op)                                                            \
-    static void idist__mpi_##name(void *in, void *inout, int *count, MPI_Datatype *type) { \
-        idist__mpi_reduce(in, inout, *count, *type, op);                                   \
+#define IDIST__MPI_OP(name, op)                                                                 \
+    static void idist__mpi_type_##name(void *in, void *inout, int *count, MPI_Datatype *type) { \
+        idist__mpi_type_reduce(in, inout, *count, *type, op);                                   \
     }
 IDIST__MPI_OP(sum, IDIST_SUM)
 IDIST__MPI_OP(prod, IDIST_PROD)
@@ -529,23 +532,23 @@ IDIST__MPI_OP(min, IDIST_MIN)
 IDIST__MPI_OP(max, IDIST_MAX)
 
 // MINLOC and MAXLOC, as ops that a program might define: MPI's pairs have an index of type int.
-static void idist__mpi_minloc(const void *in, void *inout, size_t count, idist_dtype dtype,
-                              void *arg) {
+static void idist__mpi_type_minloc(const void *in, void *inout, size_t count, idist_dtype dtype,
+                                   void *arg) {
     (void)arg;
     idist__reduce_table[(unsigned)dtype][IDIST_MINLOC](inout, in, inout, count);
 }
 
-static void idist__mpi_maxloc(const void *in, void *inout, size_t count, idist_dtype dtype,
-                              void *arg) {
+static void idist__mpi_type_maxloc(const void *in, void *inout, size_t count, idist_dtype dtype,
+                                   void *arg) {
     (void)arg;
     idist__reduce_table[(unsigned)dtype][IDIST_MAXLOC](inout, in, inout, count);
 }
 
-static idist__user_op idist__mpi_pair_op(idist_op op) {
+static idist__user_op idist__mpi_type_pair_op(idist_op op) {
     idist__user_op user;
 
     memset(&user, 0, sizeof user);
-    user.fn = op == IDIST_MINLOC ? idist__mpi_minloc : idist__mpi_maxloc;
+    user.fn = op == IDIST_MINLOC ? idist__mpi_type_minloc : idist__mpi_type_maxloc;
     user.commutative = true;
 
     return user;
@@ -557,20 +560,20 @@ static int idist__mpi_keyval = MPI_KEYVAL_INVALID;
 
 // Calls the op of a program. An exception ends the process here, because MPI would go on with a
 // wrong operand and could not be told.
-IDIST__NOINLINE static void idist__mpi_call_user(const idist__mpi_hook *hook, void *in, void *inout,
-                                                 size_t count) {
+IDIST__NOINLINE static void idist__mpi_type_call_user(const idist__mpi_hook *hook, void *in,
+                                                      void *inout, size_t count) {
     IDIST__CALLBACK(hook->user.fn(in, inout, count, hook->dtype, hook->user.arg));
     if (!idist__me.thrown[0]) return;
     fprintf(stderr, "idist: a user op threw an exception inside MPI: %s\n", idist__me.thrown);
     idist__os_unwind_terminate();
 }
 
-static void idist__mpi_user(void *in, void *inout, int *count, MPI_Datatype *type) {
+static void idist__mpi_type_user(void *in, void *inout, int *count, MPI_Datatype *type) {
     idist__mpi_hook *hook = NULL;
     int found = 0;
 
     MPI_Type_get_attr(*type, idist__mpi_keyval, &hook, &found);
-    if (found && hook) idist__mpi_call_user(hook, in, inout, (size_t)*count);
+    if (found && hook) idist__mpi_type_call_user(hook, in, inout, (size_t)*count);
 }
 
 //------------------------------------------------------------------------------
@@ -825,7 +828,7 @@ static void idist__native_user_op(idist__native *nat, const idist__user_op *user
     if (nat->error == MPI_SUCCESS)
         nat->error = MPI_Type_set_attr(nat->type, idist__mpi_keyval, nat->hook);
     if (nat->error == MPI_SUCCESS)
-        nat->error = MPI_Op_create(idist__mpi_user, user->commutative, &nat->op);
+        nat->error = MPI_Op_create(idist__mpi_type_user, user->commutative, &nat->op);
     nat->owns_op = nat->error == MPI_SUCCESS;
     if (nat->error != MPI_SUCCESS) nat->function = "MPI_Op_create";
 }
@@ -851,7 +854,7 @@ static void idist__native_stage(idist__native *nat, size_t count, idist_dtype dt
     idist__native_allocate_scratch(nat, in_place ? nbytes : nbytes + result_nbytes + 1);
     if (!nat->scratch) return;
 
-    if (widen) idist__float_widen((float *)(void *)nat->scratch, c->send, count, c->dtype);
+    if (widen) idist__small_float_widen((float *)(void *)nat->scratch, c->send, count, c->dtype);
     else idist__block_copy(nat->scratch, c->send, nbytes);
     if (user && !user->fn) idist__reduce_scale(nat->scratch, count, dtype, user->factor);
 
@@ -865,13 +868,13 @@ static void idist__native_stage(idist__native *nat, size_t count, idist_dtype dt
 static void idist__native_reduction(idist__native *nat) {
     const idist__call *c = nat->call;
     const idist__user_op *user = NULL;
-    bool narrow = idist__type_is_narrow(c->dtype), custom, scaled,
+    bool narrow = idist__dtype_is_narrow(c->dtype), custom, scaled,
          scatters = idist__kind_scatters_sum(c->kind);
-    idist__user_op pair = idist__mpi_pair_op(c->op);
+    idist__user_op pair = idist__mpi_type_pair_op(c->op);
     idist_dtype dtype = c->dtype;
 
     if ((int)c->op >= IDIST_OP_USER) user = idist__world_user_op(nat->group, c);
-    else if (idist__type_is_pair(dtype)) user = &pair;
+    else if (idist__dtype_is_pair(dtype)) user = &pair;
     custom = user && user->fn;  // takes the dtype as it is
     scaled = user && !user->fn; // premultiplied sum
 
@@ -881,9 +884,9 @@ static void idist__native_reduction(idist__native *nat) {
     } else {
         if (narrow) dtype = IDIST_F32;
         nat->element_size = idist_dtype_size(dtype);
-        nat->type = idist__mpi_type(dtype);
-        nat->op =
-            idist__mpi_builtin_op(idist__mpi_of(nat->group->w), user ? IDIST_SUM : c->op, dtype);
+        nat->type = idist__mpi_type_of(dtype);
+        nat->op = idist__mpi_type_builtin_op(idist__mpi_of(nat->group->w), user ? IDIST_SUM : c->op,
+                                             dtype);
     }
 
     if ((narrow && !custom) || scaled || (scatters && nat->large_counts) ||
@@ -938,14 +941,14 @@ static void idist__native_init(idist__native *nat, const idist_group *g, const i
     nat->error = MPI_SUCCESS;
     nat->requests = nat->first_requests;
     nat->request_capacity = (int)IDIST__COUNT_OF(nat->first_requests);
-    nat->type = idist__mpi_type(c->dtype);
+    nat->type = idist__mpi_type_of(c->dtype);
     nat->element_size = idist_dtype_size(c->dtype);
     nat->in = (const char *)c->send;
     nat->out = (char *)c->recv;
     nat->no_data = c->kind != IDIST__BARRIER && c->count == 0 && !idist__kind_is_v(c->kind);
     if (nat->no_data) return;
 
-    if (!idist__mpi_has_type(c->dtype)) idist__native_own_type(nat);
+    if (!idist__mpi_type_exists(c->dtype)) idist__native_own_type(nat);
     if (nat->error != MPI_SUCCESS) return;
     nat->in_place = idist__extent_call_in_place(g, c);
     if (idist__kind_reduces(c->kind)) idist__native_reduction(nat);
@@ -998,9 +1001,10 @@ static void idist__native_finish(idist__native *nat) {
     if (c->kind == IDIST__REDUCE && c->root != g->rank) return;
     if (c->kind == IDIST__EXSCAN && g->rank == 0) return;
 
-    if (idist__type_is_narrow(c->dtype) && !nat->hook) {
+    if (idist__dtype_is_narrow(c->dtype) && !nat->hook) {
         if (c->op == IDIST_AVG) idist__reduce_divide(nat->out, c->count, IDIST_F32, g->size);
-        idist__float_narrow(c->recv, (const float *)(const void *)nat->out, c->count, c->dtype);
+        idist__small_float_narrow(c->recv, (const float *)(const void *)nat->out, c->count,
+                                  c->dtype);
         return;
     }
 
@@ -1274,7 +1278,7 @@ static void idist__exchange_result(const idist_group *g, const idist__call *c) {
 //     idist__control_send        copies it and posts MPI_Isend
 //     idist__control_sweep       takes the buffer back when it is sent
 //     idist__control_progress    receives it on the other rank
-//     m->deliver                 idist__mpi_deliver of [mpi:engine], which hands
+//     m->deliver                 idist__mpi_engine_deliver of [mpi:engine], which hands
 //                                it to [mpi:p2p] or [mpi:wait]
 //     idist__control_keep        keeps it if nobody can use it yet
 //------------------------------------------------------------------------------
@@ -1282,7 +1286,7 @@ static void idist__exchange_result(const idist_group *g, const idist__call *c) {
 static void idist__control_post_receive(idist__mpi *m) {
     int error = MPI_Irecv(m->incoming_buffer, (int)sizeof m->incoming_buffer, MPI_BYTE,
                           MPI_ANY_SOURCE, IDIST__TAG_CONTROL, m->p2p_comm, &m->incoming);
-    if (error != MPI_SUCCESS) idist__mpi_fail_group(m, &m->w->group, "MPI_Irecv", error);
+    if (error != MPI_SUCCESS) idist__mpi_error_fail_group(m, &m->w->group, "MPI_Irecv", error);
 }
 
 // Whether a control message is in the buffer. Under ULFM a receive from any rank fails while a rank
@@ -1291,9 +1295,9 @@ static bool idist__control_arrived(idist__mpi *m, MPI_Status *status) {
     int arrived = 0, cancelled = 0, error = MPI_Test(&m->incoming, &arrived, status);
 
     if (error == MPI_SUCCESS) return arrived;
-    idist__mpi_fail_group(m, &m->w->group, "MPI_Test", error);
-    if (!idist__mpi_is_loss(error)) return false;
-    idist__mpi_find_lost(m);
+    idist__mpi_error_fail_group(m, &m->w->group, "MPI_Test", error);
+    if (!idist__mpi_error_is_loss(error)) return false;
+    idist__mpi_error_find_lost(m);
 
     if (m->incoming != MPI_REQUEST_NULL) {
         MPI_Cancel(&m->incoming);
@@ -1390,7 +1394,7 @@ static void idist__control_send(idist__mpi *m, int rank, const idist__mpi_contro
 
     g = idist__world_find_group(m->w, control->ctx);
     if (!g) return;
-    if (o) idist__mpi_fail_group(m, g, "MPI_Isend", error);
+    if (o) idist__mpi_error_fail_group(m, g, "MPI_Isend", error);
     else idist__group_fail_memory(g);
 }
 
@@ -1529,12 +1533,12 @@ static bool idist__comms_keep(idist__mpi *m, uint64_t ctx) {
 //     idist__call_locked
 //       |
 //       | blocking, and no other task
-//       +--> idist__mpi_quick
+//       +--> idist__mpi_coll_quick
 //       |      idist__mpi_coll_exchange     begins; polls a few times
 //       |        done, data in the headers -------------------------> result, no task
 //       |        otherwise: no result, and ...
 //       v
-//     idist__mpi_start                      queues a task for the call
+//     idist__mpi_engine_start                      queues a task for the call
 //       v
 //     idist__mpi_coll_step                  first in the queue, each time somebody polls
 //       |  QUEUED, ENTERING, COMMITTING:
@@ -1584,7 +1588,7 @@ static void idist__mpi_coll_find_unbalanced(const idist_group *g, const idist__t
                            idist__mpi_group_of(g)->comm, &request);
 
     if (error != MPI_SUCCESS ||
-        idist__mpi_await(&request, IDIST__CLOSE_MS, "MPI_Iallgather") != IDIST_OK) {
+        idist__mpi_error_await(&request, IDIST__CLOSE_MS, "MPI_Iallgather") != IDIST_OK) {
         idist__mpi_of(g->w)->abandoned = true; // MPI may still use the memory
         return;
     }
@@ -1654,7 +1658,7 @@ static void idist__mpi_coll_done(idist__mpi *m, idist__task *t) {
     error = idist__native_end(&op->native);
 
     if (error == MPI_SUCCESS) idist__task_complete(t, IDIST_OK, "");
-    else idist__mpi_fail_group(m, t->group, function, error);
+    else idist__mpi_error_fail_group(m, t->group, function, error);
 }
 
 // Takes the first collective from its queue: hands it to MPI, or completes it if all data was in
@@ -1699,7 +1703,7 @@ static void idist__mpi_coll_entered(idist__mpi *m, idist__task *t) {
     if (!small) idist__native_init(nat, g, &t->call, flags);
 
     if (nat->error != MPI_SUCCESS) {
-        idist__mpi_fail_group(m, g, nat->function, nat->error);
+        idist__mpi_error_fail_group(m, g, nat->function, nat->error);
         return;
     }
 
@@ -1760,7 +1764,8 @@ static bool idist__mpi_coll_step(idist__mpi *m, idist__task *t) {
     state = idist__mpi_coll_exchange(g, &t->call, &fingerprint, busy, 1, &error);
     if (state == IDIST__EXCHANGE_PENDING) return false;
 
-    if (state == IDIST__EXCHANGE_FAILED) idist__mpi_fail_group(m, g, "the header exchange", error);
+    if (state == IDIST__EXCHANGE_FAILED)
+        idist__mpi_error_fail_group(m, g, "the header exchange", error);
     else if (op->phase == IDIST__PHASE_ENTERING) idist__mpi_coll_entered(m, t);
     else idist__mpi_coll_run(m, t, !(idist__exchange_flags(g) & IDIST__HEADER_BUSY));
 
@@ -1804,11 +1809,11 @@ static bool idist__mpi_coll_direct(idist__mpi *m, idist_group *g, const idist__c
     int error;
 
     if (c->kind == IDIST__ALL_REDUCE && c->count && c->count <= IDIST__MPI_COUNT &&
-        (int)c->op < IDIST_OP_USER && c->op != IDIST_AVG && !idist__type_is_narrow(c->dtype) &&
-        idist__mpi_has_type(c->dtype)) {
-        error =
-            MPI_Allreduce(in, c->recv, (int)c->count, idist__mpi_type(c->dtype),
-                          idist__mpi_builtin_op(m, c->op, c->dtype), idist__mpi_group_of(g)->comm);
+        (int)c->op < IDIST_OP_USER && c->op != IDIST_AVG && !idist__dtype_is_narrow(c->dtype) &&
+        idist__mpi_type_exists(c->dtype)) {
+        error = MPI_Allreduce(in, c->recv, (int)c->count, idist__mpi_type_of(c->dtype),
+                              idist__mpi_type_builtin_op(m, c->op, c->dtype),
+                              idist__mpi_group_of(g)->comm);
     } else {
         idist__native_init(&nat, g, c, idist__mpi_coll_unchecked_flags(g, c));
         idist__native_begin(&nat, true);
@@ -1816,7 +1821,7 @@ static bool idist__mpi_coll_direct(idist__mpi *m, idist_group *g, const idist__c
     }
 
     if (error == MPI_SUCCESS) g->seq++;
-    else idist__mpi_fail_group(m, g, "a collective of MPI", error);
+    else idist__mpi_error_fail_group(m, g, "a collective of MPI", error);
 
     return error == MPI_SUCCESS;
 }
@@ -1835,7 +1840,7 @@ static void idist__mpi_coll_poll_control(idist__mpi *m) {
 // Runs a blocking collective without a task, if all data fits into headers and the others come
 // soon. Otherwise, and after any error, it returns false, and the task that follows continues the
 // exchange.
-static bool idist__mpi_quick(idist_group *g, const idist__call *c) {
+static bool idist__mpi_coll_quick(idist_group *g, const idist__call *c) {
     idist__mpi *m = idist__mpi_of(g->w);
     idist__exchange_state state;
     idist__fingerprint fingerprint;
@@ -1851,7 +1856,8 @@ static bool idist__mpi_quick(idist_group *g, const idist__call *c) {
     if (idist__exchange_contribution(g, c) < 0 || idist__mpi_coll_binds(c)) polls = 0;
     fingerprint = idist__fingerprint_of_call(g->w, c, g->seq + 1);
     state = idist__mpi_coll_exchange(g, c, &fingerprint, false, polls, &error);
-    if (state == IDIST__EXCHANGE_FAILED) idist__mpi_fail_group(m, g, "the header exchange", error);
+    if (state == IDIST__EXCHANGE_FAILED)
+        idist__mpi_error_fail_group(m, g, "the header exchange", error);
     if (state != IDIST__EXCHANGE_DONE || !idist__exchange_agree(g, text, sizeof text)) return false;
 
     idist__exchange_result(g, c);
@@ -1875,20 +1881,20 @@ static bool idist__mpi_quick(idist_group *g, const idist__call *c) {
 //
 // The path of a send:
 //
-//     idist__p2p_send         sends EAGER, which completes it, or READY_TO_SEND
-//     idist__p2p_cleared      WAITING done: posts the data
-//     idist__p2p_done         TRANSFERRING done: completes it
+//     idist__mpi_p2p_send         sends EAGER, which completes it, or READY_TO_SEND
+//     idist__mpi_p2p_cleared      WAITING done: posts the data
+//     idist__mpi_p2p_done         TRANSFERRING done: completes it
 //
 // The path of a receive:
 //
-//     idist__p2p_receive      looks for an unexpected message, or waits for one
-//     idist__p2p_match        EAGER: copies the payload, which completes it
-//     idist__p2p_clear        READY_TO_SEND: posts MPI_Irecv, sends CLEAR_TO_SEND
-//     idist__p2p_done         TRANSFERRING done: completes it
+//     idist__mpi_p2p_receive      looks for an unexpected message, or waits for one
+//     idist__mpi_p2p_match        EAGER: copies the payload, which completes it
+//     idist__mpi_p2p_clear        READY_TO_SEND: posts MPI_Irecv, sends CLEAR_TO_SEND
+//     idist__mpi_p2p_done         TRANSFERRING done: completes it
 //------------------------------------------------------------------------------
 
 // Posts the data of a large message, in pieces that MPI can count.
-static void idist__p2p_transfer(idist__task *t, int rank, int tag, size_t nbytes) {
+static void idist__mpi_p2p_transfer(idist__task *t, int rank, int tag, size_t nbytes) {
     idist__mpi *m = idist__mpi_of(t->group->w);
     idist__native *nat = &idist__mpi_op_of(t)->native;
     bool sends = t->call.kind == IDIST__SEND;
@@ -1910,7 +1916,7 @@ static void idist__p2p_transfer(idist__task *t, int rank, int tag, size_t nbytes
 }
 
 // The next MPI tag for data. It skips the tags of cancelled receives, whose data may yet arrive.
-static int idist__p2p_next_tag(idist__mpi *m) {
+static int idist__mpi_p2p_next_tag(idist__mpi *m) {
     int i;
 
     for (i = 0; i < IDIST__TAG_RANGE; i++) {
@@ -1922,12 +1928,12 @@ static int idist__p2p_next_tag(idist__mpi *m) {
 }
 
 // Receives the large message that READY_TO_SEND announces.
-static void idist__p2p_clear(idist__mpi *m, idist__task *t, int source,
-                             const idist__mpi_control *ready) {
+static void idist__mpi_p2p_clear(idist__mpi *m, idist__task *t, int source,
+                                 const idist__mpi_control *ready) {
     idist__mpi_op *op = idist__mpi_op_of(t);
     idist__mpi_control clear;
 
-    op->data_tag = idist__p2p_next_tag(m);
+    op->data_tag = idist__mpi_p2p_next_tag(m);
     op->source = source;
     op->control = *ready;
 
@@ -1936,16 +1942,16 @@ static void idist__p2p_clear(idist__mpi *m, idist__task *t, int source,
     clear.ctx = ready->ctx;
     clear.id = ready->id;
     clear.tag = IDIST__TAG_DATA + op->data_tag;
-    idist__p2p_transfer(t, source, clear.tag,
-                        (size_t)idist__fingerprint_count(&ready->fingerprint) *
-                            idist_dtype_size(t->call.dtype));
+    idist__mpi_p2p_transfer(t, source, clear.tag,
+                            (size_t)idist__fingerprint_count(&ready->fingerprint) *
+                                idist_dtype_size(t->call.dtype));
     idist__control_send(m, source, &clear, NULL, 0);
 }
 
 // Gives a message to the oldest receive that wants it; false: there is none. Receives that it does
 // not fit fail.
-static bool idist__p2p_match(idist__mpi *m, idist_group *g, int source, idist__mpi_control *control,
-                             const void *payload) {
+static bool idist__mpi_p2p_match(idist__mpi *m, idist_group *g, int source,
+                                 idist__mpi_control *control, const void *payload) {
     idist__task **at = &idist__mpi_group_of(g)->receives;
     int from = idist__mpi_group_of(g)->rank_of[source];
     size_t count = (size_t)idist__fingerprint_count(&control->fingerprint);
@@ -1955,24 +1961,24 @@ static bool idist__p2p_match(idist__mpi *m, idist_group *g, int source, idist__m
         idist_status status;
         char text[256];
 
-        if (!idist__message_matches(t, source, control->tag)) {
+        if (!idist__matching_matches(t, source, control->tag)) {
             at = &idist__mpi_op_of(t)->next;
             continue;
         }
 
         *at = idist__mpi_op_of(t)->next;
 
-        if (!idist__message_fits(t, &control->fingerprint, from, &control->tag, &status, text,
-                                 sizeof text)) {
+        if (!idist__matching_fits(t, &control->fingerprint, from, &control->tag, &status, text,
+                                  sizeof text)) {
             idist__task_complete(t, status, text);
             continue;
         }
 
         if (control->type == IDIST__CONTROL_READY_TO_SEND) {
-            idist__p2p_clear(m, t, source, control);
+            idist__mpi_p2p_clear(m, t, source, control);
         } else {
             idist__block_copy(t->call.recv, payload, (size_t)control->nbytes);
-            idist__message_received(t, from, control->tag, count);
+            idist__matching_received(t, from, control->tag, count);
         }
 
         return true;
@@ -1981,7 +1987,7 @@ static bool idist__p2p_match(idist__mpi *m, idist_group *g, int source, idist__m
     return false;
 }
 
-static void idist__p2p_send(idist__mpi *m, idist__task *t) {
+static void idist__mpi_p2p_send(idist__mpi *m, idist__task *t) {
     idist_group *g = t->group;
     const idist__call *c = &t->call;
     size_t nbytes = c->count * idist_dtype_size(c->dtype);
@@ -2002,7 +2008,7 @@ static void idist__p2p_send(idist__mpi *m, idist__task *t) {
     if (eager) idist__task_complete(t, IDIST_OK, "");
 }
 
-static void idist__p2p_receive(idist__mpi *m, idist__task *t) {
+static void idist__mpi_p2p_receive(idist__mpi *m, idist__task *t) {
     idist_group *g = t->group;
     idist__task **last;
     idist__mpi_unexpected **at;
@@ -2015,11 +2021,11 @@ static void idist__p2p_receive(idist__mpi *m, idist__task *t) {
     for (at = &m->unexpected; *at; at = &(*at)->next) {
         idist__mpi_unexpected *u = *at;
         if (u->control.ctx != g->ctx || u->control.type > IDIST__CONTROL_READY_TO_SEND ||
-            !idist__message_matches(t, u->source, u->control.tag))
+            !idist__matching_matches(t, u->source, u->control.tag))
             continue;
 
         // If the message does not fit, the receive fails and the message stays.
-        if (idist__p2p_match(m, g, u->source, &u->control, u + 1)) {
+        if (idist__mpi_p2p_match(m, g, u->source, &u->control, u + 1)) {
             *at = u->next;
             idist__mem_free(&m->w->cfg.mem, u);
         }
@@ -2029,7 +2035,7 @@ static void idist__p2p_receive(idist__mpi *m, idist__task *t) {
 }
 
 // CLEAR_TO_SEND has come: sends the data of the send that it names.
-static void idist__p2p_cleared(idist__mpi *m, int source, const idist__mpi_control *clear) {
+static void idist__mpi_p2p_cleared(idist__mpi *m, int source, const idist__mpi_control *clear) {
     idist__task *t;
 
     for (t = m->w->tasks; t; t = t->next) {
@@ -2037,13 +2043,14 @@ static void idist__p2p_cleared(idist__mpi *m, int source, const idist__mpi_contr
 
         if (t->call.kind != IDIST__SEND || op->phase != IDIST__PHASE_WAITING) continue;
         if (op->send_id != clear->id) continue;
-        idist__p2p_transfer(t, source, clear->tag, t->call.count * idist_dtype_size(t->call.dtype));
+        idist__mpi_p2p_transfer(t, source, clear->tag,
+                                t->call.count * idist_dtype_size(t->call.dtype));
         return;
     }
 }
 
 // MPI has sent or received all data of a large message.
-static void idist__p2p_done(idist__mpi *m, idist__task *t) {
+static void idist__mpi_p2p_done(idist__mpi *m, idist__task *t) {
     idist__mpi_op *op = idist__mpi_op_of(t);
     bool sends = t->call.kind == IDIST__SEND;
     int error;
@@ -2054,12 +2061,12 @@ static void idist__p2p_done(idist__mpi *m, idist__task *t) {
     error = idist__native_end(&op->native);
 
     if (error != MPI_SUCCESS)
-        idist__mpi_fail_group(m, t->group, sends ? "MPI_Isend" : "MPI_Irecv", error);
+        idist__mpi_error_fail_group(m, t->group, sends ? "MPI_Isend" : "MPI_Irecv", error);
     else if (sends) idist__task_complete(t, IDIST_OK, "");
     else
-        idist__message_received(t, idist__mpi_group_of(t->group)->rank_of[op->source],
-                                op->control.tag,
-                                (size_t)idist__fingerprint_count(&op->control.fingerprint));
+        idist__matching_received(t, idist__mpi_group_of(t->group)->rank_of[op->source],
+                                 op->control.tag,
+                                 (size_t)idist__fingerprint_count(&op->control.fingerprint));
 }
 
 //------------------------------------------------------------------------------
@@ -2080,14 +2087,14 @@ static void idist__p2p_done(idist__mpi *m, idist__task *t) {
 //
 // The path of a wait:
 //
-//     idist__mpi_announce            sends WAITING
-//     idist__wait_received           on the other rank: answers it
-//     idist__wait_find_deadlock      on both: after WAITING and after ABSENT
-//     idist__mpi_missing             at the deadline
+//     idist__mpi_wait_announce            sends WAITING
+//     idist__mpi_wait_received           on the other rank: answers it
+//     idist__mpi_wait_find_deadlock      on both: after WAITING and after ABSENT
+//     idist__mpi_wait_missing             at the deadline
 //------------------------------------------------------------------------------
 
 // Whether t needs something that this rank of its group has to begin.
-static bool idist__wait_needs(const idist__task *t, int rank) {
+static bool idist__mpi_wait_needs(const idist__task *t, int rank) {
     const idist__mpi_group *mg = idist__mpi_group_of(t->group);
     const idist__mpi_op *op = idist__mpi_op_of(t);
     int size = t->group->size;
@@ -2101,7 +2108,7 @@ static bool idist__wait_needs(const idist__task *t, int rank) {
 }
 
 // Whether what the peer waits for may still come from us.
-static bool idist__wait_is_served(const idist__mpi *m, int peer) {
+static bool idist__mpi_wait_is_served(const idist__mpi *m, int peer) {
     const idist__mpi_control *waiting = &m->peers[peer].waiting;
     const idist_group *g = idist__world_find_group(m->w, waiting->ctx);
     const idist__mpi_unexpected *u;
@@ -2120,7 +2127,7 @@ static bool idist__wait_is_served(const idist__mpi *m, int peer) {
 }
 
 // Whether the peer has not begun what our call waits for.
-static bool idist__wait_is_unbegun(const idist__mpi *m, const idist__task *own, int peer) {
+static bool idist__mpi_wait_is_unbegun(const idist__mpi *m, const idist__task *own, int peer) {
     const idist__mpi_peer *p = &m->peers[peer];
 
     if (own->call.kind == IDIST__RECV) return p->waiting.sent == p->received;
@@ -2129,7 +2136,7 @@ static bool idist__wait_is_unbegun(const idist__mpi *m, const idist__task *own, 
 }
 
 // Fails both groups if this rank and the peer wait for each other.
-static void idist__wait_find_deadlock(idist__mpi *m, int peer) {
+static void idist__mpi_wait_find_deadlock(idist__mpi *m, int peer) {
     const idist__mpi_control *waiting = &m->peers[peer].waiting;
     idist__task *own = idist__world_only_call(m->w);
     idist_group *peer_group = idist__world_find_group(m->w, waiting->ctx);
@@ -2143,8 +2150,8 @@ static void idist__wait_find_deadlock(idist__mpi *m, int peer) {
     if (rank < 0) return;
     same_group = own->group->ctx == waiting->ctx;
     if (same_group && own->seq == waiting->fingerprint.seq && own->seq) return;
-    if (!idist__wait_needs(own, rank) || !idist__wait_is_unbegun(m, own, peer)) return;
-    if (idist__wait_is_served(m, peer)) return;
+    if (!idist__mpi_wait_needs(own, rank) || !idist__mpi_wait_is_unbegun(m, own, peer)) return;
+    if (idist__mpi_wait_is_served(m, peer)) return;
 
     idist__explain_deadlock(own, peer, &waiting->fingerprint, same_group, cause, sizeof cause);
     idist__group_fail(own->group, IDIST_ERR_MISMATCH, cause);
@@ -2152,7 +2159,8 @@ static void idist__wait_find_deadlock(idist__mpi *m, int peer) {
 }
 
 // Notes the latest call that a rank is known to have entered.
-static void idist__wait_seen(idist_group *g, int source, const idist__fingerprint *fingerprint) {
+static void idist__mpi_wait_seen(idist_group *g, int source,
+                                 const idist__fingerprint *fingerprint) {
     idist__mpi_group *mg = idist__mpi_group_of(g);
     idist__fingerprint *last_seen = &mg->last_seen[mg->rank_of[source]];
 
@@ -2160,7 +2168,7 @@ static void idist__wait_seen(idist_group *g, int source, const idist__fingerprin
 }
 
 // WAITING has come. In a collective the peer learns whether we have entered it too.
-static void idist__wait_received(idist__mpi *m, int source, const idist__mpi_control *waiting) {
+static void idist__mpi_wait_received(idist__mpi *m, int source, const idist__mpi_control *waiting) {
     idist_group *g = idist__world_find_group(m->w, waiting->ctx);
     idist__mpi_control answer = *waiting;
 
@@ -2169,7 +2177,7 @@ static void idist__wait_received(idist__mpi *m, int source, const idist__mpi_con
 
     if (!idist__kind_is_p2p((idist__kind)waiting->fingerprint.kind)) {
         answer.type = IDIST__CONTROL_ABSENT;
-        if (g) idist__wait_seen(g, source, &waiting->fingerprint);
+        if (g) idist__mpi_wait_seen(g, source, &waiting->fingerprint);
 
         if (g && (int32_t)(waiting->fingerprint.seq - g->seq) <= 0) {
             answer.type = IDIST__CONTROL_ENTERED;
@@ -2179,11 +2187,11 @@ static void idist__wait_received(idist__mpi *m, int source, const idist__mpi_con
         idist__control_send(m, source, &answer, NULL, 0);
     }
 
-    idist__wait_find_deadlock(m, source);
+    idist__mpi_wait_find_deadlock(m, source);
 }
 
 // Sends WAITING for t to a rank of its group.
-static void idist__wait_send(const idist__task *t, int rank, int flags) {
+static void idist__mpi_wait_send(const idist__task *t, int rank, int flags) {
     idist__mpi *m = idist__mpi_of(t->group->w);
     int peer = t->group->ranks[rank];
     idist__mpi_control waiting;
@@ -2199,7 +2207,7 @@ static void idist__wait_send(const idist__task *t, int rank, int flags) {
     idist__control_send(m, peer, &waiting, NULL, 0);
 }
 
-static void idist__mpi_announce(idist__task *t) {
+static void idist__mpi_wait_announce(idist__task *t) {
     idist_group *g = t->group;
     bool p2p = idist__kind_is_p2p(t->call.kind), only = idist__world_only_call(g->w) == t;
     int i, flags;
@@ -2209,13 +2217,13 @@ static void idist__mpi_announce(idist__task *t) {
     for (i = 0; i < g->size && !t->done; i++) {
         if (i == g->rank || (p2p && t->call.root != i)) continue;
         flags = only ? IDIST__WAITING_ONLY : 0;
-        if (idist__wait_needs(t, i)) flags |= IDIST__WAITING_FOR_YOU;
-        idist__wait_send(t, i, flags);
-        if (!t->done) idist__wait_find_deadlock(idist__mpi_of(g->w), g->ranks[i]);
+        if (idist__mpi_wait_needs(t, i)) flags |= IDIST__WAITING_FOR_YOU;
+        idist__mpi_wait_send(t, i, flags);
+        if (!t->done) idist__mpi_wait_find_deadlock(idist__mpi_of(g->w), g->ranks[i]);
     }
 }
 
-static int idist__mpi_missing(idist__task *t, char *text, size_t capacity) {
+static int idist__mpi_wait_missing(idist__task *t, char *text, size_t capacity) {
     const idist_group *g = t->group;
     const idist__fingerprint *last_seen = idist__mpi_group_of(g)->last_seen;
     int i, missing_count = 0;
@@ -2225,7 +2233,7 @@ static int idist__mpi_missing(idist__task *t, char *text, size_t capacity) {
     if (idist__kind_is_p2p(t->call.kind)) return idist__explain_missing_peer(t, text, capacity);
 
     for (i = 0; i < g->size; i++) {
-        if (i == g->rank || !idist__wait_needs(t, i)) continue;
+        if (i == g->rank || !idist__mpi_wait_needs(t, i)) continue;
         if ((int32_t)(last_seen[i].seq - t->seq) >= 0) continue;
         idist__explain_missing_rank(g, i, &last_seen[i], missing_count, text, capacity);
         missing_count++;
@@ -2250,8 +2258,8 @@ static int idist__mpi_missing(idist__task *t, char *text, size_t capacity) {
 //------------------------------------------------------------------------------
 
 // Handles one control message.
-static void idist__mpi_deliver(idist__mpi *m, int source, idist__mpi_control *control,
-                               const void *payload) {
+static void idist__mpi_engine_deliver(idist__mpi *m, int source, idist__mpi_control *control,
+                                      const void *payload) {
     idist_group *g = idist__world_find_group(m->w, control->ctx);
 
     m->poll_ns = 0;
@@ -2262,18 +2270,18 @@ static void idist__mpi_deliver(idist__mpi *m, int source, idist__mpi_control *co
         m->peers[source].received++;
         m->w->moved_count++;
         if (g && g->status != IDIST_OK) break;
-        if (!g || !idist__p2p_match(m, g, source, control, payload))
+        if (!g || !idist__mpi_p2p_match(m, g, source, control, payload))
             idist__control_keep(m, source, control, payload);
         break;
-    case IDIST__CONTROL_CLEAR_TO_SEND: idist__p2p_cleared(m, source, control); break;
-    case IDIST__CONTROL_WAITING: idist__wait_received(m, source, control); break;
+    case IDIST__CONTROL_CLEAR_TO_SEND: idist__mpi_p2p_cleared(m, source, control); break;
+    case IDIST__CONTROL_WAITING: idist__mpi_wait_received(m, source, control); break;
     case IDIST__CONTROL_ENTERED:
-        if (g) idist__wait_seen(g, source, &control->fingerprint);
+        if (g) idist__mpi_wait_seen(g, source, &control->fingerprint);
         break;
     case IDIST__CONTROL_ABSENT:
         m->peers[source].absent_ctx = control->ctx;
         m->peers[source].absent_seq = control->fingerprint.seq;
-        idist__wait_find_deadlock(m, source);
+        idist__mpi_wait_find_deadlock(m, source);
         break;
     case IDIST__CONTROL_FREED:
         // the group may not exist here yet
@@ -2294,7 +2302,7 @@ static void idist__mpi_deliver(idist__mpi *m, int source, idist__mpi_control *co
     }
 }
 
-static void idist__mpi_progress(idist__world *w) {
+static void idist__mpi_engine_progress(idist__world *w) {
     idist__mpi *m = idist__mpi_of(w);
     idist_group *g;
     idist__task *t;
@@ -2317,13 +2325,13 @@ static void idist__mpi_progress(idist__world *w) {
             if (!running && op->phase != IDIST__PHASE_TRANSFERRING) continue;
             if (!idist__native_done(&op->native)) continue;
             if (running) idist__mpi_coll_done(m, t);
-            else idist__p2p_done(m, t);
+            else idist__mpi_p2p_done(m, t);
         }
     } while (ended != w->ended_count);
 }
 
 // Remembers which threads call.
-static void idist__mpi_count_threads(idist__mpi *m) {
+static void idist__mpi_engine_count_threads(idist__mpi *m) {
     idist__os_thread self = idist__os_thread_self();
 
     if (m->called && !idist__os_thread_equal(m->last_caller, self)) m->multithreaded = true;
@@ -2331,13 +2339,13 @@ static void idist__mpi_count_threads(idist__mpi *m) {
     m->called = true;
 }
 
-static void idist__mpi_start(idist__task *t) {
+static void idist__mpi_engine_start(idist__task *t) {
     idist_group *g = t->group;
     idist__mpi *m = idist__mpi_of(g->w);
     idist__mpi_group *mg = idist__mpi_group_of(g);
     idist__mpi_op *op = idist__mpi_op_of(t);
 
-    idist__mpi_count_threads(m);
+    idist__mpi_engine_count_threads(m);
     memset(op, 0, sizeof *op);
     op->phase = IDIST__PHASE_WAITING;
 
@@ -2348,8 +2356,8 @@ static void idist__mpi_start(idist__task *t) {
 
     if (g->status != IDIST_OK)
         idist__task_complete(t, g->status, g->cause); // found by the quick call
-    else if (t->call.kind == IDIST__SEND) idist__p2p_send(m, t);
-    else if (t->call.kind == IDIST__RECV) idist__p2p_receive(m, t);
+    else if (t->call.kind == IDIST__SEND) idist__mpi_p2p_send(m, t);
+    else if (t->call.kind == IDIST__RECV) idist__mpi_p2p_receive(m, t);
     else if (g->size == 1) idist__self_collective(t);
     else {
         op->phase = IDIST__PHASE_QUEUED;
@@ -2361,7 +2369,7 @@ static void idist__mpi_start(idist__task *t) {
 }
 
 // Whether MPI is moving data of some task.
-static bool idist__mpi_has_data_in_flight(const idist__world *w) {
+static bool idist__mpi_engine_has_data_in_flight(const idist__world *w) {
     const idist__task *t;
 
     for (t = w->tasks; t; t = t->next) {
@@ -2373,7 +2381,7 @@ static bool idist__mpi_has_data_in_flight(const idist__world *w) {
 }
 
 // The next pause between polls, at most max_ns.
-static int64_t idist__mpi_next_pause(int64_t pause_ns, int64_t max_ns) {
+static int64_t idist__mpi_engine_next_pause(int64_t pause_ns, int64_t max_ns) {
     if (!pause_ns) pause_ns = IDIST__POLL_FIRST_NS;
     else if (pause_ns < IDIST__POLL_RAMP_NS) pause_ns *= 2;
     else pause_ns += pause_ns / 64;
@@ -2381,9 +2389,9 @@ static int64_t idist__mpi_next_pause(int64_t pause_ns, int64_t max_ns) {
     return pause_ns < max_ns ? pause_ns : max_ns;
 }
 
-static void idist__mpi_sleep(idist__world *w, int64_t until_ns) {
+static void idist__mpi_engine_sleep(idist__world *w, int64_t until_ns) {
     idist__mpi *m = idist__mpi_of(w);
-    bool in_flight = idist__mpi_has_data_in_flight(w);
+    bool in_flight = idist__mpi_engine_has_data_in_flight(w);
     uint32_t wake_count = m->wake_count;
     int64_t wake_ns;
 
@@ -2396,21 +2404,21 @@ static void idist__mpi_sleep(idist__world *w, int64_t until_ns) {
     }
 
     m->poll_ns =
-        idist__mpi_next_pause(m->poll_ns, in_flight || m->outgoing ? IDIST__POLL_TRANSFER_NS
-                                                                   : IDIST__POLL_MAX_NS);
+        idist__mpi_engine_next_pause(m->poll_ns, in_flight || m->outgoing ? IDIST__POLL_TRANSFER_NS
+                                                                          : IDIST__POLL_MAX_NS);
     wake_ns = idist__os_clock_now_ns() + m->poll_ns;
     idist__os_mutex_unlock(&w->lock);
     idist__os_wake_await_word(&m->wake_count, wake_count, wake_ns < until_ns ? wake_ns : until_ns);
     idist__os_mutex_lock(&w->lock);
 }
 
-static void idist__mpi_wake(idist__world *w) {
+static void idist__mpi_engine_wake(idist__world *w) {
     __atomic_fetch_add(&idist__mpi_of(w)->wake_count, 1u, __ATOMIC_SEQ_CST);
     idist__os_wake_word(&idist__mpi_of(w)->wake_count);
 }
 
 // Only a receive that has matched nothing can be cancelled; the peer knows of anything else.
-static bool idist__mpi_cancel_p2p(idist__task *t) {
+static bool idist__mpi_engine_cancel_p2p(idist__task *t) {
     idist__mpi *m = idist__mpi_of(t->group->w);
     idist__mpi_op *op = idist__mpi_op_of(t);
     idist__task **at = &idist__mpi_group_of(t->group)->receives;
@@ -2421,7 +2429,7 @@ static bool idist__mpi_cancel_p2p(idist__task *t) {
     if (*at) *at = op->next;
 
     // It takes back what it has announced.
-    if (receives && t->announced && t->call.root >= 0) idist__wait_send(t, t->call.root, 0);
+    if (receives && t->announced && t->call.root >= 0) idist__mpi_wait_send(t, t->call.root, 0);
     if (op->phase == IDIST__PHASE_WAITING) return receives;
 
     if (receives) {
@@ -2437,17 +2445,17 @@ static bool idist__mpi_cancel_p2p(idist__task *t) {
 }
 
 // The data of a large message goes to the buffer once the receive has matched.
-static bool idist__mpi_retract(idist__task *t) {
-    return idist__mpi_op_of(t)->phase == IDIST__PHASE_WAITING && idist__mpi_cancel_p2p(t);
+static bool idist__mpi_engine_retract(idist__task *t) {
+    return idist__mpi_op_of(t)->phase == IDIST__PHASE_WAITING && idist__mpi_engine_cancel_p2p(t);
 }
 
-static bool idist__mpi_cancel(idist__task *t) {
+static bool idist__mpi_engine_cancel(idist__task *t) {
     idist_group *g = t->group;
     idist__mpi_group *mg = idist__mpi_group_of(g);
     idist__mpi_op *op = idist__mpi_op_of(t);
     idist__task **at = &mg->queue_head, *before = NULL;
 
-    if (idist__kind_is_p2p(t->call.kind)) return idist__mpi_cancel_p2p(t);
+    if (idist__kind_is_p2p(t->call.kind)) return idist__mpi_engine_cancel_p2p(t);
     if (op->native.group) idist__native_abandon(&op->native);
 
     while (*at && *at != t) {
@@ -2462,7 +2470,7 @@ static bool idist__mpi_cancel(idist__task *t) {
     return false;
 }
 
-static void idist__mpi_tell(idist_group *g) {
+static void idist__mpi_engine_tell(idist_group *g) {
     idist__mpi *m = idist__mpi_of(g->w);
     idist__mpi_group *mg = idist__mpi_group_of(g);
     idist__task *first = mg->queue_head;
@@ -2490,11 +2498,11 @@ static void idist__mpi_tell(idist_group *g) {
 #endif
 }
 
-static void idist__mpi_flush(idist__world *w, int64_t until_ns) {
+static void idist__mpi_engine_flush(idist__world *w, int64_t until_ns) {
     const idist__mpi *m = idist__mpi_of(w);
 
     while (m->outgoing && !m->finalized && idist__os_clock_now_ns() < until_ns) {
-        idist__mpi_progress(w);
+        idist__mpi_engine_progress(w);
         idist__os_mutex_unlock(&w->lock);
         idist__os_thread_yield();
         idist__os_mutex_lock(&w->lock);
@@ -2515,11 +2523,11 @@ static bool idist__mpi_initialised;    // by us
 static int idist__mpi_thread_count;    // threads that MPI_Init_thread started
 static bool idist__mpi_never_finalize; // a failed world did not end on all ranks: it would block
 
-static MPI_Comm idist__mpi_base_comm(const idist__config *c) {
+static MPI_Comm idist__mpi_life_base_comm(const idist__config *c) {
     return c->mpi_comm ? *(const MPI_Comm *)c->mpi_comm : MPI_COMM_WORLD;
 }
 
-static bool idist__mpi_is_one_of(const char *name, const char *const *names, size_t count) {
+static bool idist__mpi_life_is_one_of(const char *name, const char *const *names, size_t count) {
     size_t i;
 
     for (i = 0; i < count; i++)
@@ -2528,31 +2536,32 @@ static bool idist__mpi_is_one_of(const char *name, const char *const *names, siz
 }
 
 // Whether the user asked for this backend by name.
-static bool idist__mpi_is_asked(const idist__config *c) {
+static bool idist__mpi_life_is_asked(const idist__config *c) {
     const char *at = c->backends;
 
     for (; *at; at += strcspn(at, ","), at += *at == ',')
-        if (idist__backend_is(at, strcspn(at, ","), "mpi")) return true;
+        if (idist__choose_backend_is(at, strcspn(at, ","), "mpi")) return true;
     return false;
 }
 
 // Whether the user asked for MPI, a launcher of MPI started us, or the program uses MPI itself. A
 // rank and size from the user or from torchrun belong to another world.
-static bool idist__mpi_is_meant(const idist__config *c, bool initialised) {
+static bool idist__mpi_life_is_meant(const idist__config *c, bool initialised) {
     static const char *const mpi_launchers[] = {"openmpi", "mvapich2", "hydra", "jsrun", "pals"};
     static const char *const pmi_launchers[] = {"slurm", "flux", "none"}; // MPI's if there is a PMI
     bool pmi = idist__os_env("PMI_RANK") || idist__os_env("PMIX_RANK") || idist__os_env("PMI_PORT");
 
-    if (idist__mpi_is_asked(c) || c->mpi_comm) return true;
-    if (idist__mpi_is_one_of(c->launcher, mpi_launchers, IDIST__COUNT_OF(mpi_launchers)))
+    if (idist__mpi_life_is_asked(c) || c->mpi_comm) return true;
+    if (idist__mpi_life_is_one_of(c->launcher, mpi_launchers, IDIST__COUNT_OF(mpi_launchers)))
         return true;
-    if (pmi && idist__mpi_is_one_of(c->launcher, pmi_launchers, IDIST__COUNT_OF(pmi_launchers)))
+    if (pmi &&
+        idist__mpi_life_is_one_of(c->launcher, pmi_launchers, IDIST__COUNT_OF(pmi_launchers)))
         return true;
 
     return initialised && strcmp(c->launcher, "none") == 0;
 }
 
-static idist_status idist__mpi_sizes_differ(const idist__config *c, int rank, int size) {
+static idist_status idist__mpi_life_sizes_differ(const idist__config *c, int rank, int size) {
     char library[MPI_MAX_LIBRARY_VERSION_STRING + 1] = "";
     int length = 0;
 
@@ -2568,12 +2577,12 @@ static idist_status idist__mpi_sizes_differ(const idist__config *c, int rank, in
         c->world_size, library, rank, size);
 }
 
-static idist_status idist__mpi_initialise(void) {
+static idist_status idist__mpi_life_initialise(void) {
     int level, error;
 
     idist__mpi_thread_count = -idist__os_thread_count();
     error = MPI_Init_thread(NULL, NULL, MPI_THREAD_SERIALIZED, &level);
-    if (error != MPI_SUCCESS) return idist__mpi_fail("initialize: MPI_Init_thread", error);
+    if (error != MPI_SUCCESS) return idist__mpi_error_fail("initialize: MPI_Init_thread", error);
     idist__mpi_thread_count += idist__os_thread_count();
     idist__mpi_initialised = true;
 
@@ -2581,7 +2590,7 @@ static idist_status idist__mpi_initialise(void) {
 }
 
 // MPI itself would end the job for these two, or fail later without a reason.
-static idist_status idist__mpi_check_comm(MPI_Comm comm) {
+static idist_status idist__mpi_life_check_comm(MPI_Comm comm) {
     int inter = 0;
 
     if (comm == MPI_COMM_NULL)
@@ -2595,7 +2604,7 @@ static idist_status idist__mpi_check_comm(MPI_Comm comm) {
                                       "one group of both by MPI_Intercomm_merge");
 }
 
-static idist_status idist__mpi_claim(idist__config *c, const char **why) {
+static idist_status idist__mpi_life_claim(idist__config *c, const char **why) {
     int initialised = 0, finalized = 0, rank, size;
     bool explicit_rank = strcmp(c->launcher, "explicit") == 0, size_known;
     idist_status status;
@@ -2603,7 +2612,7 @@ static idist_status idist__mpi_claim(idist__config *c, const char **why) {
     MPI_Initialized(&initialised);
     MPI_Finalized(&finalized);
     *why = "no launcher of MPI started this process";
-    if (!idist__mpi_is_meant(c, initialised && !finalized)) return IDIST_ERR_NO_BACKEND;
+    if (!idist__mpi_life_is_meant(c, initialised && !finalized)) return IDIST_ERR_NO_BACKEND;
     if (finalized)
         return idist__fail(IDIST_ERR_STATE,
                            "initialize: MPI was finalized in this process and cannot be "
@@ -2611,21 +2620,21 @@ static idist_status idist__mpi_claim(idist__config *c, const char **why) {
                            "initialise MPI yourself");
 
     if (!initialised) {
-        status = idist__mpi_initialise();
+        status = idist__mpi_life_initialise();
         if (status != IDIST_OK) return status;
     }
 
-    status = idist__mpi_check_comm(idist__mpi_base_comm(c));
+    status = idist__mpi_life_check_comm(idist__mpi_life_base_comm(c));
     if (status != IDIST_OK) return status;
-    MPI_Comm_rank(idist__mpi_base_comm(c), &rank);
-    MPI_Comm_size(idist__mpi_base_comm(c), &size);
+    MPI_Comm_rank(idist__mpi_life_base_comm(c), &rank);
+    MPI_Comm_size(idist__mpi_life_base_comm(c), &size);
 
     if (strcmp(c->launcher, "none") == 0) {
         c->launcher = "mpi";
     } else {
         size_known = explicit_rank || !c->mpi_comm;
         if (size_known && (size != c->world_size || (explicit_rank && rank != c->rank)))
-            return idist__mpi_sizes_differ(c, rank, size);
+            return idist__mpi_life_sizes_differ(c, rank, size);
     }
 
     c->rank = rank;
@@ -2648,7 +2657,7 @@ static idist_status idist__mpi_claim(idist__config *c, const char **why) {
 //------------------------------------------------------------------------------
 
 // Exchanges the table of ranks, and compares the settings that must be equal everywhere.
-static idist_status idist__mpi_exchange_ranks(idist__mpi *m) {
+static idist_status idist__mpi_world_exchange_ranks(idist__mpi *m) {
     const idist__config *cfg = &m->w->cfg;
     idist__rank_info *nodes = m->w->nodes, *own = &nodes[cfg->rank];
     int64_t nbytes = cfg->shm_asked ? (int64_t)cfg->shm_nbytes : 0, check = !cfg->unchecked;
@@ -2661,7 +2670,7 @@ static idist_status idist__mpi_exchange_ranks(idist__mpi *m) {
     error = MPI_Allgather(MPI_IN_PLACE, 0, MPI_BYTE, nodes, sizeof *nodes, MPI_BYTE, m->p2p_comm);
     if (error == MPI_SUCCESS)
         error = MPI_Allreduce(settings, max, 4, MPI_INT64_T, MPI_MAX, m->p2p_comm);
-    if (error != MPI_SUCCESS) return idist__mpi_fail("MPI_Allgather", error);
+    if (error != MPI_SUCCESS) return idist__mpi_error_fail("MPI_Allgather", error);
 
     same_nbytes = max[0] == -max[1];
     same_check = max[2] == -max[3];
@@ -2673,7 +2682,7 @@ static idist_status idist__mpi_exchange_ranks(idist__mpi *m) {
 
 // Among the ranks of this host: counts the cores they may use together, and makes the window for
 // idist_alloc.
-static idist_status idist__mpi_share_host(idist__mpi *m) {
+static idist_status idist__mpi_world_share_host(idist__mpi *m) {
     idist__world *w = m->w;
     idist__os_cpu_set own, together;
     MPI_Comm host;
@@ -2681,7 +2690,7 @@ static idist_status idist__mpi_share_host(idist__mpi *m) {
     int error, size = 1;
 
     error = MPI_Comm_split_type(m->p2p_comm, MPI_COMM_TYPE_SHARED, 0, MPI_INFO_NULL, &host);
-    if (error != MPI_SUCCESS) return idist__mpi_fail("MPI_Comm_split_type", error);
+    if (error != MPI_SUCCESS) return idist__mpi_error_fail("MPI_Comm_split_type", error);
     MPI_Comm_set_errhandler(host, MPI_ERRORS_RETURN);
     MPI_Comm_size(host, &size);
     idist__os_cpu_usable(&own);
@@ -2698,10 +2707,10 @@ static idist_status idist__mpi_share_host(idist__mpi *m) {
 
     MPI_Comm_free(&host);
 
-    return error == MPI_SUCCESS ? IDIST_OK : idist__mpi_fail("MPI_Allreduce", error);
+    return error == MPI_SUCCESS ? IDIST_OK : idist__mpi_error_fail("MPI_Allreduce", error);
 }
 
-static idist_status idist__mpi_allocate(idist__mpi *m) {
+static idist_status idist__mpi_world_allocate(idist__mpi *m) {
     const idist_allocator *mem = &m->w->cfg.mem;
     size_t size = (size_t)m->w->group.size, i;
 
@@ -2722,19 +2731,19 @@ static idist_status idist__mpi_allocate(idist__mpi *m) {
 
 // Makes both communicators. Once the first one exists all ranks are here, and nothing keeps this
 // rank from continuing with them.
-static idist_status idist__mpi_duplicate(idist__mpi *m) {
+static idist_status idist__mpi_world_duplicate(idist__mpi *m) {
     const idist__config *cfg = &m->w->cfg;
     MPI_Request request;
     idist_status status;
-    int error = MPI_Comm_idup(idist__mpi_base_comm(cfg), &m->p2p_comm, &request);
+    int error = MPI_Comm_idup(idist__mpi_life_base_comm(cfg), &m->p2p_comm, &request);
 
-    if (error != MPI_SUCCESS) return idist__mpi_fail("initialize: MPI_Comm_idup", error);
-    status = idist__mpi_await(&request, cfg->init_timeout_ms, "initialize");
+    if (error != MPI_SUCCESS) return idist__mpi_error_fail("initialize: MPI_Comm_idup", error);
+    status = idist__mpi_error_await(&request, cfg->init_timeout_ms, "initialize");
     if (status != IDIST_OK) return status;
 
     MPI_Comm_set_errhandler(m->p2p_comm, MPI_ERRORS_RETURN);
     error = MPI_Comm_dup(m->p2p_comm, &m->world_comm);
-    if (error != MPI_SUCCESS) return idist__mpi_fail("initialize: MPI_Comm_dup", error);
+    if (error != MPI_SUCCESS) return idist__mpi_error_fail("initialize: MPI_Comm_dup", error);
 
 #ifdef IDIST__ULFM
     m->fault_tolerant = idist__os_env("OMPI_MCA_mpi_ft_enable") != NULL; // by mpirun --with-ft ulfm
@@ -2743,7 +2752,7 @@ static idist_status idist__mpi_duplicate(idist__mpi *m) {
     return IDIST_OK;
 }
 
-static idist_status idist__mpi_make_ops(idist__mpi *m) {
+static idist_status idist__mpi_world_make_ops(idist__mpi *m) {
     static MPI_User_function *const functions[4] = {idist__mpi_sum, idist__mpi_prod, idist__mpi_min,
                                                     idist__mpi_max};
     int error, i;
@@ -2754,17 +2763,17 @@ static idist_status idist__mpi_make_ops(idist__mpi *m) {
 
     for (i = 0; i < 4; i++) {
         error = MPI_Op_create(functions[i], 1, &m->ops[i]);
-        if (error != MPI_SUCCESS) return idist__mpi_fail("MPI_Op_create", error);
+        if (error != MPI_SUCCESS) return idist__mpi_error_fail("MPI_Op_create", error);
     }
 
     return IDIST_OK;
 }
 
-static idist_status idist__mpi_make(idist__mpi *m) {
+static idist_status idist__mpi_world_make(idist__mpi *m) {
     idist__world *w = m->w;
     int level = MPI_THREAD_SINGLE;
     bool one_thread;
-    idist_status status = idist__mpi_allocate(m);
+    idist_status status = idist__mpi_world_allocate(m);
 
     if (status != IDIST_OK) return status;
     MPI_Query_thread(&level);
@@ -2772,16 +2781,16 @@ static idist_status idist__mpi_make(idist__mpi *m) {
     w->foreign_thread_count = one_thread ? INT_MAX / 2 : idist__mpi_thread_count;
     w->single_threaded = one_thread || (idist__mpi_world_count && level < MPI_THREAD_MULTIPLE);
 
-    status = idist__mpi_duplicate(m);
-    if (status == IDIST_OK) status = idist__mpi_exchange_ranks(m);
-    if (status == IDIST_OK) status = idist__mpi_share_host(m);
-    if (status == IDIST_OK) status = idist__mpi_make_ops(m);
+    status = idist__mpi_world_duplicate(m);
+    if (status == IDIST_OK) status = idist__mpi_world_exchange_ranks(m);
+    if (status == IDIST_OK) status = idist__mpi_world_share_host(m);
+    if (status == IDIST_OK) status = idist__mpi_world_make_ops(m);
     if (status == IDIST_OK) idist__control_post_receive(m);
 
     return status;
 }
 
-static void idist__mpi_free(idist__mpi *m) {
+static void idist__mpi_world_free(idist__mpi *m) {
     const idist_allocator *mem = &m->w->cfg.mem;
 
     idist__mem_free_list(mem, m->unexpected);
@@ -2793,13 +2802,13 @@ static void idist__mpi_free(idist__mpi *m) {
     idist__mem_free(mem, m);
 }
 
-static void idist__mpi_stop_receiving(idist__mpi *m) {
+static void idist__mpi_world_stop_receiving(idist__mpi *m) {
     if (m->incoming == MPI_REQUEST_NULL) return;
     MPI_Cancel(&m->incoming);
     MPI_Wait(&m->incoming, MPI_STATUS_IGNORE);
 }
 
-static void idist__mpi_close_window(idist__mpi *m) {
+static void idist__mpi_world_close_window(idist__mpi *m) {
     if (m->window) idist__window_close(m->window);
     m->window = NULL;
 }
@@ -2807,7 +2816,7 @@ static void idist__mpi_close_window(idist__mpi *m) {
 // The program calls MPI_Finalize, which begins by deleting this attribute of MPI_COMM_SELF, while
 // the world is open: it fails, here and on the other ranks, and never uses MPI again. Also called
 // when the world closes.
-static int idist__mpi_finalizes(MPI_Comm comm, int keyval, void *value, void *unused) {
+static int idist__mpi_world_finalizes(MPI_Comm comm, int keyval, void *value, void *unused) {
     idist__mpi *m = (idist__mpi *)value;
     idist__world *w = m->w;
     idist_group *g;
@@ -2815,16 +2824,16 @@ static int idist__mpi_finalizes(MPI_Comm comm, int keyval, void *value, void *un
     (void)comm;
     (void)keyval;
     (void)unused;
-    if (w->group.rank < 0) return MPI_SUCCESS; // see idist__mpi_close
+    if (w->group.rank < 0) return MPI_SUCCESS; // see idist__mpi_world_close
 
     idist__os_mutex_lock(&w->lock);
     idist__group_fail_self(&w->group, IDIST_ERR_STATE,
                            "called MPI_Finalize before idist_finalize (or idist_close)");
     for (g = w->group.next; g; g = g->next)
         if (g->rank >= 0) idist__group_fail(g, w->group.status, w->group.cause);
-    idist__mpi_flush(w, idist__os_clock_deadline(IDIST__FLUSH_MS));
-    idist__mpi_stop_receiving(m);
-    idist__mpi_close_window(m);
+    idist__mpi_engine_flush(w, idist__os_clock_deadline(IDIST__FLUSH_MS));
+    idist__mpi_world_stop_receiving(m);
+    idist__mpi_world_close_window(m);
     m->fault_tolerant = false;
     m->finalized = true;
     idist__os_mutex_unlock(&w->lock);
@@ -2833,18 +2842,18 @@ static int idist__mpi_finalizes(MPI_Comm comm, int keyval, void *value, void *un
 }
 
 // Without memory for the attribute the program goes without it.
-static void idist__mpi_watch_finalize(idist__mpi *m) {
+static void idist__mpi_world_watch_finalize(idist__mpi *m) {
     int keyval;
 
     m->self_keyval = MPI_KEYVAL_INVALID;
-    if (MPI_Comm_create_keyval(MPI_COMM_NULL_COPY_FN, idist__mpi_finalizes, &keyval, NULL) !=
+    if (MPI_Comm_create_keyval(MPI_COMM_NULL_COPY_FN, idist__mpi_world_finalizes, &keyval, NULL) !=
         MPI_SUCCESS)
         return;
     if (MPI_Comm_set_attr(MPI_COMM_SELF, keyval, m) == MPI_SUCCESS) m->self_keyval = keyval;
     else MPI_Comm_free_keyval(&keyval);
 }
 
-static idist_status idist__mpi_open(idist__world *w) {
+static idist_status idist__mpi_world_open(idist__world *w) {
     idist__mpi *m = (idist__mpi *)idist__mem_alloc(&w->cfg.mem, sizeof *m);
     idist_status status;
 
@@ -2852,22 +2861,22 @@ static idist_status idist__mpi_open(idist__world *w) {
     if (!m) return IDIST_ERR_NO_MEMORY;
     m->w = w;
     m->receive = idist__control_progress;
-    m->deliver = idist__mpi_deliver;
+    m->deliver = idist__mpi_engine_deliver;
     m->shrunk_comm = MPI_COMM_NULL;
     m->win = MPI_WIN_NULL;
     m->incoming = MPI_REQUEST_NULL;
-    status = idist__mpi_make(m);
+    status = idist__mpi_world_make(m);
 
     // IDIST_ERR_ENV means that settings differ, so all ranks are here to free the communicators.
     // After IDIST_ERR_TIMEOUT MPI still has the address of m->p2p_comm.
     if (status != IDIST_OK) {
         if (status == IDIST_ERR_ENV) MPI_Comm_free(&m->world_comm);
         if (status == IDIST_ERR_ENV) MPI_Comm_free(&m->p2p_comm);
-        if (status != IDIST_ERR_TIMEOUT) idist__mpi_free(m);
+        if (status != IDIST_ERR_TIMEOUT) idist__mpi_world_free(m);
         return status;
     }
 
-    idist__mpi_watch_finalize(m);
+    idist__mpi_world_watch_finalize(m);
     idist__os_mutex_lock(&idist__mpi_lock);
     idist__mpi_world_count++;
     idist__os_mutex_unlock(&idist__mpi_lock);
@@ -2877,16 +2886,16 @@ static idist_status idist__mpi_open(idist__world *w) {
 
 // After a failure: whether the other ranks close the world too, within a second. Without them
 // MPI_Finalize blocks for ever, and after a loss that of Open MPI 5 may block even with them.
-static bool idist__mpi_all_close(idist__mpi *m) {
+static bool idist__mpi_world_all_close(idist__mpi *m) {
     MPI_Request request;
 
     if (m->fault_tolerant || m->abandoned || m->finalized) return false;
     if (MPI_Ibarrier(m->p2p_comm, &request) != MPI_SUCCESS) return false;
-    return idist__mpi_await(&request, IDIST__CLOSE_MS, "finalize") == IDIST_OK;
+    return idist__mpi_error_await(&request, IDIST__CLOSE_MS, "finalize") == IDIST_OK;
 }
 
 // One world less; after the last one MPI is finalized, if idist initialised it and can.
-static void idist__mpi_release(idist__world *w, bool all_closed) {
+static void idist__mpi_world_release(idist__world *w, bool all_closed) {
     idist__os_mutex_lock(&idist__mpi_lock);
 
     if (!all_closed && idist__mpi_initialised && !idist__mpi_of(w)->finalized &&
@@ -2905,10 +2914,10 @@ static void idist__mpi_release(idist__world *w, bool all_closed) {
 }
 
 // Frees what MPI still lets us free.
-static void idist__mpi_free_handles(idist__mpi *m, bool clean) {
+static void idist__mpi_world_free_handles(idist__mpi *m, bool clean) {
     int i;
 
-    idist__mpi_stop_receiving(m);
+    idist__mpi_world_stop_receiving(m);
 
     if (clean) {
         if (m->win != MPI_WIN_NULL) MPI_Win_free(&m->win);
@@ -2922,7 +2931,7 @@ static void idist__mpi_free_handles(idist__mpi *m, bool clean) {
     MPI_Comm_free_keyval(&m->self_keyval);
 }
 
-static void idist__mpi_close(idist__world *w, bool clean) {
+static void idist__mpi_world_close(idist__world *w, bool clean) {
     idist__mpi *m = idist__mpi_of(w);
     char text[sizeof idist__me.text];
     bool all_closed;
@@ -2930,19 +2939,19 @@ static void idist__mpi_close(idist__world *w, bool clean) {
     memcpy(text, idist__me.text, sizeof text); // closing must not change the last error
     idist__os_mutex_lock(&w->lock);
     w->group.rank = -1; // messages that still arrive find no group
-    idist__mpi_flush(w, idist__os_clock_deadline(IDIST__FLUSH_MS));
+    idist__mpi_engine_flush(w, idist__os_clock_deadline(IDIST__FLUSH_MS));
     if (clean) idist__control_drain(m);
-    all_closed = (clean && !m->abandoned) || idist__mpi_all_close(m);
+    all_closed = (clean && !m->abandoned) || idist__mpi_world_all_close(m);
 
-    idist__mpi_close_window(m);
-    if (!m->finalized) idist__mpi_free_handles(m, clean);
+    idist__mpi_world_close_window(m);
+    if (!m->finalized) idist__mpi_world_free_handles(m, clean);
     idist__os_mutex_unlock(&w->lock);
-    idist__mpi_release(w, all_closed);
-    idist__mpi_free(m);
+    idist__mpi_world_release(w, all_closed);
+    idist__mpi_world_free(m);
     memcpy(idist__me.text, text, sizeof text);
 }
 
-static void *idist__mpi_alloc(idist__world *w, size_t nbytes) {
+static void *idist__mpi_world_alloc(idist__world *w, size_t nbytes) {
     idist__window *window = idist__mpi_of(w)->window;
     return window ? idist__window_alloc(window, nbytes) : NULL;
 }
@@ -2997,9 +3006,9 @@ static void idist__mpi_group_free(idist_group *g) {
 static idist_status idist__mpi_group_comm_fail(idist__mpi *m, const idist_group *g, int error) {
     idist_group *parent = idist__world_find_group(m->w, g->parent->ctx);
 
-    if (!parent || !idist__mpi_is_loss(error))
-        return idist__mpi_fail("MPI_Comm_create_group", error);
-    idist__mpi_fail_group(m, parent, "MPI_Comm_create_group", error);
+    if (!parent || !idist__mpi_error_is_loss(error))
+        return idist__mpi_error_fail("MPI_Comm_create_group", error);
+    idist__mpi_error_fail_group(m, parent, "MPI_Comm_create_group", error);
 
     return idist__fail(parent->status, "%s", parent->cause);
 }
@@ -3097,13 +3106,14 @@ static void idist__mpi_group_close(idist_group *g) {
 #ifdef IDIST__ULFM
 // Makes the communicator of the survivors, agrees with them on *serial, and keeps the communicator
 // for the group_open that follows.
-static idist_status idist__mpi_shrink(idist_group *g, int *ranks, int *count, uint32_t *serial) {
+static idist_status idist__mpi_group_shrink(idist_group *g, int *ranks, int *count,
+                                            uint32_t *serial) {
     idist__mpi *m = idist__mpi_of(g->w);
     MPI_Comm from = idist__mpi_group_of(g)->comm, to = MPI_COMM_NULL;
     MPI_Group all, members;
     int error, attempt, i;
 
-    if (!m->fault_tolerant) return idist__group_needs_ulfm("shrink");
+    if (!m->fault_tolerant) return idist__new_group_needs_ulfm("shrink");
     MPIX_Comm_revoke(from);
     error = MPIX_Comm_shrink(from, &to);
 
@@ -3124,7 +3134,7 @@ static idist_status idist__mpi_shrink(idist_group *g, int *ranks, int *count, ui
         to = again;
     }
 
-    if (error != MPI_SUCCESS) return idist__mpi_fail("shrink: MPIX_Comm_shrink", error);
+    if (error != MPI_SUCCESS) return idist__mpi_error_fail("shrink: MPIX_Comm_shrink", error);
     MPI_Comm_group(m->p2p_comm, &all);
     MPI_Comm_group(to, &members);
     MPI_Group_size(members, count);
@@ -3132,21 +3142,21 @@ static idist_status idist__mpi_shrink(idist_group *g, int *ranks, int *count, ui
     MPI_Group_free(&members);
     MPI_Group_free(&all);
     m->shrunk_comm = to;
-    m->shrunk_ctx = idist__group_ctx(g, *serial, 0);
+    m->shrunk_ctx = idist__new_group_ctx(g, *serial, 0);
 
     return IDIST_OK;
 }
 
-static idist_status idist__mpi_agree(idist_group *g, int *flag) {
+static idist_status idist__mpi_group_agree(idist_group *g, int *flag) {
     MPI_Comm comm = idist__mpi_group_of(g)->comm;
     int error;
 
-    if (!idist__mpi_of(g->w)->fault_tolerant) return idist__group_needs_ulfm("agree");
+    if (!idist__mpi_of(g->w)->fault_tolerant) return idist__new_group_needs_ulfm("agree");
     MPIX_Comm_failure_ack(comm);
     error = MPIX_Comm_agree(comm, flag);
-    if (error == MPI_SUCCESS || idist__mpi_is_loss(error)) return IDIST_OK;
+    if (error == MPI_SUCCESS || idist__mpi_error_is_loss(error)) return IDIST_OK;
 
-    return idist__mpi_fail("agree: MPIX_Comm_agree", error);
+    return idist__mpi_error_fail("agree: MPIX_Comm_agree", error);
 }
 #endif
 
@@ -3156,66 +3166,67 @@ static idist_status idist__mpi_agree(idist_group *g, int *flag) {
 //------------------------------------------------------------------------------
 
 // MPI reduces in the floating-point mode of the thread that calls it.
-static bool idist__mpi_quick_in_mode(idist_group *g, const idist__call *c) {
+static bool idist__mpi_backend_quick_in_mode(idist_group *g, const idist__call *c) {
     uint32_t mode = idist__mode_enter();
-    bool done = idist__mpi_quick(g, c);
+    bool done = idist__mpi_coll_quick(g, c);
 
     idist__mode_leave(mode);
     return done;
 }
 
-static void idist__mpi_start_in_mode(idist__task *t) {
+static void idist__mpi_backend_start_in_mode(idist__task *t) {
     uint32_t mode = idist__mode_enter();
 
-    idist__mpi_start(t);
+    idist__mpi_engine_start(t);
     idist__mode_leave(mode);
 }
 
-static void idist__mpi_progress_in_mode(idist__world *w) {
+static void idist__mpi_backend_progress_in_mode(idist__world *w) {
     uint32_t mode = idist__mode_enter();
 
-    idist__mpi_progress(w);
+    idist__mpi_engine_progress(w);
     idist__mode_leave(mode);
 }
 
-static void idist__mpi_fill(idist_backend_api *api) {
+static void idist__mpi_backend_fill(idist_backend_api *api) {
     api->name = "mpi";
     api->task_nbytes = sizeof(idist__mpi_op);
     api->group_nbytes = sizeof(idist__mpi_group);
 
-    api->claim = idist__mpi_claim;
-    api->open = idist__mpi_open;
-    api->close = idist__mpi_close;
+    api->claim = idist__mpi_life_claim;
+    api->open = idist__mpi_world_open;
+    api->close = idist__mpi_world_close;
 
     api->group_open = idist__mpi_group_open;
     api->group_close = idist__mpi_group_close;
 
-    api->quick = idist__mpi_quick_in_mode;
-    api->start = idist__mpi_start_in_mode;
-    api->progress = idist__mpi_progress_in_mode;
-    api->sleep = idist__mpi_sleep;
-    api->wake = idist__mpi_wake;
-    api->cancel = idist__mpi_cancel;
-    api->retract = idist__mpi_retract;
+    api->quick = idist__mpi_backend_quick_in_mode;
+    api->start = idist__mpi_backend_start_in_mode;
+    api->progress = idist__mpi_backend_progress_in_mode;
+    api->sleep = idist__mpi_engine_sleep;
+    api->wake = idist__mpi_engine_wake;
+    api->cancel = idist__mpi_engine_cancel;
+    api->retract = idist__mpi_engine_retract;
 
-    api->tell = idist__mpi_tell;
-    api->flush = idist__mpi_flush;
-    api->announce = idist__mpi_announce;
-    api->missing = idist__mpi_missing;
+    api->tell = idist__mpi_engine_tell;
+    api->flush = idist__mpi_engine_flush;
+    api->announce = idist__mpi_wait_announce;
+    api->missing = idist__mpi_wait_missing;
 
-    api->alloc = idist__mpi_alloc;
+    api->alloc = idist__mpi_world_alloc;
 #ifdef IDIST__ULFM
-    api->shrink = idist__mpi_shrink;
-    api->agree = idist__mpi_agree;
+    api->shrink = idist__mpi_group_shrink;
+    api->agree = idist__mpi_group_agree;
 #endif
 }
 
 const idist_backend_api *idist_mpi_backend(void) {
     static idist_backend_api api;
-    return idist__backend_fill(&api, idist__mpi_fill);
+    return idist__backend_fill(&api, idist__mpi_backend_fill);
 }
 
-__attribute__((constructor(IDIST__REGISTER_SPECIAL))) static void idist__mpi_register(void) {
+__attribute__((constructor(IDIST__REGISTER_SPECIAL))) static void
+idist__mpi_backend_register(void) {
     (void)idist_register_backend(idist_mpi_backend());
 }
 

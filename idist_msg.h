@@ -372,11 +372,11 @@ static idist__ring_group *idist__ring_group_of(const idist_group *g) {
 #define IDIST__STRIPE_BYTES ((size_t)256 * 1024)
 #endif
 
-static size_t idist__transport_stripe(const idist__sockets *s) {
+static size_t idist__sockets_stripe(const idist__sockets *s) {
     return s->count > 1 ? IDIST__STRIPE_BYTES : SIZE_MAX;
 }
 
-static void idist__transport_init(idist__sockets *s) {
+static void idist__sockets_init(idist__sockets *s) {
     int i;
 
     memset(s, 0, sizeof *s);
@@ -384,13 +384,13 @@ static void idist__transport_init(idist__sockets *s) {
 }
 
 // How many sockets the link has, before they are connected.
-static void idist__transport_set_count(idist__sockets *s, int count) {
+static void idist__sockets_set_count(idist__sockets *s, int count) {
     s->count = count;
-    s->in_left = idist__transport_stripe(s);
-    s->out_left = idist__transport_stripe(s);
+    s->in_left = idist__sockets_stripe(s);
+    s->out_left = idist__sockets_stripe(s);
 }
 
-static bool idist__transport_is_complete(const idist__sockets *s) {
+static bool idist__sockets_is_complete(const idist__sockets *s) {
     int i;
 
     for (i = 0; i < s->count; i++)
@@ -400,25 +400,24 @@ static bool idist__transport_is_complete(const idist__sockets *s) {
 }
 
 // Bytes have moved through the socket number *turn, *left of which belong to its stripe.
-static void idist__transport_moved(const idist__sockets *s, int *turn, size_t *left,
-                                   size_t nbytes) {
+static void idist__sockets_moved(const idist__sockets *s, int *turn, size_t *left, size_t nbytes) {
     *left -= nbytes;
     if (*left) return;
     *turn = (*turn + 1) % s->count;
-    *left = idist__transport_stripe(s);
+    *left = idist__sockets_stripe(s);
 }
 
-static ptrdiff_t idist__transport_read(void *port, void *buf, size_t nbytes) {
+static ptrdiff_t idist__sockets_read(void *port, void *buf, size_t nbytes) {
     idist__sockets *s = (idist__sockets *)port;
     size_t most = nbytes < s->in_left ? nbytes : s->in_left;
     ptrdiff_t n = idist__os_socket_read(s->fds[s->in], buf, most);
 
-    if (n > 0) idist__transport_moved(s, &s->in, &s->in_left, (size_t)n);
+    if (n > 0) idist__sockets_moved(s, &s->in, &s->in_left, (size_t)n);
 
     return n;
 }
 
-static ptrdiff_t idist__transport_write(void *port, const idist__os_part *parts, int nparts) {
+static ptrdiff_t idist__sockets_write(void *port, const idist__os_part *parts, int nparts) {
     idist__sockets *s = (idist__sockets *)port;
     idist__os_part of_stripe[IDIST__PARTS];
     size_t left = s->out_left;
@@ -436,28 +435,28 @@ static ptrdiff_t idist__transport_write(void *port, const idist__os_part *parts,
     // Reading is to tell why, and may be at another socket, which knows nothing of this.
     for (i = 0; n < 0 && s->count > 1 && i < s->count; i++) idist__os_socket_end(s->fds[i]);
 
-    if (n > 0) idist__transport_moved(s, &s->out, &s->out_left, (size_t)n);
+    if (n > 0) idist__sockets_moved(s, &s->out, &s->out_left, (size_t)n);
 
     return n;
 }
 
-static void idist__transport_close(void *port) {
+static void idist__sockets_close(void *port) {
     idist__sockets *s = (idist__sockets *)port;
     int i;
 
     for (i = 0; i < IDIST__SOCKETS_MAX; i++) idist__os_descriptor_close(&s->fds[i]);
 }
 
-static int idist__transport_descriptor(void *port, bool output) {
+static int idist__sockets_descriptor(void *port, bool output) {
     const idist__sockets *s = (const idist__sockets *)port;
     return s->fds[output ? s->out : s->in];
 }
 
 static const idist__transport idist__transport_tcp = {"tcp",
-                                                      idist__transport_read,
-                                                      idist__transport_write,
-                                                      idist__transport_close,
-                                                      idist__transport_descriptor,
+                                                      idist__sockets_read,
+                                                      idist__sockets_write,
+                                                      idist__sockets_close,
+                                                      idist__sockets_descriptor,
                                                       true,
                                                       true,
                                                       NULL,
@@ -469,10 +468,10 @@ static const idist__transport idist__transport_tcp = {"tcp",
                                                       NULL};
 
 static const idist__transport idist__transport_unix = {"unix",
-                                                       idist__transport_read,
-                                                       idist__transport_write,
-                                                       idist__transport_close,
-                                                       idist__transport_descriptor,
+                                                       idist__sockets_read,
+                                                       idist__sockets_write,
+                                                       idist__sockets_close,
+                                                       idist__sockets_descriptor,
                                                        true,
                                                        false,
                                                        NULL,
@@ -486,34 +485,33 @@ static const idist__transport idist__transport_unix = {"unix",
 // A link without a connection: what is to go out waits until there is one. It counts as polled, so
 // that the rank sleeps in poll, where the connector's sockets can wake it.
 
-static ptrdiff_t idist__transport_read_nothing(void *port, void *buf, size_t nbytes) {
+static ptrdiff_t idist__sockets_read_nothing(void *port, void *buf, size_t nbytes) {
     (void)port;
     (void)buf;
     (void)nbytes;
     return 0;
 }
 
-static ptrdiff_t idist__transport_write_nothing(void *port, const idist__os_part *parts,
-                                                int nparts) {
+static ptrdiff_t idist__sockets_write_nothing(void *port, const idist__os_part *parts, int nparts) {
     (void)port;
     (void)parts;
     (void)nparts;
     return 0;
 }
 
-static void idist__transport_close_nothing(void *port) { (void)port; }
+static void idist__sockets_close_nothing(void *port) { (void)port; }
 
-static int idist__transport_no_descriptor(void *port, bool output) {
+static int idist__sockets_no_descriptor(void *port, bool output) {
     (void)port;
     (void)output;
     return -1;
 }
 
 static const idist__transport idist__transport_none = {"none",
-                                                       idist__transport_read_nothing,
-                                                       idist__transport_write_nothing,
-                                                       idist__transport_close_nothing,
-                                                       idist__transport_no_descriptor,
+                                                       idist__sockets_read_nothing,
+                                                       idist__sockets_write_nothing,
+                                                       idist__sockets_close_nothing,
+                                                       idist__sockets_no_descriptor,
                                                        true,
                                                        false,
                                                        NULL,
@@ -891,7 +889,7 @@ static void idist__transfer_received(idist__ring *ring, idist__transfer *v, int 
     }
 
     idist__transfer_free(ring, v);
-    idist__message_received(t, idist__ring_group_of(t->group)->rank_of[peer], tag, count);
+    idist__matching_received(t, idist__ring_group_of(t->group)->rank_of[peer], tag, count);
 }
 
 //------------------------------------------------------------------------------
@@ -1454,7 +1452,7 @@ static void idist__message_drop_unknown(idist__ring *ring, idist__link *l) {
 }
 
 // The group, if it is one of those that were closed last; else NULL.
-static const idist__closed *idist__ring_find_closed(const idist__ring *ring, uint64_t ctx) {
+static const idist__closed *idist__message_find_closed(const idist__ring *ring, uint64_t ctx) {
     uint32_t i;
 
     for (i = 0; i < IDIST__CLOSED && i < ring->nclosed; i++)
@@ -1693,10 +1691,10 @@ static idist__transfer *idist__match_oldest(idist__ring *ring, const idist_group
 
     for (; hook && !exact; hook = hook->next) {
         idist__transfer *v = idist__index_transfer(hook);
-        if (v->list == &rg->recvs && idist__message_matches(v->task, peer, (int)f->tag)) exact = v;
+        if (v->list == &rg->recvs && idist__matching_matches(v->task, peer, (int)f->tag)) exact = v;
     }
 
-    while (wild && !idist__message_matches(wild->task, peer, (int)f->tag)) wild = wild->next;
+    while (wild && !idist__matching_matches(wild->task, peer, (int)f->tag)) wild = wild->next;
 
     return !exact || (wild && wild->stamp < exact->stamp) ? wild : exact;
 }
@@ -1714,7 +1712,8 @@ static idist__transfer *idist__match_recv(idist__ring *ring, idist_group *g, int
 
         idist__transfer_take(v);
 
-        if (idist__message_fits(v->task, &f->fingerprint, from, &tag, &status, text, sizeof text)) {
+        if (idist__matching_fits(v->task, &f->fingerprint, from, &tag, &status, text,
+                                 sizeof text)) {
             if (f->nbytes <= v->nbytes) return v;
             status = IDIST_ERR_MISMATCH; // two dtypes of the program whose tags happen to be equal
             if (v->task->call.u.message) v->task->call.u.message->group = g; // it keeps the message
@@ -2014,7 +2013,7 @@ static void idist__send_start(idist__task *t) {
 
 // Waits a moment for another rank, in a call that needs nothing but that rank. False: it has waited
 // long enough, or others need the lock; the call has to go on as a task.
-static bool idist__ring_quick_wait(const idist__ring *ring, int turns) {
+static bool idist__send_quick_wait(const idist__ring *ring, int turns) {
     const idist__world *w = ring->w;
     int most = w->spin_ns ? (int)(w->spin_budget_ns / IDIST__TURN_NS) : IDIST__QUICK_YIELDS;
 
@@ -2121,7 +2120,7 @@ static bool idist__recv_wants(const idist_group *g, const idist__call *c, const 
     if (f->type != IDIST__EAGER || f->ctx != g->ctx || f->fingerprint.kind != IDIST__SEND)
         return false;
     if (f->fingerprint.dtype != (int)c->dtype || f->fingerprint.check > c->count) return false;
-    if (!idist__message_has_tag(c, (int)f->tag)) return false;
+    if (!idist__matching_has_tag(c, (int)f->tag)) return false;
     if (f->nbytes > IDIST__EAGER_BYTES || f->nbytes + sizeof *f > l->their_window) return false;
 
     return f->nbytes == f->fingerprint.check * idist_dtype_size(c->dtype);
@@ -2134,7 +2133,7 @@ static void idist__recv_taken(idist__ring *ring, const idist__call *c, idist__li
     l->peer_waits.type = 0;
     l->their_window -= (size_t)f->nbytes + sizeof *f;
     idist__link_consumed(ring, l, (size_t)f->nbytes);
-    idist__message_describe(c, c->root, (int)f->tag, c->dtype, (size_t)f->fingerprint.check);
+    idist__matching_describe(c, c->root, (int)f->tag, c->dtype, (size_t)f->fingerprint.check);
 }
 
 // Takes the message with this header out of the link, if the receive wants it and it is there
@@ -2158,7 +2157,7 @@ static bool idist__recv_quick(const idist_group *g, const idist__call *c) {
 
     if (!l) return false;
     for (turns = 0; !l->transport->peek_header(l->port, &f); turns++)
-        if (!idist__ring_quick_wait(ring, turns)) return false;
+        if (!idist__send_quick_wait(ring, turns)) return false;
 
     return idist__recv_take(g, c, l, &f);
 }
@@ -2167,7 +2166,7 @@ static bool idist__recv_quick(const idist_group *g, const idist__call *c) {
 static bool idist__recv_takes(const idist__task *t, const idist__message *m, int from) {
     if (m->peer != from || m->claim || m->frame.type > IDIST__RTS) return false;
     if (m->frame.fingerprint.kind != IDIST__SEND || m->frame.ctx != t->group->ctx) return false;
-    return idist__message_matches(t, from, (int)m->frame.tag);
+    return idist__matching_matches(t, from, (int)m->frame.tag);
 }
 
 // The first message of a rank that a receive wants: messages of one rank keep their order.

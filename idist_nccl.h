@@ -264,7 +264,7 @@ typedef struct idist__nccl {
 #endif
 
 // The library of a Python package (nvidia-nccl-cu12, which PyTorch installs) below this folder.
-static void *idist__nccl_in_python(const char *prefix, const char *below) {
+static void *idist__nccl_load_in_python(const char *prefix, const char *below) {
     char pattern[512];
 
     if (!prefix) return NULL;
@@ -275,26 +275,26 @@ static void *idist__nccl_in_python(const char *prefix, const char *below) {
 }
 
 // Looks where the loader does, then in Python's environments.
-static void *idist__nccl_open(void) {
+static void *idist__nccl_load_library(void) {
     void *library = idist__os_library_open(IDIST__NCCL_FILE);
 
-    if (!library) library = idist__nccl_in_python(idist__os_env("VIRTUAL_ENV"), "");
-    if (!library) library = idist__nccl_in_python(idist__os_env("CONDA_PREFIX"), "");
-    if (!library) library = idist__nccl_in_python(idist__os_env("HOME"), "/.local");
-    if (!library) library = idist__nccl_in_python("/usr/local", "");
-    if (!library) library = idist__nccl_in_python("/usr", "");
+    if (!library) library = idist__nccl_load_in_python(idist__os_env("VIRTUAL_ENV"), "");
+    if (!library) library = idist__nccl_load_in_python(idist__os_env("CONDA_PREFIX"), "");
+    if (!library) library = idist__nccl_load_in_python(idist__os_env("HOME"), "/.local");
+    if (!library) library = idist__nccl_load_in_python("/usr/local", "");
+    if (!library) library = idist__nccl_load_in_python("/usr", "");
     return library ? library : idist__os_library_open(IDIST__NCCL_FILE); // for the reason
 }
 
 // Fills the table, or stores the reason why not. A library that is linked with the program comes
 // first. The library is never unloaded, because it has threads.
-static void idist__nccl_load(idist__nccl *nccl, char *reason, size_t capacity) {
+static void idist__nccl_load_once(idist__nccl *nccl, char *reason, size_t capacity) {
     const char *file = idist__os_env("IDIST_NCCL_LIB"), *missing = NULL;
     void *library = file ? NULL : idist__os_library_open(NULL); // the program and its libraries
     void *at;
 
     if (library && !idist__os_library_find(library, "ncclGetVersion")) library = NULL;
-    if (!library) library = file ? idist__os_library_open(file) : idist__nccl_open();
+    if (!library) library = file ? idist__os_library_open(file) : idist__nccl_load_library();
 
     if (!library) {
         snprintf(reason, capacity, "NCCL could not be loaded: %s", idist__os_library_error());
@@ -322,9 +322,10 @@ static void idist__nccl_load(idist__nccl *nccl, char *reason, size_t capacity) {
 // Creating, aborting and finalizing a communicator may wait for other ranks for ever. A job does it
 // in a thread; whoever started the job waits for it until a deadline, and then leaves it to itself:
 //
-//     group set up     JOB_INIT       idist__nccl_init_wait, up to the init time-out
-//     group failed     JOB_ABORT      idist__nccl_abort_wait for a moment, then idist__nccl_reap
-//     group closed     JOB_FINALIZE   idist__nccl_reap, at the end of the world
+//     group set up     JOB_INIT       idist__gpu_setup_init_wait, up to the init time-out
+//     group failed     JOB_ABORT      idist__nccl_abort_wait for a moment, then
+//     idist__nccl_abort_reap group closed     JOB_FINALIZE   idist__nccl_abort_reap, at the end of
+//     the world
 //
 // NCCL must not be inside a call with a communicator that is aborted. From 2.28.7 on ncclCommRevoke
 // makes every call return first. Before that idist makes communicators non-blocking, so that calls
@@ -386,25 +387,25 @@ typedef struct idist__nccl_job {
 #endif
 #define IDIST__NCCL_LEAVE_MS 4000 // how long an abort waits for a thread to leave NCCL
 
-static bool idist__nccl_is_given_up(const idist__nccl_job *job) {
+static bool idist__nccl_job_is_given_up(const idist__nccl_job *job) {
     return __atomic_load_n(&job->phase, __ATOMIC_ACQUIRE) == IDIST__INIT_GIVEN_UP;
 }
 
 // Whether a job must stop waiting. A JOB_FINALIZE waits for the other ranks until the world is
 // gone.
-static bool idist__nccl_must_stop(const idist__nccl_job *job) {
-    if (job->kind == IDIST__JOB_INIT) return idist__nccl_is_given_up(job);
+static bool idist__nccl_job_must_stop(const idist__nccl_job *job) {
+    if (job->kind == IDIST__JOB_INIT) return idist__nccl_job_is_given_up(job);
     if (job->kind == IDIST__JOB_ABORT) return idist__os_clock_now_ns() > job->deadline_ns;
     return __atomic_load_n(&job->state, __ATOMIC_ACQUIRE) == IDIST__JOB_STATE_LEFT;
 }
 
 // The final result of a call with a non-blocking communicator; IN_PROGRESS if the job must stop
 // waiting first.
-static int idist__nccl_wait_result(const idist__nccl_job *job, int result) {
+static int idist__nccl_job_wait_result(const idist__nccl_job *job, int result) {
     int turns = 0;
 
-    while (result == IDIST__NCCL_IN_PROGRESS && !idist__nccl_must_stop(job)) {
-        idist__gpu_nap(&turns);
+    while (result == IDIST__NCCL_IN_PROGRESS && !idist__nccl_job_must_stop(job)) {
+        idist__gpu_device_nap(&turns);
         if (job->nccl.CommGetAsyncError(job->comm, &result) != IDIST__NCCL_OK)
             return IDIST__NCCL_INTERNAL_ERROR;
     }
@@ -421,7 +422,7 @@ static int idist__nccl_wait_result(const idist__nccl_job *job, int result) {
 // of some size. On large clusters, calls larger than IDIST_NCCL_CONNECT_BYTES may get an algorithm
 // that no smaller size gets. Pairs of ranks are left to their first message: connecting all of them
 // would take hundreds of MB that a program without messages never needs.
-static int idist__nccl_connect(idist__nccl_job *job) {
+static int idist__nccl_job_connect(idist__nccl_job *job) {
     const idist__nccl *nccl = &job->nccl;
     char *at = job->buffer;
     size_t nbytes;
@@ -435,29 +436,29 @@ static int idist__nccl_connect(idist__nccl_job *job) {
             int type = step % 2 ? IDIST__NCCL_I32 : IDIST__NCCL_F32;
             int op = step % 2 ? IDIST__NCCL_PROD : IDIST__NCCL_SUM;
 
-            if (idist__nccl_is_given_up(job)) result = IDIST__NCCL_INTERNAL_ERROR;
+            if (idist__nccl_job_is_given_up(job)) result = IDIST__NCCL_INTERNAL_ERROR;
             else if (step < 2)
                 result = nccl->AllReduce(at, at, n, type, op, job->comm, job->stream);
             else if (step < 4)
                 result = nccl->ReduceScatter(at, mine, each, type, op, job->comm, job->stream);
             else result = nccl->AllGather(mine, at, each, type, job->comm, job->stream);
-            result = idist__nccl_wait_result(job, result);
+            result = idist__nccl_job_wait_result(job, result);
         }
     }
 
     return result;
 }
 
-// Waits for the calls of idist__nccl_connect to finish on the device.
-static int idist__nccl_connected(idist__nccl_job *job) {
+// Waits for the calls of idist__nccl_job_connect to finish on the device.
+static int idist__nccl_job_connected(idist__nccl_job *job) {
     int turns = 0, result = IDIST__NCCL_OK;
     cudaError_t error;
 
     while ((error = cudaStreamQuery(job->stream)) == cudaErrorNotReady &&
            result == IDIST__NCCL_OK) {
         cudaGetLastError();
-        if (idist__nccl_is_given_up(job)) return IDIST__NCCL_INTERNAL_ERROR;
-        idist__gpu_nap(&turns);
+        if (idist__nccl_job_is_given_up(job)) return IDIST__NCCL_INTERNAL_ERROR;
+        idist__gpu_device_nap(&turns);
         if (job->nccl.CommGetAsyncError(job->comm, &result) != IDIST__NCCL_OK)
             result = IDIST__NCCL_INTERNAL_ERROR;
     }
@@ -468,7 +469,7 @@ static int idist__nccl_connected(idist__nccl_job *job) {
 }
 
 // Moves a JOB_INIT on to its next phase. False: it was given up.
-static bool idist__nccl_enter_phase(idist__nccl_job *job, idist__nccl_phase to) {
+static bool idist__nccl_job_enter_phase(idist__nccl_job *job, idist__nccl_phase to) {
     int from = (int)to - 1;
 
     return __atomic_compare_exchange_n(&job->phase, &from, (int)to, false, __ATOMIC_ACQ_REL,
@@ -476,31 +477,31 @@ static bool idist__nccl_enter_phase(idist__nccl_job *job, idist__nccl_phase to) 
 }
 
 // If the job has been given up it aborts the communicator itself, unless another job does that
-// (idist__nccl_give_up).
-static void idist__nccl_run_init(idist__nccl_job *job) {
+// (idist__gpu_setup_give_up).
+static void idist__nccl_job_run_init(idist__nccl_job *job) {
     const idist__nccl *nccl = &job->nccl;
 
     if (!job->comm)
         job->result =
             nccl->CommInitRankConfig(&job->comm, job->size, job->id, job->rank, job->config);
-    if (job->comm) job->result = idist__nccl_wait_result(job, job->result);
+    if (job->comm) job->result = idist__nccl_job_wait_result(job, job->result);
 
-    if (!idist__nccl_enter_phase(job, IDIST__INIT_CONNECTING)) {
+    if (!idist__nccl_job_enter_phase(job, IDIST__INIT_CONNECTING)) {
         if (job->comm) nccl->CommAbort(job->comm);
         return;
     }
 
     if (job->result == IDIST__NCCL_OK && job->size > 1) {
-        job->result = idist__nccl_connect(job);
-        if (job->result == IDIST__NCCL_OK) job->result = idist__nccl_connected(job);
+        job->result = idist__nccl_job_connect(job);
+        if (job->result == IDIST__NCCL_OK) job->result = idist__nccl_job_connected(job);
     }
 
-    if (!idist__nccl_enter_phase(job, IDIST__INIT_DONE) && !nccl->CommRevoke)
+    if (!idist__nccl_job_enter_phase(job, IDIST__INIT_DONE) && !nccl->CommRevoke)
         nccl->CommAbort(job->comm);
 }
 
 // Frees a JOB_INIT's resources on the device. Neither call waits for the work there.
-static void idist__nccl_free_buffer(idist__nccl_job *job) {
+static void idist__nccl_job_free_buffer(idist__nccl_job *job) {
     if (job->buffer) cudaFreeAsync(job->buffer, job->stream);
     if (job->stream) cudaStreamDestroy(job->stream);
     job->buffer = NULL;
@@ -546,19 +547,20 @@ static bool idist__nccl_job_join(idist__nccl_job *job, int64_t deadline_ns, int 
 // it, brings back what is inside NCCL; the thread that creates the communicator ends; so do the
 // threads behind the gate; then the communicator is freed. Where a thread stays inside NCCL beyond
 // the deadline, the communicator stays in memory and the result is IN_PROGRESS.
-static void idist__nccl_run_abort(idist__nccl_job *job) {
+static void idist__nccl_job_run_abort(idist__nccl_job *job) {
     const idist__nccl *nccl = &job->nccl;
     int turns = 0, revoked = IDIST__NCCL_OK, ignored;
 
     job->deadline_ns = idist__os_clock_deadline(IDIST__NCCL_LEAVE_MS);
     job->result = IDIST__NCCL_IN_PROGRESS;
-    if (nccl->CommRevoke) revoked = idist__nccl_wait_result(job, nccl->CommRevoke(job->comm, 0));
+    if (nccl->CommRevoke)
+        revoked = idist__nccl_job_wait_result(job, nccl->CommRevoke(job->comm, 0));
     if (job->init_job && !idist__nccl_job_join(job->init_job, job->deadline_ns, &ignored)) return;
     if (revoked == IDIST__NCCL_IN_PROGRESS) return;
 
     while (job->gate && __atomic_load_n(&job->gate->inside, __ATOMIC_SEQ_CST)) {
-        if (idist__nccl_must_stop(job)) return;
-        idist__gpu_nap(&turns);
+        if (idist__nccl_job_must_stop(job)) return;
+        idist__gpu_device_nap(&turns);
     }
 
     job->result =
@@ -573,12 +575,12 @@ static void *idist__nccl_job_run(void *arg) {
     cudaThreadExchangeStreamCaptureMode(&mode);
 
     if (job->kind == IDIST__JOB_INIT) {
-        idist__nccl_run_init(job);
-        idist__nccl_free_buffer(job);
+        idist__nccl_job_run_init(job);
+        idist__nccl_job_free_buffer(job);
     } else if (job->kind == IDIST__JOB_ABORT) {
-        idist__nccl_run_abort(job);
+        idist__nccl_job_run_abort(job);
     } else {
-        job->result = idist__nccl_wait_result(job, job->nccl.CommFinalize(job->comm));
+        job->result = idist__nccl_job_wait_result(job, job->nccl.CommFinalize(job->comm));
         if (job->result == IDIST__NCCL_OK) job->result = job->nccl.CommDestroy(job->comm);
     }
 
@@ -604,7 +606,7 @@ static idist__nccl_job *idist__nccl_job_new(const idist__nccl *nccl, idist__nccl
 // Frees a job that has no thread. NULL: nothing.
 static void idist__nccl_job_discard(idist__nccl_job *job) {
     if (!job) return;
-    idist__nccl_free_buffer(job);
+    idist__nccl_job_free_buffer(job);
     free(job->config);
     free(job);
 }
@@ -621,8 +623,8 @@ static bool idist__nccl_job_start(idist__nccl_job *job) {
 // uses base:type float kind model core:world extent gpu:types gpu:task load
 //------------------------------------------------------------------------------
 
-static const char *idist__nccl_text(const idist__nccl *nccl, int result, char *text,
-                                    size_t capacity) {
+static const char *idist__nccl_issue_text(const idist__nccl *nccl, int result, char *text,
+                                          size_t capacity) {
     const char *last = result == IDIST__NCCL_OK ? NULL : nccl->GetLastError(NULL);
     snprintf(text, capacity, "%s%s%.160s", nccl->GetErrorString(result), last && *last ? ": " : "",
              last ? last : "");
@@ -630,43 +632,45 @@ static const char *idist__nccl_text(const idist__nccl *nccl, int result, char *t
 }
 
 // ncclDataType_t of a dtype; -1: NCCL has none.
-static int idist__nccl_type(idist_dtype dtype) {
+static int idist__nccl_issue_type(idist_dtype dtype) {
     static const signed char types[] = {0, 1, -1, -1, 2, 3, 4, 5, 6, 9, 7, 8, 10, 11};
     return (size_t)dtype < IDIST__COUNT_OF(types) ? types[dtype] : -1;
 }
 
 // Whether NCCL supports the call, which all ranks answer alike. Messages only on a stream: NCCL has
 // no tags and matches by order alone. What a probe has matched did not come through NCCL.
-static bool idist__nccl_supports(const idist_group *g, const idist__call *c, const void *stream) {
+static bool idist__nccl_issue_supports(const idist_group *g, const idist__call *c,
+                                       const void *stream) {
     if (idist__kind_is_p2p(c->kind)) return stream != NULL && c->label != IDIST__MRECV;
     if (c->kind == IDIST__SCAN || c->kind == IDIST__EXSCAN) return false;
     if (!idist__kind_reduces(c->kind)) return true;
     if ((c->dtype == IDIST_F8E4M3 || c->dtype == IDIST_F8E5M2) &&
         !idist__gpu_of(g->w)->nccl_reduces_f8)
         return false;
-    return idist__nccl_type(c->dtype) >= 0 && (c->op <= IDIST_AVG || idist__gpu_op_is_premul(g, c));
+    return idist__nccl_issue_type(c->dtype) >= 0 &&
+           (c->op <= IDIST_AVG || idist__gpu_task_op_is_premul(g, c));
 }
 
 // With a non-blocking communicator, IN_PROGRESS is no error of a call in a group.
-static bool idist__nccl_is_ok(int result) {
+static bool idist__nccl_issue_is_ok(int result) {
     return result == IDIST__NCCL_OK || result == IDIST__NCCL_IN_PROGRESS;
 }
 
 // The result of a group: the first error, otherwise whether it is in progress.
-static int idist__nccl_merge_results(int calls, int end) {
-    if (!idist__nccl_is_ok(calls)) return calls;
+static int idist__nccl_issue_merge_results(int calls, int end) {
+    if (!idist__nccl_issue_is_ok(calls)) return calls;
     return end == IDIST__NCCL_OK ? calls : end;
 }
 
 // A reduction to each rank.
-static int idist__nccl_reduce_scatterv(const idist__nccl *nccl, const idist_group *g,
-                                       const idist__call *c, int type, int op, void *comm,
-                                       cudaStream_t stream) {
+static int idist__nccl_issue_reduce_scatterv(const idist__nccl *nccl, const idist_group *g,
+                                             const idist__call *c, int type, int op, void *comm,
+                                             cudaStream_t stream) {
     size_t size = idist_dtype_size(c->dtype);
     int result = nccl->GroupStart(), end;
     int i;
 
-    for (i = 0; i < g->size && idist__nccl_is_ok(result); i++) {
+    for (i = 0; i < g->size && idist__nccl_issue_is_ok(result); i++) {
         const char *block = (const char *)c->send + idist__extent_block_at(c, i) * size;
         if (c->sendcounts[i])
             result = nccl->Reduce(block, c->recv, c->sendcounts[i], type, op, i, comm, stream);
@@ -674,23 +678,23 @@ static int idist__nccl_reduce_scatterv(const idist__nccl *nccl, const idist_grou
 
     end = nccl->GroupEnd();
 
-    return idist__nccl_merge_results(result, end);
+    return idist__nccl_issue_merge_results(result, end);
 }
 
-static int idist__nccl_reduce(const idist__nccl *nccl, const idist_group *g, const idist__call *c,
-                              void *comm, cudaStream_t stream) {
+static int idist__nccl_issue_reduce(const idist__nccl *nccl, const idist_group *g,
+                                    const idist__call *c, void *comm, cudaStream_t stream) {
     static const int ops[] = {IDIST__NCCL_SUM, IDIST__NCCL_PROD, IDIST__NCCL_MIN, IDIST__NCCL_MAX,
                               IDIST__NCCL_AVG};
-    int type = idist__nccl_type(c->dtype);
-    bool premul = idist__gpu_op_is_premul(g, c);
+    int type = idist__nccl_issue_type(c->dtype);
+    bool premul = idist__gpu_task_op_is_premul(g, c);
     int op = premul ? IDIST__NCCL_SUM : ops[c->op];
     int result = IDIST__NCCL_OK;
     double factor = premul ? idist__world_user_op(g, c)->factor : 1;
     float narrow = (float)factor;
     void *scalar = c->dtype == IDIST_F64 ? (void *)&factor : &narrow;
 
-    if (idist__type_is_narrow(c->dtype))
-        idist__float_narrow(&narrow, &narrow, 1, c->dtype); // in place: its first bytes
+    if (idist__dtype_is_narrow(c->dtype))
+        idist__small_float_narrow(&narrow, &narrow, 1, c->dtype); // in place: its first bytes
     if (premul) result = nccl->RedOpCreatePreMulSum(&op, scalar, type, 1, comm);
     if (result != IDIST__NCCL_OK) return result;
     if (c->kind == IDIST__ALL_REDUCE)
@@ -698,7 +702,7 @@ static int idist__nccl_reduce(const idist__nccl *nccl, const idist_group *g, con
     else if (c->kind == IDIST__REDUCE)
         result = nccl->Reduce(c->send, c->recv, c->count, type, op, c->root, comm, stream);
     else if (c->kind == IDIST__REDUCE_SCATTERV)
-        result = idist__nccl_reduce_scatterv(nccl, g, c, type, op, comm, stream);
+        result = idist__nccl_issue_reduce_scatterv(nccl, g, c, type, op, comm, stream);
     else result = nccl->ReduceScatter(c->send, c->recv, c->count, type, op, comm, stream);
     if (premul) nccl->RedOpDestroy(op, comm);
 
@@ -706,13 +710,14 @@ static int idist__nccl_reduce(const idist__nccl *nccl, const idist_group *g, con
 }
 
 // Exchanges between all pairs of ranks, as sends and receives of bytes. A rank copies its own part.
-static int idist__nccl_exchange(const idist__nccl *nccl, const idist_group *g, const idist__call *c,
-                                const void *send, void *comm, cudaStream_t stream) {
+static int idist__nccl_issue_exchange(const idist__nccl *nccl, const idist_group *g,
+                                      const idist__call *c, const void *send, void *comm,
+                                      cudaStream_t stream) {
     size_t size = idist_dtype_size(c->dtype), sent, got;
     int result = nccl->GroupStart(), end;
     int i, me = g->rank;
 
-    for (i = 0; i < g->size && idist__nccl_is_ok(result); i++) {
+    for (i = 0; i < g->size && idist__nccl_issue_is_ok(result); i++) {
         const char *from = idist__extent_part(c, (char *)(uintptr_t)send, me, i, true, &sent);
         char *to = idist__extent_part(c, (char *)c->recv, i, me, false, &got);
         if (i == me && sent && from != to &&
@@ -720,27 +725,27 @@ static int idist__nccl_exchange(const idist__nccl *nccl, const idist_group *g, c
             result = IDIST__NCCL_CUDA_ERROR;
         if (i != me && sent)
             result = nccl->Send(from, sent * size, IDIST__NCCL_U8, i, comm, stream);
-        if (i != me && got && idist__nccl_is_ok(result))
+        if (i != me && got && idist__nccl_issue_is_ok(result))
             result = nccl->Recv(to, got * size, IDIST__NCCL_U8, i, comm, stream);
     }
 
     end = nccl->GroupEnd();
 
-    return idist__nccl_merge_results(result, end);
+    return idist__nccl_issue_merge_results(result, end);
 }
 
 // Allocates memory for NCCL in the order of a stream; cudaFreeAsync frees it.
-static cudaError_t idist__nccl_alloc(const idist__gpu *gpu, void **p, size_t nbytes,
-                                     cudaStream_t stream) {
+static cudaError_t idist__nccl_issue_alloc(const idist__gpu *gpu, void **p, size_t nbytes,
+                                           cudaStream_t stream) {
     return gpu->pool ? cudaMallocFromPoolAsync(p, nbytes, gpu->pool, stream)
                      : cudaMallocAsync(p, nbytes, stream);
 }
 
 // An all_to_all or all_to_allv in place sends a copy of its buffer, which the caller frees in
 // stream order.
-static int idist__nccl_all_to_all_in_place(const idist__nccl *nccl, const idist_group *g,
-                                           const idist__call *c, void *comm, cudaStream_t stream,
-                                           void **away) {
+static int idist__nccl_issue_all_to_all_in_place(const idist__nccl *nccl, const idist_group *g,
+                                                 const idist__call *c, void *comm,
+                                                 cudaStream_t stream, void **away) {
     const idist__gpu *gpu = idist__gpu_of(g->w);
     size_t count = (size_t)g->size * c->count, nbytes;
 
@@ -748,19 +753,19 @@ static int idist__nccl_all_to_all_in_place(const idist__nccl *nccl, const idist_
         count = idist__extent_end(c->sendcounts, c->senddispls, g->size);
     nbytes = count * idist_dtype_size(c->dtype);
     if (!nbytes) return IDIST__NCCL_OK;
-    if (idist__nccl_alloc(gpu, away, nbytes, stream) != cudaSuccess ||
+    if (idist__nccl_issue_alloc(gpu, away, nbytes, stream) != cudaSuccess ||
         cudaMemcpyAsync(*away, c->send, nbytes, cudaMemcpyDefault, stream) != cudaSuccess)
         return IDIST__NCCL_CUDA_ERROR;
-    return idist__nccl_exchange(nccl, g, c, *away, comm, stream);
+    return idist__nccl_issue_exchange(nccl, g, c, *away, comm, stream);
 }
 
-static int idist__nccl_all_gatherv(const idist__nccl *nccl, const idist_group *g,
-                                   const idist__call *c, void *comm, cudaStream_t stream) {
+static int idist__nccl_issue_all_gatherv(const idist__nccl *nccl, const idist_group *g,
+                                         const idist__call *c, void *comm, cudaStream_t stream) {
     size_t size = idist_dtype_size(c->dtype);
     int result = nccl->GroupStart(), end;
     int i;
 
-    for (i = 0; i < g->size && idist__nccl_is_ok(result); i++) {
+    for (i = 0; i < g->size && idist__nccl_issue_is_ok(result); i++) {
         char *to = (char *)c->recv + idist__extent_displ(c->recvcounts, c->recvdispls, i) * size;
         if (c->recvcounts[i])
             result = nccl->Broadcast(i == g->rank ? c->send : to, to, c->recvcounts[i] * size,
@@ -769,11 +774,11 @@ static int idist__nccl_all_gatherv(const idist__nccl *nccl, const idist_group *g
 
     end = nccl->GroupEnd();
 
-    return idist__nccl_merge_results(result, end);
+    return idist__nccl_issue_merge_results(result, end);
 }
 
-static int idist__nccl_issue(const idist__gpu *gpu, const idist_group *g, idist__gpu_op *op,
-                             cudaStream_t stream) {
+static int idist__nccl_issue_call(const idist__gpu *gpu, const idist_group *g, idist__gpu_op *op,
+                                  cudaStream_t stream) {
     const idist__nccl *nccl = gpu->nccl;
     const idist__call *c = &op->call;
     void *comm = op->comm;
@@ -783,13 +788,15 @@ static int idist__nccl_issue(const idist__gpu *gpu, const idist_group *g, idist_
     if (c->kind == IDIST__BARRIER)
         return nccl->AllReduce(gpu->barrier_word, gpu->barrier_word, 1, IDIST__NCCL_I32,
                                IDIST__NCCL_MAX, comm, stream);
-    if (c->kind == IDIST__ALL_GATHERV) return idist__nccl_all_gatherv(nccl, g, c, comm, stream);
-    if (c->kind == IDIST__REDUCE_SCATTERV) return idist__nccl_reduce(nccl, g, c, comm, stream);
+    if (c->kind == IDIST__ALL_GATHERV)
+        return idist__nccl_issue_all_gatherv(nccl, g, c, comm, stream);
+    if (c->kind == IDIST__REDUCE_SCATTERV)
+        return idist__nccl_issue_reduce(nccl, g, c, comm, stream);
     if ((c->kind == IDIST__ALL_TO_ALL || c->kind == IDIST__ALL_TO_ALLV) && c->send == c->recv)
-        return idist__nccl_all_to_all_in_place(nccl, g, c, comm, stream, &op->send_copy);
+        return idist__nccl_issue_all_to_all_in_place(nccl, g, c, comm, stream, &op->send_copy);
     if (idist__kind_is_v(c->kind) || c->kind == IDIST__ALL_TO_ALL || c->kind == IDIST__GATHER ||
         c->kind == IDIST__SCATTER)
-        return idist__nccl_exchange(nccl, g, c, c->send, comm, stream);
+        return idist__nccl_issue_exchange(nccl, g, c, c->send, comm, stream);
     if (!nbytes) return IDIST__NCCL_OK;
     if (c->kind == IDIST__BROADCAST)
         return nccl->Broadcast(c->recv, c->recv, nbytes, IDIST__NCCL_U8, c->root, comm, stream);
@@ -800,7 +807,7 @@ static int idist__nccl_issue(const idist__gpu *gpu, const idist_group *g, idist_
     if (c->kind == IDIST__RECV)
         return nccl->Recv(c->recv, nbytes, IDIST__NCCL_U8, c->root, comm, stream);
 
-    return idist__nccl_reduce(nccl, g, c, comm, stream);
+    return idist__nccl_issue_reduce(nccl, g, c, comm, stream);
 }
 
 //------------------------------------------------------------------------------
@@ -809,20 +816,20 @@ static int idist__nccl_issue(const idist__gpu *gpu, const idist_group *g, idist_
 //------------------------------------------------------------------------------
 
 // Whether a thread is inside a call of NCCL with the group's communicator.
-static bool idist__nccl_is_inside(const idist__gpu_group *gg) {
+static bool idist__nccl_abort_is_inside(const idist__gpu_group *gg) {
     return gg->gate && __atomic_load_n(&gg->gate->inside, __ATOMIC_SEQ_CST);
 }
 
 // Starts to abort the communicator, which ends the group's work on the device. Without
 // ncclCommRevoke a thread that is inside NCCL starts it when it comes out: at once, unless the
 // communicator is a blocking one of the user's.
-static void idist__nccl_abort(idist_group *g) {
+static void idist__nccl_abort_group(idist_group *g) {
     idist__gpu *gpu = idist__gpu_of(g->w);
     idist__gpu_group *gg = idist__gpu_group_of(g);
 
     if (!gg || !gg->comm) return;
     gg->must_abort = true;
-    if (!gpu->nccl->CommRevoke && idist__nccl_is_inside(gg)) return;
+    if (!gpu->nccl->CommRevoke && idist__nccl_abort_is_inside(gg)) return;
 
     gg->abort_job = idist__nccl_job_new(gpu->nccl, IDIST__JOB_ABORT, gpu->device, gg->comm);
     gg->comm = NULL;
@@ -852,14 +859,14 @@ static void idist__nccl_abort_wait(idist_group *g) {
     int64_t deadline = idist__os_clock_deadline(IDIST__GPU_GRACE_MS);
     int turns = 0;
 
-    idist__nccl_abort(g);
+    idist__nccl_abort_group(g);
     if (!gg || !gg->abort_job || gg->waited_for_abort) return;
     gg->waited_for_abort = true;
     while (!idist__nccl_job_done(gg->abort_job) && idist__os_clock_now_ns() < deadline)
-        idist__gpu_nap(&turns);
+        idist__gpu_device_nap(&turns);
 }
 
-// Leaves an abort to itself: idist__nccl_reap collects its thread. The gate goes with it.
+// Leaves an abort to itself: idist__nccl_abort_reap collects its thread. The gate goes with it.
 static void idist__nccl_abort_leave(idist_group *g) {
     idist__gpu *gpu = idist__gpu_of(g->w);
     idist__gpu_group *gg = idist__gpu_group_of(g);
@@ -870,10 +877,10 @@ static void idist__nccl_abort_leave(idist_group *g) {
     gg->abort_job->next = gpu->ending_jobs;
     gpu->ending_jobs = gg->abort_job;
     gg->abort_job = NULL;
-    if (!idist__nccl_is_inside(gg)) gg->gate = NULL; // else the group stays, too
+    if (!idist__nccl_abort_is_inside(gg)) gg->gate = NULL; // else the group stays, too
 }
 
-static void idist__nccl_log_stays(const idist__world *w) {
+static void idist__nccl_abort_log_stays(const idist__world *w) {
     idist__log_print(&w->log, IDIST_LOG_WARN,
                      "a call of NCCL, or ncclCommRevoke, has not returned: the communicator of a "
                      "group that has ended stays in memory, and the device may stay busy");
@@ -883,30 +890,31 @@ static void idist__nccl_log_stays(const idist__world *w) {
 static void idist__nccl_abort_end(idist_group *g) {
     idist__gpu_group *gg = idist__gpu_group_of(g);
 
-    idist__nccl_abort(g);
-    if (gg->comm) idist__nccl_log_stays(g->w);
+    idist__nccl_abort_group(g);
+    if (gg->comm) idist__nccl_abort_log_stays(g->w);
     gg->comm = NULL;
     idist__nccl_abort_leave(g);
 }
 
 // Says what has become of a communicator that was aborted. IN_PROGRESS without `left`: it stays in
 // memory.
-static void idist__nccl_log_abort(const idist__world *w, int result, bool left) {
+static void idist__nccl_abort_log(const idist__world *w, int result, bool left) {
     char text[256];
 
     if (left)
         idist__log_print(&w->log, IDIST_LOG_ERROR,
                          "ncclCommAbort has not returned: the device may stay busy");
-    else if (result == IDIST__NCCL_IN_PROGRESS) idist__nccl_log_stays(w);
+    else if (result == IDIST__NCCL_IN_PROGRESS) idist__nccl_abort_log_stays(w);
     else if (result != IDIST__NCCL_OK)
         idist__log_print(&w->log, IDIST_LOG_WARN, "ncclCommAbort: %s",
-                         idist__nccl_text(idist__gpu_of(w)->nccl, result, text, sizeof text));
+                         idist__nccl_issue_text(idist__gpu_of(w)->nccl, result, text, sizeof text));
 }
 
 // Waits for a thread that ends a communicator until the deadline. False: it has not come back. If a
 // graph holds calls, an old NCCL stays in the abort until the graph is destroyed: it gets little
 // time, and is no error.
-static bool idist__nccl_reap_job(const idist__world *w, idist__nccl_job *job, int64_t deadline_ns) {
+static bool idist__nccl_abort_reap_job(const idist__world *w, idist__nccl_job *job,
+                                       int64_t deadline_ns) {
     bool aborts = job->kind == IDIST__JOB_ABORT;
     bool stays = aborts && job->keep_memory && !job->nccl.CommRevoke;
     int64_t soon_ns = idist__os_clock_deadline(IDIST__GPU_GRACE_MS);
@@ -915,14 +923,14 @@ static bool idist__nccl_reap_job(const idist__world *w, idist__nccl_job *job, in
 
     if (stays && soon_ns < deadline_ns) deadline_ns = soon_ns;
     ended = idist__nccl_job_join(job, deadline_ns, &result);
-    if (aborts && (ended || !stays)) idist__nccl_log_abort(w, result, !ended);
+    if (aborts && (ended || !stays)) idist__nccl_abort_log(w, result, !ended);
 
     return ended || aborts;
 }
 
 // Collects the threads that have ended a communicator; with a deadline, all of them. False: one
 // that finalizes has not come back.
-static bool idist__nccl_reap(const idist__world *w, int64_t deadline_ns) {
+static bool idist__nccl_abort_reap(const idist__world *w, int64_t deadline_ns) {
     idist__nccl_job **at = &idist__gpu_of(w)->ending_jobs, *job;
     bool all = true;
 
@@ -933,7 +941,7 @@ static bool idist__nccl_reap(const idist__world *w, int64_t deadline_ns) {
         }
 
         *at = job->next;
-        all = idist__nccl_reap_job(w, job, deadline_ns) && all;
+        all = idist__nccl_abort_reap_job(w, job, deadline_ns) && all;
     }
 
     return all;
@@ -942,7 +950,7 @@ static bool idist__nccl_reap(const idist__world *w, int64_t deadline_ns) {
 // Handles an error that NCCL reports. If another rank is the cause, NCCL does not say which; the
 // host's backend knows, or will within a second. Until then no call of the group completes,
 // whatever its event says.
-static void idist__nccl_report_error(idist_group *g, int result) {
+static void idist__nccl_abort_report_error(idist_group *g, int result) {
     idist__gpu_group *gg = idist__gpu_group_of(g);
     char text[256];
 
@@ -954,11 +962,11 @@ static void idist__nccl_report_error(idist_group *g, int result) {
         return;
     }
 
-    idist__nccl_text(idist__gpu_of(g->w)->nccl, result, text, sizeof text);
-    idist__gpu_fail_group(g, idist__fail(IDIST_ERR_DEVICE, "NCCL: %s", text));
+    idist__nccl_issue_text(idist__gpu_of(g->w)->nccl, result, text, sizeof text);
+    idist__gpu_device_fail_group(g, idist__fail(IDIST_ERR_DEVICE, "NCCL: %s", text));
 }
 
-static void idist__nccl_check_errors(idist_group *g) {
+static void idist__nccl_abort_check_errors(idist_group *g) {
     const idist__nccl *nccl = idist__gpu_of(g->w)->nccl;
     idist__gpu_group *gg = idist__gpu_group_of(g);
     int state = IDIST__NCCL_OK;
@@ -968,8 +976,8 @@ static void idist__nccl_check_errors(idist_group *g) {
 
     if (gg->fault) {
         if (idist__os_clock_now_ns() < gg->fault_deadline_ns) return;
-        idist__nccl_text(nccl, gg->fault, text, sizeof text);
-        idist__gpu_fail_group(
+        idist__nccl_issue_text(nccl, gg->fault, text, sizeof text);
+        idist__gpu_device_fail_group(
             g, idist__fail(
                    gg->fault == IDIST__NCCL_TIMEOUT ? IDIST_ERR_TIMEOUT : IDIST_ERR_PEER_LOST,
                    "NCCL: %s; the host found no rank missing: check the network between the GPUs",
@@ -980,7 +988,7 @@ static void idist__nccl_check_errors(idist_group *g) {
     if (nccl->CommGetAsyncError(gg->comm, &state) == IDIST__NCCL_OK &&
         (state == IDIST__NCCL_OK || state == IDIST__NCCL_IN_PROGRESS))
         return;
-    idist__nccl_report_error(g, state);
+    idist__nccl_abort_report_error(g, state);
 }
 
 //------------------------------------------------------------------------------
@@ -994,32 +1002,32 @@ static void idist__nccl_check_errors(idist_group *g) {
 // it does for host memory; NCCL alone would hang. When a group fails its communicator is aborted,
 // which ends the group's work on the device.
 //
-//     idist__gpu_start          the call gets its fingerprint and enters the group's queue
-//     idist__nccl_start_meeting the host's backend gets a barrier, or the counts, with it
-//     idist__nccl_launch        NCCL gets the call: now, or at idist_group_end
-//     idist__gpu_part_done      the ranks have met
-//     idist__gpu_complete_calls the event behind the call has come: the call is complete
+//     idist__gpu_engine_start          the call gets its fingerprint and enters the group's queue
+//     idist__nccl_launch_start_meeting the host's backend gets a barrier, or the counts, with it
+//     idist__nccl_launch_call        NCCL gets the call: now, or at idist_group_end
+//     idist__gpu_engine_part_done      the ranks have met
+//     idist__gpu_engine_complete_calls the event behind the call has come: the call is complete
 //------------------------------------------------------------------------------
 
 // The stream that a call is enqueued on.
-static cudaStream_t idist__nccl_stream(const idist__task *t) {
+static cudaStream_t idist__nccl_launch_stream(const idist__task *t) {
     return idist__task_on_stream(t) ? (cudaStream_t)t->stream
                                     : idist__gpu_group_of(t->group)->stream[IDIST__STREAM_NCCL];
 }
 
 // Whether a call has been ended before NCCL gets it.
-static bool idist__nccl_is_ended(const idist__task *t) {
+static bool idist__nccl_launch_is_ended(const idist__task *t) {
     return t->group->status != IDIST_OK || t->group->w->thread_stops;
 }
 
 // Whether it is the turn of these calls in all their groups. A thread before them may stay inside
 // an old NCCL: calls that have been ended do not wait for it.
-static bool idist__nccl_can_launch(void *arg) {
+static bool idist__nccl_launch_can_launch(void *arg) {
     const idist__task *t;
 
     for (t = (const idist__task *)arg; t; t = idist__gpu_op_of(t)->next_held)
         if (idist__gpu_op_of(t)->ticket != idist__gpu_group_of(t->group)->turn &&
-            !idist__nccl_is_ended(t))
+            !idist__nccl_launch_is_ended(t))
             return false;
 
     return true;
@@ -1028,7 +1036,7 @@ static bool idist__nccl_can_launch(void *arg) {
 // In most v-forms only the two ranks of a pair know how much one sends to the other. Stores what
 // this rank sends, leaves room for what the others say they send, and stores what this rank expects
 // of them: the caller's counts may be gone when they answer.
-static bool idist__nccl_save_counts(idist__task *t) {
+static bool idist__nccl_launch_save_counts(idist__task *t) {
     const idist_group *g = t->group;
     idist__gpu_op *op = idist__gpu_op_of(t);
     int i, n = g->size;
@@ -1053,7 +1061,7 @@ static bool idist__nccl_save_counts(idist__task *t) {
 }
 
 // Starts the meeting on the host: with all ranks, or with the other side of a message.
-static void idist__nccl_start_meeting(idist__task *t) {
+static void idist__nccl_launch_start_meeting(idist__task *t) {
     idist__gpu_op *op = idist__gpu_op_of(t);
     const idist__call *c = &op->call;
     idist__call part;
@@ -1070,12 +1078,12 @@ static void idist__nccl_start_meeting(idist__task *t) {
         op->message_nbytes = c->kind == IDIST__SEND ? c->count * op->size : 0;
     }
 
-    idist__gpu_start_part(t, &part);
+    idist__gpu_task_start_part(t, &part);
 }
 
 // The meeting on the host is over. Compares the counts that pairs of ranks have told each other,
 // which NCCL does not. False: they differ, as the text says.
-static bool idist__nccl_check_counts(const idist__task *t, char *text, size_t capacity) {
+static bool idist__nccl_launch_check_counts(const idist__task *t, char *text, size_t capacity) {
     const idist_group *g = t->group;
     const idist__gpu_op *op = idist__gpu_op_of(t);
     int i;
@@ -1098,24 +1106,24 @@ static bool idist__nccl_check_counts(const idist__task *t, char *text, size_t ca
 }
 
 // Remembers a message that failed, or counts that differ: the device would wait for ever.
-static void idist__nccl_end_meeting(idist__task *t, idist_status status) {
+static void idist__nccl_launch_end_meeting(idist__task *t, idist_status status) {
     idist__gpu_op *op = idist__gpu_op_of(t);
     char text[300];
     if (status != IDIST_OK) op->meeting_status = status; // a message
-    else if (!idist__nccl_check_counts(t, text, sizeof text))
+    else if (!idist__nccl_launch_check_counts(t, text, sizeof text))
         op->meeting_status = IDIST_ERR_MISMATCH;
 }
 
 // All ranks have made the call and NCCL has it. True: nothing else is left to wait for.
-static bool idist__nccl_set_complete(idist__task *t) {
+static bool idist__nccl_launch_set_complete(idist__task *t) {
     idist__gpu_op *op = idist__gpu_op_of(t);
     op->state = IDIST__GPU_END;
-    if (!idist__task_on_stream(t) || op->meeting_status) idist__gpu_set_waiting(t, true);
+    if (!idist__task_on_stream(t) || op->meeting_status) idist__gpu_task_set_waiting(t, true);
     return !op->waits_for_device;
 }
 
 // Tells an abort whether this thread is inside NCCL with the communicators of these calls.
-static void idist__nccl_set_inside(const idist__task *first, int inside) {
+static void idist__nccl_launch_set_inside(const idist__task *first, int inside) {
     const idist__task *t;
 
     for (t = first; t; t = idist__gpu_op_of(t)->next_held) {
@@ -1127,7 +1135,7 @@ static void idist__nccl_set_inside(const idist__task *first, int inside) {
 
 // Waits until non-blocking communicators have begun these calls. They may be aborted meanwhile, and
 // are when the world is closed. Releases the lock between looks.
-static int idist__nccl_wait_begun(const idist__task *first) {
+static int idist__nccl_launch_wait_begun(const idist__task *first) {
     idist__world *w = first->group->w;
     const idist__nccl *nccl = idist__gpu_of(w)->nccl;
     int turns = 0, result = IDIST__NCCL_OK;
@@ -1143,7 +1151,7 @@ static int idist__nccl_wait_begun(const idist__task *first) {
             result = IDIST__NCCL_INTERNAL_ERROR;
         idist__os_mutex_unlock(&w->lock);
 
-        if (result == IDIST__NCCL_IN_PROGRESS) idist__gpu_nap(&turns);
+        if (result == IDIST__NCCL_IN_PROGRESS) idist__gpu_device_nap(&turns);
         else if (result == IDIST__NCCL_OK) t = idist__gpu_op_of(t)->next_held;
         else return result;
     }
@@ -1153,7 +1161,7 @@ static int idist__nccl_wait_begun(const idist__task *first) {
 
 // Hands calls to NCCL: after the work in the callers' streams, as one group if there are several.
 // Runs without the lock, because NCCL may wait for other ranks here.
-static int idist__nccl_hand_over(idist__task *first, cudaError_t *error) {
+static int idist__nccl_launch_hand_over(idist__task *first, cudaError_t *error) {
     idist__world *w = first->group->w;
     idist__gpu *gpu = idist__gpu_of(w);
     bool several = idist__gpu_op_of(first)->next_held != NULL;
@@ -1165,24 +1173,27 @@ static int idist__nccl_hand_over(idist__task *first, cudaError_t *error) {
         *error = cudaEventRecord(idist__gpu_op_of(t)->event,
                                  t->stream ? (cudaStream_t)t->stream : cudaStreamLegacy);
         if (*error == cudaSuccess)
-            *error = cudaStreamWaitEvent(idist__nccl_stream(t), idist__gpu_op_of(t)->event, 0);
+            *error =
+                cudaStreamWaitEvent(idist__nccl_launch_stream(t), idist__gpu_op_of(t)->event, 0);
     }
 
     if (several) result = gpu->nccl->GroupStart();
-    for (t = first; t && *error == cudaSuccess && idist__nccl_is_ok(result);
+    for (t = first; t && *error == cudaSuccess && idist__nccl_issue_is_ok(result);
          t = idist__gpu_op_of(t)->next_held)
-        result = idist__nccl_merge_results(idist__nccl_issue(gpu, t->group, idist__gpu_op_of(t),
-                                                             idist__nccl_stream(t)),
-                                           result);
-    if (several) result = idist__nccl_merge_results(result, gpu->nccl->GroupEnd());
-    idist__nccl_set_inside(first, 0);
-    if (result == IDIST__NCCL_IN_PROGRESS) result = idist__nccl_wait_begun(first);
+        result =
+            idist__nccl_issue_merge_results(idist__nccl_issue_call(gpu, t->group,
+                                                                   idist__gpu_op_of(t),
+                                                                   idist__nccl_launch_stream(t)),
+                                            result);
+    if (several) result = idist__nccl_issue_merge_results(result, gpu->nccl->GroupEnd());
+    idist__nccl_launch_set_inside(first, 0);
+    if (result == IDIST__NCCL_IN_PROGRESS) result = idist__nccl_launch_wait_begun(first);
 
     for (t = first; t && *error == cudaSuccess; t = idist__gpu_op_of(t)->next_held) {
         idist__gpu_op *op = idist__gpu_op_of(t);
-        if (op->send_copy) *error = cudaFreeAsync(op->send_copy, idist__nccl_stream(t));
+        if (op->send_copy) *error = cudaFreeAsync(op->send_copy, idist__nccl_launch_stream(t));
         if (idist__task_on_stream(t) || result != IDIST__NCCL_OK || *error != cudaSuccess) continue;
-        *error = cudaEventRecord(op->event, idist__nccl_stream(t));
+        *error = cudaEventRecord(op->event, idist__nccl_launch_stream(t));
     }
 
     return result;
@@ -1190,21 +1201,21 @@ static int idist__nccl_hand_over(idist__task *first, cudaError_t *error) {
 
 // Handles what has happened to a call's group in the meantime. If the world is being closed, that
 // has ended the call, and aborts the communicator if it must.
-static void idist__nccl_end_launch(const idist__task *t, int result, cudaError_t error) {
+static void idist__nccl_launch_end(const idist__task *t, int result, cudaError_t error) {
     idist_group *g = t->group;
 
     if (g->w->thread_stops) return;
-    if (g->status != IDIST_OK && idist__task_on_stream(t)) idist__nccl_abort(g);
+    if (g->status != IDIST_OK && idist__task_on_stream(t)) idist__nccl_abort_group(g);
     else if (g->status != IDIST_OK) idist__nccl_abort_wait(g);
     if (g->status == IDIST_OK && error != cudaSuccess)
-        idist__gpu_fail_group(g, idist__gpu_fail("handing a call to NCCL", error));
-    else if (result != IDIST__NCCL_OK) idist__nccl_report_error(g, result);
+        idist__gpu_device_fail_group(g, idist__gpu_device_fail("handing a call to NCCL", error));
+    else if (result != IDIST__NCCL_OK) idist__nccl_abort_report_error(g, result);
 }
 
 // Gives the calls of this thread their places in the order in which NCCL gets the calls of a group:
 // that of their numbers, since the lock has not been released in between. Calls of one group share
 // a place.
-static void idist__nccl_draw_tickets(idist__task *first) {
+static void idist__nccl_launch_draw_tickets(idist__task *first) {
     idist__task *t;
 
     for (t = first; t; t = idist__gpu_op_of(t)->next_held)
@@ -1215,7 +1226,7 @@ static void idist__nccl_draw_tickets(idist__task *first) {
 
 // Hands calls of this thread to NCCL, in their turn; their groups launch no other call meanwhile. A
 // call that all ranks have made in that time completes here. Releases the lock while NCCL has them.
-static void idist__nccl_launch(idist__task *first) {
+static void idist__nccl_launch_call(idist__task *first) {
     idist__world *w = first->group->w;
     idist__gpu *gpu = idist__gpu_of(w);
     bool alone = idist__task_on_stream(first) &&
@@ -1225,21 +1236,21 @@ static void idist__nccl_launch(idist__task *first) {
     idist__task *t, *next;
     idist__gpu_guard guard;
 
-    idist__nccl_draw_tickets(first);
-    idist__wait_until(w, idist__nccl_can_launch, first);
+    idist__nccl_launch_draw_tickets(first);
+    idist__wait_until(w, idist__nccl_launch_can_launch, first);
 
     for (t = first; t; t = idist__gpu_op_of(t)->next_held)
         idist__gpu_op_of(t)->comm = // which stays while we are inside
-            idist__nccl_is_ended(t) ? NULL : idist__gpu_group_of(t->group)->comm;
+            idist__nccl_launch_is_ended(t) ? NULL : idist__gpu_group_of(t->group)->comm;
 
-    idist__nccl_set_inside(first, 1);
+    idist__nccl_launch_set_inside(first, 1);
     gpu->user_count++; // the end of the world waits for us
     idist__os_mutex_unlock(&w->lock);
-    if (alone) device = idist__gpu_set_device(gpu);
-    else guard = idist__gpu_enter(gpu);
-    result = idist__nccl_hand_over(first, &error);
-    if (alone) idist__gpu_restore_device(gpu, device);
-    else idist__gpu_leave(gpu, guard);
+    if (alone) device = idist__gpu_device_set(gpu);
+    else guard = idist__gpu_device_enter(gpu);
+    result = idist__nccl_launch_hand_over(first, &error);
+    if (alone) idist__gpu_device_restore(gpu, device);
+    else idist__gpu_device_leave(gpu, guard);
     idist__world_lock(w);
     gpu->user_count--;
 
@@ -1250,8 +1261,8 @@ static void idist__nccl_launch(idist__task *first) {
         op->launched = true;
         t->followed = !idist__task_on_stream(t) && result == IDIST__NCCL_OK && error == cudaSuccess;
         idist__gpu_group_of(t->group)->turn = op->ticket + 1;
-        idist__nccl_end_launch(t, result, error);
-        if (op->met && !t->done && idist__nccl_set_complete(t))
+        idist__nccl_launch_end(t, result, error);
+        if (op->met && !t->done && idist__nccl_launch_set_complete(t))
             idist__task_complete(t, IDIST_OK, "");
         t->pinned = false;
         t->group->detached_count--;
@@ -1270,7 +1281,7 @@ static void idist__nccl_launch(idist__task *first) {
 //------------------------------------------------------------------------------
 
 // Whether two members share a GPU.
-static bool idist__gpu_is_same_device(const idist_group *g, int a, int b) {
+static bool idist__gpu_setup_is_same_device(const idist_group *g, int a, int b) {
     const idist__gpu *gpu = idist__gpu_of(g->w);
     const idist__gpu_rank_info *x = &gpu->rank_infos[g->ranks[a]];
     const idist__gpu_rank_info *y = &gpu->rank_infos[g->ranks[b]];
@@ -1278,14 +1289,14 @@ static bool idist__gpu_is_same_device(const idist_group *g, int a, int b) {
 }
 
 // Finds two members that share a GPU.
-static bool idist__gpu_find_shared(const idist_group *g, int *a, int *b) {
+static bool idist__gpu_setup_find_shared(const idist_group *g, int *a, int *b) {
     for (*a = 1; *a < g->size; ++*a)
         for (*b = 0; *b < *a; ++*b)
-            if (idist__gpu_is_same_device(g, *a, *b)) return true;
+            if (idist__gpu_setup_is_same_device(g, *a, *b)) return true;
     return false;
 }
 
-static bool idist__gpu_is_one_host(const idist_group *g) {
+static bool idist__gpu_setup_is_one_host(const idist_group *g) {
     int i;
     for (i = 1; i < g->size && g->w->nodes[g->ranks[i]].host == g->w->nodes[g->ranks[0]].host; i++)
         continue;
@@ -1294,22 +1305,22 @@ static bool idist__gpu_is_one_host(const idist_group *g) {
 
 // NCCL if each rank has a GPU of its own, IPC on one host, otherwise staging; or what was asked
 // for.
-static idist__gpu_path idist__gpu_choose_path(const idist_group *g) {
+static idist__gpu_path idist__gpu_setup_choose_path(const idist_group *g) {
     const idist__gpu *gpu = idist__gpu_of(g->w);
     const idist__gpu_rank_info *first = &gpu->rank_infos[0];
     int a, b;
 
     if (first->wanted_backend) return (idist__gpu_path)first->wanted_backend;
-    if (gpu->nccl->version && !idist__gpu_find_shared(g, &a, &b)) return IDIST__BY_NCCL;
+    if (gpu->nccl->version && !idist__gpu_setup_find_shared(g, &a, &b)) return IDIST__BY_NCCL;
 
-    return IDIST__IPC_KERNELS && g->size <= IDIST__IPC_RANKS && idist__gpu_is_one_host(g)
+    return IDIST__IPC_KERNELS && g->size <= IDIST__IPC_RANKS && idist__gpu_setup_is_one_host(g)
                ? IDIST__BY_IPC
                : IDIST__BY_STAGING;
 }
 
 // Gives up a communicator that is not created, or not connected, yet. False: its thread proceeds
 // for now, with its resources.
-static bool idist__nccl_give_up(idist__nccl_job *job) {
+static bool idist__gpu_setup_give_up(idist__nccl_job *job) {
     int phase = __atomic_exchange_n(&job->phase, (int)IDIST__INIT_GIVEN_UP, __ATOMIC_ACQ_REL);
     int ignored;
     bool ours =
@@ -1325,8 +1336,8 @@ static bool idist__nccl_give_up(idist__nccl_job *job) {
 
 // Waits for the communicator until the init time-out, while the backend watches the other ranks.
 // Releases the lock between looks.
-static bool idist__nccl_init_wait(idist_group *g, idist__nccl_job *job, char *reason,
-                                  size_t capacity) {
+static bool idist__gpu_setup_init_wait(idist_group *g, idist__nccl_job *job, char *reason,
+                                       size_t capacity) {
     idist__world *w = g->w;
     int64_t deadline = w->cfg.init_timeout_ms < 0
                            ? IDIST__FOREVER
@@ -1350,7 +1361,7 @@ static bool idist__nccl_init_wait(idist_group *g, idist__nccl_job *job, char *re
                  phase == IDIST__INIT_CREATING ? "ncclCommInitRank" : "NCCL's first call",
                  w->cfg.init_timeout_ms, w->thread_stops ? ", and the world is closed" : "");
         idist__os_mutex_unlock(&w->lock);
-        ended = idist__nccl_give_up(job);
+        ended = idist__gpu_setup_give_up(job);
         idist__world_lock(w);
         if (!ended)
             idist__log_print(&w->log, IDIST_LOG_WARN,
@@ -1362,15 +1373,15 @@ static bool idist__nccl_init_wait(idist_group *g, idist__nccl_job *job, char *re
     gg->comm = job->comm;
     idist__nccl_job_join(job, 0, &result);
     if (result == IDIST__NCCL_OK) return true;
-    idist__nccl_abort(g); // NCCL may have created a part of it
+    idist__nccl_abort_group(g); // NCCL may have created a part of it
     snprintf(reason, capacity, "ncclCommInitRank: %s",
-             idist__nccl_text(idist__gpu_of(w)->nccl, result, text, sizeof text));
+             idist__nccl_issue_text(idist__gpu_of(w)->nccl, result, text, sizeof text));
 
     return false;
 }
 
 // The user's own communicator, for the world. NULL: it does not fit, for `reason`.
-static void *idist__nccl_adopt(idist_group *g, char *reason, size_t capacity) {
+static void *idist__gpu_setup_adopt(idist_group *g, char *reason, size_t capacity) {
     const idist__gpu *gpu = idist__gpu_of(g->w);
     void *comm = *(void *const *)g->w->cfg.nccl_comm;
     int n = 0, rank = -1, device = -1;
@@ -1393,7 +1404,7 @@ static void *idist__nccl_adopt(idist_group *g, char *reason, size_t capacity) {
 
 // The bytes of a configuration that NCCL_CONFIG_INITIALIZER has made. NCCL refuses any other by its
 // first members.
-static size_t idist__nccl_config_nbytes(const idist__nccl_config *config) {
+static size_t idist__gpu_setup_config_nbytes(const idist__nccl_config *config) {
     return config->magic == IDIST__NCCL_CONFIG_MAGIC && config->nbytes > sizeof *config
                ? config->nbytes
                : sizeof *config;
@@ -1401,14 +1412,14 @@ static size_t idist__nccl_config_nbytes(const idist__nccl_config *config) {
 
 // Creates a communicator, or takes the user's, and connects the ranks. The job gets a copy of the
 // configuration, because it may outlive the world.
-static bool idist__nccl_init(idist_group *g, const idist__nccl_id *id, idist__nccl_job *job,
-                             char *reason, size_t capacity) {
+static bool idist__gpu_setup_init(idist_group *g, const idist__nccl_id *id, idist__nccl_job *job,
+                                  char *reason, size_t capacity) {
     static const idist__nccl_config patient = {sizeof patient, IDIST__NCCL_CONFIG_MAGIC, 21400, 0};
     const idist__nccl_config *config = (const idist__nccl_config *)g->w->cfg.nccl_config;
 
     if (!config && !job->nccl.CommRevoke) config = &patient;
-    if (config) job->config = malloc(idist__nccl_config_nbytes(config));
-    if (job->config) memcpy(job->config, config, idist__nccl_config_nbytes(config));
+    if (config) job->config = malloc(idist__gpu_setup_config_nbytes(config));
+    if (job->config) memcpy(job->config, config, idist__gpu_setup_config_nbytes(config));
     job->id = *id;
     job->rank = g->rank;
     job->size = g->size;
@@ -1419,7 +1430,7 @@ static bool idist__nccl_init(idist_group *g, const idist__nccl_id *id, idist__nc
         return false;
     }
 
-    if (idist__nccl_job_start(job)) return idist__nccl_init_wait(g, job, reason, capacity);
+    if (idist__nccl_job_start(job)) return idist__gpu_setup_init_wait(g, job, reason, capacity);
 
     snprintf(reason, capacity, "cannot start a thread for NCCL");
 
@@ -1435,7 +1446,7 @@ typedef struct idist__nccl_rank_info {
 // If ranks of this process have other GPUs, NCCL reads and writes a buffer of this rank from those
 // (unless NCCL_P2P_DIRECT_DISABLE=1). Memory of the default pool, which is the program's, they do
 // not reach: it would be an illegal address to them. So idist takes a pool of its own.
-static cudaError_t idist__nccl_make_pool(const idist__world *w, cudaMemPool_t *pool) {
+static cudaError_t idist__gpu_setup_make_pool(const idist__world *w, cudaMemPool_t *pool) {
     const idist__gpu *gpu = idist__gpu_of(w);
     const idist__gpu_rank_info *infos = gpu->rank_infos, *mine = &infos[w->group.rank];
     cudaError_t error = cudaSuccess;
@@ -1466,7 +1477,7 @@ static cudaError_t idist__nccl_make_pool(const idist__world *w, cudaMemPool_t *p
 // Allocates what all communicators need: the word that barriers on streams reduce, and a pool.
 // Once, before a second thread can know the world, because freeing a second word would wait for the
 // device. Releases the lock meanwhile.
-static void idist__nccl_alloc_shared(idist__world *w) {
+static void idist__gpu_setup_alloc_shared(idist__world *w) {
     idist__gpu *gpu = idist__gpu_of(w);
     cudaMemPool_t pool = NULL;
     void *word = NULL;
@@ -1476,11 +1487,11 @@ static void idist__nccl_alloc_shared(idist__world *w) {
     if (!gpu->nccl->version) return;
     gpu->user_count++;
     idist__os_mutex_unlock(&w->lock);
-    guard = idist__gpu_enter(gpu);
+    guard = idist__gpu_device_enter(gpu);
     error = cudaMalloc(&word, sizeof *gpu->barrier_word);
-    if (error == cudaSuccess) error = idist__nccl_make_pool(w, &pool);
+    if (error == cudaSuccess) error = idist__gpu_setup_make_pool(w, &pool);
     if (error != cudaSuccess) cudaGetLastError();
-    idist__gpu_leave(gpu, guard);
+    idist__gpu_device_leave(gpu, guard);
     idist__world_lock(w);
     gpu->user_count--;
     gpu->barrier_word = (int *)word;
@@ -1491,7 +1502,7 @@ static void idist__nccl_alloc_shared(idist__world *w) {
 // Allocates what a JOB_INIT needs on the device. It is the job's own, because the job may outlive
 // the group. cudaMalloc may wait for all work of the device, for instance for a call that another
 // rank makes only when this group is done: hence cudaMallocAsync. Releases the lock meanwhile.
-static cudaError_t idist__nccl_alloc_buffer(idist_group *g, idist__nccl_job *job) {
+static cudaError_t idist__gpu_setup_alloc_buffer(idist_group *g, idist__nccl_job *job) {
     size_t nbytes = (size_t)IDIST_NCCL_CONNECT_BYTES + 8 * (size_t)g->size; // rounding up
     cudaError_t error = cudaSuccess;
 
@@ -1499,7 +1510,8 @@ static cudaError_t idist__nccl_alloc_buffer(idist_group *g, idist__nccl_job *job
     idist__os_mutex_unlock(&g->w->lock);
     error = cudaStreamCreateWithFlags(&job->stream, cudaStreamNonBlocking);
     if (error == cudaSuccess)
-        error = idist__nccl_alloc(idist__gpu_of(g->w), (void **)&job->buffer, nbytes, job->stream);
+        error = idist__nccl_issue_alloc(idist__gpu_of(g->w), (void **)&job->buffer, nbytes,
+                                        job->stream);
     idist__world_lock(g->w);
 
     return error;
@@ -1507,8 +1519,8 @@ static cudaError_t idist__nccl_alloc_buffer(idist_group *g, idist__nccl_job *job
 
 // Does everything that needs no other rank. NULL: out of memory; otherwise info->failed says
 // whether this rank could do it, and `reason` why not.
-static idist__nccl_job *idist__nccl_prepare_local(idist_group *g, idist__nccl_rank_info *info,
-                                                  char *reason, size_t capacity) {
+static idist__nccl_job *idist__gpu_setup_prepare_local(idist_group *g, idist__nccl_rank_info *info,
+                                                       char *reason, size_t capacity) {
     idist__gpu *gpu = idist__gpu_of(g->w);
     idist__gpu_group *gg = idist__gpu_group_of(g);
     idist__nccl_job *job = idist__nccl_job_new(gpu->nccl, IDIST__JOB_INIT, gpu->device, NULL);
@@ -1525,10 +1537,11 @@ static idist__nccl_job *idist__nccl_prepare_local(idist_group *g, idist__nccl_ra
     memset(info, 0, sizeof *info);
     snprintf(reason, capacity, "ncclGetUniqueId failed");
     if (g->rank == 0 && !adopt) info->failed = gpu->nccl->GetUniqueId(&info->id) != IDIST__NCCL_OK;
-    if (adopt && (job->comm = idist__nccl_adopt(g, reason, capacity)) == NULL) info->failed = true;
+    if (adopt && (job->comm = idist__gpu_setup_adopt(g, reason, capacity)) == NULL)
+        info->failed = true;
 
     error = gpu->nccl_error;
-    if (error == cudaSuccess) error = idist__nccl_alloc_buffer(g, job);
+    if (error == cudaSuccess) error = idist__gpu_setup_alloc_buffer(g, job);
     if (error == cudaSuccess || info->failed) return job;
     info->failed = true;
     snprintf(reason, capacity, "cudaMalloc: %s", cudaGetErrorString(error));
@@ -1539,13 +1552,13 @@ static idist__nccl_job *idist__nccl_prepare_local(idist_group *g, idist__nccl_ra
 
 // The members have told each other how they are. Creates the communicator if all of them did their
 // part; otherwise frees the job. False: this rank failed.
-static bool idist__nccl_create(idist_group *g, const idist__nccl_rank_info *infos,
-                               idist__nccl_job *job, char *reason, size_t capacity) {
+static bool idist__gpu_setup_create(idist_group *g, const idist__nccl_rank_info *infos,
+                                    idist__nccl_job *job, char *reason, size_t capacity) {
     bool own_failed = infos[g->rank].failed;
     int i;
 
     for (i = 0; i < g->size && !infos[i].failed; i++) continue;
-    if (i == g->size) return idist__nccl_init(g, &infos[0].id, job, reason, capacity);
+    if (i == g->size) return idist__gpu_setup_init(g, &infos[0].id, job, reason, capacity);
 
     idist__nccl_job_discard(job);
 
@@ -1553,7 +1566,7 @@ static bool idist__nccl_create(idist_group *g, const idist__nccl_rank_info *info
 }
 
 // Exchanges what the members need, and creates the communicator; the same outcome for all of them.
-static idist_status idist__nccl_agree(idist_group *g, bool has_thread) {
+static idist_status idist__gpu_setup_agree(idist_group *g, bool has_thread) {
     const idist_allocator *mem = &g->w->cfg.mem;
     size_t nbytes = sizeof(idist__nccl_rank_info) * (size_t)g->size;
     idist__nccl_rank_info mine, *infos = (idist__nccl_rank_info *)idist__mem_alloc(mem, nbytes);
@@ -1562,21 +1575,21 @@ static idist_status idist__nccl_agree(idist_group *g, bool has_thread) {
     bool ok = false, all = false;
     char reason[256] = "";
 
-    if (infos) job = idist__nccl_prepare_local(g, &mine, reason, sizeof reason);
-    if (job) status = idist__gpu_goes_on(g, IDIST_OK);
-    if (status == IDIST_OK) status = idist__gpu_exchange(g, &mine, infos, sizeof mine);
+    if (infos) job = idist__gpu_setup_prepare_local(g, &mine, reason, sizeof reason);
+    if (job) status = idist__gpu_leave_goes_on(g, IDIST_OK);
+    if (status == IDIST_OK) status = idist__gpu_agree_exchange(g, &mine, infos, sizeof mine);
 
     if (status == IDIST_OK) {
-        ok = idist__nccl_create(g, infos, job, reason, sizeof reason);
+        ok = idist__gpu_setup_create(g, infos, job, reason, sizeof reason);
     } else {
         idist__nccl_job_discard(job);
     }
 
-    status = idist__gpu_goes_on(g, status);
+    status = idist__gpu_leave_goes_on(g, status);
     if (ok && !has_thread)
         snprintf(reason, sizeof reason, "cannot start a thread to watch the other ranks");
     if (status == IDIST_OK)
-        status = idist__gpu_all_succeeded(g, !ok || !has_thread, reason, sizeof reason, &all);
+        status = idist__gpu_agree_all_succeeded(g, !ok || !has_thread, reason, sizeof reason, &all);
     if (status == IDIST_OK && !all)
         status =
             idist__fail(IDIST_ERR_DEVICE, "%s; IDIST_DEVICE_BACKEND=staged needs no NCCL", reason);
@@ -1588,15 +1601,15 @@ static idist_status idist__nccl_agree(idist_group *g, bool has_thread) {
 // Makes NCCL ready for a group. From now on the progress thread watches the other ranks: nobody
 // else would notice that one is lost, not even while they are being connected. If that fails, the
 // next call may try again.
-static idist_status idist__nccl_prepare(idist_group *g) {
+static idist_status idist__gpu_setup_prepare_comm(idist_group *g) {
     idist__world *w = g->w;
-    bool has_thread = idist__thread_need(w) == IDIST_OK;
+    bool has_thread = idist__progress_thread_need(w) == IDIST_OK;
     int nthreads = idist__os_thread_count();
     idist_status status;
 
     w->watched = true;
     idist__os_cond_signal(&w->work); // it sleeps until it has something to watch
-    status = idist__nccl_agree(g, has_thread);
+    status = idist__gpu_setup_agree(g, has_thread);
 
     if (status != IDIST_OK) {
         idist__nccl_abort_wait(g);
@@ -1609,12 +1622,12 @@ static idist_status idist__nccl_prepare(idist_group *g) {
     return status;
 }
 
-static void idist__gpu_group_free(idist_group *g) {
+static void idist__gpu_setup_group_free(idist_group *g) {
     idist__gpu_group *gg = idist__gpu_group_of(g);
     int i;
 
     if (!gg) return;
-    if (gg->path == IDIST__BY_IPC) idist__ipc_release_arena(g);
+    if (gg->path == IDIST__BY_IPC) idist__ipc_arena_release(g);
     for (i = 0; i < IDIST__STREAM_COUNT; i++)
         if (gg->stream[i]) cudaStreamDestroy(gg->stream[i]);
     cudaGetLastError();
@@ -1624,9 +1637,9 @@ static void idist__gpu_group_free(idist_group *g) {
 }
 
 // Creates the group's streams, this rank's part of it.
-static idist_status idist__gpu_group_make(idist_group *g) {
+static idist_status idist__gpu_setup_group_make(idist_group *g) {
     idist__gpu_group *gg = (idist__gpu_group *)idist__mem_alloc(&g->w->cfg.mem, sizeof *gg);
-    idist__gpu_guard guard = idist__gpu_enter(idist__gpu_of(g->w));
+    idist__gpu_guard guard = idist__gpu_device_enter(idist__gpu_of(g->w));
     cudaError_t error = cudaSuccess;
     int i, least = 0, greatest = 0, priority = 0; // 0: the default, the lowest
 
@@ -1641,24 +1654,25 @@ static idist_status idist__gpu_group_make(idist_group *g) {
     if (gg) {
         gg->queue_end = &gg->queue;
         g->device = gg;
-        gg->path = idist__gpu_choose_path(g);
+        gg->path = idist__gpu_setup_choose_path(g);
     }
 
-    if (error != cudaSuccess) idist__gpu_group_free(g);
-    idist__gpu_leave(idist__gpu_of(g->w), guard);
+    if (error != cudaSuccess) idist__gpu_setup_group_free(g);
+    idist__gpu_device_leave(idist__gpu_of(g->w), guard);
     if (gg && error == cudaSuccess) return IDIST_OK;
-    idist__gpu_fail_group(g, gg ? idist__gpu_fail("cudaStreamCreate", error) : IDIST_ERR_NO_MEMORY);
+    idist__gpu_device_fail_group(g, gg ? idist__gpu_device_fail("cudaStreamCreate", error)
+                                       : IDIST_ERR_NO_MEMORY);
 
     return g->status;
 }
 
-static bool idist__gpu_is_prepared(const void *arg) {
+static bool idist__gpu_setup_is_prepared(const void *arg) {
     const idist_group *g = (const idist_group *)arg;
     return !idist__gpu_group_of(g)->preparing || g->w->thread_stops;
 }
 
 // When a thread that prepares a group must be done: two exchanges and the set-up take that long.
-static int64_t idist__gpu_prepare_deadline(const idist__world *w) {
+static int64_t idist__gpu_setup_prepare_deadline(const idist__world *w) {
     int64_t call_ms = w->cfg.timeout_ms, init_ms = w->cfg.init_timeout_ms;
 
     if (call_ms <= 0 || init_ms <= 0) return IDIST__FOREVER;
@@ -1666,16 +1680,16 @@ static int64_t idist__gpu_prepare_deadline(const idist__world *w) {
 }
 
 // Sets up what the members of a group have in common, on the way that the group takes.
-static idist_status idist__gpu_prepare_path(idist_group *g) {
+static idist_status idist__gpu_setup_prepare_path(idist_group *g) {
     const idist__gpu *gpu = idist__gpu_of(g->w);
     idist__gpu_group *gg = idist__gpu_group_of(g);
-    idist__gpu_guard guard = idist__gpu_enter(gpu);
+    idist__gpu_guard guard = idist__gpu_device_enter(gpu);
     idist_status status = IDIST_OK;
 
     gg->preparing = true;
-    if (gg->path == IDIST__BY_NCCL) status = idist__nccl_prepare(g);
-    if (gg->path == IDIST__BY_IPC) status = idist__ipc_prepare(g);
-    idist__gpu_leave(gpu, guard);
+    if (gg->path == IDIST__BY_NCCL) status = idist__gpu_setup_prepare_comm(g);
+    if (gg->path == IDIST__BY_IPC) status = idist__ipc_setup_prepare(g);
+    idist__gpu_device_leave(gpu, guard);
     if (status == IDIST_ERR_NO_MEMORY && !g->w->thread_stops)
         idist__group_fail_memory(g); // the other members wait for it
     gg->preparing = false;
@@ -1686,19 +1700,21 @@ static idist_status idist__gpu_prepare_path(idist_group *g) {
 
 // Prepares a group, or waits for the thread that does; releases the lock meanwhile. All members
 // call it, in their first call on device memory.
-static idist_status idist__gpu_prepare(idist_group *g) {
+static idist_status idist__gpu_setup_prepare(idist_group *g) {
     idist__world *w = g->w;
     idist__gpu *gpu = idist__gpu_of(w);
     idist_status status;
 
     gpu->user_count++;  // the end of the world waits for us, ...
     g->running_count++; // ... and nobody frees the group
-    if (!idist__gpu_wait_until(w, idist__gpu_is_prepared, g, idist__gpu_prepare_deadline(w)))
+    if (!idist__gpu_agree_wait_until(w, idist__gpu_setup_is_prepared, g,
+                                     idist__gpu_setup_prepare_deadline(w)))
         status = idist__fail(IDIST_ERR_TIMEOUT,
                              "another thread's first call of the group on device memory has not "
                              "returned: is the device busy?");
-    else status = idist__gpu_goes_on(g, IDIST_OK);
-    if (status == IDIST_OK && !idist__gpu_group_of(g)->ready) status = idist__gpu_prepare_path(g);
+    else status = idist__gpu_leave_goes_on(g, IDIST_OK);
+    if (status == IDIST_OK && !idist__gpu_group_of(g)->ready)
+        status = idist__gpu_setup_prepare_path(g);
     gpu->user_count--;
     g->running_count--;
     if (w->blocked_count) idist__os_cond_broadcast(&w->changed); // another thread waits for it
@@ -1714,17 +1730,17 @@ static idist_status idist__gpu_prepare(idist_group *g) {
 
 // Whether the buffers are device memory. A rank without elements says by its pointers, or by its
 // stream, where the others have theirs.
-static idist_status idist__gpu_check_buffers(const idist_group *g, const idist__call *c,
-                                             const idist_opts *o, bool *on_device) {
+static idist_status idist__gpu_route_check_buffers(const idist_group *g, const idist__call *c,
+                                                   const idist_opts *o, bool *on_device) {
     const char *name = idist__kind_names[c->label];
     bool send, recv, host;
-    cudaError_t error = idist__gpu_is_device_pointer(c->send, &send);
+    cudaError_t error = idist__gpu_device_owns_pointer(c->send, &send);
     idist__extent e;
 
     recv = send;
     if (error == cudaSuccess && c->recv != c->send)
-        error = idist__gpu_is_device_pointer(c->recv, &recv);
-    if (error != cudaSuccess) return idist__gpu_fail(name, error);
+        error = idist__gpu_device_owns_pointer(c->recv, &recv);
+    if (error != cudaSuccess) return idist__gpu_device_fail(name, error);
     *on_device = send || recv || o->stream;
     if (!*on_device || idist__extent_of(g, c, &e) != IDIST_OK) return IDIST_OK;
     host = (e.send && !send) || (e.recv && !recv);
@@ -1738,22 +1754,22 @@ static idist_status idist__gpu_check_buffers(const idist_group *g, const idist__
     return IDIST_OK;
 }
 
-static bool idist__gpu_may_run_ahead(void *arg) {
+static bool idist__gpu_route_may_run_ahead(void *arg) {
     const idist_group *g = (const idist_group *)arg;
     return g->detached_count < IDIST__GPU_AHEAD || g->status != IDIST_OK;
 }
 
-static idist__gpu_path idist__gpu_path_of(const idist_group *g, const idist__call *c,
-                                          const void *stream) {
+static idist__gpu_path idist__gpu_route_path_of(const idist_group *g, const idist__call *c,
+                                                const void *stream) {
     idist__gpu_path path = idist__gpu_group_of(g)->path;
-    if (path == IDIST__BY_NCCL && idist__nccl_supports(g, c, stream)) return path;
-    return path == IDIST__BY_IPC && idist__ipc_supports(g, c) ? path : IDIST__BY_STAGING;
+    if (path == IDIST__BY_NCCL && idist__nccl_issue_supports(g, c, stream)) return path;
+    return path == IDIST__BY_IPC && idist__ipc_call_supports(g, c) ? path : IDIST__BY_STAGING;
 }
 
 // A capture cannot take a call in which the host has a part, nor one that waits for the default
 // stream while a stream is captured which the default stream waits for.
-static idist_status idist__gpu_check_capture(const char *name, const idist_opts *o,
-                                             const char *what) {
+static idist_status idist__gpu_route_check_capture(const char *name, const idist_opts *o,
+                                                   const char *what) {
     enum cudaStreamCaptureStatus capture = cudaStreamCaptureStatusNone;
     cudaError_t error =
         cudaStreamIsCapturing(o->stream ? (cudaStream_t)o->stream : cudaStreamLegacy, &capture);
@@ -1770,7 +1786,7 @@ static idist_status idist__gpu_check_capture(const char *name, const idist_opts 
     return idist__fail(IDIST_ERR_UNSUPPORTED, "%s: %s cannot be captured into a graph", name, what);
 }
 
-static bool idist__gpu_is_capturing(cudaStream_t stream) {
+static bool idist__gpu_route_is_capturing(cudaStream_t stream) {
     enum cudaStreamCaptureStatus capture = cudaStreamCaptureStatusNone;
 
     if (cudaStreamIsCapturing(stream, &capture) != cudaSuccess) cudaGetLastError();
@@ -1778,41 +1794,41 @@ static bool idist__gpu_is_capturing(cudaStream_t stream) {
 }
 
 // Refuses a capture that the call cannot be a part of.
-static idist_status idist__gpu_check_stream(const idist_group *g, const idist__call *c,
-                                            const idist_opts *o) {
+static idist_status idist__gpu_route_check_stream(const idist_group *g, const idist__call *c,
+                                                  const idist_opts *o) {
     const char *name = idist__kind_names[c->label];
     void *stream = o->request ? NULL : o->stream;
 
-    if (idist__gpu_path_of(g, c, stream) != IDIST__BY_NCCL)
-        return idist__gpu_check_capture(name, o, "a call that NCCL does not serve");
+    if (idist__gpu_route_path_of(g, c, stream) != IDIST__BY_NCCL)
+        return idist__gpu_route_check_capture(name, o, "a call that NCCL does not serve");
     if (!stream || stream == (void *)cudaStreamLegacy)
-        return idist__gpu_check_capture(name, o, "a call with a request");
+        return idist__gpu_route_check_capture(name, o, "a call with a request");
 
     return IDIST_OK;
 }
 
 // Prepares the group, which is collective, if this is its first call.
-static idist_status idist__gpu_check_ready(idist_group *g, const idist__call *c,
-                                           const idist_opts *o) {
+static idist_status idist__gpu_route_check_ready(idist_group *g, const idist__call *c,
+                                                 const idist_opts *o) {
     const char *name = idist__kind_names[c->label];
     void *stream = o->request ? NULL : o->stream;
     idist_status status;
 
     if (idist__gpu_group_of(g)->ready) return IDIST_OK;
-    if (idist__gpu_path_of(g, c, stream) == IDIST__BY_STAGING) return IDIST_OK;
+    if (idist__gpu_route_path_of(g, c, stream) == IDIST__BY_STAGING) return IDIST_OK;
     if (idist__kind_is_p2p(c->kind))
         return idist__fail(IDIST_ERR_STATE,
                            "%s: NCCL is not there yet: make a collective call on the group first",
                            name);
 
-    status = idist__gpu_check_capture(name, o, "the first call on a device of a group");
+    status = idist__gpu_route_check_capture(name, o, "the first call on a device of a group");
     if (status != IDIST_OK) return status;
 
-    return idist__gpu_prepare(g);
+    return idist__gpu_setup_prepare(g);
 }
 
 // What NCCL cannot do for a call that it serves.
-static idist_status idist__nccl_check_call(const idist_group *g, const idist__call *c) {
+static idist_status idist__gpu_route_check_call(const idist_group *g, const idist__call *c) {
     const char *name = idist__kind_names[c->label];
 
     if (idist__kind_is_p2p(c->kind) && (c->root < 0 || c->tag < 0))
@@ -1831,43 +1847,44 @@ static idist_status idist__nccl_check_call(const idist_group *g, const idist__ca
 // it returns when NCCL has it.
 static idist_status idist__gpu_route_call(idist_group *g, const idist__call *c, const idist_opts *o,
                                           bool *on_device, bool *detached) {
-    idist_status status = idist__gpu_check_buffers(g, c, o, on_device);
+    idist_status status = idist__gpu_route_check_buffers(g, c, o, on_device);
     idist__gpu_group *gg;
     bool nccl;
 
-    if (c->label == IDIST__FINALIZE) idist__ipc_unmap_arenas(g->w); // before the others free theirs
+    if (c->label == IDIST__FINALIZE)
+        idist__ipc_leave_unmap_arenas(g->w); // before the others free theirs
     if (status != IDIST_OK || !*on_device || g->status != IDIST_OK) return status;
     if (o->stream == (void *)cudaStreamPerThread)
         return idist__fail(IDIST_ERR_UNSUPPORTED,
                            "%s: cudaStreamPerThread: another thread may finish the call",
                            idist__kind_names[c->label]);
 
-    if (!g->device) status = idist__gpu_group_make(g);
+    if (!g->device) status = idist__gpu_setup_group_make(g);
     if (status != IDIST_OK) return status;
     gg = idist__gpu_group_of(g);
-    nccl = idist__gpu_path_of(g, c, o->request ? NULL : o->stream) == IDIST__BY_NCCL;
-    status = idist__gpu_check_stream(g, c, o);
-    if (status == IDIST_OK) status = idist__gpu_check_ready(g, c, o);
+    nccl = idist__gpu_route_path_of(g, c, o->request ? NULL : o->stream) == IDIST__BY_NCCL;
+    status = idist__gpu_route_check_stream(g, c, o);
+    if (status == IDIST_OK) status = idist__gpu_route_check_ready(g, c, o);
     if (status != IDIST_OK || g->status != IDIST_OK) return status;
-    if (nccl) status = idist__nccl_check_call(g, c);
+    if (nccl) status = idist__gpu_route_check_call(g, c);
     if (status != IDIST_OK) return status;
 
     *detached = nccl && o->stream && !o->request;
     if (!*detached) return IDIST_OK;
-    if (!gg->captured) gg->captured = idist__gpu_is_capturing((cudaStream_t)o->stream);
-    if (!idist__me.group_depth) idist__wait_until(g->w, idist__gpu_may_run_ahead, g);
+    if (!gg->captured) gg->captured = idist__gpu_route_is_capturing((cudaStream_t)o->stream);
+    if (!idist__me.group_depth) idist__wait_until(g->w, idist__gpu_route_may_run_ahead, g);
 
     return IDIST_OK;
 }
 
 // On our device, because asking about a pointer creates a context, too.
-static idist_status idist__gpu_route(idist_group *g, const idist__call *c, const idist_opts *o,
-                                     bool *on_device, bool *detached) {
+static idist_status idist__gpu_route_find(idist_group *g, const idist__call *c, const idist_opts *o,
+                                          bool *on_device, bool *detached) {
     const idist__gpu *gpu = idist__gpu_of(g->w);
-    int device = idist__gpu_set_device(gpu);
+    int device = idist__gpu_device_set(gpu);
     idist_status status = idist__gpu_route_call(g, c, o, on_device, detached);
 
-    idist__gpu_restore_device(gpu, device);
+    idist__gpu_device_restore(gpu, device);
     return status;
 }
 
@@ -1887,14 +1904,14 @@ static idist_status idist__gpu_route(idist_group *g, const idist__call *c, const
 //------------------------------------------------------------------------------
 
 // Passes on a call on host memory that had to wait for those before it.
-static void idist__gpu_host_part(idist__task *t) {
+static void idist__gpu_engine_host_part(idist__task *t) {
     t->away = false;
     if (!idist__kind_is_p2p(t->call.kind)) t->seq = ++t->group->seq;
     idist__gpu_of(t->group->w)->host_backend->start(t);
 }
 
 // Gives the host's backend the parts that are ready.
-static void idist__gpu_run_queue(idist_group *g) {
+static void idist__gpu_engine_run_queue(idist_group *g) {
     idist__gpu *gpu = idist__gpu_of(g->w);
     idist__gpu_group *gg = idist__gpu_group_of(g);
     idist__task *t;
@@ -1905,22 +1922,22 @@ static void idist__gpu_run_queue(idist_group *g) {
         idist__gpu_guard guard;
 
         if (path == IDIST__BY_IPC || path == IDIST__BY_STAGING) {
-            guard = idist__gpu_enter(gpu);
-            moved = (path == IDIST__BY_IPC ? idist__ipc_step(t) : idist__stage_step(t)) ||
+            guard = idist__gpu_device_enter(gpu);
+            moved = (path == IDIST__BY_IPC ? idist__ipc_call_step(t) : idist__stage_step(t)) ||
                     gg->queue != t;
-            idist__gpu_leave(gpu, guard);
+            idist__gpu_device_leave(gpu, guard);
             continue;
         }
 
-        idist__gpu_dequeue(t); // it has one part only
-        if (t->on_device) idist__nccl_start_meeting(t);
-        else idist__gpu_host_part(t);
+        idist__gpu_task_dequeue(t); // it has one part only
+        if (t->on_device) idist__nccl_launch_start_meeting(t);
+        else idist__gpu_engine_host_part(t);
     }
 }
 
 // The host's backend is done with a part of a call. False: the call goes on. May be called in the
 // middle of any function of the backend.
-static bool idist__gpu_part_done(idist__task *t, idist_status status) {
+static bool idist__gpu_engine_part_done(idist__task *t, idist_status status) {
     idist__gpu *gpu = idist__gpu_of(t->group->w);
     idist__gpu_op *op = idist__gpu_op_of(t);
     bool nccl = op->path == IDIST__BY_NCCL, over;
@@ -1930,24 +1947,24 @@ static bool idist__gpu_part_done(idist__task *t, idist_status status) {
     t->away = true;
 
     if (nccl && t->group->status == IDIST_OK && op->state != IDIST__GPU_END) {
-        idist__nccl_end_meeting(t, status);
+        idist__nccl_launch_end_meeting(t, status);
         op->met = true;
-        over = op->launched && idist__nccl_set_complete(t);
+        over = op->launched && idist__nccl_launch_set_complete(t);
     } else if (op->state == IDIST__GPU_END || status != IDIST_OK) {
         over = true;
     } else {
-        guard = idist__gpu_enter(gpu);
+        guard = idist__gpu_device_enter(gpu);
         over = op->path == IDIST__BY_STAGING && idist__stage_part_done(t);
-        idist__gpu_leave(gpu, guard);
-        if (!over) idist__gpu_set_waiting(t, true);
+        idist__gpu_device_leave(gpu, guard);
+        if (!over) idist__gpu_task_set_waiting(t, true);
     }
 
-    if (over) idist__gpu_release(t);
+    if (over) idist__gpu_task_release(t);
 
     return over;
 }
 
-static void idist__gpu_op_free(idist__task *t) {
+static void idist__gpu_engine_op_free(idist__task *t) {
     idist__gpu_op *op = (idist__gpu_op *)t->device;
     int i;
 
@@ -1964,7 +1981,7 @@ static void idist__gpu_op_free(idist__task *t) {
     t->device = NULL;
 }
 
-static bool idist__gpu_op_make(idist__task *t) {
+static bool idist__gpu_engine_op_make(idist__task *t) {
     idist__gpu *gpu = idist__gpu_of(t->group->w);
     const idist_allocator *mem = &t->group->w->cfg.mem;
     idist__gpu_op *op = (idist__gpu_op *)t->device;
@@ -1982,7 +1999,7 @@ static bool idist__gpu_op_make(idist__task *t) {
     }
 
     t->device = op; // freed with the world
-    guard = idist__gpu_enter(gpu);
+    guard = idist__gpu_device_enter(gpu);
     error = cudaEventCreateWithFlags(&op->event, cudaEventDisableTiming);
 
     for (i = 0; i < IDIST__GPU_SLOTS && error == cudaSuccess; i++) {
@@ -1991,34 +2008,34 @@ static bool idist__gpu_op_make(idist__task *t) {
             error = cudaEventCreateWithFlags(&op->slots[i].in, cudaEventDisableTiming);
     }
 
-    idist__gpu_leave(gpu, guard);
+    idist__gpu_device_leave(gpu, guard);
     if (error == cudaSuccess) return true;
-    idist__gpu_op_free(t);
-    idist__gpu_fail_group(t->group, idist__gpu_fail("cudaEventCreate", error));
+    idist__gpu_engine_op_free(t);
+    idist__gpu_device_fail_group(t->group, idist__gpu_device_fail("cudaEventCreate", error));
 
     return false;
 }
 
-static void idist__gpu_enqueue(idist__task *t) {
+static void idist__gpu_engine_enqueue(idist__task *t) {
     idist__gpu_group *gg = idist__gpu_group_of(t->group);
     *gg->queue_end = t;
     gg->queue_end = &idist__gpu_op_of(t)->next_queued;
 }
 
 // Gives the call to NCCL: now, or with the others at idist_group_end.
-static void idist__gpu_start_nccl(idist__task *t) {
+static void idist__gpu_engine_start_nccl(idist__task *t) {
     idist__world *w = t->group->w;
     idist__gpu_op *op = idist__gpu_op_of(t);
     idist__task **last = &idist__gpu_of(w)->held_calls;
 
-    if (!idist__nccl_save_counts(t)) return;
+    if (!idist__nccl_launch_save_counts(t)) return;
     t->pinned = true; // until it is launched
     t->group->detached_count++;
-    idist__gpu_enqueue(t);
-    idist__gpu_run_queue(t->group);
+    idist__gpu_engine_enqueue(t);
+    idist__gpu_engine_run_queue(t->group);
 
     if (!idist__me.group_depth) {
-        idist__nccl_launch(t);
+        idist__nccl_launch_call(t);
         return;
     }
 
@@ -2029,12 +2046,12 @@ static void idist__gpu_start_nccl(idist__task *t) {
     idist__me.held_world = w;
 }
 
-// From here to idist__gpu_relock the lock is not held, for a call of CUDA that adds to a stream of
-// the program's: it waits where the stream's queue is full, perhaps behind a kernel of NCCL's that
-// waits for a lost rank, and whoever aborts that needs the lock.
-static idist__gpu_guard idist__gpu_unlock(idist__world *w) {
+// From here to idist__gpu_engine_relock the lock is not held, for a call of CUDA that adds to a
+// stream of the program's: it waits where the stream's queue is full, perhaps behind a kernel of
+// NCCL's that waits for a lost rank, and whoever aborts that needs the lock.
+static idist__gpu_guard idist__gpu_engine_unlock(idist__world *w) {
     idist__gpu *gpu = idist__gpu_of(w);
-    idist__gpu_guard guard = idist__gpu_enter(gpu);
+    idist__gpu_guard guard = idist__gpu_device_enter(gpu);
 
     gpu->user_count++; // the end of the world waits for us
     idist__os_mutex_unlock(&w->lock);
@@ -2042,24 +2059,24 @@ static idist__gpu_guard idist__gpu_unlock(idist__world *w) {
     return guard;
 }
 
-static void idist__gpu_relock(idist__world *w, idist__gpu_guard guard) {
+static void idist__gpu_engine_relock(idist__world *w, idist__gpu_guard guard) {
     idist__gpu *gpu = idist__gpu_of(w);
 
-    idist__gpu_leave(gpu, guard);
+    idist__gpu_device_leave(gpu, guard);
     idist__world_lock(w);
     gpu->user_count--;
 }
 
 // Notes where the program's stream stands, before which the call does not begin. False: the call
 // was cancelled meanwhile. Releases the lock, because the stream's queue may be full.
-static bool idist__gpu_record_begin(idist__task *t) {
+static bool idist__gpu_engine_record_begin(idist__task *t) {
     idist__world *w = t->group->w;
     idist__gpu_op *op = idist__gpu_op_of(t);
     cudaStream_t stream = t->stream ? (cudaStream_t)t->stream : cudaStreamLegacy;
-    idist__gpu_guard guard = idist__gpu_unlock(w);
+    idist__gpu_guard guard = idist__gpu_engine_unlock(w);
     cudaError_t error = cudaEventRecord(op->event, stream);
 
-    idist__gpu_relock(w, guard);
+    idist__gpu_engine_relock(w, guard);
     if (!t->done) op->error = error;
 
     return !t->done;
@@ -2067,7 +2084,7 @@ static bool idist__gpu_record_begin(idist__task *t) {
 
 // A part of a running call, and a call on host memory with nothing before it, go to the host's
 // backend at once.
-static void idist__gpu_start(idist__task *t) {
+static void idist__gpu_engine_start(idist__task *t) {
     idist_group *g = t->group;
     idist__gpu *gpu = idist__gpu_of(g->w);
     idist__gpu_group *gg = idist__gpu_group_of(g);
@@ -2084,7 +2101,7 @@ static void idist__gpu_start(idist__task *t) {
     if (t->seq) g->seq--; // numbered when the backend gets it
     t->seq = 0;
     memset(t->impl, 0, gpu->host_backend->task_nbytes); // not started, to the backend
-    if (!idist__gpu_op_make(t)) return;
+    if (!idist__gpu_engine_op_make(t)) return;
     op = idist__gpu_op_of(t);
     memset(op, 0, offsetof(idist__gpu_op, event));
     op->call = t->call;
@@ -2092,11 +2109,11 @@ static void idist__gpu_start(idist__task *t) {
     t->on_device = on_device;
 
     if (!on_device) { // passed on when those before it are
-        idist__gpu_enqueue(t);
+        idist__gpu_engine_enqueue(t);
         return;
     }
 
-    op->path = idist__gpu_path_of(g, &t->call, t->async ? NULL : t->stream);
+    op->path = idist__gpu_route_path_of(g, &t->call, t->async ? NULL : t->stream);
     op->fingerprint = idist__fingerprint_of_call(g->w, &t->call, 0);
     op->fingerprint.algorithm = IDIST__ON_DEVICE;
 
@@ -2107,22 +2124,23 @@ static void idist__gpu_start(idist__task *t) {
 
     if (op->path == IDIST__BY_NCCL) {
         if (t->call.info)
-            idist__message_describe(&t->call, t->call.root, t->call.tag, t->call.dtype,
-                                    t->call.count);
-        idist__gpu_start_nccl(t);
+            idist__matching_describe(&t->call, t->call.root, t->call.tag, t->call.dtype,
+                                     t->call.count);
+        idist__gpu_engine_start_nccl(t);
         return;
     }
 
     if (op->path == IDIST__BY_IPC)
-        idist__gpu_plan_chunks(t, IDIST__IPC_CHUNK, idist__gpu_shape_of(g, &op->call).contribution);
-    else idist__gpu_plan_chunks(t, IDIST__GPU_CHUNK, idist__gpu_shape_of(g, &op->call).most);
-    if (!idist__gpu_record_begin(t)) return;
-    idist__gpu_enqueue(t);
-    idist__gpu_run_queue(g);
+        idist__stage_plan_chunks(t, IDIST__IPC_CHUNK,
+                                 idist__gpu_task_shape_of(g, &op->call).contribution);
+    else idist__stage_plan_chunks(t, IDIST__GPU_CHUNK, idist__gpu_task_shape_of(g, &op->call).most);
+    if (!idist__gpu_engine_record_begin(t)) return;
+    idist__gpu_engine_enqueue(t);
+    idist__gpu_engine_run_queue(g);
 }
 
 // Launches the calls that idist_group_begin of this thread has held back.
-static void idist__gpu_launch_held(idist__world *w) {
+static void idist__gpu_engine_launch_held(idist__world *w) {
     idist__task **at = &idist__gpu_of(w)->held_calls, *first = NULL, **last = &first, *t;
 
     if (idist__me.held_world == w) w->deferred_count--;
@@ -2142,34 +2160,34 @@ static void idist__gpu_launch_held(idist__world *w) {
         last = &op->next_held;
     }
 
-    if (first) idist__nccl_launch(first);
+    if (first) idist__nccl_launch_call(first);
 }
 
 // Makes the stream wait for a call that is complete but for its event (t->followed). The event may
 // come meanwhile. Releases the lock, because the stream's queue may be full.
-static idist_status idist__gpu_follow(idist__task *t, void *stream) {
+static idist_status idist__gpu_engine_follow(idist__task *t, void *stream) {
     idist__world *w = t->group->w;
     idist_status status = IDIST_OK;
-    idist__gpu_guard guard = idist__gpu_unlock(w);
+    idist__gpu_guard guard = idist__gpu_engine_unlock(w);
     cudaError_t error = cudaStreamWaitEvent((cudaStream_t)stream, idist__gpu_op_of(t)->event, 0);
 
-    idist__gpu_relock(w, guard);
+    idist__gpu_engine_relock(w, guard);
     if (t->done) status = idist__wait_result(t);
     else idist__task_detach(t);
 
-    return error == cudaSuccess ? status : idist__gpu_fail("wait_stream", error);
+    return error == cudaSuccess ? status : idist__gpu_device_fail("wait_stream", error);
 }
 
-static void idist__nccl_fail_mismatch(idist__task *t) {
+static void idist__gpu_engine_fail_mismatch(idist__task *t) {
     char text[400] =
         "a send or receive on a stream met one that is not on a stream, or of another size";
     if (idist__gpu_op_of(t)->meeting_status == IDIST_ERR_MISMATCH)
-        idist__nccl_check_counts(t, text, sizeof text);
+        idist__nccl_launch_check_counts(t, text, sizeof text);
     idist__group_fail(t->group, idist__gpu_op_of(t)->meeting_status, text);
 }
 
 // Completes the calls that only waited for an event of the device.
-static void idist__gpu_complete_calls(idist__world *w) {
+static void idist__gpu_engine_complete_calls(idist__world *w) {
     idist__task *t, *next;
 
     for (t = w->tasks; t; t = next) {
@@ -2178,16 +2196,16 @@ static void idist__gpu_complete_calls(idist__world *w) {
         next = t->next;
 
         if (op && op->waits_for_device && op->state == IDIST__GPU_END) {
-            if (op->meeting_status) idist__nccl_fail_mismatch(t);
+            if (op->meeting_status) idist__gpu_engine_fail_mismatch(t);
             else if (op->path == IDIST__BY_NCCL && idist__gpu_group_of(t->group)->fault) continue;
-            else if (idist__gpu_event_done(t, op->event)) idist__gpu_complete(t);
+            else if (idist__gpu_task_event_done(t, op->event)) idist__gpu_task_complete(t);
         }
 
         if (w->ended_count != ended) next = w->tasks; // a task is gone, perhaps the next one
     }
 }
 
-static void idist__gpu_progress(idist__world *w) {
+static void idist__gpu_engine_progress(idist__world *w) {
     idist__gpu *gpu = idist__gpu_of(w);
     idist__gpu_guard guard;
     idist_group *g;
@@ -2197,11 +2215,11 @@ static void idist__gpu_progress(idist__world *w) {
 
     if (gpu->waiting_call_count || gpu->queue_changed) {
         gpu->queue_changed = false;
-        guard = idist__gpu_enter(gpu);
+        guard = idist__gpu_device_enter(gpu);
         for (g = &w->group; g; g = g->next)
-            if (g->device && idist__gpu_group_of(g)->queue) idist__gpu_run_queue(g);
-        idist__gpu_complete_calls(w);
-        idist__gpu_leave(gpu, guard);
+            if (g->device && idist__gpu_group_of(g)->queue) idist__gpu_engine_run_queue(g);
+        idist__gpu_engine_complete_calls(w);
+        idist__gpu_device_leave(gpu, guard);
     }
 
     if (!w->watched ||
@@ -2210,12 +2228,12 @@ static void idist__gpu_progress(idist__world *w) {
     gpu->checked_nccl_ns = now;
 
     for (g = &w->group; g; g = g->next) {
-        idist__nccl_check_errors(g);
-        if (g->status != IDIST_OK) idist__nccl_abort(g);
+        idist__nccl_abort_check_errors(g);
+        if (g->status != IDIST_OK) idist__nccl_abort_group(g);
     }
 }
 
-static void idist__gpu_sleep(idist__world *w, int64_t until_ns) {
+static void idist__gpu_engine_sleep(idist__world *w, int64_t until_ns) {
     idist__gpu *gpu = idist__gpu_of(w);
     int64_t now = idist__os_clock_now_ns(), soon = now + gpu->sleep_ns;
 
@@ -2236,7 +2254,7 @@ static void idist__gpu_sleep(idist__world *w, int64_t until_ns) {
 
 // Waits until the copies of a call have left the caller's buffers. They wait for no other rank, but
 // the device may never get to them: then the call's pinned memory is used for nothing else.
-static void idist__gpu_end_copies(idist__task *t) {
+static void idist__gpu_engine_end_copies(idist__task *t) {
     idist__gpu *gpu = idist__gpu_of(t->group->w);
     idist__gpu_group *gg = idist__gpu_group_of(t->group);
     int64_t deadline = idist__os_clock_deadline(IDIST__GPU_ABORT_MS);
@@ -2246,7 +2264,7 @@ static void idist__gpu_end_copies(idist__task *t) {
         while (!gg->stuck && cudaStreamQuery(gg->stream[i]) == cudaErrorNotReady) {
             cudaGetLastError();
             gg->stuck = idist__os_clock_now_ns() > deadline;
-            idist__gpu_nap(&turns);
+            idist__gpu_device_nap(&turns);
         }
 
     if (!gg->stuck) return;
@@ -2255,7 +2273,7 @@ static void idist__gpu_end_copies(idist__task *t) {
         idist__pinned_abandon(gpu, &idist__gpu_op_of(t)->slots[i].memory);
 }
 
-static bool idist__gpu_cancel(idist__task *t) {
+static bool idist__gpu_engine_cancel(idist__task *t) {
     idist_group *g = t->group;
     idist__gpu *gpu = idist__gpu_of(g->w);
     idist__gpu_op *op = idist__gpu_op_of(t);
@@ -2264,7 +2282,7 @@ static bool idist__gpu_cancel(idist__task *t) {
 
     if (!t->on_device) {
         if (!t->away) return gpu->host_backend->cancel(t);
-        if (op) idist__gpu_dequeue(t);
+        if (op) idist__gpu_task_dequeue(t);
         t->away = false;
         return true;
     }
@@ -2276,34 +2294,34 @@ static bool idist__gpu_cancel(idist__task *t) {
         return false;
     op->with_backend = t->away = false;
     op->state = IDIST__GPU_END; // nothing is moved any more
-    guard = idist__gpu_enter(gpu);
+    guard = idist__gpu_device_enter(gpu);
 
     if (op->path == IDIST__BY_NCCL) idist__nccl_abort_wait(g);
-    else if (g->device) idist__gpu_end_copies(t);
+    else if (g->device) idist__gpu_engine_end_copies(t);
 
     cudaGetLastError();
-    idist__gpu_leave(gpu, guard);
-    idist__gpu_release(t);
+    idist__gpu_device_leave(gpu, guard);
+    idist__gpu_task_release(t);
 
     return done;
 }
 
 // A receive into host memory may wait for calls on the device that come before it.
-static bool idist__gpu_retract(idist__task *t) {
-    if (t->away) return idist__gpu_cancel(t);
+static bool idist__gpu_engine_retract(idist__task *t) {
+    if (t->away) return idist__gpu_engine_cancel(t);
     return idist__gpu_of(t->group->w)->host_backend->retract(t);
 }
 
-static void idist__gpu_tell(idist_group *g) {
+static void idist__gpu_engine_tell(idist_group *g) {
     idist__gpu_of(g->w)->host_backend->tell(g);
-    idist__nccl_abort(g);
+    idist__nccl_abort_group(g);
 }
 
-static void idist__gpu_announce(idist__task *t) {
+static void idist__gpu_engine_announce(idist__task *t) {
     if (!t->away) idist__gpu_of(t->group->w)->host_backend->announce(t);
 }
 
-static int idist__gpu_missing(idist__task *t, char *text, size_t capacity) {
+static int idist__gpu_engine_missing(idist__task *t, char *text, size_t capacity) {
     if (!t->away) return idist__gpu_of(t->group->w)->host_backend->missing(t, text, capacity);
     if (idist__gpu_op_of(t)->holding_thread && !idist__gpu_op_of(t)->launched)
         idist__text_append(text, capacity, "this rank itself: it has not called idist_group_end");
@@ -2318,7 +2336,7 @@ static int idist__gpu_missing(idist__task *t, char *text, size_t capacity) {
 
 // NCCL finalizes a communicator when all its ranks do, and does not say who waits for whom: a
 // thread of its own does it.
-static void idist__nccl_finalize(idist_group *g) {
+static void idist__gpu_engine_finalize(idist_group *g) {
     idist__gpu *gpu = idist__gpu_of(g->w);
     idist__gpu_group *gg = idist__gpu_group_of(g);
     idist__nccl_job *job;
@@ -2338,59 +2356,59 @@ static void idist__nccl_finalize(idist_group *g) {
 
 // Ends the calls of other threads, as idist_device_api demands. They may wait for what runs on the
 // device, in their own group or in another one.
-static void idist__gpu_end_calls(idist__world *w) {
+static void idist__gpu_engine_end_calls(idist__world *w) {
     idist_group *g;
 
-    if (w->leaves && idist__gpu_lock_to_leave(w)) {
+    if (w->leaves && idist__gpu_leave_lock(w)) {
         for (g = &w->group; g; g = g->next)
-            if (g->device && !idist__gpu_group_of(g)->adopted) idist__nccl_abort(g);
+            if (g->device && !idist__gpu_group_of(g)->adopted) idist__nccl_abort_group(g);
         idist__os_mutex_unlock(&w->lock);
     }
 
-    idist__gpu_wait_unused(w);
+    idist__gpu_leave_wait_unused(w);
 }
 
-static void idist__gpu_group_close(idist_group *g) {
+static void idist__gpu_engine_group_close(idist_group *g) {
     idist__world *w = g->w;
     idist__gpu *gpu = idist__gpu_of(w);
     idist__gpu_group *gg = idist__gpu_group_of(g);
     idist__gpu_guard guard;
 
     if (gg) {
-        guard = idist__gpu_enter(gpu);
+        guard = idist__gpu_device_enter(gpu);
 
         if (w->leaves && !w->abandoned && !gg->adopted)
-            idist__nccl_abort(g); // a thread has created it meanwhile
+            idist__nccl_abort_group(g); // a thread has created it meanwhile
         if (g->status != IDIST_OK || gg->must_abort) idist__nccl_abort_end(g);
-        else if (!idist__nccl_is_inside(gg)) idist__nccl_finalize(g);
-        idist__nccl_reap(w, 0);
-        if (!w->abandoned) idist__gpu_group_free(g);
-        idist__gpu_leave(gpu, guard);
+        else if (!idist__nccl_abort_is_inside(gg)) idist__gpu_engine_finalize(g);
+        idist__nccl_abort_reap(w, 0);
+        if (!w->abandoned) idist__gpu_setup_group_free(g);
+        idist__gpu_device_leave(gpu, guard);
     }
 
     gpu->host_backend->group_close(g);
 }
 
 // What threads still use that are inside a call stays (w->abandoned).
-static void idist__gpu_free(idist__world *w) {
+static void idist__gpu_engine_free(idist__world *w) {
     idist__gpu *gpu = idist__gpu_of(w);
     const idist_allocator *mem = &w->cfg.mem;
     idist__task *t;
-    int device = gpu->host_backend ? idist__gpu_set_device(gpu) : -1; // -1: not installed
+    int device = gpu->host_backend ? idist__gpu_device_set(gpu) : -1; // -1: not installed
     bool left = !w->abandoned;
 
-    if (!idist__nccl_reap(w, idist__os_clock_deadline(IDIST__GPU_ABORT_MS)))
+    if (!idist__nccl_abort_reap(w, idist__os_clock_deadline(IDIST__GPU_ABORT_MS)))
         idist__log_print(&w->log, IDIST_LOG_WARN,
                          "ncclCommDestroy has not returned: another rank has not called it, or a "
                          "graph still holds calls");
-    for (t = w->all_tasks; t && left; t = t->older) idist__gpu_op_free(t);
+    for (t = w->all_tasks; t && left; t = t->older) idist__gpu_engine_op_free(t);
     if (left) idist__pinned_end(w);
-    idist__ipc_free_all(w);
+    idist__ipc_leave_free_all(w);
 
     cudaGetLastError();
     if (gpu->host_backend) w->backend = gpu->host_backend;
     if (idist__me.held_world == w) idist__me.held_world = NULL;
-    if (device >= 0) idist__gpu_restore_device(gpu, device);
+    if (device >= 0) idist__gpu_device_restore(gpu, device);
     if (!left) return;
     w->device = NULL;
     w->device_api = NULL;
@@ -2399,16 +2417,16 @@ static void idist__gpu_free(idist__world *w) {
     idist__mem_free(mem, gpu);
 }
 
-static void idist__gpu_close(idist__world *w, bool clean) {
-    idist__gpu_free(w);
+static void idist__gpu_engine_close(idist__world *w, bool clean) {
+    idist__gpu_engine_free(w);
     w->backend->close(w, clean);
 }
 
-static void *idist__nccl_comm_of(idist_group *g) {
-    idist_status status = g->device ? IDIST_OK : idist__gpu_group_make(g);
+static void *idist__gpu_engine_comm_of(idist_group *g) {
+    idist_status status = g->device ? IDIST_OK : idist__gpu_setup_group_make(g);
     void *comm;
 
-    if (status == IDIST_OK) status = idist__gpu_prepare(g);
+    if (status == IDIST_OK) status = idist__gpu_setup_prepare(g);
     if (status != IDIST_OK) return NULL;
     comm = idist__gpu_group_of(g)->comm;
     if (!comm) idist__fail(IDIST_ERR_UNSUPPORTED, "nccl_comm: the group does not use NCCL");
@@ -2429,7 +2447,7 @@ void *idist_nccl_comm(idist_group *group) {
         idist__fail(IDIST_ERR_STATE, "nccl_comm: this rank is not a member of the group");
     else if (g->status != IDIST_OK)
         idist__fail(g->status, "nccl_comm: the group failed earlier: %s", g->cause);
-    else comm = idist__nccl_comm_of(g);
+    else comm = idist__gpu_engine_comm_of(g);
     idist__os_mutex_unlock(&g->w->lock);
 
     return comm;
@@ -2444,14 +2462,14 @@ void *idist_nccl_comm(idist_group *group) {
 
 // Whether the user says that NCCL takes several ranks on a GPU: from 2.30.3 on with this variable;
 // tests do it with host ids.
-static bool idist__nccl_allows_shared_gpu(int version) {
+static bool idist__gpu_join_allows_shared_gpu(int version) {
     const char *enable = idist__os_env("NCCL_MULTI_RANK_GPU_ENABLE");
     return idist__os_env("NCCL_HOSTID") || (enable && strcmp(enable, "1") == 0 && version >= 23003);
 }
 
 // Whether an error of CUDA is more than "this machine has no GPU". 35 (cudaErrorInsufficientDriver)
 // means no driver as well as one that is too old.
-static bool idist__gpu_is_fault(cudaError_t error) {
+static bool idist__gpu_join_is_fault(cudaError_t error) {
     int driver = 0;
 
     if (error == cudaSuccess || error == cudaErrorNoDevice || error == cudaErrorStubLibrary)
@@ -2460,11 +2478,11 @@ static bool idist__gpu_is_fault(cudaError_t error) {
            (cudaDriverGetVersion(&driver) == cudaSuccess && driver > 0);
 }
 
-static void idist__gpu_describe_error(const char *what, cudaError_t error,
-                                      idist__gpu_rank_info *info) {
+static void idist__gpu_join_describe_error(const char *what, cudaError_t error,
+                                           idist__gpu_rank_info *info) {
     int driver = 0, runtime = 0;
 
-    info->cuda_error = idist__gpu_is_fault(error) ? (int32_t)error : 0;
+    info->cuda_error = idist__gpu_join_is_fault(error) ? (int32_t)error : 0;
     if (info->cuda_error && error == cudaErrorInsufficientDriver &&
         cudaDriverGetVersion(&driver) == cudaSuccess &&
         cudaRuntimeGetVersion(&runtime) == cudaSuccess)
@@ -2477,7 +2495,7 @@ static void idist__gpu_describe_error(const char *what, cudaError_t error,
 }
 
 // What the user can do about an error.
-static const char *idist__gpu_remedy(cudaError_t error) {
+static const char *idist__gpu_join_remedy(cudaError_t error) {
     switch ((int)error) {
     case cudaErrorInsufficientDriver: return "update the driver, or build with an older toolkit";
     case cudaErrorInitializationError:
@@ -2498,7 +2516,8 @@ static const char *idist__gpu_remedy(cudaError_t error) {
 
 // The number of the device that desc.device names, in *number. False: none is to be used, or the
 // name is wrong; info says so.
-static bool idist__gpu_parse_device(const char *asked, idist__gpu_rank_info *info, int *number) {
+static bool idist__gpu_join_parse_device(const char *asked, idist__gpu_rank_info *info,
+                                         int *number) {
     int64_t value;
 
     if (strcmp(asked, "cpu") == 0) {
@@ -2523,8 +2542,8 @@ static bool idist__gpu_parse_device(const char *asked, idist__gpu_rank_info *inf
 
 // Makes a device the current one: this number, modulo the devices there are unless one was named.
 // *what: the function of CUDA that has failed.
-static cudaError_t idist__gpu_open_device(idist__gpu *gpu, idist__gpu_rank_info *info, int number,
-                                          bool numbered, const char **what) {
+static cudaError_t idist__gpu_join_open_device(idist__gpu *gpu, idist__gpu_rank_info *info,
+                                               int number, bool numbered, const char **what) {
     int n = 0;
     cudaError_t error = cudaGetDeviceCount(&n);
 
@@ -2548,24 +2567,24 @@ static cudaError_t idist__gpu_open_device(idist__gpu *gpu, idist__gpu_rank_info 
 }
 
 // The device of this rank.
-static void idist__gpu_probe_device(const idist__world *w, idist__gpu *gpu,
-                                    idist__gpu_rank_info *info) {
+static void idist__gpu_join_probe_device(const idist__world *w, idist__gpu *gpu,
+                                         idist__gpu_rank_info *info) {
     const char *asked = w->cfg.device, *what;
     int number = w->nodes[w->group.rank].local_rank;
     cudaError_t error;
 
-    if (!idist__gpu_parse_device(asked, info, &number)) return;
+    if (!idist__gpu_join_parse_device(asked, info, &number)) return;
 
-    error = idist__gpu_open_device(gpu, info, number, asked[0] && asked[4] == ':', &what);
+    error = idist__gpu_join_open_device(gpu, info, number, asked[0] && asked[4] == ':', &what);
 
     if (error != cudaSuccess) {
         info->presence = info->named ? IDIST__GPU_MISSING : IDIST__GPU_NONE;
-        idist__gpu_describe_error(what, error, info);
+        idist__gpu_join_describe_error(what, error, info);
         cudaGetLastError();
         return;
     }
 
-    idist__gpu_find_context_state(gpu);
+    idist__gpu_device_find_context_state(gpu);
 }
 
 // By path; also what desc.device_backend may be, besides "auto".
@@ -2573,7 +2592,7 @@ static const char *const idist__gpu_path_names[] = {"none", "nccl", "ipc", "stag
 
 // The path that desc.device_backend asks for; IDIST__BY_HOST_MEMORY: any. -1: there is none of this
 // name.
-static int idist__gpu_path_named(const char *asked) {
+static int idist__gpu_join_path_named(const char *asked) {
     int i;
 
     if (!asked[0]) return IDIST__BY_HOST_MEMORY;
@@ -2583,23 +2602,23 @@ static int idist__gpu_path_named(const char *asked) {
 }
 
 // Finds the device of this rank, and NCCL.
-static void idist__gpu_probe(idist__world *w, idist__gpu *gpu, idist__gpu_rank_info *info) {
+static void idist__gpu_join_probe(idist__world *w, idist__gpu *gpu, idist__gpu_rank_info *info) {
     idist__config real = w->cfg;
 
     memset(info, 0, sizeof *info);
     info->named = strncmp(w->cfg.device, "cuda", 4) == 0;
-    info->wanted_backend = idist__gpu_path_named(w->cfg.device_backend);
+    info->wanted_backend = idist__gpu_join_path_named(w->cfg.device_backend);
     info->has_user_comm = w->cfg.nccl_comm != NULL;
     memset(real.host_id, 0, sizeof real.host_id);
     info->machine_key = idist__config_host_key(&real);
-    info->process = idist__ipc_process();
+    info->process = idist__ipc_arena_process();
     snprintf(info->no_nccl_reason, sizeof info->no_nccl_reason, "not asked for");
-    idist__gpu_probe_device(w, gpu, info);
+    idist__gpu_join_probe_device(w, gpu, info);
 
     if (info->presence == IDIST__GPU_FOUND && info->wanted_backend <= IDIST__BY_NCCL) {
-        idist__nccl_load(gpu->nccl, info->no_nccl_reason, sizeof info->no_nccl_reason);
+        idist__nccl_load_once(gpu->nccl, info->no_nccl_reason, sizeof info->no_nccl_reason);
         info->nccl = gpu->nccl->version;
-        info->allows_shared_gpu = idist__nccl_allows_shared_gpu(info->nccl);
+        info->allows_shared_gpu = idist__gpu_join_allows_shared_gpu(info->nccl);
     }
 }
 
@@ -2610,7 +2629,7 @@ typedef struct idist__nccl_obstacles {
 } idist__nccl_obstacles;
 
 // Compares what the ranks have found, and sets what depends on all of them.
-static idist_status idist__gpu_compare_infos(idist__world *w, idist__nccl_obstacles *nccl) {
+static idist_status idist__gpu_join_compare_infos(idist__world *w, idist__nccl_obstacles *nccl) {
     idist__gpu *gpu = idist__gpu_of(w);
     const idist__gpu_rank_info *infos = gpu->rank_infos;
     int i;
@@ -2636,8 +2655,8 @@ static idist_status idist__gpu_compare_infos(idist__world *w, idist__nccl_obstac
 }
 
 // NCCL was asked for: an error if it cannot be used.
-static idist_status idist__nccl_check_wanted(const idist__world *w,
-                                             const idist__nccl_obstacles *nccl) {
+static idist_status idist__gpu_join_check_wanted(const idist__world *w,
+                                                 const idist__nccl_obstacles *nccl) {
     const idist__gpu_rank_info *infos = idist__gpu_of(w)->rank_infos;
     int a, b;
 
@@ -2648,7 +2667,7 @@ static idist_status idist__nccl_check_wanted(const idist__world *w,
         return idist__fail(IDIST_ERR_NO_DEVICE,
                            "initialize: rank 0 has NCCL %d, rank %d has NCCL %d", infos[0].nccl,
                            nccl->other, infos[nccl->other].nccl);
-    if (!idist__gpu_find_shared(&w->group, &a, &b)) return IDIST_OK;
+    if (!idist__gpu_setup_find_shared(&w->group, &a, &b)) return IDIST_OK;
     if (infos[a].allows_shared_gpu && infos[b].allows_shared_gpu) return IDIST_OK;
 
     return idist__fail(IDIST_ERR_UNSUPPORTED,
@@ -2658,11 +2677,12 @@ static idist_status idist__nccl_check_wanted(const idist__world *w,
 }
 
 // No device backend was asked for: says why NCCL, which GPUs are best served by, is not used.
-static void idist__nccl_log_obstacles(const idist__world *w, const idist__nccl_obstacles *nccl) {
+static void idist__gpu_join_log_obstacles(const idist__world *w,
+                                          const idist__nccl_obstacles *nccl) {
     const idist__gpu_rank_info *infos = idist__gpu_of(w)->rank_infos;
     const idist_group *g = &w->group;
     int a, b;
-    bool useful = g->size > 1 && !idist__gpu_find_shared(g, &a, &b); // NCCL would serve them
+    bool useful = g->size > 1 && !idist__gpu_setup_find_shared(g, &a, &b); // NCCL would serve them
 
     if (nccl->without >= 0)
         idist__log_print(&w->log,
@@ -2678,25 +2698,25 @@ static void idist__nccl_log_obstacles(const idist__world *w, const idist__nccl_o
 }
 
 // One device backend for all: NCCL only if all ranks have the same version of it.
-static idist_status idist__gpu_agree_backend(idist__world *w) {
+static idist_status idist__gpu_join_agree_backend(idist__world *w) {
     const idist__gpu_rank_info *infos = idist__gpu_of(w)->rank_infos;
     const idist_group *g = &w->group;
     idist__nccl_obstacles nccl;
     int a, b;
-    idist_status status = idist__gpu_compare_infos(w, &nccl);
+    idist_status status = idist__gpu_join_compare_infos(w, &nccl);
 
     if (status == IDIST_OK && infos[0].wanted_backend == IDIST__BY_NCCL)
-        status = idist__nccl_check_wanted(w, &nccl);
+        status = idist__gpu_join_check_wanted(w, &nccl);
     if (status != IDIST_OK) return status;
 
     if (infos[0].wanted_backend == IDIST__BY_IPC &&
-        (!idist__gpu_is_one_host(g) || g->size > IDIST__IPC_RANKS || !IDIST__IPC_KERNELS))
+        (!idist__gpu_setup_is_one_host(g) || g->size > IDIST__IPC_RANKS || !IDIST__IPC_KERNELS))
         return idist__fail(IDIST_ERR_UNSUPPORTED,
                            "initialize: ipc is for up to %d ranks on one host, and CUDA 12.8",
                            IDIST__IPC_RANKS);
 
-    if (!infos[0].wanted_backend) idist__nccl_log_obstacles(w, &nccl);
-    if (idist__gpu_find_shared(g, &a, &b))
+    if (!infos[0].wanted_backend) idist__gpu_join_log_obstacles(w, &nccl);
+    if (idist__gpu_setup_find_shared(g, &a, &b))
         idist__log_print(&w->log, IDIST_LOG_INFO, "rank %d and rank %d share the GPU %s", b, a,
                          infos[a].bus_id);
 
@@ -2704,13 +2724,13 @@ static idist_status idist__gpu_agree_backend(idist__world *w) {
 }
 
 // No rank uses a device. If GPUs stay idle, the rank that is the cause logs a warning.
-static void idist__gpu_log_no_device(const idist__world *w, int n_with) {
+static void idist__gpu_join_log_no_device(const idist__world *w, int n_with) {
     const idist__gpu_rank_info *mine = &idist__gpu_of(w)->rank_infos[w->group.rank];
 
     if (mine->cuda_error)
         idist__log_print(&w->log, IDIST_LOG_WARN,
                          "no rank uses a GPU: %s; %s. (Set IDIST_DEVICE=cpu if that is intended)",
-                         mine->reason, idist__gpu_remedy((cudaError_t)mine->cuda_error));
+                         mine->reason, idist__gpu_join_remedy((cudaError_t)mine->cuda_error));
     else if (n_with && mine->presence == IDIST__GPU_NONE && strcmp(w->cfg.device, "cpu") != 0)
         idist__log_print(&w->log, IDIST_LOG_WARN,
                          "no rank uses a GPU, though %d have one: %s. (Set IDIST_DEVICE=cpu if "
@@ -2720,7 +2740,7 @@ static void idist__gpu_log_no_device(const idist__world *w, int n_with) {
 }
 
 // One outcome for all ranks: a device each, no device at all, or the same error.
-static idist_status idist__gpu_agree_device(idist__world *w, bool *all) {
+static idist_status idist__gpu_join_agree_device(idist__world *w, bool *all) {
     const idist__gpu_rank_info *infos = idist__gpu_of(w)->rank_infos;
     int i, n = w->group.size, worst = 0, named = 0, n_with = 0;
 
@@ -2734,7 +2754,7 @@ static idist_status idist__gpu_agree_device(idist__world *w, bool *all) {
     }
 
     *all = infos[worst].presence == IDIST__GPU_FOUND;
-    if (*all) return idist__gpu_agree_backend(w);
+    if (*all) return idist__gpu_join_agree_backend(w);
     if (infos[worst].presence == IDIST__GPU_BAD_NAME)
         return idist__fail(IDIST_ERR_ENV, "initialize: rank %d: %s", worst, infos[worst].reason);
     if (named)
@@ -2742,31 +2762,33 @@ static idist_status idist__gpu_agree_device(idist__world *w, bool *all) {
                            infos[worst].reason);
     snprintf(w->no_device, sizeof w->no_device, "rank %d has none: %.160s", worst,
              infos[worst].reason);
-    idist__gpu_log_no_device(w, n_with);
+    idist__gpu_join_log_no_device(w, n_with);
 
     return IDIST_OK;
 }
 
-static void idist__gpu_install(idist__world *w) {
-    static const idist_device_api device_api = {idist__gpu_route, idist__gpu_launch_held,
-                                                idist__gpu_part_done, idist__gpu_follow,
-                                                idist__gpu_end_calls};
+static void idist__gpu_join_install(idist__world *w) {
+    static const idist_device_api device_api = {idist__gpu_route_find,
+                                                idist__gpu_engine_launch_held,
+                                                idist__gpu_engine_part_done,
+                                                idist__gpu_engine_follow,
+                                                idist__gpu_engine_end_calls};
     idist__gpu *gpu = idist__gpu_of(w);
 
     gpu->host_backend = w->backend;
     gpu->thread = &w->thread;
     gpu->sleep_ns = IDIST__GPU_SLEEP_NS;
     gpu->api = *w->backend;
-    gpu->api.start = idist__gpu_start;
-    gpu->api.progress = idist__gpu_progress;
-    gpu->api.sleep = idist__gpu_sleep;
-    gpu->api.cancel = idist__gpu_cancel;
-    if (gpu->api.retract) gpu->api.retract = idist__gpu_retract;
-    gpu->api.tell = idist__gpu_tell;
-    gpu->api.announce = idist__gpu_announce;
-    gpu->api.missing = idist__gpu_missing;
-    gpu->api.group_close = idist__gpu_group_close;
-    gpu->api.close = idist__gpu_close;
+    gpu->api.start = idist__gpu_engine_start;
+    gpu->api.progress = idist__gpu_engine_progress;
+    gpu->api.sleep = idist__gpu_engine_sleep;
+    gpu->api.cancel = idist__gpu_engine_cancel;
+    if (gpu->api.retract) gpu->api.retract = idist__gpu_engine_retract;
+    gpu->api.tell = idist__gpu_engine_tell;
+    gpu->api.announce = idist__gpu_engine_announce;
+    gpu->api.missing = idist__gpu_engine_missing;
+    gpu->api.group_close = idist__gpu_engine_group_close;
+    gpu->api.close = idist__gpu_engine_close;
     __atomic_store_n(&idist__gpu_home_device, gpu->device + 1, __ATOMIC_RELEASE);
     snprintf(w->device_name, sizeof w->device_name, "cuda:%d", gpu->device);
     w->backend = &gpu->api;
@@ -2780,9 +2802,9 @@ typedef struct idist__nccl_world {
 } idist__nccl_world;
 
 // Copies desc.nccl_config, which the program may free before a group uses it.
-static idist_status idist__nccl_copy_config(idist__world *w) {
+static idist_status idist__gpu_join_copy_config(idist__world *w) {
     const idist__nccl_config *theirs = (const idist__nccl_config *)w->cfg.nccl_config;
-    size_t nbytes = theirs ? idist__nccl_config_nbytes(theirs) : 0;
+    size_t nbytes = theirs ? idist__gpu_setup_config_nbytes(theirs) : 0;
 
     if (!theirs) return IDIST_OK;
     w->cfg.nccl_config = idist__gpu_of(w)->nccl_config = idist__mem_alloc(&w->cfg.mem, nbytes);
@@ -2792,7 +2814,7 @@ static idist_status idist__nccl_copy_config(idist__world *w) {
     return IDIST_OK;
 }
 
-static idist_status idist__gpu_wrap(idist__world *w) {
+static idist_status idist__gpu_join_wrap(idist__world *w) {
     int n = w->group.size, nthreads = idist__os_thread_count();
     idist__nccl_world *both = (idist__nccl_world *)idist__mem_alloc(&w->cfg.mem, sizeof *both);
     idist__gpu *gpu = both ? &both->gpu : NULL;
@@ -2806,23 +2828,23 @@ static idist_status idist__gpu_wrap(idist__world *w) {
                     (idist__gpu_rank_info *)idist__mem_alloc(&w->cfg.mem,
                                                              sizeof mine * (size_t)n)) == NULL)
         status = IDIST_ERR_NO_MEMORY;
-    if (status == IDIST_OK) status = idist__nccl_copy_config(w);
+    if (status == IDIST_OK) status = idist__gpu_join_copy_config(w);
     idist__world_lock(w);
 
     if (status == IDIST_OK) {
-        idist__gpu_probe(w, gpu, &mine);
+        idist__gpu_join_probe(w, gpu, &mine);
         if (w->foreign_thread_count < INT32_MAX / 4)
             w->foreign_thread_count += idist__os_thread_count() - nthreads; // CUDA's own
-        status = idist__gpu_exchange(&w->group, &mine, gpu->rank_infos, sizeof mine);
+        status = idist__gpu_agree_exchange(&w->group, &mine, gpu->rank_infos, sizeof mine);
     }
 
-    if (status == IDIST_OK) status = idist__gpu_agree_device(w, &all);
+    if (status == IDIST_OK) status = idist__gpu_join_agree_device(w, &all);
 
     if (status == IDIST_OK && all) {
-        idist__gpu_install(w);
-        idist__nccl_alloc_shared(w);
-        status = idist__gpu_group_make(&w->group);
-        if (status == IDIST_OK) status = idist__gpu_prepare(&w->group);
+        idist__gpu_join_install(w);
+        idist__gpu_setup_alloc_shared(w);
+        status = idist__gpu_setup_group_make(&w->group);
+        if (status == IDIST_OK) status = idist__gpu_setup_prepare(&w->group);
         w->device_backend =
             idist__gpu_path_names[w->group.device ? idist__gpu_group_of(&w->group)->path
                                                   : IDIST__BY_HOST_MEMORY];
@@ -2837,16 +2859,16 @@ static idist_status idist__gpu_wrap(idist__world *w) {
     if (status == IDIST_OK && all)
         idist__log_print(&w->log, IDIST_LOG_INFO, "device %s, device backend %s", w->device_name,
                          w->device_backend);
-    else if (gpu && !gpu->host_backend) idist__gpu_free(w); // else the world is closed next
+    else if (gpu && !gpu->host_backend) idist__gpu_engine_free(w); // else the world is closed next
 
     return status;
 }
 
-static idist_status idist__gpu_claim(idist__config *config, const char **reason) {
+static idist_status idist__gpu_join_claim(idist__config *config, const char **reason) {
     const char *asked = config->device_backend;
 
     (void)reason;
-    if (idist__gpu_path_named(asked) >= 0) return IDIST_OK;
+    if (idist__gpu_join_path_named(asked) >= 0) return IDIST_OK;
     if (config->device_backend_in_desc)
         return idist__fail(IDIST_ERR_ARG,
                            "desc: \"%s\" (IDIST_DEVICE_BACKEND) is not one of auto, nccl, ipc, "
@@ -2857,18 +2879,18 @@ static idist_status idist__gpu_claim(idist__config *config, const char **reason)
                        asked);
 }
 
-static void idist__gpu_fill(idist_backend_api *api) {
+static void idist__gpu_join_fill(idist_backend_api *api) {
     api->name = "nccl";
-    api->claim = idist__gpu_claim;
-    api->wrap = idist__gpu_wrap;
+    api->claim = idist__gpu_join_claim;
+    api->wrap = idist__gpu_join_wrap;
 }
 
 const idist_backend_api *idist_nccl_backend(void) {
     static idist_backend_api api;
-    return idist__backend_fill(&api, idist__gpu_fill);
+    return idist__backend_fill(&api, idist__gpu_join_fill);
 }
 
-__attribute__((constructor(IDIST__REGISTER_DEVICE))) static void idist__nccl_register(void) {
+__attribute__((constructor(IDIST__REGISTER_DEVICE))) static void idist__gpu_join_register(void) {
     (void)idist_register_backend(idist_nccl_backend());
 }
 

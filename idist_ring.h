@@ -153,7 +153,7 @@ static void idist__close_linger(idist__ring *ring, int64_t until_ns) {
     } while (idist__os_clock_ms_until(until_ns) != 0);
 }
 
-static void idist__ring_close(idist__world *w, bool clean) {
+static void idist__close_world(idist__world *w, bool clean) {
     idist__ring *ring = idist__ring_of(w);
     int64_t until_ns =
         idist__os_clock_deadline(clean ? IDIST__CLOSE_CLEAN_MS : IDIST__CLOSE_FAILED_MS);
@@ -165,12 +165,12 @@ static void idist__ring_close(idist__world *w, bool clean) {
     ring->bye_status = clean ? IDIST_OK : w->group.status;
     for (i = 0; i < w->group.size && ring->said_bye; i++) idist__link_bye(ring, &ring->links[i]);
 
-    idist__wait_drain(ring, clean, until_ns);
+    idist__sleep_drain(ring, clean, until_ns);
     if (!clean) idist__close_linger(ring, until_ns);
     idist__pool_leave(&w->group);
     idist__os_mutex_unlock(&w->lock);
 
-    idist__ring_free(ring);
+    idist__join_free(ring);
 }
 
 //------------------------------------------------------------------------------
@@ -192,31 +192,31 @@ static void idist__ring_backend_fill(idist_backend_api *api) {
     api->group_nbytes = sizeof(idist__ring_group);
 
     api->claim = idist__ring_backend_claim;
-    api->open = idist__ring_open;
-    api->close = idist__ring_close;
+    api->open = idist__join_open;
+    api->close = idist__close_world;
 
-    api->group_open = idist__ring_group_open; // [engine:group]
-    api->group_close = idist__ring_group_close;
+    api->group_open = idist__members_open; // [engine:group]
+    api->group_close = idist__members_close;
     api->group_offer = idist__pool_offer_region;
-    api->group_meet = idist__ring_group_meet;
+    api->group_meet = idist__members_meet;
 
-    api->quick = idist__ring_quick; // [engine:task]
+    api->quick = idist__start_task_quick; // [engine:task]
     api->takes_parts = idist__share_takes_parts;
-    api->start = idist__ring_start;
-    api->announce = idist__ring_announce;
+    api->start = idist__start_task_start;
+    api->announce = idist__announce_wait;
 
-    api->quick_message = idist__ring_quick_message;
-    api->progress = idist__ring_progress; // [engine:progress], [engine:wait]
-    api->sleep = idist__ring_sleep;
-    api->wake = idist__ring_wake;
-    api->attend = idist__ring_attend;
-    api->flush = idist__ring_flush;
+    api->quick_message = idist__start_task_quick_message;
+    api->progress = idist__progress_run; // [engine:progress], [engine:wait]
+    api->sleep = idist__sleep_begin;
+    api->wake = idist__sleep_wake;
+    api->attend = idist__sleep_attend;
+    api->flush = idist__sleep_flush;
 
-    api->cancel = idist__ring_cancel; // [engine:cancel]
-    api->retract = idist__ring_retract;
-    api->tell = idist__ring_tell;
-    api->missing = idist__ring_missing;
-    api->alloc = idist__ring_alloc;
+    api->cancel = idist__cancel_task; // [engine:cancel]
+    api->retract = idist__cancel_retract;
+    api->tell = idist__cancel_tell;
+    api->missing = idist__missing_name;
+    api->alloc = idist__members_alloc;
 }
 
 const idist_backend_api *idist_ring_backend(void) {

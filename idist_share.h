@@ -25,11 +25,11 @@ A SMALL ALL_REDUCE (up to 4 KiB, FLAT)
 A LARGE ALL_REDUCE (CHUNKED)
 
     idist__share_start         queue the task behind the group's other shared calls
-    idist__split_run           a coroutine, resumed by idist__share_progress:
+    idist__split_reduce_run           a coroutine, resumed by idist__share_progress:
       idist__slot_enter          publish the slot; it says where our buffers are
       idist__chunk_expose        copy our part of chunk i to buffer i % 3, publish EXPOSED
-      idist__split_sum_block     reduce our block of the chunk over all ranks, publish REDUCED
-      idist__split_take_blocks   copy the blocks of the others to our result, publish FREED
+      idist__split_reduce_sum_block     reduce our block of the chunk over all ranks, publish
+REDUCED idist__split_reduce_take_blocks   copy the blocks of the others to our result, publish FREED
     idist__slot_leave          complete the task; the next one is first in line
 
 SOURCES
@@ -473,7 +473,7 @@ static void idist__slot_look_at_windows(const idist__task *t) {
     idist__world *w = t->group->w;
     idist__segment *m = idist__region_share(t)->shm;
 
-    if (!m->window || !idist__window_is_news(m) || idist__window_look(m)) return;
+    if (!m->window || !idist__view_is_news(m) || idist__view_look(m)) return;
     idist__log_print(
         &w->log, IDIST_LOG_INFO,
         "memory that another rank has from idist_alloc cannot be mapped: buffers in it "
@@ -488,7 +488,7 @@ static uint32_t idist__slot_count_open(const idist__task *t) {
 
     for (i = 0; i < t->group->size; i++) {
         int rank = m->local[t->group->ranks[i]];
-        uint32_t count = rank == m->me ? open : idist__window_mapped_by(m, rank);
+        uint32_t count = rank == m->me ? open : idist__view_mapped_by(m, rank);
         if (count < open) open = count;
     }
 
@@ -502,7 +502,7 @@ static uint64_t idist__slot_window_offset(const idist__task *t, const void *p, s
     uint32_t extent = 0;
 
     if (!share->shm->window) return 0;
-    offset = idist__window_offset(share->shm, p, nbytes, &extent);
+    offset = idist__view_offset(share->shm, p, nbytes, &extent);
     if (!offset || extent < share->extents_open) return offset;
     share->extents_open = idist__slot_count_open(t);
 
@@ -536,8 +536,8 @@ static void idist__slot_locate(idist__task *t, int rank, const idist__call_slot 
 
     if (o->algorithm == IDIST__ALGO_FLAT) return;
     location->send =
-        idist__window_pointer(share->shm, slot->u.buffers.send_at, idist__flow_send_nbytes(t));
-    location->recv = idist__window_pointer(share->shm, slot->u.buffers.recv_at, o->nbytes);
+        idist__view_pointer(share->shm, slot->u.buffers.send_at, idist__flow_send_nbytes(t));
+    location->recv = idist__view_pointer(share->shm, slot->u.buffers.recv_at, o->nbytes);
     location->remote_send = location->send ? 0 : slot->u.buffers.remote_send;
     location->remote_recv = slot->u.buffers.remote_recv;
 }
@@ -1246,7 +1246,7 @@ static void idist__chunk_run(idist__task *t) {
 
 #define IDIST__DIRECT_PIECE ((size_t)16384) // stays in the first-level cache
 
-static bool idist__split_sum_block(idist__task *t) {
+static bool idist__split_reduce_sum_block(idist__task *t) {
     idist__op *o = idist__op_of(t);
     idist__share *share = idist__region_share(t);
     size_t at = o->u.shared.chunk * o->u.shared.chunk_count,
@@ -1274,7 +1274,8 @@ static bool idist__split_sum_block(idist__task *t) {
 }
 
 // Copies elements from a buffer to our result.
-static void idist__split_take(const idist__task *t, const char *from, size_t at, size_t count) {
+static void idist__split_reduce_take(const idist__task *t, const char *from, size_t at,
+                                     size_t count) {
     const idist__op *o = idist__op_of(t);
     size_t run;
 
@@ -1286,7 +1287,7 @@ static void idist__split_take(const idist__task *t, const char *from, size_t at,
 }
 
 // Copies the blocks of a chunk that the others have reduced.
-static void idist__split_take_blocks(idist__task *t) {
+static void idist__split_reduce_take_blocks(idist__task *t) {
     idist__op *o = idist__op_of(t);
     idist__share *share = idist__region_share(t);
     size_t at = o->u.shared.chunk * o->u.shared.chunk_count,
@@ -1302,12 +1303,12 @@ static void idist__split_take_blocks(idist__task *t) {
             idist__region_buffer(share, i, o->u.shared.first_chunk + o->u.shared.chunk);
 
         if (i == o->rank) continue;
-        idist__split_take(t, buffer + begin * o->size, at + begin, end - begin);
+        idist__split_reduce_take(t, buffer + begin * o->size, at + begin, end - begin);
     }
 }
 
 // Whether all buffers are in windows.
-static bool idist__split_is_direct(const idist__task *t) {
+static bool idist__split_reduce_is_direct(const idist__task *t) {
     const idist__op *o = idist__op_of(t);
     const idist__share *share = idist__region_share(t);
     int i;
@@ -1319,7 +1320,7 @@ static bool idist__split_is_direct(const idist__task *t) {
 
 // Reduces our block of all contributions into the results of all ranks. Checks before each piece
 // that all ranks are still in the call, because a rank that has left it may reuse its buffer.
-static bool idist__split_sum_direct(idist__task *t) {
+static bool idist__split_reduce_sum_direct(idist__task *t) {
     idist__op *o = idist__op_of(t);
     idist__share *share = idist__region_share(t);
     size_t at = idist__chunk_block_at(o, o->count, o->rank),
@@ -1342,7 +1343,7 @@ static bool idist__split_sum_direct(idist__task *t) {
 }
 
 // Reduces our block of all contributions into our own result.
-static bool idist__split_sum_remote(idist__task *t) {
+static bool idist__split_reduce_sum_remote(idist__task *t) {
     idist__op *o = idist__op_of(t);
     size_t at = idist__chunk_block_at(o, o->count, o->rank),
            end = idist__chunk_block_at(o, o->count, o->rank + 1);
@@ -1351,7 +1352,7 @@ static bool idist__split_sum_remote(idist__task *t) {
 }
 
 // Reads the blocks that the others have reduced, out of their results.
-static bool idist__split_take_remote(idist__task *t) {
+static bool idist__split_reduce_take_remote(idist__task *t) {
     idist__op *o = idist__op_of(t);
     const idist__share *share = idist__region_share(t);
     int i;
@@ -1369,15 +1370,15 @@ static bool idist__split_take_remote(idist__task *t) {
     return true;
 }
 
-static bool idist__split_sum_in_place(idist__task *t) {
-    bool summed =
-        idist__op_of(t)->u.shared.remote ? idist__split_sum_remote(t) : idist__split_sum_direct(t);
+static bool idist__split_reduce_sum_in_place(idist__task *t) {
+    bool summed = idist__op_of(t)->u.shared.remote ? idist__split_reduce_sum_remote(t)
+                                                   : idist__split_reduce_sum_direct(t);
 
     return summed && idist__fetch_was_valid(t);
 }
 
 // Whether each rank can read the results of all others through the kernel. The same on all ranks.
-static bool idist__split_is_remote(const idist__task *t) {
+static bool idist__split_reduce_is_remote(const idist__task *t) {
     const idist__share *share = idist__region_share(t);
     int i;
 
@@ -1389,13 +1390,13 @@ static bool idist__split_is_remote(const idist__task *t) {
 }
 
 // Chooses between direct and cross-memory; false: through buffers.
-static bool idist__split_skips_buffers(idist__task *t) {
+static bool idist__split_reduce_skips_buffers(idist__task *t) {
     idist__shared_op *shared = &idist__op_of(t)->u.shared;
     bool direct;
 
     if (t->call.kind != IDIST__ALL_REDUCE) return false;
-    direct = idist__split_is_direct(t);
-    if (!direct && !idist__split_is_remote(t)) return false;
+    direct = idist__split_reduce_is_direct(t);
+    if (!direct && !idist__split_reduce_is_remote(t)) return false;
 
     shared->remote = !direct;
     shared->direct = direct;
@@ -1404,7 +1405,7 @@ static bool idist__split_skips_buffers(idist__task *t) {
     return true;
 }
 
-static void idist__split_run(idist__task *t) {
+static void idist__split_reduce_run(idist__task *t) {
     idist__op *o = idist__op_of(t);
     idist__shared_op *shared = &o->u.shared;
     uint64_t next = shared->first_chunk + shared->chunk + 1; // of the chunk under way
@@ -1417,11 +1418,11 @@ static void idist__split_run(idist__task *t) {
     shared->next_rank = 0;
     IDIST__CO_AWAIT(o, idist__slot_all_entered(t, false));
 
-    if (idist__split_skips_buffers(t)) {
-        if (!idist__split_sum_in_place(t)) return;
+    if (idist__split_reduce_skips_buffers(t)) {
+        if (!idist__split_reduce_sum_in_place(t)) return;
         idist__region_publish(t, IDIST__REDUCED, shared->first_chunk + 1);
         IDIST__CO_AWAIT(o, idist__chunk_all(t, IDIST__REDUCED, shared->first_chunk + 1));
-        if (shared->remote && !idist__split_take_remote(t)) return;
+        if (shared->remote && !idist__split_reduce_take_remote(t)) return;
         if (shared->remote && !idist__fetch_was_valid(t)) return;
         idist__region_publish(t, IDIST__FREED, shared->first_chunk + 1);
         if (shared->remote)
@@ -1432,11 +1433,11 @@ static void idist__split_run(idist__task *t) {
             shared->next_rank = 0;
             next = shared->first_chunk + shared->chunk + 1;
             IDIST__CO_AWAIT(o, idist__chunk_all(t, IDIST__EXPOSED, next));
-            if (!idist__split_sum_block(t) || !idist__fetch_was_valid(t)) return;
+            if (!idist__split_reduce_sum_block(t) || !idist__fetch_was_valid(t)) return;
             idist__region_publish(t, IDIST__REDUCED, next);
             if (t->call.kind == IDIST__ALL_REDUCE || o->rank == o->root)
                 IDIST__CO_AWAIT(o, idist__chunk_all(t, IDIST__REDUCED, next));
-            idist__split_take_blocks(t);
+            idist__split_reduce_take_blocks(t);
             idist__region_publish(t, IDIST__FREED, next);
         }
 
@@ -1473,7 +1474,7 @@ static idist__algorithm idist__share_choose(const idist_group *g, const idist__c
 
     if (!share || setting == IDIST__ALGO_LATENCY || setting == IDIST__ALGO_BANDWIDTH)
         return IDIST__ALGO_AUTO;
-    if (scaled && idist__type_is_narrow(c->dtype)) return IDIST__ALGO_AUTO;
+    if (scaled && idist__dtype_is_narrow(c->dtype)) return IDIST__ALGO_AUTO;
     if (c->kind != IDIST__ALL_TO_ALLV && c->kind != IDIST__BARRIER &&
         !idist__chunk_takes(g, share, idist_dtype_size(c->dtype)))
         return IDIST__ALGO_AUTO;
@@ -1553,7 +1554,7 @@ static void idist__share_start(idist__task *t) {
     idist__share *share = idist__region_share(t);
 
     if (o->algorithm == IDIST__ALGO_FLAT) o->run = idist__flat_run;
-    else if (idist__flow_is_split(o, t->call.kind)) o->run = idist__split_run;
+    else if (idist__flow_is_split(o, t->call.kind)) o->run = idist__split_reduce_run;
     else o->run = idist__chunk_run;
 
     if (share->entered_early) {
@@ -1604,7 +1605,7 @@ static bool idist__share_quick(idist_group *g, const idist__call *c) {
     idist__slot_enter(t);
 
     for (turns = 0; !idist__slot_all_entered(t, false); turns++) {
-        if (idist__ring_quick_wait(ring, turns)) continue;
+        if (idist__send_quick_wait(ring, turns)) continue;
         idist__share_reconsider(ring);
         share->entered_early = true;
         return false;

@@ -370,7 +370,7 @@ static int idist__segment_read_remote(const idist__segment *m, int rank, uint64_
 //------------------------------------------------------------------------------
 
 // Tells the others of the extents that our window has by now. Any thread.
-static void idist__window_publish(idist__segment *m) {
+static void idist__view_publish(idist__segment *m) {
     idist__catalog *catalog = idist__segment_catalog(m, m->me);
     uint32_t i, count;
 
@@ -389,7 +389,7 @@ static void idist__window_publish(idist__segment *m) {
 
 // Maps one more extent of another rank. False: there are no addresses, or the rank has written
 // something impossible.
-static bool idist__window_view_next(const idist__segment *m, int rank, idist__view *view) {
+static bool idist__view_map_next(const idist__segment *m, int rank, idist__view *view) {
     const idist__catalog *catalog = idist__segment_catalog(m, rank);
     uint32_t i = view->extent_count;
     size_t at = (size_t)catalog->extents[i].at, nbytes = (size_t)catalog->extents[i].nbytes;
@@ -410,13 +410,13 @@ static bool idist__window_view_next(const idist__segment *m, int rank, idist__vi
 }
 
 // Returns true if an extent has come that the views do not show.
-static inline bool idist__window_is_news(const idist__segment *m) {
+static inline bool idist__view_is_news(const idist__segment *m) {
     uint32_t *count = &idist__segment_header_of(m)->extent_count;
     return __atomic_load_n(count, __ATOMIC_RELAXED) != m->extents_seen;
 }
 
 // Adds the extents of our own window to its view.
-static void idist__window_view_own(const idist__segment *m) {
+static void idist__view_map_own(const idist__segment *m) {
     uint32_t count = __atomic_load_n(&m->window->extent_count, __ATOMIC_ACQUIRE);
     idist__view *view = &m->views[m->me];
 
@@ -431,13 +431,13 @@ static void idist__window_view_own(const idist__segment *m) {
 
 // Maps the extents that have come since the last look. False: one could not be mapped. Under the
 // lock of the world.
-static bool idist__window_look(idist__segment *m) {
+static bool idist__view_look(idist__segment *m) {
     uint32_t seen = __atomic_load_n(&idist__segment_header_of(m)->extent_count, __ATOMIC_ACQUIRE);
     uint32_t *mapped = idist__segment_mapped(m, m->me);
     int i;
 
     m->extents_seen = seen;
-    idist__window_view_own(m);
+    idist__view_map_own(m);
     if (m->maps_no_more) return true;
 
     for (i = 0; i < m->n; i++) {
@@ -448,7 +448,7 @@ static bool idist__window_look(idist__segment *m) {
         if (i == m->me) continue;
         while (view->extent_count < count && view->extent_count < IDIST__EXTENTS &&
                !m->maps_no_more)
-            m->maps_no_more = !idist__window_view_next(m, i, view);
+            m->maps_no_more = !idist__view_map_next(m, i, view);
         __atomic_store_n(&mapped[i], view->extent_count, __ATOMIC_RELEASE);
     }
 
@@ -456,14 +456,14 @@ static bool idist__window_look(idist__segment *m) {
 }
 
 // Returns how many extents of our window a rank of this host has mapped.
-static uint32_t idist__window_mapped_by(const idist__segment *m, int rank) {
+static uint32_t idist__view_mapped_by(const idist__segment *m, int rank) {
     return __atomic_load_n(&idist__segment_mapped(m, rank)[m->me], __ATOMIC_ACQUIRE);
 }
 
 // Finds a buffer of ours in our window: its offset in the file, and the number of its extent. 0: it
 // lies in none. Under the lock of the world.
-static uint64_t idist__window_offset(const idist__segment *m, const void *p, size_t nbytes,
-                                     uint32_t *extent) {
+static uint64_t idist__view_offset(const idist__segment *m, const void *p, size_t nbytes,
+                                   uint32_t *extent) {
     const idist__view *view = &m->views[m->me];
     uint32_t i;
 
@@ -482,7 +482,7 @@ static uint64_t idist__window_offset(const idist__segment *m, const void *p, siz
 
 // Returns the address here of an offset that another rank gave; NULL: it lies in no extent that is
 // mapped here.
-static char *idist__window_pointer(const idist__segment *m, uint64_t offset, size_t nbytes) {
+static char *idist__view_pointer(const idist__segment *m, uint64_t offset, size_t nbytes) {
     const idist__view *view;
     uint64_t rank, at;
     uint32_t i;
@@ -503,7 +503,7 @@ static char *idist__window_pointer(const idist__segment *m, uint64_t offset, siz
 }
 
 // Unmaps the windows of the other ranks, and closes ours.
-static void idist__window_unmap_all(idist__segment *m) {
+static void idist__view_unmap_all(idist__segment *m) {
     uint32_t k;
     int i;
 
@@ -639,7 +639,7 @@ typedef enum idist__ended_how {
 enum { IDIST__ENDED_SHARERS = 32, IDIST__ENDED_LOOKS_LEAST = 8 };
 
 // Makes all others look at their pipes.
-static void idist__ended_wake_all(const idist__segment *m) {
+static void idist__liveness_wake_all(const idist__segment *m) {
     int i;
 
     __atomic_fetch_add(&idist__segment_header_of(m)->ended_count, 1u, __ATOMIC_RELEASE);
@@ -649,52 +649,52 @@ static void idist__ended_wake_all(const idist__segment *m) {
 }
 
 // The process of a rank has ended in this way. The first report wins.
-static void idist__ended_tell(const idist__segment *m, int rank, idist__ended_how how) {
+static void idist__liveness_tell(const idist__segment *m, int rank, idist__ended_how how) {
     uint32_t *ended = &idist__segment_doorbell(m, rank)->ended, not_yet = IDIST__ENDED_NOT;
 
     if (__atomic_compare_exchange_n(ended, &not_yet, (uint32_t)how, false, __ATOMIC_ACQ_REL,
                                     __ATOMIC_ACQUIRE))
-        idist__ended_wake_all(m);
+        idist__liveness_wake_all(m);
 }
 
-static idist__ended_how idist__ended_get(const idist__segment *m, int rank) {
+static idist__ended_how idist__liveness_get(const idist__segment *m, int rank) {
     return (idist__ended_how)__atomic_load_n(&idist__segment_doorbell(m, rank)->ended,
                                              __ATOMIC_ACQUIRE);
 }
 
 // Looks at the beacon of a rank, and tells all if it has gone out. Returns whether the process has
 // ended.
-static bool idist__ended_look_at(idist__segment *m, int rank) {
+static bool idist__liveness_look_at(idist__segment *m, int rank) {
     int error;
 
     if (rank == m->me) return false;
-    if (idist__ended_get(m, rank) != IDIST__ENDED_NOT) return true;
+    if (idist__liveness_get(m, rank) != IDIST__ENDED_NOT) return true;
     error = idist__os_beacon_look(m->observer, &m->ports[rank].beacon);
     if (error && error != ECONNREFUSED) m->blind_error = error;
     if (error != ECONNREFUSED) return false;
 
-    idist__ended_tell(m, rank, IDIST__ENDED_DIED);
+    idist__liveness_tell(m, rank, IDIST__ENDED_DIED);
 
     return true;
 }
 
 // Ranks of this host that sleep, ourselves included.
-static int idist__ended_sleepers(const idist__segment *m) {
+static int idist__liveness_sleepers(const idist__segment *m) {
     uint32_t count = __atomic_load_n(&idist__segment_header_of(m)->sleeper_count, __ATOMIC_RELAXED);
     if (count > (uint32_t)m->n) count = (uint32_t)m->n;
     return count ? (int)count : 1;
 }
 
 // How many times longer than alone a rank sleeps between two looks.
-static int idist__ended_patience(const idist__segment *m) {
-    int sleepers = idist__ended_sleepers(m);
+static int idist__liveness_patience(const idist__segment *m) {
+    int sleepers = idist__liveness_sleepers(m);
     return sleepers > IDIST__ENDED_SHARERS ? sleepers / IDIST__ENDED_SHARERS : 1;
 }
 
 // At how many beacons a rank that sleeps looks at a time. Alone it looks at all; with others that
 // sleep, all of them together do, in about the same time.
-static int idist__ended_share(const idist__segment *m) {
-    int sleepers = idist__ended_sleepers(m), share;
+static int idist__liveness_share(const idist__segment *m) {
+    int sleepers = idist__liveness_sleepers(m), share;
 
     if (sleepers > IDIST__ENDED_SHARERS) sleepers = IDIST__ENDED_SHARERS;
     share = m->n / sleepers;
@@ -704,17 +704,17 @@ static int idist__ended_share(const idist__segment *m) {
 
 // Looks at the next beacons, about 1 us each. The rank that noticed an end may itself have been
 // killed before it told the others, so we read the pipe of a rank that has ended in any case.
-static void idist__ended_look(idist__segment *m, int looks) {
+static void idist__liveness_look(idist__segment *m, int looks) {
     int i;
 
     for (i = 0; i < looks && i < m->n; i++) {
-        if (idist__ended_look_at(m, m->next_look)) m->ports[m->next_look].look = true;
+        if (idist__liveness_look_at(m, m->next_look)) m->ports[m->next_look].look = true;
         m->next_look = (m->next_look + 1) % m->n;
     }
 }
 
 // Whether any process or pipe has ended since the last call; then reading will find out which one.
-static bool idist__ended_any(idist__segment *m) {
+static bool idist__liveness_any(idist__segment *m) {
     uint32_t count = __atomic_load_n(&idist__segment_header_of(m)->ended_count, __ATOMIC_ACQUIRE);
     int i;
 
@@ -790,7 +790,7 @@ static uint64_t idist__pipe_unread(const idist__pipe_port *p) {
 // Whether the peer writes nothing more: what is in the pipe now is the last.
 static bool idist__pipe_has_ended(const idist__pipe_port *p) {
     return __atomic_load_n(&p->in->closed, __ATOMIC_ACQUIRE) ||
-           idist__ended_get(p->shm, p->peer) != IDIST__ENDED_NOT;
+           idist__liveness_get(p->shm, p->peer) != IDIST__ENDED_NOT;
 }
 
 static ptrdiff_t idist__pipe_read(void *port, void *buf, size_t nbytes) {
@@ -972,7 +972,7 @@ static bool idist__pipe_pull(void *port, uint64_t address, uint8_t withdrawn, vo
 
 // Whether the peer's process has ended, also while there are unread bytes of it. Tells all if so.
 static bool idist__pipe_peer_gone(const idist__pipe_port *p) {
-    return idist__ended_look_at(p->shm, p->peer);
+    return idist__liveness_look_at(p->shm, p->peer);
 }
 
 // There is no descriptor: see [shm:ended].
@@ -985,7 +985,7 @@ static int idist__pipe_descriptor(void *port, bool output) {
 static void idist__pipe_close(void *port) {
     const idist__pipe_port *p = (const idist__pipe_port *)port;
 
-    if (idist__ended_get(p->shm, p->shm->me) != IDIST__ENDED_NOT) return; // all know
+    if (idist__liveness_get(p->shm, p->shm->me) != IDIST__ENDED_NOT) return; // all know
     __atomic_store_n(&p->out->closed, 1u, __ATOMIC_RELEASE);
     __atomic_fetch_add(&idist__segment_header_of(p->shm)->ended_count, 1u, __ATOMIC_RELEASE);
     if (idist__doorbell_any_asleep(p->shm)) idist__doorbell_wake(p->shm, p->peer);

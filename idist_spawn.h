@@ -157,7 +157,7 @@ static int idist__worker_call(const idist_workers *spawn, int i, idist__worker_r
 // Runs fn in a world of its own and leaves the result. Returns the exit code.
 static int idist__worker_work(idist_workers *spawn, int i, idist__worker_result *result) {
     idist__world *w = NULL;
-    idist_status status = idist__world_open(&spawn->cfg, &w);
+    idist_status status = idist__life_open(&spawn->cfg, &w);
     int code;
 
     if (status != IDIST_OK) {
@@ -173,7 +173,7 @@ static int idist__worker_work(idist_workers *spawn, int i, idist__worker_result 
     idist__text_copy(result->text, sizeof result->text, code ? idist__me.text : "");
 
     w = idist__world_default(); // fn may have finalized by itself
-    if (w) status = idist__world_close(w, code != 0);
+    if (w) status = idist__life_close(w, code != 0);
     if (status != IDIST_OK && status != IDIST_ERR_ABORTED && !code && !result->secondary)
         result->code = 1;
 
@@ -585,7 +585,7 @@ static idist_status idist__start_fork(idist_workers *spawn, idist__rerun *rerun,
     if (child == 0) {
         if (rerun) idist__rerun_execute(spawn, rerun, i);
 
-        idist__world_after_fork();
+        idist__life_after_fork();
         memset(&idist__me, 0, sizeof idist__me);
         __atomic_store_n(&idist__default_world, (idist__world *)NULL, __ATOMIC_RELEASE);
         idist__worker_run(spawn, i);
@@ -866,7 +866,7 @@ static idist_status idist__parallel_check_backend(const char *names) {
     while (at && *at) {
         size_t n = strcspn(at, ",");
 
-        if (!idist__backend_resolve(at, n, &host))
+        if (!idist__choose_backend_resolve(at, n, &host))
             return idist__fail(IDIST_ERR_NO_BACKEND,
                                "Unknown backend '%.*s'. Available backends: %s", (int)n, at,
                                idist_available_backends());
@@ -942,7 +942,7 @@ static idist_status idist__parallel_join(const idist_desc *d, idist_worker_fn fn
     if (!code && !idist__me.text[0]) memcpy(idist__me.text, text, sizeof text);
     if (logs) idist__log_print(log, IDIST_LOG_INFO, "End of run");
 
-    if (code && idist__world_default()) idist__world_close(idist__world_default(), true);
+    if (code && idist__world_default()) idist__life_close(idist__world_default(), true);
     else if (idist_is_initialized()) status = idist_finalize();
     if (logs)
         idist__log_print(log, IDIST_LOG_INFO, "Finalized processing group with backend: '%s'",

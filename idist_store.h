@@ -388,7 +388,7 @@ typedef struct idist__memory_store {
     idist__table table;
 } idist__memory_store;
 
-static idist_status idist__memory_run(idist_store *store, idist__store_request *request) {
+static idist_status idist__memory_store_run(idist_store *store, idist__store_request *request) {
     idist__memory_store *m = (idist__memory_store *)store->impl;
     bool wait, changed;
     idist_status status;
@@ -413,7 +413,7 @@ static idist_status idist__memory_run(idist_store *store, idist__store_request *
     return status;
 }
 
-static void idist__memory_close(idist_store *store) {
+static void idist__memory_store_close(idist_store *store) {
     idist__memory_store *m = (idist__memory_store *)store->impl;
     idist__table_clear(&m->table);
     idist__os_cond_destroy(&m->changed);
@@ -421,7 +421,7 @@ static void idist__memory_close(idist_store *store) {
     idist__mem_free(&store->mem, m);
 }
 
-static idist_status idist__memory_open(idist_store *store) {
+static idist_status idist__memory_store_open(idist_store *store) {
     idist__memory_store *m = (idist__memory_store *)idist__mem_alloc(&store->mem, sizeof *m);
 
     if (!m) return IDIST_ERR_NO_MEMORY;
@@ -429,8 +429,8 @@ static idist_status idist__memory_open(idist_store *store) {
     idist__os_mutex_init(&m->lock);
     idist__os_cond_init(&m->changed);
     store->impl = m;
-    store->run = idist__memory_run;
-    store->close = idist__memory_close;
+    store->run = idist__memory_store_run;
+    store->close = idist__memory_store_close;
 
     return IDIST_OK;
 }
@@ -504,7 +504,7 @@ typedef struct idist__file_store {
 
 // Without this, who makes requests in a loop would have the lock nearly always when another process
 // tries it.
-static void idist__file_give_way(idist__file_store *f, int64_t deadline_ns) {
+static void idist__file_store_give_way(idist__file_store *f, int64_t deadline_ns) {
     int64_t now = idist__os_clock_now_ns(), until_ns = now + IDIST__FILE_YIELD_MS * IDIST__MS;
     bool waits;
 
@@ -522,10 +522,10 @@ static void idist__file_give_way(idist__file_store *f, int64_t deadline_ns) {
 }
 
 // Locks the records. Holders keep that lock for microseconds, unless they are stopped.
-static idist_status idist__file_lock_records(idist__file_store *f, int64_t deadline_ns) {
+static idist_status idist__file_store_lock_records(idist__file_store *f, int64_t deadline_ns) {
     bool queued = false, locked, over = false;
 
-    idist__file_give_way(f, deadline_ns);
+    idist__file_store_give_way(f, deadline_ns);
 
     for (;;) {
         locked = idist__os_file_try_lock(f->file, IDIST__FILE_RECORDS_BYTE);
@@ -544,41 +544,42 @@ static idist_status idist__file_lock_records(idist__file_store *f, int64_t deadl
                        f->path);
 }
 
-static void idist__file_unlock_records(const idist__file_store *f) {
+static void idist__file_store_unlock_records(const idist__file_store *f) {
     idist__os_file_unlock(f->file, IDIST__FILE_RECORDS_BYTE);
 }
 
 // What the system does not let us do with the file.
-static idist_status idist__file_fail_access(const idist__file_store *f, const char *verb, int err) {
+static idist_status idist__file_store_fail_access(const idist__file_store *f, const char *verb,
+                                                  int err) {
     char what[sizeof idist__me.text];
 
     snprintf(what, sizeof what, "store: %s cannot be %s", f->path, verb);
     return idist__fail_errno(what, err);
 }
 
-static bool idist__file_has_server(const idist__file_store *f) {
+static bool idist__file_store_has_server(const idist__file_store *f) {
     return idist__os_file_locked(f->file, IDIST__FILE_SERVER_BYTE) == IDIST__OS_FILE_LOCKED;
 }
 
-static bool idist__file_has_magic(const idist__file_store *f) {
+static bool idist__file_store_has_magic(const idist__file_store *f) {
     char magic[8];
     return idist__os_file_read_at(f->file, magic, sizeof magic, 0) &&
            memcmp(magic, idist__file_magic, sizeof magic) == 0;
 }
 
 // The table to which a record belongs.
-static idist__table *idist__file_table_of(idist__file_store *f, idist__blob key) {
+static idist__table *idist__file_store_table_of(idist__file_store *f, idist__blob key) {
     bool is_will = key.nbytes == IDIST__FILE_WILL_KEY_NBYTES && !key.data[0];
     return is_will ? &f->wills : &f->table;
 }
 
-static void idist__file_forget(idist__file_store *f) {
+static void idist__file_store_forget(idist__file_store *f) {
     idist__table_clear(&f->table);
     idist__table_clear(&f->wills);
     f->replayed = 0;
 }
 
-static idist_status idist__file_replay_record(idist__file_store *f) {
+static idist_status idist__file_store_replay_record(idist__file_store *f) {
     uint64_t at = IDIST__FILE_RECORDS_AT + f->replayed;
     idist_status status = IDIST_OK;
     uint32_t size[2]; // of key and value
@@ -587,7 +588,7 @@ static idist_status idist__file_replay_record(idist__file_store *f) {
     char *record;
 
     if (!idist__os_file_read_at(f->file, size, sizeof size, at))
-        return idist__file_fail_access(f, "read", errno);
+        return idist__file_store_fail_access(f, "read", errno);
     value_nbytes = size[1] == IDIST__FILE_DELETED ? 0 : size[1];
     if (size[0] > IDIST__KEY_MAX + 1 || value_nbytes > IDIST__VALUE_MAX)
         return idist__fail(IDIST_ERR_ARG, "store: %s is damaged", f->path);
@@ -597,11 +598,12 @@ static idist_status idist__file_replay_record(idist__file_store *f) {
     key.data = record;
     key.nbytes = size[0];
     if (!idist__os_file_read_at(f->file, record, size[0] + value_nbytes, at + sizeof size))
-        status = idist__file_fail_access(f, "read", errno);
-    else if (size[1] == IDIST__FILE_DELETED) idist__table_remove(idist__file_table_of(f, key), key);
+        status = idist__file_store_fail_access(f, "read", errno);
+    else if (size[1] == IDIST__FILE_DELETED)
+        idist__table_remove(idist__file_store_table_of(f, key), key);
     else
-        status =
-            idist__table_put(idist__file_table_of(f, key), key, record + size[0], value_nbytes);
+        status = idist__table_put(idist__file_store_table_of(f, key), key, record + size[0],
+                                  value_nbytes);
     idist__mem_free(&f->table.mem, record);
     if (status == IDIST_OK) f->replayed += sizeof size + size[0] + value_nbytes;
 
@@ -609,23 +611,24 @@ static idist_status idist__file_replay_record(idist__file_store *f) {
 }
 
 // Brings the tables up to date. The records are locked.
-static idist_status idist__file_replay(idist__file_store *f) {
+static idist_status idist__file_store_replay(idist__file_store *f) {
     uint64_t committed;
     idist_status status = IDIST_OK;
 
-    if (!idist__file_has_magic(f) ||
+    if (!idist__file_store_has_magic(f) ||
         !idist__os_file_read_at(f->file, &committed, sizeof committed, IDIST__FILE_COMMITTED_AT))
         return idist__fail(IDIST_ERR_ARG, "store: %s is not a store file", f->path);
 
-    while (f->replayed < committed && status == IDIST_OK) status = idist__file_replay_record(f);
+    while (f->replayed < committed && status == IDIST_OK)
+        status = idist__file_store_replay_record(f);
 
     return status;
 }
 
 // Appends the entry that a key has in our table now, or that it has none. The records are locked.
-// Nobody sees the new record before idist__file_commit.
-static idist_status idist__file_append(idist__file_store *f, idist__blob key) {
-    idist__entry *entry = *idist__table_find(idist__file_table_of(f, key), key);
+// Nobody sees the new record before idist__file_store_commit.
+static idist_status idist__file_store_append(idist__file_store *f, idist__blob key) {
+    idist__entry *entry = *idist__table_find(idist__file_store_table_of(f, key), key);
     uint64_t at = IDIST__FILE_RECORDS_AT + f->replayed;
     uint32_t size[2];
 
@@ -635,23 +638,23 @@ static idist_status idist__file_append(idist__file_store *f, idist__blob key) {
         !idist__os_file_write_at(f->file, key.data, key.nbytes, at + sizeof size) ||
         (entry && !idist__os_file_write_at(f->file, entry->value, entry->value_nbytes,
                                            at + sizeof size + key.nbytes)))
-        return idist__file_fail_access(f, "written", errno);
+        return idist__file_store_fail_access(f, "written", errno);
     f->replayed += sizeof size + key.nbytes + (entry ? entry->value_nbytes : 0);
 
     return IDIST_OK;
 }
 
 // Makes the records that were appended since `committed` part of the file.
-static idist_status idist__file_commit(const idist__file_store *f, uint64_t committed) {
+static idist_status idist__file_store_commit(const idist__file_store *f, uint64_t committed) {
     if (f->replayed == committed ||
         idist__os_file_write_at(f->file, &f->replayed, sizeof f->replayed,
                                 IDIST__FILE_COMMITTED_AT))
         return IDIST_OK;
-    return idist__file_fail_access(f, "written", errno);
+    return idist__file_store_fail_access(f, "written", errno);
 }
 
 // The key of the will whose maker has locked the byte `at`.
-static idist__blob idist__file_will_key(uint64_t at, char *buf) {
+static idist__blob idist__file_store_will_key(uint64_t at, char *buf) {
     idist__blob key;
 
     buf[0] = 0;
@@ -662,13 +665,13 @@ static idist__blob idist__file_will_key(uint64_t at, char *buf) {
 }
 
 // Takes our own will back, if there is one.
-static idist_status idist__file_drop_will(idist__file_store *f) {
+static idist_status idist__file_store_drop_will(idist__file_store *f) {
     char buf[IDIST__FILE_WILL_KEY_NBYTES];
-    idist__blob key = idist__file_will_key(f->own_will, buf);
+    idist__blob key = idist__file_store_will_key(f->own_will, buf);
     idist_status status = IDIST_OK;
 
     if (!f->own_will) return IDIST_OK;
-    if (idist__table_remove(&f->wills, key)) status = idist__file_append(f, key);
+    if (idist__table_remove(&f->wills, key)) status = idist__file_store_append(f, key);
     idist__os_file_unlock(f->file, f->own_will);
     f->own_will = 0;
 
@@ -677,12 +680,13 @@ static idist_status idist__file_drop_will(idist__file_store *f) {
 
 // Replaces our will by that of a CLAIM. The offset of its record, which no other will can have,
 // names the byte to lock.
-static idist_status idist__file_set_will(idist__file_store *f, const idist__store_request *claim) {
+static idist_status idist__file_store_set_will(idist__file_store *f,
+                                               const idist__store_request *claim) {
     char buf[IDIST__FILE_WILL_KEY_NBYTES], name[IDIST__WILL_KEY_MAX];
     idist__blob key = idist__table_will_key(claim, name);
     uint32_t key_nbytes = (uint32_t)key.nbytes;
     size_t nbytes = sizeof key_nbytes + key.nbytes + claim->b.nbytes;
-    idist_status status = idist__file_drop_will(f);
+    idist_status status = idist__file_store_drop_will(f);
     char *value;
 
     if (status != IDIST_OK) return status;
@@ -693,11 +697,11 @@ static idist_status idist__file_set_will(idist__file_store *f, const idist__stor
     memcpy(value + sizeof key_nbytes + key_nbytes, claim->b.data, claim->b.nbytes);
 
     f->own_will = IDIST__FILE_RECORDS_AT + f->replayed;
-    key = idist__file_will_key(f->own_will, buf);
+    key = idist__file_store_will_key(f->own_will, buf);
     if (idist__os_file_try_lock(f->file, f->own_will))
         status = idist__table_put(&f->wills, key, value, nbytes);
-    else status = idist__file_fail_access(f, "locked", errno);
-    if (status == IDIST_OK) status = idist__file_append(f, key);
+    else status = idist__file_store_fail_access(f, "locked", errno);
+    if (status == IDIST_OK) status = idist__file_store_append(f, key);
     idist__mem_free(&f->table.mem, value);
 
     return status;
@@ -705,7 +709,7 @@ static idist_status idist__file_set_will(idist__file_store *f, const idist__stor
 
 // Sets what the maker of a will asked for, and deletes the will. A value that the key has already
 // stays.
-static idist_status idist__file_execute_will(idist__file_store *f, const idist__entry *will) {
+static idist_status idist__file_store_execute_will(idist__file_store *f, const idist__entry *will) {
     char buf[IDIST__FILE_WILL_KEY_NBYTES];
     idist__blob key, will_key;
     uint32_t key_nbytes;
@@ -721,17 +725,17 @@ static idist_status idist__file_execute_will(idist__file_store *f, const idist__
     if (!*idist__table_find(&f->table, key)) {
         status = idist__table_put(&f->table, key, key.data + key_nbytes,
                                   will->value_nbytes - sizeof key_nbytes - key_nbytes);
-        if (status == IDIST_OK) status = idist__file_append(f, key);
+        if (status == IDIST_OK) status = idist__file_store_append(f, key);
     }
 
     idist__table_remove(&f->wills, will_key);
-    if (status == IDIST_OK) status = idist__file_append(f, will_key);
+    if (status == IDIST_OK) status = idist__file_store_append(f, will_key);
 
     return status;
 }
 
 // Whether the maker of a will has ended without taking it back.
-static bool idist__file_will_is_due(const idist__file_store *f, const idist__entry *will) {
+static bool idist__file_store_will_is_due(const idist__file_store *f, const idist__entry *will) {
     uint32_t key_nbytes = 0;
     uint64_t at;
 
@@ -743,7 +747,7 @@ static bool idist__file_will_is_due(const idist__file_store *f, const idist__ent
 }
 
 // Carries out the wills of processes that have ended. The records are locked.
-static idist_status idist__file_execute_wills(idist__file_store *f) {
+static idist_status idist__file_store_execute_wills(idist__file_store *f) {
     int64_t now = idist__os_clock_now_ns();
     idist_status status = IDIST_OK;
     size_t i;
@@ -757,7 +761,8 @@ static idist_status idist__file_execute_wills(idist__file_store *f) {
 
         for (will = f->wills.chains[i]; will && status == IDIST_OK; will = next) {
             next = will->next;
-            if (idist__file_will_is_due(f, will)) status = idist__file_execute_will(f, will);
+            if (idist__file_store_will_is_due(f, will))
+                status = idist__file_store_execute_will(f, will);
         }
     }
 
@@ -765,42 +770,43 @@ static idist_status idist__file_execute_wills(idist__file_store *f) {
 }
 
 // Carries out a request. The records are locked.
-static idist_status idist__file_apply(idist__file_store *f, idist__store_request *request,
-                                      bool *wait, bool *changed) {
-    idist_status status = idist__file_replay(f), appended;
+static idist_status idist__file_store_apply(idist__file_store *f, idist__store_request *request,
+                                            bool *wait, bool *changed) {
+    idist_status status = idist__file_store_replay(f), appended;
     uint64_t committed = f->replayed;
 
-    if (status == IDIST_OK) status = idist__file_execute_wills(f);
+    if (status == IDIST_OK) status = idist__file_store_execute_wills(f);
     if (status != IDIST_OK) return status;
     status = idist__table_apply(&f->table, request, wait, changed);
 
-    appended = *changed ? idist__file_append(f, request->key) : IDIST_OK;
-    if (request->op == IDIST__STORE_DROP_WILL) appended = idist__file_drop_will(f);
+    appended = *changed ? idist__file_store_append(f, request->key) : IDIST_OK;
+    if (request->op == IDIST__STORE_DROP_WILL) appended = idist__file_store_drop_will(f);
     if (request->op == IDIST__STORE_CLAIM && *changed && appended == IDIST_OK)
-        appended = idist__file_set_will(f, request);
-    if (appended == IDIST_OK) appended = idist__file_commit(f, committed);
+        appended = idist__file_store_set_will(f, request);
+    if (appended == IDIST_OK) appended = idist__file_store_commit(f, committed);
 
     // A value that was changed may still be too long for the caller.
     return appended == IDIST_OK ? status : appended;
 }
 
 // Tries a request once. *wait: try it again later.
-static idist_status idist__file_try(idist__file_store *f, idist__store_request *request,
-                                    bool *wait) {
+static idist_status idist__file_store_try(idist__file_store *f, idist__store_request *request,
+                                          bool *wait) {
     bool changed = false, needs_server;
-    idist_status status = idist__file_lock_records(f, request->deadline_ns);
+    idist_status status = idist__file_store_lock_records(f, request->deadline_ns);
 
     if (status != IDIST_OK) return status;
-    status = idist__file_apply(f, request, wait, &changed);
+    status = idist__file_store_apply(f, request, wait, &changed);
     if (status != IDIST_OK)
-        idist__file_forget(f); // the tables may be ahead of the file: replay all of it next time
-    idist__file_unlock_records(f);
+        idist__file_store_forget(
+            f); // the tables may be ahead of the file: replay all of it next time
+    idist__file_store_unlock_records(f);
     if (status != IDIST_OK) return status;
 
     // Who does not wait for an answer does not learn here that the server has left: it may be the
     // one that this change allowed to leave.
     needs_server = *wait || (changed && !request->posted) || request->op == IDIST__STORE_CHECK;
-    if (needs_server && !f->server && !idist__file_has_server(f))
+    if (needs_server && !f->server && !idist__file_store_has_server(f))
         return idist__fail(IDIST_ERR_PEER_LOST, "store: the process that owns %s has ended",
                            f->path);
     if (*wait && idist__os_clock_ms_until(request->deadline_ns) == 0)
@@ -809,7 +815,7 @@ static idist_status idist__file_try(idist__file_store *f, idist__store_request *
     return IDIST_OK;
 }
 
-static idist_status idist__file_run(idist_store *store, idist__store_request *request) {
+static idist_status idist__file_store_run(idist_store *store, idist__store_request *request) {
     idist__file_store *f = (idist__file_store *)store->impl;
     int pause_ms = 1;
 
@@ -818,7 +824,7 @@ static idist_status idist__file_run(idist_store *store, idist__store_request *re
         idist_status status;
 
         idist__os_mutex_lock(&f->lock);
-        status = idist__file_try(f, request, &wait);
+        status = idist__file_store_try(f, request, &wait);
         idist__os_mutex_unlock(&f->lock);
         if (status != IDIST_OK || !wait) return status;
 
@@ -828,40 +834,40 @@ static idist_status idist__file_run(idist_store *store, idist__store_request *re
 }
 
 // The server removes the file. Closing it releases all our locks.
-static void idist__file_close(idist_store *store) {
+static void idist__file_store_close(idist_store *store) {
     idist__file_store *f = (idist__file_store *)store->impl;
 
     if (f->server && f->file >= 0 && idist__os_file_is_at(f->file, f->path))
         idist__os_file_remove(f->path);
     idist__os_file_close(&f->file);
-    idist__file_forget(f);
+    idist__file_store_forget(f);
     idist__os_mutex_destroy(&f->lock);
     idist__mem_free(&store->mem, f->path);
     idist__mem_free(&store->mem, f);
 }
 
 // A file that is neither empty nor a store's belongs to somebody else.
-static idist_status idist__file_check_ours(const idist__file_store *f) {
+static idist_status idist__file_store_check_ours(const idist__file_store *f) {
     int64_t nbytes = idist__os_file_size(f->file);
 
-    if (nbytes == 0 || (nbytes > 0 && idist__file_has_magic(f))) return IDIST_OK;
+    if (nbytes == 0 || (nbytes > 0 && idist__file_store_has_magic(f))) return IDIST_OK;
     return idist__fail(IDIST_ERR_ARG,
                        "store: %s exists and is not a store file; it was left unchanged", f->path);
 }
 
-static idist_status idist__file_fail_open(const idist__file_store *f) {
-    return idist__file_fail_access(f, "opened", errno);
+static idist_status idist__file_store_fail_open(const idist__file_store *f) {
+    return idist__file_store_fail_access(f, "opened", errno);
 }
 
 // Opens the file and locks its records. A server that ends removes its file, perhaps between our
 // open and our lock, so the path must still lead to the file that we have locked.
-static idist_status idist__file_create(idist__file_store *f, int64_t deadline_ns) {
+static idist_status idist__file_store_create(idist__file_store *f, int64_t deadline_ns) {
     for (;;) {
         idist_status status;
 
         f->file = idist__os_file_open(f->path, IDIST__OS_FILE_CREATE);
-        if (f->file < 0) return idist__file_fail_open(f);
-        status = idist__file_lock_records(f, deadline_ns);
+        if (f->file < 0) return idist__file_store_fail_open(f);
+        status = idist__file_store_lock_records(f, deadline_ns);
         if (status == IDIST_OK && idist__os_file_is_at(f->file, f->path)) return IDIST_OK;
         idist__os_file_close(&f->file); // also on failure: closing the store must not remove it
         if (status != IDIST_OK) return status;
@@ -871,14 +877,14 @@ static idist_status idist__file_create(idist__file_store *f, int64_t deadline_ns
 // Tries to become the server of the file, whose records we have locked. *taken: another process is.
 // *again: the file was the leftover of a dead server and has been removed; open the path anew. In a
 // folder where we may not remove it, it is emptied instead.
-static idist_status idist__file_claim(idist__file_store *f, bool *taken, bool *again) {
+static idist_status idist__file_store_claim(idist__file_store *f, bool *taken, bool *again) {
     uint64_t committed = 0;
     idist_status status;
 
     *again = false;
     *taken = !idist__os_file_try_lock(f->file, IDIST__FILE_SERVER_BYTE);
     if (*taken) return IDIST_OK;
-    status = idist__file_check_ours(f);
+    status = idist__file_store_check_ours(f);
     if (status != IDIST_OK) return status;
 
     if (idist__os_file_size(f->file) > 0) {
@@ -890,7 +896,7 @@ static idist_status idist__file_claim(idist__file_store *f, bool *taken, bool *a
     if (!idist__os_file_resize(f->file, 0) ||
         !idist__os_file_write_at(f->file, idist__file_magic, 8, 0) ||
         !idist__os_file_write_at(f->file, &committed, sizeof committed, IDIST__FILE_COMMITTED_AT)) {
-        status = idist__file_fail_access(f, "written", errno);
+        status = idist__file_store_fail_access(f, "written", errno);
         idist__os_file_remove(f->path); // nobody could use it
     }
 
@@ -899,19 +905,20 @@ static idist_status idist__file_claim(idist__file_store *f, bool *taken, bool *a
 
 // The server takes the file: it keeps the first byte locked, and the table is empty. Where there is
 // a server, `either` makes us a client.
-static idist_status idist__file_serve(idist__file_store *f, bool either, int64_t deadline_ns) {
+static idist_status idist__file_store_serve(idist__file_store *f, bool either,
+                                            int64_t deadline_ns) {
     bool taken = false, again = true;
     idist_status status = IDIST_OK;
 
     while (again && status == IDIST_OK) {
-        status = idist__file_create(f, deadline_ns);
+        status = idist__file_store_create(f, deadline_ns);
         if (status != IDIST_OK) return status;
-        status = idist__file_claim(f, &taken, &again);
+        status = idist__file_store_claim(f, &taken, &again);
         f->server = !taken;
         if (taken && !either)
             status =
                 idist__fail(IDIST_ERR_ADDR_IN_USE, "store: %s belongs to a running job", f->path);
-        idist__file_unlock_records(f);
+        idist__file_store_unlock_records(f);
         if (again || status != IDIST_OK)
             idist__os_file_close(&f->file); // before anybody takes us for the server
     }
@@ -920,7 +927,7 @@ static idist_status idist__file_serve(idist__file_store *f, bool either, int64_t
 }
 
 // No server came. A folder that is missing here may be one that this host has not mounted.
-static idist_status idist__file_fail_unserved(const idist__file_store *f) {
+static idist_status idist__file_store_fail_unserved(const idist__file_store *f) {
     bool has_folder = idist__os_file_has_folder(f->path);
 
     return idist__fail(IDIST_ERR_TIMEOUT, "store: no running process owns %s: %s", f->path,
@@ -929,48 +936,49 @@ static idist_status idist__file_fail_unserved(const idist__file_store *f) {
 }
 
 // Whether the file that we have open is a store whose server lives.
-static idist_status idist__file_find_server(idist__file_store *f, int64_t deadline_ns,
-                                            bool *is_served) {
+static idist_status idist__file_store_find_server(idist__file_store *f, int64_t deadline_ns,
+                                                  bool *is_served) {
     idist_status status;
 
     *is_served = false;
-    if (idist__file_lock_records(f, deadline_ns) != IDIST_OK) return IDIST_OK;
-    status = idist__file_check_ours(f);
-    if (status == IDIST_OK) *is_served = idist__file_has_server(f) && idist__file_has_magic(f);
-    idist__file_unlock_records(f);
+    if (idist__file_store_lock_records(f, deadline_ns) != IDIST_OK) return IDIST_OK;
+    status = idist__file_store_check_ours(f);
+    if (status == IDIST_OK)
+        *is_served = idist__file_store_has_server(f) && idist__file_store_has_magic(f);
+    idist__file_store_unlock_records(f);
 
     return status;
 }
 
 // Waits until the server has ended, at most until the deadline.
-static void idist__file_await_end(idist_store *store, int64_t deadline_ns) {
+static void idist__file_store_await_end(idist_store *store, int64_t deadline_ns) {
     const idist__file_store *f = (const idist__file_store *)store->impl;
 
-    while (idist__file_has_server(f) && idist__os_clock_ms_until(deadline_ns) != 0)
+    while (idist__file_store_has_server(f) && idist__os_clock_ms_until(deadline_ns) != 0)
         idist__os_clock_pause_ms(IDIST__FILE_OPEN_MS);
 }
 
 // A client waits for a file whose server lives. It opens the path anew each time, because the file
 // may have been replaced.
-static idist_status idist__file_join(idist__file_store *f, int64_t deadline_ns) {
+static idist_status idist__file_store_join(idist__file_store *f, int64_t deadline_ns) {
     for (;;) {
         idist_status status = IDIST_OK;
         bool is_served = false;
 
         f->file = idist__os_file_open(f->path, IDIST__OS_FILE_UPDATE);
-        if (f->file < 0 && errno != ENOENT) return idist__file_fail_open(f);
-        if (f->file >= 0) status = idist__file_find_server(f, deadline_ns, &is_served);
+        if (f->file < 0 && errno != ENOENT) return idist__file_store_fail_open(f);
+        if (f->file >= 0) status = idist__file_store_find_server(f, deadline_ns, &is_served);
         if (is_served || status != IDIST_OK) return status;
 
         idist__os_file_close(&f->file);
-        if (idist__os_clock_ms_until(deadline_ns) == 0) return idist__file_fail_unserved(f);
+        if (idist__os_clock_ms_until(deadline_ns) == 0) return idist__file_store_fail_unserved(f);
         idist__os_clock_pause_ms(IDIST__FILE_OPEN_MS);
     }
 }
 
 // When this fails, the caller closes the store.
-static idist_status idist__file_open(idist_store *store, const char *path, idist__file_role role,
-                                     int64_t deadline_ns) {
+static idist_status idist__file_store_open(idist_store *store, const char *path,
+                                           idist__file_role role, int64_t deadline_ns) {
     idist__file_store *f = (idist__file_store *)idist__mem_alloc(&store->mem, sizeof *f);
 
     if (!f) return IDIST_ERR_NO_MEMORY;
@@ -978,15 +986,15 @@ static idist_status idist__file_open(idist_store *store, const char *path, idist
     f->table.mem = f->wills.mem = store->mem;
     idist__os_mutex_init(&f->lock);
     store->impl = f;
-    store->run = idist__file_run;
-    store->close = idist__file_close;
+    store->run = idist__file_store_run;
+    store->close = idist__file_store_close;
 
     f->path = (char *)idist__mem_alloc(&store->mem, strlen(path) + 1);
     if (!f->path) return IDIST_ERR_NO_MEMORY;
     memcpy(f->path, path, strlen(path) + 1);
 
-    if (role == IDIST__FILE_CLIENT) return idist__file_join(f, deadline_ns);
-    return idist__file_serve(f, role == IDIST__FILE_EITHER, deadline_ns);
+    if (role == IDIST__FILE_CLIENT) return idist__file_store_join(f, deadline_ns);
+    return idist__file_store_serve(f, role == IDIST__FILE_EITHER, deadline_ns);
 }
 
 //------------------------------------------------------------------------------
@@ -2486,8 +2494,9 @@ typedef struct idist__prefix_store {
 
 // The keys of a request, with the prefix before each, in one block that the caller frees. The
 // second one of a CLAIM is that of its will.
-static idist_status idist__prefix_keys(idist_store *store, const idist__store_request *request,
-                                       idist__blob **result) {
+static idist_status idist__prefix_store_keys(idist_store *store,
+                                             const idist__store_request *request,
+                                             idist__blob **result) {
     idist__prefix_store *view = (idist__prefix_store *)store->impl;
     idist__blob pair[2], *keys;
     const idist__blob *from = request->nkeys ? request->keys : pair;
@@ -2523,11 +2532,11 @@ static idist_status idist__prefix_keys(idist_store *store, const idist__store_re
     return IDIST_OK;
 }
 
-static idist_status idist__prefix_run(idist_store *store, idist__store_request *request) {
+static idist_status idist__prefix_store_run(idist_store *store, idist__store_request *request) {
     idist__prefix_store *view = (idist__prefix_store *)store->impl;
     idist__store_request inner = *request;
     idist__blob *keys = NULL;
-    idist_status status = idist__prefix_keys(store, request, &keys);
+    idist_status status = idist__prefix_store_keys(store, request, &keys);
 
     if (status != IDIST_OK) return status;
     // NUM_KEYS and DROP_WILL ignore the key.
@@ -2543,7 +2552,9 @@ static idist_status idist__prefix_run(idist_store *store, idist__store_request *
     return status;
 }
 
-static void idist__prefix_close(idist_store *store) { idist__mem_free(&store->mem, store->impl); }
+static void idist__prefix_store_close(idist_store *store) {
+    idist__mem_free(&store->mem, store->impl);
+}
 
 //------------------------------------------------------------------------------
 // [store:store]  the public functions
@@ -2579,11 +2590,12 @@ static idist_status idist__store_open_kind(idist_store *store, const char *where
     char address_text[4096];
 
     if (strncmp(where, "file:", 5) == 0)
-        return idist__file_open(store, where + 5, server ? IDIST__FILE_SERVER : IDIST__FILE_CLIENT,
-                                deadline_ns);
+        return idist__file_store_open(store, where + 5,
+                                      server ? IDIST__FILE_SERVER : IDIST__FILE_CLIENT,
+                                      deadline_ns);
     if (strncmp(where, "draw:", 5) == 0)
-        return idist__file_open(store, where + 5, IDIST__FILE_EITHER, deadline_ns);
-    if (strcmp(where, "mem:") == 0) return idist__memory_open(store);
+        return idist__file_store_open(store, where + 5, IDIST__FILE_EITHER, deadline_ns);
+    if (strcmp(where, "mem:") == 0) return idist__memory_store_open(store);
 
     serving->address_text = where;
     if (strncmp(where, "torch:", 6) != 0)
@@ -2693,8 +2705,8 @@ idist_status idist_store_prefix(idist_store *parent, const char *prefix, idist_s
     view->parent = parent;
     idist__text_copy(view->prefix, sizeof view->prefix, prefix);
     (*store)->impl = view;
-    (*store)->run = idist__prefix_run;
-    (*store)->close = idist__prefix_close;
+    (*store)->run = idist__prefix_store_run;
+    (*store)->close = idist__prefix_store_close;
     (*store)->port = parent->port;
 
     return IDIST_OK;
@@ -2793,7 +2805,7 @@ IDIST__UNUSED static void idist__store_drop_will(idist_store *store) {
 // Waits until the server of a store in a file has ended, at most until the deadline. Then the next
 // store that is opened there is another one.
 IDIST__UNUSED static void idist__store_await_end(idist_store *store, int64_t deadline_ns) {
-    if (store->run == idist__file_run) idist__file_await_end(store, deadline_ns);
+    if (store->run == idist__file_store_run) idist__file_store_await_end(store, deadline_ns);
 }
 
 // Tells the servers of stores behind sockets apart; 0: it is not one of ours.

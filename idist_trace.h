@@ -164,19 +164,21 @@ static struct idist__trace_state {
     struct idist__trace_rank *ranks;
 } idist__trace;
 
-static bool idist__trace_is_on(void) { return __atomic_load_n(&idist__trace.on, __ATOMIC_ACQUIRE); }
+static bool idist__trace_file_is_on(void) {
+    return __atomic_load_n(&idist__trace.on, __ATOMIC_ACQUIRE);
+}
 
-static void idist__trace_unmap(void) {
+static void idist__trace_file_unmap(void) {
     idist__os_window_unmap(idist__trace.window, IDIST__TRACE_WINDOW_NBYTES);
     idist__trace.window = NULL;
 }
 
 // Moves the window to the end of the last event. 0 or an errno.
-static int idist__trace_map(void) {
+static int idist__trace_file_map(void) {
     size_t used;
     int error;
 
-    idist__trace_unmap();
+    idist__trace_file_unmap();
     idist__trace.window_begin = idist__os_window_begin(idist__trace.end);
     error = idist__os_window_map(idist__trace.file, idist__trace.window_begin,
                                  IDIST__TRACE_WINDOW_NBYTES, &idist__trace.window);
@@ -188,7 +190,7 @@ static int idist__trace_map(void) {
     return 0;
 }
 
-static void idist__trace_give_up(const idist__log *log, const char *path, int error) {
+static void idist__trace_file_give_up(const idist__log *log, const char *path, int error) {
     idist__log_print(log, IDIST_LOG_WARN,
                      "IDIST_TRACE: %s cannot be written (%s); there is no timeline from here on",
                      path, strerror(error));
@@ -197,27 +199,27 @@ static void idist__trace_give_up(const idist__log *log, const char *path, int er
 }
 
 // Makes room for nbytes behind the last event. False: the timeline was given up.
-static bool idist__trace_reserve(size_t nbytes) {
+static bool idist__trace_file_reserve(size_t nbytes) {
     idist__log log;
     size_t window_end = idist__trace.window_begin + IDIST__TRACE_WINDOW_NBYTES;
     int error;
 
     if (idist__trace.window && idist__trace.end + nbytes <= window_end) return true;
-    error = idist__trace_map();
+    error = idist__trace_file_map();
     if (!error) return true;
-    if (idist__log_init(&log, NULL) == IDIST_OK) idist__trace_give_up(&log, "the file", error);
+    if (idist__log_init(&log, NULL) == IDIST_OK) idist__trace_file_give_up(&log, "the file", error);
 
     return false;
 }
 
 // Adds an event: a JSON object without a newline. The lock is held.
-static void idist__trace_put(const char *event) {
+static void idist__trace_file_put(const char *event) {
     static const char end[3] = {'\n', ']', '\n'}, comma[2] = {',', '\n'}, first[2] = {' ', '\n'};
     size_t nbytes = strlen(event);
     char *at;
 
     if (idist__trace.failed) return;
-    if (!idist__trace_reserve(sizeof comma + nbytes + sizeof end)) return;
+    if (!idist__trace_file_reserve(sizeof comma + nbytes + sizeof end)) return;
 
     at = idist__trace.window + (idist__trace.end - idist__trace.window_begin);
     idist__text_copy(at + 2, nbytes + 1, event);
@@ -228,18 +230,18 @@ static void idist__trace_put(const char *event) {
 }
 
 // Cuts off the spaces at the end of the file. The next event, if any, maps the file again.
-static void idist__trace_trim(void) {
+static void idist__trace_file_trim(void) {
     idist__os_mutex_lock(&idist__trace_lock);
-    idist__trace_unmap();
-    if (idist__trace_is_on() &&
+    idist__trace_file_unmap();
+    if (idist__trace_file_is_on() &&
         !idist__os_file_resize(idist__trace.file, (uint64_t)idist__trace.end + 3))
         idist__trace.failed = true;
     idist__os_mutex_unlock(&idist__trace_lock);
 }
 
 // out.json becomes out.3.json in a world of several ranks, and out.3.4711.json with a process id.
-static void idist__trace_path(char *path, size_t capacity, const char *name, int rank,
-                              int world_size, int process) {
+static void idist__trace_file_path(char *path, size_t capacity, const char *name, int rank,
+                                   int world_size, int process) {
     size_t length = strlen(name);
     bool has_suffix = length >= 5 && strcmp(name + length - 5, ".json") == 0;
     size_t stem = has_suffix ? length - 5 : length;
@@ -251,7 +253,7 @@ static void idist__trace_path(char *path, size_t capacity, const char *name, int
 }
 
 // Creates the file, or empties it. 0 or an errno; EAGAIN: another process is writing it.
-static int idist__trace_create(const char *path) {
+static int idist__trace_file_create(const char *path) {
     static const char empty[4] = {'[', '\n', ']', '\n'};
     int error;
 
@@ -262,7 +264,7 @@ static int idist__trace_create(const char *path) {
     if (error != EAGAIN) // the file system may have no locks
         error = idist__os_file_resize(idist__trace.file, 0) ? 0 : errno;
     idist__trace.end = 0;
-    if (!error) error = idist__trace_map();
+    if (!error) error = idist__trace_file_map();
 
     if (error) {
         idist__os_file_close(&idist__trace.file);
@@ -276,23 +278,24 @@ static int idist__trace_create(const char *path) {
 }
 
 // Starts the timeline, unless there is one. The lock is held.
-static void idist__trace_open(const idist__world *w) {
+static void idist__trace_file_open(const idist__world *w) {
     const char *name = idist__os_env("IDIST_TRACE");
     int rank = w->group.rank, world_size = w->group.size;
     char path[4096];
     int error;
 
-    if (!name || idist__trace.failed || idist__trace_is_on()) return;
-    idist__trace_path(path, sizeof path, name, rank, world_size, 0);
-    error = idist__trace_create(path);
+    if (!name || idist__trace.failed || idist__trace_file_is_on()) return;
+    idist__trace_file_path(path, sizeof path, name, rank, world_size, 0);
+    error = idist__trace_file_create(path);
 
     if (error == EAGAIN) {
-        idist__trace_path(path, sizeof path, name, rank, world_size, (int)idist__os_process_id());
-        error = idist__trace_create(path);
+        idist__trace_file_path(path, sizeof path, name, rank, world_size,
+                               (int)idist__os_process_id());
+        error = idist__trace_file_create(path);
     }
 
     if (error) {
-        idist__trace_give_up(&w->log, path, error);
+        idist__trace_file_give_up(&w->log, path, error);
         return;
     }
 
@@ -312,7 +315,7 @@ static void idist__trace_open(const idist__world *w) {
 //------------------------------------------------------------------------------
 
 // Copies text; if it does not fit, as many whole characters as do.
-static void idist__trace_cut(char *out, size_t capacity, const char *text) {
+static void idist__trace_event_cut(char *out, size_t capacity, const char *text) {
     size_t nbytes = strlen(text);
 
     if (nbytes >= capacity) {
@@ -325,7 +328,7 @@ static void idist__trace_cut(char *out, size_t capacity, const char *text) {
 }
 
 // Copies text as the inside of a JSON string; if it does not fit, as many whole characters as do.
-static void idist__trace_quote(char *out, size_t capacity, const char *text) {
+static void idist__trace_event_quote(char *out, size_t capacity, const char *text) {
     size_t n = 0;
 
     for (; *text && n + 7 < capacity; text++) {
@@ -345,7 +348,8 @@ static void idist__trace_quote(char *out, size_t capacity, const char *text) {
 }
 
 // Begins an event. time_ns: of CLOCK_MONOTONIC.
-static void idist__trace_head(char *event, const char *phase, int pid, int tid, int64_t time_ns) {
+static void idist__trace_event_head(char *event, const char *phase, int pid, int tid,
+                                    int64_t time_ns) {
     int64_t ns = time_ns > -idist__trace.wall_ns ? time_ns + idist__trace.wall_ns : 0;
 
     snprintf(event, IDIST__TRACE_EVENT_NBYTES,
@@ -354,12 +358,12 @@ static void idist__trace_head(char *event, const char *phase, int pid, int tid, 
 }
 
 // Completes an event. args: NULL, "" or a JSON object.
-static void idist__trace_tail(char *event, const char *category, const char *name,
-                              const char *args) {
+static void idist__trace_event_tail(char *event, const char *category, const char *name,
+                                    const char *args) {
     char quoted_name[IDIST__TRACE_NAME_NBYTES], quoted_category[IDIST__TRACE_NAME_NBYTES];
 
-    idist__trace_quote(quoted_name, sizeof quoted_name, name ? name : "");
-    idist__trace_quote(quoted_category, sizeof quoted_category, category);
+    idist__trace_event_quote(quoted_name, sizeof quoted_name, name ? name : "");
+    idist__trace_event_quote(quoted_category, sizeof quoted_category, category);
     idist__text_append(event, IDIST__TRACE_EVENT_NBYTES, ",\"cat\":\"%s\",\"name\":\"%s\"",
                        quoted_category, quoted_name);
     if (args && args[0]) idist__text_append(event, IDIST__TRACE_EVENT_NBYTES, ",\"args\":%s", args);
@@ -367,14 +371,14 @@ static void idist__trace_tail(char *event, const char *category, const char *nam
 }
 
 // Records the name that viewers show for a rank ("process_name") or a track ("thread_name").
-static void idist__trace_label(int pid, int tid, const char *key, const char *text) {
+static void idist__trace_event_label(int pid, int tid, const char *key, const char *text) {
     char event[IDIST__TRACE_EVENT_NBYTES], name[IDIST__TRACE_NAME_NBYTES];
 
-    idist__trace_quote(name, sizeof name, text);
+    idist__trace_event_quote(name, sizeof name, text);
     snprintf(event, sizeof event,
              "{\"ph\":\"M\",\"pid\":%d,\"tid\":%d,\"name\":\"%s\",\"args\":{\"name\":\"%s\"}}", pid,
              tid, key, name);
-    idist__trace_put(event);
+    idist__trace_file_put(event);
 }
 
 //------------------------------------------------------------------------------
@@ -411,7 +415,7 @@ static __thread struct idist__trace_thread {
 
 // The rank as which a thread joined the world w; w NULL: the first one. NULL: no memory, or no
 // rank.
-static idist__trace_rank *idist__trace_find_rank(const idist__world *w) {
+static idist__trace_rank *idist__trace_track_find_rank(const idist__world *w) {
     idist__trace_rank **at = &idist__trace.ranks, *created;
     char text[128];
 
@@ -423,30 +427,31 @@ static idist__trace_rank *idist__trace_find_rank(const idist__world *w) {
     created->pid = w->group.rank;
     *at = created;
     snprintf(text, sizeof text, "rank %d on %s", w->group.rank, w->hostname);
-    idist__trace_label(created->pid, 0, "process_name", text);
+    idist__trace_event_label(created->pid, 0, "process_name", text);
 
     return created;
 }
 
 // The rank that this thread belongs to: as which it joined the world w, or else the first one.
 // Gives the thread a track of it. NULL: no memory, or no rank.
-static idist__trace_rank *idist__trace_this_rank(const idist__world *w) {
+static idist__trace_rank *idist__trace_track_this_rank(const idist__world *w) {
     struct idist__trace_thread *me = &idist__trace_me;
     char text[128];
 
     if (me->rank) return me->rank;
-    me->rank = idist__trace_find_rank(w);
+    me->rank = idist__trace_track_find_rank(w);
     if (!me->rank) return NULL;
 
     me->tid = me->rank->thread_count++;
     snprintf(text, sizeof text, me->tid ? "thread %d" : "program", me->tid);
-    idist__trace_label(me->rank->pid, me->tid, "thread_name", text);
+    idist__trace_event_label(me->rank->pid, me->tid, "thread_name", text);
 
     return me->rank;
 }
 
 // A lane of this kind that is free from start_ns on. NULL: no memory for a new one.
-static idist__lane *idist__trace_lane(idist__trace_rank *rank, const char *kind, int64_t start_ns) {
+static idist__lane *idist__trace_track_lane(idist__trace_rank *rank, const char *kind,
+                                            int64_t start_ns) {
     idist__lane **at = &rank->lanes, *created;
     int number = 1; // among those of this kind
     char text[80];
@@ -464,14 +469,14 @@ static idist__lane *idist__trace_lane(idist__trace_rank *rank, const char *kind,
     idist__text_copy(created->kind, sizeof created->kind, kind);
     *at = created;
     snprintf(text, sizeof text, number > 1 ? "%s %d" : "%s", created->kind, number);
-    idist__trace_label(created->pid, created->tid, "thread_name", text);
+    idist__trace_event_label(created->pid, created->tid, "thread_name", text);
 
     return created;
 }
 
 // In a child made by fork: it has neither file nor tracks until it joins a world itself. Takes no
 // lock, since another thread may have held it during the fork.
-static void idist__trace_forked(void) {
+static void idist__trace_track_forked(void) {
     while (idist__trace.ranks) {
         idist__trace_rank *rank = idist__trace.ranks;
 
@@ -480,7 +485,7 @@ static void idist__trace_forked(void) {
         free(rank);
     }
 
-    idist__trace_unmap();
+    idist__trace_file_unmap();
     if (idist__trace.on) idist__os_file_close(&idist__trace.file);
     memset(&idist__trace, 0, sizeof idist__trace);
     memset(&idist__trace_me, 0, sizeof idist__trace_me);
@@ -488,18 +493,18 @@ static void idist__trace_forked(void) {
 }
 
 // Records that something begins on the track of this thread. Takes the lock.
-static void idist__trace_enter(const char *category, const char *name, const char *args) {
+static void idist__trace_track_enter(const char *category, const char *name, const char *args) {
     char event[IDIST__TRACE_EVENT_NBYTES];
     int64_t now_ns = idist__os_clock_now_ns();
     const idist__trace_rank *rank;
 
     idist__os_mutex_lock(&idist__trace_lock);
-    rank = idist__trace_this_rank(NULL);
+    rank = idist__trace_track_this_rank(NULL);
 
     if (rank) {
-        idist__trace_head(event, "B", rank->pid, idist__trace_me.tid, now_ns);
-        idist__trace_tail(event, category, name, args);
-        idist__trace_put(event);
+        idist__trace_event_head(event, "B", rank->pid, idist__trace_me.tid, now_ns);
+        idist__trace_event_tail(event, category, name, args);
+        idist__trace_file_put(event);
         idist__trace_me.depth++;
     }
 
@@ -508,16 +513,16 @@ static void idist__trace_enter(const char *category, const char *name, const cha
 
 // Records the end of what this thread entered last or, if lane is not NULL, of what occupies the
 // lane. status: "" for marks, which have none.
-static void idist__trace_leave(const idist__lane *lane, const char *status) {
+static void idist__trace_track_leave(const idist__lane *lane, const char *status) {
     struct idist__trace_thread *me = &idist__trace_me;
     int pid = lane ? lane->pid : me->rank->pid, tid = lane ? lane->tid : me->tid;
     char event[IDIST__TRACE_EVENT_NBYTES];
 
-    idist__trace_head(event, "E", pid, tid, idist__os_clock_now_ns());
+    idist__trace_event_head(event, "E", pid, tid, idist__os_clock_now_ns());
     if (status[0]) idist__text_append(event, sizeof event, ",\"args\":{\"status\":\"%s\"}", status);
     idist__text_append(event, sizeof event, "}");
     if (!lane) me->depth--;
-    idist__trace_put(event);
+    idist__trace_file_put(event);
 }
 
 //------------------------------------------------------------------------------
@@ -526,14 +531,14 @@ static void idist__trace_leave(const idist__lane *lane, const char *status) {
 // uses check core:call file event track
 //
 // The functions of idist__tracer, which [core:call] calls. A blocking call is a begin and an end on
-// the track of its thread. A request goes to a lane: idist__trace_call starts it, and
-// idist__trace_done ends it, in whichever thread completes it.
+// the track of its thread. A request goes to a lane: idist__trace_call_record starts it, and
+// idist__trace_call_done ends it, in whichever thread completes it.
 //------------------------------------------------------------------------------
 
 // {"dtype":"F32","count":1024,"bytes":4096,"op":"SUM","ranks":4,"seq":12}. valid: the arguments
 // have been checked.
-static void idist__trace_args(char *out, const idist_group *g, const idist__call *c, uint32_t seq,
-                              bool valid) {
+static void idist__trace_call_args(char *out, const idist_group *g, const idist__call *c,
+                                   uint32_t seq, bool valid) {
     const size_t capacity = IDIST__TRACE_ARGS_NBYTES;
     bool has_data = c->kind != IDIST__BARRIER, p2p = idist__kind_is_p2p(c->kind);
     idist__extent extent;
@@ -559,91 +564,92 @@ static void idist__trace_args(char *out, const idist_group *g, const idist__call
     idist__text_append(out, capacity, "\"ranks\":%d}", g->size);
 }
 
-static void idist__trace_joined(const idist__world *w) {
+static void idist__trace_call_joined(const idist__world *w) {
     idist__os_mutex_lock(&idist__trace_lock);
-    idist__trace_open(w);
-    if (idist__trace_is_on()) idist__trace_this_rank(w);
+    idist__trace_file_open(w);
+    if (idist__trace_file_is_on()) idist__trace_track_this_rank(w);
     idist__os_mutex_unlock(&idist__trace_lock);
 }
 
 // A wait begins, for one call or for several; in the latter case g and c are NULL.
-static void idist__trace_wait(const char *category, const char *name, const idist_group *g,
-                              const idist__call *c) {
+static void idist__trace_call_wait(const char *category, const char *name, const idist_group *g,
+                                   const idist__call *c) {
     char args[IDIST__TRACE_ARGS_NBYTES] = "", of_call[IDIST__TRACE_ARGS_NBYTES] = "";
 
-    if (!idist__trace_is_on()) return;
+    if (!idist__trace_file_is_on()) return;
 
     if (c) {
-        idist__trace_args(of_call, g, c, 0, true);
+        idist__trace_call_args(of_call, g, c, 0, true);
         idist__text_append(args, sizeof args, "{\"call\":\"%s\",%s", idist__kind_names[c->label],
                            of_call + 1);
     }
 
-    idist__trace_enter(category, name, args);
+    idist__trace_track_enter(category, name, args);
 }
 
-static void idist__trace_waited(idist_status status) {
+static void idist__trace_call_waited(idist_status status) {
     if (!idist__trace_me.depth) return;
     idist__os_mutex_lock(&idist__trace_lock);
-    idist__trace_leave(NULL, idist_status_name(status));
+    idist__trace_track_leave(NULL, idist_status_name(status));
     idist__os_mutex_unlock(&idist__trace_lock);
 }
 
 // A task that is in a lane is complete.
-static void idist__trace_done(const idist__task *t) {
+static void idist__trace_call_done(const idist__task *t) {
     idist__lane *lane = (idist__lane *)t->lane;
 
     idist__os_mutex_lock(&idist__trace_lock);
-    idist__trace_leave(lane, idist_status_name(t->status));
+    idist__trace_track_leave(lane, idist_status_name(t->status));
     lane->until_ns = idist__os_clock_now_ns();
     idist__os_mutex_unlock(&idist__trace_lock);
 }
 
 // Puts a task that is in flight, or already complete, into a lane.
-static void idist__trace_start(idist__task *t) {
+static void idist__trace_call_start(idist__task *t) {
     char event[IDIST__TRACE_EVENT_NBYTES], args[IDIST__TRACE_ARGS_NBYTES] = "";
     idist__trace_rank *rank;
     idist__lane *lane = NULL;
 
-    idist__trace_args(args, t->group, &t->call, t->seq, true);
+    idist__trace_call_args(args, t->group, &t->call, t->seq, true);
     idist__os_mutex_lock(&idist__trace_lock);
-    rank = idist__trace_this_rank(NULL);
-    if (rank) lane = idist__trace_lane(rank, "request", t->started_ns);
+    rank = idist__trace_track_this_rank(NULL);
+    if (rank) lane = idist__trace_track_lane(rank, "request", t->started_ns);
 
     if (lane) {
-        idist__trace_head(event, "B", lane->pid, lane->tid, t->started_ns);
-        idist__trace_tail(event, "call", idist__kind_names[t->call.label], args);
-        idist__trace_put(event);
+        idist__trace_event_head(event, "B", lane->pid, lane->tid, t->started_ns);
+        idist__trace_event_tail(event, "call", idist__kind_names[t->call.label], args);
+        idist__trace_file_put(event);
         lane->until_ns = IDIST__FOREVER;
     }
 
     t->lane = lane;
     idist__os_mutex_unlock(&idist__trace_lock);
-    if (lane && t->done) idist__trace_done(t);
+    if (lane && t->done) idist__trace_call_done(t);
 }
 
-static idist_status idist__trace_blocking_call(idist_group *g, const idist__call *c,
-                                               const idist_opts *o) {
+static idist_status idist__trace_call_blocking_call(idist_group *g, const idist__call *c,
+                                                    const idist_opts *o) {
     char args[IDIST__TRACE_ARGS_NBYTES] = "";
     bool valid = idist__check_call(g, c) == IDIST_OK;
     idist_status status;
 
-    idist__trace_args(args, g, c, g->seq + 1, valid);
-    idist__trace_enter("call", idist__kind_names[c->label], args);
+    idist__trace_call_args(args, g, c, g->seq + 1, valid);
+    idist__trace_track_enter("call", idist__kind_names[c->label], args);
     status = idist__call_locked(g, c, o);
-    idist__trace_waited(status);
+    idist__trace_call_waited(status);
 
     return status;
 }
 
 // Around every communication call except sendrecv. A call on a stream without a request is never
 // waited for, and has no lane.
-static idist_status idist__trace_call(idist_group *g, const idist__call *c, const idist_opts *o) {
+static idist_status idist__trace_call_record(idist_group *g, const idist__call *c,
+                                             const idist_opts *o) {
     idist__task *t;
     idist_status status;
 
-    if (!idist__trace_is_on()) return idist__call_locked(g, c, o);
-    if (!o->request && !idist__me.group_depth) return idist__trace_blocking_call(g, c, o);
+    if (!idist__trace_file_is_on()) return idist__call_locked(g, c, o);
+    if (!o->request && !idist__me.group_depth) return idist__trace_call_blocking_call(g, c, o);
 
     if (o->request) o->request->impl = NULL;
     status = idist__call_locked(g, c, o);
@@ -651,26 +657,26 @@ static idist_status idist__trace_call(idist_group *g, const idist__call *c, cons
 
     t = idist__me.group_tasks ? idist__me.group_last : NULL; // the task that was just begun
     if (o->request) t = (idist__task *)o->request->impl;
-    if (t && !t->lane) idist__trace_start(t);
+    if (t && !t->lane) idist__trace_call_start(t);
 
     return status;
 }
 
 // Before a world is joined: starts the timeline if the environment asks for one.
-static void idist__trace_prepare(void) {
-    static const idist__tracer tracer = {idist__trace_joined, idist__trace_trim,
-                                         idist__trace_call,   idist__trace_wait,
-                                         idist__trace_waited, idist__trace_done};
+static void idist__trace_call_prepare(void) {
+    static const idist__tracer tracer = {idist__trace_call_joined, idist__trace_file_trim,
+                                         idist__trace_call_record, idist__trace_call_wait,
+                                         idist__trace_call_waited, idist__trace_call_done};
 
     if (!idist__os_env("IDIST_TRACE")) return;
     idist__os_mutex_lock(&idist__trace_lock);
-    if (!idist__tracer_now() && idist__os_process_on_fork(idist__trace_forked))
+    if (!idist__tracer_now() && idist__os_process_on_fork(idist__trace_track_forked))
         __atomic_store_n(&idist__tracer_set, &tracer, __ATOMIC_RELEASE);
     idist__os_mutex_unlock(&idist__trace_lock);
 }
 
-__attribute__((constructor)) static void idist__trace_register(void) {
-    idist__tracer_prepare = idist__trace_prepare;
+__attribute__((constructor)) static void idist__trace_call_register(void) {
+    idist__tracer_prepare = idist__trace_call_prepare;
 }
 
 //------------------------------------------------------------------------------
@@ -678,20 +684,20 @@ __attribute__((constructor)) static void idist__trace_register(void) {
 // uses mutex text file event track
 //------------------------------------------------------------------------------
 
-bool idist_trace_on(void) { return idist__trace_is_on(); }
+bool idist_trace_on(void) { return idist__trace_file_is_on(); }
 
 void idist_trace_begin(const char *name) {
-    if (idist__trace_is_on()) idist__trace_enter("compute", name, NULL);
+    if (idist__trace_file_is_on()) idist__trace_track_enter("compute", name, NULL);
 }
 
 void idist_trace_end(void) {
-    if (!idist__trace_is_on() || !idist__trace_me.depth) return;
+    if (!idist__trace_file_is_on() || !idist__trace_me.depth) return;
     idist__os_mutex_lock(&idist__trace_lock);
-    idist__trace_leave(NULL, "");
+    idist__trace_track_leave(NULL, "");
     idist__os_mutex_unlock(&idist__trace_lock);
 }
 
-static int64_t idist__trace_clamp(int64_t ns) {
+static int64_t idist__trace_mark_clamp(int64_t ns) {
     if (ns > IDIST__TRACE_TIME_LIMIT_NS) return IDIST__TRACE_TIME_LIMIT_NS;
     if (ns < -IDIST__TRACE_TIME_LIMIT_NS) return -IDIST__TRACE_TIME_LIMIT_NS;
     return ns;
@@ -699,7 +705,7 @@ static int64_t idist__trace_clamp(int64_t ns) {
 
 // Copies the args of a span without line breaks, since an event must be a line; in JSON line breaks
 // occur between tokens only. Gives "" if args do not fit.
-static void idist__trace_one_line(char *out, size_t capacity, const char *args) {
+static void idist__trace_mark_one_line(char *out, size_t capacity, const char *args) {
     size_t i;
 
     out[0] = 0;
@@ -710,7 +716,7 @@ static void idist__trace_one_line(char *out, size_t capacity, const char *args) 
 }
 
 // Whether a category goes to the track of the thread, not to a lane.
-static bool idist__trace_is_of_thread(const char *category) {
+static bool idist__trace_mark_is_of_thread(const char *category) {
     return strcmp(category, "compute") == 0 || strcmp(category, "call") == 0 ||
            strcmp(category, "wait") == 0;
 }
@@ -724,24 +730,25 @@ void idist_trace_span(const char *name, const char *category, int64_t start_ns, 
     int64_t duration_ns;
     bool of_thread;
 
-    if (!idist__trace_is_on()) return;
-    idist__trace_cut(kind, sizeof kind, category ? category : "compute");
-    idist__trace_one_line(line, sizeof line, args);
-    of_thread = idist__trace_is_of_thread(kind);
-    start_ns = idist__trace_clamp(start_ns);
-    end_ns = idist__trace_clamp(end_ns);
+    if (!idist__trace_file_is_on()) return;
+    idist__trace_event_cut(kind, sizeof kind, category ? category : "compute");
+    idist__trace_mark_one_line(line, sizeof line, args);
+    of_thread = idist__trace_mark_is_of_thread(kind);
+    start_ns = idist__trace_mark_clamp(start_ns);
+    end_ns = idist__trace_mark_clamp(end_ns);
     duration_ns = end_ns > start_ns ? end_ns - start_ns : 0;
 
     idist__os_mutex_lock(&idist__trace_lock);
-    rank = idist__trace_this_rank(NULL);
-    if (rank && !of_thread) lane = idist__trace_lane(rank, kind, start_ns);
+    rank = idist__trace_track_this_rank(NULL);
+    if (rank && !of_thread) lane = idist__trace_track_lane(rank, kind, start_ns);
 
     if (rank && (of_thread || lane)) {
-        idist__trace_head(event, "X", rank->pid, lane ? lane->tid : idist__trace_me.tid, start_ns);
+        idist__trace_event_head(event, "X", rank->pid, lane ? lane->tid : idist__trace_me.tid,
+                                start_ns);
         idist__text_append(event, sizeof event, ",\"dur\":%lld.%03d",
                            (long long)(duration_ns / 1000), (int)(duration_ns % 1000));
-        idist__trace_tail(event, kind, name, line);
-        idist__trace_put(event);
+        idist__trace_event_tail(event, kind, name, line);
+        idist__trace_file_put(event);
         if (lane) lane->until_ns = start_ns + duration_ns;
     }
 

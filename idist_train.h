@@ -698,8 +698,9 @@ IDIST_API idist_status idist_checkpoint_load(const char *path, const idist_tenso
 // verify its checksum, and all ranks get its path. A damaged file is skipped; a warning names it
 // and says what is wrong. IDIST_ERR_NOT_FOUND: there is no folder, or no file in it has such a
 // name: a new training may begin. IDIST_ERR_CORRUPT: files have such names, but all of them are
-// damaged, or a newer version of idist wrote them: a training was here. The text names them. IDIST_ERR_TRUNCATED: capacity is too small. IDIST_ERR_SYSTEM: the folder or one of
-// its checkpoints cannot be read, so that another one may be the best or the latest.
+// damaged, or a newer version of idist wrote them: a training was here. The text names them.
+// IDIST_ERR_TRUNCATED: capacity is too small. IDIST_ERR_SYSTEM: the folder or one of its
+// checkpoints cannot be read, so that another one may be the best or the latest.
 IDIST_API idist_status idist_checkpoint_find(const idist_checkpoint_desc *desc, bool latest,
                                              char *path, size_t capacity, const idist_opts *opts);
 
@@ -900,7 +901,7 @@ static uint32_t idist__twister_next(idist__twister *twister) {
 // uses twister
 //------------------------------------------------------------------------------
 
-static void idist__random_swap(size_t *indices, size_t i, size_t k) {
+static void idist__permutation_swap(size_t *indices, size_t i, size_t k) {
     size_t kept = indices[k];
     indices[k] = indices[i];
     indices[i] = kept;
@@ -911,8 +912,7 @@ static const size_t IDIST__RANDOM_LARGE = UINT32_MAX / 20;
 
 // Fills `indices` as it goes ("inside-out"): each index takes the place of an earlier one, or of
 // itself, and that one moves to the end.
-static void idist__random_permutation_large(size_t *indices, size_t count,
-                                            idist__twister *twister) {
+static void idist__permutation_make_large(size_t *indices, size_t count, idist__twister *twister) {
     size_t i;
 
     for (i = 0; i < count; i++) {
@@ -927,25 +927,25 @@ static void idist__random_permutation_large(size_t *indices, size_t count,
 // torch.randperm on the CPU: swaps each element, from the first on, with one that is not settled
 // yet. PyTorch 2.6 and later have the other method for `large` indices and more; that is
 // IDIST__RANDOM_LARGE except in tests.
-static void idist__random_permutation(size_t *indices, size_t count, uint64_t seed, size_t large) {
+static void idist__permutation_make(size_t *indices, size_t count, uint64_t seed, size_t large) {
     idist__twister twister;
     size_t i;
 
     idist__twister_seed(&twister, (uint32_t)seed);
 
     if (count >= large) {
-        idist__random_permutation_large(indices, count, &twister);
+        idist__permutation_make_large(indices, count, &twister);
         return;
     }
 
     for (i = 0; i < count; i++) indices[i] = i;
 
     for (i = 0; i + 1 < count; i++)
-        idist__random_swap(indices, i, i + idist__twister_next(&twister) % (count - i));
+        idist__permutation_swap(indices, i, i + idist__twister_next(&twister) % (count - i));
 }
 
 // Python's random.randrange(limit): by rejection, from as few bits as the limit has.
-static size_t idist__random_below(idist__twister *twister, size_t limit) {
+static size_t idist__permutation_below(idist__twister *twister, size_t limit) {
     size_t number;
     int bits = 0;
 
@@ -957,14 +957,15 @@ static size_t idist__random_below(idist__twister *twister, size_t limit) {
 }
 
 // Python's random.shuffle: swaps each element, from the last on, with one that is not settled yet.
-static void idist__random_shuffle(size_t *indices, size_t count, uint64_t seed) {
+static void idist__permutation_shuffle(size_t *indices, size_t count, uint64_t seed) {
     idist__twister twister;
     size_t i;
 
     idist__twister_seed_array(&twister, seed);
     for (i = 0; i < count; i++) indices[i] = i;
 
-    for (i = count; i-- > 1;) idist__random_swap(indices, i, idist__random_below(&twister, i + 1));
+    for (i = count; i-- > 1;)
+        idist__permutation_swap(indices, i, idist__permutation_below(&twister, i + 1));
 }
 
 //------------------------------------------------------------------------------
@@ -1072,7 +1073,7 @@ static idist_status idist__agree_no_memory(const char *name, idist_group *group)
 // The indices, including the padding, must fit into memory.
 static const size_t IDIST__SAMPLES_MAX = SIZE_MAX / 64;
 
-// Python's shuffle draws more than 32 bits for more; idist__random_below does not.
+// Python's shuffle draws more than 32 bits for more; idist__permutation_below does not.
 static const size_t IDIST__PARTITION_MAX =
     (size_t)(SIZE_MAX / 64 < UINT32_MAX ? SIZE_MAX / 64 : UINT32_MAX);
 
@@ -1125,7 +1126,7 @@ static size_t *idist__sampler_order(const idist_sampler_desc *desc, uint64_t epo
 
     if (desc->in_order)
         for (i = 0; i < length; i++) order[i] = i;
-    else idist__random_permutation(order, length, desc->seed + epoch, IDIST__RANDOM_LARGE);
+    else idist__permutation_make(order, length, desc->seed + epoch, IDIST__RANDOM_LARGE);
     for (i = length; i < total; i++) order[i] = order[i - (length - processed)];
 
     return order;
@@ -1433,7 +1434,7 @@ idist_status idist_partition(size_t length, const double *fractions, int n, int 
     all = (size_t *)malloc((length + 1) * sizeof *all);
     if (!all)
         return idist__fail(IDIST_ERR_NO_MEMORY, "partition: no memory for %zu indices", length);
-    idist__random_shuffle(all, length, seed);
+    idist__permutation_shuffle(all, length, seed);
 
     for (i = 0; i < which; i++) begin += idist__sampler_part(fractions[i], length);
     *count = idist__sampler_part(fractions[which], length);
@@ -2127,7 +2128,7 @@ static void idist__norm_read(const idist_tensor *tensor, size_t first, size_t co
     }
 
     if (tensor->dtype == IDIST_F32) memcpy(wide, from, count * sizeof *wide);
-    else idist__float_widen(wide, from, count, tensor->dtype);
+    else idist__small_float_widen(wide, from, count, tensor->dtype);
     for (i = 0; i < count; i++) x[i] = (double)wide[i];
 }
 
@@ -2163,7 +2164,7 @@ static idist_status idist__norm_check(const idist_tensor *grads, int n, double m
                            idist__number_print(text, max_norm, 6));
 
     for (i = 0; i < n; i++) {
-        if (!idist__type_is_float(grads[i].dtype) || !idist_dtype_size(grads[i].dtype))
+        if (!idist__dtype_is_float(grads[i].dtype) || !idist_dtype_size(grads[i].dtype))
             return idist__fail(
                 IDIST_ERR_ARG,
                 "clip_grad_norm: gradients must be of a floating dtype; gradient %d is %s", i,
@@ -2378,7 +2379,9 @@ static idist_status idist__schedule_check(const idist_schedule *schedule) {
     return IDIST_OK;
 }
 
-static double idist__schedule_nan(void) { return (double)idist__float_from_bits(0x7fc00000u); }
+static double idist__schedule_nan(void) {
+    return (double)idist__small_float_from_bits(0x7fc00000u);
+}
 
 double idist_schedule_value(const idist_schedule *schedule, uint64_t step) {
     double first, part;
@@ -2463,7 +2466,8 @@ static idist_status idist__metric_ratio(const char *name, const void *metric, do
     sums[1] = denominator;
     status = idist_all_reduce(sums, sums, 2, IDIST_F64, IDIST_SUM, &o);
     if (status == IDIST_OK && value)
-        *value = sums[1] != 0 ? sums[0] / sums[1] : (double)idist__float_from_bits(0x7fc00000u);
+        *value =
+            sums[1] != 0 ? sums[0] / sums[1] : (double)idist__small_float_from_bits(0x7fc00000u);
 
     return status;
 }
@@ -4177,11 +4181,11 @@ idist_status idist_broadcast_optimizer_state(const idist_tensor *state, int n, v
 #ifdef IDIST_NCCL_H
 #define IDIST__OWN(call) call
 #else
-static idist_status idist__memory_no_device(void) {
+static idist_status idist__tensor_memory_no_device(void) {
     return idist__fail(IDIST_ERR_UNSUPPORTED,
                        "ddp: device memory needs idist_nccl.h, included before idist_train.h");
 }
-#define IDIST__OWN(call) idist__memory_no_device()
+#define IDIST__OWN(call) idist__tensor_memory_no_device()
 #endif
 
 typedef struct idist__memory {
@@ -4190,8 +4194,8 @@ typedef struct idist__memory {
 } idist__memory;
 
 // from NULL: zeros.
-static idist_status idist__memory_copy(const idist__memory *memory, void *to, const void *from,
-                                       size_t nbytes) {
+static idist_status idist__tensor_memory_copy(const idist__memory *memory, void *to,
+                                              const void *from, size_t nbytes) {
     if (!nbytes || to == from) return IDIST_OK;
     if (memory->on_device)
         return IDIST__OWN(idist__own_copy("ddp", &memory->opts, to, from, nbytes));
@@ -4201,8 +4205,8 @@ static idist_status idist__memory_copy(const idist__memory *memory, void *to, co
     return IDIST_OK;
 }
 
-static idist_status idist__memory_scale(const idist__memory *memory, void *data, size_t count,
-                                        idist_dtype dtype, double factor) {
+static idist_status idist__tensor_memory_scale(const idist__memory *memory, void *data,
+                                               size_t count, idist_dtype dtype, double factor) {
     if (!count || factor == 1) return IDIST_OK;
     if (memory->on_device)
         return IDIST__OWN(idist__own_scale("ddp", &memory->opts, data, count, dtype, factor));
@@ -4212,8 +4216,8 @@ static idist_status idist__memory_scale(const idist__memory *memory, void *data,
 }
 
 // Whether data is on the device.
-static idist_status idist__memory_on_device(const idist__memory *memory, const void *data,
-                                            bool *on_device) {
+static idist_status idist__tensor_memory_on_device(const idist__memory *memory, const void *data,
+                                                   bool *on_device) {
     *on_device = false;
 #ifdef IDIST_NCCL_H
     if (data) return idist__own_holds("ddp", &memory->opts, data, on_device);
@@ -4224,14 +4228,15 @@ static idist_status idist__memory_on_device(const idist__memory *memory, const v
     return IDIST_OK;
 }
 
-// Zeroed. To be freed with idist__memory_free.
-static idist_status idist__memory_alloc(const idist__memory *memory, void **data, size_t nbytes) {
+// Zeroed. To be freed with idist__tensor_memory_free.
+static idist_status idist__tensor_memory_alloc(const idist__memory *memory, void **data,
+                                               size_t nbytes) {
     if (memory->on_device) return IDIST__OWN(idist__own_alloc("ddp", &memory->opts, data, nbytes));
     *data = idist_alloc(nbytes, &memory->opts);
     return *data ? IDIST_OK : IDIST_ERR_NO_MEMORY;
 }
 
-static void idist__memory_free(const idist__memory *memory, void *data) {
+static void idist__tensor_memory_free(const idist__memory *memory, void *data) {
     if (!memory->on_device) {
         idist_free(data);
         return;
@@ -4280,10 +4285,10 @@ static void idist__compress_free(void *data, void *arg) {
     const idist__memory *memory = &((const idist__reduction *)arg)->memory;
     idist__compress_state *state = (idist__compress_state *)data;
 
-    idist__memory_free(memory, state->send);
-    idist__memory_free(memory, state->recv);
-    idist__memory_free(memory, state->error);
-    idist__memory_free(memory, state->block_error);
+    idist__tensor_memory_free(memory, state->send);
+    idist__tensor_memory_free(memory, state->recv);
+    idist__tensor_memory_free(memory, state->error);
+    idist__tensor_memory_free(memory, state->block_error);
     free(state);
 }
 
@@ -4300,16 +4305,18 @@ static idist_status idist__compress_alloc(const idist__reduction *reduction, idi
 
     if (reduction->wire != IDIST_I8) {
         nbytes = (b->count + 1) * 2;
-        return idist__memory_alloc(memory, &state->send, nbytes);
+        return idist__tensor_memory_alloc(memory, &state->send, nbytes);
     }
 
     state->block = (b->count + granule - 1) / granule * IDIST__INT8_CHUNK;
     nbytes = ranks * idist__compress_block_nbytes(state);
-    status = idist__memory_alloc(memory, &state->error, ranks * state->block * sizeof(float));
+    status =
+        idist__tensor_memory_alloc(memory, &state->error, ranks * state->block * sizeof(float));
     if (status == IDIST_OK)
-        status = idist__memory_alloc(memory, &state->block_error, state->block * sizeof(float));
-    if (status == IDIST_OK) status = idist__memory_alloc(memory, &state->recv, nbytes);
-    if (status == IDIST_OK) status = idist__memory_alloc(memory, &state->send, nbytes);
+        status =
+            idist__tensor_memory_alloc(memory, &state->block_error, state->block * sizeof(float));
+    if (status == IDIST_OK) status = idist__tensor_memory_alloc(memory, &state->recv, nbytes);
+    if (status == IDIST_OK) status = idist__tensor_memory_alloc(memory, &state->send, nbytes);
 
     return status;
 }
@@ -4329,14 +4336,14 @@ static void idist__half_pack(const idist_bucket *b, char *to, idist_dtype wire) 
     size_t first, i, count;
 
     if (b->dtype == IDIST_F32) {
-        idist__float_narrow(to, (const float *)b->data, b->count, wire);
+        idist__small_float_narrow(to, (const float *)b->data, b->count, wire);
         return;
     }
 
     for (first = 0; first < b->count; first += count) {
         count = b->count - first < IDIST__HALF_PIECE ? b->count - first : (size_t)IDIST__HALF_PIECE;
         for (i = 0; i < count; i++) piece[i] = (float)from[first + i];
-        idist__float_narrow(to + 2 * first, piece, count, wire);
+        idist__small_float_narrow(to + 2 * first, piece, count, wire);
     }
 }
 
@@ -4346,13 +4353,13 @@ static void idist__half_unpack(const idist_bucket *b, const char *from, idist_dt
     size_t first, i, count;
 
     if (b->dtype == IDIST_F32) {
-        idist__float_widen((float *)b->data, from, b->count, wire);
+        idist__small_float_widen((float *)b->data, from, b->count, wire);
         return;
     }
 
     for (first = 0; first < b->count; first += count) {
         count = b->count - first < IDIST__HALF_PIECE ? b->count - first : (size_t)IDIST__HALF_PIECE;
-        idist__float_widen(piece, from + 2 * first, count, wire);
+        idist__small_float_widen(piece, from + 2 * first, count, wire);
         for (i = 0; i < count; i++) to[first + i] = piece[i];
     }
 }
@@ -4370,8 +4377,8 @@ static idist_status idist__half_finish(idist_bucket *b, void *arg) {
     const char *wire = (const char *)((const idist__compress_state *)b->state)->send;
 
     idist__half_unpack(b, wire, reduction->wire);
-    return idist__memory_scale(&reduction->memory, b->data, b->count, b->dtype,
-                               reduction->postscale);
+    return idist__tensor_memory_scale(&reduction->memory, b->data, b->count, b->dtype,
+                                      reduction->postscale);
 }
 
 //------------------------------------------------------------------------------
@@ -4893,7 +4900,7 @@ static void idist__powersgd_expand(const idist_bucket *b, const idist__powersgd_
     float product[IDIST__POWERSGD_PIECE];
     int k;
 
-    if (!finite) factor = idist__float_from_bits(0x7fc00000u);
+    if (!finite) factor = idist__small_float_from_bits(0x7fc00000u);
 
     for (i = 0; i < matrix->rows; i++) {
         size_t rest = idist__powersgd_row(matrix, i, &first);
@@ -5021,8 +5028,8 @@ static idist_status idist__powersgd_finish(idist_bucket *b, void *arg) {
     int k;
 
     if (state->iteration++ < desc->start_iteration)
-        return idist__memory_scale(&reduction->memory, b->data, b->count, b->dtype,
-                                   reduction->postscale);
+        return idist__tensor_memory_scale(&reduction->memory, b->data, b->count, b->dtype,
+                                          reduction->postscale);
 
     for (k = 0; k < state->matrix_count && status == IDIST_OK; k++)
         status = idist__powersgd_recover(b, reduction, state, k);
@@ -5034,7 +5041,7 @@ static idist_status idist__powersgd_finish(idist_bucket *b, void *arg) {
 
         idist__powersgd_orthogonalize(matrix->p, matrix->rows, matrix->rank, desc->epsilon, NULL);
         idist__powersgd_project_back(matrix, state->error);
-        if (!finite) matrix->q[0] = idist__float_from_bits(0x7fc00000u);
+        if (!finite) matrix->q[0] = idist__small_float_from_bits(0x7fc00000u);
     }
 
     if (state->q_count)
@@ -5089,8 +5096,8 @@ static idist_status idist__on_device_half_finish(idist_bucket *b, void *arg) {
     idist_status status = idist__on_device_convert(b, kernel_op, wire, b->data);
 
     if (status != IDIST_OK) return status;
-    return idist__memory_scale(&reduction->memory, b->data, b->count, b->dtype,
-                               reduction->postscale);
+    return idist__tensor_memory_scale(&reduction->memory, b->data, b->count, b->dtype,
+                                      reduction->postscale);
 }
 
 static idist_status idist__on_device_int8_start(idist_bucket *b, void *arg) {
@@ -5553,10 +5560,10 @@ static idist_status idist__ddp_bucket_alloc_slots(idist_ddp *d) {
 
     if (count > d->slot_limit) count = d->slot_limit;
     if (!any || count <= d->slot_count) return IDIST_OK;
-    status = idist__memory_alloc(&d->reduction.memory, &memory, count * d->piece_nbytes);
+    status = idist__tensor_memory_alloc(&d->reduction.memory, &memory, count * d->piece_nbytes);
     if (status != IDIST_OK) return status;
 
-    idist__memory_free(&d->reduction.memory, d->slot_memory);
+    idist__tensor_memory_free(&d->reduction.memory, d->slot_memory);
     d->slot_memory = (char *)memory;
     d->slot_count = count;
 
@@ -5574,7 +5581,7 @@ static idist_status idist__ddp_bucket_form(idist_ddp *d) {
     total = idist__ddp_bucket_place(d);
 
     if (total) {
-        status = idist__memory_alloc(&d->reduction.memory, &d->bucket_memory, total);
+        status = idist__tensor_memory_alloc(&d->reduction.memory, &d->bucket_memory, total);
         if (status != IDIST_OK) return status;
         idist__ddp_bucket_place(d);
     }
@@ -5683,8 +5690,9 @@ static idist_status idist__ddp_hold_begin(idist_ddp *d, const idist__ddp_bucket 
         size_t nbytes = count * sizeof *errors;
 
         if (!count) continue;
-        status = idist__memory_copy(memory, d->held_errors + first, errors + first, nbytes);
-        if (status == IDIST_OK) status = idist__memory_copy(memory, errors + first, NULL, nbytes);
+        status = idist__tensor_memory_copy(memory, d->held_errors + first, errors + first, nbytes);
+        if (status == IDIST_OK)
+            status = idist__tensor_memory_copy(memory, errors + first, NULL, nbytes);
     }
 
     return status;
@@ -5701,8 +5709,8 @@ static idist_status idist__ddp_hold_end(idist_ddp *d, const idist__ddp_bucket *b
         size_t first = 0, count = idist__ddp_hold_range(d, bucket, i, stage, &first);
 
         if (!count) continue;
-        status = idist__memory_copy(&d->reduction.memory, errors + first, d->held_errors + first,
-                                    count * sizeof *errors);
+        status = idist__tensor_memory_copy(&d->reduction.memory, errors + first,
+                                           d->held_errors + first, count * sizeof *errors);
     }
 
     return status;
@@ -5886,8 +5894,8 @@ static idist_status idist__ddp_piece_start(idist_ddp *d, const idist__ddp_bucket
     if (exposed->data || !piece->in_place) {
         if (!exposed->data) exposed->data = d->slot_memory + slot * d->piece_nbytes;
         idist__ddp_piece_copy(d, piece, false);
-        status = idist__memory_scale(&d->reduction.memory, exposed->data, exposed->count,
-                                     exposed->dtype, prescale);
+        status = idist__tensor_memory_scale(&d->reduction.memory, exposed->data, exposed->count,
+                                            exposed->dtype, prescale);
         if (status == IDIST_OK) status = idist__ddp_hook_start(d, exposed);
     }
 
@@ -6055,8 +6063,8 @@ static idist_status idist__ddp_launch_bucket(idist_ddp *d, idist__ddp_bucket *bu
     double prescale = d->desc.prescale != 0 ? d->desc.prescale : 1;
     bool holds = d->held_errors && ending;
     idist_bucket *exposed = &bucket->exposed;
-    idist_status status = idist__memory_scale(&d->reduction.memory, exposed->data, exposed->count,
-                                              exposed->dtype, prescale);
+    idist_status status = idist__tensor_memory_scale(&d->reduction.memory, exposed->data,
+                                                     exposed->count, exposed->dtype, prescale);
 
     if (status != IDIST_OK) return status;
     exposed->scale = d->scale;
@@ -6108,8 +6116,8 @@ static idist_status idist__ddp_launch_gather(idist_ddp *d, int i) {
     d->ready_count++;
     d->buckets[param->bucket].ready_count++;
     if (param->gradient == gradient->data) return IDIST_OK;
-    status = idist__memory_copy(&d->reduction.memory, param->gradient, gradient->data,
-                                idist__ddp_nbytes(gradient));
+    status = idist__tensor_memory_copy(&d->reduction.memory, param->gradient, gradient->data,
+                                       idist__ddp_nbytes(gradient));
 
     return idist__ddp_fail(d, status);
 }
@@ -6137,9 +6145,9 @@ static idist_status idist__ddp_finish_alloc_saved(idist_ddp *d) {
     }
 
     if (nbytes <= d->saved_nbytes) return IDIST_OK;
-    idist__memory_free(memory, d->saved_grads);
+    idist__tensor_memory_free(memory, d->saved_grads);
     d->saved_nbytes = 0;
-    status = idist__memory_alloc(memory, &d->saved_grads, nbytes);
+    status = idist__tensor_memory_alloc(memory, &d->saved_grads, nbytes);
     if (status == IDIST_OK) d->saved_nbytes = nbytes;
 
     return status;
@@ -6162,11 +6170,11 @@ static idist_status idist__ddp_finish_fill(idist_ddp *d) {
         if (d->used[i] || !nbytes) continue;
 
         if (gradient == d->grads[i].data) {
-            status = idist__memory_copy(memory, saved, gradient, nbytes);
+            status = idist__tensor_memory_copy(memory, saved, gradient, nbytes);
             saved += nbytes;
         }
 
-        if (status == IDIST_OK) status = idist__memory_copy(memory, gradient, NULL, nbytes);
+        if (status == IDIST_OK) status = idist__tensor_memory_copy(memory, gradient, NULL, nbytes);
     }
 
     return status;
@@ -6189,8 +6197,9 @@ static idist_status idist__ddp_finish_scatter(idist_ddp *d) {
         bool was_saved = d->filled_with_zeros && in_place && !idist__ddp_is_ready(d, i);
 
         if (!nbytes || (in_place && !was_saved)) continue;
-        if (d->used[i]) status = idist__memory_copy(memory, gradient->data, result, nbytes);
-        else if (was_saved) status = idist__memory_copy(memory, gradient->data, saved, nbytes);
+        if (d->used[i]) status = idist__tensor_memory_copy(memory, gradient->data, result, nbytes);
+        else if (was_saved)
+            status = idist__tensor_memory_copy(memory, gradient->data, saved, nbytes);
         if (was_saved) saved += nbytes;
     }
 
@@ -6446,8 +6455,8 @@ static idist_status idist__ddp_join_iteration(idist_ddp *d) {
     int b;
 
     for (b = 0; b < d->bucket_count && status == IDIST_OK; b++)
-        status = idist__memory_copy(&d->reduction.memory, d->buckets[b].exposed.data, NULL,
-                                    idist__ddp_bucket_nbytes(&d->buckets[b]));
+        status = idist__tensor_memory_copy(&d->reduction.memory, d->buckets[b].exposed.data, NULL,
+                                           idist__ddp_bucket_nbytes(&d->buckets[b]));
     idist__ddp_fail(d, status);
     if (d->desc.find_unused) memset(d->used, 0, (size_t)d->desc.n);
     finish_status = idist__ddp_finish(d);
@@ -6530,8 +6539,8 @@ static idist_status idist__ddp_create_start(idist_bucket *b, void *arg) {
 static idist_status idist__ddp_create_finish(idist_bucket *b, void *arg) {
     const idist__reduction *reduction = (const idist__reduction *)arg;
 
-    return idist__memory_scale(&reduction->memory, b->data, b->count, b->dtype,
-                               reduction->postscale);
+    return idist__tensor_memory_scale(&reduction->memory, b->data, b->count, b->dtype,
+                                      reduction->postscale);
 }
 
 static const idist_dtype idist__ddp_wire_dtypes[] = {
@@ -6581,8 +6590,8 @@ static idist_status idist__ddp_create_compression(idist_ddp *d) {
 
     if (status != IDIST_OK || d->desc.compression != IDIST_COMPRESS_I8 || !d->desc.find_unused)
         return status;
-    status =
-        idist__memory_alloc(&d->reduction.memory, &held_errors, largest * sizeof *d->held_errors);
+    status = idist__tensor_memory_alloc(&d->reduction.memory, &held_errors,
+                                        largest * sizeof *d->held_errors);
     d->held_errors = (float *)held_errors;
 
     return status;
@@ -6613,9 +6622,9 @@ static idist_status idist__ddp_create_set_hook(idist_ddp *d) {
 static idist_status idist__ddp_create_check_gradient(const idist_ddp_desc *desc,
                                                      const idist_tensor *gradient, int i) {
     bool float_or_double = gradient->dtype == IDIST_F32 || gradient->dtype == IDIST_F64;
-    bool can_scale = idist__type_is_float(gradient->dtype);
+    bool can_scale = idist__dtype_is_float(gradient->dtype);
 
-    if ((unsigned)gradient->dtype >= IDIST_DTYPE_COUNT || idist__type_is_pair(gradient->dtype))
+    if ((unsigned)gradient->dtype >= IDIST_DTYPE_COUNT || idist__dtype_is_pair(gradient->dtype))
         return idist__fail(IDIST_ERR_UNSUPPORTED,
                            "ddp_create: gradient %d is %s, which cannot be summed", i,
                            idist_dtype_name(gradient->dtype));
@@ -6740,7 +6749,7 @@ static idist_status idist__ddp_create_check_device(const idist_ddp *d) {
     for (i = 0; i < d->desc.n && !d->desc.on_device; i++) {
         bool on_device;
         idist_status status =
-            idist__memory_on_device(&d->reduction.memory, d->grads[i].data, &on_device);
+            idist__tensor_memory_on_device(&d->reduction.memory, d->grads[i].data, &on_device);
 
         if (status != IDIST_OK) return status;
         if (!on_device) continue;
@@ -6994,10 +7003,10 @@ void idist_ddp_free(idist_ddp **ddp) {
     }
 
     memory = &d->reduction.memory;
-    idist__memory_free(memory, d->bucket_memory);
-    idist__memory_free(memory, d->slot_memory);
-    idist__memory_free(memory, d->saved_grads);
-    idist__memory_free(memory, d->held_errors);
+    idist__tensor_memory_free(memory, d->bucket_memory);
+    idist__tensor_memory_free(memory, d->slot_memory);
+    idist__tensor_memory_free(memory, d->saved_grads);
+    idist__tensor_memory_free(memory, d->held_errors);
     free(d->buckets);
     free(d->bucket_of);
     free(d->launch_order);
@@ -7036,18 +7045,18 @@ int idist_ddp_active(const idist_ddp *d) { return d ? d->active_count : 0; }
 //------------------------------------------------------------------------------
 
 // Removes a progress bar, so that a line can take its place. The lock is held.
-static void idist__log_clear_bar(void) {
+static void idist__train_log_clear_bar(void) {
     fputs(idist__log_before, stderr);
     idist__log_before = "";
 }
 
-static void idist__log_line(const char *line) {
+static void idist__train_log_line(const char *line) {
     const idist__world *world = idist__world_default();
     const idist_logger *logger = world ? &world->log.logger : NULL;
     int cancel_state = idist__os_unwind_block_cancel();
 
     idist__os_mutex_lock(&idist__log_lock);
-    idist__log_clear_bar();
+    idist__train_log_clear_bar();
     if (!logger || !logger->log_fn || !idist__log_call(logger, IDIST_LOG_INFO, line))
         idist__log_to_stderr(line);
     idist__os_mutex_unlock(&idist__log_lock);
@@ -7071,7 +7080,7 @@ void idist_train_log(const char *name, const char *format, ...) {
 
     for (at = line; *at; at++)
         if (*at == '\n') *at = ' ';
-    idist__log_line(line);
+    idist__train_log_line(line);
 }
 
 void idist_train_log_config(const char *name) {
@@ -7274,7 +7283,7 @@ static void idist__columns_add(idist__columns_line *line, const char *text) {
 #define IDIST__BAR_NS (100 * IDIST__MS) // between two updates of a progress bar
 
 // "02:07" or "1:02:07".
-static void idist__progress_print_time(char *text, size_t capacity, int64_t ns) {
+static void idist__progress_bar_print_time(char *text, size_t capacity, int64_t ns) {
     int64_t seconds = ns / 1000000000;
     int h = (int)(seconds / 3600), m = (int)(seconds / 60 % 60), s = (int)(seconds % 60);
 
@@ -7285,8 +7294,8 @@ static void idist__progress_print_time(char *text, size_t capacity, int64_t ns) 
 
 // Writes one line that the terminal does not wrap: otherwise the next update would start in the
 // middle of it. The last column stays free, because some terminals wrap as soon as it is written.
-static void idist__progress_draw(const char *title, const char *numbers, const char *picture,
-                                 const char *text, const char *times, const char *end) {
+static void idist__progress_bar_draw(const char *title, const char *numbers, const char *picture,
+                                     const char *text, const char *times, const char *end) {
     const char *parts[5];
     idist__columns_line line;
     size_t columns = idist__os_terminal_columns();
@@ -7309,12 +7318,12 @@ static void idist__progress_draw(const char *title, const char *numbers, const c
     fprintf(stderr, "%s%s%s", line.text, line.colored ? "\033[m" : "", end);
 }
 
-static void idist__progress_print_remaining(char *text, size_t capacity, int64_t elapsed_ns,
-                                            uint64_t done, uint64_t total) {
+static void idist__progress_bar_print_remaining(char *text, size_t capacity, int64_t elapsed_ns,
+                                                uint64_t done, uint64_t total) {
     double remaining_ns = done ? (double)elapsed_ns / (double)done * (double)(total - done) : -1;
 
     if (remaining_ns > 9e18) remaining_ns = -1; // more than 64 bits can have
-    idist__progress_print_time(text, capacity, (int64_t)remaining_ns);
+    idist__progress_bar_print_time(text, capacity, (int64_t)remaining_ns);
 }
 
 void idist_progress_update(idist_progress *bar, uint64_t done, const char *text) {
@@ -7334,20 +7343,20 @@ void idist_progress_update(idist_progress *bar, uint64_t done, const char *text)
     if (!idist__os_terminal_has_stderr()) return;
     if (done > bar->total) done = bar->total;
 
-    idist__progress_print_time(elapsed, sizeof elapsed, now_ns - bar->started_ns);
-    idist__progress_print_remaining(remaining, sizeof remaining, now_ns - bar->started_ns, done,
-                                    bar->total);
+    idist__progress_bar_print_time(elapsed, sizeof elapsed, now_ns - bar->started_ns);
+    idist__progress_bar_print_remaining(remaining, sizeof remaining, now_ns - bar->started_ns, done,
+                                        bar->total);
 
     cancel_state = idist__os_unwind_block_cancel();
     idist__os_mutex_lock(&idist__log_lock);
-    idist__log_clear_bar();
+    idist__train_log_clear_bar();
     snprintf(numbers, sizeof numbers, "%s[%llu/%llu] %3d%%", title[0] ? ": " : "",
              (unsigned long long)done, (unsigned long long)bar->total,
              bar->total ? (int)(100.0 * (double)done / (double)bar->total) : 100);
     fraction = bar->total ? 10.0 * (double)done / (double)bar->total : 10;
     snprintf(picture, sizeof picture, "|%.10s| ", cells + 10 - (int)fraction);
     snprintf(times, sizeof times, " [%s<%s]", elapsed, remaining);
-    idist__progress_draw(title, numbers, picture, text ? text : "", times, last ? "\n" : "");
+    idist__progress_bar_draw(title, numbers, picture, text ? text : "", times, last ? "\n" : "");
     fflush(stderr);
     if (!last) idist__log_before = "\r\033[K"; // clears the line
     idist__os_mutex_unlock(&idist__log_lock);

@@ -33,7 +33,7 @@ static void conversions(idist_dtype dtype, idist__isa isa) {
         if (idist_dtype_size(dtype) == 1) ((uint8_t *)codes)[i] = (uint8_t)i;
         else codes[i] = (uint16_t)i;
     }
-    idist__float_widen(wide, codes, N, dtype);
+    idist__small_float_widen(wide, codes, N, dtype);
     eat(wide, sizeof wide);
     tell("widen", idist_dtype_name(dtype), isa);
 
@@ -43,7 +43,7 @@ static void conversions(idist_dtype dtype, idist__isa isa) {
         for (i = 0; i < N; i++) bits[i] = i << 16 | low[step];
         memcpy(wide, bits, sizeof wide);
         memset(codes, 0, sizeof codes);
-        idist__float_narrow(codes, wide, N, dtype);
+        idist__small_float_narrow(codes, wide, N, dtype);
         eat(codes, N * idist_dtype_size(dtype));
     }
     tell("narrow", idist_dtype_name(dtype), isa);

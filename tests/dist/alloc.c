@@ -55,15 +55,15 @@ static idist__segment *shm_of(idist_group *world) { return idist__ring_of(world-
 // Where p is in the file; 0: not there.
 static uint64_t place_of(idist_group *world, const void *p) {
     uint32_t extent;
-    idist__window_look(shm_of(world));
-    return idist__window_offset(shm_of(world), p, 1, &extent);
+    idist__view_look(shm_of(world));
+    return idist__view_offset(shm_of(world), p, 1, &extent);
 }
 
 // Collective: until all ranks have mapped what the others have allocated so far.
 static void all_look(idist_group *world, int rank) {
     idist_opts o = opts_of(world);
     rank_ok(rank, idist_barrier(&o));
-    rank_check(idist__window_look(shm_of(world)), "rank %d: a window cannot be mapped", rank);
+    rank_check(idist__view_look(shm_of(world)), "rank %d: a window cannot be mapped", rank);
     rank_ok(rank, idist_barrier(&o));
 }
 
@@ -82,8 +82,7 @@ static void seen_by_all(idist_group *world, int rank, int n, void *arg) {
     rank_ok(rank, idist_all_gather(&mine, at, 1, IDIST_U64, &o));
     all_look(world, rank);
     for (int k = 0; k < n; k++) {
-        unsigned char *theirs =
-            (unsigned char *)idist__window_pointer(shm_of(world), at[k], NBYTES);
+        unsigned char *theirs = (unsigned char *)idist__view_pointer(shm_of(world), at[k], NBYTES);
         if (!theirs) {
             rank_fail("rank %d: the memory of rank %d is not mapped", rank, k);
             return;

@@ -717,8 +717,8 @@ static void other_tensors(idist_group *world, int rank, int n, void *arg) {
     rank_is(rank, idist_checkpoint_save(&d, 1, 1, t, 2, NULL, 0, &o), IDIST_ERR_ARG);
     d.prefix = NULL;
     rank_is(rank,
-            idist_checkpoint_save(&d, 1, (double)idist__float_from_bits(0x7fc00000u), t, 2, NULL, 0,
-                                  &o),
+            idist_checkpoint_save(&d, 1, (double)idist__small_float_from_bits(0x7fc00000u), t, 2,
+                                  NULL, 0, &o),
             IDIST_ERR_ARG);
     rank_ok(rank, idist_all_reduce(&one, &sum, 1, IDIST_I32, IDIST_SUM, &o));
     rank_check(sum == n, "rank %d: after all this, got %d expected %d", rank, sum, n);

@@ -26,8 +26,9 @@ static double value_of(const idist_tensor *t, size_t i) {
     if (t->dtype == IDIST_F64) return ((const double *)t->data)[i];
     if (t->dtype == IDIST_F32) return (double)((const float *)t->data)[i];
     if (t->dtype == IDIST_I32) return ((const int32_t *)t->data)[i];
-    return (double)(t->dtype == IDIST_F16 ? idist__float_from_half(((const uint16_t *)t->data)[i])
-                                          : idist__float_from_bf16(((const uint16_t *)t->data)[i]));
+    return (double)(t->dtype == IDIST_F16
+                        ? idist__small_float_from_half(((const uint16_t *)t->data)[i])
+                        : idist__small_float_from_bf16(((const uint16_t *)t->data)[i]));
 }
 
 static void set_value(const idist_tensor *t, size_t i, double x) {
@@ -35,7 +36,7 @@ static void set_value(const idist_tensor *t, size_t i, double x) {
     if (t->dtype == IDIST_F64) ((double *)t->data)[i] = x;
     else if (t->dtype == IDIST_F32) ((float *)t->data)[i] = f;
     else if (t->dtype == IDIST_I32) ((int32_t *)t->data)[i] = (int32_t)x;
-    else idist__float_narrow((uint16_t *)t->data + i, &f, 1, t->dtype);
+    else idist__small_float_narrow((uint16_t *)t->data + i, &f, 1, t->dtype);
 }
 
 static void model_init(model *m, idist_group *world, int rank, int layout, bool mixed) {
@@ -343,13 +344,13 @@ static void halves(idist_group *world, int rank, int n, void *arg) {
                 uint16_t half;
                 for (int r = 0; r < n; r++) {
                     x = (float)(grad_of(r, 0, p, i) * 1.2345678);
-                    idist__float_narrow(&half, &x, 1, dtype);
-                    idist__float_widen(&x, &half, 1, dtype);
+                    idist__small_float_narrow(&half, &x, 1, dtype);
+                    idist__small_float_widen(&x, &half, 1, dtype);
                     sum += x;
                 }
                 sum /= (float)n;
-                idist__float_narrow(&half, &sum, 1, dtype);
-                idist__float_widen(&x, &half, 1, dtype);
+                idist__small_float_narrow(&half, &sum, 1, dtype);
+                idist__small_float_widen(&x, &half, 1, dtype);
                 right = right && value_of(&m.grads[p], i) == (double)x;
             }
         rank_check(right, "rank %d: %s of %s", rank, idist_dtype_name(dtype), wide ? "F64" : "F32");
@@ -387,7 +388,7 @@ static void bytes(idist_group *world, int rank, int n, void *arg) {
         }
         uint64_t hash = 0, all[RANKS_MAX];
         for (size_t i = 0; i < counts[1]; i++)
-            hash = hash * 31 + idist__float_to_bits(((const float *)m.grads[1].data)[i]);
+            hash = hash * 31 + idist__small_float_to_bits(((const float *)m.grads[1].data)[i]);
         rank_ok(rank, idist_all_gather(&hash, all, 1, IDIST_U64, &o));
         for (int r = 1; r < n; r++)
             rank_check(all[r] == all[0], "step %d: rank %d has other bits than rank 0", step, r);

@@ -56,7 +56,7 @@ static void follow(reader *r, const char *data, size_t nbytes) {
 }
 
 static ptrdiff_t read_by(int rank, void *port, void *buf, size_t nbytes) {
-    ptrdiff_t n = idist__transport_read(port, buf, nbytes);
+    ptrdiff_t n = idist__sockets_read(port, buf, nbytes);
     if (n > 0) follow(&running->readers[rank], (const char *)buf, (size_t)n);
     return n;
 }
@@ -71,7 +71,7 @@ static bool await_frames(idist_group *world, int rank, int type, int wanted) {
 
     while (!come && tap_now_ns() < end_ns) {
         pthread_mutex_lock(&world->w->lock);
-        idist__ring_progress(world->w);
+        idist__progress_run(world->w);
         come = running->readers[rank].counts[type] >= wanted;
         pthread_mutex_unlock(&world->w->lock);
     }

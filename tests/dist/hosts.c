@@ -2,8 +2,8 @@
 // checked
 //
 // Ranks of one host talk through shared memory, hosts through TCP, and every rank has more streams
-// than it asks one by one (idist__ring_move). The announcement of a waiting rank, which would wake
-// the others after 20 ms, never comes: a lost wake-up is a hang, and that a time-out.
+// than it asks one by one (idist__progress_move_all). The announcement of a waiting rank, which
+// would wake the others after 20 ms, never comes: a lost wake-up is a hang, and that a time-out.
 // IDIST_TEST_FULL=1: 30 rounds over 2+2+2+2, which otherwise are 3. Then calls of all sizes around
 // that of a piece.
 //

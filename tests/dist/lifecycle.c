@@ -379,7 +379,7 @@ static void group_open_elsewhere(bool worker_failed) {
 
     if (worker_failed) {
         left = world;
-        rank_ok(0, idist__world_close(left->w, true));
+        rank_ok(0, idist__life_close(left->w, true));
     } else {
         rank_is(0, idist_close(&world), IDIST_ERR_STATE);
         rank_check(strstr(idist_last_error(), "idist_group_begin of another thread"), "got \"%s\"",

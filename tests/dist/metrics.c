@@ -191,10 +191,10 @@ static void norms(idist_group *world, int rank, int n, void *arg) {
     float odd[2] = {1, 1}, infinite = 1;
     (void)arg;
     for (int i = 0; i < 2; i++) {
-        half[i] = idist__float_to_half(6);
-        bf16[i] = idist__float_to_bf16(-6);
-        e4m3[i] = idist__float_to_f8e4m3(-6);
-        e5m2[i] = idist__float_to_f8e5m2(6);
+        half[i] = idist__small_float_to_half(6);
+        bf16[i] = idist__small_float_to_bf16(-6);
+        e4m3[i] = idist__small_float_to_f8e4m3(-6);
+        e5m2[i] = idist__small_float_to_f8e5m2(6);
     }
     memcpy(bytes + 1, odd, sizeof odd);
     // 25 + 4 * 72 + 2 = 315 on each rank
@@ -204,9 +204,11 @@ static void norms(idist_group *world, int rank, int n, void *arg) {
     memcpy(odd, bytes + 1, sizeof odd);
     rank_check(near(x[1], 2, 1e-6) && (double)odd[1] > 0.49999 && (double)odd[1] < 0.50001,
                "rank %d: %g %g", rank, x[1], (double)odd[1]);
-    rank_check(idist__float_from_half(half[1]) == 3 && idist__float_from_bf16(bf16[0]) == -3,
+    rank_check(idist__small_float_from_half(half[1]) == 3 &&
+                   idist__small_float_from_bf16(bf16[0]) == -3,
                "rank %d: 16 bits", rank);
-    rank_check(idist__float_from_f8e4m3(e4m3[1]) == -3 && idist__float_from_f8e5m2(e5m2[0]) == 3,
+    rank_check(idist__small_float_from_f8e4m3(e4m3[1]) == -3 &&
+                   idist__small_float_from_f8e5m2(e5m2[0]) == 3,
                "rank %d: 8 bits", rank);
     // One rank has a gradient that is not finite: an error on all.
     for (int k = 0; k < 400; k++) infinite *= rank == n - 1 ? 10.0f : 1.0f;
@@ -253,7 +255,7 @@ static void metrics(idist_group *world, int rank, int n, void *arg) {
     static const int out[2] = {2, 3};
     rank_is(rank, idist_accuracy_update(&accuracy, scores[0], out, 2, 3), IDIST_ERR_ARG);
     rank_check(accuracy.total == 4, "rank %d: what is refused is not counted", rank);
-    float not_a_number[2] = {idist__float_from_bits(0x7fc00000u), 1};
+    float not_a_number[2] = {idist__small_float_from_bits(0x7fc00000u), 1};
     static const int ones[2] = {1, 1};
     rank_ok(rank, idist_accuracy_update(&accuracy, not_a_number, ones, 1, 2));
     static const int zero[1] = {0};
@@ -288,8 +290,8 @@ static void metrics(idist_group *world, int rank, int n, void *arg) {
 
 // What has no weight does not count, whatever it is.
 static void no_weight(idist_group *world, int rank, int n, void *arg) {
-    const double nan = (double)idist__float_from_bits(0x7fc00000u);
-    const double infinity = (double)idist__float_from_bits(0x7f800000u);
+    const double nan = (double)idist__small_float_from_bits(0x7fc00000u);
+    const double infinity = (double)idist__small_float_from_bits(0x7f800000u);
     idist_opts o = opts_of(world);
     idist_mean mean = {0, 0};
     idist_running_average constant = {1, 0, false};

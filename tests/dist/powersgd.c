@@ -61,7 +61,7 @@ static void model_init(model *m, idist_group *world, const size_t counts[N], con
 static void check_same_bits(const model *m, idist_group *world, int rank, int n) {
     idist_opts o = opts_of(world);
     uint64_t hash = 0, all[RANKS_MAX];
-    for (int i = 0; i < ELEMENTS; i++) hash = hash * 31 + idist__float_to_bits(m->values[i]);
+    for (int i = 0; i < ELEMENTS; i++) hash = hash * 31 + idist__small_float_to_bits(m->values[i]);
     rank_ok(rank, idist_all_gather(&hash, all, 1, IDIST_U64, &o));
     for (int r = 1; r < n; r++)
         rank_check(all[r] == all[0], "rank %d has other bits than rank 0", r);
@@ -242,7 +242,7 @@ static void not_finite(idist_group *world, int rank, int n, void *arg) {
         int nans = 0;
         for (int i = 0; i < 264; i++) m.values[i] = simple_gradient(i, rank);
         if (iteration == 1 && rank == n - 1)
-            m.values[17] = idist__float_from_bits(rank % 2 ? 0x7fc00000u : 0x7f800000u);
+            m.values[17] = idist__small_float_from_bits(rank % 2 ? 0x7fc00000u : 0x7f800000u);
         rank_ok(rank, idist_ddp_wait(ddp));
         for (int i = 0; i < 264; i++) {
             if (m.values[i] != m.values[i]) nans += i < 96 ? 1 : 1000;

@@ -91,7 +91,7 @@ static void values(idist_group *world, int rank, int n, void *arg) {
     for (int k = 0; k < n; k++) {
         const idist__sockets *s = &ring->links[k].sockets;
         if (k == rank || ring->links[k].transport != &idist__transport_tcp) continue;
-        rank_check(s->count == p->sockets && idist__transport_is_complete(s),
+        rank_check(s->count == p->sockets && idist__sockets_is_complete(s),
                    "rank %d: the link to %d has %d sockets", rank, k, s->count);
     }
     rank_ok(rank, idist_barrier(&o)); // nobody leaves while another one looks
@@ -146,7 +146,7 @@ static void automatic(void) {
         network.round_trip_us = rows[i].round_trip_us;
         network.mbits = rows[i].mbits;
         network.window_nbytes = rows[i].window_nbytes;
-        tap_is(idist__table_fill_sockets(&network), rows[i].sockets,
+        tap_is(idist__records_fill_sockets(&network), rows[i].sockets,
                "%u us there and back, %u Mbit/s", rows[i].round_trip_us, rows[i].mbits);
     }
 }

@@ -502,7 +502,7 @@ static int closes_beside_use(int number, void *arg) {
     thread = start_use(&u, 1);
     if (endless) waiter = start_use(&other, 2);
     start = tap_now_ms();
-    idist__world_close(u.world->w, true);
+    idist__life_close(u.world->w, true);
     took = tap_now_ms() - start;
     rank_check(took < 10000 * test_slow_factor(), "took %d ms", (int)took);
     if (endless) {
@@ -711,7 +711,7 @@ static int waits_for_a_thread(int number, void *arg) {
     float *x = device_of(1, 1);
     idist_opts o = opts_of(group);
     idist__world_lock(world->w);
-    rank_ok(number, idist__gpu_group_make(group));
+    rank_ok(number, idist__gpu_setup_group_make(group));
     idist__gpu_group_of(group)->preparing = true;
     pthread_mutex_unlock(&world->w->lock);
     int64_t start = tap_now_ms();
@@ -968,14 +968,14 @@ static void looks_before_it_sleeps(idist_group *world, int rank, int n, void *ar
     watch_backend(world);
     watch.api.sleep = watched_sleep;
     w->spin_ns = 500000; // as with a core for each rank
-    idist__gpu_set_waiting(&t, true);
+    idist__gpu_task_set_waiting(&t, true);
     start = tap_now_ns();
     while (!watch.n_sleeps && tap_now_ns() - start < 1000000000)
-        idist__gpu_sleep(w, start + 1000000000);
+        idist__gpu_engine_sleep(w, start + 1000000000);
     rank_check(watch.n_sleeps > 0, "it never slept");
     rank_check(watch.first_sleep_ns - start >= 28000, "it slept after %d ns",
                (int)(watch.first_sleep_ns - start));
-    idist__gpu_set_waiting(&t, false);
+    idist__gpu_task_set_waiting(&t, false);
     idist__gpu_of(w)->host_backend = watch.real;
     pthread_mutex_unlock(&w->lock);
 }

@@ -135,13 +135,13 @@ static void send_bad(idist_group *world, const bad *what, uint64_t pair) {
         f.aux = (uint64_t)what->aux;
         pthread_mutex_lock(&w->lock);
         idist__link_control(ring, &ring->links[0], &f, what->text);
-        if (i % 64 == 63) idist__ring_progress(w); // so that they go out
+        if (i % 64 == 63) idist__progress_run(w); // so that they go out
         pthread_mutex_unlock(&w->lock);
     }
     while (ring->links[0].open && tap_now_ns() < end_ns) { // stays until rank 0 has had enough
         pthread_mutex_lock(&w->lock);
         idist__progress_turn(ring);
-        idist__ring_progress(w);
+        idist__progress_run(w);
         pthread_mutex_unlock(&w->lock);
         tap_sleep_ms(1);
     }
@@ -201,7 +201,7 @@ static int other_number(idist_group *world, int rank, int n, proc_slot *slot, vo
     while (rank == 1 && l->open && tap_now_ns() < end_ns) {
         pthread_mutex_lock(&world->w->lock);
         idist__progress_turn(ring);
-        idist__ring_progress(world->w);
+        idist__progress_run(world->w);
         if (!sent && l->early && l->early->frame.type == IDIST__CTS) {
             idist__frame f = l->early->frame;
             f.type = IDIST__DATA;
@@ -240,7 +240,7 @@ static int unknown_groups(idist_group *world, int rank, int n, proc_slot *slot, 
         if (f.type == IDIST__EAGER && idist__ring_of(w)->links[0].window < 64) f.type = IDIST__RTS;
         if (f.type == IDIST__EAGER) idist__ring_of(w)->links[0].window -= 64;
         idist__link_control(idist__ring_of(w), &idist__ring_of(w)->links[0], &f, NULL);
-        if (i % 64 == 63) idist__ring_progress(w); // so that they go out
+        if (i % 64 == 63) idist__progress_run(w); // so that they go out
         pthread_mutex_unlock(&w->lock);
     }
     rank_ok(rank, idist_barrier(&o));
@@ -280,7 +280,7 @@ static void early_failure(idist_group *world, int rank, int n, void *arg) {
             idist__frame f;
             memset(&f, 0, sizeof f);
             f.type = IDIST__ABORT;
-            f.ctx = idist__group_ctx(world, world->child_count + 1, 1);
+            f.ctx = idist__new_group_ctx(world, world->child_count + 1, 1);
             f.aux = (uint64_t)(int64_t)IDIST_ERR_DEVICE;
             pthread_mutex_lock(&w->lock);
             idist__link_control(idist__ring_of(w), &idist__ring_of(w)->links[0], &f, texts[i]);

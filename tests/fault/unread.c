@@ -38,7 +38,7 @@ typedef struct plan {
 static plan *running;
 
 static ptrdiff_t read_stream_later(void *port, void *buf, size_t nbytes) {
-    return running->answered ? idist__transport_read(port, buf, nbytes) : 0;
+    return running->answered ? idist__sockets_read(port, buf, nbytes) : 0;
 }
 
 static ptrdiff_t read_pipe_later(void *port, void *buf, size_t nbytes) {

@@ -83,18 +83,18 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t nbytes) {
     d.timeout_ms = 2000;
     if (idist__launch_config(&cfg, &d) != IDIST_OK) abort();
     cfg.world_size = 2;
-    if (idist__world_new(&cfg, &w) != IDIST_OK || idist__ring_new(w, &ring) != IDIST_OK) abort();
+    if (idist__life_new(&cfg, &w) != IDIST_OK || idist__join_new(w, &ring) != IDIST_OK) abort();
     w->impl = ring;
     // The call polls until the stream ends, however small the reads are: the stream cannot wake a
     // sleeper. The progress thread of a request may sleep.
     w->spin_ns = w->spin_budget_ns = 1000 * IDIST__MS;
-    if (idist__open_polls(ring) != IDIST_OK) abort();
+    if (idist__join_polls(ring) != IDIST_OK) abort();
     ring->links[1].transport = &transport;
     ring->links[1].port = &s;
     ring->links[1].open = true;
-    if (idist__ring_group_open(&w->group) != IDIST_OK) abort();
+    if (idist__members_open(&w->group) != IDIST_OK) abort();
     o.group = &w->group;
     call(data[0], &o);
-    idist__world_close(w, true);
+    idist__life_close(w, true);
     return 0;
 }

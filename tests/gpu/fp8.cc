@@ -19,10 +19,10 @@ template <typename T> static int compare(idist_dtype d, uint32_t step) {
         T theirs;
         theirs.__x = (__nv_fp8_storage_t)i;
         got[0] = (uint8_t)i;
-        idist__float_widen(x, got, 1, d);
+        idist__small_float_widen(x, got, 1, d);
         float want = (float)theirs;
         if (is_nan(want) ? !is_nan(x[0])
-                         : idist__float_to_bits(want) != idist__float_to_bits(x[0])) {
+                         : idist__small_float_to_bits(want) != idist__small_float_to_bits(x[0])) {
             printf("%s %02x: %g here, %g there\n", idist_dtype_name(d), (unsigned)i, (double)x[0],
                    (double)want);
             wrong++;
@@ -31,13 +31,13 @@ template <typename T> static int compare(idist_dtype d, uint32_t step) {
     while (at <= UINT32_MAX) {
         int n = 0;
         for (uint64_t k = at; n < MANY && k <= UINT32_MAX; k += step)
-            x[n++] = idist__float_from_bits((uint32_t)k);
-        idist__float_narrow(got, x, (size_t)n, d);
+            x[n++] = idist__small_float_from_bits((uint32_t)k);
+        idist__small_float_narrow(got, x, (size_t)n, d);
         for (int i = 0; i < n; i++) {
             T theirs(x[i]);
             if (theirs.__x != got[i] && wrong++ < 10)
                 printf("%s of %08x: %02x here, %02x there\n", idist_dtype_name(d),
-                       (unsigned)idist__float_to_bits(x[i]), (unsigned)got[i],
+                       (unsigned)idist__small_float_to_bits(x[i]), (unsigned)got[i],
                        (unsigned)theirs.__x);
         }
         at += (uint64_t)MANY * step;

@@ -64,7 +64,7 @@ int main(int argc, char **argv) {
                                           (ncclDataType_t)10, (ncclDataType_t)11};
     (void)argv;
     for (int i = 0; i <= IDIST_F8E5M2; i++)
-        if (idist__nccl_type((idist_dtype)i) != (int)want[i]) return 1;
-    if (idist__nccl_type(IDIST_F32_I64) != -1) return 1;
+        if (idist__nccl_issue_type((idist_dtype)i) != (int)want[i]) return 1;
+    if (idist__nccl_issue_type(IDIST_F32_I64) != -1) return 1;
     return argc > 100 ? calls(NULL, NULL, NULL, NULL) : 0;
 }

@@ -41,7 +41,7 @@ static bool is_nan(idist_dtype d, const unsigned char *at) {
     float f32;
     if (d == IDIST_F64) return memcpy(&f64, at, 8), f64 != f64;
     if (d == IDIST_F32) return memcpy(&f32, at, 4), f32 != f32;
-    idist__float_widen(&f32, at, 1, d);
+    idist__small_float_widen(&f32, at, 1, d);
     return f32 != f32;
 }
 
@@ -58,7 +58,7 @@ static void fill(unsigned char *at, idist_dtype d) {
     if (which == 2) memcpy(at, &bits, size);
     else if (d == IDIST_F64) memcpy(at, &x, size);
     else if (d == IDIST_F32) memcpy(at, &f, size);
-    else idist__float_narrow(at, &f, 1, d);
+    else idist__small_float_narrow(at, &f, 1, d);
 }
 
 static void reference(void *out, const void *const *in, int n, size_t count, idist_dtype d, int op,
@@ -72,14 +72,14 @@ static void reference(void *out, const void *const *in, int n, size_t count, idi
     }
     for (int k = 0; k < n; k++) {
         from[k] = half ? (void *)wide[k] : (void *)scaled[k];
-        if (half) idist__float_widen(wide[k], in[k], count, d);
+        if (half) idist__small_float_widen(wide[k], in[k], count, d);
         else memcpy(scaled[k], in[k], count * idist_dtype_size(d));
         idist__reduce_scale(half ? (void *)wide[k] : (void *)scaled[k], count, half ? IDIST_F32 : d,
                             factor);
     }
     idist__reduce_many(half ? (void *)sum : out, from, n, count, half ? IDIST_F32 : d, IDIST_SUM,
                        0);
-    if (half) idist__float_narrow(out, sum, count, d);
+    if (half) idist__small_float_narrow(out, sum, count, d);
 }
 
 static void launch(idist_dtype d, const idist_reduce_args *a, idist_reduce_size nthreads) {
@@ -165,24 +165,27 @@ static bool narrowed(float x) {
     idist_reduce_put_bf16(&v, 0, x);
     bf16 = (uint16_t)v.w[0];
     if (x != x) return (half & 0x7fff) > 0x7c00 && (bf16 & 0x7fff) > 0x7f80;
-    return half == idist__float_to_half(x) && bf16 == idist__float_to_bf16(x);
+    return half == idist__small_float_to_half(x) && bf16 == idist__small_float_to_bf16(x);
 }
 
 // All of 16 bits to float and back; to 16 bits also some floats of each upper half, and those
 // around the middle of two.
 static bool conversions(void) {
     for (uint32_t h = 0; h < 65536; h++) {
-        float f = idist__float_from_half((uint16_t)h), g = idist_reduce_from_half(h);
-        float middle = (float)(((double)f + (double)idist__float_from_half((uint16_t)(h + 1))) / 2);
-        if (f != f ? g == g : idist__float_to_bits(f) != idist__float_to_bits(g)) return false;
+        float f = idist__small_float_from_half((uint16_t)h), g = idist_reduce_from_half(h);
+        float middle =
+            (float)(((double)f + (double)idist__small_float_from_half((uint16_t)(h + 1))) / 2);
+        if (f != f ? g == g : idist__small_float_to_bits(f) != idist__small_float_to_bits(g))
+            return false;
         for (uint32_t low = 0; low < 65536; low += low < 4 || (low & 0x7fff) > 0x7ff0 ? 1 : 0xffb)
-            if (!narrowed(idist__float_from_bits(h << 16 | low))) return false;
+            if (!narrowed(idist__small_float_from_bits(h << 16 | low))) return false;
         for (uint32_t by = 0; by < 3; by++)
-            if (!narrowed(idist__float_from_bits(idist__float_to_bits(middle) + by - 1)))
+            if (!narrowed(
+                    idist__small_float_from_bits(idist__small_float_to_bits(middle) + by - 1)))
                 return false;
     }
-    return narrowed(idist__float_from_bits(0x7fffffff)) &&
-           narrowed(idist__float_from_bits(0xffffffff));
+    return narrowed(idist__small_float_from_bits(0x7fffffff)) &&
+           narrowed(idist__small_float_from_bits(0xffffffff));
 }
 
 // ---- gradients with fewer bits ----
@@ -224,7 +227,7 @@ static void halves(int op, idist_dtype wire) {
     bool good = true;
     for (int round = 0; round < 20 && good; round++) {
         for (int i = 0; i < PACKED; i++) x[i] = random_float();
-        idist__float_narrow((char *)packed[1], x, PACKED - 3, wire);
+        idist__small_float_narrow((char *)packed[1], x, PACKED - 3, wire);
         run_pack(idist_pack_halves, &a);
         for (int i = 0; i < PACKED - 3; i++)
             good = good && (x[i] != x[i] || packed[0][i] == packed[1][i]) &&
@@ -232,7 +235,7 @@ static void halves(int op, idist_dtype wire) {
         idist_pack_args b = {packed[1], NULL, back[0], PACKED - 3,
                              0,         0,    0,       op + IDIST_UNPACK_F16 - IDIST_PACK_F16};
         run_pack(idist_pack_halves, &b);
-        idist__float_widen(back[1], packed[1], PACKED - 3, wire);
+        idist__small_float_widen(back[1], packed[1], PACKED - 3, wire);
         good = good && same_floats(back[0], back[1], PACKED);
     }
     tap_ok(good, "packed to %s and back", idist_dtype_name(wire));

@@ -12,13 +12,13 @@ static const idist_dtype formats[2] = {IDIST_F8E4M3, IDIST_F8E5M2};
 static uint8_t narrow_bits(idist_dtype d, uint32_t bits) {
     float x = f32_of_bits(bits);
     uint8_t code;
-    idist__float_narrow(&code, &x, 1, d);
+    idist__small_float_narrow(&code, &x, 1, d);
     return code;
 }
 
 static uint32_t widen_bits(idist_dtype d, uint8_t code) {
     float x;
-    idist__float_widen(&x, &code, 1, d);
+    idist__small_float_widen(&x, &code, 1, d);
     return f32_bits(x);
 }
 

@@ -238,7 +238,7 @@ static int narrow_wrong(idist_dtype d, const float *src, size_t count) {
     static unsigned char got[65536 * 2];
     size_t size = idist_dtype_size(d);
     int wrong = 0;
-    idist__float_narrow(got, src, count, d);
+    idist__small_float_narrow(got, src, count, d);
     for (size_t i = 0; i < count; i++) {
         uint16_t h = (uint16_t)tap_load_bits(got + i * size, size),
                  want = ref_narrow(d, f32_bits(src[i]));
@@ -257,7 +257,7 @@ static void test_conversions(idist__isa isa, idist_dtype d) {
     uint64_t state = tap_seed();
     int wrong = 0;
     for (size_t i = 0; i < n; i++) tap_store_bits(all + i * size, i, size);
-    idist__float_widen(wide, all, n, d);
+    idist__small_float_widen(wide, all, n, d);
     for (size_t i = 0; i < n; i++) {
         if (f32_bits(wide[i]) != ref_widen(d, (uint16_t)i) && wrong++ < 3)
             tap_diag("%04x: got %08x expected %08x", (unsigned)i, (unsigned)f32_bits(wide[i]),
@@ -290,8 +290,8 @@ static void test_conversions(idist__isa isa, idist_dtype d) {
         size_t some = n / 4; // numbers
         memset(narrow, 0xA5, sizeof narrow);
         memset(near, 0xA5, 42 * sizeof *near);
-        idist__float_widen(near, all + 1, count, d);
-        idist__float_narrow(narrow + 1, wide + some, count, d);
+        idist__small_float_widen(near, all + 1, count, d);
+        idist__small_float_narrow(narrow + 1, wide + some, count, d);
         wrong += f32_bits(near[count]) != 0xA5A5A5A5 || narrow[size * count + 1] != 0xA5;
         if (count) {
             uint64_t last = tap_load_bits(all + 1 + (count - 1) * size, size);

@@ -86,7 +86,7 @@ static void large_permutation(size_t count, uint64_t seed, const char *rest) {
     }
     order = (size_t *)malloc(count * sizeof *order);
     TAP_REQUIRE(order != NULL);
-    idist__random_permutation(order, count, seed, IDIST__RANDOM_LARGE);
+    idist__permutation_make(order, count, seed, IDIST__RANDOM_LARGE);
     tap_ok(is_permutation(order, count, rest), "torch's permutation of %zu", count);
     size_t first = order[5];
     free(order);
@@ -115,7 +115,7 @@ static void permutations(void) {
         const char *rest = line + used;
         bool right = true;
         TAP_REQUIRE(count <= 1000);
-        idist__random_permutation(order, (size_t)count, seed, (size_t)count);
+        idist__permutation_make(order, (size_t)count, seed, (size_t)count);
         for (size_t i = 0; i < count && right; i++, rest += used)
             right = sscanf(rest, "%llu%n", &wanted, &used) == 1 && wanted == order[i];
         if (!right && n_wrong++ < 5) tap_diag("differs: %.60s", line);

@@ -431,10 +431,10 @@ static void test_files(void) {
     look_at("full.json");
     tap_ok(is_json() && count("\"mark\"") > 100, "no room: what was written is JSON");
     tap_is(in_process(no_room_at_all, "none.json"), 0, "no room at all: one warning");
-    idist__trace_quote(name, sizeof name, "ab\xc3\xa9\xc3\xa9");
+    idist__trace_event_quote(name, sizeof name, "ab\xc3\xa9\xc3\xa9");
     tap_like(name, "ab", "a name that is cut");
     tap_is(strlen(name), 4, "not inside a character");
-    idist__trace_quote(name, sizeof name, "abc\xc3\xa9\xc3\xa9");
+    idist__trace_event_quote(name, sizeof name, "abc\xc3\xa9\xc3\xa9");
     tap_is(strlen(name), 5, "but between two");
 }
 
