@@ -25,7 +25,10 @@ SPACE := $(NOTHING) $(NOTHING)
 quoted = '$(subst ','\'',$(1))'
 
 VERSION := $(shell sed -n 's/^\#define IDIST_VERSION "\(.*\)"/\1/p' idist.h 2>/dev/null)
-HEADERS := $(wildcard idist*.h idist*.hpp)
+# What a program copies: generated from SOURCES, and written by hand.
+DROP_INS := $(notdir $(wildcard src/*.h))
+SOURCES := $(shell find src -name '*.h')
+HEADERS := $(DROP_INS) idist.hpp
 TEST_LIB := $(wildcard tests/lib/*.h)
 TEST_SRC := $(sort $(wildcard tests/unit/*.c tests/sim/*.c tests/dist/*.c tests/fault/*.c))
 SCRIPT_FOLDERS := compile device docs launch mpi package train
@@ -58,7 +61,7 @@ EXAMPLES += $(if $(shell command -v c++),\
     $(patsubst examples/%.cpp,build/%,$(wildcard examples/*.cpp)))
 # Those that tests run as built here. For the others see tests/lib/examples.sh.
 TESTED_EXAMPLES := $(addprefix build/,01_hello 05_train_digits 20_cifar10 idistrun)
-FORMATTED := $(HEADERS) $(wildcard idist*.hpp) \
+FORMATTED := $(SOURCES) idist.hpp \
     $(wildcard $(addprefix examples/,*.c *.h *.cpp *.cu lib/*.h before/*.c)) \
     $(wildcard tests/*/*.c tests/*/*.cc tests/*/*.cpp tests/*/*.h packaging/conan/test_package/*.c*)
 
@@ -66,12 +69,21 @@ PARALLEL = $(if $(findstring jobserver,$(MAKEFLAGS)),,-j$(JOBS))
 PROVE = prove --timer --directives --failures --comments --exec 'timeout -k 5 $(DEADLINE)'
 
 .PHONY: run test test-all asan build-asan ubsan tsan check-programs need-prove programs examples
-.PHONY: tested-examples who doctor perf fuzz lint format single dist docs plots install uninstall
-.PHONY: deps deps-nccl peers print-deps bench-peers bench-net tune model bench-mpi bench-train
-.PHONY: test-gpu bench-gpu clean help
+.PHONY: tested-examples who doctor perf fuzz lint format drop-ins single dist docs plots install
+.PHONY: uninstall deps deps-nccl peers print-deps bench-peers bench-net tune model bench-mpi
+.PHONY: bench-train test-gpu bench-gpu clean help
 
 run: build/05_train_digits
 	build/05_train_digits
+
+# The drop-ins are rewritten when a source has changed, and only those whose text is another one.
+drop-ins: $(DROP_INS)
+$(DROP_INS): build/drop-ins ;
+build/drop-ins: $(SOURCES) tools/drop_ins.py
+	@mkdir -p $(@D)
+	@if command -v python3 >/dev/null; then tools/drop_ins.py; \
+	else echo "without python3 the drop-ins stay as they are"; fi
+	@touch $@
 
 doctor: build/idistrun
 	@build/idistrun --doctor
@@ -87,33 +99,33 @@ build/%: examples/%.cpp $(wildcard examples/*.h examples/lib/*.h) $(HEADERS) idi
 
 $(BUILD)/tests/unit/cifar10: examples/lib/resnet.h
 
-# Each test is one file. Those that look inside hold the implementation themselves, most of them
-# without the optimizer, which would take longer than they; the others share one, or that of
-# idist_train.h and idist_trace.h, which does little work and is not optimized either.
+# Each test is one file, compiled with src/. Those that look inside hold the implementation
+# themselves, most of them without the optimizer, which would take longer than they; the others share
+# one, or that of idist_train.h, which does little work and is not optimized either.
 IMPLEMENTATION_OBJECT = $(if $(filter $<,$(WITH_IMPLEMENTATION)),,\
     $(BUILD)/tests/$(if $(filter $<,$(WITH_IDIST_TRAIN)),idist_train.o,idist.o))
 $(BUILD)/tests/%: tests/%.c $(BUILD)/tests/idist.o $(BUILD)/tests/idist_train.o $(TEST_LIB)
 	@mkdir -p $(@D)
-	$(CC) $(CFLAGS) $(if $(filter $<,$(NOT_OPTIMIZED)),$(NO_OPTIMIZER)) -I. -Itests/lib $< \
+	$(CC) $(CFLAGS) $(if $(filter $<,$(NOT_OPTIMIZED)),$(NO_OPTIMIZER)) -Isrc -Itests/lib $< \
 	    $(IMPLEMENTATION_OBJECT) -o $@
-$(BUILD)/tests/%: tests/%.cpp idist.hpp $(BUILD)/tests/idist.o $(TEST_LIB)
+$(BUILD)/tests/%: tests/%.cpp $(HEADERS) $(BUILD)/tests/idist.o $(TEST_LIB)
 	@mkdir -p $(@D)
 	$(TEST_CXX) -std=c++11 $(filter-out -std=%,$(CFLAGS)) -I. -Itests/lib $< \
 	    $(BUILD)/tests/idist.o -o $@ -pthread
 
-$(BUILD)/tests/idist.o $(BUILD)/tests/idist_train.o: $(BUILD)/tests/%.o: %.h $(HEADERS)
+$(BUILD)/tests/idist.o $(BUILD)/tests/idist_train.o: $(BUILD)/tests/%.o: src/%.h $(SOURCES)
 	@mkdir -p $(@D)
 	$(CC) $(CFLAGS) $(if $(findstring -fsanitize,$(CFLAGS)),,-Werror) \
-	    $(if $(findstring train,$<),$(NO_OPTIMIZER)) -DIDIST_IMPLEMENTATION -x c -c $< -o $@
+	    $(if $(findstring train,$<),$(NO_OPTIMIZER)) -Isrc -DIDIST_IMPLEMENTATION -x c -c $< -o $@
 
 # The same tests for ranks that mpirun starts: compiled once, linked with each MPI by
 # tests/lib/mpi_tests.sh.
-build/mpi/%.o: tests/dist/%.c $(HEADERS) $(TEST_LIB)
+build/mpi/%.o: tests/dist/%.c $(SOURCES) $(TEST_LIB)
 	@mkdir -p $(@D)
-	$(CC) $(CFLAGS) -DRANKS_MPI -include idist_mpi.h -I. -Itests/lib -c $< -o $@
-build/mpi/%.o: tests/fault/%.c $(HEADERS) $(TEST_LIB)
+	$(CC) $(CFLAGS) -DRANKS_MPI -include idist_mpi.h -Isrc -Itests/lib -c $< -o $@
+build/mpi/%.o: tests/fault/%.c $(SOURCES) $(TEST_LIB)
 	@mkdir -p $(@D)
-	$(CC) $(CFLAGS) -DRANKS_MPI -include idist_mpi.h -I. -Itests/lib -c $< -o $@
+	$(CC) $(CFLAGS) -DRANKS_MPI -include idist_mpi.h -Isrc -Itests/lib -c $< -o $@
 
 # NATIVE=-march=native for figures of this very machine.
 build/idist_perf: tests/bench/idist_perf.c tests/bench/rule.h $(HEADERS)
@@ -213,7 +225,7 @@ tune: build/idist_perf
 # ARGS='-L us -o us -g us -G Gbit/s -R GB/s': the network, and how fast a rank reduces.
 model:
 	@mkdir -p build
-	@cc -O2 -I. -Itests/lib tests/unit/model.c -o build/model
+	@cc -O2 -Isrc -Itests/lib tests/unit/model.c -o build/model
 	@build/model -table $(ARGS)
 
 bench-mpi:
@@ -253,7 +265,7 @@ fuzz:
 	@set -e; for source in tests/fuzz/*.c; do \
 	    name=$$(basename $$source .c); \
 	    clang -g -O1 -Wno-pass-failed -fsanitize=fuzzer,address,undefined \
-	        -fno-sanitize-recover=all -I. -Itests/lib $$source -o build/fuzz/$$name; \
+	        -fno-sanitize-recover=all -Isrc -Itests/lib $$source -o build/fuzz/$$name; \
 	    mkdir -p build/fuzz/corpus/$$name; \
 	    echo "fuzz: $$name for $(FUZZ_SECONDS) s"; \
 	    build/fuzz/$$name -max_total_time=$(FUZZ_SECONDS) -timeout=10 -rss_limit_mb=2048 \
@@ -263,16 +275,14 @@ fuzz:
 	    tail -n 8 build/fuzz/$$name.log; \
 	done
 
-# One file instead of the rooms that idist.h includes, and an archive with it and the other headers.
-OPTIONAL_HEADERS := idist_mpi.h idist_nccl.h idist_gpu.h idist_ipc.h idist_trace.h idist_train.h
-SINGLE := build/single/idist.h $(OPTIONAL_HEADERS:%=build/single/%) build/single/idist.hpp \
-    build/single/LICENSE
+# idist.h with idist_ring.h in one file, and an archive with it and the other headers.
+SINGLE := $(addprefix build/single/,$(filter-out idist_ring.h,$(HEADERS)) LICENSE)
 DIST := build/idist-$(VERSION).tar.gz
 
-build/single/%.h: %.h $(HEADERS) tools/single.py
+build/single/idist.h: idist.h idist_ring.h
 	@mkdir -p $(@D)
-	tools/single.py $< $@
-build/single/idist.hpp build/single/LICENSE: build/single/%: %
+	{ cat idist.h && echo '#ifndef IDIST_NO_RING' && cat idist_ring.h && echo '#endif'; } >$@
+build/single/%: %
 	@mkdir -p $(@D)
 	cp $< $@
 
@@ -284,7 +294,7 @@ $(DIST): $(SINGLE)
 	    -C build/single --transform='s|^|idist-$(VERSION)/|' -cf - $(notdir $(SINGLE)) | gzip -n -9 >$@
 
 # Pages and man pages of the API, from the comments of the headers that declare it.
-API_HEADERS := $(shell grep -l '^IDIST_API' $(sort $(HEADERS)))
+API_HEADERS := $(DROP_INS)
 DOCS ?= build/docs
 docs:
 	@command -v doxygen >/dev/null || \
@@ -431,6 +441,7 @@ help:
 	@echo "make fuzz       run each fuzzer for FUZZ_SECONDS (default 20); needs clang"
 	@echo "make lint       check the headers' rules, format and exported names"
 	@echo "make format     apply .clang-format"
+	@echo "make drop-ins   the headers at the root, from src/; needs python3"
 	@echo "make single     idist.h as a single file, in build/single; make dist: an archive with it"
 	@echo "make docs       pages and man pages of the API, into build/docs; needs doxygen and"
 	@echo "                python3; man -M build/docs/man idist"

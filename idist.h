@@ -8,8 +8,8 @@ DO THIS
         #include "idist.h"
 
     In the file with IDIST_IMPLEMENTATION, include idist.h before the system headers. There is no
-    library to link, no configure step and nothing to install: copy the headers into your project.
-    To copy exactly one file, take the idist.h that `make single` writes.
+    library to link, no configure step and nothing to install: copy idist.h and idist_ring.h into your
+    project. To copy exactly one file, take the idist.h that `make single` writes.
 
 A COMPLETE PROGRAM
 
@@ -57,29 +57,19 @@ CONTENTS
       [api:spawn]      worker processes
       [api:memory]     buffers
       [api:store]      the key-value store for rendezvous
+      [api:trace]      a timeline of a run
       [api:backend]    backends
 
-    The implementation is in separate files, which this header includes at its end. Each uses only
-    the files above it; ARCHITECTURE.md shows how a call goes through them.
+    The implementation follows: the files of src/, in the order in which each uses only those before
+    it. ARCHITECTURE.md shows how a call goes through them.
 
-      idist_os.h       the operating system
-      idist_base.h     errors, memory, log, dtypes, reductions, hashes
-      idist_net.h      sockets, and the handshake on every connection
-      idist_store.h    the key-value store
-      idist_launch.h   configuration, environment, launchers
-      idist_core.h     worlds, groups, tasks, and the path of a call
-      idist_calls.h    the public functions
-      idist_spawn.h    worker processes, and Ignite's Parallel
-      idist_ring.h     the ring backend; its parts are idist_shm.h, idist_msg.h, idist_share.h,
-                       idist_algo.h, idist_connect.h, idist_engine.h and idist_join.h
-
-    Include these yourself, in addition, to use what they add:
+    Copy this file and idist_ring.h, which connects more than one rank. Where IDIST_IMPLEMENTATION is
+    defined, this file includes idist_ring.h from the folder that it is in. Copy and include these
+    yourself to use what they add:
 
       idist_mpi.h      the MPI backend
-      idist_nccl.h     device memory through NCCL, CUDA IPC or pinned memory; includes idist_gpu.h
-                       and idist_ipc.h
+      idist_nccl.h     device memory through NCCL, CUDA IPC or pinned memory
       idist_train.h    data-parallel training: samplers, loaders, gradient averaging, metrics
-      idist_trace.h    a timeline of every call, for Perfetto
       idist.hpp        this API for C++: exceptions, spans, owners of handles, lambdas as workers
 
 WHAT IT IS
@@ -247,7 +237,7 @@ LAUNCHING
         IDIST_CHECK=0        the mpi backend does not compare calls (the ring always does)
         IDIST_START_METHOD   fork or exec
         IDIST_LOG            see LOGGING
-        IDIST_TRACE          see idist_trace.h
+        IDIST_TRACE          the file of a timeline: see [api:trace]
         IDIST_LOST_FILE      a file that a rank creates when it lost another rank, or could not
                              join because of one. Launchers set it to tell a cause from its
                              consequences
@@ -390,7 +380,7 @@ SECURITY
 
 WRITING A BACKEND
 
-    Fill an idist_backend_api (its contract is in idist_core.h) and pass it to
+    Fill an idist_backend_api (its contract is in src/core/model.h) and pass it to
     idist_register_backend. The backend receives each call as one struct and ends it with
     idist__task_complete. tests/compile/backend.c is a complete one.
 
@@ -404,6 +394,7 @@ LIMITS
 HISTORY
 
     See CHANGELOG.md. The licence is at the end of this file.
+    Generated from src/ by tools/drop_ins.py: change the files there.
 */
 #if defined(IDIST_IMPLEMENTATION) && !defined(_DEFAULT_SOURCE)
 // clock_gettime, sockets and the like, also with -std=c99.
@@ -1513,10 +1504,86 @@ IDIST_API idist_status idist_store_delete(idist_store *store, const char *key, b
 IDIST_API idist_status idist_store_num_keys(idist_store *store, size_t *n);
 
 //------------------------------------------------------------------------------
+// [api:trace]  a timeline of a run, with a track per rank
+//
+// IDIST_TRACE=out.json ./app writes a file per rank, and idistrun --trace out.json one for all. Open
+// it in https://ui.perfetto.dev, in chrome://tracing, or in examples/trace.html, which needs no
+// network. Calls of idist appear by themselves. A program adds what it computes:
+//
+//     idist_trace_begin("forward");
+//     forward(batch);
+//     idist_trace_end();
+//
+// WHAT IS IN IT
+//
+// A process per rank, "rank 3 on node7", with one track for each thread that marks or calls
+// something: first the thread that joined the world, then "thread 1" and so on. Whatever is in
+// flight while a thread goes on (a request from the call to its completion, a bucket of gradients)
+// is on tracks of its own below these, as many as it takes for no two to overlap.
+//
+//     category   what                                         args
+//     compute    from idist_trace_begin to idist_trace_end    -
+//     call       a blocking call; or, until it is complete,   dtype, count, bytes (of the larger
+//                a request or a call between group_begin      buffer), op, root or peer and tag,
+//                and group_end                                ranks, seq; status
+//     wait       idist_wait, idist_wait_any,                  the call that it waits for; status
+//                idist_wait_stream, idist_group_end
+//     bucket     what idist_train.h reduces during the        gradients, bytes
+//                backward pass
+//
+// A call on a stream lasts for as long as the host is busy with it. idist_test is not recorded,
+// nor are calls that fail before there is a world. seq is the number of the call within its group,
+// as in the texts of errors.
+//
+// THE FILE
+//
+// A world of 1 writes to the file named by IDIST_TRACE. In a larger world each rank writes a file
+// of its own: out.json becomes out.3.json for rank 3. If another live process is writing that
+// file, the process id is appended. A process writes one file, from its first world on, for all
+// worlds that it joins; the workers of idist_spawn are processes. A child that is merely forked
+// writes none.
+//
+// The file is an array in Chrome's JSON format with an event per line. Events are written through
+// a mapping, so the file contains the last events of a rank that was killed or hangs; a call that
+// never returned has a begin and no end. The file is valid JSON at any moment except the instant
+// in which an event is added. Times are microseconds since 1970, taken from the monotonic clock
+// and its distance to the clock of the host at the start: ranks of a host agree, and hosts agree
+// as well as NTP makes them.
+//
+// If the file cannot be written, a warning is logged and the program goes on without.
+//
+// WHAT IT COSTS
+//
+// Without IDIST_TRACE a load and a branch per call. With it about a microsecond and 60 to 200
+// bytes per event; a call or a mark is two events. Memory is allocated only for a new thread or
+// track.
+//
+// The functions may be called by any thread at any time; without a timeline nothing happens. Names
+// are UTF-8 and are copied: up to about 150 bytes of a name and 60 of a category, whole characters
+// only.
+//------------------------------------------------------------------------------
+
+// Whether this process writes a timeline: IDIST_TRACE is set, and it has joined a world.
+IDIST_API bool idist_trace_on(void);
+
+// Work of this thread from begin to end, category "compute". Calls nest; each begin needs its end
+// in the same thread.
+IDIST_API void idist_trace_begin(const char *name);
+IDIST_API void idist_trace_end(void);
+
+// Something that has already happened, from start_ns to end_ns of CLOCK_MONOTONIC. The categories
+// "compute", "call" and "wait" go to the track of this thread, so such a span must lie inside or
+// beside whatever else is there. Any other category, such as "bucket", has tracks of its own on
+// which nothing overlaps. args: NULL or a JSON object, "{\"bytes\": 4096}"; it is left out if it is
+// longer than 1,000 bytes.
+IDIST_API void idist_trace_span(const char *name, const char *category, int64_t start_ns,
+                                int64_t end_ns, const char *args);
+
+//------------------------------------------------------------------------------
 // [api:backend]  backends
 //------------------------------------------------------------------------------
 
-// A table of functions; idist_core.h has its contract.
+// A table of functions; src/core/model.h has its contract.
 typedef struct idist_backend_api idist_backend_api;
 
 // Adds a backend to those that the worlds of this process choose from, any number of them. The one
@@ -1585,21 +1652,17681 @@ inline idist_dtype idist_dtype_of(const idist_i64_i64 *) { return IDIST_I64_I64;
 #undef idist_wait_any_of
 #undef idist_wait_some
 
-#include "idist_begin.h"
-#include "idist_os.h"
-#include "idist_base.h"
-#include "idist_net.h"
-#include "idist_store.h"
-#include "idist_launch.h"
-#include "idist_core.h"
-#include "idist_calls.h"
-#include "idist_spawn.h"
-#include "idist_end.h"
+// ---- base/begin.h --------------------------------------------------------------------------------
+
+// base/begin.h: macros and compiler settings for the implementation
+//
+// Included at the start of the implementation in each spine, with base/end.h at its end, which
+// restores the settings. It has no include guard: each drop-in has a copy.
+
+// System headers may define these words as macros, as windows.h does.
+#pragma push_macro("near")
+#undef near
+#pragma push_macro("small")
+#undef small
+#pragma push_macro("lock")
+#undef lock
+#pragma push_macro("min")
+#undef min
+#pragma push_macro("max")
+#undef max
+
+// C++ programs may be compiled with these warnings. Code that is C as well needs such casts.
+#if defined(__cplusplus) && defined(__GNUC__)
+#pragma GCC diagnostic push
+#pragma GCC diagnostic ignored "-Wold-style-cast"
+#pragma GCC diagnostic ignored "-Wzero-as-null-pointer-constant"
+#ifndef __clang__
+#pragma GCC diagnostic ignored "-Wuseless-cast"
+#endif
+#endif
+
+// The thread sanitizer of gcc does not know the fences of the shared memory, and warns of each.
+#if defined(__SANITIZE_THREAD__) && !defined(__clang__) && __GNUC__ >= 11
+#pragma GCC diagnostic push
+#pragma GCC diagnostic ignored "-Wtsan"
+#endif
+
+#if defined(__GNUC__) && !defined(__clang__)
+#define IDIST__VECTORIZE __attribute__((optimize("O3")))
+#define IDIST__NO_ALIAS _Pragma("GCC ivdep")
+#elif defined(__clang__)
+#define IDIST__VECTORIZE
+#define IDIST__NO_ALIAS _Pragma("clang loop vectorize(assume_safety)")
+#else
+#define IDIST__VECTORIZE
+#define IDIST__NO_ALIAS
+#endif
+#define IDIST__PRINTF(fmt, args) __attribute__((format(printf, fmt, args)))
+#define IDIST__UNUSED __attribute__((unused))
+#define IDIST__NOINLINE __attribute__((noinline))
+#define IDIST__INLINE static inline __attribute__((always_inline))
+#define IDIST__TLS static __thread
+
+// IDIST__TRY(result = fn(arg)) calls a function of the program. Compiled as C++ with exceptions, an
+// exception that leaves the statement ends here, and idist__me.thrown says what was thrown.
+// Otherwise the process ends as if fn were noexcept: std::terminate, which prints the exception.
+// The function around the macro is IDIST__NOINLINE.
+#if defined(__cplusplus) && defined(__EXCEPTIONS)
+#include <exception>
+#ifdef __GLIBCXX__
+#include <cxxabi.h>
+// clang-format off
+#define IDIST__CATCH_EXIT catch (abi::__forced_unwind &) { throw; } // pthread_exit
+// clang-format on
+#else
+#define IDIST__CATCH_EXIT
+#endif
+#define IDIST__TRY(statement)                                                     \
+    do {                                                                          \
+        try {                                                                     \
+            statement;                                                            \
+        }                                                                         \
+        IDIST__CATCH_EXIT                                                         \
+        catch (const std::exception &thrown_) {                                   \
+            idist__callback_note(thrown_.what());                                 \
+        }                                                                         \
+        catch (...) {                                                             \
+            idist__callback_note("an exception not derived from std::exception"); \
+        }                                                                         \
+    } while (0)
+#else
+// Tells the unwinder that the stack ends in this function: the return address is undefined. Without
+// unwind tables the stack ends here anyway.
+#if defined(__GCC_HAVE_DWARF2_CFI_ASM) && defined(__x86_64__)
+#define IDIST__UNWIND_END __asm__ volatile(".cfi_undefined 16" ::: "memory")
+#elif defined(__GCC_HAVE_DWARF2_CFI_ASM) && defined(__i386__)
+#define IDIST__UNWIND_END __asm__ volatile(".cfi_undefined 8" ::: "memory")
+#elif defined(__GCC_HAVE_DWARF2_CFI_ASM) && defined(__aarch64__)
+#define IDIST__UNWIND_END __asm__ volatile(".cfi_undefined 30" ::: "memory")
+#else
+#define IDIST__UNWIND_END (void)0
+#endif
+#define IDIST__TRY(statement)                                 \
+    do {                                                      \
+        IDIST__UNWIND_END;                                    \
+        statement;                                            \
+        __asm__ volatile("" ::: "memory"); /* no tail call */ \
+    } while (0)
+#endif
+
+// The same for a callback, which must not call idist: see base/fail.h.
+#define IDIST__CALLBACK(statement)                           \
+    do {                                                     \
+        int cancel_state_ = idist__os_unwind_block_cancel(); \
+                                                             \
+        idist__me.callbacks++;                               \
+        IDIST__TRY(statement);                               \
+        idist__me.callbacks--;                               \
+        idist__os_unwind_allow_cancel(cancel_state_);        \
+    } while (0)
+
+#define IDIST__COUNT_OF(a) (sizeof(a) / sizeof((a)[0]))
+
+// A program may be built with -ffast-math or -Ofast. But a NaN that one rank contributes must reach
+// all ranks, converters rely on the order of their steps, and norms check that numbers are finite.
+#if defined(__FAST_MATH__) || (defined(__FINITE_MATH_ONLY__) && __FINITE_MATH_ONLY__) || \
+    defined(__ASSOCIATIVE_MATH__) || defined(__RECIPROCAL_MATH__)
+#define IDIST__FAST_MATH 1
+#if defined(__clang__)
+#pragma float_control(precise, on, push)
+#elif defined(__GNUC__)
+// In C, pop_options alone would leave these undefined.
+#pragma push_macro("__FAST_MATH__")
+#pragma push_macro("__FINITE_MATH_ONLY__")
+#pragma push_macro("__ASSOCIATIVE_MATH__")
+#pragma push_macro("__RECIPROCAL_MATH__")
+#pragma push_macro("__NO_SIGNED_ZEROS__")
+#pragma push_macro("__NO_TRAPPING_MATH__")
+#pragma push_macro("__NO_MATH_ERRNO__")
+#pragma GCC push_options
+#pragma GCC optimize("no-fast-math")
+#endif
+#endif
+
+// ---- os/system.h ---------------------------------------------------------------------------------
+
+// os/system.h: the systems that are supported, and their headers
+//
+// WHAT IT IS
+//
+// System calls and system headers, behind types, constants and functions named idist__os_*. The
+// other files include no system header and call nothing else of the system; lint checks that. A
+// port to another operating system replaces the types and bodies in this file. Each function says
+// whether it may block, what it returns, and who owns what. Where a system lacks a service
+// (reading the memory of another process, fencing the others), its function may fail always: the
+// callers have another way.
+//
+// Errors are numbers of errno.h, as C compilers for all systems have them; a port translates those
+// of its system (ETIMEDOUT, EAGAIN, EADDRINUSE, ...). A descriptor is an int, and -1 is none.
+//
+// HOW IT FITS
+//
+// The lowest room: it uses none of the others.
+
+#if !defined(__linux__)
+#error "idist runs on Linux only so far; a port implements the functions of src/os"
+#endif
+
+#include <errno.h>
+#include <fcntl.h>
+#include <float.h>
+#include <poll.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+#include <arpa/inet.h>
+#include <ifaddrs.h>
+#include <net/if.h>
+#include <netdb.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <sched.h>
+#include <sys/epoll.h>
+#include <sys/eventfd.h>
+#include <sys/mman.h>
+#include <sys/prctl.h>
+#include <sys/resource.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <sys/types.h>
+#include <sys/uio.h>
+#include <sys/un.h>
+#include <sys/wait.h>
+
+#if !defined(CLOCK_MONOTONIC) || !defined(SYS_getpid) || !defined(AI_PASSIVE)
+#error "include idist.h before every system header (IDIST_IMPLEMENTATION), or -D_DEFAULT_SOURCE"
+#endif
+
+// ---- os/unwind.h ---------------------------------------------------------------------------------
+
+// os/unwind.h: what may leave a function without returning: cancellation, exceptions, longjmp
+//
+// A thread that left the implementation in the middle would keep locks for ever. So every system
+// call that is a cancellation point (POSIX, pthread_cancel) is an IDIST__OS_CALL, which disables
+// cancellation, and base/fail.h calls the functions of the program.
+//
+// Elsewhere: Windows cancels no threads, and IDIST__OS_CALL is its argument.
+
+// Evaluates an expression that is a cancellation point, and lets no request to cancel this thread
+// interrupt it. Leaves errno as the expression does.
+#define IDIST__OS_CALL(expression)                                       \
+    __extension__({                                                      \
+        int cancel_before_;                                              \
+        __typeof__(expression) value_;                                   \
+                                                                         \
+        pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &cancel_before_); \
+        value_ = (expression);                                           \
+        pthread_setcancelstate(cancel_before_, NULL);                    \
+        value_;                                                          \
+    })
+
+// Disables cancellation of this thread. Returns what idist__os_unwind_allow_cancel needs.
+static inline int idist__os_unwind_block_cancel(void) {
+    int before;
+    pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &before);
+    return before;
+}
+
+static inline void idist__os_unwind_allow_cancel(int before) {
+    pthread_setcancelstate(before, NULL);
+}
+
+// Ends the process as std::terminate does, with a core dump where these are made.
+IDIST__UNUSED static void idist__os_unwind_terminate(void) { abort(); }
+
+// Calls `left` when longjmp or pthread_exit leaves the function that called idist__os_unwind_watch.
+// Only glibc does that. `left` must not return.
+typedef struct idist__os_unwind_frame { // glibc's struct _pthread_cleanup_buffer
+    void (*left)(void *arg);
+    void *arg;
+    int cancel_type;
+    struct idist__os_unwind_frame *previous;
+} idist__os_unwind_frame;
+
+#ifdef __GLIBC__
+#ifdef __cplusplus
+extern "C" {
+#endif
+void _pthread_cleanup_push(struct _pthread_cleanup_buffer *, void (*)(void *), void *)
+    __attribute__((weak));
+void _pthread_cleanup_pop(struct _pthread_cleanup_buffer *, int) __attribute__((weak));
+#ifdef __cplusplus
+}
+#endif
+#endif // __GLIBC__
+
+static void idist__os_unwind_watch(idist__os_unwind_frame *frame, void (*left)(void *), void *arg) {
+#ifdef __GLIBC__
+    if (_pthread_cleanup_push && _pthread_cleanup_pop)
+        _pthread_cleanup_push((struct _pthread_cleanup_buffer *)(void *)frame, left, arg);
+#else
+    (void)frame;
+    (void)left;
+    (void)arg;
+#endif
+}
+
+// The function that watched is about to return.
+static void idist__os_unwind_unwatch(idist__os_unwind_frame *frame) {
+#ifdef __GLIBC__
+    if (_pthread_cleanup_push && _pthread_cleanup_pop)
+        _pthread_cleanup_pop((struct _pthread_cleanup_buffer *)(void *)frame, 0);
+#else
+    (void)frame;
+#endif
+}
+
+// ---- os/clock.h ----------------------------------------------------------------------------------
+
+// os/clock.h: monotonic time, deadlines, pauses, the time of day
+
+//------------------------------------------------------------------------------
+// monotonic time, deadlines, pauses
+//
+// A deadline is a point of the monotonic clock in nanoseconds.
+//------------------------------------------------------------------------------
+
+static const int64_t IDIST__MS = 1000000; // nanoseconds in a millisecond
+static const int64_t IDIST__FOREVER = INT64_MAX;
+
+// Now. Never goes back; only differences between times of one host have a meaning.
+static int64_t idist__os_clock_now_ns(void) {
+    struct timespec ts;
+
+    clock_gettime(CLOCK_MONOTONIC, &ts);
+    return (int64_t)ts.tv_sec * 1000000000 + ts.tv_nsec;
+}
+
+// The deadline `timeout_ms` from now; negative: never.
+static int64_t idist__os_clock_deadline(int64_t timeout_ms) {
+    return timeout_ms < 0 ? IDIST__FOREVER : idist__os_clock_now_ns() + timeout_ms * IDIST__MS;
+}
+
+// Milliseconds until a deadline, rounded up, as poll(2) wants them: 0 when it has passed, -1 for
+// never. At most 1000 seconds, so callers look again.
+static int idist__os_clock_ms_until(int64_t deadline_ns) {
+    int64_t left;
+
+    if (deadline_ns == IDIST__FOREVER) return -1;
+    left = deadline_ns - idist__os_clock_now_ns();
+    if (left <= 0) return 0;
+
+    left = (left + IDIST__MS - 1) / IDIST__MS;
+    return left > 1000000 ? 1000000 : (int)left;
+}
+
+// Blocks, for longer where the system's timer is coarse. A signal may cut it short: callers loop
+// over deadlines.
+static void idist__os_clock_pause_ns(int64_t ns) {
+    struct timespec ts;
+
+    ts.tv_sec = (time_t)(ns / 1000000000);
+    ts.tv_nsec = (long)(ns % 1000000000);
+    IDIST__OS_CALL(nanosleep(&ts, NULL));
+}
+
+// The same in milliseconds.
+static void idist__os_clock_pause_ms(int ms) { idist__os_clock_pause_ns(ms * IDIST__MS); }
+
+//------------------------------------------------------------------------------
+// the time of day, as a calendar and other hosts have it
+//------------------------------------------------------------------------------
+
+// Nanoseconds since 1970, UTC. Jumps when somebody sets the clock: never wait by it.
+IDIST__UNUSED static int64_t idist__os_calendar_ns(void) {
+    struct timespec ts;
+
+    clock_gettime(CLOCK_REALTIME, &ts);
+    return (int64_t)ts.tv_sec * 1000000000 + ts.tv_nsec;
+}
+
+// Prints such a time in the local time zone as "2026-01-30 19:26:12"; "" if that is impossible.
+IDIST__UNUSED static void idist__os_calendar_print(int64_t ns, char *text, size_t capacity) {
+    time_t seconds = (time_t)(ns / 1000000000);
+    struct tm parts;
+
+    text[0] = 0;
+    if (!IDIST__OS_CALL(localtime_r(&seconds, &parts))) return;
+    if (!strftime(text, capacity, "%Y-%m-%d %H:%M:%S", &parts)) text[0] = 0;
+}
+
+// ---- os/random.h ---------------------------------------------------------------------------------
+
+// os/random.h: random bytes
+//
+// Elsewhere: arc4random_buf on macOS, BCryptGenRandom on Windows.
+
+// Some random bytes: how many, or -1 and errno. The system call goes by number, because glibc
+// before 2.25 has no getrandom(); kernels before 3.17 have none either.
+static ssize_t idist__os_random_some(void *buf, size_t nbytes) {
+    ssize_t n = -1;
+    int fd;
+
+#ifdef SYS_getrandom
+    n = syscall(SYS_getrandom, buf, nbytes, 0);
+    if (n >= 0 || errno == EINTR) return n;
+#endif
+    fd = IDIST__OS_CALL(open("/dev/urandom", O_RDONLY | O_CLOEXEC));
+    if (fd < 0) return -1;
+
+    do n = IDIST__OS_CALL(read(fd, buf, nbytes));
+    while (n < 0 && errno == EINTR);
+    IDIST__OS_CALL(close(fd));
+
+    return n > 0 ? n : -1;
+}
+
+// Fills the buffer with random bytes fit for keys. Never fails: in a sandbox with neither source it
+// falls back to clock and process id, because nonces must differ at least.
+static void idist__os_random(void *buf, size_t nbytes) {
+    unsigned char *p = (unsigned char *)buf;
+
+    while (nbytes) {
+        ssize_t n = idist__os_random_some(p, nbytes);
+
+        if (n > 0) {
+            p += n;
+            nbytes -= (size_t)n;
+        } else if (errno != EINTR) {
+            int64_t mix =
+                idist__os_clock_now_ns() ^ ((int64_t)getpid() << 32) ^ (int64_t)(uintptr_t)p;
+            size_t k = nbytes < sizeof mix ? nbytes : sizeof mix;
+            memcpy(p, &mix, k);
+            p += k;
+            nbytes -= k;
+        }
+    }
+}
+
+// ---- os/process.h --------------------------------------------------------------------------------
+
+// os/process.h: this process and its children, its environment and limits, the terminal, libraries
+
+//------------------------------------------------------------------------------
+// environment variables
+//------------------------------------------------------------------------------
+
+// The value of a variable, owned by the environment. NULL when it is not set or empty, as in
+// torch's env://.
+static const char *idist__os_env(const char *name) {
+    const char *value = getenv(name);
+    return value && value[0] ? value : NULL;
+}
+
+//------------------------------------------------------------------------------
+// what the system allows this process
+//------------------------------------------------------------------------------
+
+// The soft limit; -1: there is none.
+static long long idist__os_limit_get(int resource) {
+    struct rlimit limit;
+
+    if (getrlimit(resource, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY) return -1;
+    return (long long)limit.rlim_cur;
+}
+
+static long long idist__os_limit_descriptors(void) { return idist__os_limit_get(RLIMIT_NOFILE); }
+
+// Of all programs of this user together.
+static long long idist__os_limit_processes(void) { return idist__os_limit_get(RLIMIT_NPROC); }
+
+// Memory that may be kept from being swapped out, which InfiniBand needs.
+static long long idist__os_limit_locked_nbytes(void) { return idist__os_limit_get(RLIMIT_MEMLOCK); }
+
+//------------------------------------------------------------------------------
+// this process, its children, the memory of others
+//
+// Child processes are created by fork. They are watched through a descriptor that becomes readable
+// when they end, where the kernel has such (pidfd, Linux 5.3); elsewhere by looking often. A port
+// may implement the group with CreateProcess and a job object, or with kqueue and a pipe; without
+// fork, idist__os_process_fork fails always, and workers are started by a launcher.
+//------------------------------------------------------------------------------
+
+typedef pid_t idist__os_process;              // the id of a process, a signed integer; 0: none
+typedef struct pollfd idist__os_process_slot; // one process in idist__os_process_sleep
+
+// Signals that idist sends itself. A system without signals ends the process on the first two.
+enum {
+    IDIST__OS_PROCESS_TERMINATE = SIGTERM, // it may clean up
+    IDIST__OS_PROCESS_KILL = SIGKILL,
+    IDIST__OS_PROCESS_CONTINUE = SIGCONT // if it is stopped
+};
+
+// How a process ended.
+typedef struct idist__os_process_end {
+    int exit_code; // -1: a signal ended it
+    int signal;    // 0: it exited
+} idist__os_process_end;
+
+typedef enum idist__os_process_state {
+    IDIST__OS_PROCESS_RUNS,
+    IDIST__OS_PROCESS_ENDED,
+    IDIST__OS_PROCESS_UNKNOWN // not our child any more: the program has reaped it
+} idist__os_process_state;
+
+// This process. Asks the system each time, so it is right in a child made by fork.
+static idist__os_process idist__os_process_id(void) { return getpid(); }
+
+// Tells apart, on one host, processes that may have the same id because they are in different
+// containers. 0: the system does not say.
+IDIST__UNUSED static uint64_t idist__os_process_space(void) {
+    struct stat about;
+    return stat("/proc/self/ns/pid", &about) == 0 ? (uint64_t)about.st_ino : 0;
+}
+
+// Ends this process immediately, without exit handlers and without flushing stdio buffers.
+static void idist__os_process_exit(int code) { _exit(code); }
+
+// From here on this process dies with `parent`, or rather with the thread of it that made this
+// process; at once if the parent is gone already. A process with more rights than its user loses
+// this when it executes a program, so the program asks for it again.
+static void idist__os_process_die_with(idist__os_process parent) {
+    prctl(PR_SET_PDEATHSIG, SIGKILL);
+    if (getppid() != parent) _exit(1);
+}
+
+// The process that made this one, or that has adopted it.
+static idist__os_process idist__os_process_parent(void) { return getppid(); }
+
+// Makes a child that dies with the calling thread. Returns its id; 0 in the child; -1 and errno. In
+// a child of a program with threads only simple system calls are safe.
+static idist__os_process idist__os_process_fork(void) {
+    pid_t parent = getpid(), pid = fork();
+    if (pid == 0) idist__os_process_die_with(parent);
+    return pid;
+}
+
+// From here on, every child that this process makes by fork, however it does, calls the function
+// first. Cannot be taken back. False: no memory. A system without fork has nothing to do.
+IDIST__UNUSED static inline bool idist__os_process_on_fork(void (*in_child)(void)) {
+    return pthread_atfork(NULL, NULL, in_child) == 0;
+}
+
+// Replaces this process by a program; returns errno if that fails. Safe after fork. The second try
+// is for the file of this very process, which may have been replaced or removed since it started.
+static int idist__os_process_execute(const char *path, char **argv, char **envp) {
+    execve(path, argv, envp);
+    execve("/proc/self/exe", argv, envp);
+    return errno;
+}
+
+// The path of the running program. False and errno if the system does not tell.
+static bool idist__os_process_path(char *path, size_t cap) {
+    ssize_t n = readlink("/proc/self/exe", path, cap - 1);
+
+    if (n <= 0) return false;
+    path[n] = 0;
+    return true;
+}
+
+// A descriptor to read the arguments of this process from, one after the other, each ending in a
+// NUL; the caller closes it. -1 and errno.
+static int idist__os_process_open_args(void) {
+    return IDIST__OS_CALL(open("/proc/self/cmdline", O_RDONLY | O_CLOEXEC));
+}
+
+// Reads from such a descriptor; 0 at the end and after an error.
+static size_t idist__os_process_read_args(int fd, char *buf, size_t nbytes) {
+    ssize_t n;
+    do n = IDIST__OS_CALL(read(fd, buf, nbytes));
+    while (n < 0 && errno == EINTR);
+    return n > 0 ? (size_t)n : 0;
+}
+
+// The variables of this process, ended by NULL; the system's own array.
+static char **idist__os_process_variables(void) {
+    extern char **environ;
+    return environ;
+}
+
+// Whether a descriptor stays open in a program that this process executes. Safe after fork.
+static void idist__os_process_pass(int fd, bool pass) {
+    IDIST__OS_CALL(fcntl(fd, F_SETFD, pass ? 0 : FD_CLOEXEC));
+}
+
+// Moves a descriptor beyond stdin, stdout and stderr, which may be closed. False and errno; *fd is
+// valid either way.
+static bool idist__os_process_move_fd(int *fd) {
+    int higher = IDIST__OS_CALL(fcntl(*fd, F_DUPFD_CLOEXEC, 3));
+
+    if (higher < 0) return false;
+    IDIST__OS_CALL(close(*fd));
+    *fd = higher;
+    return true;
+}
+
+// Memory that this process shares with its children: that of a file, or if fd is -1, memory that
+// only forked children have. NULL and errno.
+static void *idist__os_process_share(int fd, size_t nbytes) {
+    void *p = mmap(NULL, nbytes, PROT_READ | PROT_WRITE, MAP_SHARED | (fd < 0 ? MAP_ANONYMOUS : 0),
+                   fd, 0);
+    return p == MAP_FAILED ? NULL : p;
+}
+
+// Takes such memory back from this process only. NULL is no error.
+static void idist__os_process_unshare(void *p, size_t nbytes) {
+    if (p) munmap(p, nbytes);
+}
+
+// Whether a descriptor is a file that begins with these bytes.
+static bool idist__os_process_file_begins(int fd, const char *bytes, size_t nbytes) {
+    char head[64];
+    return nbytes <= sizeof head && IDIST__OS_CALL(pread(fd, head, nbytes, 0)) == (ssize_t)nbytes &&
+           memcmp(head, bytes, nbytes) == 0;
+}
+
+// Whether a descriptor is a file of exactly this size.
+static bool idist__os_process_file_has(int fd, size_t nbytes) {
+    struct stat st;
+    return fstat(fd, &st) == 0 && (size_t)st.st_size == nbytes;
+}
+
+// A descriptor to watch a child by; -1 where the kernel has none. The caller closes it.
+static int idist__os_process_watch(idist__os_process child) {
+    return (int)syscall(434 /* pidfd_open */, child, 0);
+}
+
+// Sends a signal to a child that was not reaped by us. Through the descriptor, where there is one,
+// no other process is hit that got the same id.
+static void idist__os_process_signal(idist__os_process child, int fd, int signal_number) {
+    if (syscall(424 /* pidfd_send_signal */, fd, signal_number, NULL, 0) != 0 && errno != ESRCH)
+        kill(child, signal_number);
+}
+
+// Reaps a child if it has ended; *end says how. Does not block.
+static idist__os_process_state idist__os_process_reap(idist__os_process child,
+                                                      idist__os_process_end *end) {
+    int status = 0;
+    pid_t rc;
+
+    do rc = IDIST__OS_CALL(waitpid(child, &status, WNOHANG));
+    while (rc < 0 && errno == EINTR);
+    if (rc == 0) return IDIST__OS_PROCESS_RUNS;
+    if (rc < 0) return IDIST__OS_PROCESS_UNKNOWN;
+
+    end->exit_code = WIFEXITED(status) ? WEXITSTATUS(status) : -1;
+    end->signal = WIFSIGNALED(status) ? WTERMSIG(status) : 0;
+
+    return IDIST__OS_PROCESS_ENDED;
+}
+
+// Fills a slot with what idist__os_process_watch has returned.
+static void idist__os_process_slot_set(idist__os_process_slot *slot, int fd) {
+    slot->fd = fd;
+    slot->events = POLLIN;
+}
+
+// Sleeps until a watched child ends, a signal arrives or the time is over; ms < 0: no limit. Slots
+// with fd -1 are skipped.
+static void idist__os_process_sleep(idist__os_process_slot *slots, int n, int ms) {
+    IDIST__OS_CALL(poll(slots, (nfds_t)n, ms));
+}
+
+// Copies from the memory of another process of this user. 0, or an errno: ESRCH (it has ended),
+// EPERM (not allowed), EFAULT (not mapped there), ENOSYS (the system cannot do it).
+IDIST__UNUSED static int idist__os_process_read_memory(idist__os_process process, uint64_t address,
+                                                       void *buf, size_t nbytes) {
+    char *to = (char *)buf;
+
+    while (nbytes) {
+        struct iovec here, there;
+        long n;
+
+        here.iov_base = to;
+        there.iov_base = (void *)(uintptr_t)address;
+        here.iov_len = there.iov_len = nbytes;
+        n = syscall(SYS_process_vm_readv, (long)process, &here, 1L, &there, 1L, 0L);
+        if (n < 0 && errno == EINTR) continue;
+        if (n <= 0) return n < 0 ? errno : EFAULT;
+        to += n;
+        address += (uint64_t)n;
+        nbytes -= (size_t)n;
+    }
+
+    return 0;
+}
+
+// Returns whether another process could read nbytes (not 0) of this process's memory with
+// idist__os_process_read_memory, as far as eight samples tell. Memory of memfd_secret and of
+// devices cannot be read. Takes a microsecond.
+IDIST__UNUSED static bool idist__os_process_memory_is_open(const void *memory, size_t nbytes) {
+    enum { SAMPLES = 8 };
+    struct iovec here, there[SAMPLES];
+    char bytes[SAMPLES];
+    size_t i, step = (nbytes - 1) / (SAMPLES - 1);
+
+    here.iov_base = bytes;
+    here.iov_len = sizeof bytes;
+
+    for (i = 0; i < SAMPLES; i++) {
+        size_t at = i == SAMPLES - 1 ? nbytes - 1 : i * step;
+        there[i].iov_base = (char *)(uintptr_t)memory + at;
+        there[i].iov_len = 1;
+    }
+
+    return syscall(SYS_process_vm_readv, (long)getpid(), &here, 1L, there, (long)SAMPLES, 0L) ==
+           (long)SAMPLES;
+}
+
+// Valid until the next call.
+static const char *idist__os_process_signal_name(int signal_number) {
+    return strsignal(signal_number);
+}
+
+//------------------------------------------------------------------------------
+// the terminal
+//------------------------------------------------------------------------------
+
+#include <sys/ioctl.h>
+
+// Whether stderr is a terminal.
+IDIST__UNUSED static bool idist__os_terminal_has_stderr(void) { return isatty(STDERR_FILENO) != 0; }
+
+// Columns of the terminal that stderr is connected to; 0 when it is no terminal or does not say.
+IDIST__UNUSED static size_t idist__os_terminal_columns(void) {
+    struct winsize size;
+
+    memset(&size, 0, sizeof size);
+    if (ioctl(STDERR_FILENO, TIOCGWINSZ, &size) != 0) return 0;
+    return size.ws_col;
+}
+
+//------------------------------------------------------------------------------
+// shared libraries that are loaded at run time
+//
+// Only idist_nccl.h uses it. The functions are inline so that programs without GPUs need no -ldl,
+// even where nothing is optimized. None of them blocks for longer than reading a file takes.
+// Libraries are never unloaded, because they may have threads.
+//------------------------------------------------------------------------------
+
+#include <dlfcn.h>
+#include <glob.h>
+
+// Loads a library, from where the loader looks if `path` is a plain name. path NULL: the program
+// and the libraries it is linked with. Returns NULL if it cannot be loaded;
+// idist__os_library_error says why.
+IDIST__UNUSED static inline void *idist__os_library_open(const char *path) {
+    return IDIST__OS_CALL(dlopen(path, RTLD_NOW | RTLD_LOCAL));
+}
+
+// A library that is loaded already; otherwise NULL.
+IDIST__UNUSED static inline void *idist__os_library_loaded(const char *path) {
+    return IDIST__OS_CALL(dlopen(path, RTLD_NOW | RTLD_NOLOAD));
+}
+
+// Loads the first file that a pattern of the shell (with *) matches and that can be loaded.
+IDIST__UNUSED static inline void *idist__os_library_match(const char *pattern) {
+    void *library = NULL;
+    glob_t found;
+    size_t i;
+
+    if (IDIST__OS_CALL(glob(pattern, 0, NULL, &found)) != 0) return NULL;
+    for (i = 0; i < found.gl_pathc && !library; i++)
+        library = idist__os_library_open(found.gl_pathv[i]);
+    globfree(&found);
+
+    return library;
+}
+
+// The address of a function or variable; NULL: the library does not have it.
+IDIST__UNUSED static inline void *idist__os_library_find(void *library, const char *name) {
+    return dlsym(library, name);
+}
+
+// Why the last of these functions failed, in this thread. The text is valid until the next call.
+IDIST__UNUSED static inline const char *idist__os_library_error(void) {
+    const char *text = dlerror();
+    return text ? text : "no reason given";
+}
+
+// ---- os/cpu.h ------------------------------------------------------------------------------------
+
+// os/cpu.h: processors, and hints to them
+//
+// Windows has all of it (SetThreadAffinityMask, FlushProcessWriteBuffers). macOS binds no thread
+// and fences no other process: there the set has as many processors as the machine, and the two
+// functions that ask for more return false.
+
+enum { IDIST__CPU_WORDS = 128 };
+typedef struct idist__os_cpu_set {        // a set of processors
+    unsigned long bits[IDIST__CPU_WORDS]; // 8192 on 64-bit systems
+} idist__os_cpu_set;
+
+// The processors that the calling thread may run on.
+static void idist__os_cpu_usable(idist__os_cpu_set *cpus) {
+    memset(cpus, 0, sizeof *cpus);
+    if (syscall(SYS_sched_getaffinity, 0, sizeof *cpus, cpus) <= 0) cpus->bits[0] = 1;
+}
+
+// How many processors are in the set.
+static int idist__os_cpu_set_count(const idist__os_cpu_set *cpus) {
+    int i, count = 0;
+
+    for (i = 0; i < IDIST__CPU_WORDS; i++) count += __builtin_popcountl(cpus->bits[i]);
+    return count;
+}
+
+// How many processors the calling thread may run on.
+static int idist__os_cpu_count(void) {
+    idist__os_cpu_set cpus;
+
+    idist__os_cpu_usable(&cpus);
+    return idist__os_cpu_set_count(&cpus);
+}
+
+// Moves the calling thread to one of the processors that it may run on (the index-th). If `stay` is
+// set it may run nowhere else from then on. False: the system refused.
+static bool idist__os_cpu_bind(int index, bool stay) {
+    idist__os_cpu_set all, one;
+    int i, width = 8 * (int)sizeof all.bits[0];
+
+    idist__os_cpu_usable(&all);
+    memset(&one, 0, sizeof one);
+
+    for (i = 0; i < IDIST__CPU_WORDS * width; i++) {
+        if (!(all.bits[i / width] >> (i % width) & 1)) continue;
+        if (index-- > 0) continue;
+
+        one.bits[i / width] = 1ul << (i % width);
+        if (syscall(SYS_sched_setaffinity, 0, sizeof one, &one) != 0) return false;
+        if (stay) return true;
+        return syscall(SYS_sched_setaffinity, 0, sizeof all, &all) == 0; // it has moved by now
+    }
+
+    return false;
+}
+
+// Tells the processor that this is a loop that waits.
+IDIST__UNUSED static void idist__os_cpu_relax(void) {
+#if defined(__x86_64__) || defined(__i386__)
+    __builtin_ia32_pause();
+#elif defined(__aarch64__)
+    __asm__ __volatile__("yield");
+#endif
+}
+
+// Prefetches a cache line for writing, without waiting for it.
+IDIST__UNUSED static void idist__os_cpu_prefetch_for_write(const void *p) {
+#if defined(__x86_64__)
+    // For old targets the builtin would prefetch for reading only.
+    __asm__ __volatile__("prefetchw %0" : : "m"(*(const char *)p));
+#else
+    __builtin_prefetch(p, 1);
+#endif
+}
+
+// Copies with stores that go to memory past the caches, where the processor has them. A release
+// store publishes them as usual. In assembly because reading <emmintrin.h> takes time;
+// sanitizers would not see what it reads and writes.
+IDIST__UNUSED static void idist__os_cpu_stream(char *to, const char *from, size_t nbytes) {
+#if defined(__x86_64__) && !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
+    size_t lead = (size_t)(-(uintptr_t)to & 63), at;
+
+    if (lead > nbytes) lead = nbytes;
+    memcpy(to, from, lead);
+
+    for (at = lead; at + 64 <= nbytes; at += 64)
+        __asm__ __volatile__("movdqu   (%1), %%xmm0\n\t"
+                             "movdqu 16(%1), %%xmm1\n\t"
+                             "movdqu 32(%1), %%xmm2\n\t"
+                             "movdqu 48(%1), %%xmm3\n\t"
+                             "movntdq %%xmm0,   (%0)\n\t"
+                             "movntdq %%xmm1, 16(%0)\n\t"
+                             "movntdq %%xmm2, 32(%0)\n\t"
+                             "movntdq %%xmm3, 48(%0)"
+                             :
+                             : "r"(to + at), "r"(from + at)
+                             : "xmm0", "xmm1", "xmm2", "xmm3", "memory");
+
+    __asm__ __volatile__("sfence" : : : "memory");
+    memcpy(to + at, from + at, nbytes - at);
+#else
+    memcpy(to, from, nbytes);
+#endif
+}
+
+// Makes all other processes that have announced themselves execute a full memory fence before it
+// returns (membarrier(2)). `announce` is that announcement, once per process. False: the system has
+// no such call.
+IDIST__UNUSED static bool idist__os_cpu_fence_others(bool announce) {
+#ifdef SYS_membarrier
+    enum { GLOBAL_EXPEDITED = 1 << 1, REGISTER_GLOBAL_EXPEDITED = 1 << 2 };
+    int command = announce ? REGISTER_GLOBAL_EXPEDITED : GLOBAL_EXPEDITED;
+    return syscall(SYS_membarrier, command, 0, 0) == 0;
+#else
+    (void)announce;
+    return false;
+#endif
+}
+
+// ---- os/thread.h ---------------------------------------------------------------------------------
+
+// os/thread.h: threads, locks, condition variables
+
+//------------------------------------------------------------------------------
+// threads
+//
+// Elsewhere: pthreads on macOS; on Windows _beginthreadex, a handle with the id of the thread, and
+// SwitchToThread.
+//------------------------------------------------------------------------------
+
+typedef pthread_t idist__os_thread; // a thread of this process
+
+// Starts a thread that takes no signals, because they belong to the program's own threads. What fn
+// returns is dropped. 0, or an errno. The caller joins or detaches the thread, once.
+static int idist__os_thread_start(idist__os_thread *thread, void *(*fn)(void *), void *arg) {
+    sigset_t all, before;
+    int rc;
+
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before);
+    rc = pthread_create(thread, NULL, fn, arg);
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+
+    return rc;
+}
+
+// Blocks until the thread has ended.
+IDIST__UNUSED static inline void idist__os_thread_join(idist__os_thread thread) {
+    IDIST__OS_CALL(pthread_join(thread, NULL));
+}
+
+// Nobody will join the thread: the system frees it when it ends. Does not block.
+IDIST__UNUSED static inline void idist__os_thread_detach(idist__os_thread thread) {
+    pthread_detach(thread);
+}
+
+// The calling thread, for comparisons only: it must not be joined through this.
+IDIST__UNUSED static inline idist__os_thread idist__os_thread_self(void) { return pthread_self(); }
+
+// Whether both are the same thread, which has not been joined yet.
+IDIST__UNUSED static inline bool idist__os_thread_equal(idist__os_thread a, idist__os_thread b) {
+    return pthread_equal(a, b) != 0;
+}
+
+// Offers the processor to other threads and processes that are ready to run. Does not block.
+IDIST__UNUSED static inline void idist__os_thread_yield(void) { sched_yield(); }
+
+// Threads of this process; a large number if the system does not tell.
+IDIST__UNUSED static int idist__os_thread_count(void) {
+    enum { UNKNOWN = 1000, FIELD = 20 }; // of /proc/self/stat
+    char text[512], *at;
+    ssize_t n;
+    int i, fd = IDIST__OS_CALL(open("/proc/self/stat", O_RDONLY | O_CLOEXEC));
+
+    if (fd < 0) return UNKNOWN;
+
+    do n = IDIST__OS_CALL(read(fd, text, sizeof text - 1));
+    while (n < 0 && errno == EINTR);
+    IDIST__OS_CALL(close(fd));
+    if (n <= 0) return UNKNOWN;
+
+    text[n] = 0;
+    at = strrchr(text, ')'); // field 2 is the program's name, which may contain anything
+    for (i = 2; at && i < FIELD; i++) at = strchr(at + 1, ' ');
+
+    return at ? atoi(at) : UNKNOWN;
+}
+
+// To be called before something is published through shared memory, and after it was seen. Only for
+// the thread sanitizer: ranks that are threads of one process map the memory at different
+// addresses, so it cannot see that one synchronizes with the other.
+IDIST__UNUSED static void idist__os_thread_handover(void) {
+#if defined(__SANITIZE_THREAD__)
+    static uint32_t word;
+    __atomic_fetch_add(&word, 1u, __ATOMIC_ACQ_REL);
+#endif
+}
+
+//------------------------------------------------------------------------------
+// locks among the threads of a process
+//
+// A mutex is not recursive, belongs to the thread that has locked it, and stays where it is in
+// memory. Only lock blocks. None of the functions fails when it is used like that.
+//
+// One in static memory may begin as IDIST__OS_MUTEX_INIT, in any drop-in: the macro stays defined.
+//
+// Elsewhere: pthreads on macOS; SRWLOCK and CONDITION_VARIABLE on Windows.
+//------------------------------------------------------------------------------
+
+typedef pthread_mutex_t idist__os_mutex;
+
+#define IDIST__OS_MUTEX_INIT PTHREAD_MUTEX_INITIALIZER
+
+// Makes an unlocked mutex. Also of one that a child made by fork has inherited, whatever state it
+// was in.
+static inline void idist__os_mutex_init(idist__os_mutex *mutex) { pthread_mutex_init(mutex, NULL); }
+
+// Of an unlocked mutex that nobody will use again.
+static inline void idist__os_mutex_destroy(idist__os_mutex *mutex) { pthread_mutex_destroy(mutex); }
+
+// Blocks until this thread has the mutex.
+static inline void idist__os_mutex_lock(idist__os_mutex *mutex) { pthread_mutex_lock(mutex); }
+
+// False: somebody has locked it.
+static inline bool idist__os_mutex_try_lock(idist__os_mutex *mutex) {
+    return pthread_mutex_trylock(mutex) == 0;
+}
+
+// Of a mutex that this thread has locked. Does not block.
+static inline void idist__os_mutex_unlock(idist__os_mutex *mutex) { pthread_mutex_unlock(mutex); }
+
+//------------------------------------------------------------------------------
+// condition variables
+//
+// macOS cannot choose the clock of a condition variable: there a wait takes the time that is left
+// (pthread_cond_timedwait_relative_np), as SleepConditionVariableSRW does on Windows.
+//------------------------------------------------------------------------------
+
+typedef pthread_cond_t idist__os_cond; // stays where it is in memory
+
+// Makes a condition variable, which the caller destroys. Its deadlines are those of os/clock.h.
+static void idist__os_cond_init(idist__os_cond *cond) {
+    pthread_condattr_t attr;
+
+    pthread_condattr_init(&attr);
+    pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);
+    pthread_cond_init(cond, &attr);
+    pthread_condattr_destroy(&attr);
+}
+
+// Nobody waits for it any more.
+static inline void idist__os_cond_destroy(idist__os_cond *cond) { pthread_cond_destroy(cond); }
+
+// Wakes one of the threads that wait, if any. Does not block.
+static inline void idist__os_cond_signal(idist__os_cond *cond) { pthread_cond_signal(cond); }
+
+// Wakes all of them.
+static inline void idist__os_cond_broadcast(idist__os_cond *cond) { pthread_cond_broadcast(cond); }
+
+// Unlocks the mutex, blocks until the condition is signalled or the deadline passes, and locks the
+// mutex again; may return for no reason.
+static void idist__os_cond_wait(idist__os_cond *cond, idist__os_mutex *mutex, int64_t deadline_ns) {
+    struct timespec ts;
+
+    if (deadline_ns == IDIST__FOREVER) {
+        IDIST__OS_CALL(pthread_cond_wait(cond, mutex));
+        return;
+    }
+
+    ts.tv_sec = (time_t)(deadline_ns / 1000000000);
+    ts.tv_nsec = (long)(deadline_ns % 1000000000);
+    IDIST__OS_CALL(pthread_cond_timedwait(cond, mutex, &ts));
+}
+
+// ---- os/file.h -----------------------------------------------------------------------------------
+
+// os/file.h: files, locks on single bytes of them, folders
+
+//------------------------------------------------------------------------------
+// files, and locks on single bytes of them
+//
+// Transfers block as long as the file system takes; locks are only tried. Failures leave the reason
+// in errno. Open files are closed on exec and belong to the caller, who closes them with
+// idist__os_file_close.
+//
+// A lock belongs to the open file, not to the process, so the ranks of one process can exclude each
+// other; it ends when the last descriptor of that open file is closed, at the latest when the
+// process dies. The locked byte need not exist. macOS and Windows have the same in flock and
+// LockFileEx.
+//------------------------------------------------------------------------------
+
+typedef int idist__os_file; // an open file
+
+enum { IDIST__OS_NO_FILE = -1 };
+
+typedef enum idist__os_file_mode {
+    IDIST__OS_FILE_READ,   // an existing file
+    IDIST__OS_FILE_UPDATE, // an existing file, to read and write; no symbolic link
+    IDIST__OS_FILE_CREATE, // the same; a missing file is made, for this user only
+    IDIST__OS_FILE_OUTPUT  // to read and write, perhaps through a link; made as other programs do
+} idist__os_file_mode;
+
+typedef enum idist__os_file_lock {
+    IDIST__OS_FILE_UNKNOWN, // the file system cannot tell
+    IDIST__OS_FILE_FREE,
+    IDIST__OS_FILE_LOCKED // by another open file
+} idist__os_file_lock;
+
+// IDIST__OS_NO_FILE on failure. Blocks where the path is a pipe, until it has a writer.
+static idist__os_file idist__os_file_open(const char *path, idist__os_file_mode mode) {
+    static const int flags[] = {O_RDONLY, O_RDWR | O_NOFOLLOW, O_RDWR | O_NOFOLLOW | O_CREAT,
+                                O_RDWR | O_CREAT};
+    return IDIST__OS_CALL(
+        open(path, flags[mode] | O_CLOEXEC, mode == IDIST__OS_FILE_OUTPUT ? 0666 : 0600));
+}
+
+// Closes a file, if it is open, and sets it to IDIST__OS_NO_FILE. False: an earlier write failed.
+static bool idist__os_file_close(idist__os_file *file) {
+    bool good = *file < 0 || IDIST__OS_CALL(close(*file)) == 0;
+
+    *file = IDIST__OS_NO_FILE;
+    return good;
+}
+
+// Reads from the start of a file or from where the last call ended. Returns bytes, 0 at the end of
+// the file, or -1.
+static ptrdiff_t idist__os_file_read(idist__os_file file, void *buf, size_t capacity) {
+    ssize_t n;
+    do n = IDIST__OS_CALL(read(file, buf, capacity));
+    while (n < 0 && errno == EINTR);
+    return n;
+}
+
+static const size_t IDIST__OS_FILE_AT_ONCE = (size_t)1 << 30; // bytes, per system call
+
+// All bytes or none. False: errno is 0 where the file ends before.
+static bool idist__os_file_read_at(idist__os_file file, void *buf, size_t nbytes, uint64_t at) {
+    char *to = (char *)buf;
+
+    while (nbytes) {
+        size_t wanted = nbytes < IDIST__OS_FILE_AT_ONCE ? nbytes : IDIST__OS_FILE_AT_ONCE;
+        ssize_t n = IDIST__OS_CALL(pread(file, to, wanted, (off_t)at));
+
+        if (n < 0 && errno == EINTR) continue;
+        if (n == 0) errno = 0;
+        if (n <= 0) return false;
+
+        to += n;
+        at += (uint64_t)n;
+        nbytes -= (size_t)n;
+    }
+
+    return true;
+}
+
+// After a failure some of the bytes may be written.
+static bool idist__os_file_write_at(idist__os_file file, const void *buf, size_t nbytes,
+                                    uint64_t at) {
+    const char *from = (const char *)buf;
+
+    while (nbytes) {
+        size_t wanted = nbytes < IDIST__OS_FILE_AT_ONCE ? nbytes : IDIST__OS_FILE_AT_ONCE;
+        ssize_t n = IDIST__OS_CALL(pwrite(file, from, wanted, (off_t)at));
+
+        if (n < 0 && errno == EINTR) continue;
+        if (n == 0) errno = ENOSPC;
+        if (n <= 0) return false;
+
+        from += n;
+        at += (uint64_t)n;
+        nbytes -= (size_t)n;
+    }
+
+    return true;
+}
+
+// Returns when the bytes of a file are on the disk. False: errno.
+IDIST__UNUSED static bool idist__os_file_sync(idist__os_file file) {
+    int rc;
+
+    do rc = IDIST__OS_CALL(fsync(file));
+    while (rc != 0 && errno == EINTR);
+
+    return rc == 0;
+}
+
+// Returns true if an error of a sync means that the file system, or a sandbox, does not sync such a
+// file or folder. Other errors mean that something may be lost. The manual of fsync names EINVAL
+// and EROFS for this; file systems of networks and of user space, and sandboxes, use the others.
+IDIST__UNUSED static bool idist__os_file_refuses_sync(int error) {
+    return error == EINVAL || error == ENOTSUP || error == EOPNOTSUPP || error == ENOSYS ||
+           error == EBADF || error == EISDIR || error == EPERM || error == EACCES || error == EROFS;
+}
+
+// Cuts a file off, or prolongs it with zeros.
+static bool idist__os_file_resize(idist__os_file file, uint64_t nbytes) {
+    return IDIST__OS_CALL(ftruncate(file, (off_t)nbytes)) == 0;
+}
+
+// The size of a regular file; -1 for a folder, a pipe or a device (errno 0), and on failure.
+static int64_t idist__os_file_size(idist__os_file file) {
+    struct stat about;
+
+    if (fstat(file, &about) != 0) return -1;
+    errno = 0;
+    return S_ISREG(about.st_mode) ? (int64_t)about.st_size : -1;
+}
+
+// What tells the present contents of a file from those of other files and other times.
+typedef struct idist__os_file_version {
+    uint64_t device, number, nbytes, modified_ns, changed_ns;
+} idist__os_file_version;
+
+// Gets the version of an open file. All zero: it is not known.
+IDIST__UNUSED static void idist__os_file_version_of(idist__os_file file,
+                                                    idist__os_file_version *version) {
+    struct stat about;
+
+    memset(version, 0, sizeof *version);
+    if (fstat(file, &about) != 0) return;
+    version->device = (uint64_t)about.st_dev;
+    version->number = (uint64_t)about.st_ino;
+    version->nbytes = (uint64_t)about.st_size;
+    version->modified_ns = (uint64_t)about.st_mtim.tv_sec * 1000000000;
+    version->modified_ns += (uint64_t)about.st_mtim.tv_nsec;
+    version->changed_ns = (uint64_t)about.st_ctim.tv_sec * 1000000000;
+    version->changed_ns += (uint64_t)about.st_ctim.tv_nsec;
+}
+
+// Whether an error of a write means that there is no space left, for anybody or for this user.
+IDIST__UNUSED static bool idist__os_file_no_space(int error) {
+    return error == ENOSPC || error == EDQUOT;
+}
+
+// Whether the file is ours and nobody else may read or write it.
+static bool idist__os_file_is_private(idist__os_file file) {
+    struct stat about;
+    return fstat(file, &about) == 0 && !(about.st_mode & 077) && about.st_uid == geteuid();
+}
+
+// Whether a path still leads to an open file.
+static bool idist__os_file_is_at(idist__os_file file, const char *path) {
+    struct stat open_file, at_path;
+    return fstat(file, &open_file) == 0 && stat(path, &at_path) == 0 &&
+           open_file.st_dev == at_path.st_dev && open_file.st_ino == at_path.st_ino;
+}
+
+// Removes the name; those who have the file open keep it. Fails silently.
+static void idist__os_file_remove(const char *path) { unlink(path); }
+
+// Whether the folder exists in which a file at this path lies.
+static bool idist__os_file_has_folder(const char *path) {
+    const char *slash = strrchr(path, '/');
+    char folder[4096];
+
+    if (!slash || slash == path) return true;
+    if ((size_t)(slash - path) >= sizeof folder) return false;
+    memcpy(folder, path, (size_t)(slash - path));
+    folder[slash - path] = 0;
+
+    return access(folder, F_OK) == 0;
+}
+
+// The fcntl command of a lock; headers hide its name in strict modes.
+enum { IDIST__OS_FILE_GETLK = 36 /* F_OFD_GETLK */, IDIST__OS_FILE_SETLK = 37 /* F_OFD_SETLK */ };
+
+// Asks for a lock on one byte, or about it: 0, or -1 and errno.
+static int idist__os_file_fcntl(idist__os_file file, int command, uint64_t byte,
+                                struct flock *lock_at) {
+    lock_at->l_whence = SEEK_SET;
+    lock_at->l_start = (off_t)byte;
+    lock_at->l_len = 1;
+    lock_at->l_pid = 0;
+    return IDIST__OS_CALL(fcntl(file, command, lock_at));
+}
+
+// Tries to lock one byte against all other open files. False: errno EAGAIN when another has it.
+static bool idist__os_file_try_lock(idist__os_file file, uint64_t byte) {
+    struct flock lock_at;
+    int rc;
+
+    memset(&lock_at, 0, sizeof lock_at);
+    lock_at.l_type = F_WRLCK;
+    do rc = idist__os_file_fcntl(file, IDIST__OS_FILE_SETLK, byte, &lock_at);
+    while (rc != 0 && errno == EINTR);
+    if (rc != 0 && errno == EACCES) errno = EAGAIN;
+    return rc == 0;
+}
+
+// Gives the byte back.
+static void idist__os_file_unlock(idist__os_file file, uint64_t byte) {
+    struct flock lock_at;
+
+    memset(&lock_at, 0, sizeof lock_at);
+    lock_at.l_type = F_UNLCK;
+    while (idist__os_file_fcntl(file, IDIST__OS_FILE_SETLK, byte, &lock_at) != 0 && errno == EINTR)
+        continue;
+}
+
+// Whether another open file has locked a byte.
+static idist__os_file_lock idist__os_file_locked(idist__os_file file, uint64_t byte) {
+    struct flock lock_at;
+
+    memset(&lock_at, 0, sizeof lock_at);
+    lock_at.l_type = F_WRLCK;
+    if (idist__os_file_fcntl(file, IDIST__OS_FILE_GETLK, byte, &lock_at) != 0)
+        return IDIST__OS_FILE_UNKNOWN;
+    return lock_at.l_type == F_UNLCK ? IDIST__OS_FILE_FREE : IDIST__OS_FILE_LOCKED;
+}
+
+//------------------------------------------------------------------------------
+// the names in a folder
+//
+// Calls return 0 or an errno, and may block for as long as the disk takes. A name is looked up in
+// the open folder, even if that has been moved. The caller closes what it has opened.
+//------------------------------------------------------------------------------
+
+#include <dirent.h>
+
+typedef int idist__os_folder; // an open folder
+
+enum {
+    IDIST__OS_NO_FOLDER = -1,
+    IDIST__OS_HERE = AT_FDCWD // the current folder, where paths begin; needs no closing
+};
+
+// Creates a folder. It is no error if there is one already.
+IDIST__UNUSED static int idist__os_folder_make(const char *path) {
+    return mkdir(path, 0777) != 0 && errno != EEXIST ? errno : 0;
+}
+
+// Opens an existing folder. *folder is IDIST__OS_NO_FOLDER on failure.
+IDIST__UNUSED static int idist__os_folder_open(const char *path, idist__os_folder *folder) {
+    *folder = IDIST__OS_CALL(open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+    return *folder < 0 ? errno : 0;
+}
+
+// Closes a folder, if it is open, and sets it to IDIST__OS_NO_FOLDER.
+IDIST__UNUSED static void idist__os_folder_close(idist__os_folder *folder) {
+    if (*folder >= 0) IDIST__OS_CALL(close(*folder));
+    *folder = IDIST__OS_NO_FOLDER;
+}
+
+// Returns when the names in a folder are on the disk.
+IDIST__UNUSED static int idist__os_folder_sync(idist__os_folder folder) {
+    return idist__os_file_sync(folder) ? 0 : errno;
+}
+
+// Opens a file for reading. If it is a pipe, does not wait for its writer.
+IDIST__UNUSED static int idist__os_folder_read_file(idist__os_folder folder, const char *name,
+                                                    idist__os_file *file) {
+    *file = IDIST__OS_CALL(openat(folder, name, O_RDONLY | O_CLOEXEC | O_NONBLOCK));
+    return *file < 0 ? errno : 0;
+}
+
+// Creates a file for writing. EEXIST: the name is taken.
+IDIST__UNUSED static int idist__os_folder_new_file(idist__os_folder folder, const char *name,
+                                                   idist__os_file *file) {
+    *file = IDIST__OS_CALL(openat(folder, name, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666));
+    return *file < 0 ? errno : 0;
+}
+
+// Renames a file within the folder, atomically. It replaces a file that has the new name.
+IDIST__UNUSED static int idist__os_folder_rename(idist__os_folder folder, const char *from,
+                                                 const char *to) {
+    return renameat(folder, from, folder, to) != 0 ? errno : 0;
+}
+
+// Removes a file. ENOENT: there is none of this name.
+IDIST__UNUSED static int idist__os_folder_remove(idist__os_folder folder, const char *name) {
+    return unlinkat(folder, name, 0) != 0 ? errno : 0;
+}
+
+// A walk over the names in a folder. The caller ends it, unless idist__os_folder_begin has failed.
+typedef struct idist__os_folder_walk {
+    DIR *dir;
+} idist__os_folder_walk;
+
+// Begins a walk at the first name. Names that come or go meanwhile may be missed or seen.
+IDIST__UNUSED static int idist__os_folder_begin(idist__os_folder_walk *walk,
+                                                idist__os_folder folder) {
+    // A handle of its own: two that are duplicates would share the position in the folder.
+    idist__os_folder own = IDIST__OS_CALL(openat(folder, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+    int error;
+
+    walk->dir = own < 0 ? NULL : IDIST__OS_CALL(fdopendir(own));
+    if (walk->dir) return 0;
+    error = errno;
+    idist__os_folder_close(&own);
+
+    return error;
+}
+
+// The next name, valid until the next call. NULL: the end, or *error is not 0.
+IDIST__UNUSED static const char *idist__os_folder_next(const idist__os_folder_walk *walk,
+                                                       int *error) {
+    struct dirent *entry;
+
+    errno = 0; // readdir returns NULL at the end, and when it fails: on a number that 32 bits
+               // cannot hold, for example
+    entry = IDIST__OS_CALL(readdir(walk->dir));
+    *error = entry ? 0 : errno;
+
+    return entry ? entry->d_name : NULL;
+}
+
+// Ends a walk and frees what it has used.
+IDIST__UNUSED static void idist__os_folder_end(const idist__os_folder_walk *walk) {
+    IDIST__OS_CALL(closedir(walk->dir));
+}
+
+// ---- os/memory.h ---------------------------------------------------------------------------------
+
+// os/memory.h: pages, memory that processes share, a part of a file as memory
+
+//------------------------------------------------------------------------------
+// pages, aligned memory, memory that processes share
+//
+// Elsewhere: a file without a name is shm_open and shm_unlink on macOS, and on Windows
+// CreateFileMapping, whose handle stands for the descriptor. Discarding pages may do nothing, and
+// the guard against fork may be NULL.
+//------------------------------------------------------------------------------
+
+// A number in shared memory that is read and written atomically. i386 would align it to 4 bytes, so
+// that it could lie in two cache lines.
+typedef uint64_t idist__counter __attribute__((aligned(8)));
+
+// The size of a page: a mapping begins and ends at multiples of it.
+static size_t idist__os_memory_page_nbytes(void) { return (size_t)sysconf(_SC_PAGESIZE); }
+
+// Memory at a multiple of `alignment`, a power of two from 64 to 4096, with anything in it. NULL:
+// no memory. The caller frees it with idist__os_memory_free_aligned, and with nothing else.
+IDIST__UNUSED static void *idist__os_memory_aligned(size_t alignment, size_t nbytes) {
+    void *p = NULL;
+    return posix_memalign(&p, alignment, nbytes) == 0 ? p : NULL;
+}
+
+// NULL is no error.
+IDIST__UNUSED static void idist__os_memory_free_aligned(void *p) { free(p); }
+
+// Maps a part of a file, shared with the other processes that map it, without reserving memory.
+// `at` and `nbytes` are multiples of the page size. Core dumps leave the mapping out. NULL and
+// errno on failure. The caller unmaps it; `fd` stays the caller's.
+IDIST__UNUSED static void *idist__os_memory_map(int fd, size_t at, size_t nbytes) {
+    int flags = MAP_SHARED | MAP_NORESERVE;
+    void *map = mmap(NULL, nbytes, PROT_READ | PROT_WRITE, flags, fd, (off_t)at);
+
+    if (map == MAP_FAILED) return NULL;
+    madvise(map, nbytes, MADV_DONTDUMP);
+    return map;
+}
+
+// Takes such a mapping back, whole.
+IDIST__UNUSED static void idist__os_memory_unmap(void *map, size_t nbytes) { munmap(map, nbytes); }
+
+// Gives whole pages of a mapped file back to the system, for all processes: they read as zeros from
+// then on.
+IDIST__UNUSED static void idist__os_memory_discard(void *pages, size_t nbytes) {
+    enum { REMOVE = 9 }; // MADV_REMOVE, which older headers lack
+    madvise(pages, nbytes, REMOVE);
+}
+
+// A file in memory, without a name, whose size can never change. -1 and errno on failure. The
+// caller closes it.
+IDIST__UNUSED static int idist__os_memory_file(size_t nbytes) {
+    enum { CLOEXEC_AND_SEALING = 3, ADD_SEALS = 1033, SEAL_SHRINK_GROW = 7 }; // not in all headers
+    struct rlimit limit;
+    int err, fd;
+
+    // Beyond the limit ftruncate would raise a signal.
+    if (getrlimit(RLIMIT_FSIZE, &limit) == 0 && limit.rlim_cur != RLIM_INFINITY &&
+        limit.rlim_cur < nbytes) {
+        errno = EFBIG;
+        return -1;
+    }
+
+    fd = (int)syscall(SYS_memfd_create, "idist", CLOEXEC_AND_SEALING);
+    if (fd < 0) return -1;
+    if (IDIST__OS_CALL(ftruncate(fd, (off_t)nbytes)) == 0 &&
+        IDIST__OS_CALL(fcntl(fd, ADD_SEALS, SEAL_SHRINK_GROW)) == 0)
+        return fd;
+
+    err = errno;
+    IDIST__OS_CALL(close(fd));
+    errno = err;
+
+    return -1;
+}
+
+// Says which limit of this process is in the way of nbytes more memory, as "locked memory is
+// limited to 8192 KiB (ulimit -l), and the program locks all its memory (mlockall)". "" if none is.
+// Elsewhere: always "".
+static void idist__os_memory_limit(size_t nbytes, char *text, size_t capacity) {
+    struct rlimit limit;
+    int flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE;
+    void *map = mmap(NULL, nbytes, PROT_NONE, flags, -1, 0);
+    int error = errno;
+
+    text[0] = 0;
+
+    if (map != MAP_FAILED) {
+        munmap(map, nbytes);
+    } else if (error == EAGAIN && getrlimit(RLIMIT_MEMLOCK, &limit) == 0) {
+        snprintf(text, capacity,
+                 "locked memory is limited to %llu KiB (ulimit -l), and the program locks all its "
+                 "memory (mlockall)",
+                 (unsigned long long)limit.rlim_cur >> 10);
+    } else if (getrlimit(RLIMIT_AS, &limit) == 0 && limit.rlim_cur != RLIM_INFINITY) {
+        snprintf(text, capacity, "the address space is limited to %llu KiB (ulimit -v)",
+                 (unsigned long long)limit.rlim_cur >> 10);
+    }
+}
+
+// Takes memory for a part of such a file now, so that no access to it can fail later. 0, or an
+// errno. May take long for large parts.
+static int idist__os_memory_reserve(int fd, size_t at, size_t nbytes) {
+    int rc;
+
+    do rc = IDIST__OS_CALL(posix_fallocate(fd, (off_t)at, (off_t)nbytes));
+    while (rc == EINTR);
+
+    return rc;
+}
+
+// A new word, 0, that also reads 0 in a child made by fork until somebody writes to it there. NULL:
+// the kernel cannot do that. Freed by idist__os_memory_fork_word_free.
+static uint32_t *idist__os_memory_fork_word(void) {
+    enum { WIPE_ON_FORK = 18 }; // MADV_WIPEONFORK, which older headers lack
+    size_t nbytes = idist__os_memory_page_nbytes();
+    void *page = mmap(NULL, nbytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+
+    if (page == MAP_FAILED) return NULL;
+    if (madvise(page, nbytes, WIPE_ON_FORK) == 0) return (uint32_t *)page;
+    munmap(page, nbytes);
+
+    return NULL;
+}
+
+// NULL is no error.
+static void idist__os_memory_fork_word_free(uint32_t *word) {
+    if (word) munmap(word, idist__os_memory_page_nbytes());
+}
+
+//------------------------------------------------------------------------------
+// a part of a file as memory
+//------------------------------------------------------------------------------
+
+// Where a window may begin: at, rounded down.
+IDIST__UNUSED static size_t idist__os_window_begin(size_t at) {
+    size_t page = idist__os_memory_page_nbytes();
+    return at / page * page;
+}
+
+// Maps nbytes of a file from a position that idist__os_window_begin gave, and makes the file that
+// long, with space on the disk, so that no access to the window can fail. What is written to the
+// window is in the file even if the process is killed. 0 or an errno. The caller unmaps it.
+IDIST__UNUSED static int idist__os_window_map(idist__os_file file, size_t at, size_t nbytes,
+                                              char **window) {
+    struct rlimit limit;
+    void *memory;
+    int error;
+
+    *window = NULL;
+    if (getrlimit(RLIMIT_FSIZE, &limit) == 0 && limit.rlim_cur != RLIM_INFINITY &&
+        limit.rlim_cur < at + nbytes)
+        return EFBIG; // to exceed the limit would raise a signal
+
+    error = idist__os_memory_reserve(file, at, nbytes);
+    if (error) return error;
+    memory = mmap(NULL, nbytes, PROT_READ | PROT_WRITE, MAP_SHARED, file, (off_t)at);
+    if (memory == MAP_FAILED) return errno;
+    *window = (char *)memory;
+
+    return 0;
+}
+
+// NULL is no error.
+IDIST__UNUSED static void idist__os_window_unmap(char *window, size_t nbytes) {
+    if (window) munmap(window, nbytes);
+}
+
+// ---- os/wake.h -----------------------------------------------------------------------------------
+
+// os/wake.h: sleeping until another process changes a word
+//
+// Elsewhere: os_sync_wait_on_address on macOS. Windows has the like within one process only. A port
+// may sleep for a moment instead of waiting for the word, because the callers look again.
+
+// The futex system call takes a time of its own, which is not always struct timespec: two longs on
+// most architectures, even where time_t has 64 bits and long has 32; two 64-bit numbers on those
+// that came later (futex_time64) and in the x32 ABI.
+#ifdef SYS_futex
+enum { IDIST__OS_FUTEX = SYS_futex };
+#else
+enum { IDIST__OS_FUTEX = SYS_futex_time64 };
+#endif
+#if !defined(SYS_futex) || (defined(__x86_64__) && defined(__ILP32__))
+typedef int64_t idist__os_futex_part;
+#else
+typedef long idist__os_futex_part;
+#endif
+
+enum { IDIST__OS_FUTEX_WAIT = 0, IDIST__OS_FUTEX_WAKE = 1 };
+
+// Blocks while a word in shared memory has this value, at most until the deadline; may return for
+// no reason.
+IDIST__UNUSED static void idist__os_wake_await_word(uint32_t *word, uint32_t value,
+                                                    int64_t deadline_ns) {
+    struct {
+        idist__os_futex_part seconds, nanoseconds;
+    } timeout;
+    int64_t left = deadline_ns - idist__os_clock_now_ns(), seconds = left / 1000000000;
+
+    if (left <= 0) return;
+    timeout.seconds = (idist__os_futex_part)(seconds < INT32_MAX ? seconds : INT32_MAX);
+    timeout.nanoseconds = (idist__os_futex_part)(left % 1000000000);
+    syscall(IDIST__OS_FUTEX, word, IDIST__OS_FUTEX_WAIT, value,
+            deadline_ns == IDIST__FOREVER ? NULL : &timeout, NULL, 0);
+}
+
+// Wakes all who sleep on the word, in all processes.
+IDIST__UNUSED static void idist__os_wake_word(uint32_t *word) {
+    syscall(IDIST__OS_FUTEX, word, IDIST__OS_FUTEX_WAKE, INT32_MAX, NULL, NULL, 0);
+}
+
+// ---- os/poll.h -----------------------------------------------------------------------------------
+
+// os/poll.h: closing descriptors, waiting for them, and waking the thread that waits
+
+//------------------------------------------------------------------------------
+// closing descriptors
+//------------------------------------------------------------------------------
+
+// Closes a descriptor, if it is open (not negative), and sets it to -1.
+static void idist__os_descriptor_close(int *fd) {
+    if (*fd >= 0) IDIST__OS_CALL(close(*fd));
+    *fd = -1;
+}
+
+//------------------------------------------------------------------------------
+// waiting for descriptors, and waking the thread that waits
+//
+// A poll set is an array of entries, one per descriptor. Where there is no poll(2), WSAPoll takes
+// the same entries. Other files use an entry through these functions only.
+//
+// A wake-up is a descriptor that one thread watches in its poll set and any thread may signal:
+// eventfd on Linux, a kqueue with EVFILT_USER on macOS, a UDP socket connected to itself on
+// Windows. It is closed by idist__os_descriptor_close.
+//------------------------------------------------------------------------------
+
+typedef struct pollfd idist__os_poll_entry;
+
+enum { IDIST__OS_READABLE = POLLIN, IDIST__OS_WRITABLE = POLLOUT };
+
+// Fills an entry: which events of the descriptor to wait for. The end of a stream and errors are
+// always reported. An entry without a descriptor (-1) never becomes ready.
+IDIST__UNUSED static void idist__os_poll_watch(idist__os_poll_entry *entry, int fd, int events) {
+    entry->fd = fd;
+    entry->events = (short)events;
+    entry->revents = 0;
+}
+
+// Blocks until an entry is ready, for at most timeout_ms: 0 does not block, -1 waits forever.
+// Returns the number of entries that are ready, 0 after the time-out, or -1 and errno; EINTR means
+// that a signal arrived.
+IDIST__UNUSED static int idist__os_poll(idist__os_poll_entry *entries, int count, int timeout_ms) {
+    return IDIST__OS_CALL(poll(entries, (nfds_t)count, timeout_ms));
+}
+
+// Whether the last idist__os_poll found anything about the descriptor, if only an error.
+IDIST__UNUSED static bool idist__os_poll_ready(const idist__os_poll_entry *entry) {
+    return entry->revents != 0;
+}
+
+// Whether it found that the descriptor takes bytes.
+IDIST__UNUSED static bool idist__os_poll_writable(const idist__os_poll_entry *entry) {
+    return (entry->revents & POLLOUT) != 0;
+}
+
+// Whether it found bytes, the end of the stream, or an error.
+IDIST__UNUSED static bool idist__os_poll_readable(const idist__os_poll_entry *entry) {
+    return (entry->revents & ~POLLOUT) != 0;
+}
+
+// Blocks until one descriptor is ready for `events`, has failed or was closed by the peer. False:
+// the deadline has passed, or poll failed.
+static bool idist__os_poll_wait(int fd, int events, int64_t deadline_ns) {
+    for (;;) {
+        idist__os_poll_entry entry;
+        int rc;
+
+        idist__os_poll_watch(&entry, fd, events);
+        rc = idist__os_poll(&entry, 1, idist__os_clock_ms_until(deadline_ns));
+        if (rc > 0) return true;
+        if (rc == 0 && idist__os_clock_ms_until(deadline_ns) == 0)
+            return false; // poll's own limit may be shorter than the deadline
+        if (rc < 0 && errno != EINTR) return false;
+    }
+}
+
+// A new wake-up, or -1 and errno.
+IDIST__UNUSED static int idist__os_poll_wakeup_new(void) {
+    return eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+}
+
+// Makes the wake-up readable. Does not block; any thread may call it.
+IDIST__UNUSED static void idist__os_poll_wakeup_signal(int wakeup) {
+    uint64_t one = 1;
+    while (IDIST__OS_CALL(write(wakeup, &one, sizeof one)) < 0 && errno == EINTR) continue;
+}
+
+// Makes it unreadable again. Does not block.
+IDIST__UNUSED static void idist__os_poll_wakeup_clear(int wakeup) {
+    uint64_t count;
+    while (IDIST__OS_CALL(read(wakeup, &count, sizeof count)) < 0 && errno == EINTR) continue;
+}
+
+//------------------------------------------------------------------------------
+// waiting for descriptors that are watched again and again
+//
+// The cost of a look does not grow with the number of descriptors: epoll on Linux, a kqueue on
+// macOS. A watch is itself a descriptor, readable while one of those is ready, and closed by
+// idist__os_descriptor_close. A descriptor is removed before it is closed.
+//------------------------------------------------------------------------------
+
+enum { IDIST__OS_WATCH_EVENTS = 32 }; // that are taken at once, at most
+
+typedef struct idist__os_watch_events {
+    struct epoll_event event[IDIST__OS_WATCH_EVENTS];
+} idist__os_watch_events;
+
+// A new watch, or -1 and errno.
+IDIST__UNUSED static int idist__os_watch_new(void) { return epoll_create1(EPOLL_CLOEXEC); }
+
+// Watches a descriptor from now on for bytes and the end of its stream (input), for space (output),
+// for both or for neither; its events carry this tag. False: errno says why it cannot.
+IDIST__UNUSED static bool idist__os_watch_set(int watch, int fd, int tag, bool input, bool output) {
+    struct epoll_event event;
+
+    memset(&event, 0, sizeof event);
+    if (input) event.events |= EPOLLIN;
+    if (output) event.events |= EPOLLOUT;
+    event.data.u32 = (uint32_t)tag;
+
+    if (!event.events) return epoll_ctl(watch, EPOLL_CTL_DEL, fd, &event) == 0;
+    if (epoll_ctl(watch, EPOLL_CTL_MOD, fd, &event) == 0) return true;
+
+    return errno == ENOENT && epoll_ctl(watch, EPOLL_CTL_ADD, fd, &event) == 0;
+}
+
+// Takes what has happened, without blocking. Returns the number of events, in turns of all
+// descriptors that are ready.
+IDIST__UNUSED static int idist__os_watch_take(int watch, idist__os_watch_events *events) {
+    int n = IDIST__OS_CALL(epoll_wait(watch, events->event, IDIST__OS_WATCH_EVENTS, 0));
+    return n < 0 ? 0 : n;
+}
+
+IDIST__UNUSED static int idist__os_watch_tag(const idist__os_watch_events *events, int i) {
+    return (int)events->event[i].data.u32;
+}
+
+// As idist__os_poll_writable and idist__os_poll_readable.
+IDIST__UNUSED static bool idist__os_watch_writable(const idist__os_watch_events *events, int i) {
+    return (events->event[i].events & EPOLLOUT) != 0;
+}
+
+IDIST__UNUSED static bool idist__os_watch_readable(const idist__os_watch_events *events, int i) {
+    return (events->event[i].events & ~(uint32_t)EPOLLOUT) != 0;
+}
+
+// ---- os/socket.h ---------------------------------------------------------------------------------
+
+// os/socket.h: stream sockets, multicast datagrams, addresses and name lookup
+//
+// Every socket is non-blocking and closed on exec; a descriptor belongs to the caller. A function
+// blocks only where it takes a deadline, except for the name lookup. Failures leave the reason in
+// errno. Elsewhere: on macOS a local name becomes a path in a private folder, on Windows too; there
+// a SOCKET is cast to int, as its values allow.
+
+// Where a socket is or connects to. A local address is a name in the abstract namespace, which
+// leaves no file behind and is visible inside one network namespace only, as loopback TCP is.
+typedef struct idist__os_address {
+    struct sockaddr_storage sa;
+    socklen_t nbytes;
+} idist__os_address;
+
+enum { IDIST__OS_SOCKET_NAME_MAX = (int)sizeof(((struct sockaddr_un *)0)->sun_path) - 1 };
+
+// False: the name is empty or longer than IDIST__OS_SOCKET_NAME_MAX bytes.
+static bool idist__os_socket_local_address(idist__os_address *address, const char *name) {
+    struct sockaddr_un *local = (struct sockaddr_un *)&address->sa;
+    size_t nbytes = strlen(name);
+
+    memset(address, 0, sizeof *address);
+    if (!nbytes || nbytes > IDIST__OS_SOCKET_NAME_MAX) return false;
+    local->sun_family = AF_UNIX;
+    memcpy(local->sun_path + 1, name, nbytes); // the zero byte before it means abstract
+    address->nbytes = (socklen_t)(offsetof(struct sockaddr_un, sun_path) + 1 + nbytes);
+
+    return true;
+}
+
+// One of the TCP addresses of a host, which is a name or the text of an IP address: *count gets how
+// many it has, and `which`, counted modulo that, chooses. May block for as long as the resolver
+// takes. Returns NULL, or why the lookup failed (a static text).
+static const char *idist__os_socket_resolve(idist__os_address *address, const char *host, int port,
+                                            int which, int *count) {
+    struct addrinfo hints, *list = NULL, *at;
+    char service[16];
+    int error;
+
+    memset(address, 0, sizeof *address);
+    memset(&hints, 0, sizeof hints);
+    hints.ai_socktype = SOCK_STREAM;
+    snprintf(service, sizeof service, "%d", port);
+    error = IDIST__OS_CALL(getaddrinfo(host, service, &hints, &list));
+    if (error != 0 || !list) return gai_strerror(error);
+
+    *count = 0;
+    for (at = list; at; at = at->ai_next) ++*count;
+    which %= *count;
+    for (at = list; which > 0; which--) at = at->ai_next;
+
+    memcpy(&address->sa, at->ai_addr, at->ai_addrlen);
+    address->nbytes = at->ai_addrlen;
+    freeaddrinfo(list);
+
+    return NULL;
+}
+
+// Whether the address is that of a local socket.
+static bool idist__os_socket_is_local(const idist__os_address *address) {
+    return address->sa.ss_family == AF_UNIX;
+}
+
+// Whether it is an IPv4 address.
+static bool idist__os_socket_is_ipv4(const idist__os_address *address) {
+    // NOLINTNEXTLINE(clang-analyzer-core.UndefinedBinaryOperatorResult)
+    return address->sa.ss_family == AF_INET;
+}
+
+// Whether only this host can reach the address.
+static bool idist__os_socket_is_loopback(const idist__os_address *address) {
+    if (idist__os_socket_is_local(address)) return true;
+
+    if (idist__os_socket_is_ipv4(address)) {
+        const struct sockaddr_in *v4 = (const struct sockaddr_in *)&address->sa;
+        return (ntohl(v4->sin_addr.s_addr) >> 24) == 127;
+    }
+
+    return IN6_IS_ADDR_LOOPBACK(&((const struct sockaddr_in6 *)&address->sa)->sin6_addr) != 0;
+}
+
+// Whether it is an IP address that is valid on one link only: 169.254.0.0/16 or fe80::/10.
+static bool idist__os_socket_is_link_local(const idist__os_address *address) {
+    if (idist__os_socket_is_ipv4(address)) {
+        const struct sockaddr_in *v4 = (const struct sockaddr_in *)&address->sa;
+        return (ntohl(v4->sin_addr.s_addr) >> 16) == 0xA9FE;
+    }
+
+    return IN6_IS_ADDR_LINKLOCAL(&((const struct sockaddr_in6 *)&address->sa)->sin6_addr) != 0;
+}
+
+// Whether two IP addresses are equal, whatever their ports.
+static bool idist__os_socket_is_same_host(const idist__os_address *a, const idist__os_address *b) {
+    if (a->sa.ss_family != b->sa.ss_family) return false;
+
+    if (idist__os_socket_is_ipv4(a))
+        return ((const struct sockaddr_in *)&a->sa)->sin_addr.s_addr ==
+               ((const struct sockaddr_in *)&b->sa)->sin_addr.s_addr;
+
+    return memcmp(&((const struct sockaddr_in6 *)&a->sa)->sin6_addr,
+                  &((const struct sockaddr_in6 *)&b->sa)->sin6_addr, sizeof(struct in6_addr)) == 0;
+}
+
+// The text of an IP address, without the port.
+static void idist__os_socket_host_text(const idist__os_address *address, char *buf,
+                                       size_t capacity) {
+    const void *ip = idist__os_socket_is_ipv4(address)
+                         ? (const void *)&((const struct sockaddr_in *)&address->sa)->sin_addr
+                         : (const void *)&((const struct sockaddr_in6 *)&address->sa)->sin6_addr;
+    if (!inet_ntop(address->sa.ss_family, ip, buf, (socklen_t)capacity))
+        snprintf(buf, capacity, "?");
+}
+
+// The port of a TCP address; 0: it has none.
+static int idist__os_socket_port(const idist__os_address *address) {
+    if (address->sa.ss_family == AF_INET)
+        return ntohs(((const struct sockaddr_in *)&address->sa)->sin_port);
+    if (address->sa.ss_family == AF_INET6)
+        return ntohs(((const struct sockaddr_in6 *)&address->sa)->sin6_port);
+    return 0;
+}
+
+// The address to which a socket is bound.
+static bool idist__os_socket_own_address(int fd, idist__os_address *address) {
+    memset(address, 0, sizeof *address);
+    address->nbytes = sizeof address->sa;
+    return getsockname(fd, (struct sockaddr *)&address->sa, &address->nbytes) == 0;
+}
+
+// The address of the other end of a connection.
+static bool idist__os_socket_peer_address(int fd, idist__os_address *address) {
+    memset(address, 0, sizeof *address);
+    address->nbytes = sizeof address->sa;
+    return getpeername(fd, (struct sockaddr *)&address->sa, &address->nbytes) == 0;
+}
+
+// The congestion control of a TCP socket. False: the system does not tell.
+static bool idist__os_socket_congestion(int fd, char name[16]) {
+    socklen_t nbytes = 15;
+
+    memset(name, 0, 16);
+    return getsockopt(fd, IPPROTO_TCP, TCP_CONGESTION, name, &nbytes) == 0;
+}
+
+static bool idist__os_socket_out_of_fds(int error) { return error == EMFILE || error == ENFILE; }
+
+// A stream socket without Nagle's delay, or -1.
+//
+// BBR sends by a timer, which inside a machine room costs more than half of the bandwidth. Another
+// congestion control takes its place until idist__os_socket_measured.
+static int idist__os_socket_open(int family) {
+    int one = 1, fd = socket(family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+    char name[16];
+
+    if (fd < 0 || family == AF_UNIX) return fd;
+    setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof one);
+
+    if (idist__os_socket_congestion(fd, name) && strncmp(name, "bbr", 3) == 0 &&
+        setsockopt(fd, IPPROTO_TCP, TCP_CONGESTION, "cubic", 5) != 0)
+        setsockopt(fd, IPPROTO_TCP, TCP_CONGESTION, "reno", 4); // every system has it
+
+    return fd;
+}
+
+// Why the system refuses local sockets to this process: an errno; 0: it does not refuse them.
+static int idist__os_socket_local_error(void) {
+    int error = 0, fd = idist__os_socket_open(AF_UNIX);
+
+    if (fd < 0 && !idist__os_socket_out_of_fds(errno)) error = errno;
+    idist__os_descriptor_close(&fd);
+
+    return error;
+}
+
+// The shortest round trip through a TCP socket so far, in us; 0: not known.
+IDIST__UNUSED static uint32_t idist__os_socket_round_trip_us(int fd) {
+    enum { MIN_RTT_AT = 148 }; // in struct tcp_info, of which the C library may know the beginning
+    unsigned char info[256];
+    socklen_t nbytes = sizeof info;
+    uint32_t min_rtt_us = 0;
+
+    memset(info, 0, sizeof info);
+    if (getsockopt(fd, IPPROTO_TCP, TCP_INFO, info, &nbytes) != 0) return 0;
+    if (nbytes >= MIN_RTT_AT + sizeof min_rtt_us)
+        memcpy(&min_rtt_us, info + MIN_RTT_AT, sizeof min_rtt_us);
+
+    return min_rtt_us != UINT32_MAX ? min_rtt_us : 0; // the kernel has not measured any
+}
+
+// The third number in a file of the kernel's settings: the most bytes of a buffer. 0: not known.
+static uint64_t idist__os_socket_setting(const char *path) {
+    char text[64], *at = text;
+    uint64_t number = 0;
+    ssize_t n;
+    int i, fd = IDIST__OS_CALL(open(path, O_RDONLY | O_CLOEXEC));
+
+    if (fd < 0) return 0;
+    n = IDIST__OS_CALL(read(fd, text, sizeof text - 1));
+    IDIST__OS_CALL(close(fd));
+    if (n <= 0) return 0;
+    text[n] = 0;
+    for (i = 0; i < 3; i++) number = strtoull(at, &at, 10);
+
+    return number;
+}
+
+// How many bytes can be under way in one TCP socket, as far as the system's limits on buffers go,
+// of which about half holds data; 0: not known.
+IDIST__UNUSED static uint64_t idist__os_socket_window_nbytes(void) {
+    uint64_t send = idist__os_socket_setting("/proc/sys/net/ipv4/tcp_wmem");
+    uint64_t receive = idist__os_socket_setting("/proc/sys/net/ipv4/tcp_rmem");
+
+    return (send < receive ? send : receive) / 2;
+}
+
+// The bandwidth of a network interface in Mbit/s, as its driver gives it; 0: not known.
+IDIST__UNUSED static uint32_t idist__os_socket_interface_mbits(const char *name) {
+    char path[96], text[16];
+    long long mbits = 0;
+    ssize_t n;
+    int fd;
+
+    snprintf(path, sizeof path, "/sys/class/net/%s/speed", name);
+    fd = IDIST__OS_CALL(open(path, O_RDONLY | O_CLOEXEC));
+    if (fd < 0) return 0;
+    n = IDIST__OS_CALL(read(fd, text, sizeof text - 1));
+    IDIST__OS_CALL(close(fd));
+
+    if (n > 0) {
+        text[n] = 0;
+        mbits = strtoll(text, NULL, 10);
+    }
+
+    return mbits > 0 && mbits < UINT32_MAX ? (uint32_t)mbits : 0;
+}
+
+// Called when some bytes have gone back and forth through a TCP socket: if the peer is far away,
+// the congestion control of the system returns, as BBR is what helps against losses there.
+IDIST__UNUSED static void idist__os_socket_measured(int fd) {
+    enum { NEAR_US = 2000 };
+    char name[16];
+    int fresh;
+
+    if (idist__os_socket_round_trip_us(fd) < NEAR_US) return;
+
+    fresh = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0); // has that of the system
+    if (fresh < 0) return;
+    if (idist__os_socket_congestion(fresh, name))
+        setsockopt(fd, IPPROTO_TCP, TCP_CONGESTION, name, (socklen_t)strlen(name));
+    IDIST__OS_CALL(close(fresh));
+}
+
+// A socket that listens at an address, or -1; errno EADDRINUSE: another socket does.
+static int idist__os_socket_listen(const idist__os_address *address) {
+    int one = 1, zero = 0, error, fd = idist__os_socket_open(address->sa.ss_family);
+
+    if (fd < 0) return -1;
+    if (!idist__os_socket_is_local(address))
+        setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &one, sizeof one);
+    if (address->sa.ss_family == AF_INET6) // IPv4 as well, at the wildcard
+        setsockopt(fd, IPPROTO_IPV6, IPV6_V6ONLY, &zero, sizeof zero);
+    if (bind(fd, (const struct sockaddr *)&address->sa, address->nbytes) == 0 &&
+        listen(fd, 4096) == 0)
+        return fd;
+
+    error = errno;
+    idist__os_descriptor_close(&fd);
+    errno = error;
+
+    return -1;
+}
+
+// A socket that listens at a port of all addresses of this host, IPv4 and IPv6, or -1 as above.
+// Port 0: a free one.
+static int idist__os_socket_listen_everywhere(int port) {
+    idist__os_address any;
+    struct sockaddr_in6 *v6 = (struct sockaddr_in6 *)&any.sa;
+    struct sockaddr_in *v4 = (struct sockaddr_in *)&any.sa;
+    int fd;
+
+    memset(&any, 0, sizeof any);
+    v6->sin6_family = AF_INET6;
+    v6->sin6_port = htons((uint16_t)port);
+    any.nbytes = sizeof *v6;
+    fd = idist__os_socket_listen(&any);
+    if (fd >= 0 || errno == EADDRINUSE) return fd;
+
+    memset(&any, 0, sizeof any); // a system without IPv6
+    v4->sin_family = AF_INET;
+    v4->sin_port = htons((uint16_t)port);
+    any.nbytes = sizeof *v4;
+
+    return idist__os_socket_listen(&any);
+}
+
+// An IP address of a network interface that is up.
+typedef struct idist__os_interface {
+    char name[32];
+    idist__os_address address;
+} idist__os_interface;
+
+// The addresses of this host, in the order of the system, at most `capacity`. Returns how many are
+// in `list`, or -1: they cannot be listed, errno says why.
+static int idist__os_socket_interfaces(idist__os_interface *list, int capacity) {
+    struct ifaddrs *all = NULL;
+    const struct ifaddrs *at;
+    int count = 0;
+
+    if (IDIST__OS_CALL(getifaddrs(&all)) != 0) return -1;
+
+    for (at = all; at && count < capacity; at = at->ifa_next) {
+        idist__os_interface *to = &list[count];
+        int family = at->ifa_addr ? at->ifa_addr->sa_family : AF_UNSPEC;
+
+        if (!(at->ifa_flags & IFF_UP) || (family != AF_INET && family != AF_INET6)) continue;
+        memset(to, 0, sizeof *to);
+        snprintf(to->name, sizeof to->name, "%s", at->ifa_name);
+        to->address.nbytes =
+            family == AF_INET ? sizeof(struct sockaddr_in) : sizeof(struct sockaddr_in6);
+        memcpy(&to->address.sa, at->ifa_addr, to->address.nbytes);
+        count++;
+    }
+
+    freeifaddrs(all);
+
+    return count;
+}
+
+// Whether the process at the other end of a local socket belongs to our user: abstract sockets have
+// no permissions.
+static bool idist__os_socket_is_same_user(int fd) {
+    struct {
+        pid_t pid;
+        uid_t uid;
+        gid_t gid;
+    } peer;
+    socklen_t nbytes = sizeof peer;
+
+    return getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &peer, &nbytes) == 0 && peer.uid == geteuid();
+}
+
+// The next connection, or -1; errno EAGAIN: none is pending. A local connection of another user is
+// closed at once and reported as EAGAIN.
+static int idist__os_socket_accept(int listener) {
+    struct sockaddr_storage peer;
+    socklen_t nbytes = sizeof peer;
+    int one = 1, fd = IDIST__OS_CALL(accept(listener, (struct sockaddr *)&peer, &nbytes));
+
+    if (fd < 0) return -1;
+    IDIST__OS_CALL(fcntl(fd, F_SETFD, FD_CLOEXEC));
+    IDIST__OS_CALL(fcntl(fd, F_SETFL, O_NONBLOCK));
+    if (peer.ss_family != AF_UNIX) setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof one);
+    if (peer.ss_family != AF_UNIX || idist__os_socket_is_same_user(fd)) return fd;
+
+    IDIST__OS_CALL(close(fd));
+    errno = EAGAIN;
+
+    return -1;
+}
+
+// Begins to connect. The socket is writable once the attempt has ended; see below. -1: errno says
+// why.
+static int idist__os_socket_connect_begin(const idist__os_address *address) {
+    int error, fd = idist__os_socket_open(address->sa.ss_family);
+
+    if (fd < 0) return -1;
+    if (IDIST__OS_CALL(connect(fd, (const struct sockaddr *)&address->sa, address->nbytes)) == 0)
+        return fd;
+    if (errno == EINPROGRESS || errno == EINTR) return fd;
+
+    error = errno;
+    IDIST__OS_CALL(close(fd));
+    errno = error;
+
+    return -1;
+}
+
+// The attempt has ended: 0, or why it failed; then the socket is closed. EPERM: another user
+// listens at the local address.
+static int idist__os_socket_connect_end(int *fd, bool local) {
+    int error = 0;
+    socklen_t nbytes = sizeof error;
+
+    if (getsockopt(*fd, SOL_SOCKET, SO_ERROR, &error, &nbytes) != 0) error = errno;
+    if (!error && local && !idist__os_socket_is_same_user(*fd)) error = EPERM;
+    if (error) idist__os_descriptor_close(fd);
+
+    return error;
+}
+
+// One attempt to connect; blocks until the deadline at the latest. -1: errno says why, and the
+// caller decides whether to try again. ETIMEDOUT: the deadline has passed.
+static int idist__os_socket_connect(const idist__os_address *address, int64_t deadline_ns) {
+    int error, fd = idist__os_socket_connect_begin(address);
+
+    if (fd < 0) return -1;
+
+    if (idist__os_poll_wait(fd, IDIST__OS_WRITABLE, deadline_ns)) {
+        error = idist__os_socket_connect_end(&fd, idist__os_socket_is_local(address));
+    } else {
+        error = ETIMEDOUT;
+        idist__os_descriptor_close(&fd);
+    }
+
+    errno = error;
+
+    return fd;
+}
+
+// Whether an error of connect means that the network is down, or that this host has no address of
+// that kind (IPv4, IPv6), rather than that the peer is gone.
+static bool idist__os_socket_is_unreachable(int error) {
+    return error == ENETUNREACH || error == ENETDOWN || error == EHOSTUNREACH ||
+           error == EHOSTDOWN || error == EADDRNOTAVAIL || error == EAFNOSUPPORT;
+}
+
+// Whether an error means that this process or the system has no descriptor left.
+// Reads what has arrived. > 0: bytes; 0: it would block; -1: the end of the stream (errno 0) or an
+// error.
+static ptrdiff_t idist__os_socket_read(int fd, void *buf, size_t nbytes) {
+    for (;;) {
+        ssize_t n = IDIST__OS_CALL(recv(fd, buf, nbytes, 0));
+
+        if (n > 0) return n;
+
+        if (n == 0) {
+            errno = 0;
+            return -1;
+        }
+
+        if (errno == EINTR) continue;
+        return errno == EAGAIN || errno == EWOULDBLOCK ? 0 : -1;
+    }
+}
+
+// A piece of memory that is sent from. Laid out as struct iovec, so that a send copies no list.
+typedef struct idist__os_part {
+    const void *data;
+    size_t nbytes;
+} idist__os_part;
+
+typedef char idist__os_part_is_iovec[sizeof(idist__os_part) == sizeof(struct iovec) &&
+                                             offsetof(idist__os_part, nbytes) ==
+                                                 offsetof(struct iovec, iov_len)
+                                         ? 1
+                                         : -1];
+
+// Writes as much of several pieces as the socket takes now. > 0: bytes; 0: it would block; -1: an
+// error. Never raises SIGPIPE.
+static ptrdiff_t idist__os_socket_write(int fd, const idist__os_part *parts, int nparts) {
+    struct msghdr message;
+
+    memset(&message, 0, sizeof message);
+    message.msg_iov = (struct iovec *)(uintptr_t)parts;
+    message.msg_iovlen = (size_t)nparts;
+
+    for (;;) {
+        ssize_t n = IDIST__OS_CALL(sendmsg(fd, &message, MSG_NOSIGNAL));
+
+        if (n >= 0) return n;
+        if (errno == EINTR) continue;
+        return errno == EAGAIN || errno == EWOULDBLOCK || errno == ENOBUFS ? 0 : -1;
+    }
+}
+
+// Tells the peer that nothing more will be sent: it reads the end of the stream after what was sent
+// before. This side may still read. Does not block.
+IDIST__UNUSED static void idist__os_socket_end_stream(int fd) { shutdown(fd, SHUT_WR); }
+
+// Ends both directions: what has arrived can still be read, and then the end.
+IDIST__UNUSED static void idist__os_socket_end(int fd) { shutdown(fd, SHUT_RDWR); }
+
+// Whether the peer has closed the connection and everything it sent has been read.
+IDIST__UNUSED static bool idist__os_socket_at_end(int fd) {
+    char byte;
+    ssize_t n;
+
+    do n = IDIST__OS_CALL(recv(fd, &byte, 1, MSG_PEEK | MSG_DONTWAIT));
+    while (n < 0 && errno == EINTR);
+    return n == 0 || (n < 0 && errno != EAGAIN && errno != EWOULDBLOCK);
+}
+
+// The address of the interface through which datagrams to an IPv4 address leave this host.
+static bool idist__os_socket_route(const idist__os_address *to, idist__os_address *own) {
+    int error, fd = socket(AF_INET, SOCK_DGRAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+    bool found;
+
+    if (fd < 0) return false;
+    found = IDIST__OS_CALL(connect(fd, (const struct sockaddr *)&to->sa, to->nbytes)) ==
+                0 && // sends nothing
+            idist__os_socket_own_address(fd, own);
+    error = errno;
+    IDIST__OS_CALL(close(fd));
+    errno = error;
+
+    return found;
+}
+
+// A datagram socket that sends to an IPv4 multicast group through the interface of `own`, and as a
+// member receives what is sent to the group. -1 on failure.
+static int idist__os_socket_multicast(const idist__os_address *group, const idist__os_address *own,
+                                      bool member) {
+    int one = 1, error, fd = socket(AF_INET, SOCK_DGRAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+    struct ip_mreq membership;
+    bool ready;
+
+    if (fd < 0) return -1;
+    memset(&membership, 0, sizeof membership);
+    membership.imr_multiaddr = ((const struct sockaddr_in *)&group->sa)->sin_addr;
+    membership.imr_interface = ((const struct sockaddr_in *)&own->sa)->sin_addr;
+
+    ready = setsockopt(fd, IPPROTO_IP, IP_MULTICAST_IF, &membership.imr_interface,
+                       sizeof membership.imr_interface) == 0;
+    if (ready && member)
+        ready = setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &one, sizeof one) == 0 &&
+                bind(fd, (const struct sockaddr *)&group->sa, group->nbytes) == 0 &&
+                setsockopt(fd, IPPROTO_IP, IP_ADD_MEMBERSHIP, &membership, sizeof membership) == 0;
+    if (ready) return fd;
+
+    error = errno;
+    IDIST__OS_CALL(close(fd));
+    errno = error;
+
+    return -1;
+}
+
+// Sends one datagram. It may be lost without notice, so there is no result.
+static void idist__os_socket_send_datagram(int fd, const void *data, size_t nbytes,
+                                           const idist__os_address *to) {
+    IDIST__OS_CALL(
+        sendto(fd, data, nbytes, MSG_NOSIGNAL, (const struct sockaddr *)&to->sa, to->nbytes));
+}
+
+// Takes the next datagram: returns its whole size, of which at most `capacity` bytes are in buf, or
+// -1 when none is pending.
+static ptrdiff_t idist__os_socket_receive_datagram(int fd, void *buf, size_t capacity,
+                                                   idist__os_address *from) {
+    from->nbytes = sizeof from->sa;
+    return IDIST__OS_CALL(
+        recvfrom(fd, buf, capacity, MSG_TRUNC, (struct sockaddr *)&from->sa, &from->nbytes));
+}
+
+// The user whose processes may share local sockets, as a number for their names.
+static unsigned long idist__os_socket_user(void) { return (unsigned long)geteuid(); }
+
+// The name of this host; false when it has none that fits.
+static bool idist__os_socket_host_name(char *buf, size_t capacity) {
+    memset(buf, 0, capacity);
+    return gethostname(buf, capacity - 1) == 0;
+}
+
+// A text that the processes of one machine have in common, whatever containers they are in: that of
+// the boot, or else the host name.
+static void idist__os_socket_machine(char *text, size_t capacity) {
+    ssize_t n;
+    int fd = IDIST__OS_CALL(open("/proc/sys/kernel/random/boot_id", O_RDONLY | O_CLOEXEC));
+
+    memset(text, 0, capacity);
+
+    if (fd >= 0) {
+        do n = IDIST__OS_CALL(read(fd, text, capacity - 1));
+        while (n < 0 && errno == EINTR);
+        IDIST__OS_CALL(close(fd));
+    }
+
+    if (!text[0] && !idist__os_socket_host_name(text, capacity)) text[0] = '?';
+}
+
+// A text that exactly those processes have in common which can connect through local sockets: the
+// machine, the network namespace and the user.
+IDIST__UNUSED static void idist__os_socket_reach(char *text, size_t capacity) {
+    struct stat name_space;
+    char boot[65];
+
+    idist__os_socket_machine(boot, sizeof boot);
+    if (stat("/proc/self/ns/net", &name_space) == 0)
+        snprintf(text, capacity, "%s/%llu/%lu", boot, (unsigned long long)name_space.st_ino,
+                 idist__os_socket_user());
+    else snprintf(text, capacity, "%s/%lu", boot, idist__os_socket_user());
+}
+
+// ---- os/beacon.h ---------------------------------------------------------------------------------
+
+// os/beacon.h: a name that exists as long as its process, and wakes it
+//
+// A process lights a beacon under a local name. The kernel takes the name away when the process
+// ends, however it ends. Others need no connection to see that, or to wake the process while it
+// watches its beacon in poll: one socket of their own serves for any number of beacons.
+//
+// Here a beacon is a datagram socket. On macOS its name is a path, and one on which no socket is
+// open gives ECONNREFUSED, too. On Windows the same takes a named mutex, which tells that its owner
+// has ended, and an event.
+
+// A beacon under a local address, or -1 and errno. Watch it for IDIST__OS_READABLE.
+IDIST__UNUSED static int idist__os_beacon_light(const idist__os_address *address) {
+    int error, fd = socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+
+    if (fd < 0) return -1;
+    if (bind(fd, (const struct sockaddr *)&address->sa, address->nbytes) == 0) return fd;
+
+    error = errno;
+    idist__os_descriptor_close(&fd);
+    errno = error;
+
+    return -1;
+}
+
+// The socket that the next two functions take, or -1 and errno.
+IDIST__UNUSED static int idist__os_beacon_observer(void) {
+    return socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+}
+
+// Makes a beacon readable. Never blocks.
+//
+// EAGAIN has two reasons. The queue of the beacon may be full; then it is readable already. Or the
+// bytes that we have sent to all beacons, and that nobody has read yet, fill the send buffer of our
+// socket (about 280 of them); then another socket can send.
+IDIST__UNUSED static void idist__os_beacon_wake(int observer, const idist__os_address *address) {
+    const struct sockaddr *to = (const struct sockaddr *)&address->sa;
+    int fresh;
+
+    if (IDIST__OS_CALL(sendto(observer, "", 1, MSG_DONTWAIT | MSG_NOSIGNAL, to, address->nbytes)) >=
+        0)
+        return;
+    if (errno != EAGAIN) return;
+    fresh = idist__os_beacon_observer();
+    if (fresh < 0) return;
+    IDIST__OS_CALL(sendto(fresh, "", 1, MSG_DONTWAIT | MSG_NOSIGNAL, to, address->nbytes));
+    idist__os_descriptor_close(&fresh);
+}
+
+// Looks at a beacon, without waking its process. 0: it is lit; ECONNREFUSED: it has gone out;
+// another errno: the system does not let us see it.
+IDIST__UNUSED static int idist__os_beacon_look(int observer, const idist__os_address *address) {
+    return IDIST__OS_CALL(
+               connect(observer, (const struct sockaddr *)&address->sa, address->nbytes)) == 0
+               ? 0
+               : errno;
+}
+
+// Makes our own beacon unreadable again.
+IDIST__UNUSED static void idist__os_beacon_clear(int beacon) {
+    char bytes[8];
+    while (IDIST__OS_CALL(recv(beacon, bytes, sizeof bytes, MSG_DONTWAIT)) >= 0 || errno == EINTR)
+        continue;
+}
+
+// ---- os/segment.h --------------------------------------------------------------------------------
+
+// os/segment.h: passing a file in memory to another process of this host
+//
+// A descriptor travels with a short message over a local socket. Where sockets cannot carry one, a
+// port uses a name instead (shm_open, CreateFileMapping) and passes that.
+
+// Sends a message, with a descriptor unless fd is -1. Does not block. Returns the bytes sent, or -1
+// and errno; EAGAIN: the socket is full.
+IDIST__UNUSED static ptrdiff_t idist__os_segment_send(int sock, const void *buf, size_t nbytes,
+                                                      int fd) {
+    struct msghdr message;
+    struct iovec part;
+    ptrdiff_t sent;
+    union {
+        struct cmsghdr head;
+        char bytes[CMSG_SPACE(sizeof(int))];
+    } control;
+
+    memset(&message, 0, sizeof message);
+    memset(&control, 0, sizeof control);
+    part.iov_base = (void *)(uintptr_t)buf;
+    part.iov_len = nbytes;
+    message.msg_iov = &part;
+    message.msg_iovlen = 1;
+
+    if (fd >= 0) {
+        message.msg_control = control.bytes;
+        message.msg_controllen = sizeof control.bytes;
+        control.head.cmsg_level = SOL_SOCKET;
+        control.head.cmsg_type = SCM_RIGHTS;
+        control.head.cmsg_len = CMSG_LEN(sizeof(int));
+        memcpy(CMSG_DATA(&control.head), &fd, sizeof fd);
+    }
+
+    do sent = IDIST__OS_CALL(sendmsg(sock, &message, MSG_NOSIGNAL));
+    while (sent < 0 && errno == EINTR);
+
+    return sent;
+}
+
+// Receives a message; *fd becomes its descriptor, which the caller closes, or -1. Does not block.
+// Returns the bytes received, 0 at the end of the stream, or -1 and errno.
+IDIST__UNUSED static ptrdiff_t idist__os_segment_receive(int sock, void *buf, size_t nbytes,
+                                                         int *fd) {
+    struct msghdr message;
+    struct iovec part;
+    ptrdiff_t received;
+    union {
+        struct cmsghdr head;
+        char bytes[CMSG_SPACE(sizeof(int))];
+    } control;
+
+    *fd = -1;
+    memset(&message, 0, sizeof message);
+    part.iov_base = buf;
+    part.iov_len = nbytes;
+    message.msg_iov = &part;
+    message.msg_iovlen = 1;
+    message.msg_control = control.bytes;
+    message.msg_controllen = sizeof control.bytes;
+
+    do received = IDIST__OS_CALL(recvmsg(sock, &message, MSG_CMSG_CLOEXEC));
+    while (received < 0 && errno == EINTR);
+    if (received > 0 && message.msg_controllen >= CMSG_LEN(sizeof(int)) &&
+        control.head.cmsg_level == SOL_SOCKET && control.head.cmsg_type == SCM_RIGHTS)
+        memcpy(fd, CMSG_DATA(&control.head), sizeof *fd);
+
+    return received;
+}
+
+// The size of such a file; 0 when it cannot be told.
+IDIST__UNUSED static size_t idist__os_segment_nbytes(int fd) {
+    struct stat info;
+    return fstat(fd, &info) == 0 && info.st_size > 0 ? (size_t)info.st_size : 0;
+}
+
+// The memory of this host in bytes.
+IDIST__UNUSED static uint64_t idist__os_segment_ram(void) {
+    return (uint64_t)sysconf(_SC_PHYS_PAGES) * (uint64_t)sysconf(_SC_PAGESIZE);
+}
+
+// ---- base/fail.h ---------------------------------------------------------------------------------
+
+// base/fail.h: status names, the text of a thread's last failure, callbacks
+//
+// WHAT IT IS
+//
+// What every other room needs and what knows nothing of ranks: how a failure gets its text, memory
+// and log lines through the caller's functions, the dtypes, the kernels that reduce them, hashes.
+
+//------------------------------------------------------------------------------
+// status names, and the text of a thread's last failure
+//------------------------------------------------------------------------------
+
+typedef struct idist__task idist__task;
+typedef struct idist__world idist__world;
+
+typedef struct idist__thread { // thread-local state
+    char text[1024];           // of idist_last_error
+    char kept_text[1024];      // `text` as it was before the first failure inside a call
+    int quiet_depth;           // > 0: inside a call that may succeed in spite of a failure
+    bool has_kept;             // kept_text is in use
+    char config[2048];         // of idist_show_config
+    char names[512];           // of idist_available_backends
+    char hostname[64];         // of idist_hostname before there is a world
+    char group_text[1024];     // of the first failure inside idist_group_begin
+    int callbacks;             // > 0: inside a function of the caller's, which must not call us
+    char thrown[256];          // what that function has thrown; "": nothing
+    int group_depth;           // open idist_group_begin calls
+    idist_status group_status; // first failure inside them
+    idist__task *group_tasks;  // what they have started
+    idist__task *group_last;   // the last one of these
+    idist__world *held_world;  // its device backend holds some of them back until the end
+    uint64_t file_world;       // that it met last in a file, see launch/draw.h
+    uint64_t join_server;      // of the store by which it last tried to join, see ring/join/join_store.h
+    int64_t join_until_ns;     // while it joins: when it gives up; otherwise 0
+} idist__thread;
+
+IDIST__TLS idist__thread idist__me;
+
+const char *idist_status_name(idist_status status) {
+    switch (status) {
+#define IDIST__X(name, value, text) \
+    case IDIST_##name: return "IDIST_" #name;
+        IDIST_STATUS_MAP(IDIST__X)
+#undef IDIST__X
+    }
+
+    return "IDIST_ERR_UNKNOWN";
+}
+
+const char *idist_status_string(idist_status status) {
+    switch (status) {
+#define IDIST__X(name, value, text) \
+    case IDIST_##name: return text;
+        IDIST_STATUS_MAP(IDIST__X)
+#undef IDIST__X
+    }
+
+    return "unknown status";
+}
+
+// Returns true if a number that another process has sent is the status of a failure.
+IDIST__UNUSED static bool idist__fail_is_failure(int status) {
+    switch (status) {
+#define IDIST__X(name, value, text) \
+    case value: return value != 0;
+        IDIST_STATUS_MAP(IDIST__X)
+#undef IDIST__X
+    default: return false;
+    }
+}
+
+const char *idist_last_error(void) { return idist__me.text; }
+
+void idist_set_last_error(const char *text) {
+    size_t n = text ? strlen(text) : 0;
+
+    if (n >= sizeof idist__me.text) n = sizeof idist__me.text - 1;
+    if (n) memmove(idist__me.text, text, n); // text may be that of idist_last_error
+    idist__me.text[n] = 0;
+}
+
+// Every failure passes through here at the place where it is noticed. The text says what happened,
+// to whom, and what to do. Its arguments may include the previous text, to which a caller adds what
+// it was doing.
+IDIST__PRINTF(2, 3) static idist_status idist__fail(idist_status status, const char *fmt, ...) {
+    char text[sizeof idist__me.text];
+    va_list args;
+
+    va_start(args, fmt);
+    vsnprintf(text, sizeof text, fmt, args);
+    va_end(args);
+
+    if (idist__me.quiet_depth && !idist__me.has_kept) {
+        memcpy(idist__me.kept_text, idist__me.text, sizeof idist__me.kept_text);
+        idist__me.has_kept = true;
+    }
+
+    memcpy(idist__me.text, text, sizeof text);
+    return status;
+}
+
+// Begins a part of a call that may succeed although something fails on the way: an attempt that is
+// repeated, or replaced by another one. A failure then changes idist_last_error only if the
+// outermost such part ends with it.
+static inline void idist__fail_begin(void) {
+    if (!idist__me.quiet_depth++) idist__me.has_kept = false;
+}
+
+// Ends such a part, which returns this status.
+static inline idist_status idist__fail_end(idist_status status) {
+    idist__thread *self = &idist__me;
+
+    if (!--self->quiet_depth && self->has_kept && status == IDIST_OK)
+        memcpy(self->text, self->kept_text, sizeof self->text);
+    return status;
+}
+
+// The same for a failed system call, with the system's words for errno.
+static idist_status idist__fail_errno(const char *what, int err) {
+    idist_status status = IDIST_ERR_SYSTEM;
+
+    if (err == EMFILE)
+        return idist__fail(IDIST_ERR_NO_FDS, "%s: %s: raise ulimit -n", what, strerror(err));
+    if (err == ENFILE) status = IDIST_ERR_NO_FDS; // those of the whole machine
+    if (err == ENOMEM) status = IDIST_ERR_NO_MEMORY;
+    if (err == ENOSPC) status = IDIST_ERR_NO_SPACE;
+    if (err == EADDRINUSE) status = IDIST_ERR_ADDR_IN_USE;
+    return idist__fail(status, "%s: %s", what, strerror(err));
+}
+
+//------------------------------------------------------------------------------
+// calling functions of the program
+//
+// A callback runs with locks held. So it must not call idist, and this thread is not cancelled in
+// it. IDIST__CALLBACK (base/begin.h) makes the call; where the implementation is C++, what the
+// callback has thrown is in idist__me.thrown afterwards, and the caller turns that into an error.
+//------------------------------------------------------------------------------
+
+#if defined(__cplusplus) && defined(__EXCEPTIONS)
+// Keeps what a function of the program has thrown.
+static void idist__callback_note(const char *what) {
+    snprintf(idist__me.thrown, sizeof idist__me.thrown, "%s", *what ? what : "no text");
+}
+#endif
+
+// Returns true once if the callback that was just made has thrown something: the text of the
+// failure is then "all_reduce: the user op threw an exception: ...".
+static bool idist__callback_threw(const char *name, const char *callback) {
+    if (!idist__me.thrown[0]) return false;
+    idist__fail(IDIST_ERR_CALLBACK, "%s: %s threw an exception: %s", name, callback,
+                idist__me.thrown);
+    idist__me.thrown[0] = 0;
+    return true;
+}
+
+// ---- base/text.h ---------------------------------------------------------------------------------
+
+// base/text.h: text: copying and decoding; numbers and host:port as text
+
+//------------------------------------------------------------------------------
+// copying, appending and decoding text
+//------------------------------------------------------------------------------
+
+// Appends to a string in a buffer of `capacity` bytes. What does not fit is cut off.
+IDIST__PRINTF(3, 4)
+static void idist__text_append(char *buf, size_t capacity, const char *fmt, ...) {
+    size_t used = strlen(buf);
+    va_list args;
+
+    va_start(args, fmt);
+    vsnprintf(buf + used, capacity - used, fmt, args);
+    va_end(args);
+}
+
+// Copies a string to a buffer of `capacity` bytes. What does not fit is cut off.
+static void idist__text_copy(char *to, size_t capacity, const char *from) {
+    size_t nbytes = strlen(from);
+
+    if (nbytes >= capacity) nbytes = capacity - 1;
+    memcpy(to, from, nbytes);
+    to[nbytes] = 0;
+}
+
+// Decodes the first character of a text in UTF-8. Returns how many bytes the character has, 0 at
+// the end of the text, or -1 if the text does not begin with a character.
+IDIST__UNUSED static int idist__text_decode(const char *text, uint32_t *code) {
+    static const uint32_t lowest[5] = {0, 0, 0x80, 0x800, 0x10000}; // by the number of bytes
+    const unsigned char *from = (const unsigned char *)text;
+    int i, nbytes = from[0] < 0x80 ? 1 : from[0] < 0xe0 ? 2 : from[0] < 0xf0 ? 3 : 4;
+
+    *code = from[0];
+    if (nbytes == 1) return from[0] ? 1 : 0;
+    if (from[0] < 0xc0 || from[0] > 0xf7) return -1;
+    *code &= 0x7fu >> nbytes;
+
+    for (i = 1; i < nbytes; i++) {
+        if ((from[i] & 0xc0) != 0x80) return -1;
+        *code = *code << 6 | (from[i] & 0x3fu);
+    }
+
+    if (*code < lowest[nbytes] || *code > 0x10ffff || (*code >= 0xd800 && *code < 0xe000))
+        return -1;
+
+    return nbytes;
+}
+
+//------------------------------------------------------------------------------
+// numbers with fractions as text, in every locale
+//
+// The functions printf and strtod use the decimal point of the program's locale. Everywhere else in
+// idist, numbers with fractions are printed by the functions of this section (`make lint` checks).
+//------------------------------------------------------------------------------
+
+enum { IDIST__NUMBER_NBYTES = 40 }; // of a number as text, with the 0 at its end
+
+// Copies what printf has printed to text. The decimal point becomes a period, and -nan becomes nan.
+static const char *idist__number_convert(char *text, const char *printed) {
+    const char *from = printed;
+    char *to = text;
+    bool in_point = false;
+
+    if (strstr(printed, "nan")) from = "nan";
+
+    for (; *from; from++) {
+        bool is_point = !strchr("0123456789+-einfa", *from); // perhaps one of its several bytes
+
+        if (!is_point) *to++ = *from;
+        else if (!in_point) *to++ = '.';
+        in_point = is_point;
+    }
+
+    *to = 0;
+
+    return text;
+}
+
+// Prints like %.*g with at most 17 digits. Returns text, which has IDIST__NUMBER_NBYTES bytes.
+IDIST__UNUSED static const char *idist__number_print(char *text, double value, int digits) {
+    char printed[64];
+
+    snprintf(printed, sizeof printed, "%.*g", digits, value);
+    return idist__number_convert(text, printed);
+}
+
+// Prints like %.*f with at most 9 decimals, and numbers from 1e15 on like %g. Returns text.
+IDIST__UNUSED static const char *idist__number_print_fixed(char *text, double value, int decimals) {
+    char printed[64];
+
+    if (!(value > -1e15 && value < 1e15)) return idist__number_print(text, value, 6);
+    snprintf(printed, sizeof printed, "%.*f", decimals, value);
+    return idist__number_convert(text, printed);
+}
+
+// Prints the fewest of 15 to 17 digits that give the same double when they are read. Returns text.
+IDIST__UNUSED static const char *idist__number_print_exact(char *text, double value) {
+    char printed[64];
+    int digits;
+
+    for (digits = 15; digits <= 17; digits++) {
+        snprintf(printed, sizeof printed, "%.*g", digits, value);
+        if (strtod(printed, NULL) == value) break;
+    }
+
+    return idist__number_convert(text, printed);
+}
+
+//------------------------------------------------------------------------------
+// numbers and host:port in texts
+//------------------------------------------------------------------------------
+
+// The whole text must be a decimal number within the limits; otherwise *value stays as it is.
+static bool idist__parse_int(const char *text, int64_t lowest, int64_t highest, int64_t *value) {
+    char *end = NULL;
+    long long number;
+
+    if (!text || !(text[0] == '-' || (text[0] >= '0' && text[0] <= '9'))) return false;
+    errno = 0;
+    number = strtoll(text, &end, 10);
+    if (errno || !end || *end || number < lowest || number > highest) return false;
+    *value = number;
+
+    return true;
+}
+
+// "host:port", or "[v6]:port", from which the brackets are taken.
+static bool idist__parse_host_port(const char *text, char *host, size_t capacity, int *port) {
+    const char *colon = strrchr(text, ':');
+    size_t nbytes = colon ? (size_t)(colon - text) : 0;
+    int64_t value;
+
+    if (!colon || !idist__parse_int(colon + 1, 0, 65535, &value)) return false;
+
+    if (nbytes >= 2 && text[0] == '[' && text[nbytes - 1] == ']') {
+        text++;
+        nbytes -= 2;
+    }
+
+    if (!nbytes || nbytes >= capacity) return false;
+    memcpy(host, text, nbytes);
+    host[nbytes] = 0;
+    *port = (int)value;
+
+    return true;
+}
+
+// ---- base/mem.h ----------------------------------------------------------------------------------
+
+// base/mem.h: memory through the caller's allocator
+
+// Records that nbytes could not be allocated, and the limit that was in the way, if one was.
+static void idist__mem_refused(size_t nbytes) {
+    char limit[160];
+
+    idist__os_memory_limit(nbytes, limit, sizeof limit);
+    idist__fail(IDIST_ERR_NO_MEMORY, "out of memory: cannot allocate %zu bytes%s%s", nbytes,
+                *limit ? ": " : "", limit);
+}
+
+// Calls alloc_fn. An exception, such as std::bad_alloc, counts as NULL.
+IDIST__NOINLINE static void *idist__mem_ask(const idist_allocator *a, size_t nbytes) {
+    void *p = NULL;
+
+    IDIST__CALLBACK(p = a->alloc_fn(nbytes, a->user));
+    idist__me.thrown[0] = 0;
+    return p;
+}
+
+// Calls free_fn. An exception is dropped, as there is nothing that the caller could do.
+IDIST__NOINLINE static void idist__mem_give_back(const idist_allocator *a, void *p) {
+    IDIST__CALLBACK(a->free_fn(p, a->user));
+    idist__me.thrown[0] = 0;
+}
+
+// Not zeroed: for large buffers that are written before they are read. NULL: out of memory, and
+// idist_last_error says so.
+static void *idist__mem_raw(const idist_allocator *a, size_t nbytes) {
+    void *p;
+
+    if (!nbytes) nbytes = 1;
+    p = a && a->alloc_fn ? idist__mem_ask(a, nbytes) : malloc(nbytes);
+    if (!p) idist__mem_refused(nbytes);
+    return p;
+}
+
+// The same, zeroed.
+static void *idist__mem_alloc(const idist_allocator *a, size_t nbytes) {
+    void *p = idist__mem_raw(a, nbytes);
+
+    if (p) memset(p, 0, nbytes ? nbytes : 1);
+    return p;
+}
+
+// Zeroes an object of 128 bytes or more where nanoseconds count. Hides the size from gcc, which
+// would otherwise emit `rep stos`; starting that takes longer than the whole memset.
+static inline void idist__mem_clear(void *p, size_t nbytes) {
+    __asm__("" : "+r"(nbytes));
+    memset(p, 0, nbytes);
+}
+
+static void idist__mem_free(const idist_allocator *a, void *p) {
+    if (!p) return;
+    if (a && a->free_fn) idist__mem_give_back(a, p);
+    else free(p);
+}
+
+// Frees a list whose entries begin with the pointer to the next one.
+IDIST__UNUSED static void idist__mem_free_list(const idist_allocator *mem, void *first) {
+    while (first) {
+        void *next = *(void **)first;
+        idist__mem_free(mem, first);
+        first = next;
+    }
+}
+
+// ---- base/window.h -------------------------------------------------------------------------------
+
+// base/window.h: memory that all ranks of the host have mapped, for idist_alloc
+//
+// A window is this rank's part of a file that the ranks of the host share; the others read what
+// lies in the window without a copy. The window is as large as the memory of the host, but takes
+// neither memory nor addresses until idist_alloc needs them: the window grows by extents, which the
+// owner maps at once and the others when they first look for new ones (ring/shm/view.h).
+//
+//   | extent 0 | extent 1 | extent 2      | hole ...
+//
+// idist_alloc takes pages from the first gap that is large enough. Blocks may outlive the world,
+// and the mappings go with the last of them. idist_free finds the window by the address, hence the
+// list of all windows.
+
+enum { IDIST__EXTENTS = 40 }; // of a window; each is larger than half of those before it together
+#define IDIST__EXTENT_MIN ((size_t)1 << 20)
+
+typedef struct idist__block {
+    struct idist__block *next; // by address
+    size_t at, nbytes;         // within the extent
+} idist__block;
+
+typedef struct idist__window_extent {
+    char *map;
+    size_t at, nbytes; // within the window
+    idist__block *blocks;
+} idist__window_extent;
+
+typedef struct idist__window {
+    struct idist__window *next;
+    int fd;                    // the file, not ours; -1: the memory is somebody else's
+    idist__os_process process; // a child made by fork must not discard pages that its parent uses
+    size_t at, nbytes;         // our part of the file
+    idist__window_extent extents[IDIST__EXTENTS];
+    uint32_t extent_count; // written last: an extent below it never changes its place
+    size_t block_count;
+    bool closed; // the world is gone; unmapped with the last block
+} idist__window;
+
+static idist__os_mutex idist__windows_lock = IDIST__OS_MUTEX_INIT;
+static idist__window *idist__windows;
+
+// Unmaps and frees a window, under the lock.
+static void idist__window_unmap(idist__window *window) {
+    idist__window **at;
+    uint32_t i;
+
+    for (at = &idist__windows; *at != window; at = &(*at)->next) continue;
+    *at = window->next;
+    for (i = 0; i < window->extent_count && window->fd >= 0; i++)
+        idist__os_memory_unmap(window->extents[i].map, window->extents[i].nbytes);
+    free(window);
+}
+
+// Makes a window of nbytes bytes of a file, from `at` on. The file must stay open until the window
+// is closed. NULL: out of memory.
+IDIST__UNUSED static idist__window *idist__window_open(int fd, size_t at, size_t nbytes) {
+    idist__window *window = (idist__window *)calloc(1, sizeof *window);
+
+    if (!window) return NULL;
+    window->fd = fd;
+    window->process = idist__os_process_id();
+    window->at = at;
+    window->nbytes = nbytes;
+
+    idist__os_mutex_lock(&idist__windows_lock);
+    window->next = idist__windows;
+    idist__windows = window;
+    idist__os_mutex_unlock(&idist__windows_lock);
+
+    return window;
+}
+
+// Makes a window of memory that somebody else has mapped, and unmaps after the window is closed.
+// NULL: out of memory.
+IDIST__UNUSED static idist__window *idist__window_adopt(char *memory, size_t nbytes) {
+    idist__window *window = idist__window_open(-1, 0, nbytes);
+
+    if (!window) return NULL;
+    window->extents[0].map = memory;
+    window->extents[0].nbytes = nbytes;
+    __atomic_store_n(&window->extent_count, 1, __ATOMIC_RELEASE);
+
+    return window;
+}
+
+IDIST__UNUSED static void idist__window_close(idist__window *window) {
+    idist__os_mutex_lock(&idist__windows_lock);
+    window->closed = true;
+    if (!window->block_count) idist__window_unmap(window);
+    idist__os_mutex_unlock(&idist__windows_lock);
+}
+
+// Adds an extent with room for nbytes, under the lock. NULL: the window is full, or there are no
+// addresses for the extent.
+static idist__window_extent *idist__window_grow(idist__window *window, size_t nbytes) {
+    size_t page = idist__os_memory_page_nbytes(), at = 0, size;
+    uint32_t count = window->extent_count;
+    idist__window_extent *extent = &window->extents[count];
+
+    if (window->fd < 0 || count == IDIST__EXTENTS) return NULL;
+    if (count) at = extent[-1].at + extent[-1].nbytes;
+    if (nbytes > window->nbytes - at) return NULL;
+
+    size = at / 2 / page * page;
+    if (size < IDIST__EXTENT_MIN) size = IDIST__EXTENT_MIN;
+    if (size < nbytes || size > window->nbytes - at) size = nbytes;
+    extent->map = (char *)idist__os_memory_map(window->fd, window->at + at, size);
+
+    if (!extent->map) { // a limit, which may leave room for what is needed now
+        size = nbytes;
+        extent->map = (char *)idist__os_memory_map(window->fd, window->at + at, size);
+    }
+
+    if (!extent->map) return NULL;
+    extent->at = at;
+    extent->nbytes = size;
+    __atomic_store_n(&window->extent_count, count + 1, __ATOMIC_RELEASE);
+
+    return extent;
+}
+
+// Returns where a block of nbytes fits into the blocks of an extent, and its offset in *at. NULL:
+// no gap is large enough. Under the lock.
+static idist__block **idist__window_gap(idist__window_extent *extent, size_t nbytes, size_t *at) {
+    idist__block **link;
+
+    *at = 0;
+    for (link = &extent->blocks; *link && (*link)->at - *at < nbytes; link = &(*link)->next)
+        *at = (*link)->at + (*link)->nbytes;
+
+    return extent->nbytes - *at < nbytes ? NULL : link;
+}
+
+// Finds a place for a block in the window, which grows if need be, and takes memory for the block.
+// NULL: there is no place, or no memory. Under the lock.
+static char *idist__window_place(idist__window *window, idist__block *block) {
+    idist__window_extent *extent = NULL;
+    idist__block **link = NULL;
+    uint32_t i;
+
+    for (i = 0; i < window->extent_count && !link; i++) {
+        extent = &window->extents[i];
+        link = idist__window_gap(extent, block->nbytes, &block->at);
+    }
+
+    if (!link) {
+        extent = idist__window_grow(window, block->nbytes);
+        if (extent) link = idist__window_gap(extent, block->nbytes, &block->at);
+    }
+
+    if (!link) return NULL;
+    if (window->fd >= 0 && idist__os_memory_reserve(window->fd, window->at + extent->at + block->at,
+                                                    block->nbytes) != 0)
+        return NULL;
+
+    block->next = *link;
+    *link = block;
+    window->block_count++;
+
+    return extent->map + block->at;
+}
+
+// Allocates zeroed pages. NULL: no gap is large enough, or out of memory.
+IDIST__UNUSED static void *idist__window_alloc(idist__window *window, size_t nbytes) {
+    size_t page = idist__os_memory_page_nbytes();
+    idist__block *block = NULL;
+    char *memory;
+
+    if (nbytes <= window->nbytes) block = (idist__block *)malloc(sizeof *block);
+    if (!block) return NULL;
+    block->nbytes = (nbytes + page - 1) / page * page + (nbytes ? 0 : page);
+
+    idist__os_mutex_lock(&idist__windows_lock);
+    memory = idist__window_place(window, block);
+    if (memory && window->fd < 0) memset(memory, 0, nbytes);
+    idist__os_mutex_unlock(&idist__windows_lock);
+    if (!memory) free(block);
+
+    return memory;
+}
+
+// Returns the extent that p lies in, or NULL. The caller holds the lock, or owns p, which keeps the
+// extent.
+static idist__window_extent *idist__window_extent_of(idist__window *window, const void *p) {
+    uint32_t count = __atomic_load_n(&window->extent_count, __ATOMIC_ACQUIRE), i;
+
+    for (i = 0; i < count; i++) {
+        idist__window_extent *extent = &window->extents[i];
+        if ((const char *)p >= extent->map && (const char *)p < extent->map + extent->nbytes)
+            return extent;
+    }
+
+    return NULL;
+}
+
+// Frees the block that begins at p; nothing, if that was freed before. False: p lies in no window.
+static bool idist__window_free(void *p) {
+    idist__window_extent *extent = NULL;
+    idist__window *window;
+    idist__block **link, *block = NULL;
+
+    idist__os_mutex_lock(&idist__windows_lock);
+    for (window = idist__windows; window; window = window->next) {
+        extent = idist__window_extent_of(window, p);
+        if (extent) break;
+    }
+
+    if (extent) {
+        for (link = &extent->blocks; *link && (char *)p != extent->map + (*link)->at;)
+            link = &(*link)->next;
+        block = *link;
+        if (block) *link = block->next;
+    }
+
+    if (block) {
+        if (window->fd >= 0 && window->process == idist__os_process_id())
+            idist__os_memory_discard(p, block->nbytes);
+        window->block_count--;
+        if (window->closed && !window->block_count) idist__window_unmap(window);
+    }
+
+    idist__os_mutex_unlock(&idist__windows_lock);
+    free(block);
+
+    return extent != NULL;
+}
+
+// ---- base/log.h ----------------------------------------------------------------------------------
+
+// base/log.h: one line at a time, to the caller's logger or to stderr
+
+typedef struct idist__log {
+    idist_logger logger;
+    idist_log_level level;
+    char who[96]; // whose lines these are: "rank 3/8 host"
+} idist__log;
+
+static idist__os_mutex idist__log_lock = IDIST__OS_MUTEX_INIT;
+// Printed before the next line, to erase the progress bar that it would be glued to. Under the
+// lock.
+static const char *idist__log_before = "";
+
+// Reads IDIST_LOG. An unknown level is an error, and the level is then the default (warn).
+static idist_status idist__log_init(idist__log *log, const idist_logger *logger) {
+    static const char *const names[] = {"", "error", "warn", "info", "debug"};
+    const char *env = idist__os_env("IDIST_LOG");
+    int i;
+
+    memset(log, 0, sizeof *log);
+    if (logger) log->logger = *logger;
+    log->level = IDIST_LOG_WARN;
+    if (!env) return IDIST_OK;
+
+    for (i = 1; i <= 4; i++)
+        if (strcmp(env, names[i]) == 0) {
+            log->level = (idist_log_level)i;
+            return IDIST_OK;
+        }
+
+    return idist__fail(IDIST_ERR_ENV, "IDIST_LOG=%s: use error, warn, info or debug", env);
+}
+
+static void idist__log_to_stderr(const char *line) {
+    int cancel_state = idist__os_unwind_block_cancel();
+
+    fprintf(stderr, "%s%s\n", idist__log_before, line);
+    idist__log_before = "";
+    idist__os_unwind_allow_cancel(cancel_state);
+}
+
+// Calls a logger. False: it has thrown an exception, which this reports, and the line is still to
+// be logged. Under the lock.
+IDIST__NOINLINE static bool idist__log_call(const idist_logger *logger, idist_log_level level,
+                                            const char *line) {
+    char thrown[320];
+
+    IDIST__CALLBACK(logger->log_fn(level, line, logger->user));
+    if (!idist__me.thrown[0]) return true;
+
+    snprintf(thrown, sizeof thrown, "idist: the logger threw an exception: %s", idist__me.thrown);
+    idist__me.thrown[0] = 0;
+    idist__log_to_stderr(thrown);
+
+    return false;
+}
+
+// One line, if the level is at most that of the log.
+IDIST__PRINTF(3, 4)
+static void idist__log_print(const idist__log *log, idist_log_level level, const char *fmt, ...) {
+    static const char *const names[] = {"", "error", "warning", "info", "debug"};
+    char text[1024], line[1200];
+    va_list args;
+
+    if (level > log->level) return;
+    va_start(args, fmt);
+    vsnprintf(text, sizeof text, fmt, args);
+    va_end(args);
+    snprintf(line, sizeof line, "idist %s%s%s: %s", log->who, log->who[0] ? " " : "", names[level],
+             text);
+    idist__os_mutex_lock(&idist__log_lock);
+    if (!log->logger.log_fn || !idist__log_call(&log->logger, level, line))
+        idist__log_to_stderr(line);
+    idist__os_mutex_unlock(&idist__log_lock);
+}
+
+// ---- base/dtype.h --------------------------------------------------------------------------------
+
+// base/dtype.h: names and sizes of dtypes and ops
+//
+// A dtype that a program creates has its number in the lowest byte, which is all that fingerprints
+// carry of it, and its size above.
+
+enum {
+    IDIST__USER_DTYPES = 128, // numbers from IDIST_DTYPE_USER on
+    IDIST__DTYPE_MAX_NBYTES = 1 << 22
+};
+
+static const char *const idist__dtype_names[IDIST_DTYPE_COUNT] = {
+    "I8",   "U8",  "I16", "U16",    "I32",    "U32",     "I64",     "U64",     "F16",
+    "BF16", "F32", "F64", "F8E4M3", "F8E5M2", "F32_I64", "F64_I64", "I32_I64", "I64_I64"};
+static const uint8_t idist__dtype_sizes[IDIST_DTYPE_COUNT] = {1,
+                                                              1,
+                                                              2,
+                                                              2,
+                                                              4,
+                                                              4,
+                                                              8,
+                                                              8,
+                                                              2,
+                                                              2,
+                                                              4,
+                                                              8,
+                                                              1,
+                                                              1,
+                                                              sizeof(idist_f32_i64),
+                                                              sizeof(idist_f64_i64),
+                                                              sizeof(idist_i32_i64),
+                                                              sizeof(idist_i64_i64)};
+static const char *const idist__op_names[IDIST_OP_COUNT] = {"SUM",   "PROD", "MIN",  "MAX",
+                                                            "AVG",   "BAND", "BOR",  "BXOR",
+                                                            "LAND",  "LOR",  "LXOR", "MINLOC",
+                                                            "MAXLOC"};
+
+// The number of a dtype that a program created, from 0 on; -1 for all others.
+static int idist__dtype_user_number(idist_dtype dtype) {
+    int number = (int)(((unsigned)dtype & 255u) - IDIST_DTYPE_USER);
+
+    if ((int)dtype < IDIST_DTYPE_USER || number < 0 || number >= IDIST__USER_DTYPES) return -1;
+    return (unsigned)dtype >> 8 <= IDIST__DTYPE_MAX_NBYTES ? number : -1;
+}
+
+size_t idist_dtype_size(idist_dtype dtype) {
+    if ((unsigned)dtype < IDIST_DTYPE_COUNT) return idist__dtype_sizes[(unsigned)dtype];
+    return idist__dtype_user_number(dtype) >= 0 ? (unsigned)dtype >> 8 : 0;
+}
+
+const char *idist_dtype_name(idist_dtype dtype) {
+    if ((unsigned)dtype < IDIST_DTYPE_COUNT) return idist__dtype_names[(unsigned)dtype];
+    return idist_dtype_size(dtype) ? "user dtype" : "unknown dtype";
+}
+
+const char *idist_op_name(idist_op op) {
+    if ((unsigned)op < IDIST_OP_COUNT) return idist__op_names[(unsigned)op];
+    return (int)op >= IDIST_OP_USER && (int)op <= IDIST_OP_LAST ? "user op" : "unknown op";
+}
+
+static bool idist__dtype_is_float(idist_dtype dtype) {
+    return dtype >= IDIST_F16 && dtype <= IDIST_F8E5M2;
+}
+
+// A value and an index.
+static bool idist__dtype_is_pair(idist_dtype dtype) {
+    return dtype >= IDIST_F32_I64 && dtype <= IDIST_I64_I64;
+}
+
+// Floats of 16 and 8 bits, which are reduced as F32.
+static bool idist__dtype_is_narrow(idist_dtype dtype) {
+    return idist__dtype_is_float(dtype) && dtype != IDIST_F32 && dtype != IDIST_F64;
+}
+
+// ---- base/isa.h ----------------------------------------------------------------------------------
+
+// base/isa.h: the instruction set and the floating-point mode in which numbers are reduced
+
+//------------------------------------------------------------------------------
+// the instruction set that loops over elements use
+//
+// Every loop over elements exists once per instruction set, here and in base/reduce.h: `base` is
+// what the compiler was asked for, the others run where the processor has them. All give the same
+// bits, so the machines of a world may differ.
+//------------------------------------------------------------------------------
+
+#if defined(__x86_64__) && (defined(__GNUC__) || defined(__clang__))
+#include <cpuid.h>
+#define IDIST__X86 1
+#define IDIST__ISA_avx2 __attribute__((target("avx2,f16c")))
+#define IDIST__ISA_avx512 __attribute__((target("avx2,f16c,avx512f,avx512bw,avx512vl,avx512dq")))
+#endif
+#define IDIST__ISA_base
+
+typedef enum idist__isa { IDIST__BASE, IDIST__AVX2, IDIST__AVX512, IDIST__ISA_COUNT } idist__isa;
+
+static idist__isa idist__isa_used; // set once, before main, by idist__reduce_start
+
+// The best instruction set of this processor that its operating system lets us use.
+static idist__isa idist__isa_best(void) {
+#ifdef IDIST__X86
+    unsigned a, b, c, d;
+
+    __builtin_cpu_init();
+    // Through cpuid, because not all compilers know the name f16c.
+    if (!__builtin_cpu_supports("avx2") || !__get_cpuid(1, &a, &b, &c, &d) || !(c & bit_F16C))
+        return IDIST__BASE;
+    if (!__builtin_cpu_supports("avx512f") || !__builtin_cpu_supports("avx512bw") ||
+        !__builtin_cpu_supports("avx512vl") || !__builtin_cpu_supports("avx512dq"))
+        return IDIST__AVX2;
+    return IDIST__AVX512;
+#else
+    return IDIST__BASE;
+#endif
+}
+
+//------------------------------------------------------------------------------
+// the floating-point mode in which numbers are reduced and converted
+//
+// A library built with -ffast-math sets flush-to-zero in the thread that loads it, a program may
+// round upwards in one of its threads: the same sum would have other bits in the progress thread,
+// or on another rank. So numbers are reduced and converted in the mode that a C program begins with
+// (nearest, subnormals kept, no traps), whatever mode the thread is in. Reading the mode takes two
+// nanoseconds.
+//
+//     uint32_t mode = idist__mode_enter();
+//     ...
+//     idist__mode_leave(mode);
+//------------------------------------------------------------------------------
+
+#if defined(__SSE__)
+#define IDIST__MODE_BITS 0xffc0u  // of MXCSR: DAZ, the masks of exceptions, rounding, FTZ
+#define IDIST__MODE_PLAIN 0x1f80u // all exceptions are masked
+IDIST__INLINE uint32_t idist__mode_read(void) { return __builtin_ia32_stmxcsr(); }
+IDIST__INLINE void idist__mode_write(uint32_t mode) { __builtin_ia32_ldmxcsr(mode); }
+#elif defined(__aarch64__)
+#define IDIST__MODE_BITS 0xffffffffu // of FPCR
+#define IDIST__MODE_PLAIN 0u
+IDIST__INLINE uint32_t idist__mode_read(void) {
+    uint64_t mode;
+    __asm__ volatile("mrs %0, fpcr" : "=r"(mode));
+    return (uint32_t)mode;
+}
+IDIST__INLINE void idist__mode_write(uint32_t mode) {
+    __asm__ volatile("msr fpcr, %0" : : "r"((uint64_t)mode));
+}
+#else // unknown: the mode of the thread stays
+#define IDIST__MODE_BITS 0u
+#define IDIST__MODE_PLAIN 0u
+IDIST__INLINE uint32_t idist__mode_read(void) { return 0; }
+IDIST__INLINE void idist__mode_write(uint32_t mode) { (void)mode; }
+#endif
+
+// Enters the mode that a program begins with. Returns the mode of the thread, for
+// idist__mode_leave.
+IDIST__INLINE uint32_t idist__mode_enter(void) {
+    uint32_t mode = idist__mode_read();
+
+    if ((mode & IDIST__MODE_BITS) != IDIST__MODE_PLAIN) idist__mode_write(IDIST__MODE_PLAIN);
+    __asm__ volatile("" : : : "memory"); // no operand is loaded before
+    return mode;
+}
+
+IDIST__INLINE void idist__mode_leave(uint32_t mode) {
+    __asm__ volatile("" : : : "memory"); // every result has been stored
+    if ((mode & IDIST__MODE_BITS) != IDIST__MODE_PLAIN) idist__mode_write(mode);
+}
+
+// ---- base/small_float.h --------------------------------------------------------------------------
+
+// base/small_float.h: floats of 16 and 8 bits
+//
+// All conversions are computed without branches, which would keep the loops that use them from
+// being vectorized: zero and subnormals are computed as well, and selected by a mask.
+
+IDIST__INLINE float idist__small_float_from_bits(uint32_t u) {
+    float f;
+    memcpy(&f, &u, sizeof f);
+    return f;
+}
+
+IDIST__INLINE uint32_t idist__small_float_to_bits(float f) {
+    uint32_t u;
+    memcpy(&u, &f, sizeof u);
+    return u;
+}
+
+// From a float with e bits of exponent and m of fraction, in the manner of IEEE 754. `special` is
+// the first code that is not a finite number: infinity, or NaN in formats that have no infinity.
+IDIST__INLINE float idist__small_float_decode(uint32_t x, uint32_t e, uint32_t m,
+                                              uint32_t special) {
+    uint32_t abs = x & ((1u << (e + m)) - 1), sign = x >> (e + m) << 31,
+             bias = 128 - (1u << (e - 1)); // of the exponents
+    uint32_t u = (abs << (23 - m)) + (bias << 23), low = 0 - (uint32_t)(abs >> m == 0);
+    float subnormal = (float)(int32_t)abs * idist__small_float_from_bits((bias + 1 - m) << 23);
+
+    if ((int32_t)abs >= (int32_t)special) u |= 0x7f800000u;
+    if ((int32_t)abs > (int32_t)special) u |= 0x400000u; // quiet
+    return idist__small_float_from_bits(sign | (u & ~low) |
+                                        (idist__small_float_to_bits(subnormal) & low));
+}
+
+// To such a float: rounds to nearest, ties to even. What is larger than the code `most` becomes
+// `most`, a NaN becomes `nan`. Subnormals: adding a float whose last bit is worth the smallest
+// subnormal rounds to a multiple of that.
+IDIST__INLINE uint32_t idist__small_float_encode(float f, uint32_t e, uint32_t m, uint32_t most,
+                                                 uint32_t nan) {
+    uint32_t u = idist__small_float_to_bits(f), abs = u & 0x7fffffffu, bias = 128 - (1u << (e - 1)),
+             unit = (bias + 24 - m) << 23;
+    uint32_t low = 0 - (uint32_t)((int32_t)abs < (int32_t)((bias + 1) << 23));
+    uint32_t subnormal = idist__small_float_to_bits(idist__small_float_from_bits(abs) +
+                                                    idist__small_float_from_bits(unit)) -
+                         unit;
+    uint32_t x = (abs - (bias << 23) + (1u << (22 - m)) - 1 + ((abs >> (23 - m)) & 1u)) >> (23 - m);
+
+    x = (x & ~low) | (subnormal & low);
+    if ((int32_t)x > (int32_t)most) x = most;
+
+    return (int32_t)abs > 0x7f800000 ? nan : x | u >> 31 << (e + m);
+}
+
+// F16, as the hardware does it (F16C, Arm): overflow gives infinity, a NaN becomes quiet and keeps
+// its payload.
+IDIST__INLINE float idist__small_float_from_half(uint16_t h) {
+    return idist__small_float_decode(h, 5, 10, 0x7c00);
+}
+IDIST__INLINE uint16_t idist__small_float_to_half(float f) {
+    uint32_t u = idist__small_float_to_bits(f),
+             nan = ((u >> 16) & 0x8000u) | 0x7e00u | ((u >> 13) & 0x3ffu);
+    return (uint16_t)idist__small_float_encode(f, 5, 10, 0x7c00, nan);
+}
+
+// F8, as CUDA's __nv_fp8_e4m3 and __nv_fp8_e5m2: infinity becomes the largest finite number, too.
+IDIST__INLINE float idist__small_float_from_f8e4m3(uint8_t h) {
+    return idist__small_float_decode(h, 4, 3, 0x7f);
+}
+IDIST__INLINE float idist__small_float_from_f8e5m2(uint8_t h) {
+    return idist__small_float_decode(h, 5, 2, 0x7c);
+}
+IDIST__INLINE uint8_t idist__small_float_to_f8e4m3(float f) {
+    return (uint8_t)idist__small_float_encode(f, 4, 3, 0x7e, 0x7f);
+}
+IDIST__INLINE uint8_t idist__small_float_to_f8e5m2(float f) {
+    return (uint8_t)idist__small_float_encode(f, 5, 2, 0x7b, 0x7f);
+}
+
+IDIST__INLINE float idist__small_float_from_bf16(uint16_t h) {
+    return idist__small_float_from_bits((uint32_t)h << 16);
+}
+IDIST__INLINE uint16_t idist__small_float_to_bf16(float f) {
+    uint32_t u = idist__small_float_to_bits(f), quiet = ~u & 0x400000u,
+             round = 0x7fffu + ((u >> 16) & 1u);
+    return (uint16_t)((u + ((int32_t)(u & 0x7fffffffu) > 0x7f800000 ? quiet : round)) >> 16);
+}
+
+// Element types that may lie at any address: user buffers need not be aligned.
+#define IDIST__UNALIGNED __attribute__((aligned(1), may_alias))
+typedef uint8_t IDIST__UNALIGNED idist__any_u8;
+typedef int8_t IDIST__UNALIGNED idist__any_i8;
+typedef uint16_t IDIST__UNALIGNED idist__any_u16;
+typedef int16_t IDIST__UNALIGNED idist__any_i16;
+typedef uint32_t IDIST__UNALIGNED idist__any_u32;
+typedef int32_t IDIST__UNALIGNED idist__any_i32;
+typedef uint64_t IDIST__UNALIGNED idist__any_u64;
+typedef int64_t IDIST__UNALIGNED idist__any_i64;
+typedef float IDIST__UNALIGNED idist__any_f32;
+typedef double IDIST__UNALIGNED idist__any_f64;
+
+// clang warns of loops that it does not vectorize, as at -O0. Until the end of the kernels.
+#ifdef __clang__
+#pragma clang diagnostic push
+#pragma clang diagnostic ignored "-Wpass-failed"
+#endif
+
+#define IDIST__CONVERTERS(name, type, from, to, isa)                                        \
+    IDIST__VECTORIZE IDIST__ISA_##isa static void idist__small_float_widen_##name##_##isa(  \
+        float *dst, const void *src, size_t count) {                                        \
+        const idist__any_##type *s = (const idist__any_##type *)src;                        \
+        size_t i;                                                                           \
+        IDIST__NO_ALIAS                                                                     \
+        for (i = 0; i < count; i++) dst[i] = from(s[i]);                                    \
+    }                                                                                       \
+    IDIST__VECTORIZE IDIST__ISA_##isa static void idist__small_float_narrow_##name##_##isa( \
+        void *dst, const float *src, size_t count) {                                        \
+        idist__any_##type *d = (idist__any_##type *)dst;                                    \
+        size_t i;                                                                           \
+        IDIST__NO_ALIAS                                                                     \
+        for (i = 0; i < count; i++) d[i] = to(src[i]);                                      \
+    }
+
+IDIST__CONVERTERS(half, u16, idist__small_float_from_half, idist__small_float_to_half, base)
+IDIST__CONVERTERS(bf16, u16, idist__small_float_from_bf16, idist__small_float_to_bf16, base)
+IDIST__CONVERTERS(f8e4m3, u8, idist__small_float_from_f8e4m3, idist__small_float_to_f8e4m3, base)
+IDIST__CONVERTERS(f8e5m2, u8, idist__small_float_from_f8e5m2, idist__small_float_to_f8e5m2, base)
+
+#ifdef IDIST__X86
+IDIST__CONVERTERS(bf16, u16, idist__small_float_from_bf16, idist__small_float_to_bf16, avx2)
+IDIST__CONVERTERS(bf16, u16, idist__small_float_from_bf16, idist__small_float_to_bf16, avx512)
+IDIST__CONVERTERS(f8e4m3, u8, idist__small_float_from_f8e4m3, idist__small_float_to_f8e4m3, avx2)
+IDIST__CONVERTERS(f8e5m2, u8, idist__small_float_from_f8e5m2, idist__small_float_to_f8e5m2, avx2)
+
+// In assembly because reading <immintrin.h> would cost every program a quarter of a second.
+typedef float idist__f32x8 __attribute__((vector_size(32), aligned(1), may_alias));
+typedef uint16_t idist__u16x8 __attribute__((vector_size(16), aligned(1), may_alias));
+
+IDIST__ISA_avx2 static void idist__small_float_widen_half_avx2(float *dst, const void *src,
+                                                               size_t count) {
+    const idist__any_u16 *s = (const idist__any_u16 *)src;
+    size_t i;
+
+    for (i = 0; i + 8 <= count; i += 8) {
+        idist__f32x8 v;
+        __asm__("vcvtph2ps %1, %0" : "=x"(v) : "m"(*(const idist__u16x8 *)(const void *)(s + i)));
+        *(idist__f32x8 *)(void *)(dst + i) = v;
+    }
+
+    for (; i < count; i++) dst[i] = idist__small_float_from_half(s[i]);
+}
+
+IDIST__ISA_avx2 static void idist__small_float_narrow_half_avx2(void *dst, const float *src,
+                                                                size_t count) {
+    idist__any_u16 *d = (idist__any_u16 *)dst;
+    size_t i;
+
+    for (i = 0; i + 8 <= count; i += 8) { // 0 rounds to nearest, ties to even
+        idist__f32x8 v = *(const idist__f32x8 *)(const void *)(src + i);
+        __asm__("vcvtps2ph $0, %1, %0" : "=m"(*(idist__u16x8 *)(void *)(d + i)) : "x"(v));
+    }
+
+    for (; i < count; i++) d[i] = idist__small_float_to_half(src[i]);
+}
+#endif
+
+// The converters of an instruction set, by dtype from F16 on.
+#define IDIST__CONVERTER(name, isa) \
+    { idist__small_float_widen_##name##_##isa, idist__small_float_narrow_##name##_##isa }
+#define IDIST__CONVERTER_ROW(isa, wide)                                            \
+    {                                                                              \
+        IDIST__CONVERTER(half, isa), IDIST__CONVERTER(bf16, wide), {0, 0}, {0, 0}, \
+            IDIST__CONVERTER(f8e4m3, isa), IDIST__CONVERTER(f8e5m2, isa)           \
+    }
+static const struct {
+    void (*widen)(float *dst, const void *src, size_t count);
+    void (*narrow)(void *dst, const float *src, size_t count);
+} idist__type_converters[][IDIST_DTYPE_COUNT - IDIST_F16] = {
+    IDIST__CONVERTER_ROW(base, base),
+#ifdef IDIST__X86
+    IDIST__CONVERTER_ROW(avx2, avx2),
+    IDIST__CONVERTER_ROW(avx2, avx512),
+#endif
+};
+
+static void idist__small_float_widen(float *dst, const void *src, size_t count, idist_dtype dtype) {
+    uint32_t mode = idist__mode_enter();
+
+    idist__type_converters[idist__isa_used][dtype - IDIST_F16].widen(dst, src, count);
+    idist__mode_leave(mode);
+}
+
+static void idist__small_float_narrow(void *dst, const float *src, size_t count,
+                                      idist_dtype dtype) {
+    uint32_t mode = idist__mode_enter();
+
+    idist__type_converters[idist__isa_used][dtype - IDIST_F16].narrow(dst, src, count);
+    idist__mode_leave(mode);
+}
+
+// ---- base/reduce.h -------------------------------------------------------------------------------
+
+// base/reduce.h: out = lo (op) hi, for all dtypes and ops
+
+// `lo` comes from the lower ranks. Equal operands in equal order give equal bits on every
+// processor, whatever the instruction set and wherever an element lies in its buffer. out may be lo
+// or hi: element i is read before it is written and no other element depends on it, which is what
+// IDIST__NO_ALIAS promises.
+typedef void (*idist__reduce_fn)(void *out, const void *lo, const void *hi, size_t count);
+typedef idist__reduce_fn idist__reduce_row[IDIST_OP_COUNT];
+
+#define IDIST__KERNEL(name, isa, type, wide, expr)                                             \
+    IDIST__VECTORIZE IDIST__ISA_##isa static void idist__reduce_##name##_##isa(void *out,      \
+                                                                               const void *lo, \
+                                                                               const void *hi, \
+                                                                               size_t count) { \
+        idist__any_##type *o = (idist__any_##type *)out;                                       \
+        const idist__any_##type *a = (const idist__any_##type *)lo,                            \
+                                *b = (const idist__any_##type *)hi;                            \
+        size_t i;                                                                              \
+        IDIST__NO_ALIAS                                                                        \
+        for (i = 0; i < count; i++) {                                                          \
+            wide x = (wide)a[i], y = (wide)b[i];                                               \
+            o[i] = (idist__any_##type)(expr);                                                  \
+        }                                                                                      \
+    }
+
+// Sums and products wrap modulo 2^bits: they are computed unsigned, in a type that C does not
+// promote to a signed one.
+#define IDIST__KERNELS_INT(i, u, wide, isa)                       \
+    IDIST__KERNEL(min_##i, isa, i, idist__any_##i, x < y ? x : y) \
+    IDIST__KERNEL(max_##i, isa, i, idist__any_##i, x > y ? x : y) \
+    IDIST__KERNEL(min_##u, isa, u, idist__any_##u, x < y ? x : y) \
+    IDIST__KERNEL(max_##u, isa, u, idist__any_##u, x > y ? x : y) \
+    IDIST__KERNEL(sum_##u, isa, u, wide, x + y)                   \
+    IDIST__KERNEL(prod_##u, isa, u, wide, x *y)                   \
+    IDIST__KERNEL(band_##u, isa, u, wide, x &y)                   \
+    IDIST__KERNEL(bor_##u, isa, u, wide, x | y)                   \
+    IDIST__KERNEL(bxor_##u, isa, u, wide, x ^ y)                  \
+    IDIST__KERNEL(land_##u, isa, u, wide, (x && y) ? 1 : 0)       \
+    IDIST__KERNEL(lor_##u, isa, u, wide, (x || y) ? 1 : 0)        \
+    IDIST__KERNEL(lxor_##u, isa, u, wide, (!x != !y) ? 1 : 0)
+// Of two NaNs x wins here, because a processor returns one of them and a compiler may swap the
+// operands. x < y is false when either is NaN, so MIN and MAX return the NaN of either side.
+#define IDIST__KERNELS_FLOAT(f, wide, isa)                          \
+    IDIST__KERNEL(sum_##f, isa, f, wide, x + (x != x ? x : y))      \
+    IDIST__KERNEL(prod_##f, isa, f, wide, x *(x != x ? x : y))      \
+    IDIST__KERNEL(min_##f, isa, f, wide, (x < y || x != x) ? x : y) \
+    IDIST__KERNEL(max_##f, isa, f, wide, (x > y || x != x) ? x : y)
+
+#define IDIST__ROW_INT(type, u, isa)                                            \
+    {                                                                           \
+        idist__reduce_sum_##u##_##isa, idist__reduce_prod_##u##_##isa,          \
+            idist__reduce_min_##type##_##isa, idist__reduce_max_##type##_##isa, \
+            idist__reduce_sum_##u##_##isa, idist__reduce_band_##u##_##isa,      \
+            idist__reduce_bor_##u##_##isa, idist__reduce_bxor_##u##_##isa,      \
+            idist__reduce_land_##u##_##isa, idist__reduce_lor_##u##_##isa,      \
+            idist__reduce_lxor_##u##_##isa, 0, 0                                \
+    }
+#define IDIST__ROW_FLOAT(f, isa)                                          \
+    {                                                                     \
+        idist__reduce_sum_##f##_##isa, idist__reduce_prod_##f##_##isa,    \
+            idist__reduce_min_##f##_##isa, idist__reduce_max_##f##_##isa, \
+            idist__reduce_sum_##f##_##isa, 0, 0, 0, 0, 0, 0, 0, 0         \
+    }
+#define IDIST__ROW_PAIR(pair) \
+    { 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, idist__reduce_minloc_##pair, idist__reduce_maxloc_##pair }
+
+// Beyond the first-level cache AVX-512 beats AVX2 only where AVX2 lacks an instruction: products,
+// MIN and MAX of 64 bits. The floats have it too, for sums that stay in that cache. More instances
+// would only make this header slower to compile.
+#define IDIST__KERNELS_NARROW(isa)              \
+    IDIST__KERNELS_INT(i8, u8, uint32_t, isa)   \
+    IDIST__KERNELS_INT(i16, u16, uint32_t, isa) \
+    IDIST__KERNELS_INT(i32, u32, uint32_t, isa)
+#define IDIST__KERNELS_WIDE(isa)                \
+    IDIST__KERNELS_INT(i64, u64, uint64_t, isa) \
+    IDIST__KERNELS_FLOAT(f32, float, isa)       \
+    IDIST__KERNELS_FLOAT(f64, double, isa)
+
+IDIST__KERNELS_NARROW(base)
+IDIST__KERNELS_WIDE(base)
+#ifdef IDIST__X86
+IDIST__KERNELS_NARROW(avx2)
+IDIST__KERNELS_WIDE(avx2)
+IDIST__KERNELS_WIDE(avx512)
+#endif
+
+// out = (lo + hi) / n: the last step of AVG, in one pass over memory instead of two. Where n is a
+// power of two, the product with 1 / n equals the quotient, and takes less time.
+typedef void (*idist__average_fn)(void *out, const void *lo, const void *hi, size_t count, int n);
+
+#define IDIST__KERNEL_AVERAGE(name, f, type, isa, by_n, expr)                                  \
+    IDIST__VECTORIZE IDIST__ISA_##isa static void idist__reduce_##name##_##f##_##isa(          \
+        void *out, const void *lo, const void *hi, size_t count, int n) {                      \
+        idist__any_##f *o = (idist__any_##f *)out;                                             \
+        const idist__any_##f *a = (const idist__any_##f *)lo, *b = (const idist__any_##f *)hi; \
+        type by = by_n;                                                                        \
+        size_t i;                                                                              \
+        IDIST__NO_ALIAS                                                                        \
+        for (i = 0; i < count; i++) {                                                          \
+            type x = a[i], y = b[i], sum = x + (x != x ? x : y);                               \
+            o[i] = expr;                                                                       \
+        }                                                                                      \
+    }
+#define IDIST__KERNELS_AVERAGE(f, type, isa)                                \
+    IDIST__KERNEL_AVERAGE(average_mul, f, type, isa, 1 / (type)n, sum * by) \
+    IDIST__KERNEL_AVERAGE(average_div, f, type, isa, (type)n, sum / by)
+
+IDIST__KERNELS_AVERAGE(f32, float, base)
+IDIST__KERNELS_AVERAGE(f64, double, base)
+#ifdef IDIST__X86
+IDIST__KERNELS_AVERAGE(f32, float, avx2)
+IDIST__KERNELS_AVERAGE(f64, double, avx2)
+#endif
+
+#ifdef __clang__
+#pragma clang diagnostic pop
+#endif
+
+// MINLOC and MAXLOC: the pair whose value is best, or of equal values that with the lowest index. A
+// NaN beats every number, and of two NaNs that with the lowest index wins.
+#define IDIST__KERNEL_PAIR(name, pair, better, is_nan)                                            \
+    static void idist__reduce_##name##_##pair(void *out, const void *lo, const void *hi,          \
+                                              size_t count) {                                     \
+        size_t i;                                                                                 \
+        for (i = 0; i < count; i++) {                                                             \
+            idist_##pair x, y;                                                                    \
+            bool x_is_nan, y_is_nan, tie, take_y;                                                 \
+            memcpy(&x, (const char *)lo + i * sizeof x, sizeof x);                                \
+            memcpy(&y, (const char *)hi + i * sizeof y, sizeof y);                                \
+            x_is_nan = is_nan(x.value);                                                           \
+            y_is_nan = is_nan(y.value);                                                           \
+            tie = x.value == y.value || (x_is_nan && y_is_nan);                                   \
+            take_y = tie ? y.index < x.index : y_is_nan || (!x_is_nan && y.value better x.value); \
+            memcpy((char *)out + i * sizeof x, take_y ? &y : &x, sizeof x);                       \
+        }                                                                                         \
+    }
+#define IDIST__FLOAT_IS_NAN(x) ((x) != (x))
+#define IDIST__INT_IS_NAN(x) false
+#define IDIST__KERNELS_PAIR(pair, is_nan)       \
+    IDIST__KERNEL_PAIR(minloc, pair, <, is_nan) \
+    IDIST__KERNEL_PAIR(maxloc, pair, >, is_nan)
+
+IDIST__KERNELS_PAIR(f32_i64, IDIST__FLOAT_IS_NAN)
+IDIST__KERNELS_PAIR(f64_i64, IDIST__FLOAT_IS_NAN)
+IDIST__KERNELS_PAIR(i32_i64, IDIST__INT_IS_NAN)
+IDIST__KERNELS_PAIR(i64_i64, IDIST__INT_IS_NAN)
+
+// By instruction set, dtype and op. AVG adds; the division comes at the end. Narrow floats are
+// reduced as F32.
+#define IDIST__REDUCE_TABLE(narrow, wide)                                                          \
+    {                                                                                              \
+        IDIST__ROW_INT(i8, u8, narrow), IDIST__ROW_INT(u8, u8, narrow),                            \
+            IDIST__ROW_INT(i16, u16, narrow), IDIST__ROW_INT(u16, u16, narrow),                    \
+            IDIST__ROW_INT(i32, u32, narrow), IDIST__ROW_INT(u32, u32, narrow),                    \
+            IDIST__ROW_INT(i64, u64, wide), IDIST__ROW_INT(u64, u64, wide),                        \
+            IDIST__ROW_FLOAT(f32, wide), IDIST__ROW_FLOAT(f32, wide), IDIST__ROW_FLOAT(f32, wide), \
+            IDIST__ROW_FLOAT(f64, wide), IDIST__ROW_FLOAT(f32, wide), IDIST__ROW_FLOAT(f32, wide), \
+            IDIST__ROW_PAIR(f32_i64), IDIST__ROW_PAIR(f64_i64), IDIST__ROW_PAIR(i32_i64),          \
+            IDIST__ROW_PAIR(i64_i64)                                                               \
+    }
+static const idist__reduce_row idist__reduce_tables[][IDIST_DTYPE_COUNT] = {
+    IDIST__REDUCE_TABLE(base, base),
+#ifdef IDIST__X86
+    IDIST__REDUCE_TABLE(avx2, avx2),
+    IDIST__REDUCE_TABLE(avx2, avx512),
+#endif
+};
+
+// By instruction set: of F32 and F64 over a power of two of ranks, and over others.
+#define IDIST__ROW_AVERAGE(isa)                                                      \
+    {                                                                                \
+        idist__reduce_average_mul_f32_##isa, idist__reduce_average_mul_f64_##isa,    \
+            idist__reduce_average_div_f32_##isa, idist__reduce_average_div_f64_##isa \
+    }
+static const idist__average_fn idist__average_tables[][4] = {
+    IDIST__ROW_AVERAGE(base),
+#ifdef IDIST__X86
+    IDIST__ROW_AVERAGE(avx2),
+    IDIST__ROW_AVERAGE(avx2),
+#endif
+};
+
+// By dtype and op, for this processor.
+static const idist__reduce_row *idist__reduce_table = idist__reduce_tables[IDIST__BASE];
+
+static void idist__reduce_use(idist__isa isa) {
+    idist__isa_used = isa;
+    idist__reduce_table = idist__reduce_tables[isa];
+}
+
+// Runs before main, so that no thread sees the table change and no call has to check.
+__attribute__((constructor)) static void idist__reduce_start(void) {
+    idist__reduce_use(idist__isa_best());
+}
+
+// Whether a product with 1 / n equals the quotient.
+static bool idist__reduce_is_exact(int n) { return (n & (n - 1)) == 0; }
+
+// What adds the last operand of an AVG over n ranks and divides. NULL: these are two steps. On an
+// x87 they always are: it would divide a sum that has not been rounded.
+static idist__average_fn idist__reduce_average(idist_dtype dtype, int n) {
+    const idist__average_fn *row = idist__average_tables[idist__isa_used];
+    bool is_rounded = FLT_EVAL_METHOD == 0;
+
+    if (!is_rounded || n == 0 || (dtype != IDIST_F32 && dtype != IDIST_F64)) return NULL;
+    if (!idist__reduce_is_exact(n)) row += 2;
+
+    return dtype == IDIST_F64 ? row[1] : row[0];
+}
+
+// buf[i] = buf[i] / n: the end of AVG. The caller has entered the mode.
+IDIST__VECTORIZE static void idist__reduce_quotients(void *buf, size_t count, idist_dtype dtype,
+                                                     int n) {
+    bool is_power_of_2 = idist__reduce_is_exact(n);
+    size_t i;
+
+    if (dtype == IDIST_F32 && is_power_of_2) {
+        for (i = 0; i < count; i++) ((idist__any_f32 *)buf)[i] *= 1 / (float)n;
+        return;
+    }
+
+    if (dtype == IDIST_F64 && is_power_of_2) {
+        for (i = 0; i < count; i++) ((idist__any_f64 *)buf)[i] *= 1 / (double)n;
+        return;
+    }
+
+    switch (dtype) {
+#define IDIST__DIVIDE(id, type, cast)                                         \
+    case id:                                                                  \
+        for (i = 0; i < count; i++)                                           \
+            ((idist__any_##type *)buf)[i] =                                   \
+                (idist__any_##type)(((idist__any_##type *)buf)[i] / (cast)n); \
+        break;
+        IDIST__DIVIDE(IDIST_I8, i8, int)
+        IDIST__DIVIDE(IDIST_U8, u8, int)
+        IDIST__DIVIDE(IDIST_I16, i16, int)
+        IDIST__DIVIDE(IDIST_U16, u16, int)
+        IDIST__DIVIDE(IDIST_I32, i32, int)
+        IDIST__DIVIDE(IDIST_U32, u32, uint32_t)
+        IDIST__DIVIDE(IDIST_I64, i64, int64_t)
+        IDIST__DIVIDE(IDIST_U64, u64, uint64_t)
+        IDIST__DIVIDE(IDIST_F32, f32, float)
+        IDIST__DIVIDE(IDIST_F64, f64, double)
+    default: break;
+#undef IDIST__DIVIDE
+    }
+}
+
+IDIST__NOINLINE static void idist__reduce_divide(void *buf, size_t count, idist_dtype dtype,
+                                                 int n) {
+    uint32_t mode = idist__mode_enter();
+
+    idist__reduce_quotients(buf, count, dtype, n);
+    idist__mode_leave(mode);
+}
+
+// acc[i] = lo[i] (op) hi[i], by a kernel of idist__reduce_table.
+IDIST__UNUSED static void idist__reduce_by(idist__reduce_fn kernel, void *acc, const void *lo,
+                                           const void *hi, size_t count) {
+    uint32_t mode = idist__mode_enter();
+
+    kernel(acc, lo, hi, count);
+    idist__mode_leave(mode);
+}
+
+// The last step of a reduction: the division of AVG, and 0 or 1 as the result of logical ops, even
+// when only one rank contributes.
+static void idist__reduce_finish(void *buf, size_t count, idist_dtype dtype, idist_op op, int n) {
+    if (op == IDIST_AVG) idist__reduce_divide(buf, count, dtype, n);
+    if ((op == IDIST_LAND || op == IDIST_LOR || op == IDIST_LXOR) && dtype < IDIST_F16)
+        idist__reduce_table[(unsigned)dtype][IDIST_LAND](buf, buf, buf, count);
+}
+
+// In pieces of 4 KiB, so that intermediate results stay in the first-level cache, and memory sees
+// each input once and out once. Only the last operand's step writes to out, which may be an input
+// that is still to be read.
+__attribute__((noinline)) static void idist__reduce_pieces(void *out, const void *const *in, int n,
+                                                           size_t count, idist_dtype dtype,
+                                                           idist_op op, int divide_by) {
+    enum { PIECE = 4096 };
+    // For any dtype. Aligned, because vectors that straddle cache lines cost a third of the speed.
+    float sum[PIECE / sizeof(float)] __attribute__((aligned(64))),
+        wide[PIECE / sizeof(float)] __attribute__((aligned(64)));
+    bool narrow = idist__dtype_is_narrow(dtype);
+    size_t size = idist_dtype_size(dtype), at, k;
+    size_t piece =
+        PIECE / (narrow ? sizeof(float) : size); // NOLINT(clang-analyzer-core.DivideZero)
+    idist__reduce_fn fn = idist__reduce_table[(unsigned)dtype][(unsigned)op];
+    idist__average_fn average = NULL;
+    int i;
+
+    if (n > 1) average = idist__reduce_average(narrow ? IDIST_F32 : dtype, divide_by);
+
+    for (at = 0; at < count; at += k) {
+        char *o = (char *)out + at * size;
+        const void *lo = (const char *)in[0] + at * size;
+        k = count - at < piece ? count - at : piece;
+
+        if (narrow) {
+            idist__small_float_widen(sum, lo, k, dtype);
+            lo = sum;
+        }
+
+        for (i = 1; i < n; i++) {
+            const void *hi = (const char *)in[i] + at * size;
+
+            if (narrow) {
+                idist__small_float_widen(wide, hi, k, dtype);
+                hi = wide;
+            }
+
+            if (average && i == n - 1) average(narrow ? (void *)sum : o, lo, hi, k, divide_by);
+            else fn(narrow || i < n - 1 ? (void *)sum : o, lo, hi, k);
+            lo = sum;
+        }
+
+        if (divide_by && !average)
+            idist__reduce_quotients(narrow ? (void *)sum : o, k, narrow ? IDIST_F32 : dtype,
+                                    divide_by);
+        if (narrow) idist__small_float_narrow(o, sum, k, dtype);
+    }
+}
+
+// out = in[0] (op) in[1] ... (op) in[n - 1] from left to right; with AVG divided by `divide_by`,
+// which is 0 otherwise. n >= 1. out may be one of the inputs; otherwise they do not overlap. Narrow
+// floats are rounded once, at the end.
+static void idist__reduce_many(void *out, const void *const *in, int n, size_t count,
+                               idist_dtype dtype, idist_op op, int divide_by) {
+    bool narrow = idist__dtype_is_narrow(dtype);
+    idist__average_fn average = idist__reduce_average(dtype, divide_by);
+    uint32_t mode = idist__mode_enter();
+
+    if (n == 1 && (op == IDIST_LAND || op == IDIST_LOR || op == IDIST_LXOR)) { // makes it 0 or 1
+        idist__reduce_table[(unsigned)dtype][IDIST_LAND](out, in[0], in[0], count);
+    } else if (n == 1 && !(narrow && divide_by)) {
+        if (out != in[0] && count) memcpy(out, in[0], count * idist_dtype_size(dtype));
+        if (divide_by) idist__reduce_quotients(out, count, dtype, divide_by);
+    } else if (n == 2 && !narrow && !divide_by) {
+        idist__reduce_table[(unsigned)dtype][(unsigned)op](out, in[0], in[1], count);
+    } else if (n == 2 && average) {
+        average(out, in[0], in[1], count, divide_by);
+    } else {
+        idist__reduce_pieces(out, in, n, count, dtype, op, divide_by);
+    }
+
+    idist__mode_leave(mode);
+}
+
+// buf[i] = buf[i] * factor, of any floating dtype: the first step of a premultiplied sum.
+static void idist__reduce_scale(void *buf, size_t count, idist_dtype dtype, double factor) {
+    uint32_t mode = idist__mode_enter();
+    float wide[256];
+    size_t at, i, k;
+
+    if (dtype == IDIST_F64)
+        for (i = 0; i < count; i++) ((idist__any_f64 *)buf)[i] *= factor;
+    if (dtype == IDIST_F32)
+        for (i = 0; i < count; i++)
+            ((idist__any_f32 *)buf)[i] = (float)(((idist__any_f32 *)buf)[i] * factor);
+
+    for (at = 0; idist__dtype_is_narrow(dtype) && at < count; at += k) {
+        char *p = (char *)buf + at * idist_dtype_size(dtype);
+        k = count - at < IDIST__COUNT_OF(wide) ? count - at : IDIST__COUNT_OF(wide);
+        idist__small_float_widen(wide, p, k, dtype);
+        for (i = 0; i < k; i++) wide[i] = (float)(wide[i] * factor);
+        idist__small_float_narrow(p, wide, k, dtype);
+    }
+
+    idist__mode_leave(mode);
+}
+
+idist_status idist_reduce_local(const void *in, void *inout, size_t count, idist_dtype dtype,
+                                idist_op op) {
+    const void *operands[2];
+
+    if ((unsigned)dtype >= IDIST_DTYPE_COUNT)
+        return idist__fail(IDIST_ERR_ARG, "reduce_local: invalid dtype %d", (int)dtype);
+    if ((unsigned)op >= IDIST_OP_COUNT || op == IDIST_AVG)
+        return idist__fail(IDIST_ERR_ARG, "reduce_local: op %s (%d) is not supported here",
+                           idist_op_name(op), (int)op);
+    if (!idist__reduce_table[(unsigned)dtype][(unsigned)op])
+        return idist__fail(IDIST_ERR_ARG, "reduce_local: %s does not take %s", idist_op_name(op),
+                           idist_dtype_name(dtype));
+    if (count && (!in || !inout))
+        return idist__fail(IDIST_ERR_ARG, "reduce_local: a buffer is NULL");
+    operands[0] = in;
+    operands[1] = inout;
+    idist__reduce_many(inout, operands, 2, count, dtype, op, 0);
+
+    return IDIST_OK;
+}
+
+// ---- base/hash.h ---------------------------------------------------------------------------------
+
+// base/hash.h: SHA-256, HMAC, and fast hashes for ids
+
+//------------------------------------------------------------------------------
+// SHA-256 (FIPS 180-4) and HMAC (RFC 2104)
+//------------------------------------------------------------------------------
+
+typedef struct idist__sha {
+    uint32_t h[8];
+    uint64_t nbytes;
+    uint8_t block[64];
+} idist__sha;
+
+static void idist__sha_block(idist__sha *s, const uint8_t *p) {
+    static const uint32_t k[64] = {0x428a2f98, 0x71374491, 0xb5c0fbcf, 0xe9b5dba5, 0x3956c25b,
+                                   0x59f111f1, 0x923f82a4, 0xab1c5ed5, 0xd807aa98, 0x12835b01,
+                                   0x243185be, 0x550c7dc3, 0x72be5d74, 0x80deb1fe, 0x9bdc06a7,
+                                   0xc19bf174, 0xe49b69c1, 0xefbe4786, 0x0fc19dc6, 0x240ca1cc,
+                                   0x2de92c6f, 0x4a7484aa, 0x5cb0a9dc, 0x76f988da, 0x983e5152,
+                                   0xa831c66d, 0xb00327c8, 0xbf597fc7, 0xc6e00bf3, 0xd5a79147,
+                                   0x06ca6351, 0x14292967, 0x27b70a85, 0x2e1b2138, 0x4d2c6dfc,
+                                   0x53380d13, 0x650a7354, 0x766a0abb, 0x81c2c92e, 0x92722c85,
+                                   0xa2bfe8a1, 0xa81a664b, 0xc24b8b70, 0xc76c51a3, 0xd192e819,
+                                   0xd6990624, 0xf40e3585, 0x106aa070, 0x19a4c116, 0x1e376c08,
+                                   0x2748774c, 0x34b0bcb5, 0x391c0cb3, 0x4ed8aa4a, 0x5b9cca4f,
+                                   0x682e6ff3, 0x748f82ee, 0x78a5636f, 0x84c87814, 0x8cc70208,
+                                   0x90befffa, 0xa4506ceb, 0xbef9a3f7, 0xc67178f2};
+    uint32_t w[64], v[8], t1, t2;
+    int i;
+#define IDIST__ROR(x, n) (((x) >> (n)) | ((x) << (32 - (n))))
+    for (i = 0; i < 16; i++)
+        w[i] = (uint32_t)p[4 * i] << 24 | (uint32_t)p[4 * i + 1] << 16 |
+               (uint32_t)p[4 * i + 2] << 8 | p[4 * i + 3];
+    for (i = 16; i < 64; i++)
+        w[i] = w[i - 16] + w[i - 7] +
+               (IDIST__ROR(w[i - 15], 7) ^ IDIST__ROR(w[i - 15], 18) ^ (w[i - 15] >> 3)) +
+               (IDIST__ROR(w[i - 2], 17) ^ IDIST__ROR(w[i - 2], 19) ^ (w[i - 2] >> 10));
+    memcpy(v, s->h, sizeof v);
+
+    for (i = 0; i < 64; i++) {
+        t1 = v[7] + (IDIST__ROR(v[4], 6) ^ IDIST__ROR(v[4], 11) ^ IDIST__ROR(v[4], 25)) +
+             ((v[4] & v[5]) ^ (~v[4] & v[6])) + k[i] + w[i];
+        t2 = (IDIST__ROR(v[0], 2) ^ IDIST__ROR(v[0], 13) ^ IDIST__ROR(v[0], 22)) +
+             ((v[0] & v[1]) ^ (v[0] & v[2]) ^ (v[1] & v[2]));
+        memmove(v + 1, v, 7 * sizeof v[0]);
+        v[4] += t1;
+        v[0] = t1 + t2;
+    }
+
+    for (i = 0; i < 8; i++) s->h[i] += v[i];
+#undef IDIST__ROR
+}
+
+static void idist__sha_begin(idist__sha *s) {
+    static const uint32_t h0[8] = {0x6a09e667, 0xbb67ae85, 0x3c6ef372, 0xa54ff53a,
+                                   0x510e527f, 0x9b05688c, 0x1f83d9ab, 0x5be0cd19};
+    memset(s, 0, sizeof *s);
+    memcpy(s->h, h0, sizeof h0);
+}
+
+static void idist__sha_add(idist__sha *s, const void *data, size_t nbytes) {
+    const uint8_t *p = (const uint8_t *)data;
+
+    while (nbytes) {
+        size_t at = (size_t)(s->nbytes & 63), k = 64 - at < nbytes ? 64 - at : nbytes;
+        memcpy(s->block + at, p, k);
+        s->nbytes += k;
+        p += k;
+        nbytes -= k;
+        if ((s->nbytes & 63) == 0) idist__sha_block(s, s->block);
+    }
+}
+
+static void idist__sha_end(idist__sha *s, uint8_t out[32]) {
+    uint64_t nbits = s->nbytes * 8;
+    uint8_t tail[8], pad = 0x80;
+    int i;
+
+    idist__sha_add(s, &pad, 1);
+    pad = 0;
+    while ((s->nbytes & 63) != 56) idist__sha_add(s, &pad, 1);
+    for (i = 0; i < 8; i++) tail[i] = (uint8_t)(nbits >> (56 - 8 * i));
+    idist__sha_add(s, tail, 8);
+    for (i = 0; i < 32; i++) out[i] = (uint8_t)(s->h[i / 4] >> (24 - 8 * (i % 4)));
+}
+
+// out = HMAC-SHA256(key, label | a | b). A key of 32 bytes is never hashed first.
+static void idist__sha_hmac(const uint8_t key[32], const char *label, const void *a, size_t na,
+                            const void *b, size_t nb, uint8_t out[32]) {
+    idist__sha s;
+    uint8_t pad[64], inner[32];
+    int i;
+
+    for (i = 0; i < 64; i++) pad[i] = (uint8_t)((i < 32 ? key[i] : 0) ^ 0x36);
+    idist__sha_begin(&s);
+    idist__sha_add(&s, pad, 64);
+    idist__sha_add(&s, label, strlen(label));
+    idist__sha_add(&s, a, na);
+    idist__sha_add(&s, b, nb);
+    idist__sha_end(&s, inner);
+    for (i = 0; i < 64; i++) pad[i] ^= 0x36 ^ 0x5c;
+    idist__sha_begin(&s);
+    idist__sha_add(&s, pad, 64);
+    idist__sha_add(&s, inner, 32);
+    idist__sha_end(&s, out);
+}
+
+//------------------------------------------------------------------------------
+// fast hashes for ids
+//
+// Not for secrets.
+//------------------------------------------------------------------------------
+
+// A well-mixed 64-bit number from two: splitmix64's finaliser.
+static uint64_t idist__hash_mix(uint64_t a, uint64_t b) {
+    uint64_t x = a + b * 0x9e3779b97f4a7c15u + 0x632be59bd9b4e019u;
+    x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;
+    x = (x ^ (x >> 27)) * 0x94d049bb133111ebu;
+    return x ^ (x >> 31);
+}
+
+// FNV-1a, mixed.
+static uint64_t idist__hash(const void *data, size_t nbytes) {
+    const uint8_t *p = (const uint8_t *)data;
+    uint64_t h = 0xcbf29ce484222325u;
+    size_t i;
+
+    for (i = 0; i < nbytes; i++) h = (h ^ p[i]) * 0x100000001b3u;
+    return idist__hash_mix(h, nbytes);
+}
+
+// ---- net/address.h -------------------------------------------------------------------------------
+
+// net/address.h: addresses as texts
+//
+// Ranks exchange addresses as texts: "unix:NAME" is a local socket, "tcp:HOST:PORT" a TCP port,
+// with brackets around an IPv6 HOST.
+
+// Whether a host as the user writes it is this host's loopback interface.
+static bool idist__address_host_is_loopback(const char *host) {
+    return strcmp(host, "localhost") == 0 || strncmp(host, "127.", 4) == 0 ||
+           strcmp(host, "::1") == 0;
+}
+
+// Whether a text can be a name or an address at all, rather than one with a port or in brackets, or
+// a URL.
+static bool idist__address_host_is_possible(const char *host) {
+    const char *colon = strchr(host, ':'); // two or more: IPv6, perhaps with %SCOPE
+    char end = host[strspn(host, "0123456789abcdefABCDEF:.")];
+
+    if (colon) return strchr(colon + 1, ':') && (!end || end == '%');
+    return !strpbrk(host, "/[]@ ");
+}
+
+static idist_status idist__address_local(idist__os_address *address, const char *name) {
+    if (idist__os_socket_local_address(address, name)) return IDIST_OK;
+    return idist__fail(IDIST_ERR_ARG, "the socket name \"%s\" is empty or longer than %d bytes",
+                       name, IDIST__OS_SOCKET_NAME_MAX);
+}
+
+// One of the addresses of a host, see idist__os_socket_resolve. Blocks while the name is looked up.
+// The resolver takes a name of digits only, as jobs and nodes may have it, for an address in
+// 0.0.0.0/8.
+static idist_status idist__address_one_of(idist__os_address *address, const char *host, int port,
+                                          int which, int *count) {
+    const char *error;
+
+    memset(address, 0, sizeof *address);
+    if (host[strspn(host, "0123456789")] == 0)
+        return idist__fail(IDIST_ERR_ARG,
+                           "the host name \"%s\" would be taken for a number: use the address, or "
+                           "the name with its domain",
+                           host);
+
+    error = idist__os_socket_resolve(address, host, port, which, count);
+    if (!error) return IDIST_OK;
+
+    return idist__fail(IDIST_ERR_SYSTEM, "the host name \"%s\" cannot be resolved: %s", host,
+                       error);
+}
+
+// The first of them.
+static idist_status idist__address_tcp(idist__os_address *address, const char *host, int port) {
+    int count;
+    return idist__address_one_of(address, host, port, 0, &count);
+}
+
+// Address number `which`, modulo *count, of those that the text stands for. IDIST_ERR_ARG: it is no
+// address; other failures may pass.
+static idist_status idist__address_parse_one_of(idist__os_address *address, const char *text,
+                                                int which, int *count) {
+    char host[256];
+    int port;
+
+    *count = 1;
+    memset(address, 0, sizeof *address);
+    if (strncmp(text, "unix:", 5) == 0) return idist__address_local(address, text + 5);
+    if (strncmp(text, "tcp:", 4) == 0 && idist__parse_host_port(text + 4, host, sizeof host, &port))
+        return idist__address_one_of(address, host, port, which, count);
+    return idist__fail(IDIST_ERR_ARG, "\"%s\" is not an address", text);
+}
+
+// The first of them.
+static idist_status idist__address_parse(idist__os_address *address, const char *text) {
+    int count;
+    return idist__address_parse_one_of(address, text, 0, &count);
+}
+
+// ---- net/interface.h -----------------------------------------------------------------------------
+
+// net/interface.h: the address at which other hosts reach this one
+//
+// In this order:
+//
+//   IDIST_ADDR            as it is; a name or the address of a router are possible, too. This host
+//                         may not know the name, or know it as a loopback address, which is how
+//                         installers write it into /etc/hosts
+//   IDIST_SOCKET_IFNAME   the first address of an interface that it admits
+//   the hint              an address of this host that another host is known to use, or this host
+//                         itself to reach another one
+//   otherwise             the first address of an interface; those of containers only if there is
+//                         no other
+//
+// Addresses of the hint's family come first. Loopback and link-local addresses are of no use to
+// other hosts: only IDIST_ADDR can name one.
+
+enum { IDIST__INTERFACES = 64 };
+
+typedef struct idist__own_address {
+    char ip[112];    // or the name that IDIST_ADDR gives
+    char ifname[32]; // "": not known
+} idist__own_address;
+
+// Appends the interfaces that are up, with their addresses; where they do not all fit, "..." stands
+// for the rest. Returns their number, or -1: they cannot be listed.
+static int idist__interface_list(char *text, size_t capacity) {
+    idist__os_interface all[IDIST__INTERFACES];
+    int i, count = idist__os_socket_interfaces(all, IDIST__INTERFACES);
+    char ip[64], entry[sizeof all[0].name + sizeof ip + 4];
+
+    for (i = 0; i < count; i++) {
+        const char *separator = i + 1 < count ? ", " : "";
+        size_t reserved_nbytes = i + 1 < count ? sizeof "..." : 1;
+
+        idist__os_socket_host_text(&all[i].address, ip, sizeof ip);
+        entry[0] = 0; // not snprintf: gcc -O3 takes a name for one that may be cut off
+        idist__text_append(entry, sizeof entry, "%s %s%s", all[i].name, ip, separator);
+
+        if (strlen(text) + strlen(entry) + reserved_nbytes > capacity) {
+            idist__text_append(text, capacity, "...");
+            break;
+        }
+
+        idist__text_append(text, capacity, "%s", entry);
+    }
+
+    return count;
+}
+
+// A variable that says which interfaces are meant.
+typedef struct idist__interface_filter {
+    const char *variable, *list; // NULL: none is set
+    bool exact;                  // the list has whole names, without prefixes
+} idist__interface_filter;
+
+static idist__interface_filter idist__interface_filter_of_user(void) {
+    static const char *const variables[] = {"IDIST_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME",
+                                            "GLOO_SOCKET_IFNAME"};
+    idist__interface_filter filter = {NULL, NULL, false};
+    int i;
+
+    for (i = 0; i < 3 && !filter.list; i++) {
+        filter.variable = variables[i];
+        filter.list = idist__os_env(variables[i]);
+        filter.exact = i == 2;
+    }
+
+    return filter;
+}
+
+// The address by which this host reaches its own server, which listens at all addresses: the one
+// that the others use, so that the connection shows it; loopback where that is no address of this
+// host, or is valid on one link only.
+static void idist__interface_reach_self(const char *address_text, char *ip, size_t capacity) {
+    idist__os_interface all[IDIST__INTERFACES];
+    int i, count = idist__os_socket_interfaces(all, IDIST__INTERFACES);
+    idist__os_address address;
+
+    idist__text_copy(ip, capacity, "127.0.0.1");
+    if (idist__address_parse(&address, address_text) != IDIST_OK) return;
+    for (i = 0; i < count; i++)
+        if (!idist__os_socket_is_link_local(&address) &&
+            idist__os_socket_is_same_host(&all[i].address, &address))
+            idist__os_socket_host_text(&address, ip, capacity);
+}
+
+// Whether a list of interfaces in NCCL's grammar admits one: prefixes, parted by commas; "=" before
+// the list: whole names; "^" before that: all but these.
+static bool idist__interface_admits(const char *list, bool exact, const char *name) {
+    bool excludes = *list == '^', found = false;
+
+    if (excludes) list++;
+
+    if (*list == '=') {
+        exact = true;
+        list++;
+    }
+
+    while (*list && !found) {
+        size_t nbytes = strcspn(list, ",");
+        found = nbytes && strncmp(list, name, nbytes) == 0 && (!exact || !name[nbytes]);
+        list += nbytes;
+        if (*list) list++;
+    }
+
+    return found != excludes;
+}
+
+static bool idist__interface_serves(const idist__os_interface *at) {
+    return !idist__os_socket_is_loopback(&at->address) &&
+           !idist__os_socket_is_link_local(&at->address);
+}
+
+// The first interface that a list admits, of the family of `like` if there is one. NULL: none.
+static const idist__os_interface *idist__interface_first(const idist__os_interface *all, int count,
+                                                         const char *list, bool exact,
+                                                         const idist__os_address *like) {
+    const idist__os_interface *first = NULL;
+    int i;
+
+    for (i = 0; i < count; i++) {
+        if (!idist__interface_serves(&all[i])) continue;
+        if (!idist__interface_admits(list, exact, all[i].name)) continue;
+        if (!like || idist__os_socket_is_ipv4(&all[i].address) == idist__os_socket_is_ipv4(like))
+            return &all[i];
+        if (!first) first = &all[i];
+    }
+
+    return first;
+}
+
+// The interface that has the address of the hint, which may be NULL.
+static const idist__os_interface *
+idist__interface_of_hint(const idist__os_interface *all, int count, const idist__os_address *hint) {
+    int i;
+
+    for (i = 0; hint && i < count; i++)
+        if (idist__interface_serves(&all[i]) &&
+            idist__os_socket_is_same_host(&all[i].address, hint))
+            return &all[i];
+
+    return NULL;
+}
+
+static idist_status idist__interface_none(const idist__interface_filter *filter,
+                                          const idist__os_interface *all, int count) {
+    char text[400] = "", ip[64];
+    int i;
+
+    for (i = 0; i < count; i++) {
+        idist__os_socket_host_text(&all[i].address, ip, sizeof ip);
+        idist__text_append(text, sizeof text, "%s%s (%s)", i ? ", " : "", ip, all[i].name);
+    }
+
+    if (filter->list)
+        return idist__fail(IDIST_ERR_ENV,
+                           "initialize: %s=%s leaves no interface that other hosts can reach: this "
+                           "host has %s",
+                           filter->variable, filter->list, count ? text : "none");
+    return idist__fail(IDIST_ERR_ENV,
+                       "initialize: no address known at which other hosts reach this one: set "
+                       "IDIST_ADDR; this host has %s",
+                       count ? text : "none");
+}
+
+// An address of this host that other hosts can use. hint: see above; NULL: none.
+static idist_status idist__interface_find(const idist__os_address *hint, idist__own_address *own) {
+    idist__os_interface all[IDIST__INTERFACES];
+    idist__interface_filter filter = idist__interface_filter_of_user();
+    const idist__os_interface *chosen = NULL;
+    int count;
+
+    memset(own, 0, sizeof *own);
+
+    count = idist__os_socket_interfaces(all, IDIST__INTERFACES);
+    if (count < 0) return idist__fail_errno("initialize: listing the network interfaces", errno);
+
+    if (filter.list) {
+        chosen = idist__interface_first(all, count, filter.list, filter.exact, hint);
+    } else {
+        chosen = idist__interface_of_hint(all, count, hint);
+        if (!chosen) chosen = idist__interface_first(all, count, "^docker,virbr", false, hint);
+        if (!chosen) chosen = idist__interface_first(all, count, "^", false, hint);
+    }
+
+    if (!chosen) return idist__interface_none(&filter, all, count);
+    idist__os_socket_host_text(&chosen->address, own->ip, sizeof own->ip);
+    idist__text_copy(own->ifname, sizeof own->ifname, chosen->name);
+
+    return IDIST_OK;
+}
+
+// The address to tell the other hosts. hint: see above; NULL: none.
+static idist_status idist__interface_choose(const idist__os_address *hint,
+                                            idist__own_address *own) {
+    const char *user = idist__os_env("IDIST_ADDR");
+
+    if (!user) return idist__interface_find(hint, own);
+    memset(own, 0, sizeof *own);
+    if (strlen(user) >= sizeof own->ip)
+        return idist__fail(IDIST_ERR_ENV, "initialize: IDIST_ADDR has more than %d characters",
+                           (int)sizeof own->ip - 1);
+    if (strcmp(user, "0.0.0.0") == 0 || strcmp(user, "::") == 0)
+        return idist__fail(
+            IDIST_ERR_ENV,
+            "initialize: IDIST_ADDR is \"%s\", which is not the address of one host: "
+            "give the one at which others reach this host, or none",
+            user);
+    if (!idist__address_host_is_possible(user))
+        return idist__fail(IDIST_ERR_ENV,
+                           "initialize: IDIST_ADDR is \"%s\": give only the name or the address of "
+                           "this host, without a port, brackets or \"://\"",
+                           user);
+    idist__text_copy(own->ip, sizeof own->ip, user);
+
+    return IDIST_OK;
+}
+
+// ---- net/connection.h ----------------------------------------------------------------------------
+
+// net/connection.h: listening, and whole transfers with a deadline
+//
+// Two programs that want to exchange bytes meet here: addresses as text, sockets with deadlines
+// and error texts, and the mutual handshake that every connection begins with. The store's server
+// (store/) and the links between ranks (ring/connect/) both accept strangers, so both use
+// the bounded set of pending connections at the end of this file.
+
+static idist_status idist__connection_listen_failed(const char *what) {
+    if (errno == EADDRINUSE)
+        return idist__fail(
+            IDIST_ERR_ADDR_IN_USE,
+            "%s is taken: another job or server runs there. Choose another MASTER_PORT, or end it",
+            what);
+
+    return idist__fail_errno(what, errno);
+}
+
+// An operation on a local socket failed. If no local socket works, as in some sandboxes, says so.
+static bool idist__connection_lacks_local(void) {
+    int refused = idist__os_socket_local_error();
+
+    if (!refused) return false;
+    idist__fail(IDIST_ERR_SYSTEM,
+                "socket(AF_UNIX): %s: this process may not use local sockets, by which the ranks "
+                "of a host meet. IDIST_TRANSPORT=tcp (desc.transport) uses TCP over loopback "
+                "instead",
+                strerror(refused));
+
+    return true;
+}
+
+// `what` is the address in the words of the caller. Returns the socket in *fd, -1 on failure.
+static idist_status idist__connection_listen(const idist__os_address *address, const char *what,
+                                             int *fd) {
+    int error;
+
+    *fd = idist__os_socket_listen(address);
+    if (*fd >= 0) return IDIST_OK;
+    error = errno;
+    if (idist__os_socket_is_local(address) && idist__connection_lacks_local())
+        return IDIST_ERR_SYSTEM;
+    errno = error;
+
+    return idist__connection_listen_failed(what);
+}
+
+// The same at a port of all addresses of this host. Port 0: a free one.
+static idist_status idist__connection_listen_everywhere(int port, const char *what, int *fd) {
+    *fd = idist__os_socket_listen_everywhere(port);
+    return *fd >= 0 ? IDIST_OK : idist__connection_listen_failed(what);
+}
+
+// Listens for other hosts at the address that this host advertises, or else, where IDIST_ADDR gives
+// one that this host does not have, at the one that it would advertise without IDIST_ADDR. For
+// those who trust the network; with a secret, a server listens everywhere.
+static idist_status idist__connection_listen_beyond(const idist__own_address *own,
+                                                    const idist__os_address *hint, int port,
+                                                    const char *what, int *fd) {
+    idist__os_address address;
+    idist__own_address other;
+    idist_status status = idist__address_tcp(&address, own->ip, port);
+    bool is_meant = idist__address_host_is_loopback(own->ip);
+
+    if (status == IDIST_OK && (is_meant || !idist__os_socket_is_loopback(&address))) {
+        *fd = idist__os_socket_listen(&address);
+        if (*fd >= 0) return IDIST_OK;
+        if (errno != EADDRNOTAVAIL) return idist__connection_listen_failed(what);
+    }
+
+    status = idist__interface_find(hint, &other);
+    if (status == IDIST_OK) status = idist__address_tcp(&address, other.ip, port);
+
+    return status == IDIST_OK ? idist__connection_listen(&address, what, fd) : status;
+}
+
+// Blocks until the buffer is full. False: errno is ETIMEDOUT when the deadline has passed, 0 at the
+// end of the stream, or the error; how much was read is lost.
+static bool idist__connection_read_all(int fd, void *buf, size_t nbytes, int64_t deadline_ns) {
+    char *to = (char *)buf;
+
+    while (nbytes) {
+        ptrdiff_t n = idist__os_socket_read(fd, to, nbytes);
+
+        if (n < 0) return false;
+
+        if (n == 0 && !idist__os_poll_wait(fd, IDIST__OS_READABLE, deadline_ns)) {
+            errno = ETIMEDOUT;
+            return false;
+        }
+
+        to += n;
+        nbytes -= (size_t)n;
+    }
+
+    return true;
+}
+
+// Blocks until the socket has taken all bytes. False as above.
+static bool idist__connection_write_all(int fd, const void *buf, size_t nbytes,
+                                        int64_t deadline_ns) {
+    const char *from = (const char *)buf;
+
+    while (nbytes) {
+        idist__os_part part;
+        ptrdiff_t n;
+
+        part.data = from;
+        part.nbytes = nbytes;
+        n = idist__os_socket_write(fd, &part, 1);
+        if (n < 0) return false;
+
+        if (n == 0 && !idist__os_poll_wait(fd, IDIST__OS_WRITABLE, deadline_ns)) {
+            errno = ETIMEDOUT;
+            return false;
+        }
+
+        from += n;
+        nbytes -= (size_t)n;
+    }
+
+    return true;
+}
+
+// ---- net/auth.h ----------------------------------------------------------------------------------
+
+// net/auth.h: a mutual handshake on every connection
+//
+//     stage   client                                    server
+//     0       hello C (64 bytes, with a nonce)  ------>
+//     1                          <------  hello S (64 bytes, with a nonce) | HMAC(K, "S" | C | S)
+//     2       HMAC(K, "C" | C | S)              ------>
+//     3                                         <------ one byte: accepted
+//
+// A client that finds a wrong tag sends zeros as stage 2, so that the server learns why it leaves.
+// K comes from the job's secret. The labels "C" and "S" keep an answer from being reflected to its
+// sender, the nonces prevent replay, and the tags cover version, role, rank and job, so that none
+// of these can be changed on the way. A stranger makes the server read 96 bytes and allocate
+// nothing. Nothing is encrypted. The server answers a hello that does not match too, so that the
+// client can report the difference. A client whose connection ends before the last byte was turned
+// away for lack of room and tries again; see net/pending.h. Without a secret K is a constant, which
+// only keeps out other programs and other versions.
+//
+// Neither side blocks: idist__auth_step goes as far as the socket allows.
+
+#define IDIST__WIRE_VERSION 11
+#define IDIST__HELLO_BYTES 64
+
+// Part of the wire format.
+typedef struct idist__hello {
+    char magic[4]; // "IDST"
+    uint16_t version;
+    uint16_t min_version;
+    uint32_t byte_order; // 0x01020304 as this machine writes it
+    uint32_t role;
+    uint64_t job;
+    uint32_t rank;
+    uint32_t world_size;
+    uint64_t server_id; // of the server of a store: a random number; otherwise 0
+    uint8_t nonce[16];
+    uint32_t socket; // of a link that has several: which one the client connects
+    uint8_t secrecy; // IDIST__SECRECY_*, for error texts
+    uint8_t zero[3];
+} idist__hello;
+
+// What the connection is for.
+enum { IDIST__ROLE_STORE = 1, IDIST__ROLE_LINK = 2 };
+
+// What a process was given to prove itself to others.
+enum {
+    IDIST__SECRECY_NONE,     // connections within this host only
+    IDIST__SECRECY_INSECURE, // IDIST_INSECURE
+    IDIST__SECRECY_SECRET
+};
+
+// Stages of both sides; each is one message.
+enum {
+    IDIST__AUTH_HELLO,
+    IDIST__AUTH_ANSWER,
+    IDIST__AUTH_PROOF,
+    IDIST__AUTH_ACCEPTED,
+    IDIST__AUTH_DONE
+};
+enum { IDIST__AUTH_TAG_NBYTES = 32 };
+
+typedef struct idist__handshake {
+    int fd; // -1: none
+    bool server;
+    int stage;   // IDIST__AUTH_*
+    size_t done; // bytes of this stage
+    bool broke;  // the connection ended or failed
+    bool ready;  // poll has reported it, or it is new
+    // A server with `asks` stops before it accepts, and sets `proven`. Its caller then closes the
+    // connection, or sets asks to false and goes on.
+    bool asks, proven;
+    const uint8_t *key;
+    idist__hello mine, theirs;
+    uint8_t out[96], in[96];
+    int64_t deadline_ns;
+} idist__handshake;
+
+// Begins a handshake on a connection; the caller goes on owning fd and key.
+static void idist__auth_begin(idist__handshake *h, int fd, bool server, const uint8_t key[32],
+                              uint32_t role, uint64_t job, int rank, int world_size,
+                              int64_t deadline_ns) {
+    memset(h, 0, sizeof *h);
+    h->fd = fd;
+    h->server = server;
+    h->key = key;
+    h->deadline_ns = deadline_ns;
+    memcpy(h->mine.magic, "IDST", 4);
+    h->mine.version = h->mine.min_version = IDIST__WIRE_VERSION;
+    h->mine.byte_order = 0x01020304;
+    h->mine.role = role;
+    h->mine.job = job;
+    h->mine.rank = (uint32_t)rank;
+    h->mine.world_size = (uint32_t)world_size;
+    idist__os_random(h->mine.nonce, sizeof h->mine.nonce);
+    memcpy(h->out, &h->mine, IDIST__HELLO_BYTES);
+}
+
+// Tells the clients which server this is.
+IDIST__UNUSED static void idist__auth_set_server_id(idist__handshake *h, uint64_t id) {
+    h->mine.server_id = id;
+    memcpy(h->out, &h->mine, IDIST__HELLO_BYTES);
+}
+
+// Says which socket of a link this is. The client calls it before the first step.
+IDIST__UNUSED static void idist__auth_set_socket(idist__handshake *h, int socket) {
+    h->mine.socket = (uint32_t)socket;
+    memcpy(h->out, &h->mine, IDIST__HELLO_BYTES);
+}
+
+// Tells the other side whether we have a secret. To be called before the first step.
+static void idist__auth_set_secrecy(idist__handshake *h, int secrecy) {
+    h->mine.secrecy = (uint8_t)secrecy;
+    memcpy(h->out, &h->mine, IDIST__HELLO_BYTES);
+}
+
+static bool idist__auth_has_magic(const idist__hello *hello) {
+    return memcmp(hello->magic, "IDST", 4) == 0;
+}
+
+static void idist__auth_tag(const idist__handshake *h, const char *label,
+                            uint8_t tag[IDIST__AUTH_TAG_NBYTES]) {
+    const idist__hello *client = h->server ? &h->theirs : &h->mine;
+    const idist__hello *server = h->server ? &h->mine : &h->theirs;
+    idist__sha_hmac(h->key, label, client, IDIST__HELLO_BYTES, server, IDIST__HELLO_BYTES, tag);
+}
+
+// The tags differ.
+static idist_status idist__auth_fail_tag(const idist__handshake *h) {
+    bool mine = h->mine.secrecy == IDIST__SECRECY_SECRET;
+    bool theirs = h->theirs.secrecy == IDIST__SECRECY_SECRET;
+
+    if (theirs && !mine)
+        return idist__fail(IDIST_ERR_AUTH,
+                           "the peer has a secret and this process has none: set IDIST_SECRET or "
+                           "IDIST_SECRET_FILE to the secret of the job");
+    if (mine && !theirs)
+        return idist__fail(IDIST_ERR_AUTH,
+                           "this process has a secret and the peer has none: set IDIST_SECRET or "
+                           "IDIST_SECRET_FILE there, too");
+
+    return idist__fail(IDIST_ERR_AUTH,
+                       "the peer does not know the secret of this job: IDIST_SECRET, "
+                       "IDIST_SECRET_FILE or desc.secret differs, or it belongs to another job");
+}
+
+// Compares in constant time, so that timing reveals nothing about the tag.
+static idist_status idist__auth_check_tag(const idist__handshake *h, const char *label,
+                                          const uint8_t *theirs) {
+    uint8_t expected[IDIST__AUTH_TAG_NBYTES], difference = 0;
+    int i;
+
+    idist__auth_tag(h, label, expected);
+    for (i = 0; i < IDIST__AUTH_TAG_NBYTES; i++) difference |= (uint8_t)(expected[i] ^ theirs[i]);
+    return difference ? idist__auth_fail_tag(h) : IDIST_OK;
+}
+
+// Whether the handshake failed because the peer's machine has the other byte order.
+static bool idist__auth_other_order(const idist__handshake *h) {
+    return idist__auth_has_magic(&h->theirs) && h->theirs.byte_order == 0x04030201;
+}
+
+static idist_status idist__auth_check_hello(const idist__handshake *h) {
+    const idist__hello *theirs = &h->theirs, *mine = &h->mine;
+
+    if (!idist__auth_has_magic(theirs))
+        return idist__fail(IDIST_ERR_AUTH, "the peer does not speak the protocol of idist: it is "
+                                           "another program. Choose another port, or end it");
+    if (theirs->byte_order != mine->byte_order)
+        return idist__fail(IDIST_ERR_UNSUPPORTED,
+                           "the peer has another byte order; mixed worlds are not supported");
+    if (theirs->min_version > mine->version || theirs->version < mine->min_version)
+        return idist__fail(IDIST_ERR_UNSUPPORTED,
+                           "the peer speaks version %u of the protocol, this process version %u: "
+                           "build all ranks from the same idist.h",
+                           (unsigned)theirs->version, (unsigned)mine->version);
+    if (theirs->role != mine->role || theirs->job != mine->job)
+        return idist__fail(IDIST_ERR_AUTH,
+                           "the peer belongs to another job (or to an earlier run of this one)");
+    if (theirs->world_size != mine->world_size)
+        return idist__fail(IDIST_ERR_ENV, "the peer has a world_size of %u, this process one of %u",
+                           (unsigned)theirs->world_size, (unsigned)mine->world_size);
+
+    return IDIST_OK;
+}
+
+// Whether this side sends the message of the current stage: the server sends the odd ones.
+static bool idist__auth_writes(const idist__handshake *h) {
+    return (h->stage % 2 == 1) == h->server;
+}
+
+// What the current stage waits for.
+static int idist__auth_awaits(const idist__handshake *h) {
+    return idist__auth_writes(h) ? IDIST__OS_WRITABLE : IDIST__OS_READABLE;
+}
+
+// Moves the message of a stage as far as the socket allows. 1: complete, 0: would block, -1: error.
+static int idist__auth_transfer(idist__handshake *h, bool write, uint8_t *buf, size_t nbytes) {
+    while (h->done < nbytes) {
+        idist__os_part part;
+        ptrdiff_t n;
+
+        part.data = buf + h->done;
+        part.nbytes = nbytes - h->done;
+        n = write ? idist__os_socket_write(h->fd, &part, 1)
+                  : idist__os_socket_read(h->fd, buf + h->done, nbytes - h->done);
+        if (n < 0) return -1;
+        if (n == 0) return 0;
+        h->done += (size_t)n;
+        // A stranger is recognised by its first bytes.
+        if (!write && h->server && h->stage == IDIST__AUTH_HELLO && h->done >= 4 &&
+            memcmp(buf, "IDST", 4) != 0)
+            h->done = nbytes;
+    }
+
+    h->done = 0;
+
+    return 1;
+}
+
+// The server's side: checks the message that is complete, and prepares the next.
+static idist_status idist__auth_next_of_server(idist__handshake *h) {
+    idist_status status = IDIST_OK;
+
+    switch (h->stage) {
+    case IDIST__AUTH_HELLO:
+        memcpy(&h->theirs, h->in, IDIST__HELLO_BYTES);
+        if (!idist__auth_has_magic(&h->theirs)) return idist__auth_check_hello(h);
+        idist__auth_tag(h, "S", h->out + IDIST__HELLO_BYTES);
+        break;
+    case IDIST__AUTH_ANSWER: return idist__auth_check_hello(h); // the client now has our hello
+    case IDIST__AUTH_PROOF:
+        status = idist__auth_check_tag(h, "C", h->in);
+        if (status != IDIST_OK) return status;
+        h->out[0] = 1;
+        break;
+    default: break;
+    }
+
+    return IDIST_OK;
+}
+
+static idist_status idist__auth_next_of_client(idist__handshake *h) {
+    idist__os_part zeros;
+    idist_status status;
+
+    if (h->stage != IDIST__AUTH_ANSWER) return IDIST_OK;
+    memcpy(&h->theirs, h->in, IDIST__HELLO_BYTES);
+    status = idist__auth_check_hello(h);
+    if (status != IDIST_OK) return status;
+    status = idist__auth_check_tag(h, "S", h->in + IDIST__HELLO_BYTES);
+
+    if (status != IDIST_OK) { // the socket has room for the zeros
+        memset(h->out, 0, IDIST__AUTH_TAG_NBYTES);
+        zeros.data = h->out;
+        zeros.nbytes = IDIST__AUTH_TAG_NBYTES;
+        idist__os_socket_write(h->fd, &zeros, 1);
+        return status;
+    }
+
+    idist__auth_tag(h, "C", h->out);
+
+    return IDIST_OK;
+}
+
+static idist_status idist__auth_fail_transfer(void) {
+    if (errno)
+        return idist__fail(IDIST_ERR_PEER_LOST, "the connection broke during the handshake: %s",
+                           strerror(errno));
+    return idist__fail(IDIST_ERR_PEER_LOST,
+                       "the peer closed the connection during the handshake: it ended, it had no "
+                       "room for one more connection, or it does not speak the protocol of idist");
+}
+
+// Continues a handshake without blocking. IDIST_OK with *done set: each side has proven itself to
+// the other. IDIST_OK with h->proven set: the caller decides. A failure is final; h->broke tells
+// whether the connection was the cause.
+static idist_status idist__auth_step(idist__handshake *h, bool *done) {
+    static const size_t nbytes[IDIST__AUTH_DONE] = {IDIST__HELLO_BYTES,
+                                                    IDIST__HELLO_BYTES + IDIST__AUTH_TAG_NBYTES,
+                                                    IDIST__AUTH_TAG_NBYTES, 1};
+
+    *done = false;
+
+    while (h->stage < IDIST__AUTH_DONE) {
+        bool write = idist__auth_writes(h);
+        int rc = idist__auth_transfer(h, write, write ? h->out : h->in, nbytes[h->stage]);
+        idist_status status;
+
+        if (rc == 0) return IDIST_OK;
+        h->broke = rc < 0;
+        if (h->broke) return idist__auth_fail_transfer();
+
+        status = h->server ? idist__auth_next_of_server(h) : idist__auth_next_of_client(h);
+        h->stage++;
+        if (status != IDIST_OK) return status;
+
+        h->proven = h->asks && h->stage == IDIST__AUTH_ACCEPTED;
+        if (h->proven) return IDIST_OK;
+    }
+
+    *done = true;
+
+    return IDIST_OK;
+}
+
+// The whole handshake; blocks until its deadline.
+static idist_status idist__auth_run(idist__handshake *h) {
+    bool done = false;
+
+    for (;;) {
+        idist_status status = idist__auth_step(h, &done);
+
+        if (status != IDIST_OK || done) return status;
+        if (!idist__os_poll_wait(h->fd, idist__auth_awaits(h), h->deadline_ns))
+            return idist__fail(IDIST_ERR_TIMEOUT, "the peer did not answer the handshake in time");
+    }
+}
+
+// ---- net/secret.h --------------------------------------------------------------------------------
+
+// net/secret.h: the secret that the ranks of a job share
+//
+// It comes from a field of the desc, a file or an environment variable, and has 16 to 256 bytes.
+
+enum { IDIST__SECRET_MIN = 16 };
+
+typedef struct idist__secret {
+    uint8_t bytes[256];
+    size_t nbytes; // 0: none
+    bool insecure; // IDIST_INSECURE: listen beyond this host without a secret
+} idist__secret;
+
+static int idist__secret_secrecy(const idist__secret *secret) {
+    if (secret->nbytes) return IDIST__SECRECY_SECRET;
+    return secret->insecure ? IDIST__SECRECY_INSECURE : IDIST__SECRECY_NONE;
+}
+
+// The key of handshakes; without a secret a constant.
+static void idist__secret_key(const idist__secret *secret, uint8_t key[32]) {
+    idist__sha sha;
+    idist__sha_begin(&sha);
+    idist__sha_add(&sha, "idist v1", 8);
+    idist__sha_add(&sha, secret->bytes, secret->nbytes);
+    idist__sha_end(&sha, key);
+}
+
+static bool idist__secret_fits(const idist__secret *secret, size_t nbytes) {
+    return nbytes >= IDIST__SECRET_MIN && nbytes <= sizeof secret->bytes;
+}
+
+static void idist__secret_set(idist__secret *secret, const void *bytes, size_t nbytes) {
+    memcpy(secret->bytes, bytes, nbytes);
+    secret->nbytes = nbytes;
+}
+
+// Only its owner may have access to IDIST_SECRET_FILE.
+static idist_status idist__secret_from_file(idist__secret *secret, const char *path) {
+    uint8_t text[sizeof secret->bytes + 1];
+    idist__os_file file = idist__os_file_open(path, IDIST__OS_FILE_READ);
+    bool is_private = file >= 0 && idist__os_file_is_private(file);
+    ptrdiff_t nbytes;
+
+    if (file < 0)
+        return idist__fail(IDIST_ERR_ENV, "IDIST_SECRET_FILE=%s cannot be read: %s", path,
+                           strerror(errno));
+    nbytes = is_private ? idist__os_file_read(file, text, sizeof text) : 0;
+    idist__os_file_close(&file);
+
+    if (!is_private)
+        return idist__fail(
+            IDIST_ERR_ENV,
+            "IDIST_SECRET_FILE=%s must belong to you and be readable by nobody else (chmod 600)",
+            path);
+    if (nbytes < 0 || !idist__secret_fits(secret, (size_t)nbytes))
+        return idist__fail(IDIST_ERR_ENV, "IDIST_SECRET_FILE=%s must hold %d to %zu bytes", path,
+                           IDIST__SECRET_MIN, sizeof secret->bytes);
+    idist__secret_set(secret, text, (size_t)nbytes);
+
+    return IDIST_OK;
+}
+
+static idist_status idist__secret_from_field(idist__secret *secret, const void *field,
+                                             size_t nbytes) {
+    if (!field || !idist__secret_fits(secret, nbytes))
+        return idist__fail(IDIST_ERR_ARG, "a secret needs a pointer and %d to %zu bytes",
+                           IDIST__SECRET_MIN, sizeof secret->bytes);
+    idist__secret_set(secret, field, nbytes);
+    return IDIST_OK;
+}
+
+static idist_status idist__secret_from_env(idist__secret *secret, const char *text) {
+    if (!idist__secret_fits(secret, strlen(text)))
+        return idist__fail(IDIST_ERR_ENV, "IDIST_SECRET has %zu bytes but needs %d to %zu",
+                           strlen(text), IDIST__SECRET_MIN, sizeof secret->bytes);
+    idist__secret_set(secret, text, strlen(text));
+    return IDIST_OK;
+}
+
+// The secret of a desc, or else IDIST_SECRET_FILE, or else IDIST_SECRET, or else none.
+static idist_status idist__secret_find(idist__secret *secret, const void *field, size_t nbytes) {
+    const char *text = idist__os_env("IDIST_SECRET"), *file = idist__os_env("IDIST_SECRET_FILE");
+    const char *insecure = idist__os_env("IDIST_INSECURE");
+
+    memset(secret, 0, sizeof *secret);
+    secret->insecure = insecure && strcmp(insecure, "0") != 0;
+    if (field || nbytes) return idist__secret_from_field(secret, field, nbytes);
+    if (file) return idist__secret_from_file(secret, file);
+    if (text) return idist__secret_from_env(secret, text);
+
+    return IDIST_OK;
+}
+
+// ---- net/pending.h -------------------------------------------------------------------------------
+
+// net/pending.h: connections whose handshake is under way
+//
+// There are a fixed number of slots, so that strangers cannot make us allocate. When all are taken,
+// new connections stay in the listener's queue until one may be evicted:
+//
+//     first   a handshake whose deadline has passed
+//     then    the oldest that has sent nothing for 50 ms
+//     then    the oldest that began more than a second ago
+//
+// An honest client that is evicted, because it got no processor time, tries again.
+
+enum {
+    IDIST__PENDING_SLOTS = 256, // slots
+    IDIST__PENDING_MS = 5000,   // a handshake may take so long
+    IDIST__PENDING_SILENT_MS = 50,
+    IDIST__PENDING_SLOW_MS = 1000
+};
+
+typedef struct idist__pending {
+    idist__handshake place[IDIST__PENDING_SLOTS]; // fd -1: a free slot
+} idist__pending;
+
+static void idist__pending_init(idist__pending *pending) {
+    int i;
+    memset(pending, 0, sizeof *pending);
+    for (i = 0; i < IDIST__PENDING_SLOTS; i++) pending->place[i].fd = -1;
+}
+
+static void idist__pending_close(idist__pending *pending) {
+    int i;
+    for (i = 0; i < IDIST__PENDING_SLOTS; i++) idist__os_descriptor_close(&pending->place[i].fd);
+}
+
+// When a handshake began.
+static int64_t idist__pending_since_ns(const idist__handshake *h) {
+    return h->deadline_ns - IDIST__PENDING_MS * IDIST__MS;
+}
+
+// The connection to evict first; NULL: none may be evicted now.
+static idist__handshake *idist__pending_find_evictable(idist__pending *pending) {
+    int64_t now = idist__os_clock_now_ns();
+    idist__handshake *silent = NULL, *slow = NULL;
+    int i;
+
+    for (i = 0; i < IDIST__PENDING_SLOTS; i++) {
+        idist__handshake *h = &pending->place[i];
+        idist__handshake **oldest = h->stage || h->done ? &slow : &silent;
+
+        if (h->fd < 0) continue;
+        if (now >= h->deadline_ns) return h;
+        if (!*oldest || h->deadline_ns < (*oldest)->deadline_ns) *oldest = h;
+    }
+
+    if (silent && now - idist__pending_since_ns(silent) >= IDIST__PENDING_SILENT_MS * IDIST__MS)
+        return silent;
+    if (slow && now - idist__pending_since_ns(slow) >= IDIST__PENDING_SLOW_MS * IDIST__MS)
+        return slow;
+
+    return NULL;
+}
+
+// A slot for a new connection: a free one, or else that of the connection to evict, which the
+// caller closes once the new one is there. NULL: there is none now.
+static idist__handshake *idist__pending_slot(idist__pending *pending) {
+    int i;
+    for (i = 0; i < IDIST__PENDING_SLOTS; i++)
+        if (pending->place[i].fd < 0) return &pending->place[i];
+    return idist__pending_find_evictable(pending);
+}
+
+static int idist__pending_count(const idist__pending *pending) {
+    int i, count = 0;
+
+    for (i = 0; i < IDIST__PENDING_SLOTS; i++)
+        if (pending->place[i].fd >= 0) count++;
+
+    return count;
+}
+
+// Descriptors are short: evicts a connection if one may be. False: none is pending, so it is not
+// strangers who use them up.
+static bool idist__pending_evict(idist__pending *pending) {
+    idist__handshake *evicted = idist__pending_find_evictable(pending);
+
+    if (evicted) {
+        idist__os_descriptor_close(&evicted->fd);
+        return true;
+    }
+
+    return idist__pending_count(pending) > 0;
+}
+
+// Fills the entries of poll for all pending connections, and returns how many there are.
+static int idist__pending_fill_polls(const idist__pending *pending, idist__os_poll_entry *polls) {
+    int i, count = 0;
+
+    for (i = 0; i < IDIST__PENDING_SLOTS; i++) {
+        const idist__handshake *h = &pending->place[i];
+        if (h->fd >= 0) idist__os_poll_watch(&polls[count++], h->fd, idist__auth_awaits(h));
+    }
+
+    return count;
+}
+
+// Marks the connections that poll has reported. Nothing may have been opened or closed since
+// idist__pending_fill_polls.
+static void idist__pending_take_polls(idist__pending *pending, const idist__os_poll_entry *polls) {
+    int i, count = 0;
+
+    for (i = 0; i < IDIST__PENDING_SLOTS; i++) {
+        if (pending->place[i].fd < 0) continue;
+        pending->place[i].ready = idist__os_poll_ready(&polls[count]);
+        count++;
+    }
+}
+
+// ---- store/table.h -------------------------------------------------------------------------------
+
+// store/table.h: bytes that grow; requests, and the table that carries them out
+
+//------------------------------------------------------------------------------
+// bytes that grow
+//------------------------------------------------------------------------------
+
+typedef struct idist__buffer {
+    char *data;
+    size_t nbytes;
+    size_t capacity;
+} idist__buffer;
+
+// Makes room for `wanted` bytes, of which the first `used` are kept; at least doubles, so that
+// appending is cheap. False: out of memory, and nothing has changed.
+static bool idist__buffer_reserve(const idist_allocator *mem, char **data, size_t *capacity,
+                                  size_t used, size_t wanted) {
+    size_t larger = *capacity ? *capacity : 512;
+    char *copy;
+
+    if (wanted <= *capacity) return true;
+    while (larger < wanted) larger *= 2;
+    copy = (char *)idist__mem_raw(mem, larger);
+    if (!copy) return false;
+
+    if (used) memcpy(copy, *data, used);
+    idist__mem_free(mem, *data);
+    *data = copy;
+    *capacity = larger;
+
+    return true;
+}
+
+static bool idist__buffer_append(const idist_allocator *mem, idist__buffer *buffer,
+                                 const void *data, size_t nbytes) {
+    if (!idist__buffer_reserve(mem, &buffer->data, &buffer->capacity, buffer->nbytes,
+                               buffer->nbytes + nbytes))
+        return false;
+    if (nbytes) memcpy(buffer->data + buffer->nbytes, data, nbytes);
+    buffer->nbytes += nbytes;
+    return true;
+}
+
+// Removes bytes from the front.
+static void idist__buffer_consume(idist__buffer *buffer, size_t nbytes) {
+    if (nbytes) memmove(buffer->data, buffer->data + nbytes, buffer->nbytes - nbytes);
+    buffer->nbytes -= nbytes;
+}
+
+//------------------------------------------------------------------------------
+// requests, and the table that carries them out
+//
+// Each public function fills one request and passes it to the store's `run`. What a request does to
+// the table is written once, in idist__table_apply, and serves all kinds of stores:
+//
+//     idist_store_get -> idist__store_fetch -> store->run -> (file, socket) -> idist__table_apply
+//
+// The table is a hash table of 256 chains; keys and values are bytes with a length. ADD keeps
+// numbers as decimal text, as torch does.
+//------------------------------------------------------------------------------
+
+// The operations, with the numbers of torch's TCPStore, which travel over the wire.
+enum {
+    IDIST__STORE_VALIDATE = 0,
+    IDIST__STORE_SET = 1,
+    IDIST__STORE_COMPARE_SET = 2,
+    IDIST__STORE_GET = 3,
+    IDIST__STORE_ADD = 4,
+    IDIST__STORE_CHECK = 5,
+    IDIST__STORE_WAIT = 6,
+    IDIST__STORE_NUM_KEYS = 7,
+    IDIST__STORE_DELETE = 8,
+    IDIST__STORE_CANCEL_WAIT = 12,
+    // Ours, not torch's:
+    IDIST__STORE_CLAIM = 100,       // ADD, and leave a will: see idist__store_request
+    IDIST__STORE_AWAIT_VALUE = 101, // WAIT and GET in one
+    IDIST__STORE_DROP_WILL = 102    // take the will back
+};
+
+#define IDIST__KEY_MAX 1024u
+#define IDIST__VALUE_MAX (8u << 20)
+#define IDIST__KEYS_MAX 65536u
+#define IDIST__WILL_KEY_MAX (IDIST__KEY_MAX + 32) // with the digits of the sum
+
+// In place of a value's length, the answer to a GET whose key has just been deleted; torch's
+// protocol has no word for it.
+static const uint64_t IDIST__NO_VALUE = UINT64_MAX;
+// The answer to an ADD whose key holds text.
+static const int64_t IDIST__NOT_A_NUMBER = INT64_MIN;
+
+// Bytes with a length, owned by somebody else.
+typedef struct idist__blob {
+    const char *data;
+    size_t nbytes;
+} idist__blob;
+
+// A will is a key and a value, which the store sets when the process that left the will has ended.
+// A process has at most one will in a store; the next one replaces it. CLAIM adds 1 to a number and
+// leaves a will in one step, so that no process can die between the two. The last '%' in the will's
+// key stands for the sum.
+typedef struct idist__store_request {
+    int op;                  // see IDIST__STORE_SET
+    idist__blob key;         // of operations on one key
+    idist__blob a;           // SET: the value; COMPARE_SET: the expected one; CLAIM: the will's key
+    idist__blob b;           // COMPARE_SET: the desired value; CLAIM: the will's value
+    int64_t number;          // ADD: the delta; ADD, CLAIM: then the sum; NUM_KEYS: the result
+    const idist__blob *keys; // CHECK, WAIT
+    size_t nkeys;
+    void *value; // GET, COMPARE_SET: the caller's buffer
+    size_t capacity;
+    size_t nbytes;       // the size of the value, also when it does not fit
+    bool flag;           // CHECK: all keys exist; DELETE: the key existed
+    bool posted;         // SET, ADD, CLAIM: do not wait for an answer
+    int64_t deadline_ns; // of GET and WAIT
+} idist__store_request;
+
+typedef struct idist__entry {
+    struct idist__entry *next;
+    char *key;
+    size_t key_nbytes;
+    char *value;
+    size_t value_nbytes;
+} idist__entry;
+
+typedef struct idist__table {
+    idist_allocator mem;
+    idist__entry *chains[256]; // by hash of the key
+    size_t key_count;
+} idist__table;
+
+// What idist_store points to; each kind has its own functions and its own data behind `impl`.
+struct idist_store {
+    idist_status (*run)(idist_store *store,
+                        idist__store_request *req); // blocks until the request's deadline
+    void (*close)(idist_store *store);              // frees impl
+    idist_allocator mem;
+    int timeout_ms; // of calls that give none
+    int port;       // of the server's socket; 0: none
+    void *impl;
+};
+
+// The link that points to the entry of a key, or to NULL at the end of its chain.
+static idist__entry **idist__table_find(idist__table *table, idist__blob key) {
+    idist__entry **link = &table->chains[idist__hash(key.data, key.nbytes) & 255];
+
+    while (*link &&
+           ((*link)->key_nbytes != key.nbytes || memcmp((*link)->key, key.data, key.nbytes) != 0))
+        link = &(*link)->next;
+    return link;
+}
+
+static idist_status idist__table_put(idist__table *table, idist__blob key, const void *value,
+                                     size_t nbytes) {
+    idist__entry **link = idist__table_find(table, key);
+    idist__entry *entry = *link;
+    char *copy = (char *)idist__mem_alloc(&table->mem, nbytes);
+
+    if (!copy) return IDIST_ERR_NO_MEMORY;
+    if (nbytes) memcpy(copy, value, nbytes);
+
+    if (!entry) {
+        entry = (idist__entry *)idist__mem_alloc(&table->mem, sizeof *entry + key.nbytes);
+        if (!entry) {
+            idist__mem_free(&table->mem, copy);
+            return IDIST_ERR_NO_MEMORY;
+        }
+
+        entry->key = (char *)(entry + 1);
+        entry->key_nbytes = key.nbytes;
+        memcpy(entry->key, key.data, key.nbytes);
+        *link = entry;
+        table->key_count++;
+    }
+
+    idist__mem_free(&table->mem, entry->value);
+    entry->value = copy;
+    entry->value_nbytes = nbytes;
+
+    return IDIST_OK;
+}
+
+static bool idist__table_remove(idist__table *table, idist__blob key) {
+    idist__entry **link = idist__table_find(table, key);
+    idist__entry *entry = *link;
+
+    if (!entry) return false;
+    *link = entry->next;
+    table->key_count--;
+    idist__mem_free(&table->mem, entry->value);
+    idist__mem_free(&table->mem, entry);
+    return true;
+}
+
+static void idist__table_clear(idist__table *table) {
+    size_t i;
+
+    for (i = 0; i < IDIST__COUNT_OF(table->chains); i++) {
+        while (table->chains[i]) {
+            idist__blob key;
+
+            key.data = table->chains[i]->key;
+            key.nbytes = table->chains[i]->key_nbytes;
+            idist__table_remove(table, key);
+        }
+    }
+}
+
+// The first key of a CHECK or WAIT that does not exist; NULL: all do.
+static const idist__blob *idist__table_missing(idist__table *table,
+                                               const idist__store_request *request) {
+    size_t i;
+    for (i = 0; i < request->nkeys; i++)
+        if (!*idist__table_find(table, request->keys[i])) return &request->keys[i];
+    return NULL;
+}
+
+static idist_status idist__table_not_a_number(void) {
+    return idist__fail(IDIST_ERR_ARG, "store: add: the value of the key is not a whole number, or "
+                                      "the sum is not between -2^63 + 1 and 2^63 - 1");
+}
+
+static idist_status idist__table_add(idist__table *table, idist__store_request *request) {
+    idist__entry *entry = *idist__table_find(table, request->key);
+    char text[32];
+    int64_t old = 0, delta = request->number;
+    bool fits;
+
+    if (entry) {
+        bool is_number = entry->value_nbytes < sizeof text;
+
+        if (is_number) {
+            memcpy(text, entry->value, entry->value_nbytes);
+            text[entry->value_nbytes] = 0;
+            is_number = strlen(text) == entry->value_nbytes && // no zero byte within
+                        idist__parse_int(text, INT64_MIN, INT64_MAX, &old);
+        }
+
+        if (!is_number) return idist__table_not_a_number();
+    }
+
+    // The sum must not be IDIST__NOT_A_NUMBER either.
+    fits = delta > 0 ? old <= INT64_MAX - delta : old > INT64_MIN - delta;
+    if (!fits) return idist__table_not_a_number();
+    request->number = old + delta;
+    snprintf(text, sizeof text, "%lld", (long long)request->number);
+
+    return idist__table_put(table, request->key, text, strlen(text));
+}
+
+static idist_status idist__table_truncated(size_t nbytes, size_t capacity) {
+    return idist__fail(IDIST_ERR_TRUNCATED,
+                       "store: the value has %zu bytes, but the buffer has room for %zu", nbytes,
+                       capacity);
+}
+
+// Copies a value into the caller's buffer.
+static idist_status idist__table_copy_out(idist__store_request *request, const void *value,
+                                          size_t nbytes) {
+    request->nbytes = nbytes;
+    if (nbytes > request->capacity) return idist__table_truncated(nbytes, request->capacity);
+    if (nbytes) memcpy(request->value, value, nbytes);
+    return IDIST_OK;
+}
+
+// A missing key counts as an empty value. The caller gets the value that the key has afterwards.
+static idist_status idist__table_compare_set(idist__table *table, idist__store_request *request,
+                                             bool *changed) {
+    idist__entry *entry = *idist__table_find(table, request->key);
+    const char *value = entry ? entry->value : NULL;
+    size_t nbytes = entry ? entry->value_nbytes : 0;
+    idist_status status;
+
+    if (nbytes != request->a.nbytes || (nbytes && memcmp(value, request->a.data, nbytes) != 0))
+        return idist__table_copy_out(request, value, nbytes);
+
+    status = idist__table_put(table, request->key, request->b.data, request->b.nbytes);
+    if (status != IDIST_OK) return status;
+    *changed = true;
+
+    return idist__table_copy_out(request, request->b.data, request->b.nbytes);
+}
+
+// The key of the will that a CLAIM leaves, whose sum is known. `name` has room for
+// IDIST__WILL_KEY_MAX bytes.
+static idist__blob idist__table_will_key(const idist__store_request *claim, char *name) {
+    const char *pattern = claim->a.data;
+    size_t before = claim->a.nbytes, after;
+    int digits = 0;
+    idist__blob key;
+
+    while (before && pattern[before - 1] != '%') before--;
+    after = claim->a.nbytes - before;
+    if (before) memcpy(name, pattern, before - 1);
+    if (before) digits = snprintf(name + before - 1, 24, "%lld", (long long)claim->number);
+    key.data = name;
+    key.nbytes = (before ? before - 1 : 0) + (size_t)digits;
+    memcpy(name + key.nbytes, pattern + before, after);
+    key.nbytes += after;
+
+    return key;
+}
+
+// Carries out a request, except for the will of a CLAIM. *wait: it must be tried again after the
+// table has changed. *changed: the entry of request->key is now another one, or gone.
+static idist_status idist__table_apply(idist__table *table, idist__store_request *request,
+                                       bool *wait, bool *changed) {
+    idist__entry *entry;
+    idist_status status;
+
+    *wait = *changed = false;
+
+    switch (request->op) {
+    case IDIST__STORE_SET:
+        status = idist__table_put(table, request->key, request->a.data, request->a.nbytes);
+        *changed = status == IDIST_OK;
+        return status;
+    case IDIST__STORE_COMPARE_SET: return idist__table_compare_set(table, request, changed);
+    case IDIST__STORE_GET:
+        entry = *idist__table_find(table, request->key);
+        *wait = !entry;
+        return entry ? idist__table_copy_out(request, entry->value, entry->value_nbytes) : IDIST_OK;
+    case IDIST__STORE_CLAIM:
+        request->number = 1;
+        status = idist__table_add(table, request);
+        *changed = status == IDIST_OK;
+        return status;
+    case IDIST__STORE_DROP_WILL: return IDIST_OK;
+    case IDIST__STORE_ADD:
+        status = idist__table_add(table, request);
+        *changed = status == IDIST_OK;
+        return status;
+    case IDIST__STORE_CHECK: request->flag = !idist__table_missing(table, request); return IDIST_OK;
+    case IDIST__STORE_WAIT: *wait = idist__table_missing(table, request) != NULL; return IDIST_OK;
+    case IDIST__STORE_NUM_KEYS: request->number = (int64_t)table->key_count; return IDIST_OK;
+    case IDIST__STORE_DELETE:
+        *changed = request->flag = idist__table_remove(table, request->key);
+        return IDIST_OK;
+    default: return idist__fail(IDIST_ERR_ARG, "store: unknown request %d", request->op);
+    }
+}
+
+// The deadline of a GET or WAIT has passed. The text names the first missing key; without a table
+// (it is the server's) the first key: see idist__store_name_missing.
+static idist_status idist__table_timed_out(const idist__store_request *request,
+                                           idist__table *table) {
+    const idist__blob *missing = table ? idist__table_missing(table, request) : NULL;
+
+    if (!missing) missing = request->nkeys ? &request->keys[0] : &request->key;
+    return idist__fail(IDIST_ERR_TIMEOUT, "store: the key \"%.*s\" did not appear in time",
+                       (int)missing->nbytes, missing->data);
+}
+
+// ---- store/file_store.h --------------------------------------------------------------------------
+
+// store/file_store.h: a store in a file that all ranks open
+//
+// The file is a log of changes, which every process replays into a table of its own:
+//
+//     offset  bytes
+//     0       8      "IDSTORE1"
+//     8       8      u64: bytes of committed records
+//     16             records: u32 key_nbytes, u32 value_nbytes (0xffffffff: deleted), key, value
+//
+// A request locks the records, replays what others have appended, changes its table, appends the
+// change, and releases the lock. A process that dies while it writes leaves bytes beyond the
+// committed ones, which the next writer overwrites.
+//
+// Locks on single bytes say who is there. Byte 0 is locked by the server (rank 0) for as long as it
+// lives: a file without that lock is the leftover of a dead job. The next server removes it and
+// makes a new one, so that a process of the dead job that still has the old file open finds no
+// server there. Byte 1 is locked by whoever reads or appends records. Byte 2 is locked by who finds
+// byte 1 taken, until it has that: a client that makes one request after the other looks there
+// every few milliseconds, and lets the other one go first.
+//
+// The record of a will has a key of a zero byte and a u64: the offset of a byte that its maker
+// keeps locked. Its value is what to set: u32 key_nbytes, key, value. When the lock on that byte is
+// gone, any process that waits carries the will out. All records of one request are committed at
+// once.
+
+enum {
+    IDIST__FILE_SERVER_BYTE = 0,  // locked by the server
+    IDIST__FILE_RECORDS_BYTE = 1, // locked during a request
+    IDIST__FILE_QUEUE_BYTE = 2,   // locked by a process that waits for the records
+    IDIST__FILE_COMMITTED_AT = 8, // offset of the number of committed bytes
+    IDIST__FILE_RECORDS_AT = 16,  // offset of the first record
+    IDIST__FILE_WILL_KEY_NBYTES = 9
+};
+// Who a process that opens the file becomes.
+typedef enum idist__file_role {
+    IDIST__FILE_CLIENT, // waits for a server
+    IDIST__FILE_SERVER, // fails where there is one
+    IDIST__FILE_EITHER  // the server, unless there is one
+} idist__file_role;
+
+enum {
+    IDIST__FILE_WILLS_MS = 50,  // between two looks at the locks of the wills' makers
+    IDIST__FILE_OPEN_MS = 5,    // between two attempts to find a live server's file
+    IDIST__FILE_WAIT_MS = 16,   // the longest pause between two tries of a request that waits
+    IDIST__FILE_TURN_MS = 2,    // between two looks at whether another process waits
+    IDIST__FILE_YIELD_MS = 100, // the longest pause for that process: it may be stopped
+    IDIST__FILE_PASS_MS = 1000  // for how long it is not looked at after such a pause
+};
+static const uint32_t IDIST__FILE_DELETED = 0xffffffffu;
+static const char idist__file_magic[9] = "IDSTORE1";
+
+typedef struct idist__file_store {
+    idist__os_mutex lock;
+    idist__os_file file;
+    bool server;
+    char *path;
+    idist__table table;    // what the records replayed so far amount to
+    idist__table wills;    // the same for the records of wills
+    uint64_t replayed;     // bytes of records in both
+    uint64_t own_will;     // the byte that we keep locked for our own will; 0: none
+    int64_t wills_seen_ns; // when the locks of the wills' makers were last looked at
+    int64_t turn_ends_ns;  // when to look again whether another process waits
+} idist__file_store;
+
+// Without this, who makes requests in a loop would have the lock nearly always when another process
+// tries it.
+static void idist__file_store_give_way(idist__file_store *f, int64_t deadline_ns) {
+    int64_t now = idist__os_clock_now_ns(), until_ns = now + IDIST__FILE_YIELD_MS * IDIST__MS;
+    bool waits;
+
+    if (now < f->turn_ends_ns) return;
+    if (deadline_ns < until_ns) until_ns = deadline_ns;
+
+    for (;;) {
+        waits = idist__os_file_locked(f->file, IDIST__FILE_QUEUE_BYTE) == IDIST__OS_FILE_LOCKED;
+        if (!waits || idist__os_clock_ms_until(until_ns) == 0) break;
+        idist__os_clock_pause_ms(1);
+    }
+
+    f->turn_ends_ns =
+        idist__os_clock_now_ns() + (waits ? IDIST__FILE_PASS_MS : IDIST__FILE_TURN_MS) * IDIST__MS;
+}
+
+// Locks the records. Holders keep that lock for microseconds, unless they are stopped.
+static idist_status idist__file_store_lock_records(idist__file_store *f, int64_t deadline_ns) {
+    bool queued = false, locked, over = false;
+
+    idist__file_store_give_way(f, deadline_ns);
+
+    for (;;) {
+        locked = idist__os_file_try_lock(f->file, IDIST__FILE_RECORDS_BYTE);
+        if (!locked) over = errno != EAGAIN || idist__os_clock_ms_until(deadline_ns) == 0;
+        if (locked || over) break;
+        if (!queued) queued = idist__os_file_try_lock(f->file, IDIST__FILE_QUEUE_BYTE);
+        idist__os_clock_pause_ms(1);
+    }
+
+    if (queued) idist__os_file_unlock(f->file, IDIST__FILE_QUEUE_BYTE);
+    if (locked) return IDIST_OK;
+
+    return idist__fail(IDIST_ERR_TIMEOUT,
+                       "store: %s stays locked: a process that uses it is stopped, or the file "
+                       "system does not support locks",
+                       f->path);
+}
+
+static void idist__file_store_unlock_records(const idist__file_store *f) {
+    idist__os_file_unlock(f->file, IDIST__FILE_RECORDS_BYTE);
+}
+
+// What the system does not let us do with the file.
+static idist_status idist__file_store_fail_access(const idist__file_store *f, const char *verb,
+                                                  int err) {
+    char what[sizeof idist__me.text];
+
+    snprintf(what, sizeof what, "store: %s cannot be %s", f->path, verb);
+    return idist__fail_errno(what, err);
+}
+
+static bool idist__file_store_has_server(const idist__file_store *f) {
+    return idist__os_file_locked(f->file, IDIST__FILE_SERVER_BYTE) == IDIST__OS_FILE_LOCKED;
+}
+
+static bool idist__file_store_has_magic(const idist__file_store *f) {
+    char magic[8];
+    return idist__os_file_read_at(f->file, magic, sizeof magic, 0) &&
+           memcmp(magic, idist__file_magic, sizeof magic) == 0;
+}
+
+// The table to which a record belongs.
+static idist__table *idist__file_store_table_of(idist__file_store *f, idist__blob key) {
+    bool is_will = key.nbytes == IDIST__FILE_WILL_KEY_NBYTES && !key.data[0];
+    return is_will ? &f->wills : &f->table;
+}
+
+static void idist__file_store_forget(idist__file_store *f) {
+    idist__table_clear(&f->table);
+    idist__table_clear(&f->wills);
+    f->replayed = 0;
+}
+
+static idist_status idist__file_store_replay_record(idist__file_store *f) {
+    uint64_t at = IDIST__FILE_RECORDS_AT + f->replayed;
+    idist_status status = IDIST_OK;
+    uint32_t size[2]; // of key and value
+    size_t value_nbytes;
+    idist__blob key;
+    char *record;
+
+    if (!idist__os_file_read_at(f->file, size, sizeof size, at))
+        return idist__file_store_fail_access(f, "read", errno);
+    value_nbytes = size[1] == IDIST__FILE_DELETED ? 0 : size[1];
+    if (size[0] > IDIST__KEY_MAX + 1 || value_nbytes > IDIST__VALUE_MAX)
+        return idist__fail(IDIST_ERR_ARG, "store: %s is damaged", f->path);
+    record = (char *)idist__mem_alloc(&f->table.mem, size[0] + value_nbytes);
+    if (!record) return IDIST_ERR_NO_MEMORY;
+
+    key.data = record;
+    key.nbytes = size[0];
+    if (!idist__os_file_read_at(f->file, record, size[0] + value_nbytes, at + sizeof size))
+        status = idist__file_store_fail_access(f, "read", errno);
+    else if (size[1] == IDIST__FILE_DELETED)
+        idist__table_remove(idist__file_store_table_of(f, key), key);
+    else
+        status = idist__table_put(idist__file_store_table_of(f, key), key, record + size[0],
+                                  value_nbytes);
+    idist__mem_free(&f->table.mem, record);
+    if (status == IDIST_OK) f->replayed += sizeof size + size[0] + value_nbytes;
+
+    return status;
+}
+
+// Brings the tables up to date. The records are locked.
+static idist_status idist__file_store_replay(idist__file_store *f) {
+    uint64_t committed;
+    idist_status status = IDIST_OK;
+
+    if (!idist__file_store_has_magic(f) ||
+        !idist__os_file_read_at(f->file, &committed, sizeof committed, IDIST__FILE_COMMITTED_AT))
+        return idist__fail(IDIST_ERR_ARG, "store: %s is not a store file", f->path);
+
+    while (f->replayed < committed && status == IDIST_OK)
+        status = idist__file_store_replay_record(f);
+
+    return status;
+}
+
+// Appends the entry that a key has in our table now, or that it has none. The records are locked.
+// Nobody sees the new record before idist__file_store_commit.
+static idist_status idist__file_store_append(idist__file_store *f, idist__blob key) {
+    idist__entry *entry = *idist__table_find(idist__file_store_table_of(f, key), key);
+    uint64_t at = IDIST__FILE_RECORDS_AT + f->replayed;
+    uint32_t size[2];
+
+    size[0] = (uint32_t)key.nbytes;
+    size[1] = entry ? (uint32_t)entry->value_nbytes : IDIST__FILE_DELETED;
+    if (!idist__os_file_write_at(f->file, size, sizeof size, at) ||
+        !idist__os_file_write_at(f->file, key.data, key.nbytes, at + sizeof size) ||
+        (entry && !idist__os_file_write_at(f->file, entry->value, entry->value_nbytes,
+                                           at + sizeof size + key.nbytes)))
+        return idist__file_store_fail_access(f, "written", errno);
+    f->replayed += sizeof size + key.nbytes + (entry ? entry->value_nbytes : 0);
+
+    return IDIST_OK;
+}
+
+// Makes the records that were appended since `committed` part of the file.
+static idist_status idist__file_store_commit(const idist__file_store *f, uint64_t committed) {
+    if (f->replayed == committed ||
+        idist__os_file_write_at(f->file, &f->replayed, sizeof f->replayed,
+                                IDIST__FILE_COMMITTED_AT))
+        return IDIST_OK;
+    return idist__file_store_fail_access(f, "written", errno);
+}
+
+// The key of the will whose maker has locked the byte `at`.
+static idist__blob idist__file_store_will_key(uint64_t at, char *buf) {
+    idist__blob key;
+
+    buf[0] = 0;
+    memcpy(buf + 1, &at, sizeof at);
+    key.data = buf;
+    key.nbytes = IDIST__FILE_WILL_KEY_NBYTES;
+    return key;
+}
+
+// Takes our own will back, if there is one.
+static idist_status idist__file_store_drop_will(idist__file_store *f) {
+    char buf[IDIST__FILE_WILL_KEY_NBYTES];
+    idist__blob key = idist__file_store_will_key(f->own_will, buf);
+    idist_status status = IDIST_OK;
+
+    if (!f->own_will) return IDIST_OK;
+    if (idist__table_remove(&f->wills, key)) status = idist__file_store_append(f, key);
+    idist__os_file_unlock(f->file, f->own_will);
+    f->own_will = 0;
+
+    return status;
+}
+
+// Replaces our will by that of a CLAIM. The offset of its record, which no other will can have,
+// names the byte to lock.
+static idist_status idist__file_store_set_will(idist__file_store *f,
+                                               const idist__store_request *claim) {
+    char buf[IDIST__FILE_WILL_KEY_NBYTES], name[IDIST__WILL_KEY_MAX];
+    idist__blob key = idist__table_will_key(claim, name);
+    uint32_t key_nbytes = (uint32_t)key.nbytes;
+    size_t nbytes = sizeof key_nbytes + key.nbytes + claim->b.nbytes;
+    idist_status status = idist__file_store_drop_will(f);
+    char *value;
+
+    if (status != IDIST_OK) return status;
+    value = (char *)idist__mem_alloc(&f->table.mem, nbytes);
+    if (!value) return IDIST_ERR_NO_MEMORY;
+    memcpy(value, &key_nbytes, sizeof key_nbytes);
+    memcpy(value + sizeof key_nbytes, key.data, key_nbytes);
+    memcpy(value + sizeof key_nbytes + key_nbytes, claim->b.data, claim->b.nbytes);
+
+    f->own_will = IDIST__FILE_RECORDS_AT + f->replayed;
+    key = idist__file_store_will_key(f->own_will, buf);
+    if (idist__os_file_try_lock(f->file, f->own_will))
+        status = idist__table_put(&f->wills, key, value, nbytes);
+    else status = idist__file_store_fail_access(f, "locked", errno);
+    if (status == IDIST_OK) status = idist__file_store_append(f, key);
+    idist__mem_free(&f->table.mem, value);
+
+    return status;
+}
+
+// Sets what the maker of a will asked for, and deletes the will. A value that the key has already
+// stays.
+static idist_status idist__file_store_execute_will(idist__file_store *f, const idist__entry *will) {
+    char buf[IDIST__FILE_WILL_KEY_NBYTES];
+    idist__blob key, will_key;
+    uint32_t key_nbytes;
+    idist_status status = IDIST_OK;
+
+    memcpy(buf, will->key, sizeof buf);
+    will_key.data = buf;
+    will_key.nbytes = sizeof buf;
+    memcpy(&key_nbytes, will->value, sizeof key_nbytes);
+    key.data = will->value + sizeof key_nbytes;
+    key.nbytes = key_nbytes;
+
+    if (!*idist__table_find(&f->table, key)) {
+        status = idist__table_put(&f->table, key, key.data + key_nbytes,
+                                  will->value_nbytes - sizeof key_nbytes - key_nbytes);
+        if (status == IDIST_OK) status = idist__file_store_append(f, key);
+    }
+
+    idist__table_remove(&f->wills, will_key);
+    if (status == IDIST_OK) status = idist__file_store_append(f, will_key);
+
+    return status;
+}
+
+// Whether the maker of a will has ended without taking it back.
+static bool idist__file_store_will_is_due(const idist__file_store *f, const idist__entry *will) {
+    uint32_t key_nbytes = 0;
+    uint64_t at;
+
+    memcpy(&at, will->key + 1, sizeof at);
+    if (will->value_nbytes >= sizeof key_nbytes)
+        memcpy(&key_nbytes, will->value, sizeof key_nbytes);
+    if (!key_nbytes || key_nbytes > will->value_nbytes - sizeof key_nbytes) return false; // damaged
+    return at != f->own_will && idist__os_file_locked(f->file, at) == IDIST__OS_FILE_FREE;
+}
+
+// Carries out the wills of processes that have ended. The records are locked.
+static idist_status idist__file_store_execute_wills(idist__file_store *f) {
+    int64_t now = idist__os_clock_now_ns();
+    idist_status status = IDIST_OK;
+    size_t i;
+
+    if (!f->wills.key_count || now - f->wills_seen_ns < IDIST__FILE_WILLS_MS * IDIST__MS)
+        return IDIST_OK;
+    f->wills_seen_ns = now;
+
+    for (i = 0; i < IDIST__COUNT_OF(f->wills.chains); i++) {
+        idist__entry *will, *next;
+
+        for (will = f->wills.chains[i]; will && status == IDIST_OK; will = next) {
+            next = will->next;
+            if (idist__file_store_will_is_due(f, will))
+                status = idist__file_store_execute_will(f, will);
+        }
+    }
+
+    return status;
+}
+
+// Carries out a request. The records are locked.
+static idist_status idist__file_store_apply(idist__file_store *f, idist__store_request *request,
+                                            bool *wait, bool *changed) {
+    idist_status status = idist__file_store_replay(f), appended;
+    uint64_t committed = f->replayed;
+
+    if (status == IDIST_OK) status = idist__file_store_execute_wills(f);
+    if (status != IDIST_OK) return status;
+    status = idist__table_apply(&f->table, request, wait, changed);
+
+    appended = *changed ? idist__file_store_append(f, request->key) : IDIST_OK;
+    if (request->op == IDIST__STORE_DROP_WILL) appended = idist__file_store_drop_will(f);
+    if (request->op == IDIST__STORE_CLAIM && *changed && appended == IDIST_OK)
+        appended = idist__file_store_set_will(f, request);
+    if (appended == IDIST_OK) appended = idist__file_store_commit(f, committed);
+
+    // A value that was changed may still be too long for the caller.
+    return appended == IDIST_OK ? status : appended;
+}
+
+// Tries a request once. *wait: try it again later.
+static idist_status idist__file_store_try(idist__file_store *f, idist__store_request *request,
+                                          bool *wait) {
+    bool changed = false, needs_server;
+    idist_status status = idist__file_store_lock_records(f, request->deadline_ns);
+
+    if (status != IDIST_OK) return status;
+    status = idist__file_store_apply(f, request, wait, &changed);
+    if (status != IDIST_OK)
+        idist__file_store_forget(
+            f); // the tables may be ahead of the file: replay all of it next time
+    idist__file_store_unlock_records(f);
+    if (status != IDIST_OK) return status;
+
+    // Who does not wait for an answer does not learn here that the server has left: it may be the
+    // one that this change allowed to leave.
+    needs_server = *wait || (changed && !request->posted) || request->op == IDIST__STORE_CHECK;
+    if (needs_server && !f->server && !idist__file_store_has_server(f))
+        return idist__fail(IDIST_ERR_PEER_LOST, "store: the process that owns %s has ended",
+                           f->path);
+    if (*wait && idist__os_clock_ms_until(request->deadline_ns) == 0)
+        return idist__table_timed_out(request, &f->table);
+
+    return IDIST_OK;
+}
+
+static idist_status idist__file_store_run(idist_store *store, idist__store_request *request) {
+    idist__file_store *f = (idist__file_store *)store->impl;
+    int pause_ms = 1;
+
+    for (;;) {
+        bool wait = false;
+        idist_status status;
+
+        idist__os_mutex_lock(&f->lock);
+        status = idist__file_store_try(f, request, &wait);
+        idist__os_mutex_unlock(&f->lock);
+        if (status != IDIST_OK || !wait) return status;
+
+        idist__os_clock_pause_ms(pause_ms);
+        if (pause_ms < IDIST__FILE_WAIT_MS) pause_ms *= 2;
+    }
+}
+
+// The server removes the file. Closing it releases all our locks.
+static void idist__file_store_close(idist_store *store) {
+    idist__file_store *f = (idist__file_store *)store->impl;
+
+    if (f->server && f->file >= 0 && idist__os_file_is_at(f->file, f->path))
+        idist__os_file_remove(f->path);
+    idist__os_file_close(&f->file);
+    idist__file_store_forget(f);
+    idist__os_mutex_destroy(&f->lock);
+    idist__mem_free(&store->mem, f->path);
+    idist__mem_free(&store->mem, f);
+}
+
+// A file that is neither empty nor a store's belongs to somebody else.
+static idist_status idist__file_store_check_ours(const idist__file_store *f) {
+    int64_t nbytes = idist__os_file_size(f->file);
+
+    if (nbytes == 0 || (nbytes > 0 && idist__file_store_has_magic(f))) return IDIST_OK;
+    return idist__fail(IDIST_ERR_ARG,
+                       "store: %s exists and is not a store file; it was left unchanged", f->path);
+}
+
+static idist_status idist__file_store_fail_open(const idist__file_store *f) {
+    return idist__file_store_fail_access(f, "opened", errno);
+}
+
+// Opens the file and locks its records. A server that ends removes its file, perhaps between our
+// open and our lock, so the path must still lead to the file that we have locked.
+static idist_status idist__file_store_create(idist__file_store *f, int64_t deadline_ns) {
+    for (;;) {
+        idist_status status;
+
+        f->file = idist__os_file_open(f->path, IDIST__OS_FILE_CREATE);
+        if (f->file < 0) return idist__file_store_fail_open(f);
+        status = idist__file_store_lock_records(f, deadline_ns);
+        if (status == IDIST_OK && idist__os_file_is_at(f->file, f->path)) return IDIST_OK;
+        idist__os_file_close(&f->file); // also on failure: closing the store must not remove it
+        if (status != IDIST_OK) return status;
+    }
+}
+
+// Tries to become the server of the file, whose records we have locked. *taken: another process is.
+// *again: the file was the leftover of a dead server and has been removed; open the path anew. In a
+// folder where we may not remove it, it is emptied instead.
+static idist_status idist__file_store_claim(idist__file_store *f, bool *taken, bool *again) {
+    uint64_t committed = 0;
+    idist_status status;
+
+    *again = false;
+    *taken = !idist__os_file_try_lock(f->file, IDIST__FILE_SERVER_BYTE);
+    if (*taken) return IDIST_OK;
+    status = idist__file_store_check_ours(f);
+    if (status != IDIST_OK) return status;
+
+    if (idist__os_file_size(f->file) > 0) {
+        idist__os_file_remove(f->path);
+        *again = !idist__os_file_is_at(f->file, f->path);
+        if (*again) return IDIST_OK;
+    }
+
+    if (!idist__os_file_resize(f->file, 0) ||
+        !idist__os_file_write_at(f->file, idist__file_magic, 8, 0) ||
+        !idist__os_file_write_at(f->file, &committed, sizeof committed, IDIST__FILE_COMMITTED_AT)) {
+        status = idist__file_store_fail_access(f, "written", errno);
+        idist__os_file_remove(f->path); // nobody could use it
+    }
+
+    return status;
+}
+
+// The server takes the file: it keeps the first byte locked, and the table is empty. Where there is
+// a server, `either` makes us a client.
+static idist_status idist__file_store_serve(idist__file_store *f, bool either,
+                                            int64_t deadline_ns) {
+    bool taken = false, again = true;
+    idist_status status = IDIST_OK;
+
+    while (again && status == IDIST_OK) {
+        status = idist__file_store_create(f, deadline_ns);
+        if (status != IDIST_OK) return status;
+        status = idist__file_store_claim(f, &taken, &again);
+        f->server = !taken;
+        if (taken && !either)
+            status =
+                idist__fail(IDIST_ERR_ADDR_IN_USE, "store: %s belongs to a running job", f->path);
+        idist__file_store_unlock_records(f);
+        if (again || status != IDIST_OK)
+            idist__os_file_close(&f->file); // before anybody takes us for the server
+    }
+
+    return status;
+}
+
+// No server came. A folder that is missing here may be one that this host has not mounted.
+static idist_status idist__file_store_fail_unserved(const idist__file_store *f) {
+    bool has_folder = idist__os_file_has_folder(f->path);
+
+    return idist__fail(IDIST_ERR_TIMEOUT, "store: no running process owns %s: %s", f->path,
+                       has_folder ? "rank 0 has not started"
+                                  : "its folder does not exist here: is it mounted on this host?");
+}
+
+// Whether the file that we have open is a store whose server lives.
+static idist_status idist__file_store_find_server(idist__file_store *f, int64_t deadline_ns,
+                                                  bool *is_served) {
+    idist_status status;
+
+    *is_served = false;
+    if (idist__file_store_lock_records(f, deadline_ns) != IDIST_OK) return IDIST_OK;
+    status = idist__file_store_check_ours(f);
+    if (status == IDIST_OK)
+        *is_served = idist__file_store_has_server(f) && idist__file_store_has_magic(f);
+    idist__file_store_unlock_records(f);
+
+    return status;
+}
+
+// Waits until the server has ended, at most until the deadline.
+static void idist__file_store_await_end(idist_store *store, int64_t deadline_ns) {
+    const idist__file_store *f = (const idist__file_store *)store->impl;
+
+    while (idist__file_store_has_server(f) && idist__os_clock_ms_until(deadline_ns) != 0)
+        idist__os_clock_pause_ms(IDIST__FILE_OPEN_MS);
+}
+
+// A client waits for a file whose server lives. It opens the path anew each time, because the file
+// may have been replaced.
+static idist_status idist__file_store_join(idist__file_store *f, int64_t deadline_ns) {
+    for (;;) {
+        idist_status status = IDIST_OK;
+        bool is_served = false;
+
+        f->file = idist__os_file_open(f->path, IDIST__OS_FILE_UPDATE);
+        if (f->file < 0 && errno != ENOENT) return idist__file_store_fail_open(f);
+        if (f->file >= 0) status = idist__file_store_find_server(f, deadline_ns, &is_served);
+        if (is_served || status != IDIST_OK) return status;
+
+        idist__os_file_close(&f->file);
+        if (idist__os_clock_ms_until(deadline_ns) == 0) return idist__file_store_fail_unserved(f);
+        idist__os_clock_pause_ms(IDIST__FILE_OPEN_MS);
+    }
+}
+
+// When this fails, the caller closes the store.
+static idist_status idist__file_store_open(idist_store *store, const char *path,
+                                           idist__file_role role, int64_t deadline_ns) {
+    idist__file_store *f = (idist__file_store *)idist__mem_alloc(&store->mem, sizeof *f);
+
+    if (!f) return IDIST_ERR_NO_MEMORY;
+    f->file = -1;
+    f->table.mem = f->wills.mem = store->mem;
+    idist__os_mutex_init(&f->lock);
+    store->impl = f;
+    store->run = idist__file_store_run;
+    store->close = idist__file_store_close;
+
+    f->path = (char *)idist__mem_alloc(&store->mem, strlen(path) + 1);
+    if (!f->path) return IDIST_ERR_NO_MEMORY;
+    memcpy(f->path, path, strlen(path) + 1);
+
+    if (role == IDIST__FILE_CLIENT) return idist__file_store_join(f, deadline_ns);
+    return idist__file_store_serve(f, role == IDIST__FILE_EITHER, deadline_ns);
+}
+
+// ---- store/wire.h --------------------------------------------------------------------------------
+
+// store/wire.h: the protocol between client and server: that of torch's TCPStore
+//
+// A request is one byte, the operation (see IDIST__STORE_SET), and its fields. Numbers are
+// in the client's byte order, strings are a u64 length and their bytes, and every key begins with
+// '/'. A connection begins with VALIDATE and a magic number. A client sends WAIT before each GET.
+//
+//     operation            fields                     answer
+//     VALIDATE             u32 magic                  -
+//     SET                  key, value                 -
+//     COMPARE_SET          key, expected, desired     value
+//     GET                  key                        value
+//     ADD                  key, i64 delta             i64 sum
+//     CHECK                u64 count, keys            u8: 0 all exist, 1 not
+//     WAIT                 u64 count, keys            u8: 0 all exist, 1 canceled
+//     NUM_KEYS             -                          i64
+//     DELETE               key                        i64: 1 deleted, 0 there was none
+//     CANCEL_WAIT          -                          that of the WAIT, or none if it crosses it
+//
+// A client of our own server also knows these:
+//
+//     CLAIM                key, key, value            i64 sum
+//     AWAIT_VALUE          key                        u8 of WAIT, then value if that is 0
+//     DROP_WILL            -                          -
+
+#define IDIST__STORE_MAGIC 0x3C85F7CEu
+#define IDIST__STORE_REQUEST_MAX ((size_t)IDIST__VALUE_MAX + 64 * 1024)
+
+// What is left of the bytes of a request.
+typedef struct idist__wire_reader {
+    const char *next;
+    size_t remaining;
+    bool truncated; // it needs more bytes than there are
+    bool invalid;   // a length exceeds its limit
+} idist__wire_reader;
+
+static void idist__wire_read(idist__wire_reader *reader, void *value, size_t nbytes) {
+    memset(value, 0, nbytes);
+    if (reader->truncated || reader->invalid) return;
+
+    if (reader->remaining < nbytes) {
+        reader->truncated = true;
+        return;
+    }
+
+    memcpy(value, reader->next, nbytes);
+    reader->next += nbytes;
+    reader->remaining -= nbytes;
+}
+
+static idist__blob idist__wire_read_blob(idist__wire_reader *reader, uint64_t limit) {
+    idist__blob blob;
+    uint64_t nbytes;
+
+    idist__wire_read(reader, &nbytes, sizeof nbytes);
+    blob.data = reader->next;
+    blob.nbytes = 0;
+    if (reader->truncated || reader->invalid) return blob;
+
+    if (nbytes > limit) reader->invalid = true;
+    else if (nbytes > reader->remaining) reader->truncated = true;
+    else {
+        blob.nbytes = (size_t)nbytes;
+        reader->next += nbytes;
+        reader->remaining -= (size_t)nbytes;
+    }
+
+    return blob;
+}
+
+// The fields of an operation, in order: m magic, k key, w key of a will, v value, h value of half
+// the limit, n number, l list of keys. NULL: there is no such operation.
+static const char *idist__wire_fields(int op) {
+    switch (op) {
+    case IDIST__STORE_VALIDATE: return "m";
+    case IDIST__STORE_SET: return "kv";
+    case IDIST__STORE_CLAIM: return "kwv";
+    case IDIST__STORE_COMPARE_SET: return "khh";
+    case IDIST__STORE_GET:
+    case IDIST__STORE_AWAIT_VALUE:
+    case IDIST__STORE_DELETE: return "k";
+    case IDIST__STORE_ADD: return "kn";
+    case IDIST__STORE_CHECK:
+    case IDIST__STORE_WAIT: return "l";
+    case IDIST__STORE_NUM_KEYS:
+    case IDIST__STORE_DROP_WILL:
+    case IDIST__STORE_CANCEL_WAIT: return "";
+    default: return NULL;
+    }
+}
+
+static void idist__wire_read_keys(idist__wire_reader *reader, idist__store_request *request,
+                                  idist__blob *keys, size_t keys_capacity) {
+    uint64_t i, count;
+
+    idist__wire_read(reader, &count, sizeof count);
+    if (count > keys_capacity) reader->invalid = true;
+    for (i = 0; i < count && !reader->truncated && !reader->invalid; i++)
+        keys[i] = idist__wire_read_blob(reader, IDIST__KEY_MAX + 1);
+    request->keys = keys;
+    request->nkeys = (size_t)count;
+}
+
+// Reads one request from the front of a buffer. > 0: its size; 0: more bytes are needed; -1: it is
+// invalid. The request points into the buffer and into `keys`.
+static ptrdiff_t idist__wire_parse(const char *buf, size_t nbytes, idist__store_request *request,
+                                   idist__blob *keys, size_t keys_capacity) {
+    const char *field;
+    idist__wire_reader reader;
+    idist__blob *value = &request->a; // what follows goes into request->b
+    uint32_t magic;
+    uint64_t limit;
+
+    memset(request, 0, sizeof *request);
+    memset(&reader, 0, sizeof reader);
+    if (!nbytes) return 0;
+    reader.next = buf + 1;
+    reader.remaining = nbytes - 1;
+    request->op = (unsigned char)buf[0];
+    field = idist__wire_fields(request->op);
+    if (!field) return -1;
+
+    for (; *field; field++) {
+        switch (*field) {
+        case 'm':
+            idist__wire_read(&reader, &magic, sizeof magic);
+            request->number = (int64_t)magic;
+            break;
+        case 'k': request->key = idist__wire_read_blob(&reader, IDIST__KEY_MAX + 1); break;
+        case 'w':
+        case 'v':
+        case 'h':
+            limit = *field == 'v' ? IDIST__VALUE_MAX : IDIST__VALUE_MAX / 2;
+            if (*field == 'w') limit = IDIST__KEY_MAX + 1;
+            *value = idist__wire_read_blob(&reader, limit);
+            value = &request->b;
+            break;
+        case 'n': idist__wire_read(&reader, &request->number, sizeof request->number); break;
+        case 'l': idist__wire_read_keys(&reader, request, keys, keys_capacity); break;
+        default: return -1;
+        }
+    }
+
+    if (reader.invalid) return -1;
+
+    return reader.truncated ? 0 : reader.next - buf;
+}
+
+// ---- store/multicast.h ---------------------------------------------------------------------------
+
+// store/multicast.h: how clients find the server when nobody knows its address
+//
+// "cast:GROUP:PORT/JOB": a client asks an IPv4 multicast group where the server of its job is, and
+// the server answers that client alone. Both are datagrams of 18 bytes:
+//
+//     question   | tag 16 | 0 2    |        tag: the first half of HMAC(key, "multicast", JOB)
+//     answer     | tag 16 | port 2 |        port: big endian
+//
+// Anybody can answer; the handshake of the connection decides whether the answer was right.
+
+enum { IDIST__MULTICAST_TAG_NBYTES = 16, IDIST__MULTICAST_NBYTES = 18, IDIST__MULTICAST_MS = 100 };
+
+typedef struct idist__multicast {
+    int fd; // -1: the store does not use multicast
+    idist__os_address group;
+    uint8_t tag[32];
+    char ip[64]; // ours, on the interface through which packets to the group leave
+} idist__multicast;
+
+// The address of our interface: IDIST_ADDR, or else what the routing table says.
+static idist_status idist__multicast_own_address(const idist__multicast *m, const char *group,
+                                                 idist__os_address *own) {
+    const char *host = idist__os_env("IDIST_ADDR");
+    idist_status status = IDIST_OK;
+
+    if (!host) {
+        if (idist__os_socket_route(&m->group, own)) return IDIST_OK;
+        if (idist__os_socket_out_of_fds(errno)) return idist__fail_errno("socket", errno);
+        return idist__fail(IDIST_ERR_SYSTEM,
+                           "store: no route to %s (%s): set IDIST_ADDR to this host's address",
+                           group, strerror(errno));
+    }
+
+    status = idist__address_tcp(own, host, 0);
+    if (status == IDIST_OK && !idist__os_socket_is_ipv4(own))
+        return idist__fail(IDIST_ERR_ENV, "store: IDIST_ADDR=%s: multicast needs an IPv4 address",
+                           host);
+
+    return status;
+}
+
+// text: "GROUP:PORT/JOB". When this fails, the caller closes m->fd.
+static idist_status idist__multicast_open(idist__multicast *m, const char *text, bool server,
+                                          const uint8_t key[32]) {
+    const char *job = strchr(text, '/');
+    char group[300];
+    idist__os_address own;
+    idist_status status;
+
+    snprintf(group, sizeof group, "tcp:%.*s", (int)(job - text), text);
+    idist__sha_hmac(key, "multicast", job, strlen(job), NULL, 0, m->tag);
+    status = idist__address_parse(&m->group, group);
+    if (status != IDIST_OK) return status;
+    status = idist__multicast_own_address(m, group + 4, &own);
+    if (status != IDIST_OK) return status;
+
+    idist__os_socket_host_text(&own, m->ip, sizeof m->ip);
+    m->fd = idist__os_socket_multicast(&m->group, &own, server);
+    if (m->fd < 0)
+        return idist__fail(IDIST_ERR_SYSTEM,
+                           "store: no multicast to %s through the interface of %s%s: %s", group + 4,
+                           m->ip, idist__os_env("IDIST_ADDR") ? " (IDIST_ADDR)" : "",
+                           strerror(errno));
+
+    return IDIST_OK;
+}
+
+// The server answers all pending questions.
+static void idist__multicast_answer(const idist__multicast *m, int port) {
+    uint8_t message[IDIST__MULTICAST_NBYTES];
+    idist__os_address from;
+    ptrdiff_t nbytes;
+
+    for (;;) {
+        nbytes = idist__os_socket_receive_datagram(m->fd, message, sizeof message, &from);
+        if (nbytes < 0) return;
+        if (nbytes != IDIST__MULTICAST_NBYTES ||
+            memcmp(message, m->tag, IDIST__MULTICAST_TAG_NBYTES) != 0 || message[16] || message[17])
+            continue;
+
+        message[16] = (uint8_t)(port >> 8);
+        message[17] = (uint8_t)port;
+        idist__os_socket_send_datagram(m->fd, message, sizeof message, &from); // lost: asked again
+    }
+}
+
+// Asks until somebody answers; writes "tcp:HOST:PORT".
+static idist_status idist__multicast_ask(const idist__multicast *m, char *address_text,
+                                         size_t capacity, int64_t deadline_ns) {
+    uint8_t message[IDIST__MULTICAST_NBYTES];
+    char ip[64];
+    idist__os_address from;
+
+    for (;;) {
+        memset(message, 0, sizeof message);
+        memcpy(message, m->tag, IDIST__MULTICAST_TAG_NBYTES);
+        idist__os_socket_send_datagram(m->fd, message, sizeof message, &m->group);
+        idist__os_poll_wait(m->fd, IDIST__OS_READABLE,
+                            idist__os_clock_deadline(IDIST__MULTICAST_MS));
+
+        while (idist__os_socket_receive_datagram(m->fd, message, sizeof message, &from) ==
+               IDIST__MULTICAST_NBYTES) {
+            if (memcmp(message, m->tag, IDIST__MULTICAST_TAG_NBYTES) != 0 ||
+                (!message[16] && !message[17]))
+                continue;
+            idist__os_socket_host_text(&from, ip, sizeof ip);
+            snprintf(address_text, capacity, "tcp:%s:%d", ip, message[16] << 8 | message[17]);
+            return IDIST_OK;
+        }
+
+        if (idist__os_clock_ms_until(deadline_ns) == 0)
+            return idist__fail(
+                IDIST_ERR_TIMEOUT,
+                "store: nobody in the multicast group has answered: rank 0 has not started, its "
+                "secret or world size differs, or multicast from there does not reach %s",
+                m->ip);
+    }
+}
+
+// ---- store/server.h ------------------------------------------------------------------------------
+
+// store/server.h: the server: one thread, one table, many connections
+//
+// The thread polls its listener, the pending connections, whose handshakes are under way, and its
+// clients. The bytes of one client pass through here:
+//
+//     idist__server_main -> read -> serve (parse, request, reply) -> write
+//
+// A request that waits stays at the front of its client's input and is tried again whenever the
+// table has changed; meanwhile the client is silent, or sends CANCEL_WAIT.
+
+enum { IDIST__SERVER_CLIENTS = 4096 };
+
+// What the server polls, before its clients and the pending connections.
+enum {
+    IDIST__SERVER_POLL_WAKE,
+    IDIST__SERVER_POLL_LISTENER,
+    IDIST__SERVER_POLL_MULTICAST,
+    IDIST__SERVER_POLL_CLIENTS
+};
+
+// One connection whose handshake is done.
+typedef struct idist__server_client {
+    int fd;
+    bool valid;   // it has sent the magic number
+    bool waiting; // the first request in `in` waits for keys
+    idist__buffer in;
+    idist__buffer out;
+    char *will; // key and value, one after the other; see idist__store_request
+    size_t will_key_nbytes;
+    size_t will_nbytes;
+} idist__server_client;
+
+typedef struct idist__server {
+    idist_allocator mem;
+    uint8_t key[32];
+    uint64_t id; // random, so that clients can tell it from the next one at its address
+    int listener;
+    int wake; // a wake-up; signalled to end the thread
+    int port;
+    idist__multicast multicast;
+    idist__os_thread thread;
+    bool running;
+    int secrecy; // IDIST__SECRECY_*
+    idist__table table;
+    idist__blob *keys; // scratch of the parser
+    char *value;       // scratch of the replies
+    idist__os_poll_entry *polls;
+    idist__pending pending;
+    idist__server_client *clients[IDIST__SERVER_CLIENTS];
+    int client_count;
+    bool will_executed;   // and so the table has changed
+    int refused_count;    // failed handshakes; rank 0 reports them when it times out
+    int other_byte_order; // a machine of another byte order has tried to connect
+    int out_of_fds;       // a connection was not accepted for lack of descriptors
+    char unlike[300];     // the first client that has another secret; fixed once is_unlike is set
+    int is_unlike;
+} idist__server;
+
+// A client has gone without taking its will back. A value that the key has already stays.
+static void idist__server_execute_will(idist__server *server, const idist__server_client *client) {
+    idist__blob key;
+
+    key.data = client->will;
+    key.nbytes = client->will_key_nbytes;
+    if (*idist__table_find(&server->table, key)) return;
+    server->will_executed =
+        idist__table_put(&server->table, key, client->will + client->will_key_nbytes,
+                         client->will_nbytes - client->will_key_nbytes) == IDIST_OK;
+}
+
+// The last client takes the index of the dropped one.
+static void idist__server_drop(idist__server *server, int index) {
+    idist__server_client *client = server->clients[index];
+
+    idist__os_descriptor_close(&client->fd);
+    if (client->will_key_nbytes) idist__server_execute_will(server, client);
+    idist__mem_free(&server->mem, client->will);
+    idist__mem_free(&server->mem, client->in.data);
+    idist__mem_free(&server->mem, client->out.data);
+    idist__mem_free(&server->mem, client);
+    server->clients[index] = server->clients[--server->client_count];
+}
+
+static bool idist__server_reply(idist__server *server, idist__server_client *client,
+                                const void *data, size_t nbytes) {
+    return idist__buffer_append(&server->mem, &client->out, data, nbytes);
+}
+
+static bool idist__server_reply_value(idist__server *server, idist__server_client *client,
+                                      const idist__store_request *request) {
+    uint64_t nbytes = request->nbytes;
+    return idist__server_reply(server, client, &nbytes, sizeof nbytes) &&
+           idist__server_reply(server, client, request->value, request->nbytes);
+}
+
+static bool idist__server_reply_number(idist__server *server, idist__server_client *client,
+                                       int64_t number) {
+    return idist__server_reply(server, client, &number, sizeof number);
+}
+
+// True means 0 on the wire, as in torch's protocol.
+static bool idist__server_reply_flag(idist__server *server, idist__server_client *client,
+                                     bool flag) {
+    uint8_t byte = flag ? 0 : 1;
+    return idist__server_reply(server, client, &byte, sizeof byte);
+}
+
+static bool idist__server_reply_to(idist__server *server, idist__server_client *client,
+                                   const idist__store_request *request) {
+    switch (request->op) {
+    case IDIST__STORE_GET:
+    case IDIST__STORE_COMPARE_SET: return idist__server_reply_value(server, client, request);
+    case IDIST__STORE_ADD:
+    case IDIST__STORE_CLAIM:
+    case IDIST__STORE_NUM_KEYS: return idist__server_reply_number(server, client, request->number);
+    case IDIST__STORE_DELETE:
+        return idist__server_reply_number(server, client, request->flag ? 1 : 0);
+    case IDIST__STORE_CHECK: return idist__server_reply_flag(server, client, request->flag);
+    case IDIST__STORE_WAIT: return idist__server_reply_flag(server, client, true);
+    default: return true;
+    }
+}
+
+static void idist__server_drop_will(idist__server *server, idist__server_client *client) {
+    idist__mem_free(&server->mem, client->will);
+    client->will = NULL;
+    client->will_key_nbytes = client->will_nbytes = 0;
+}
+
+// Replaces a client's will by that of a CLAIM. False: out of memory.
+static bool idist__server_set_will(idist__server *server, idist__server_client *client,
+                                   const idist__store_request *claim) {
+    char name[IDIST__WILL_KEY_MAX];
+    idist__blob key = idist__table_will_key(claim, name);
+
+    idist__server_drop_will(server, client);
+    client->will = (char *)idist__mem_raw(&server->mem, key.nbytes + claim->b.nbytes);
+    if (!client->will) return false;
+
+    memcpy(client->will, key.data, key.nbytes);
+    if (claim->b.nbytes) memcpy(client->will + key.nbytes, claim->b.data, claim->b.nbytes);
+    client->will_key_nbytes = key.nbytes;
+    client->will_nbytes = key.nbytes + claim->b.nbytes;
+
+    return true;
+}
+
+// Carries out one request of a client. *wait: it must be tried again after the table has changed.
+// False: drop the client.
+static bool idist__server_request(idist__server *server, idist__server_client *client,
+                                  idist__store_request *request, bool *wait, bool *changed) {
+    bool changed_here = false, awaits = request->op == IDIST__STORE_AWAIT_VALUE;
+
+    *wait = false;
+    if (awaits) request->op = IDIST__STORE_GET;
+
+    if (request->op == IDIST__STORE_VALIDATE) {
+        client->valid = request->number == (int64_t)IDIST__STORE_MAGIC;
+        return client->valid;
+    }
+
+    if (!client->valid) return false;
+    if (request->op == IDIST__STORE_CANCEL_WAIT)
+        return true; // it crossed our answer, and nothing waits any more
+    if (request->op == IDIST__STORE_DROP_WILL) idist__server_drop_will(server, client);
+
+    request->value = server->value;
+    request->capacity = IDIST__VALUE_MAX;
+
+    if (idist__table_apply(&server->table, request, wait, &changed_here) != IDIST_OK) {
+        if (request->op != IDIST__STORE_ADD && request->op != IDIST__STORE_CLAIM) return false;
+        request->number = IDIST__NOT_A_NUMBER;
+    } else if (request->op == IDIST__STORE_CLAIM &&
+               !idist__server_set_will(server, client, request)) {
+        return false;
+    }
+
+    if (changed_here) *changed = true;
+
+    // The key was deleted between the client's WAIT and its GET: the answer makes it wait again.
+    if (*wait && request->op == IDIST__STORE_GET && !awaits) {
+        *wait = false;
+        return idist__server_reply_number(server, client, (int64_t)IDIST__NO_VALUE);
+    }
+
+    if (*wait) return true;
+    if (awaits && !idist__server_reply_flag(server, client, true)) return false;
+
+    return idist__server_reply_to(server, client, request);
+}
+
+// Serves what has arrived from a client, up to a request that has to wait. *changed is set when the
+// table changed. False: drop the client.
+static bool idist__server_serve(idist__server *server, idist__server_client *client,
+                                bool *changed) {
+    size_t used = 0;
+
+    client->waiting = false;
+
+    while (!client->waiting) {
+        const char *next = client->in.data + used;
+        size_t remaining = client->in.nbytes - used;
+        idist__store_request request;
+        bool wait;
+        ptrdiff_t nbytes =
+            idist__wire_parse(next, remaining, &request, server->keys, IDIST__KEYS_MAX);
+
+        if (nbytes == 0 && remaining < IDIST__STORE_REQUEST_MAX) break;
+        if (nbytes <= 0 || !idist__server_request(server, client, &request, &wait, changed))
+            return false;
+
+        if (wait && remaining > (size_t)nbytes && next[nbytes] == IDIST__STORE_CANCEL_WAIT) {
+            nbytes++;
+            if (!idist__server_reply_flag(server, client, false)) return false;
+        } else if (wait) {
+            client->waiting = true;
+            break;
+        }
+
+        used += (size_t)nbytes;
+    }
+
+    idist__buffer_consume(&client->in, used);
+
+    // A client that keeps asking and never reads is dropped.
+    return client->out.nbytes < 8 * IDIST__STORE_REQUEST_MAX;
+}
+
+// Reads what has arrived. False: drop the client.
+static bool idist__server_read(idist__server *server, idist__server_client *client) {
+    idist__buffer *in = &client->in;
+
+    for (;;) {
+        ptrdiff_t nbytes;
+
+        if (in->nbytes >= IDIST__STORE_REQUEST_MAX)
+            return true; // a whole request is there: serve it first
+        if (!idist__buffer_reserve(&server->mem, &in->data, &in->capacity, in->nbytes,
+                                   in->nbytes + 4096))
+            return false;
+        nbytes =
+            idist__os_socket_read(client->fd, in->data + in->nbytes, in->capacity - in->nbytes);
+        if (nbytes <= 0) return nbytes == 0;
+        in->nbytes += (size_t)nbytes;
+    }
+}
+
+// Sends what the socket takes now. False: drop the client.
+static bool idist__server_write(idist__server_client *client) {
+    size_t sent = 0;
+
+    while (sent < client->out.nbytes) {
+        idist__os_part part;
+        ptrdiff_t nbytes;
+
+        part.data = client->out.data + sent;
+        part.nbytes = client->out.nbytes - sent;
+        nbytes = idist__os_socket_write(client->fd, &part, 1);
+        if (nbytes < 0) return false;
+        if (nbytes == 0) break;
+        sent += (size_t)nbytes;
+    }
+
+    idist__buffer_consume(&client->out, sent);
+
+    return true;
+}
+
+// Accepts connections while they may begin a handshake.
+static void idist__server_accept(idist__server *server) {
+    idist__handshake *handshake;
+
+    while ((handshake = idist__pending_slot(&server->pending)) != NULL) {
+        int fd = idist__os_socket_accept(server->listener);
+
+        if (fd < 0 && idist__os_socket_out_of_fds(errno)) {
+            if (!idist__pending_evict(&server->pending))
+                __atomic_store_n(&server->out_of_fds, 1, __ATOMIC_RELAXED);
+            idist__os_clock_pause_ms(1); // no busy loop while descriptors are short
+        }
+
+        if (fd < 0) return;
+        idist__os_descriptor_close(&handshake->fd);
+        idist__auth_begin(handshake, fd, true, server->key, IDIST__ROLE_STORE, 0, 0, 0,
+                          idist__os_clock_deadline(IDIST__PENDING_MS));
+        idist__auth_set_server_id(handshake, server->id);
+        idist__auth_set_secrecy(handshake, server->secrecy);
+        handshake->ready = true;
+    }
+}
+
+// Turns a connection whose handshake is done into a client.
+static void idist__server_admit(idist__server *server, idist__handshake *handshake) {
+    idist__server_client *client = NULL;
+
+    if (server->client_count < IDIST__SERVER_CLIENTS)
+        client = (idist__server_client *)idist__mem_alloc(&server->mem, sizeof *client);
+
+    if (!client) {
+        idist__os_descriptor_close(&handshake->fd);
+        return;
+    }
+
+    client->fd = handshake->fd;
+    handshake->fd = -1;
+    server->clients[server->client_count++] = client;
+}
+
+// A handshake failed. Anybody may have sent it, so it must not end the job; rank 0 reports it.
+static void idist__server_refuse(idist__server *server, const idist__handshake *handshake,
+                                 idist_status status) {
+    bool is_first = !__atomic_load_n(&server->is_unlike, __ATOMIC_RELAXED);
+    idist__os_address peer;
+    char host[64] = "this host";
+    const char *ip = host;
+
+    if (idist__auth_other_order(handshake))
+        __atomic_store_n(&server->other_byte_order, 1, __ATOMIC_RELAXED);
+    __atomic_add_fetch(&server->refused_count, 1, __ATOMIC_RELAXED);
+    if (status != IDIST_ERR_AUTH || handshake->stage <= IDIST__AUTH_PROOF || !is_first) return;
+
+    if (idist__os_socket_peer_address(handshake->fd, &peer) && !idist__os_socket_is_local(&peer))
+        idist__os_socket_host_text(&peer, host, sizeof host);
+    if (strncmp(ip, "::ffff:", 7) == 0) ip += 7; // IPv4, at a listener for both
+    snprintf(server->unlike, sizeof server->unlike, "a process on %s was refused: %.200s", ip,
+             idist__me.text);
+    __atomic_store_n(&server->is_unlike, 1, __ATOMIC_RELEASE);
+}
+
+// Continues the handshakes for which something has arrived.
+static void idist__server_handshakes(idist__server *server) {
+    int i;
+
+    for (i = 0; i < IDIST__PENDING_SLOTS; i++) {
+        idist__handshake *handshake = &server->pending.place[i];
+        bool done = false;
+        idist_status status;
+
+        if (handshake->fd >= 0 && idist__os_clock_now_ns() >= handshake->deadline_ns)
+            idist__os_descriptor_close(&handshake->fd);
+        if (handshake->fd < 0 || !handshake->ready) continue;
+        handshake->ready = false;
+        status = idist__auth_step(handshake, &done);
+
+        if (status != IDIST_OK) {
+            idist__server_refuse(server, handshake, status);
+            idist__os_descriptor_close(&handshake->fd);
+        }
+
+        if (handshake->fd >= 0 && done) idist__server_admit(server, handshake);
+    }
+}
+
+// Reads, serves and writes. What a client sent before it left still counts.
+static bool idist__server_client_ready(idist__server *server, idist__server_client *client,
+                                       bool *changed) {
+    bool alive = idist__server_read(server, client);
+    return idist__server_serve(server, client, changed) && alive && idist__server_write(client);
+}
+
+// After a change of the table, tries the requests that wait, whose answers may change it again.
+static void idist__server_serve_waiting(idist__server *server, bool changed) {
+    int i;
+
+    while (changed || server->will_executed) {
+        changed = server->will_executed = false;
+
+        for (i = server->client_count - 1; i >= 0; i--) {
+            idist__server_client *client = server->clients[i];
+
+            if (!client->waiting) continue;
+            if (!idist__server_serve(server, client, &changed) || !idist__server_write(client))
+                idist__server_drop(server, i);
+        }
+    }
+}
+
+// Waits until something is to be done. Returns false when the thread has to end.
+static bool idist__server_poll(idist__server *server, bool may_accept) {
+    idist__os_poll_entry *polls = server->polls, *clients = polls + IDIST__SERVER_POLL_CLIENTS;
+    int i, pending_count, poll_count, timeout_ms = -1;
+
+    idist__os_poll_watch(&polls[IDIST__SERVER_POLL_WAKE], server->wake, IDIST__OS_READABLE);
+    idist__os_poll_watch(&polls[IDIST__SERVER_POLL_LISTENER], may_accept ? server->listener : -1,
+                         IDIST__OS_READABLE);
+    idist__os_poll_watch(&polls[IDIST__SERVER_POLL_MULTICAST], server->multicast.fd,
+                         IDIST__OS_READABLE);
+
+    for (i = 0; i < server->client_count; i++) {
+        bool writes = server->clients[i]->out.nbytes != 0;
+        idist__os_poll_watch(&clients[i], server->clients[i]->fd,
+                             IDIST__OS_READABLE | (writes ? IDIST__OS_WRITABLE : 0));
+    }
+
+    pending_count = idist__pending_fill_polls(&server->pending, clients + server->client_count);
+    if (pending_count) timeout_ms = may_accept ? 100 : 10; // handshakes have deadlines
+    poll_count = (int)IDIST__SERVER_POLL_CLIENTS + server->client_count + pending_count;
+    if (idist__os_poll(polls, poll_count, timeout_ms) < 0 && errno != EINTR) return false;
+    if (idist__os_poll_ready(&polls[IDIST__SERVER_POLL_WAKE])) return false;
+    idist__pending_take_polls(&server->pending, clients + server->client_count);
+
+    return true;
+}
+
+static void *idist__server_main(void *arg) {
+    idist__server *server = (idist__server *)arg;
+    const idist__os_poll_entry *polls = server->polls;
+
+    for (;;) {
+        bool changed = false, may_accept = idist__pending_slot(&server->pending) != NULL;
+        int i;
+
+        if (!idist__server_poll(server, may_accept)) return NULL;
+
+        // Downwards: a dropped client is replaced by the last one, which has been served.
+        for (i = server->client_count - 1; i >= 0; i--)
+            if (idist__os_poll_ready(&polls[IDIST__SERVER_POLL_CLIENTS + i]) &&
+                !idist__server_client_ready(server, server->clients[i], &changed))
+                idist__server_drop(server, i);
+        idist__server_serve_waiting(server, changed);
+
+        if (idist__os_poll_ready(&polls[IDIST__SERVER_POLL_MULTICAST]))
+            idist__multicast_answer(&server->multicast, server->port);
+        if (may_accept && idist__os_poll_ready(&polls[IDIST__SERVER_POLL_LISTENER]))
+            idist__server_accept(server);
+        idist__server_handshakes(server);
+    }
+}
+
+// Ends the thread and frees everything. Clients that are connected see the end of their stream, and
+// from then on nobody gets a connection to this server.
+static void idist__server_stop(idist__server *server) {
+    if (server->running) {
+        idist__os_poll_wakeup_signal(server->wake);
+        idist__os_thread_join(server->thread);
+    }
+
+    idist__os_descriptor_close(&server->listener);
+    idist__os_descriptor_close(&server->multicast.fd);
+    idist__pending_close(&server->pending);
+    while (server->client_count) idist__server_drop(server, 0);
+    idist__os_descriptor_close(&server->wake);
+    idist__table_clear(&server->table);
+    idist__mem_free(&server->mem, server->keys);
+    idist__mem_free(&server->mem, server->value);
+    idist__mem_free(&server->mem, server->polls);
+    idist__mem_free(&server->mem, server);
+}
+
+// The memory that the thread uses, so that no client can make it run out of that.
+static idist_status idist__server_prepare(idist__server *server) {
+    size_t poll_count = (size_t)IDIST__SERVER_POLL_CLIENTS + (size_t)IDIST__SERVER_CLIENTS +
+                        (size_t)IDIST__PENDING_SLOTS;
+
+    server->polls =
+        (idist__os_poll_entry *)idist__mem_raw(&server->mem, sizeof *server->polls * poll_count);
+    server->keys =
+        (idist__blob *)idist__mem_raw(&server->mem, sizeof *server->keys * IDIST__KEYS_MAX);
+    server->value = (char *)idist__mem_raw(&server->mem, IDIST__VALUE_MAX);
+    if (!server->polls || !server->keys || !server->value) return IDIST_ERR_NO_MEMORY;
+
+    server->wake = idist__os_poll_wakeup_new();
+    return server->wake < 0 ? idist__fail_errno("store: opening a wake-up descriptor", errno)
+                            : IDIST_OK;
+}
+
+// Starts a server with a thread of its own. It owns the listener and the socket of `multicast` from
+// here on, also when this fails.
+static idist_status idist__server_start(const idist_allocator *mem, int listener, int port,
+                                        idist__multicast *multicast, const uint8_t key[32],
+                                        int secrecy, idist__server **out) {
+    idist__server *server = (idist__server *)idist__mem_alloc(mem, sizeof *server);
+    idist_status status;
+
+    *out = NULL;
+
+    if (!server) {
+        idist__os_descriptor_close(&listener);
+        idist__os_descriptor_close(&multicast->fd);
+        return IDIST_ERR_NO_MEMORY;
+    }
+
+    if (mem) server->mem = *mem;
+    server->table.mem = server->mem;
+    memcpy(server->key, key, 32);
+    server->secrecy = secrecy;
+    idist__os_random(&server->id, sizeof server->id);
+    server->listener = listener;
+    server->port = port;
+    server->multicast = *multicast;
+    multicast->fd = -1;
+    server->wake = -1;
+    idist__pending_init(&server->pending);
+
+    status = idist__server_prepare(server);
+    if (status == IDIST_OK &&
+        idist__os_thread_start(&server->thread, idist__server_main, server) != 0)
+        status = idist__fail(IDIST_ERR_SYSTEM,
+                             "store: could not start the thread of the server; is a limit on "
+                             "processes (ulimit -u) or memory reached?");
+
+    if (status != IDIST_OK) {
+        idist__server_stop(server);
+        return status;
+    }
+
+    server->running = true;
+    *out = server;
+
+    return IDIST_OK;
+}
+
+// ---- store/client.h ------------------------------------------------------------------------------
+
+// store/client.h: a store behind a socket
+//
+// Every process has one connection, which its threads share; the process that owns the table
+// connects to its own server. A call goes through
+//
+//     idist__client_run -> exchange (encode, send, receive the answer)
+//
+// A thread that waits for keys would keep the connection from the others, so it waits in slices:
+// when others want the connection, it cancels its WAIT on the server and asks again later.
+
+enum {
+    IDIST__CLIENT_ANSWER_MS = 30000, // for the answer to a request that does not wait for keys, or
+    IDIST__CLIENT_LEAST_MS = 1000,   // the store's time-out if that is shorter, but at least this
+    IDIST__CLIENT_SLICE_MS = 50,     // for which a waiting thread keeps the connection
+    IDIST__CLIENT_PROBE_MS = 5000,   // after which it asks anew: does the server still answer?
+    IDIST__CLIENT_ATTEMPT_MS = 2000, // for one address of a host that has several
+    IDIST__CLIENT_LACKING_MS = 500,  // for which a process that lacks a secret tries to tell rank 0
+    IDIST__CLIENT_RETRY_MS = 10000   // for which it tries again after the server closed on it
+};
+
+typedef struct idist__client_store {
+    idist__os_mutex lock;
+    int threads_waiting; // for the lock
+    int fd;
+    idist__server *server; // in the process that owns the table
+    char *out;             // the encoded request
+    size_t nout;
+    size_t out_capacity;
+    idist_status broken; // why the connection is unusable; IDIST_OK: it is not
+    bool is_own;         // the server is one of ours, not torch's
+    int secrecy;         // IDIST__SECRECY_*
+    int64_t lacking_ns;  // when a process without a secret gives up an address beyond its host
+    bool greeted;        // it has been told which protocol follows
+    uint64_t server_id;  // of one of ours
+    int answer_ms;       // how long it may take to answer
+    bool owes_number;    // the answer to a posted CLAIM comes before the next one
+    int64_t number;      // that answer, once the next one has come
+    char server_at[128]; // its address, for error texts
+} idist__client_store;
+
+static bool idist__client_put(idist_store *store, const void *data, size_t nbytes) {
+    idist__client_store *client = (idist__client_store *)store->impl;
+
+    if (!idist__buffer_reserve(&store->mem, &client->out, &client->out_capacity, client->nout,
+                               client->nout + nbytes))
+        return false;
+    if (nbytes) memcpy(client->out + client->nout, data, nbytes);
+    client->nout += nbytes;
+    return true;
+}
+
+static bool idist__client_put_blob(idist_store *store, idist__blob blob, const char *prefix) {
+    uint64_t nbytes = blob.nbytes + strlen(prefix);
+    return idist__client_put(store, &nbytes, sizeof nbytes) &&
+           idist__client_put(store, prefix, strlen(prefix)) &&
+           idist__client_put(store, blob.data, blob.nbytes);
+}
+
+static bool idist__client_put_keys(idist_store *store, const idist__store_request *request) {
+    uint64_t count = request->nkeys;
+    bool ok = idist__client_put(store, &count, sizeof count);
+    size_t i;
+
+    for (i = 0; i < request->nkeys && ok; i++)
+        ok = idist__client_put_blob(store, request->keys[i], "/");
+    return ok;
+}
+
+// Tells the server which protocol follows.
+static bool idist__client_put_greeting(idist_store *store) {
+    const uint8_t op = IDIST__STORE_VALIDATE;
+    const uint32_t magic = IDIST__STORE_MAGIC;
+
+    return idist__client_put(store, &op, 1) && idist__client_put(store, &magic, sizeof magic);
+}
+
+// Encodes one request for the wire, behind the greeting if it is the first. False: out of memory.
+static bool idist__client_encode(idist_store *store, const idist__store_request *request) {
+    idist__client_store *client = (idist__client_store *)store->impl;
+    const char *field = idist__wire_fields(request->op);
+    const idist__blob *value = &request->a;
+    uint8_t op = (uint8_t)request->op;
+    bool ok;
+
+    client->nout = 0;
+    ok = client->greeted || idist__client_put_greeting(store);
+    ok = ok && idist__client_put(store, &op, 1);
+
+    for (; ok && field && *field; field++) {
+        switch (*field) {
+        case 'k': ok = idist__client_put_blob(store, request->key, "/"); break;
+        case 'w':
+        case 'v':
+        case 'h':
+            ok = idist__client_put_blob(store, *value, *field == 'w' ? "/" : "");
+            value = &request->b;
+            break;
+        case 'n': ok = idist__client_put(store, &request->number, sizeof request->number); break;
+        case 'l': ok = idist__client_put_keys(store, request); break;
+        default: break;
+        }
+    }
+
+    return ok;
+}
+
+// Marks the connection as unusable: nobody can tell how much of an answer is still to come.
+static idist_status idist__client_break(idist__client_store *client) {
+    int error = errno;
+
+    if (error == ETIMEDOUT)
+        client->broken =
+            idist__fail(IDIST_ERR_TIMEOUT, "store: the server at %s did not answer in time",
+                        client->server_at);
+    else
+        client->broken =
+            idist__fail(IDIST_ERR_PEER_LOST, "store: the connection to the server at %s broke: %s",
+                        client->server_at, error ? strerror(error) : "it closed");
+
+    return client->broken;
+}
+
+static bool idist__client_receive(idist__client_store *client, void *data, size_t nbytes,
+                                  int64_t deadline_ns) {
+    return idist__connection_read_all(client->fd, data, nbytes, deadline_ns);
+}
+
+// The answer to GET and COMPARE_SET goes into the caller's buffer, or is discarded when it does not
+// fit. request->flag: the key has been deleted since the WAIT.
+static idist_status idist__client_receive_value(idist__client_store *client,
+                                                idist__store_request *request,
+                                                int64_t deadline_ns) {
+    uint64_t nbytes, remaining;
+
+    if (!idist__client_receive(client, &nbytes, sizeof nbytes, deadline_ns))
+        return idist__client_break(client);
+    request->flag = nbytes == IDIST__NO_VALUE;
+    if (request->flag) return IDIST_OK;
+
+    if (nbytes > IDIST__VALUE_MAX) {
+        errno = EPROTO;
+        return idist__client_break(client);
+    }
+
+    request->nbytes = (size_t)nbytes;
+
+    if (nbytes <= request->capacity) {
+        if (nbytes && !idist__client_receive(client, request->value, (size_t)nbytes, deadline_ns))
+            return idist__client_break(client);
+        return IDIST_OK;
+    }
+
+    for (remaining = nbytes; remaining;) {
+        char discarded[4096];
+        size_t piece = remaining < sizeof discarded ? (size_t)remaining : sizeof discarded;
+
+        if (!idist__client_receive(client, discarded, piece, deadline_ns))
+            return idist__client_break(client);
+        remaining -= piece;
+    }
+
+    return idist__table_truncated(request->nbytes, request->capacity);
+}
+
+// By when the server has to answer a request that is made now. A thread that is joining a world
+// does not wait much longer than its time-out for that.
+static int64_t idist__client_answer_by(const idist__client_store *client) {
+    int64_t by_ns = idist__os_clock_deadline(client->answer_ms);
+    int64_t least_ns = idist__os_clock_deadline(IDIST__CLIENT_LEAST_MS);
+    int64_t join_ns = idist__me.join_until_ns;
+
+    if (!join_ns || join_ns >= by_ns) return by_ns;
+    return join_ns > least_ns ? join_ns : least_ns;
+}
+
+// Takes the WAIT back. Its answer may be under way, so exactly one byte comes in any case.
+static idist_status idist__client_cancel_wait(idist__client_store *client, uint8_t *answer) {
+    int64_t deadline_ns = idist__client_answer_by(client);
+    uint8_t cancel = IDIST__STORE_CANCEL_WAIT;
+
+    if (!idist__connection_write_all(client->fd, &cancel, 1, deadline_ns) ||
+        !idist__client_receive(client, answer, 1, deadline_ns))
+        return idist__client_break(client);
+    return IDIST_OK;
+}
+
+// Takes the answer to a posted CLAIM. Returns the status of the connection.
+static idist_status idist__client_receive_owed(idist__client_store *client, int64_t deadline_ns) {
+    if (!client->owes_number) return IDIST_OK;
+    client->owes_number = false;
+    if (idist__client_receive(client, &client->number, sizeof client->number, deadline_ns))
+        return IDIST_OK;
+    return idist__client_break(client);
+}
+
+// Waits for keys until the deadline, or at the end of a slice until another thread wants the
+// connection. request->flag: the keys exist.
+static idist_status idist__client_wait(idist__client_store *client, idist__store_request *request) {
+    int64_t slice_ns = idist__os_clock_deadline(IDIST__CLIENT_SLICE_MS);
+    int64_t probe_ns = idist__os_clock_deadline(IDIST__CLIENT_PROBE_MS);
+    uint8_t answer = 0;
+    bool answered;
+
+    for (;;) {
+        if (slice_ns > request->deadline_ns) slice_ns = request->deadline_ns;
+        answered = idist__client_receive(client, &answer, 1, slice_ns);
+        if (answered || errno != ETIMEDOUT || slice_ns == request->deadline_ns) break;
+        slice_ns = idist__os_clock_deadline(IDIST__CLIENT_SLICE_MS);
+        if (__atomic_load_n(&client->threads_waiting, __ATOMIC_RELAXED) ||
+            idist__os_clock_ms_until(probe_ns) == 0)
+            break;
+    }
+
+    if (!answered) {
+        idist_status status;
+
+        if (errno != ETIMEDOUT) return idist__client_break(client);
+        status = idist__client_cancel_wait(client, &answer);
+        if (status != IDIST_OK) return status;
+    }
+
+    request->flag = answer == 0;
+
+    return IDIST_OK;
+}
+
+// One request and its answer. A WAIT may end without the keys (request->flag false).
+static idist_status idist__client_exchange(idist_store *store, idist__store_request *request) {
+    idist__client_store *client = (idist__client_store *)store->impl;
+    int64_t deadline_ns = idist__client_answer_by(client);
+    idist_status status;
+    uint8_t byte;
+
+    if (client->broken != IDIST_OK)
+        return idist__fail(client->broken,
+                           "store: the connection to the server at %s broke earlier",
+                           client->server_at);
+    if (!idist__client_encode(store, request)) return IDIST_ERR_NO_MEMORY;
+    if (!idist__connection_write_all(client->fd, client->out, client->nout, deadline_ns))
+        return idist__client_break(client);
+    client->greeted = true;
+
+    if (request->posted) {
+        client->owes_number = client->owes_number || request->op == IDIST__STORE_CLAIM;
+        return IDIST_OK;
+    }
+
+    status = idist__client_receive_owed(client, deadline_ns);
+    if (status != IDIST_OK) return status;
+
+    switch (request->op) {
+    case IDIST__STORE_AWAIT_VALUE:
+        status = idist__client_wait(client, request);
+        if (status != IDIST_OK || !request->flag) return status;
+        status = idist__client_receive_value(client, request, deadline_ns);
+        request->flag = status == IDIST_OK;
+        return status;
+    case IDIST__STORE_GET:
+    case IDIST__STORE_COMPARE_SET: return idist__client_receive_value(client, request, deadline_ns);
+    case IDIST__STORE_ADD:
+    case IDIST__STORE_CLAIM:
+    case IDIST__STORE_NUM_KEYS:
+    case IDIST__STORE_DELETE:
+        if (!idist__client_receive(client, &request->number, sizeof request->number, deadline_ns))
+            return idist__client_break(client);
+        request->flag = request->number > 0;
+        if (request->number == IDIST__NOT_A_NUMBER) return idist__table_not_a_number();
+        return IDIST_OK;
+    case IDIST__STORE_CHECK:
+        if (!idist__client_receive(client, &byte, 1, deadline_ns))
+            return idist__client_break(client);
+        request->flag = byte == 0;
+        return IDIST_OK;
+    case IDIST__STORE_WAIT: return idist__client_wait(client, request);
+    default: return IDIST_OK;
+    }
+}
+
+// SET has no answer. A CHECK behind it has one: after that, every other client sees the value.
+static idist_status idist__client_confirm(idist_store *store, const idist__store_request *request) {
+    idist__store_request check = *request;
+    check.op = IDIST__STORE_CHECK;
+    check.keys = &request->key;
+    check.nkeys = 1;
+    return idist__client_exchange(store, &check);
+}
+
+// Tries a request once, with the connection locked. *wait: try it again, its keys do not exist yet.
+static idist_status idist__client_try(idist_store *store, idist__store_request *request,
+                                      bool *wait) {
+    const idist__client_store *client = (const idist__client_store *)store->impl;
+    idist_status status = IDIST_OK;
+
+    *wait = false;
+    if (!client->is_own && request->op == IDIST__STORE_DROP_WILL) return IDIST_OK;
+
+    if (!client->is_own && request->op == IDIST__STORE_CLAIM) { // torch's server has no wills
+        request->op = IDIST__STORE_ADD;
+        request->number = 1;
+    }
+
+    if (request->op == IDIST__STORE_GET && client->is_own) {
+        request->op = IDIST__STORE_AWAIT_VALUE;
+        status = idist__client_exchange(store, request);
+        request->op = IDIST__STORE_GET;
+        *wait = status == IDIST_OK && !request->flag;
+        return status;
+    }
+
+    if (request->op == IDIST__STORE_WAIT || request->op == IDIST__STORE_GET) {
+        idist__store_request waiting = *request;
+
+        waiting.op = IDIST__STORE_WAIT;
+        waiting.keys = request->nkeys ? request->keys : &request->key;
+        waiting.nkeys = request->nkeys ? request->nkeys : 1;
+        status = idist__client_exchange(store, &waiting);
+        *wait = status == IDIST_OK && !waiting.flag;
+        if (status != IDIST_OK || *wait || request->op == IDIST__STORE_WAIT) return status;
+    }
+
+    status = idist__client_exchange(store, request);
+    if (status == IDIST_OK && request->op == IDIST__STORE_SET && !request->posted)
+        status = idist__client_confirm(store, request);
+    if (status == IDIST_OK && request->op == IDIST__STORE_GET) *wait = request->flag;
+
+    return status;
+}
+
+static idist_status idist__client_run(idist_store *store, idist__store_request *request) {
+    idist__client_store *client = (idist__client_store *)store->impl;
+
+    for (;;) {
+        idist_status status;
+        bool wait;
+
+        __atomic_add_fetch(&client->threads_waiting, 1, __ATOMIC_RELAXED);
+        idist__os_mutex_lock(&client->lock);
+        __atomic_sub_fetch(&client->threads_waiting, 1, __ATOMIC_RELAXED);
+        status = idist__client_try(store, request, &wait);
+        idist__os_mutex_unlock(&client->lock);
+        if (status != IDIST_OK || !wait) return status;
+
+        if (idist__os_clock_ms_until(request->deadline_ns) == 0)
+            return idist__table_timed_out(request, NULL);
+        if (__atomic_load_n(&client->threads_waiting, __ATOMIC_RELAXED))
+            idist__os_clock_pause_ms(1); // a mutex alone is not fair
+    }
+}
+
+static void idist__client_close(idist_store *store) {
+    idist__client_store *client = (idist__client_store *)store->impl;
+
+    idist__os_descriptor_close(&client->fd);
+    if (client->server) idist__server_stop(client->server);
+    idist__mem_free(&store->mem, client->out);
+    idist__os_mutex_destroy(&client->lock);
+    idist__mem_free(&store->mem, client);
+}
+
+// Nobody answers at an address. The client tries again until its deadline; then it says this.
+static idist_status idist__client_unreached(const char *address_text,
+                                            const idist__os_address *address, int error) {
+    char host[64];
+
+    if (idist__os_socket_is_unreachable(error))
+        return idist__fail(IDIST_ERR_TIMEOUT,
+                           "%s cannot be reached from here (%s): the network interface is down, "
+                           "there is no route, or this host has no %s address",
+                           address_text, strerror(error),
+                           idist__os_socket_is_ipv4(address) ? "IPv4" : "IPv6");
+    if (idist__os_socket_is_local(address))
+        return idist__fail(
+            IDIST_ERR_TIMEOUT,
+            "nobody listens at %s (%s): rank 0 has not started, its MASTER_PORT differs, or it "
+            "belongs to another user, network namespace (container) or host. Ranks of one host "
+            "meet at a local socket of their user and network namespace",
+            address_text, strerror(error));
+
+    idist__os_socket_host_text(address, host, sizeof host);
+    if (idist__os_socket_is_loopback(address)) // many systems have their own name so in /etc/hosts
+        return idist__fail(IDIST_ERR_TIMEOUT,
+                           "nobody listens at %s (%s): rank 0 has not started, or is on another "
+                           "host: here that address is %s, this host itself",
+                           address_text, strerror(error), host);
+    if (error == EINVAL && idist__os_socket_is_link_local(address))
+        return idist__fail(IDIST_ERR_TIMEOUT,
+                           "%s is valid on one link only, so it needs the interface of this host: "
+                           "%s%%eth0, for example",
+                           address_text, host);
+    if (error == ETIMEDOUT)
+        return idist__fail(IDIST_ERR_TIMEOUT,
+                           "nobody answers at %s (%s): its host is down, MASTER_ADDR is another "
+                           "host's, or a firewall drops what is sent there",
+                           address_text, strerror(error));
+
+    return idist__fail(IDIST_ERR_TIMEOUT,
+                       "nobody listens at %s (%s): rank 0 has not started, or has failed and says "
+                       "why, or MASTER_ADDR / MASTER_PORT differ",
+                       address_text, strerror(error));
+}
+
+// Whether this process may connect only within its host, and the address is beyond it.
+static bool idist__client_lacks_secret(const idist__client_store *client,
+                                       const idist__os_address *address) {
+    return client->is_own && client->secrecy == IDIST__SECRECY_NONE &&
+           !idist__os_socket_is_local(address) && !idist__os_socket_is_loopback(address);
+}
+
+static idist_status idist__client_no_secret(const char *address_text) {
+    return idist__fail(IDIST_ERR_NO_SECRET,
+                       "store: meeting at %s, beyond this host, needs a shared secret, and this "
+                       "process has none: set IDIST_SECRET or IDIST_SECRET_FILE on all ranks, or "
+                       "IDIST_INSECURE=1 to trust the network",
+                       address_text);
+}
+
+// The handshake of a new connection. *retry: the server closed it, because it had no room or has
+// just ended. *give_up_ns: when to stop trying after that; 0: not closed yet.
+static idist_status idist__client_handshake(idist__client_store *client, const uint8_t key[32],
+                                            int64_t deadline_ns, int64_t *give_up_ns, bool *retry) {
+    int64_t own_deadline_ns = idist__os_clock_deadline(IDIST__PENDING_MS);
+    idist__handshake handshake;
+    idist_status status;
+
+    // Our own server answers at once, if it can at all.
+    if (client->server && own_deadline_ns < deadline_ns) deadline_ns = own_deadline_ns;
+    idist__auth_begin(&handshake, client->fd, false, key, IDIST__ROLE_STORE, 0, 0, 0, deadline_ns);
+    idist__auth_set_secrecy(&handshake, client->secrecy);
+    status = idist__auth_run(&handshake);
+    if (status != IDIST_OK && client->server &&
+        __atomic_load_n(&client->server->out_of_fds, __ATOMIC_RELAXED))
+        return idist__fail(IDIST_ERR_NO_FDS, "store: out of file descriptors: raise ulimit -n");
+    client->server_id = handshake.theirs.server_id;
+    if (!handshake.broke) return status;
+
+    idist__os_descriptor_close(&client->fd);
+    if (!*give_up_ns) *give_up_ns = idist__os_clock_deadline(IDIST__CLIENT_RETRY_MS);
+    *retry = idist__os_clock_ms_until(*give_up_ns) != 0;
+
+    return status;
+}
+
+// The handshake failed: adds with whom.
+static idist_status idist__client_name_server(idist_status status, const char *address_text) {
+    if (status == IDIST_OK || status == IDIST_ERR_NO_FDS) return status;
+    if (status == IDIST_ERR_TIMEOUT)
+        return idist__fail(status,
+                           "the server at %s (rank 0) did not answer in time: it is stopped, or "
+                           "another program listens there",
+                           address_text);
+    return idist__fail(status, "the server at %s (rank 0): %s", address_text, idist__me.text);
+}
+
+// One attempt to connect. A host may have several addresses, of which some lead nowhere: the number
+// of the attempt chooses. *retry: the failure is one that may pass. A process that lacks a secret
+// tries for a moment: if rank 0 trusts the network, the ranks meet and all learn what is missing.
+static idist_status idist__client_attempt(idist__client_store *client, const char *address_text,
+                                          int number, const uint8_t key[32], int64_t by_ns,
+                                          int64_t *give_up_ns, bool *retry) {
+    int64_t deadline_ns = by_ns;
+    idist__os_address address;
+    int count, error;
+    idist_status status = idist__address_parse_one_of(&address, address_text, number, &count);
+    bool local = status == IDIST_OK && idist__os_socket_is_local(&address);
+    bool lacks = status == IDIST_OK && idist__client_lacks_secret(client, &address);
+    int64_t soon_ns = idist__os_clock_deadline(IDIST__CLIENT_ATTEMPT_MS);
+
+    *retry = false;
+    if (status == IDIST_OK && !local && idist__os_socket_port(&address) == 0)
+        status = idist__fail(IDIST_ERR_ARG, "store: a client needs the port of the server, not 0");
+
+    if (status != IDIST_OK) {
+        *retry = status != IDIST_ERR_ARG; // a name may become known
+        return status;
+    }
+
+    if (lacks && deadline_ns > client->lacking_ns) deadline_ns = client->lacking_ns;
+    if (count > 1 && soon_ns < deadline_ns) deadline_ns = soon_ns;
+    client->fd = idist__os_socket_connect(&address, deadline_ns);
+    error = errno;
+
+    if (client->fd >= 0) {
+        if (key) status = idist__client_handshake(client, key, by_ns, give_up_ns, retry);
+        return idist__client_name_server(status, address_text);
+    }
+
+    if (idist__os_socket_out_of_fds(error)) return idist__fail_errno("socket", error);
+    if (local && idist__connection_lacks_local()) return IDIST_ERR_SYSTEM;
+    if (lacks && idist__os_clock_ms_until(client->lacking_ns) == 0)
+        return idist__client_no_secret(address_text);
+    if (error == EPERM)
+        return idist__fail(IDIST_ERR_AUTH, "another user of this machine listens at %s",
+                           address_text);
+    if (*give_up_ns && error == ECONNREFUSED)
+        return idist__fail(IDIST_ERR_PEER_LOST,
+                           "store: the server at %s (rank 0) was lost during the handshake",
+                           address_text);
+    *retry = true;
+
+    return idist__client_unreached(address_text, &address, error);
+}
+
+// Tries until the server is there. The first refusals are normal: it may start later than we do.
+static idist_status idist__client_connect(idist__client_store *client, const char *address_text,
+                                          const uint8_t key[32], int64_t deadline_ns) {
+    int64_t give_up_ns = 0;
+    int number = 0, pause_ms = 1;
+
+    idist__text_copy(client->server_at, sizeof client->server_at, address_text);
+
+    for (;;) {
+        bool retry;
+        idist_status status = idist__client_attempt(client, address_text, number, key, deadline_ns,
+                                                    &give_up_ns, &retry);
+
+        if (!retry) return status;
+        if (idist__os_clock_ms_until(deadline_ns) == 0)
+            return idist__fail(IDIST_ERR_TIMEOUT, "store: %s", idist__me.text);
+        idist__os_clock_pause_ms(pause_ms);
+        if (pause_ms < 50) pause_ms *= 2;
+        if (!give_up_ns) number++; // else the server is there, and had no room
+    }
+}
+
+// Asks the multicast group for the server, and asks again when the answer was of no use: anybody
+// may answer, and a server may have ended since.
+static idist_status idist__client_find(idist__client_store *client,
+                                       const idist__multicast *multicast, const uint8_t key[32],
+                                       int64_t deadline_ns) {
+    char address_text[320];
+    idist_status status;
+
+    do {
+        int64_t soon_ns = idist__os_clock_deadline(1000);
+
+        status = idist__multicast_ask(multicast, address_text, sizeof address_text, deadline_ns);
+        if (status != IDIST_OK) return status;
+        status = idist__client_connect(client, address_text, key,
+                                       soon_ns < deadline_ns ? soon_ns : deadline_ns);
+        if (status != IDIST_OK) idist__os_descriptor_close(&client->fd);
+    } while (status != IDIST_OK && status != IDIST_ERR_NO_FDS &&
+             idist__os_clock_ms_until(deadline_ns) != 0);
+
+    return status;
+}
+
+// Where the server is to listen, and whom it lets in.
+typedef struct idist__client_serving {
+    const char *address_text;
+    int listener; // a socket that listens already, as spawn hands down; -1: none
+    const uint8_t *key;
+    int secrecy; // IDIST__SECRECY_*
+} idist__client_serving;
+
+// Whether an address is a port of this host's loopback interface in the user's own words. The name
+// of a host may be a loopback address, too: many systems have it in /etc/hosts.
+static bool idist__client_wants_loopback(const char *address_text) {
+    char host[256];
+    int port;
+
+    return strncmp(address_text, "tcp:", 4) == 0 &&
+           idist__parse_host_port(address_text + 4, host, sizeof host, &port) &&
+           idist__address_host_is_loopback(host);
+}
+
+// Listens at the address. Beyond this host, where a secret keeps strangers out, at its port of all
+// addresses of this host; without a secret, if other hosts cannot use the address or it is not
+// known yet, at the one that this host advertises.
+static idist_status idist__client_listen(const idist__client_serving *serving, int *listener) {
+    const char *text = serving->address_text;
+    idist__os_address address;
+    idist_status status;
+    idist__own_address own;
+    bool is_public;
+    int port;
+    char host[256];
+
+    *listener = serving->listener;
+    if (*listener >= 0) return IDIST_OK;
+    status = idist__address_parse(&address, text);
+    is_public = serving->secrecy != IDIST__SECRECY_NONE && strncmp(text, "tcp:", 4) == 0 &&
+                status != IDIST_ERR_ARG && !idist__client_wants_loopback(text);
+
+    if (is_public) idist__parse_host_port(text + 4, host, sizeof host, &port);
+    if (is_public && serving->secrecy == IDIST__SECRECY_SECRET)
+        return idist__connection_listen_everywhere(port, text, listener);
+    if (is_public && (status != IDIST_OK || idist__os_socket_is_loopback(&address)) &&
+        idist__interface_choose(NULL, &own) == IDIST_OK)
+        return idist__connection_listen_beyond(&own, NULL, port, text, listener);
+
+    if (status != IDIST_OK) return status;
+    if (serving->secrecy == IDIST__SECRECY_NONE && !idist__os_socket_is_loopback(&address))
+        return idist__fail(
+            IDIST_ERR_NO_SECRET,
+            "listening at %s, beyond this host, needs a shared secret: set IDIST_SECRET or "
+            "IDIST_SECRET_FILE on all ranks, or IDIST_INSECURE=1 to trust the network",
+            serving->address_text);
+
+    return idist__connection_listen(&address, serving->address_text, listener);
+}
+
+// Starts the server, and writes the address of its socket into own_text. The server owns the
+// listener and the socket of `multicast` from here on.
+static idist_status idist__client_serve(idist_store *store, const idist__client_serving *serving,
+                                        idist__multicast *multicast, char *own_text,
+                                        size_t capacity) {
+    idist__client_store *client = (idist__client_store *)store->impl;
+    idist__os_address address;
+    char ip[64];
+    int listener;
+    idist_status status = idist__client_listen(serving, &listener);
+
+    if (status != IDIST_OK) return status;
+    idist__text_copy(own_text, capacity, serving->address_text);
+
+    if (idist__os_socket_own_address(listener, &address) && !idist__os_socket_is_local(&address)) {
+        store->port = idist__os_socket_port(&address);
+        idist__os_socket_host_text(&address, ip, sizeof ip);
+        if (strcmp(ip, "::") == 0 || strcmp(ip, "0.0.0.0") == 0) // all addresses
+            idist__interface_reach_self(serving->address_text, ip, sizeof ip);
+        snprintf(own_text, capacity, "tcp:[%s]:%d", ip, store->port);
+    }
+
+    return idist__server_start(&store->mem, listener, store->port, multicast, serving->key,
+                               serving->secrecy, &client->server);
+}
+
+// Starts the server where this process has it, and connects to it.
+static idist_status idist__client_begin(idist_store *store, idist__client_serving *serving,
+                                        bool server, int64_t deadline_ns) {
+    idist__client_store *client = (idist__client_store *)store->impl;
+    bool by_multicast = strncmp(serving->address_text, "cast:", 5) == 0;
+    char at[320], own_text[320];
+    idist__multicast multicast;
+    idist_status status = IDIST_OK;
+
+    memset(&multicast, 0, sizeof multicast);
+    multicast.fd = -1;
+    idist__text_copy(at, sizeof at, serving->address_text);
+
+    if (by_multicast) {
+        status = idist__multicast_open(&multicast, serving->address_text + 5, server, serving->key);
+        if (server) snprintf(at, sizeof at, "tcp:%s:0", multicast.ip);
+    }
+
+    client->is_own = serving->key != NULL;
+    client->secrecy = serving->secrecy;
+    if (status == IDIST_OK && by_multicast && !server && serving->secrecy == IDIST__SECRECY_NONE &&
+        !idist__address_host_is_loopback(multicast.ip))
+        status = idist__client_no_secret(serving->address_text + 5);
+
+    serving->address_text = at;
+    idist__text_copy(own_text, sizeof own_text, at);
+    if (status == IDIST_OK && server)
+        status = idist__client_serve(store, serving, &multicast, own_text, sizeof own_text);
+
+    if (status == IDIST_OK && by_multicast && !server)
+        status = idist__client_find(client, &multicast, serving->key, deadline_ns);
+    else if (status == IDIST_OK)
+        status = idist__client_connect(client, own_text, serving->key, deadline_ns);
+    idist__os_descriptor_close(&multicast.fd); // -1 where the server has taken it
+    serving->address_text = NULL;
+
+    return status;
+}
+
+// Opens a store at "unix:NAME", "tcp:HOST:PORT" or "cast:GROUP:PORT/JOB". Owns serving->listener
+// from here on. Without a key there is no handshake: the server is one of torch. When this fails,
+// the caller closes the store.
+static idist_status idist__client_open(idist_store *store, idist__client_serving *serving,
+                                       bool server, int64_t deadline_ns) {
+    idist__client_store *client =
+        (idist__client_store *)idist__mem_alloc(&store->mem, sizeof *client);
+
+    if (!client) {
+        idist__os_descriptor_close(&serving->listener);
+        return IDIST_ERR_NO_MEMORY;
+    }
+
+    client->fd = -1;
+    client->lacking_ns = idist__os_clock_deadline(IDIST__CLIENT_LACKING_MS);
+    client->answer_ms = IDIST__CLIENT_ANSWER_MS;
+    if (store->timeout_ms > 0 && store->timeout_ms < client->answer_ms)
+        client->answer_ms = store->timeout_ms;
+    if (client->answer_ms < IDIST__CLIENT_LEAST_MS) client->answer_ms = IDIST__CLIENT_LEAST_MS;
+    idist__os_mutex_init(&client->lock);
+    store->impl = client;
+    store->run = idist__client_run;
+    store->close = idist__client_close;
+
+    return idist__client_begin(store, serving, server, deadline_ns);
+}
+
+// ---- store/store.h -------------------------------------------------------------------------------
+
+// store/store.h: the public functions; stores in memory and with a prefix
+//
+// Ranks that do not know each other yet exchange keys and values here: in the memory of one
+// process, in a file that all of them can open, or through a server inside rank 0 that speaks the
+// protocol of torch's TCPStore. The functions idist_store_* of idist.h end here; the join of the
+// ring (ring/join/) is the main user.
+
+//------------------------------------------------------------------------------
+// a store inside one process
+//
+// A table, a mutex and a condition that waiting requests sleep on. Nobody owns it more than the
+// others, so there is neither a server nor a client.
+//------------------------------------------------------------------------------
+
+typedef struct idist__memory_store {
+    idist__os_mutex lock;
+    idist__os_cond changed;
+    idist__table table;
+} idist__memory_store;
+
+static idist_status idist__memory_store_run(idist_store *store, idist__store_request *request) {
+    idist__memory_store *m = (idist__memory_store *)store->impl;
+    bool wait, changed;
+    idist_status status;
+
+    idist__os_mutex_lock(&m->lock);
+
+    for (;;) {
+        status = idist__table_apply(&m->table, request, &wait, &changed);
+        if (changed) idist__os_cond_broadcast(&m->changed);
+        if (!wait) break;
+
+        if (idist__os_clock_ms_until(request->deadline_ns) == 0) {
+            status = idist__table_timed_out(request, &m->table);
+            break;
+        }
+
+        idist__os_cond_wait(&m->changed, &m->lock, request->deadline_ns);
+    }
+
+    idist__os_mutex_unlock(&m->lock);
+
+    return status;
+}
+
+static void idist__memory_store_close(idist_store *store) {
+    idist__memory_store *m = (idist__memory_store *)store->impl;
+    idist__table_clear(&m->table);
+    idist__os_cond_destroy(&m->changed);
+    idist__os_mutex_destroy(&m->lock);
+    idist__mem_free(&store->mem, m);
+}
+
+static idist_status idist__memory_store_open(idist_store *store) {
+    idist__memory_store *m = (idist__memory_store *)idist__mem_alloc(&store->mem, sizeof *m);
+
+    if (!m) return IDIST_ERR_NO_MEMORY;
+    m->table.mem = store->mem;
+    idist__os_mutex_init(&m->lock);
+    idist__os_cond_init(&m->changed);
+    store->impl = m;
+    store->run = idist__memory_store_run;
+    store->close = idist__memory_store_close;
+
+    return IDIST_OK;
+}
+
+//------------------------------------------------------------------------------
+// a view of another store, with a prefix before each key
+//------------------------------------------------------------------------------
+
+typedef struct idist__prefix_store {
+    idist_store *parent;
+    char prefix[IDIST__KEY_MAX + 1];
+} idist__prefix_store;
+
+// The keys of a request, with the prefix before each, in one block that the caller frees. The
+// second one of a CLAIM is that of its will.
+static idist_status idist__prefix_store_keys(idist_store *store,
+                                             const idist__store_request *request,
+                                             idist__blob **result) {
+    idist__prefix_store *view = (idist__prefix_store *)store->impl;
+    idist__blob pair[2], *keys;
+    const idist__blob *from = request->nkeys ? request->keys : pair;
+    size_t prefix_nbytes = strlen(view->prefix), count = request->nkeys, total = 0, i;
+    char *text;
+
+    pair[0] = request->key;
+    pair[1] = request->a;
+    if (!count) count = request->op == IDIST__STORE_CLAIM ? 2 : 1;
+
+    for (i = 0; i < count; i++) {
+        total += prefix_nbytes + from[i].nbytes;
+        if (prefix_nbytes + from[i].nbytes > IDIST__KEY_MAX)
+            return idist__fail(IDIST_ERR_ARG,
+                               "store: prefix and key together may have at most %u bytes",
+                               IDIST__KEY_MAX);
+    }
+
+    keys = (idist__blob *)idist__mem_alloc(&store->mem, count * sizeof *keys + total);
+    if (!keys) return IDIST_ERR_NO_MEMORY;
+    text = (char *)(keys + count);
+
+    for (i = 0; i < count; i++) {
+        keys[i].data = text;
+        keys[i].nbytes = prefix_nbytes + from[i].nbytes;
+        memcpy(text, view->prefix, prefix_nbytes);
+        if (from[i].nbytes) memcpy(text + prefix_nbytes, from[i].data, from[i].nbytes);
+        text += keys[i].nbytes;
+    }
+
+    *result = keys;
+
+    return IDIST_OK;
+}
+
+static idist_status idist__prefix_store_run(idist_store *store, idist__store_request *request) {
+    idist__prefix_store *view = (idist__prefix_store *)store->impl;
+    idist__store_request inner = *request;
+    idist__blob *keys = NULL;
+    idist_status status = idist__prefix_store_keys(store, request, &keys);
+
+    if (status != IDIST_OK) return status;
+    // NUM_KEYS and DROP_WILL ignore the key.
+    inner.key = keys[0]; // NOLINT(clang-analyzer-core.NullDereference)
+    inner.keys = request->nkeys ? keys : NULL;
+    if (request->op == IDIST__STORE_CLAIM) inner.a = keys[1];
+    status = view->parent->run(view->parent, &inner);
+    request->number = inner.number;
+    request->nbytes = inner.nbytes;
+    request->flag = inner.flag;
+    idist__mem_free(&store->mem, keys);
+
+    return status;
+}
+
+static void idist__prefix_store_close(idist_store *store) {
+    idist__mem_free(&store->mem, store->impl);
+}
+
+//------------------------------------------------------------------------------
+// the public functions
+//------------------------------------------------------------------------------
+
+static idist_store *idist__store_new(const idist_allocator *mem, int timeout_ms) {
+    idist_store *store = (idist_store *)idist__mem_alloc(mem, sizeof *store);
+
+    if (!store) return NULL;
+    if (mem) store->mem = *mem;
+    store->timeout_ms = timeout_ms ? timeout_ms : 300000;
+    return store;
+}
+
+idist_status idist_store_close(idist_store **store) {
+    idist_store *closing;
+
+    if (!store) return idist__fail(IDIST_ERR_ARG, "store_close: the pointer is NULL");
+    closing = *store;
+    *store = NULL;
+    if (!closing) return IDIST_OK;
+    if (closing->impl) closing->close(closing);
+    idist__mem_free(&closing->mem, closing);
+
+    return IDIST_OK;
+}
+
+// Opens the kind of store that `where` begins with.
+static idist_status idist__store_open_kind(idist_store *store, const char *where, bool server,
+                                           idist__client_serving *serving, int64_t deadline_ns) {
+    idist_status status;
+    char address_text[4096];
+
+    if (strncmp(where, "file:", 5) == 0)
+        return idist__file_store_open(store, where + 5,
+                                      server ? IDIST__FILE_SERVER : IDIST__FILE_CLIENT,
+                                      deadline_ns);
+    if (strncmp(where, "draw:", 5) == 0)
+        return idist__file_store_open(store, where + 5, IDIST__FILE_EITHER, deadline_ns);
+    if (strcmp(where, "mem:") == 0) return idist__memory_store_open(store);
+
+    serving->address_text = where;
+    if (strncmp(where, "torch:", 6) != 0)
+        return idist__client_open(store, serving, server, deadline_ns);
+
+    snprintf(address_text, sizeof address_text, "tcp:%s", where + 6);
+    serving->address_text = address_text;
+    serving->listener = -1;
+    serving->key = NULL;
+    status = idist__client_open(store, serving, false, deadline_ns);
+    serving->address_text = NULL;
+
+    return status;
+}
+
+// Opens a store of any kind: "mem:", "file:PATH", "unix:NAME", "tcp:HOST:PORT",
+// "cast:GROUP:PORT/JOB", or "torch:HOST:PORT" for the server of a torchrun agent. "draw:PATH" is a
+// file whose server is the first process that opens it, see idist__store_is_file_server. A server
+// may bring a socket that listens already (else -1), which the store owns from here on.
+static idist_status idist__store_open(const char *where, const idist_store_desc *desc, int listener,
+                                      idist_store **out) {
+    idist_store *store = idist__store_new(&desc->allocator, desc->timeout_ms);
+    idist__client_serving serving;
+    idist__secret secret;
+    uint8_t key[32];
+    idist_status status = idist__secret_find(&secret, desc->secret, desc->secret_nbytes);
+
+    *out = NULL;
+    if (status == IDIST_OK && !store) status = IDIST_ERR_NO_MEMORY;
+
+    if (status != IDIST_OK) {
+        idist__os_descriptor_close(&listener);
+        idist_store_close(&store);
+        return status;
+    }
+
+    idist__secret_key(&secret, key);
+    memset(&serving, 0, sizeof serving);
+    serving.listener = listener;
+    serving.key = key;
+    serving.secrecy = idist__secret_secrecy(&secret);
+    status = idist__store_open_kind(store, where, desc->server, &serving,
+                                    idist__os_clock_deadline(store->timeout_ms));
+
+    if (status != IDIST_OK) idist_store_close(&store);
+    else *out = store;
+
+    return status;
+}
+
+// Whether this process is the server of a store in a file.
+IDIST__UNUSED static bool idist__store_is_file_server(const idist_store *store) {
+    return ((const idist__file_store *)store->impl)->server;
+}
+
+idist_status idist_store_open(const char *url, const idist_store_desc *desc, idist_store **store) {
+    idist_store_desc d;
+    char where[4096];
+    idist_status status;
+
+    memset(&d, 0, sizeof d);
+    if (desc) d = *desc;
+    if (!store) return idist__fail(IDIST_ERR_ARG, "store_open: store is NULL");
+    *store = NULL;
+    if (!url) return idist__fail(IDIST_ERR_ARG, "store_open: url is NULL");
+    if (strlen(url) >= sizeof where)
+        return idist__fail(IDIST_ERR_ARG, "store_open: the url is too long");
+    if (!d.allocator.alloc_fn != !d.allocator.free_fn)
+        return idist__fail(IDIST_ERR_ARG,
+                           "store_open: allocator: give both alloc_fn and free_fn, or neither");
+
+    if (strcmp(url, "mem://") == 0) idist__text_copy(where, sizeof where, "mem:");
+    else if (strncmp(url, "file://", 7) == 0 && url[7] == '/')
+        snprintf(where, sizeof where, "file:%s", url + 7);
+    else if (strncmp(url, "tcp://", 6) == 0) snprintf(where, sizeof where, "tcp:%s", url + 6);
+    else if (strncmp(url, "unix://", 7) == 0) snprintf(where, sizeof where, "unix:%s", url + 7);
+    else
+        return idist__fail(
+            IDIST_ERR_ARG,
+            "store_open: \"%s\" is not one of tcp://host:port, unix://name, file:///path, mem://",
+            url);
+
+    idist__fail_begin();
+    status = idist__store_open(where, &d, -1, store);
+
+    return idist__fail_end(status);
+}
+
+idist_status idist_store_prefix(idist_store *parent, const char *prefix, idist_store **store) {
+    idist__prefix_store *view;
+
+    if (!store) return idist__fail(IDIST_ERR_ARG, "store_prefix: store is NULL");
+    *store = NULL;
+    if (!parent || !prefix || strlen(prefix) >= IDIST__KEY_MAX)
+        return idist__fail(IDIST_ERR_ARG,
+                           "store_prefix: needs a parent and a prefix of less than %u bytes",
+                           IDIST__KEY_MAX);
+    *store = idist__store_new(&parent->mem, parent->timeout_ms);
+    if (!*store) return IDIST_ERR_NO_MEMORY;
+    view = (idist__prefix_store *)idist__mem_alloc(&parent->mem, sizeof *view);
+
+    if (!view) {
+        idist_store_close(store);
+        return IDIST_ERR_NO_MEMORY;
+    }
+
+    view->parent = parent;
+    idist__text_copy(view->prefix, sizeof view->prefix, prefix);
+    (*store)->impl = view;
+    (*store)->run = idist__prefix_store_run;
+    (*store)->close = idist__prefix_store_close;
+    (*store)->port = parent->port;
+
+    return IDIST_OK;
+}
+
+int idist_store_port(const idist_store *store) { return store ? store->port : 0; }
+
+static idist_status idist__store_check_key(const char *key) {
+    if (key && key[0] && strlen(key) <= IDIST__KEY_MAX) return IDIST_OK;
+    return idist__fail(IDIST_ERR_ARG, "store: a key must have 1 to %u bytes", IDIST__KEY_MAX);
+}
+
+// Fills a request of an operation without a key.
+static idist_status idist__store_begin(idist_store *store, idist__store_request *request, int op,
+                                       int timeout_ms) {
+    memset(request, 0, sizeof *request);
+    if (!store) return idist__fail(IDIST_ERR_ARG, "store: the store is NULL");
+    request->op = op;
+    request->deadline_ns = idist__os_clock_deadline(timeout_ms ? timeout_ms : store->timeout_ms);
+    return IDIST_OK;
+}
+
+static idist_status idist__store_begin_key(idist_store *store, idist__store_request *request,
+                                           int op, const char *key, int timeout_ms) {
+    idist_status status = idist__store_begin(store, request, op, timeout_ms);
+
+    if (status == IDIST_OK) status = idist__store_check_key(key);
+    if (status != IDIST_OK) return status;
+    request->key.data = key;
+    request->key.nbytes = strlen(key);
+    return IDIST_OK;
+}
+
+static idist_status idist__store_value(idist__blob *blob, const void *value, size_t nbytes,
+                                       size_t limit) {
+    if ((nbytes && !value) || nbytes > limit)
+        return idist__fail(IDIST_ERR_ARG, "store: a value is NULL or longer than %zu bytes", limit);
+    blob->data = (const char *)value;
+    blob->nbytes = nbytes;
+    return IDIST_OK;
+}
+
+idist_status idist_store_set(idist_store *store, const char *key, const void *value,
+                             size_t nbytes) {
+    idist__store_request request;
+    idist_status status = idist__store_begin_key(store, &request, IDIST__STORE_SET, key, 0);
+
+    if (status == IDIST_OK)
+        status = idist__store_value(&request.a, value, nbytes, IDIST__VALUE_MAX);
+    return status == IDIST_OK ? store->run(store, &request) : status;
+}
+
+// Sets a value without waiting until other clients can see it: they do before this one has the
+// answer to its next request.
+IDIST__UNUSED static idist_status idist__store_post(idist_store *store, const char *key,
+                                                    const void *value, size_t nbytes) {
+    idist__store_request request;
+    idist_status status = idist__store_begin_key(store, &request, IDIST__STORE_SET, key, 0);
+
+    if (status == IDIST_OK)
+        status = idist__store_value(&request.a, value, nbytes, IDIST__VALUE_MAX);
+    request.posted = true;
+    return status == IDIST_OK ? store->run(store, &request) : status;
+}
+
+// Adds 1 to the number of a key and leaves a will, see idist__store_request. sum NULL: does not
+// wait for the sum, which idist__store_posted_sum knows when the answer to the next request has
+// come; for stores with a server of ours.
+IDIST__UNUSED static idist_status idist__store_claim(idist_store *store, const char *key,
+                                                     const char *will_key, const void *will,
+                                                     size_t nbytes, int64_t *sum) {
+    idist__store_request request;
+    idist_status status = idist__store_begin_key(store, &request, IDIST__STORE_CLAIM, key, 0);
+
+    if (status == IDIST_OK) status = idist__store_check_key(will_key);
+    if (status != IDIST_OK) return status;
+    request.a.data = will_key;
+    request.a.nbytes = strlen(will_key);
+    request.b.data = (const char *)will;
+    request.b.nbytes = nbytes;
+    request.posted = sum == NULL;
+    status = store->run(store, &request);
+    if (status == IDIST_OK && sum) *sum = request.number;
+
+    return status;
+}
+
+// Takes our will back. If the connection is gone, the next request says so.
+IDIST__UNUSED static void idist__store_drop_will(idist_store *store) {
+    idist__store_request request;
+
+    if (idist__store_begin(store, &request, IDIST__STORE_DROP_WILL, 0) == IDIST_OK)
+        store->run(store, &request);
+}
+
+// Waits until the server of a store in a file has ended, at most until the deadline. Then the next
+// store that is opened there is another one.
+IDIST__UNUSED static void idist__store_await_end(idist_store *store, int64_t deadline_ns) {
+    if (store->run == idist__file_store_run) idist__file_store_await_end(store, deadline_ns);
+}
+
+// Tells the servers of stores behind sockets apart; 0: it is not one of ours.
+IDIST__UNUSED static uint64_t idist__store_server_id(const idist_store *store) {
+    if (store->run != idist__client_run) return 0;
+    return ((const idist__client_store *)store->impl)->server_id;
+}
+
+IDIST__UNUSED static int64_t idist__store_posted_sum(const idist_store *store) {
+    return ((const idist__client_store *)store->impl)->number;
+}
+
+// Runs a request that returns a value. `name` is the public function.
+static idist_status idist__store_fetch(const char *name, idist_store *store,
+                                       idist__store_request *request, void *value, size_t capacity,
+                                       size_t *nbytes) {
+    idist_status status;
+
+    if (capacity && !value) return idist__fail(IDIST_ERR_ARG, "%s: value is NULL", name);
+    request->value = value;
+    request->capacity = capacity;
+    status = store->run(store, request);
+    if (nbytes && (status == IDIST_OK || status == IDIST_ERR_TRUNCATED)) *nbytes = request->nbytes;
+    return status;
+}
+
+idist_status idist_store_get(idist_store *store, const char *key, void *value, size_t capacity,
+                             size_t *nbytes, int timeout_ms) {
+    idist__store_request request;
+    idist_status status =
+        idist__store_begin_key(store, &request, IDIST__STORE_GET, key, timeout_ms);
+
+    if (status != IDIST_OK) return status;
+    return idist__store_fetch("store_get", store, &request, value, capacity, nbytes);
+}
+
+idist_status idist_store_add(idist_store *store, const char *key, int64_t delta, int64_t *result) {
+    idist__store_request request;
+    idist_status status = idist__store_begin_key(store, &request, IDIST__STORE_ADD, key, 0);
+
+    if (status != IDIST_OK) return status;
+    request.number = delta;
+    status = store->run(store, &request); // NOLINT(clang-analyzer-core.NullDereference)
+    if (status == IDIST_OK && result) *result = request.number;
+    return status;
+}
+
+idist_status idist_store_compare_set(idist_store *store, const char *key, const void *expected,
+                                     size_t nexpected, const void *desired, size_t ndesired,
+                                     void *value, size_t capacity, size_t *nbytes) {
+    idist__store_request request;
+    idist_status status = idist__store_begin_key(store, &request, IDIST__STORE_COMPARE_SET, key, 0);
+
+    if (status == IDIST_OK)
+        status = idist__store_value(&request.a, expected, nexpected, IDIST__VALUE_MAX / 2);
+    if (status == IDIST_OK)
+        status = idist__store_value(&request.b, desired, ndesired, IDIST__VALUE_MAX / 2);
+    if (status != IDIST_OK) return status;
+
+    return idist__store_fetch("store_compare_set", store, &request, value, capacity, nbytes);
+}
+
+static idist_status idist__store_check_keys(const char *const *keys, size_t count) {
+    size_t i, total = 0;
+
+    if ((count && !keys) || count > IDIST__KEYS_MAX)
+        return idist__fail(IDIST_ERR_ARG, "store: keys is NULL or more than %u", IDIST__KEYS_MAX);
+
+    for (i = 0; i < count; i++) {
+        idist_status status = idist__store_check_key(keys[i]);
+
+        if (status != IDIST_OK) return status;
+        total += strlen(keys[i]) + 9; // with its length and '/', on the wire
+        if (total > IDIST__VALUE_MAX)
+            return idist__fail(IDIST_ERR_ARG, "store: the keys of one call exceed %u bytes",
+                               IDIST__VALUE_MAX);
+    }
+
+    return IDIST_OK;
+}
+
+// WAIT and CHECK. *flag, unless it is NULL: all keys exist.
+static idist_status idist__store_run_keys(idist_store *store, int op, const char *const *keys,
+                                          size_t count, int timeout_ms, bool *flag) {
+    idist__store_request request;
+    idist_status status = idist__store_begin(store, &request, op, timeout_ms);
+    idist__blob *blobs;
+    size_t i;
+
+    if (status == IDIST_OK) status = idist__store_check_keys(keys, count);
+    if (status != IDIST_OK) return status;
+    if (flag) *flag = true;
+    if (!count) return IDIST_OK;
+    blobs = (idist__blob *)idist__mem_alloc(&store->mem, count * sizeof *blobs);
+    if (!blobs) return IDIST_ERR_NO_MEMORY;
+
+    for (i = 0; i < count; i++) {
+        blobs[i].data = keys[i];
+        blobs[i].nbytes = strlen(keys[i]);
+    }
+
+    request.keys = blobs;
+    request.nkeys = count;
+    status = store->run(store, &request);
+    if (flag) *flag = request.flag;
+    idist__mem_free(&store->mem, blobs);
+
+    return status;
+}
+
+// Like idist_store_wait, but the text of a time-out may name a key that exists.
+static idist_status idist__store_await_keys(idist_store *store, const char *const *keys, size_t n,
+                                            int timeout_ms) {
+    return idist__store_run_keys(store, IDIST__STORE_WAIT, keys, n, timeout_ms, NULL);
+}
+
+// Some of these keys did not appear in time. Only the server knows which: each question halves
+// their number.
+static idist_status idist__store_name_missing(idist_store *store, const char *const *keys,
+                                              size_t n) {
+    char text[sizeof idist__me.text];
+
+    memcpy(text, idist__me.text, sizeof text); // a question that fails overwrites it
+
+    while (n > 1) {
+        size_t half = n / 2;
+        bool ready;
+
+        if (idist__store_run_keys(store, IDIST__STORE_CHECK, keys, half, 0, &ready) != IDIST_OK) {
+            memcpy(idist__me.text, text, sizeof text);
+            return IDIST_ERR_TIMEOUT;
+        }
+
+        if (ready) keys += half;
+        n = ready ? n - half : half;
+    }
+
+    return idist__fail(IDIST_ERR_TIMEOUT, "store: the key \"%s\" did not appear in time", keys[0]);
+}
+
+idist_status idist_store_wait(idist_store *store, const char *const *keys, size_t n,
+                              int timeout_ms) {
+    idist_status status = idist__store_await_keys(store, keys, n, timeout_ms);
+
+    if (status != IDIST_ERR_TIMEOUT || n < 2) return status;
+
+    return idist__store_name_missing(store, keys, n);
+}
+
+idist_status idist_store_check(idist_store *store, const char *const *keys, size_t n, bool *ready) {
+    if (!ready) return idist__fail(IDIST_ERR_ARG, "store_check: ready is NULL");
+    return idist__store_run_keys(store, IDIST__STORE_CHECK, keys, n, 0, ready);
+}
+
+idist_status idist_store_delete(idist_store *store, const char *key, bool *deleted) {
+    idist__store_request request;
+    idist_status status = idist__store_begin_key(store, &request, IDIST__STORE_DELETE, key, 0);
+
+    if (status == IDIST_OK) status = store->run(store, &request);
+    if (status == IDIST_OK && deleted) *deleted = request.flag;
+    return status;
+}
+
+idist_status idist_store_num_keys(idist_store *store, size_t *n) {
+    idist__store_request request;
+    idist_status status = idist__store_begin(store, &request, IDIST__STORE_NUM_KEYS, 0);
+
+    if (status != IDIST_OK) return status;
+    if (!n) return idist__fail(IDIST_ERR_ARG, "store_num_keys: n is NULL");
+    status = store->run(store, &request);
+    *n = status == IDIST_OK ? (size_t)request.number : 0;
+    return status;
+}
+
+// ---- launch/env.h --------------------------------------------------------------------------------
+
+// launch/env.h: the configuration, and numbers in environment variables
+
+#define IDIST__SHM_MIB 5 // shared memory per rank, unless the user says otherwise
+
+enum { IDIST__RANK_DRAWN = -1 }; // in place of a rank: see launch/draw.h
+
+// The numbers are those of the names in idist__config_choices.
+enum { IDIST__TRANSPORT_AUTO, IDIST__TRANSPORT_SOCKET, IDIST__TRANSPORT_TCP };
+
+// How a collective runs. The setting IDIST_ALGO, the fingerprints of calls and the table in
+// ring/algo/ (ring/algo/choose.h) all use these numbers. Only those up to REMOTE can be set.
+typedef enum idist__algorithm {
+    IDIST__ALGO_AUTO,      // chosen by operation and size; of a call: none of those below
+    IDIST__ALGO_LATENCY,   // messages, few steps
+    IDIST__ALGO_BANDWIDTH, // messages, few bytes
+    IDIST__ALGO_CHUNKED,   // shared memory, one chunk at a time
+    IDIST__ALGO_REMOTE,    // a setting only: as AUTO, with cross-memory reads even if they are slow
+    IDIST__ALGO_FLAT,      // shared memory, small contributions
+    IDIST__ALGO_BY_HOST    // calls inside each host, and between hosts
+} idist__algorithm;
+
+typedef enum idist__launcher_kind {
+    IDIST__LAUNCHER_NONE,
+    IDIST__LAUNCHER_IDIST, // idistrun
+    IDIST__LAUNCHER_ENV,   // torchrun, and whoever else sets RANK and WORLD_SIZE
+    IDIST__LAUNCHER_INDEXED,
+    IDIST__LAUNCHER_HOROVODRUN,
+    IDIST__LAUNCHER_OPENMPI,
+    IDIST__LAUNCHER_MVAPICH2,
+    IDIST__LAUNCHER_JSRUN,
+    IDIST__LAUNCHER_PALS,
+    IDIST__LAUNCHER_FLUX,
+    IDIST__LAUNCHER_HYDRA,
+    IDIST__LAUNCHER_SLURM,
+    IDIST__LAUNCHER_TF_CONFIG,
+    IDIST__LAUNCHER_PMIX
+} idist__launcher_kind;
+
+typedef struct idist__config {
+    int rank, world_size; // rank may be IDIST__RANK_DRAWN until a backend has claimed the world
+    int local_rank, local_size; // -1: the launcher does not say
+    idist__launcher_kind launcher_kind;
+    const char *launcher;            // "none", "spawn", "explicit", "idist", "torchrun", ...
+    const char *rank_var, *size_var; // the variables that rank and size came from, or NULL
+    const char *job_var;     // the variable that tells apart the jobs of one launcher, or NULL
+    char where[4096];        // where the ranks meet, see launch/where.h; "": not given
+    const char *lone_method; // an init method, but nothing says which rank we are; or NULL
+    idist_store *store;      // the caller's, instead of `where`
+    idist_store *drawn;      // the rank was drawn from this store at `where`, which the world owns
+    int listener;            // a socket that rank 0 of a spawn inherits and that listens; else -1
+    int timeout_ms, init_timeout_ms; // > 0, or -1 for none
+    idist__secret secret;
+    int transport;      // IDIST__TRANSPORT_*: inside a host shared memory, local sockets, or TCP
+    int algorithm;      // an idist__algorithm, up to CHUNKED
+    int sockets;        // of a link over TCP; 0: automatic
+    int bind;           // 1: bind each rank to a processor of its own, if there are enough
+    bool may_draw;      // the ranks meet in a file, from which they may be drawn
+    bool rank_drawn;    // ours was
+    bool shm_asked;     // the user gave shm_nbytes
+    bool unchecked;     // a backend with collectives of its own need not compare the ranks' calls
+    bool high_priority; // of the device's streams
+    bool device_backend_in_desc; // asked for by desc, not by the environment
+    bool lone_method_in_desc;    // the same
+    size_t shm_nbytes;           // shared memory per rank
+    const void *mpi_comm;
+    char host_id[128];
+    char group_name[64];     // of the worlds that meet in one file, or ""
+    char device[32];         // the device the user asked for, or ""
+    char device_backend[32]; // the device backend that the user asked for, or ""
+    const void *nccl_comm, *nccl_config;
+    char backends[128]; // the backends the user asked for, or ""
+    // Where a rank says that another one was lost, so that what follows may be only a consequence:
+    int *lost;            // in memory, a worker to its parent; or NULL
+    char lost_file[1024]; // or else a file that the rank makes, for its launcher; or ""
+    idist_allocator mem;
+    idist_logger logger;
+} idist__config;
+
+enum { IDIST__ENV_RANKS_MAX = 1000000 };
+
+// Leaves *value alone when the variable is not set, or has no name.
+static idist_status idist__env_int(const char *name, int64_t lowest, int64_t highest, int *value) {
+    const char *text = name ? idist__os_env(name) : NULL;
+    int64_t number;
+
+    if (!text) return IDIST_OK;
+    if (!idist__parse_int(text, lowest, highest, &number))
+        return idist__fail(IDIST_ERR_ENV, "%s=%s: expected a whole number from %lld to %lld", name,
+                           text, (long long)lowest, (long long)highest);
+    *value = (int)number;
+
+    return IDIST_OK;
+}
+
+// A number of ranks or nodes, and the index of one.
+static idist_status idist__env_count(const char *name, int *value) {
+    return idist__env_int(name, 1, IDIST__ENV_RANKS_MAX, value);
+}
+
+static idist_status idist__env_index(const char *name, int *value) {
+    return idist__env_int(name, 0, IDIST__ENV_RANKS_MAX, value);
+}
+
+// The first of two variables if it is set, otherwise the second.
+static const char *idist__env_either(const char *first, const char *second) {
+    return idist__os_env(first) ? first : second;
+}
+
+// ---- launch/slurm.h ------------------------------------------------------------------------------
+
+// launch/slurm.h: what Slurm says: host lists, tasks per node, whether srun started us
+
+// Called for each host of a list; false ends the walk.
+typedef bool (*idist__slurm_host_fn)(void *arg, const char *host);
+
+// One item between the brackets of a host list.
+typedef struct idist__slurm_range {
+    long first, last;
+    int width; // digits of the first number: "03-11" is 03, 04, ..., 11
+} idist__slurm_range;
+
+enum { IDIST__SLURM_HOST_NBYTES = 256, IDIST__SLURM_RANGE_MAX = 65535 };
+
+// Parses "7" or "03-11" up to a comma or the closing bracket. Returns where it ends, or NULL.
+static const char *idist__slurm_parse_range(const char *text, const char *close,
+                                            idist__slurm_range *range) {
+    size_t digits = strspn(text, "0123456789");
+    char *end;
+
+    if (digits < 1 || digits > 9) return NULL;
+    range->width = (int)digits;
+    range->first = range->last = strtol(text, &end, 10);
+
+    if (*end == '-') {
+        end++;
+        digits = strspn(end, "0123456789");
+        range->last = strtol(end, NULL, 10);
+        end += digits;
+        if (digits < 1 || digits > 9 || range->last < range->first ||
+            range->last - range->first > IDIST__SLURM_RANGE_MAX)
+            return NULL;
+    }
+
+    return end <= close && (*end == ',' || end == close) ? end : NULL;
+}
+
+// Expands one element of a host list from `at` to `end`; `host` holds the `used` bytes before it.
+// It recurses for what follows a bracket.
+static bool idist__slurm_expand(const char *at, const char *end, char *host, size_t used,
+                                idist__slurm_host_fn fn, void *arg) {
+    const char *close;
+
+    while (at < end && *at != '[' && *at != ']' && used < IDIST__SLURM_HOST_NBYTES - 1)
+        host[used++] = *at++;
+    host[used] = 0;
+    if (at == end) return used && fn(arg, host);
+    close = *at == '[' ? (const char *)memchr(at, ']', (size_t)(end - at)) : NULL;
+    if (!close || used >= IDIST__SLURM_HOST_NBYTES - 16) return false;
+
+    while (at < close) { // at the bracket, or at a comma
+        idist__slurm_range range;
+        long number;
+
+        at = idist__slurm_parse_range(at + 1, close, &range);
+        if (!at) return false;
+
+        for (number = range.first; number <= range.last; number++) {
+            int more = snprintf(host + used, 12, "%0*ld", range.width, number);
+
+            if (!idist__slurm_expand(close + 1, end, host, used + (size_t)more, fn, arg))
+                return false;
+        }
+    }
+
+    return true;
+}
+
+// Calls fn for each host of Slurm's compressed lists, in their order:
+// "a,b[1-3,07],rack[0-1]n[1-2]". False: it is no such list, or fn has ended the walk.
+static bool idist__slurm_each_host(const char *list, idist__slurm_host_fn fn, void *arg) {
+    char host[IDIST__SLURM_HOST_NBYTES];
+    const char *at = list;
+
+    do {
+        const char *end;
+        int depth = 0;
+
+        at += strspn(at, " ");
+        for (end = at; *end && (*end != ',' || depth); end++)
+            depth += (*end == '[') - (*end == ']');
+        if (!idist__slurm_expand(at, end, host, 0, fn, arg)) return false;
+        at = end;
+    } while (*at++ == ',');
+
+    return true;
+}
+
+// Keeps the first host, but lets the walk go on, so that the whole list is checked.
+static bool idist__slurm_first_host(void *arg, const char *host) {
+    char *first = (char *)arg;
+    if (!first[0]) idist__text_copy(first, IDIST__SLURM_HOST_NBYTES, host);
+    return true;
+}
+
+// The tasks of a node: "2(x3),1" says 2, 2, 2, 1. -1: the text does not say.
+static int idist__slurm_tasks(const char *text, int node) {
+    while (text && *text >= '0' && *text <= '9') {
+        char *rest;
+        long tasks = strtol(text, &rest, 10), times = 1;
+
+        if (strncmp(rest, "(x", 2) == 0) {
+            times = strtol(rest + 2, &rest, 10);
+            if (times < 1 || *rest++ != ')') return -1;
+        }
+
+        if (node < times) return tasks > 0 && tasks <= IDIST__ENV_RANKS_MAX ? (int)tasks : -1;
+        node -= (int)times;
+        if (*rest != ',') return -1;
+        text = rest + 1;
+    }
+
+    return -1;
+}
+
+static const char *idist__slurm_step_var(void) {
+    return idist__env_either("SLURM_STEP_ID", "SLURM_STEPID");
+}
+
+static const char *idist__slurm_nodes_var(void) {
+    return idist__env_either("SLURM_STEP_NUM_NODES", "SLURM_JOB_NUM_NODES");
+}
+
+static const char *idist__slurm_size_var(void) {
+    return idist__env_either("SLURM_STEP_NUM_TASKS", "SLURM_NTASKS");
+}
+
+// Whether srun started this process. The body of a batch script and a shell of salloc have its
+// variables too, but a step number above the limit.
+static bool idist__slurm_in_step(void) {
+    int64_t step;
+    return idist__parse_int(idist__os_env(idist__slurm_step_var()), 0, 0xffffffefll, &step) &&
+           idist__os_env("SLURM_PROCID");
+}
+
+// The number of ranks on our node: Slurm has one number per node.
+static void idist__slurm_local_size(idist__config *config) {
+    const char *tasks =
+        idist__os_env(idist__env_either("SLURM_STEP_TASKS_PER_NODE", "SLURM_TASKS_PER_NODE"));
+    int node = 0, nodes = 0;
+
+    idist__env_index("SLURM_NODEID", &node);
+    config->local_size = idist__slurm_tasks(tasks, node);
+    idist__env_count(idist__slurm_nodes_var(), &nodes);
+    if (nodes == 1) config->local_size = config->world_size;
+}
+
+// RANK and WORLD_SIZE inside a step of Slurm may come from an inner launcher such as torchrun, may
+// repeat Slurm's own numbers, or may be left over from elsewhere. *used: they are to be used. Where
+// they repeat Slurm's without the rest of torch's variables, Slurm is the launcher: it also knows
+// the local rank and where to meet.
+static idist_status idist__slurm_check_env(bool *used) {
+    int rank = 0, size = 1, slurm_rank = 0, slurm_size = 1, nodes = 1;
+    const char *size_var = idist__slurm_size_var();
+    bool same, inner;
+
+    *used = true;
+    if (idist__os_env("TORCHELASTIC_RUN_ID") || idist__os_env("LOCAL_WORLD_SIZE") ||
+        !idist__slurm_in_step())
+        return IDIST_OK;
+    if (idist__env_index("RANK", &rank) != IDIST_OK ||
+        idist__env_count("WORLD_SIZE", &size) != IDIST_OK)
+        return IDIST_OK; // idist__detect_numbers reports it
+    idist__env_index("SLURM_PROCID", &slurm_rank);
+    idist__env_count(size_var, &slurm_size);
+    idist__env_count(idist__slurm_nodes_var(), &nodes);
+
+    // On one node an inner launcher can have started more ranks than there are tasks.
+    same = rank == slurm_rank && size == slurm_size;
+    inner = nodes == 1 && rank >= slurm_rank && size >= slurm_size;
+
+    if (!same && !inner)
+        return idist__fail(IDIST_ERR_ENV,
+                           "RANK=%d and WORLD_SIZE=%d are inconsistent with SLURM_PROCID=%d and "
+                           "%s=%d: unset those that are left over, or set IDIST_LAUNCHER=env or "
+                           "=slurm",
+                           rank, size, slurm_rank, size_var, slurm_size);
+    if (same)
+        *used = idist__os_env("LOCAL_RANK") && idist__os_env("MASTER_ADDR") &&
+                idist__os_env("MASTER_PORT");
+
+    return IDIST_OK;
+}
+
+// ---- launch/pmi.h --------------------------------------------------------------------------------
+
+// launch/pmi.h: PMI-1, the text protocol of MPICH's launchers
+//
+// Lines of "cmd=NAME key=value ..." over a socket that the launcher (hydra) hands down as PMI_FD,
+// or to which we connect (mpiexec -pmi-port: PMI_PORT). We need three things of it: who we are, a
+// key-value space in which rank 0 publishes its address, and one barrier:
+//
+//     idist__pmi_introduce   initack -> set size, set rank             (with PMI_PORT only)
+//     idist__pmi_share_address        init, get_my_kvsname, put (rank 0), barrier_in, get, finalize
+//
+// The launcher accepts one client per process. If an MPI library is linked into the program, that
+// is the client, whether or not idist uses MPI, and we leave PMI alone.
+
+#ifdef __cplusplus
+extern "C" int MPI_Pcontrol(const int level, ...) __attribute__((weak));
+#else
+int MPI_Pcontrol(const int level, ...) __attribute__((weak));
+#endif
+
+// Whether an MPI library in the program speaks PMI.
+static bool idist__pmi_is_taken(void) { return MPI_Pcontrol != NULL; }
+
+typedef struct idist__pmi {
+    int fd;
+    bool answers; // the launcher is there
+    int64_t deadline_ns;
+    char line[600]; // the last answer
+} idist__pmi;
+
+// What PMI told this process. It is asked once: after `finalize` the launcher no longer listens.
+static struct {
+    idist__os_mutex lock;
+    int fd;          // of PMI_PORT; -1: none
+    int size, rank;  // size 0: not asked yet
+    char where[320]; // rank 0 listens; "": not asked yet
+} idist__pmi_known = {IDIST__OS_MUTEX_INIT, -1, 0, 0, ""};
+
+// Reads one line, byte by byte, since what follows belongs to the next. The launcher's socket is a
+// blocking one, so each read waits for a byte first.
+static bool idist__pmi_read_line(idist__pmi *p) {
+    size_t nbytes = 0;
+
+    while (nbytes + 1 < sizeof p->line &&
+           idist__os_poll_wait(p->fd, IDIST__OS_READABLE, p->deadline_ns) &&
+           idist__connection_read_all(p->fd, p->line + nbytes, 1, p->deadline_ns) &&
+           p->line[nbytes] != '\n')
+        nbytes++;
+    p->line[nbytes] = 0;
+    return nbytes > 0;
+}
+
+// Sends a line, and reads until an answer that begins with `answer`. False: the answer reports an
+// error, or none came.
+static bool idist__pmi_request(idist__pmi *p, const char *line, const char *answer) {
+    if (!idist__connection_write_all(p->fd, line, strlen(line), p->deadline_ns)) return false;
+
+    do {
+        if (!idist__pmi_read_line(p)) return false;
+    } while (strncmp(p->line, answer, strlen(answer)) != 0);
+
+    return !strstr(p->line, "rc=") || strstr(p->line, "rc=0") != NULL;
+}
+
+// The rest of the last answer behind "name=".
+static const char *idist__pmi_value(const idist__pmi *p, const char *name) {
+    const char *at = strstr(p->line, name);
+    return at ? at + strlen(name) : "";
+}
+
+// Connects to PMI_PORT and learns rank and size. The connection stays open for
+// idist__pmi_share_address.
+static bool idist__pmi_connect(const char *port, const char *id, int64_t deadline_ns) {
+    idist__pmi p;
+    char text[320];
+    idist__os_address address;
+    int value = 0;
+    bool ok;
+
+    p.deadline_ns = deadline_ns;
+    p.fd = -1;
+    snprintf(text, sizeof text, "tcp:%.300s", port);
+    if (idist__address_parse(&address, text) == IDIST_OK)
+        p.fd = idist__os_socket_connect(&address, deadline_ns);
+    snprintf(text, sizeof text, "cmd=initack pmiid=%.100s\n", id);
+    ok = p.fd >= 0 && idist__pmi_request(&p, text, "cmd=initack");
+
+    while (ok && !strstr(p.line, "debug=")) { // the last of the lines that follow
+        ok = idist__pmi_read_line(&p);
+        if (sscanf(p.line, "cmd=set size=%d", &value) == 1) idist__pmi_known.size = value;
+        if (sscanf(p.line, "cmd=set rank=%d", &value) == 1) idist__pmi_known.rank = value;
+    }
+
+    if (!ok) idist__os_descriptor_close(&p.fd);
+    idist__pmi_known.fd = p.fd;
+
+    return ok;
+}
+
+// With mpiexec -pmi-port the environment has no rank: PMI tells it.
+static idist_status idist__pmi_introduce(idist__config *config, const char *port, const char *id) {
+    int timeout_ms = config->init_timeout_ms > 0 ? config->init_timeout_ms : 5000;
+    bool ok = true;
+
+    idist__os_mutex_lock(&idist__pmi_known.lock);
+    if (!idist__pmi_known.size)
+        ok = idist__pmi_connect(port, id, idist__os_clock_deadline(timeout_ms));
+    config->launcher_kind = IDIST__LAUNCHER_HYDRA;
+    config->launcher = "hydra";
+    config->rank_var = "PMI_ID";
+    config->size_var = "PMI_PORT";
+    config->world_size = idist__pmi_known.size;
+    config->rank = idist__pmi_known.rank;
+    idist__os_mutex_unlock(&idist__pmi_known.lock);
+
+    idist__env_index("MPI_LOCALRANKID", &config->local_rank);
+    idist__env_count("MPI_LOCALNRANKS", &config->local_size);
+    if (ok && config->rank >= 0 && config->rank < config->world_size) return IDIST_OK;
+
+    return idist__fail(IDIST_ERR_ENV,
+                       "PMI_PORT=%s: no launcher of MPICH answers there; unset it to run alone",
+                       port);
+}
+
+// The address of rank 0 for the others: that of this host's name, if it is one of its interfaces.
+static idist_status idist__pmi_choose_address(idist__own_address *own) {
+    char name[256];
+    idist__os_address address;
+    bool known = idist__os_socket_host_name(name, sizeof name) &&
+                 idist__address_tcp(&address, name, 0) == IDIST_OK;
+
+    return idist__interface_choose(known ? &address : NULL, own);
+}
+
+// Ranks of several hosts, or of one where the user wants TCP, meet at a TCP port of rank 0.
+static idist_status idist__pmi_listen_tcp(idist__config *config, char *where, size_t capacity) {
+    bool one_host = config->local_size == config->world_size;
+    bool by_loopback = one_host && !idist__os_env("IDIST_ADDR");
+    idist__os_address address;
+    idist__own_address own;
+    idist_status status = IDIST_OK;
+
+    if (!by_loopback && !config->secret.nbytes && !config->secret.insecure)
+        return idist__fail(
+            IDIST_ERR_NO_SECRET,
+            "initialize: ranks on several hosts need a shared secret: set IDIST_SECRET or "
+            "IDIST_SECRET_FILE on all ranks, or IDIST_INSECURE=1 to trust the network");
+
+    if (by_loopback) idist__text_copy(own.ip, sizeof own.ip, "127.0.0.1");
+    else status = idist__pmi_choose_address(&own);
+    if (status != IDIST_OK) return status;
+
+    if (!by_loopback && config->secret.nbytes) {
+        status = idist__connection_listen_everywhere(0, "a free port", &config->listener);
+    } else if (!one_host) {
+        status = idist__connection_listen_beyond(&own, NULL, 0, own.ip, &config->listener);
+    } else { // where the other ranks of this host connect to
+        status = idist__address_tcp(&address, own.ip, 0);
+        if (status == IDIST_OK)
+            status = idist__connection_listen(&address, own.ip, &config->listener);
+    }
+
+    if (status != IDIST_OK) return status;
+    if (!idist__os_socket_own_address(config->listener, &address))
+        return idist__fail_errno("initialize: asking for the port of a listener", errno);
+    snprintf(where, capacity, "tcp:[%s]:%d", own.ip, idist__os_socket_port(&address));
+
+    return IDIST_OK;
+}
+
+// Rank 0 listens before it says where, so that nobody else can take the address.
+static idist_status idist__pmi_listen(idist__config *config, char *where, size_t capacity) {
+    idist__os_address address;
+    uint64_t id[2];
+    idist_status status;
+
+    if (config->local_size != config->world_size || config->transport == IDIST__TRANSPORT_TCP)
+        return idist__pmi_listen_tcp(config, where, capacity);
+
+    idist__os_random(id, sizeof id);
+    snprintf(where, capacity, "unix:idist-%016llx%016llx", (unsigned long long)id[0],
+             (unsigned long long)id[1]);
+    status = idist__address_parse(&address, where);
+    if (status != IDIST_OK) return status;
+
+    return idist__connection_listen(&address, where, &config->listener);
+}
+
+// Rank 0 puts `where` into the key-value space, and all ranks get it from there; "-" says that rank
+// 0 could not listen. False: the launcher does not answer.
+static bool idist__pmi_exchange(idist__pmi *p, bool puts, char *where, size_t capacity) {
+    char space[256], text[900];
+    const char *value;
+    bool ok;
+
+    p->answers =
+        (p->fd >= 0 || idist__env_int("PMI_FD", 0, INT32_MAX, &p->fd) == IDIST_OK) &&
+        idist__pmi_request(p, "cmd=init pmi_version=1 pmi_subversion=1\n", "cmd=response_to_init");
+    ok = p->answers && idist__pmi_request(p, "cmd=get_my_kvsname\n", "cmd=my_kvsname");
+    value = idist__pmi_value(p, "kvsname=");
+    snprintf(space, sizeof space, "%.*s", (int)strcspn(value, " "), value);
+
+    if (puts) {
+        snprintf(text, sizeof text, "cmd=put kvsname=%s key=idist value=%s\n", space, where);
+        ok = ok && idist__pmi_request(p, text, "cmd=put_result");
+    }
+
+    ok = ok && idist__pmi_request(p, "cmd=barrier_in\n", "cmd=barrier_out");
+    snprintf(text, sizeof text, "cmd=get kvsname=%s key=idist\n", space);
+    ok = ok && idist__pmi_request(p, text, "cmd=get_result");
+    idist__text_copy(where, capacity, ok ? idist__pmi_value(p, "value=") : "-");
+
+    return ok;
+}
+
+// A program between mpiexec and this one may have closed the descriptor, as subprocess of Python
+// does.
+static idist_status idist__pmi_no_answer(void) {
+    const char *name = idist__os_env("PMI_FD") ? "PMI_FD" : "PMI_PORT";
+    const char *value = idist__os_env(name);
+
+    return idist__fail(IDIST_ERR_ENV,
+                       "%s=%s: no launcher of MPICH answers there. If a program between mpiexec "
+                       "and this one has closed it, set MASTER_ADDR and MASTER_PORT",
+                       name, value ? value : "");
+}
+
+// Sets config->where: rank 0 listens and tells the others through the launcher. Blocks until all
+// ranks have called it, or init_timeout_ms has passed.
+IDIST__UNUSED static idist_status idist__pmi_share_address(idist__config *config) {
+    char where[320] = "-";
+    idist__pmi p;
+    idist_status status = IDIST_OK;
+    bool ok = true;
+
+    memset(&p, 0, sizeof p);
+    p.answers = true;
+    p.deadline_ns = idist__os_clock_deadline(config->init_timeout_ms);
+    idist__os_mutex_lock(&idist__pmi_known.lock);
+    p.fd = idist__pmi_known.fd;
+
+    if (!idist__pmi_known.where[0]) {
+        if (config->rank == 0) status = idist__pmi_listen(config, where, sizeof where);
+        if (status != IDIST_OK) snprintf(where, sizeof where, "-");
+        ok = idist__pmi_exchange(&p, config->rank == 0, where, sizeof where);
+        if (ok && idist__pmi_request(&p, "cmd=finalize\n", "cmd=finalize_ack") && where[0] != '-')
+            idist__text_copy(idist__pmi_known.where, sizeof idist__pmi_known.where, where);
+    }
+
+    idist__text_copy(config->where, sizeof config->where, idist__pmi_known.where);
+    idist__os_mutex_unlock(&idist__pmi_known.lock);
+    if (!p.answers) return idist__pmi_no_answer();
+    if (status != IDIST_OK || config->where[0]) return status;
+
+    if (ok)
+        return idist__fail(IDIST_ERR_PEER_LOST,
+                           "initialize: rank 0 could not listen; its own message says why");
+
+    return idist__fail(
+        IDIST_ERR_TIMEOUT,
+        "initialize: not all ranks came to the barrier of the launcher (PMI) within %d ms",
+        config->init_timeout_ms);
+}
+
+// ---- launch/tf_config.h --------------------------------------------------------------------------
+
+// launch/tf_config.h: TF_CONFIG, TensorFlow's description of a cluster
+//
+//     {"cluster": {"chief": ["h0:2222"], "worker": ["h1:2222", "h2:2222"], "ps": [...]},
+//      "task": {"type": "worker", "index": 1}}
+//
+// The chief ("master" in old versions), if there is one, and then the workers are the ranks; they
+// meet at the first of them. Valid JSON without a cluster is none of ours. What is in a valid text
+// is not parsed: it counts the strings of the lists it knows.
+
+enum { IDIST__TF_DEPTH_MAX = 32 };
+
+static void idist__tf_config_skip_blanks(const char **at) { *at += strspn(*at, " \t\r\n"); }
+
+// These three move *at behind a valid piece of JSON, or return false and leave it where it is
+// wrong.
+static bool idist__tf_config_skip_string(const char **at) {
+    const char *end = *at;
+
+    if (*end++ != '"') return false;
+    for (; *end && *end != '"'; end++)
+        if (*end == '\\' && !*++end) break;
+    if (!*end) return false;
+    *at = end + 1;
+
+    return true;
+}
+
+static bool idist__tf_config_skip_word(const char **at) {
+    static const char *const words[] = {"true", "false", "null"};
+    size_t i, nbytes = strspn(*at, "+-.0123456789eE");
+
+    for (i = 0; i < IDIST__COUNT_OF(words); i++)
+        if (strncmp(*at, words[i], strlen(words[i])) == 0) nbytes = strlen(words[i]);
+    *at += nbytes;
+
+    return nbytes > 0;
+}
+
+static bool idist__tf_config_skip_value(const char **at, int depth) {
+    bool is_object = **at == '{';
+    char end = is_object ? '}' : ']';
+
+    if (**at == '"') return idist__tf_config_skip_string(at);
+    if (!is_object && **at != '[') return idist__tf_config_skip_word(at);
+    if (depth == IDIST__TF_DEPTH_MAX) return false;
+
+    ++*at;
+    idist__tf_config_skip_blanks(at);
+
+    if (**at == end) {
+        ++*at;
+        return true;
+    }
+
+    while (true) {
+        if (is_object) {
+            if (!idist__tf_config_skip_string(at)) return false;
+            idist__tf_config_skip_blanks(at);
+            if (**at != ':') return false;
+            ++*at;
+            idist__tf_config_skip_blanks(at);
+        }
+
+        if (!idist__tf_config_skip_value(at, depth + 1)) return false;
+        idist__tf_config_skip_blanks(at);
+        if (**at != end && **at != ',') return false;
+        if (*(*at)++ == end) return true;
+        idist__tf_config_skip_blanks(at);
+    }
+}
+
+// A program whose TF_CONFIG lost a quotation mark on its way must not run alone for that.
+static idist_status idist__tf_config_check(const char *text) {
+    const char *at = text;
+    bool valid;
+
+    idist__tf_config_skip_blanks(&at);
+    valid = *at == '{' && idist__tf_config_skip_value(&at, 0);
+    idist__tf_config_skip_blanks(&at);
+    if (valid && !*at) return IDIST_OK;
+
+    return idist__fail(
+        IDIST_ERR_ENV,
+        "TF_CONFIG is not a valid JSON object: wrong from character %d on, %s%.40s%s. "
+        "Mend it, or unset it if it is not for this program",
+        (int)(at - text) + 1, *at ? "\"" : "its end", at, *at ? "\"" : "");
+}
+
+// The number of strings in a list. The first of them goes to `first`, unless that is taken.
+static int idist__tf_config_count_hosts(const char *text, const char *list, char first[256]) {
+    const char *at = strstr(text, list);
+    int count = 0;
+
+    while (at && at[strlen(list) + strspn(at + strlen(list), " \t\n")] != ':')
+        at = strstr(at + 1, list); // that one was a value, not a name
+    at = at ? strpbrk(at, "[]{}") : NULL;
+    if (!at || *at != '[') return 0;
+
+    for (at = strpbrk(at + 1, "\"]"); at && *at == '"'; at = strpbrk(at, "\"]")) {
+        size_t nbytes = strcspn(++at, "\"");
+
+        if (!count && !first[0] && nbytes < 256) snprintf(first, nbytes + 1, "%s", at);
+        count++;
+        at += nbytes + (at[nbytes] == '"');
+    }
+
+    return count;
+}
+
+static idist_status idist__tf_config_read(idist__config *config, const char *text) {
+    char first[256] = "", type[32] = "", host[256];
+    int chiefs, workers, index = -1, port = 0;
+    const char *task = strstr(text, "\"task\"");
+    const char *type_at = task ? strstr(task, "\"type\"") : NULL;
+    const char *index_at = task ? strstr(task, "\"index\"") : NULL;
+    bool is_worker, is_chief;
+
+    config->launcher_kind = IDIST__LAUNCHER_TF_CONFIG;
+    config->launcher = "tf_config";
+    config->rank_var = config->size_var = "TF_CONFIG";
+    chiefs = idist__tf_config_count_hosts(text, "\"chief\"", first);
+    chiefs += idist__tf_config_count_hosts(text, "\"master\"", first);
+    workers = idist__tf_config_count_hosts(text, "\"worker\"", first);
+
+    if (type_at) sscanf(type_at + 6, " : \"%31[a-z]\"", type);
+    if (index_at) sscanf(index_at + 7, " : %9d", &index);
+    is_worker = strcmp(type, "worker") == 0;
+    is_chief = strcmp(type, "chief") == 0 || strcmp(type, "master") == 0;
+    if (!(is_worker || is_chief) || index < 0 || index >= (is_worker ? workers : chiefs))
+        return idist__fail(
+            IDIST_ERR_ENV,
+            "TF_CONFIG: task %s %d is not one of the %d chiefs and %d workers, which are the ranks",
+            type, index, chiefs, workers);
+
+    config->world_size = chiefs + workers;
+    config->rank = is_worker ? chiefs + index : index;
+    if (!idist__parse_host_port(first, host, sizeof host, &port) || !port)
+        return idist__fail(IDIST_ERR_ENV,
+                           "TF_CONFIG: the address of rank 0, \"%s\", is not host:port", first);
+    snprintf(config->where, sizeof config->where, "tcp:%s", first);
+
+    return IDIST_OK;
+}
+
+// ---- launch/detect.h -----------------------------------------------------------------------------
+
+// launch/detect.h: which launcher started this process, and as which rank
+//
+// The table of launchers is in the order of precedence, inner launchers before outer ones: a
+// torchrun inside srun or mpirun wins over what it has inherited, and mpirun over the step of Slurm
+// that its daemon is. The first row that applies decides; IDIST_LAUNCHER narrows the table to the
+// rows of one name. If no row applies, the process runs alone.
+//
+//     idist__launch_detect -> row.detect -> idist__detect_by_variables -> row.look
+
+typedef struct idist__launcher idist__launcher;
+
+// What the environment has of one row.
+typedef struct idist__detect_look {
+    const char *size_var; // the row's, or another name of the same thing
+    bool has_rank, has_size;
+    const char *missing; // the variable to name when one of them is missing
+    bool skip;           // the variables belong to another launcher
+} idist__detect_look;
+
+struct idist__launcher {
+    idist__launcher_kind kind;
+    const char *name; // for IDIST_LAUNCHER; NULL: it cannot be asked for
+    // Variables, or NULL. Where `detect` reads others, rank and size are those that say so.
+    const char *rank, *size, *local_rank, *local_size, *job;
+    // Whether this launcher started us (*found), and if so our rank and size. `asked`: the user
+    // says that it did, so that its absence is an error.
+    idist_status (*detect)(idist__config *config, const idist__launcher *row, bool asked,
+                           bool *found);
+    // Corrects what was found where other launchers set the same variables; or NULL.
+    void (*look)(idist__detect_look *look, bool asked);
+};
+
+// Kubernetes sets JOB_COMPLETION_INDEX beside a WORLD_SIZE of the user's: the next row.
+static void idist__detect_look_env(idist__detect_look *look, bool asked) {
+    (void)asked;
+    if (!look->has_rank && idist__os_env("JOB_COMPLETION_INDEX")) look->skip = true;
+}
+
+// Pods of an indexed job without a size are no world.
+static void idist__detect_look_indexed(idist__detect_look *look, bool asked) {
+    (void)asked;
+    if (!(look->has_rank && look->has_size)) look->has_rank = look->has_size = false;
+}
+
+// PMI_SIZE belongs to other launchers too.
+static void idist__detect_look_pals(idist__detect_look *look, bool asked) {
+    (void)asked;
+    if (!look->has_rank) look->has_size = false;
+}
+
+// srun sets PMI_RANK and PMI_SIZE too, but not hydra's local rank. With PMI_PORT there are no
+// variables: the next row.
+static void idist__detect_look_hydra(idist__detect_look *look, bool asked) {
+    if (!asked && !idist__os_env("MPI_LOCALRANKID") && idist__slurm_in_step()) look->skip = true;
+    if (asked && !look->has_rank && !look->has_size && idist__os_env("PMI_PORT")) look->skip = true;
+}
+
+static void idist__detect_look_slurm(idist__detect_look *look, bool asked) {
+    (void)asked;
+    look->size_var = idist__slurm_size_var();
+    look->has_size = idist__os_env(look->size_var) != NULL;
+    look->missing = look->has_rank ? look->size_var : "SLURM_PROCID";
+
+    if (!idist__slurm_in_step()) {
+        look->has_rank = look->has_size = false;
+        look->missing = idist__slurm_step_var();
+    }
+}
+
+// Reads rank, size and their local counterparts, and compares them.
+static idist_status idist__detect_numbers(idist__config *config, const idist__launcher *row,
+                                          const char *size_var) {
+    idist_status status = idist__env_count(size_var, &config->world_size);
+
+    if (status == IDIST_OK) status = idist__env_index(row->rank, &config->rank);
+    if (status == IDIST_OK) status = idist__env_index(row->local_rank, &config->local_rank);
+    if (status == IDIST_OK) status = idist__env_count(row->local_size, &config->local_size);
+    if (status != IDIST_OK) return status;
+    if (row->kind == IDIST__LAUNCHER_SLURM) idist__slurm_local_size(config);
+
+    if (config->rank >= config->world_size)
+        return idist__fail(IDIST_ERR_ENV, "%s=%d is not below %s=%d", row->rank, config->rank,
+                           size_var, config->world_size);
+    if (config->local_size > 0 && config->local_rank >= config->local_size)
+        return idist__fail(IDIST_ERR_ENV, "%s=%d is not below %s=%d", row->local_rank,
+                           config->local_rank, row->local_size ? row->local_size : size_var,
+                           config->local_size);
+    if (config->local_size <= 0 && config->local_rank >= config->world_size)
+        return idist__fail(IDIST_ERR_ENV, "%s=%d is not below %s=%d", row->local_rank,
+                           config->local_rank, size_var, config->world_size);
+    if (config->local_size > config->world_size)
+        return idist__fail(IDIST_ERR_ENV, "%s=%d is more than %s=%d",
+                           row->local_size ? row->local_size : row->name, config->local_size,
+                           size_var, config->world_size);
+
+    return IDIST_OK;
+}
+
+// A size without a rank, where ranks can be drawn.
+static bool idist__detect_draws(const idist__config *config, const idist__launcher *row,
+                                const idist__detect_look *look) {
+    bool is_plain = row->kind == IDIST__LAUNCHER_IDIST || row->kind == IDIST__LAUNCHER_ENV;
+    return config->may_draw && is_plain && look->has_size && !look->has_rank;
+}
+
+// Whether both variables of a row are set. One alone is an error: guessing the other would start N
+// worlds of one rank.
+static idist_status idist__detect_check(idist__config *config, const idist__launcher *row,
+                                        idist__detect_look *look, bool asked, bool *found) {
+    look->size_var = row->size;
+    look->has_rank = idist__os_env(row->rank) != NULL;
+    look->has_size = idist__os_env(row->size) != NULL;
+    look->missing = look->has_rank ? row->size : row->rank;
+    look->skip = false;
+    if (row->look) row->look(look, asked);
+    *found = false;
+    if (look->skip) return IDIST_OK;
+
+    if (idist__detect_draws(config, row, look)) {
+        *found = true;
+        return IDIST_OK;
+    }
+
+    if (asked && !(look->has_rank && look->has_size))
+        return idist__fail(IDIST_ERR_ENV,
+                           "IDIST_LAUNCHER=%s, but %s is not set: it did not start this process",
+                           idist__os_env("IDIST_LAUNCHER"), look->missing);
+    if (look->has_rank != look->has_size)
+        return idist__fail(IDIST_ERR_ENV,
+                           "%s is set but %s is not: a launcher sets both; unset it to run alone",
+                           look->has_rank ? row->rank : look->size_var, look->missing);
+    *found = look->has_rank;
+    if (*found && !asked && row->kind == IDIST__LAUNCHER_ENV) return idist__slurm_check_env(found);
+
+    return IDIST_OK;
+}
+
+static idist_status idist__detect_by_variables(idist__config *config, const idist__launcher *row,
+                                               bool asked, bool *found) {
+    bool is_torchrun = row->kind == IDIST__LAUNCHER_ENV && idist__os_env("TORCHELASTIC_RUN_ID");
+    idist__detect_look look;
+    idist_status status = idist__detect_check(config, row, &look, asked, found);
+
+    if (status == IDIST_OK && !*found) return IDIST_OK;
+    config->launcher_kind = row->kind;
+    config->launcher = is_torchrun ? "torchrun" : row->name;
+    config->rank_var = look.has_rank ? row->rank : NULL;
+    config->size_var = look.size_var;
+    config->job_var = row->job;
+    if (idist__detect_draws(config, row, &look)) config->rank = IDIST__RANK_DRAWN;
+
+    return status == IDIST_OK ? idist__detect_numbers(config, row, look.size_var) : status;
+}
+
+// mpiexec -pmi-port of MPICH.
+static idist_status idist__detect_pmi_port(idist__config *config, const idist__launcher *row,
+                                           bool asked, bool *found) {
+    const char *port = idist__os_env("PMI_PORT"), *id = idist__os_env("PMI_ID");
+
+    (void)row;
+    (void)asked;
+    *found = port && id && !idist__pmi_is_taken();
+    return *found ? idist__pmi_introduce(config, port, id) : IDIST_OK;
+}
+
+static idist_status idist__detect_tf(idist__config *config, const idist__launcher *row, bool asked,
+                                     bool *found) {
+    const char *text = idist__os_env("TF_CONFIG");
+    idist_status status = text ? idist__tf_config_check(text) : IDIST_OK;
+
+    (void)row;
+    if (status != IDIST_OK) return status;
+    *found = text && (asked || strstr(text, "\"cluster\""));
+    if (*found) return idist__tf_config_read(config, text);
+    if (!asked) return IDIST_OK;
+
+    return idist__fail(IDIST_ERR_ENV, "IDIST_LAUNCHER=tf_config, but TF_CONFIG is not set");
+}
+
+// Only a PMIx client can learn the size.
+static idist_status idist__detect_pmix(idist__config *config, const idist__launcher *row,
+                                       bool asked, bool *found) {
+    (void)config;
+    (void)row;
+    (void)asked;
+    *found = idist__os_env("PMIX_RANK") && idist__os_env("PMIX_NAMESPACE");
+    if (!*found) return IDIST_OK;
+
+    return idist__fail(IDIST_ERR_ENV,
+                       "PMIX_RANK is set, but nothing in the environment says how many ranks there "
+                       "are: set IDIST_RANK and IDIST_WORLD_SIZE, or IDIST_LAUNCHER=none to run "
+                       "alone");
+}
+
+// make lint compares names and variables with the lists in idist.h.
+//
+// hydra has two rows, because it hands down rank and size in two ways: in variables, or, with
+// mpiexec -pmi-port, over a connection to the port in PMI_PORT.
+//
+// clang-format off
+static const idist__launcher idist__launchers[] = {
+    {IDIST__LAUNCHER_IDIST, "idist", "IDIST_RANK", "IDIST_WORLD_SIZE", "IDIST_LOCAL_RANK",
+     "IDIST_LOCAL_WORLD_SIZE", NULL, idist__detect_by_variables, NULL},
+    {IDIST__LAUNCHER_ENV, "env", "RANK", "WORLD_SIZE", "LOCAL_RANK",
+     "LOCAL_WORLD_SIZE", NULL, idist__detect_by_variables, idist__detect_look_env},
+    {IDIST__LAUNCHER_INDEXED, "indexed", "JOB_COMPLETION_INDEX", "WORLD_SIZE", NULL,
+     NULL, NULL, idist__detect_by_variables, idist__detect_look_indexed},
+    {IDIST__LAUNCHER_HOROVODRUN, "horovodrun", "HOROVOD_RANK", "HOROVOD_SIZE", "HOROVOD_LOCAL_RANK",
+     "HOROVOD_LOCAL_SIZE", "HOROVOD_GLOO_RENDEZVOUS_PORT", idist__detect_by_variables, NULL},
+    {IDIST__LAUNCHER_OPENMPI, "openmpi", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE",
+     "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE", "PMIX_NAMESPACE",
+     idist__detect_by_variables, NULL},
+    {IDIST__LAUNCHER_MVAPICH2, "mvapich2", "MV2_COMM_WORLD_RANK", "MV2_COMM_WORLD_SIZE",
+     "MV2_COMM_WORLD_LOCAL_RANK", "MV2_COMM_WORLD_LOCAL_SIZE", "MPIRUN_ID",
+     idist__detect_by_variables, NULL},
+    {IDIST__LAUNCHER_JSRUN, "jsrun", "JSM_NAMESPACE_RANK", "JSM_NAMESPACE_SIZE",
+     "JSM_NAMESPACE_LOCAL_RANK", "JSM_NAMESPACE_LOCAL_SIZE", "PMIX_NAMESPACE",
+     idist__detect_by_variables, NULL},
+    {IDIST__LAUNCHER_PALS, "pals", "PALS_RANKID", "PMI_SIZE", "PALS_LOCAL_RANKID",
+     "PALS_LOCAL_SIZE", "PALS_APID", idist__detect_by_variables, idist__detect_look_pals},
+    {IDIST__LAUNCHER_FLUX, "flux", "FLUX_TASK_RANK", "FLUX_JOB_SIZE", "FLUX_TASK_LOCAL_ID",
+     NULL, "FLUX_JOB_ID", idist__detect_by_variables, NULL},
+    {IDIST__LAUNCHER_HYDRA, "hydra", "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID",
+     "MPI_LOCALNRANKS", NULL, idist__detect_by_variables, idist__detect_look_hydra},
+    {IDIST__LAUNCHER_HYDRA, "hydra", "PMI_ID", "PMI_PORT", NULL,
+     NULL, NULL, idist__detect_pmi_port, NULL},
+    {IDIST__LAUNCHER_SLURM, "slurm", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID",
+     NULL, "SLURM_JOB_ID", idist__detect_by_variables, idist__detect_look_slurm},
+    {IDIST__LAUNCHER_TF_CONFIG, "tf_config", "TF_CONFIG", "TF_CONFIG", NULL,
+     NULL, NULL, idist__detect_tf, NULL},
+    {IDIST__LAUNCHER_PMIX, NULL, "PMIX_RANK", "PMIX_NAMESPACE", NULL,
+     NULL, NULL, idist__detect_pmix, NULL}};
+// clang-format on
+
+// Another name of a launcher, or NULL.
+static const char *idist__detect_alias(const idist__launcher *row) {
+    return row->kind == IDIST__LAUNCHER_ENV ? "torchrun" : NULL;
+}
+
+static bool idist__detect_is_named(const idist__launcher *row, const char *name) {
+    const char *alias = idist__detect_alias(row);
+    return row->name && (strcmp(name, row->name) == 0 || (alias && strcmp(name, alias) == 0));
+}
+
+// "none, idist, env, torchrun, ...": what IDIST_LAUNCHER may be.
+static void idist__detect_names(char *names, size_t cap) {
+    size_t i;
+
+    snprintf(names, cap, "none");
+
+    for (i = 0; i < IDIST__COUNT_OF(idist__launchers); i++) {
+        const idist__launcher *row = &idist__launchers[i];
+        const char *alias = idist__detect_alias(row);
+
+        if (!row->name || (i && row->kind == row[-1].kind)) continue;
+        idist__text_append(names, cap, ", %s", row->name);
+        if (alias) idist__text_append(names, cap, ", %s", alias);
+    }
+}
+
+// Takes the first launcher that applies, or the one that IDIST_LAUNCHER names.
+static idist_status idist__launch_detect(idist__config *config) {
+    const char *asked = idist__os_env("IDIST_LAUNCHER");
+    bool found = false, is_known = !asked || strcmp(asked, "none") == 0;
+    char names[300];
+    size_t i;
+
+    for (i = 0; i < IDIST__COUNT_OF(idist__launchers); i++) {
+        const idist__launcher *row = &idist__launchers[i];
+        idist_status status;
+
+        if (asked && !idist__detect_is_named(row, asked)) continue;
+        is_known = true;
+        status = row->detect(config, row, asked != NULL, &found);
+        if (status != IDIST_OK || found) return status;
+    }
+
+    if (is_known) return IDIST_OK;
+
+    idist__detect_names(names, sizeof names);
+    return idist__fail(IDIST_ERR_ENV, "IDIST_LAUNCHER=%s: use one of %s", asked, names);
+}
+
+// ---- launch/where.h ------------------------------------------------------------------------------
+
+// launch/where.h: where the ranks meet
+//
+// The result is the text in config->where that idist__store_open takes. Ranks of one host meet at a
+// local socket, whose name is derived from what they have in common; others at a TCP port of rank
+// 0, in a file, or through a multicast group.
+//
+//     init_method (or IDIST_INIT_METHOD)   ->  config->where
+//     file:///path                             file:/path, or file:/path.GROUP
+//     tcp://239.x.y.z:port                     cast:239.x.y.z:port/SIZE RUN RESTART
+//     tcp://host:port                          unix:... for a loopback host, else tcp:host:port
+//     env:// or none, MASTER_ADDR and _PORT    the same; torch:host:port where the agent serves
+//     none of these, one host                  unix:..., from the launcher's job
+//     none of these, hydra                     pmi:
+//     none of these, Slurm                     tcp:HOST:PORT of the first host of the step
+
+enum { IDIST__WHERE_MASTER_PORT = 29500, IDIST__WHERE_JOB_PORT = 15000 };
+
+// Where the desc or the environment puts rank 0.
+typedef struct idist__where_master {
+    const char *host; // or NULL
+    int port;
+    bool has_port; // it was given, and is no default
+} idist__where_master;
+
+static void idist__where_text(idist__config *config, const char *scheme, const char *host,
+                              int port) {
+    bool is_v6 = strchr(host, ':') != NULL;
+    snprintf(config->where, sizeof config->where, "%s:%s%s%s:%d", scheme, is_v6 ? "[" : "", host,
+             is_v6 ? "]" : "", port);
+}
+
+static bool idist__where_is_one_host(const idist__config *config) {
+    return config->local_size == config->world_size;
+}
+
+// Ranks that share a loopback address share a host and need no TCP: the address becomes the name of
+// a local socket, together with the run, since two jobs may have the same port when nobody listens
+// at it.
+static void idist__where_tcp(idist__config *config, const char *host, int port) {
+    const char *restart = idist__os_env("TORCHELASTIC_RESTART_COUNT");
+    const char *run = idist__os_env("TORCHELASTIC_RUN_ID");
+    bool is_local = idist__address_host_is_loopback(host) || idist__where_is_one_host(config);
+
+    if (config->transport == IDIST__TRANSPORT_TCP || !is_local) {
+        idist__where_text(config, "tcp", host, port);
+        return;
+    }
+
+    snprintf(config->where, sizeof config->where, "unix:idist-%lu-%d-%s-%08x",
+             idist__os_socket_user(), port, restart ? restart : "0",
+             run ? (unsigned)idist__hash(run, strlen(run)) : 0u);
+}
+
+// All ranks are on this host and no address is given: they meet at one derived from the job, or
+// from the launcher's process on this host.
+static void idist__where_job(idist__config *config) {
+    const char *job = config->job_var ? idist__os_env(config->job_var) : NULL;
+    const char *step = "";
+    char text[600];
+    uint64_t name;
+
+    if (config->launcher_kind == IDIST__LAUNCHER_SLURM)
+        step = idist__os_env(idist__slurm_step_var());
+    if (job) snprintf(text, sizeof text, "%s %.300s %s", config->launcher, job, step);
+    else snprintf(text, sizeof text, "%s %ld", config->launcher, (long)idist__os_process_parent());
+    name = idist__hash(text, strlen(text));
+
+    if (config->transport == IDIST__TRANSPORT_TCP)
+        snprintf(config->where, sizeof config->where, "tcp:127.0.0.1:%d",
+                 IDIST__WHERE_JOB_PORT + (int)(name % 10000));
+    else
+        snprintf(config->where, sizeof config->where, "unix:idist-%lu-%016llx",
+                 idist__os_socket_user(), (unsigned long long)name);
+}
+
+// The first host of the step, which has rank 0 unless the user has ordered the ranks differently,
+// and a port derived from job and step.
+static idist_status idist__where_slurm(idist__config *config) {
+    const char *var = idist__env_either("SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST");
+    const char *list = idist__os_env(var), *order = idist__os_env("SLURM_DISTRIBUTION");
+    char host[IDIST__SLURM_HOST_NBYTES] = "";
+    int job = 0, step = 0;
+
+    if (!list ||
+        (order && (strncmp(order, "arbitrary", 9) == 0 || strncmp(order, "plane", 5) == 0)))
+        return IDIST_OK;
+    if (!idist__slurm_each_host(list, idist__slurm_first_host, host) || !host[0])
+        return idist__fail(IDIST_ERR_ENV, "%s=%s is not a list of hosts", var, list);
+    idist__env_int("SLURM_JOB_ID", 0, INT32_MAX, &job);
+    idist__env_int(idist__slurm_step_var(), 0, INT32_MAX, &step);
+    idist__where_tcp(config, host, IDIST__WHERE_JOB_PORT + (job % 10000 + step % 10000) % 10000);
+
+    return IDIST_OK;
+}
+
+// fe80::/10 without an interface cannot be connected to.
+static bool idist__where_lacks_scope(const char *host) {
+    bool is_link_local = (host[0] == 'f' || host[0] == 'F') && (host[1] == 'e' || host[1] == 'E') &&
+                         host[2] && strchr("89abAB", host[2]) && host[3] && host[4] == ':';
+
+    return is_link_local && !strchr(host, '%');
+}
+
+static idist_status idist__where_no_scope(bool in_desc, const char *host) {
+    return idist__fail(in_desc ? IDIST_ERR_ARG : IDIST_ERR_ENV,
+                       "the address of rank 0, \"%s\", is link-local, so it needs the interface of "
+                       "this host: %s%%eth0, for example; or give one that all hosts reach",
+                       host, host);
+}
+
+static idist_status idist__where_read_master(const idist_desc *desc, idist__where_master *master) {
+    idist_status status;
+
+    master->host = desc->master_addr ? desc->master_addr : idist__os_env("MASTER_ADDR");
+    master->has_port = desc->master_port || idist__os_env("MASTER_PORT");
+    master->port = IDIST__WHERE_MASTER_PORT;
+
+    if (desc->master_port) {
+        if (desc->master_port < 0 || desc->master_port > 65535)
+            return idist__fail(IDIST_ERR_ARG, "master_port %d is not between 1 and 65535",
+                               desc->master_port);
+        master->port = desc->master_port;
+    } else {
+        status = idist__env_int("MASTER_PORT", 1, 65535, &master->port);
+        if (status != IDIST_OK) return status;
+    }
+
+    if (master->host && !idist__address_host_is_possible(master->host))
+        return idist__fail(desc->master_addr ? IDIST_ERR_ARG : IDIST_ERR_ENV,
+                           "MASTER_ADDR (desc.master_addr) is \"%s\": give only the name or the "
+                           "address of rank 0's host, without a port, brackets or \"://\"",
+                           master->host);
+    if (master->host && idist__where_lacks_scope(master->host))
+        return idist__where_no_scope(desc->master_addr != NULL, master->host);
+    if (master->host && !master->has_port)
+        return idist__fail(desc->master_addr ? IDIST_ERR_ARG : IDIST_ERR_ENV,
+                           "MASTER_ADDR (desc.master_addr) is set but MASTER_PORT "
+                           "(desc.master_port) is not: give rank 0's port as well");
+
+    return IDIST_OK;
+}
+
+// Whether torchrun's agent serves a TCPStore at MASTER_ADDR and MASTER_PORT: then nobody else can
+// listen there.
+static bool idist__where_has_agent(const idist__config *config, const idist_desc *desc) {
+    const char *agent = idist__os_env("TORCHELASTIC_USE_AGENT_STORE");
+
+    if (desc->master_addr || desc->master_port || idist__where_is_one_host(config)) return false;
+    return agent && strcmp(agent, "True") == 0;
+}
+
+// Whether hydra started us and can carry rank 0's address to the others.
+static bool idist__where_has_pmi(const idist__config *config) {
+    if (config->launcher_kind != IDIST__LAUNCHER_HYDRA || idist__pmi_is_taken()) return false;
+    return idist__os_env("PMI_FD") || idist__os_env("PMI_PORT");
+}
+
+// No init_method: the environment says where, or the launcher does.
+static idist_status idist__where_env(idist__config *config, const idist_desc *desc) {
+    bool is_one_host = idist__where_is_one_host(config);
+    bool has_job = config->job_var || config->launcher_kind == IDIST__LAUNCHER_HYDRA;
+    idist__where_master master;
+    idist_status status = idist__where_read_master(desc, &master);
+
+    if (status != IDIST_OK) return status;
+
+    if (master.host) {
+        if (idist__where_has_agent(config, desc))
+            idist__where_text(config, "torch", master.host, master.port);
+        else idist__where_tcp(config, master.host, master.port);
+        return IDIST_OK;
+    }
+
+    if (!master.has_port && idist__where_has_pmi(config)) {
+        idist__text_copy(config->where, sizeof config->where, "pmi:");
+        return IDIST_OK;
+    }
+
+    if (!is_one_host) // a backend that needs an address reports that there is none
+        return config->launcher_kind == IDIST__LAUNCHER_SLURM ? idist__where_slurm(config)
+                                                              : IDIST_OK;
+    if (!master.has_port && has_job) idist__where_job(config);
+    else idist__where_tcp(config, "127.0.0.1", master.port);
+
+    return IDIST_OK;
+}
+
+// Ranks of a multicast group belong together if size, run and restart are the same.
+static void idist__where_multicast(idist__config *config, const char *host, int port) {
+    const char *run = idist__os_env("TORCHELASTIC_RUN_ID");
+    const char *restart = idist__os_env("TORCHELASTIC_RESTART_COUNT");
+
+    snprintf(config->where, sizeof config->where, "cast:%s:%d/%d %.200s %.20s", host, port,
+             config->world_size, run ? run : "", restart ? restart : "0");
+}
+
+static bool idist__where_is_multicast(const char *host) {
+    int first = atoi(host); // 224 to 239 begin a multicast group
+    return first >= 224 && first < 240 && strspn(host, "0123456789.") == strlen(host);
+}
+
+static const char *idist__where_method(const idist_desc *desc) {
+    return desc->init_method ? desc->init_method : idist__os_env("IDIST_INIT_METHOD");
+}
+
+// Whether the ranks meet in a file, if its path is right.
+static bool idist__where_is_file(const idist_desc *desc) {
+    const char *method = idist__where_method(desc);
+    return !desc->store && method && strncmp(method, "file:", 5) == 0;
+}
+
+// Each group of ranks has a file of its own: PATH, or PATH.NAME.
+static idist_status idist__where_file(idist__config *config, const idist_desc *desc,
+                                      const char *path) {
+    static const char letters[] = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
+                                  "0123456789._-";
+    const char *name = desc->group_name ? desc->group_name : idist__os_env("IDIST_GROUP_NAME");
+
+    if (!name) name = "";
+    if (strlen(name) >= sizeof config->group_name || name[strspn(name, letters)])
+        return idist__fail(desc->group_name ? IDIST_ERR_ARG : IDIST_ERR_ENV,
+                           "%s \"%.80s\": the name of a group has up to %d letters, digits and ._-",
+                           desc->group_name ? "group_name" : "IDIST_GROUP_NAME", name,
+                           (int)sizeof config->group_name - 1);
+
+    idist__text_copy(config->group_name, sizeof config->group_name, name);
+    snprintf(config->where, sizeof config->where, "file:%s%s%s", path, name[0] ? "." : "", name);
+
+    return IDIST_OK;
+}
+
+static idist_status idist__where_unknown(const idist_desc *desc, const char *method) {
+    const char *hint = "";
+
+    if (strncmp(method, "file:", 5) == 0)
+        hint = ". The path of a file begins with a slash, so the method has three";
+    return idist__fail(desc->init_method ? IDIST_ERR_ARG : IDIST_ERR_ENV,
+                       "%s \"%s\" is not one of env://, tcp://host:port (a port from 1 to 65535), "
+                       "tcp://239.x.y.z:port, file:///path%s",
+                       desc->init_method ? "init_method" : "IDIST_INIT_METHOD", method, hint);
+}
+
+static idist_status idist__where_read_method(idist__config *config, const idist_desc *desc,
+                                             const char *method) {
+    char host[256];
+    int port;
+
+    if (strncmp(method, "file:///", 8) == 0 &&
+        strlen(method) + sizeof config->group_name < sizeof config->where)
+        return idist__where_file(config, desc, method + 7);
+
+    if (strncmp(method, "tcp://", 6) == 0 &&
+        idist__parse_host_port(method + 6, host, sizeof host, &port) && port > 0) {
+        if (idist__where_lacks_scope(host))
+            return idist__where_no_scope(desc->init_method != NULL, host);
+        if (idist__where_is_multicast(host)) idist__where_multicast(config, host, port);
+        else idist__where_tcp(config, host, port);
+        return IDIST_OK;
+    }
+
+    return idist__where_unknown(desc, method);
+}
+
+// A method is checked also where one rank needs none.
+static idist_status idist__where_find(idist__config *config, const idist_desc *desc) {
+    const char *method = idist__where_method(desc);
+    bool is_none = strcmp(config->launcher, "none") == 0 && !idist__os_env("IDIST_LAUNCHER");
+    bool is_env = !method || strcmp(method, "env://") == 0;
+    idist_status status = IDIST_OK;
+
+    config->store = desc->store;
+    if (config->store) return IDIST_OK;
+    if (!is_env) status = idist__where_read_method(config, desc, method);
+
+    if (!is_env && config->world_size == 1) {
+        config->where[0] = 0;
+        config->lone_method = is_none ? method : NULL;
+        config->lone_method_in_desc = desc->init_method != NULL;
+    }
+
+    if (!is_env || config->world_size == 1) return status;
+    if (config->where[0] && !method) return IDIST_OK; // from TF_CONFIG
+
+    return idist__where_env(config, desc);
+}
+
+// For a backend that has claimed the configuration, and has perhaps found out the rank by itself:
+// a process that is to meet others must not run alone because its rank was forgotten.
+static idist_status idist__where_check_lone(const idist__config *config) {
+    const char *method = config->lone_method;
+    bool in_desc = config->lone_method_in_desc;
+
+    if (!method || strcmp(config->launcher, "none") != 0) return IDIST_OK;
+
+    return idist__fail(in_desc ? IDIST_ERR_ARG : IDIST_ERR_ENV,
+                       "initialize: %s %s says where ranks meet, but nothing says which of them "
+                       "this process is: %s%s, or start it by a launcher; IDIST_LAUNCHER=none runs "
+                       "it alone",
+                       in_desc ? "init_method" : "IDIST_INIT_METHOD", method,
+                       in_desc ? "give desc.rank and desc.world_size, or set RANK and WORLD_SIZE"
+                               : "set RANK and WORLD_SIZE",
+                       strncmp(method, "file:", 5) == 0 ? " (alone: the rank is drawn)" : "");
+}
+
+// ---- launch/draw.h -------------------------------------------------------------------------------
+
+// launch/draw.h: a process takes its rank, or draws one from a file
+
+//------------------------------------------------------------------------------
+// a process takes its rank, and the others learn if it ends
+//
+// A process that tells the store which rank it is leaves a will in the same request: if it ends
+// before it has joined, the store sets the key where the other ranks look for failures. Before that
+// request nobody can know of the process, and the others wait until their time-out. That leaves:
+//
+//     a process that ends before the handshake with the store is over, or never comes
+//     rank 0, whose process has the store, for ranks that had not reached the store by then
+//     a store of torch, which knows no wills; there the agent of torchrun ends the other workers
+//------------------------------------------------------------------------------
+
+typedef struct idist__failure { // why a rank gave up: the value of "failed", see ring/join/join_failure.h
+    int32_t status;
+    int32_t rank;    // -1: a process that was drawing its rank
+    int32_t by_will; // the process ended; the store says so for it
+    char text[400];
+} idist__failure;
+
+// Adds 1 to the number of `key`. If this process ends before it has dropped its will, the store
+// sets `failed`, in which % is the sum. sum NULL: see idist__store_claim.
+IDIST__UNUSED static idist_status idist__claim_run(idist_store *store, const char *key,
+                                                   const char *failed, int rank, int64_t *sum) {
+    idist__failure will;
+    char host[64];
+
+    memset(&will, 0, sizeof will);
+    will.status = (int32_t)IDIST_ERR_PEER_LOST;
+    will.rank = rank;
+    will.by_will = 1;
+    if (!idist__os_socket_host_name(host, sizeof host))
+        idist__text_copy(host, sizeof host, "localhost");
+    snprintf(will.text, sizeof will.text, "its process on %s ended during idist_initialize", host);
+
+    return idist__store_claim(store, key, failed, &will, sizeof will, sum);
+}
+
+//------------------------------------------------------------------------------
+// ranks that are drawn from a file
+//
+// Processes that know the file, the size of their world and perhaps a group's name, but no rank:
+//
+//     the first one that opens the file is the server of its store, and rank 0
+//     it sets  idist/ranks   {drawn, a random number of this world}
+//     another  reads that, claims idist/drawn, and has the sum as its rank
+//
+// From then on everything is as with given ranks. The lock of the server, which ends with its
+// process, tells a world that is being made from the leftover of a dead one. Where ranks are given,
+// rank 0 sets idist/ranks as well, so that a process of the other kind is told by name.
+//
+// A rank may give a world up while rank 0 still holds its file. Coming back it finds the number of
+// the world that it met there last, whether it drew its rank or was given it, and waits until the
+// file is gone. Each thread has a number of its own, since threads can be ranks.
+//------------------------------------------------------------------------------
+
+typedef struct idist__draw_mark { // the value of idist/ranks
+    uint64_t drawn;               // 0: the ranks are given
+    uint64_t world;               // random
+} idist__draw_mark;
+
+enum { IDIST__DRAW_AGAIN_MS = 3 };
+
+static const char *idist__draw_file(const idist__config *config) { return config->where + 5; }
+
+static idist_status idist__draw_set_mark(idist_store *store, bool drawn) {
+    idist__draw_mark mark;
+
+    mark.drawn = drawn;
+    idist__os_random(&mark.world, sizeof mark.world);
+    idist__me.file_world = mark.world;
+    return idist_store_set(store, "idist/ranks", &mark, sizeof mark);
+}
+
+static idist_status idist__draw_get_mark(const idist__config *config, idist_store *store,
+                                         idist__draw_mark *mark) {
+    size_t nbytes = 0;
+    idist_status status;
+
+    memset(mark, 0, sizeof *mark);
+    status = idist_store_get(store, "idist/ranks", mark, sizeof *mark, &nbytes, 0);
+
+    if (status == IDIST_ERR_TRUNCATED || (status == IDIST_OK && nbytes != sizeof *mark))
+        return idist__fail(IDIST_ERR_UNSUPPORTED,
+                           "initialize: rank 0 at %s was built from another version of idist.h",
+                           idist__draw_file(config));
+    return status;
+}
+
+static idist_status idist__draw_still_held(const idist__config *config) {
+    return idist__fail(IDIST_ERR_TIMEOUT,
+                       "initialize: an earlier world of this rank still holds %s",
+                       idist__draw_file(config));
+}
+
+// The ranks are given, and the store in the file is open: whether they are to all. *again: it is
+// that of the last world, or was; the next one comes after it.
+IDIST__UNUSED static idist_status idist__draw_check_given(const idist__config *config,
+                                                          idist_store *store, bool *again) {
+    uint64_t last = idist__me.file_world;
+    idist__draw_mark mark;
+    idist_status status;
+
+    *again = false;
+    if (config->rank == 0) return idist__draw_set_mark(store, false);
+    status = idist__draw_get_mark(config, store, &mark);
+
+    if (status == IDIST_ERR_PEER_LOST && last) {
+        *again = true;
+        idist__me.file_world = 0; // a second loss is that of the new rank 0
+        return IDIST_OK;
+    }
+
+    if (status != IDIST_OK) return status;
+    *again = mark.world == last;
+    if (!mark.drawn) idist__me.file_world = mark.world;
+    if (*again || !mark.drawn) return IDIST_OK;
+
+    return idist__fail(
+        IDIST_ERR_ENV,
+        "initialize: this process was given rank %d (%s), but rank 0 at %s was given "
+        "none: give a rank to all processes, or to none",
+        config->rank, config->rank_var ? config->rank_var : "desc.rank", idist__draw_file(config));
+}
+
+// Tries to draw from the store. *again: this world is none for us, but the next one may be.
+static idist_status idist__draw_try(idist__config *config, bool *again) {
+    idist_store *store = config->drawn;
+    idist__draw_mark mark;
+    int64_t rank = 0;
+    idist_status status;
+
+    *again = false;
+    config->rank = 0;
+    if (idist__store_is_file_server(store)) return idist__draw_set_mark(store, true);
+
+    status = idist__draw_get_mark(config, store, &mark);
+
+    if (status == IDIST_OK && !mark.drawn)
+        return idist__fail(IDIST_ERR_ENV,
+                           "initialize: this process was given no rank, but rank 0 at %s was: give "
+                           "a rank to all processes (RANK or desc.rank), or to none",
+                           idist__draw_file(config));
+    if (status == IDIST_OK) *again = mark.world == idist__me.file_world;
+    if (status == IDIST_OK && !*again)
+        status = idist__claim_run(store, "idist/drawn", "idist/1/failed", -1, &rank);
+
+    if (status == IDIST_ERR_PEER_LOST) { // the server left before we had a rank
+        *again = true;
+        return IDIST_OK;
+    }
+
+    if (status != IDIST_OK || *again) return status;
+
+    if (rank >= config->world_size) {
+        idist__store_drop_will(store);
+        return idist__fail(
+            IDIST_ERR_RANK_TAKEN,
+            "initialize: all %d ranks of the world at %s (group \"%s\") are taken: start %d "
+            "processes, or give each job a file or a group name (IDIST_GROUP_NAME) of its own",
+            config->world_size, idist__draw_file(config), config->group_name, config->world_size);
+    }
+
+    config->rank = (int)rank;
+    idist__me.file_world = mark.world;
+
+    return IDIST_OK;
+}
+
+static idist_status idist__draw_open(idist__config *config, int64_t deadline_ns) {
+    char where[sizeof config->where];
+    int64_t left_ms = idist__os_clock_ms_until(deadline_ns);
+    idist_store_desc desc;
+
+    memset(&desc, 0, sizeof desc);
+    desc.timeout_ms = left_ms == 0 ? 1 : (int)left_ms;
+    desc.secret = config->secret.nbytes ? config->secret.bytes : NULL;
+    desc.secret_nbytes = config->secret.nbytes;
+    desc.allocator = config->mem;
+    snprintf(where, sizeof where, "draw:%s", idist__draw_file(config));
+
+    return idist__store_open(where, &desc, -1, &config->drawn);
+}
+
+// Closes the store, if the ranks were drawn from one and nobody has taken it over.
+static void idist__draw_close(idist__config *config) {
+    char text[sizeof idist__me.text];
+
+    memcpy(text, idist__me.text, sizeof text); // closing may overwrite it
+    idist_store_close(&config->drawn);
+    memcpy(idist__me.text, text, sizeof text);
+}
+
+// Draws the rank of a configuration that has none. Leaves the store in config->drawn.
+static idist_status idist__draw_rank(idist__config *config) {
+    int64_t deadline_ns = idist__os_clock_deadline(config->init_timeout_ms);
+    idist_status status = IDIST_OK;
+    bool again = true;
+
+    while (again && status == IDIST_OK) {
+        status = idist__draw_open(config, deadline_ns);
+        if (status != IDIST_OK) return idist__fail(status, "initialize: %s", idist__me.text);
+        status = idist__draw_try(config, &again);
+        config->rank_drawn = status == IDIST_OK && !again;
+        if (config->rank_drawn) return IDIST_OK;
+
+        idist__draw_close(config);
+        if (status == IDIST_OK && idist__os_clock_ms_until(deadline_ns) == 0)
+            status = idist__draw_still_held(config);
+        if (status == IDIST_OK) idist__os_clock_pause_ms(IDIST__DRAW_AGAIN_MS);
+    }
+
+    return status;
+}
+
+// ---- launch/config.h -----------------------------------------------------------------------------
+
+// launch/config.h: explicit field, then environment, then built-in
+//
+// Turns the caller's idist_desc and the environment into one idist__config: who we are (rank and
+// world size, from whichever launcher started us), where the ranks meet, and every other setting
+// with its default filled in. Whoever starts a world (calls/, spawn/) calls
+// idist__launch_config once and reads the environment nowhere else.
+//
+// idist__launch_config is the only place where defaults are filled in.
+
+// Sets *choice to the index of the field, or else of the variable, among `names` ("a, b, c"); 0 is
+// the default.
+static idist_status idist__config_choice(const char *field, const char *var, const char *names,
+                                         int *choice) {
+    const char *text = field ? field : idist__os_env(var), *at = names;
+    size_t nbytes = text ? strlen(text) : 0;
+
+    *choice = 0;
+    if (!text) return IDIST_OK;
+
+    for (; at; ++*choice) {
+        if (strncmp(at, text, nbytes) == 0 && (at[nbytes] == ',' || !at[nbytes])) return IDIST_OK;
+        at = strchr(at, ',');
+        if (at) at += 2;
+    }
+
+    *choice = 0;
+    if (field)
+        return idist__fail(IDIST_ERR_ARG, "desc: \"%s\" (%s) is not one of %s", text, var, names);
+
+    return idist__fail(IDIST_ERR_ENV, "%s=%s: use one of %s", var, text, names);
+}
+
+// 0 in desc or environment means the default, a negative number means no time-out: -1 here.
+static idist_status idist__config_timeout(int field, const char *var, int fallback, int *value) {
+    idist_status status = IDIST_OK;
+
+    *value = field;
+    if (!field) status = idist__env_int(var, -1, INT32_MAX, value);
+    if (status != IDIST_OK) return status;
+    if (!*value) *value = fallback;
+    if (*value < 0) *value = -1;
+    return IDIST_OK;
+}
+
+static idist_status idist__config_choices(idist__config *config, const idist_desc *desc) {
+    struct {
+        const char *field, *var, *names;
+        int *choice;
+    } choices[3] = {{desc->transport, "IDIST_TRANSPORT", "auto, socket, tcp", &config->transport},
+                    {desc->algorithm, "IDIST_ALGO", "auto, latency, bandwidth, chunked, remote",
+                     &config->algorithm},
+                    {desc->bind, "IDIST_BIND", "none, core", &config->bind}};
+    idist_status status = IDIST_OK;
+    size_t i;
+
+    for (i = 0; i < IDIST__COUNT_OF(choices) && status == IDIST_OK; i++)
+        status = idist__config_choice(choices[i].field, choices[i].var, choices[i].names,
+                                      choices[i].choice);
+    return status;
+}
+
+enum { IDIST__CONFIG_SOCKETS_MAX = 8 };
+
+static idist_status idist__config_sockets(int field, int *sockets) {
+    *sockets = field;
+    if (!field) return idist__env_int("IDIST_SOCKETS", 0, IDIST__CONFIG_SOCKETS_MAX, sockets);
+    if (field > 0 && field <= IDIST__CONFIG_SOCKETS_MAX) return IDIST_OK;
+
+    return idist__fail(IDIST_ERR_ARG, "desc.sockets is %d, and must be from 0 to %d", field,
+                       (int)IDIST__CONFIG_SOCKETS_MAX);
+}
+
+static idist_status idist__config_numbers(idist__config *config, const idist_desc *desc) {
+    int shm_mib = 0, check = 1, high_priority = 0;
+    idist_status status = idist__config_timeout(desc->timeout_ms, "IDIST_TIMEOUT_MS",
+                                                30 * 60 * 1000, &config->timeout_ms);
+
+    if (status == IDIST_OK)
+        status = idist__config_timeout(desc->init_timeout_ms, "IDIST_INIT_TIMEOUT_MS",
+                                       5 * 60 * 1000, &config->init_timeout_ms);
+    if (status == IDIST_OK) status = idist__env_int("IDIST_SHM_MIB", 0, 1024, &shm_mib);
+    if (status == IDIST_OK) status = idist__config_sockets(desc->sockets, &config->sockets);
+    if (status == IDIST_OK) status = idist__env_int("IDIST_CHECK", 0, 1, &check);
+    if (status == IDIST_OK)
+        status = idist__env_int("IDIST_HIGH_PRIORITY_STREAM", 0, 1, &high_priority);
+    if (status != IDIST_OK) return status;
+
+    config->unchecked = !check;
+    config->high_priority = desc->high_priority_stream || high_priority;
+    config->shm_asked = desc->shm_nbytes || shm_mib;
+    config->shm_nbytes = desc->shm_nbytes;
+    if (!config->shm_nbytes)
+        config->shm_nbytes = (size_t)(shm_mib ? shm_mib : IDIST__SHM_MIB) << 20;
+
+    return IDIST_OK;
+}
+
+static void idist__config_text(const char *field, const char *var, char *text, size_t capacity) {
+    const char *value = field ? field : idist__os_env(var);
+    if (value) idist__text_copy(text, capacity, value);
+}
+
+// An id that is too long ends with a hash of all of it, so that no other one becomes equal.
+static void idist__config_host_id(idist__config *config, const char *field) {
+    const char *value = field ? field : idist__os_env("IDIST_HOSTID");
+    size_t nbytes = value ? strlen(value) : 0, end = sizeof config->host_id - 17;
+
+    idist__config_text(field, "IDIST_HOSTID", config->host_id, sizeof config->host_id);
+    if (nbytes >= sizeof config->host_id)
+        snprintf(config->host_id + end, 17, "%016llx",
+                 (unsigned long long)idist__hash(value, nbytes));
+}
+
+// desc.rank is IDIST__RANK_DRAWN: no launcher is asked.
+static idist_status idist__config_draws(idist__config *config, const idist_desc *desc) {
+    const char *var = idist__env_either("IDIST_WORLD_SIZE", "WORLD_SIZE");
+
+    if (desc->world_size < 0 || (!desc->world_size && !idist__os_env(var)))
+        return idist__fail(IDIST_ERR_ARG,
+                           "rank %d is drawn, for which the world's size is needed: set "
+                           "desc.world_size, IDIST_WORLD_SIZE or WORLD_SIZE",
+                           desc->rank);
+    if (!config->may_draw)
+        return idist__fail(IDIST_ERR_ARG,
+                           "rank %d is drawn, for which the ranks must meet in a file: set "
+                           "desc.init_method or IDIST_INIT_METHOD to file:///path",
+                           desc->rank);
+
+    config->launcher = "explicit";
+    config->rank = IDIST__RANK_DRAWN;
+    config->world_size = desc->world_size;
+
+    return desc->world_size ? IDIST_OK : idist__env_count(var, &config->world_size);
+}
+
+// Rank and world size: those of the desc, or else the launcher's.
+static idist_status idist__config_rank(idist__config *config, const idist_desc *desc) {
+    config->rank = 0;
+    config->world_size = 1;
+    config->local_rank = config->local_size = -1;
+    config->launcher = "none";
+    config->may_draw = idist__where_is_file(desc);
+    if (desc->world_size == 0 && desc->rank == 0) return idist__launch_detect(config);
+    if (desc->rank == IDIST__RANK_DRAWN) return idist__config_draws(config, desc);
+
+    if (desc->world_size < 1 || desc->rank < 0 || desc->rank >= desc->world_size)
+        return idist__fail(IDIST_ERR_ARG,
+                           "rank %d of world_size %d: both are needed, and 0 <= rank < world_size",
+                           desc->rank, desc->world_size);
+    config->launcher = "explicit";
+    config->rank = desc->rank;
+    config->world_size = desc->world_size;
+
+    return IDIST_OK;
+}
+
+// A path that is too long is ignored: part of it would be that of another file.
+static void idist__config_lost_file(idist__config *config) {
+    const char *path = idist__os_env("IDIST_LOST_FILE");
+
+    if (path && strlen(path) < sizeof config->lost_file)
+        idist__text_copy(config->lost_file, sizeof config->lost_file, path);
+}
+
+// This rank has lost another one. Tells the process that started it.
+static void idist__config_tell_lost(const idist__config *config) {
+    idist__os_file file;
+
+    if (config->lost) {
+        __atomic_store_n(config->lost, 1, __ATOMIC_RELEASE);
+    } else if (config->lost_file[0]) {
+        file = idist__os_file_open(config->lost_file, IDIST__OS_FILE_CREATE);
+        idist__os_file_close(&file);
+    }
+}
+
+// Fills all of *config. desc may be NULL.
+static idist_status idist__launch_config(idist__config *config, const idist_desc *desc) {
+    idist_desc d;
+    idist_status status;
+
+    memset(config, 0, sizeof *config);
+    memset(&d, 0, sizeof d);
+    if (desc) d = *desc;
+    config->listener = -1;
+    config->mem = d.allocator;
+    config->logger = d.logger;
+    if (!config->mem.alloc_fn != !config->mem.free_fn)
+        return idist__fail(IDIST_ERR_ARG, "allocator: give both alloc_fn and free_fn, or neither");
+
+    status = idist__config_choices(config, &d);
+    if (status == IDIST_OK) status = idist__config_numbers(config, &d);
+    if (status != IDIST_OK) return status;
+
+    config->mpi_comm = d.mpi_comm;
+    config->nccl_comm = d.nccl_comm;
+    config->nccl_config = d.nccl_config;
+    idist__config_host_id(config, d.host_id);
+    idist__config_text(d.device, "IDIST_DEVICE", config->device, sizeof config->device);
+    idist__config_text(d.backend, "IDIST_BACKEND", config->backends, sizeof config->backends);
+    idist__config_text(d.device_backend, "IDIST_DEVICE_BACKEND", config->device_backend,
+                       sizeof config->device_backend);
+    if (strcmp(config->device_backend, "auto") == 0) config->device_backend[0] = 0;
+    config->device_backend_in_desc = d.device_backend != NULL;
+    idist__config_lost_file(config);
+
+    status = idist__secret_find(&config->secret, d.secret, d.secret_nbytes);
+    if (status == IDIST_OK) status = idist__config_rank(config, &d);
+    if (status == IDIST_OK) status = idist__where_find(config, &d);
+    if (config->world_size == 1 && config->rank == IDIST__RANK_DRAWN) config->rank = 0;
+
+    return status;
+}
+
+// The same number on all processes that can reach each other by local sockets, and so by loopback.
+IDIST__UNUSED static uint64_t idist__config_reach_key(void) {
+    char text[256];
+
+    idist__os_socket_reach(text, sizeof text);
+    return idist__hash(text, strlen(text));
+}
+
+// The same number on all ranks that can share memory and local sockets, and on no others: host_id,
+// or else what the operating system says.
+IDIST__UNUSED static uint64_t idist__config_host_key(const idist__config *config) {
+    if (config->host_id[0]) return idist__hash(config->host_id, strlen(config->host_id));
+    return idist__config_reach_key();
+}
+
+// The same number on all ranks that have the same processors of one machine, although it may be
+// several hosts to them.
+IDIST__UNUSED static uint64_t idist__config_processor_key(void) {
+    char machine[65];
+    idist__os_cpu_set cpus;
+
+    idist__os_socket_machine(machine, sizeof machine);
+    idist__os_cpu_usable(&cpus);
+
+    return idist__hash_mix(idist__hash(machine, strlen(machine)), idist__hash(&cpus, sizeof cpus));
+}
+
+// ---- core/kind.h ---------------------------------------------------------------------------------
+
+// core/kind.h: the operations, and what kinds of them there are
+
+typedef enum idist__kind {
+    IDIST__NONE,
+    IDIST__ALL_REDUCE,
+    IDIST__REDUCE,
+    IDIST__BROADCAST,
+    IDIST__BARRIER,
+    IDIST__ALL_GATHER,
+    IDIST__GATHER,
+    IDIST__SCATTER,
+    IDIST__REDUCE_SCATTER,
+    IDIST__ALL_TO_ALL,
+    IDIST__SCAN,
+    IDIST__EXSCAN,
+    IDIST__ALL_GATHERV,
+    IDIST__GATHERV,
+    IDIST__SCATTERV,
+    IDIST__ALL_TO_ALLV,
+    IDIST__REDUCE_SCATTERV,
+    IDIST__SEND,
+    IDIST__RECV,
+    // Public calls that are built from those above. They only label the fingerprint.
+    IDIST__BROADCAST_BYTES,
+    IDIST__ALL_GATHER_BYTES,
+    IDIST__NEW_GROUP,
+    IDIST__SPLIT,
+    IDIST__ONE_RANK_FIRST,
+    IDIST__ONE_RANK_ONLY,
+    IDIST__FINALIZE,
+    IDIST__FIRST_DEVICE_CALL,
+    IDIST__PROBE,
+    IDIST__IPROBE,
+    IDIST__MPROBE,
+    IDIST__IMPROBE,
+    IDIST__MRECV,
+    IDIST__BROADCAST_ALLOC,
+    IDIST__ALL_GATHER_ALLOC,
+    IDIST__NEW_GROUP_BY_MEMBERS,
+    IDIST__KIND_COUNT
+} idist__kind;
+
+static const char *const idist__kind_names[IDIST__KIND_COUNT] = {
+    "nothing",
+    "all_reduce",
+    "reduce",
+    "broadcast",
+    "barrier",
+    "all_gather",
+    "gather",
+    "scatter",
+    "reduce_scatter",
+    "all_to_all",
+    "scan",
+    "exscan",
+    "all_gatherv",
+    "gatherv",
+    "scatterv",
+    "all_to_allv",
+    "reduce_scatterv",
+    "send",
+    "recv",
+    "broadcast_bytes",
+    "all_gather_bytes",
+    "new_group",
+    "split",
+    "one_rank_first",
+    "one_rank_only",
+    "finalize",
+    "first_device_call",
+    "probe",
+    "iprobe",
+    "mprobe",
+    "improbe",
+    "mrecv",
+    "broadcast_alloc",
+    "all_gather_alloc",
+    "new_group_by_members",
+};
+
+static bool idist__kind_reduces(idist__kind kind) {
+    return kind == IDIST__ALL_REDUCE || kind == IDIST__REDUCE || kind == IDIST__REDUCE_SCATTER ||
+           kind == IDIST__REDUCE_SCATTERV || kind == IDIST__SCAN || kind == IDIST__EXSCAN;
+}
+
+static bool idist__kind_is_p2p(idist__kind kind) {
+    return kind == IDIST__SEND || kind == IDIST__RECV;
+}
+
+// The v-forms, in which the blocks of the ranks may have different counts.
+static bool idist__kind_is_v(idist__kind kind) {
+    return kind >= IDIST__ALL_GATHERV && kind <= IDIST__REDUCE_SCATTERV;
+}
+
+// Those in which only the two ranks of a pair know what one sends to the other.
+static bool idist__kind_is_by_pair(idist__kind kind) {
+    return kind == IDIST__GATHERV || kind == IDIST__SCATTERV || kind == IDIST__ALL_TO_ALLV;
+}
+
+// Each rank gets one block of what is reduced.
+IDIST__UNUSED static bool idist__kind_scatters_sum(idist__kind kind) {
+    return kind == IDIST__REDUCE_SCATTER || kind == IDIST__REDUCE_SCATTERV;
+}
+
+static bool idist__kind_has_root(idist__kind kind) {
+    return kind == IDIST__REDUCE || kind == IDIST__BROADCAST || kind == IDIST__GATHER ||
+           kind == IDIST__SCATTER || kind == IDIST__GATHERV || kind == IDIST__SCATTERV;
+}
+
+// ---- core/model.h --------------------------------------------------------------------------------
+
+// core/model.h: calls, tasks, groups and worlds as data; the contracts with backends
+//
+//     idist__world --- nodes[rank]                      who the ranks are and where they run
+//        |   |
+//        |   +------- group -> next -> next ...         the world is its own first group
+//        |              ^
+//        +--- tasks ----+-- call                        each running task belongs to one group
+//
+// A call says what the user asked for; a task is a call under way; a fingerprint is the part of a
+// call that must be the same on all ranks and that travels with each of its messages. A backend
+// moves the data; its table of functions, and that of a device backend, stand below the data.
+
+// An op that the program registered.
+typedef struct idist__user_op {
+    idist_op_fn fn; // NULL: a premultiplied sum
+    void *arg;
+    double factor; // of a premultiplied sum
+    bool used, commutative;
+} idist__user_op;
+
+// A dtype that the program created.
+typedef struct idist__user_dtype {
+    char name[32];
+    uint32_t tag; // not 0; see core/fingerprint.h
+    bool used;
+    idist_dtype dtype;
+} idist__user_dtype;
+
+// A buffer may lie in several places, one part of it in each.
+typedef struct idist__part {
+    char *data;
+    size_t end; // elements of this part and those before it
+} idist__part;
+
+// An operation as data.
+typedef struct idist__call {
+    idist__kind kind;  // what is run
+    idist__kind label; // what the user called
+    const void *send;
+    void *recv;
+    size_t count; // as in the API; v-forms: this rank's contribution
+    const size_t *sendcounts, *senddispls, *recvcounts, *recvdispls;
+    idist_dtype dtype;
+    idist_op op;
+    int root; // or the peer of a send or receive; -1: there is none
+    int tag;
+    idist_recv_info *info;
+    // Of an all_reduce in place whose buffer is not all in a row; otherwise NULL and 0.
+    const idist__part *parts;
+    int part_count;
+    bool peeks;         // a receive that describes a message and leaves it
+    uint32_t dtype_tag; // of a user dtype, when the call began; 0: look it up
+    uint32_t plan;      // of a collective: the number of the plan that makes it; 0: none does
+    uint64_t check;     // must also be equal on all ranks: the count, or a hash of the counts
+    union {
+        // The op of a reduction that is part of another call, because the program may free its own
+        // copy meanwhile. NULL: look it up in the world.
+        const idist__user_op *user;
+        idist_message *message; // of a matched probe, and of the receive that follows it
+    } u;
+} idist__call;
+
+// A call that is kept, and its group.
+struct idist_plan {
+    idist__call call; // kind 0: none
+    idist_opts opts;
+    uint64_t world_serial, ctx; // of the group ...
+    int rank, size;             // ... when the call was checked
+};
+
+// What two ranks compare about a call: 24 bytes of every message.
+typedef struct idist__fingerprint {
+    uint8_t kind, dtype, op;
+    uint8_t algorithm; // an idist__algorithm, combined with IDIST__ON_DEVICE
+    int32_t root;      // see core/fingerprint.h
+    uint64_t check;    // see idist__call; of a send: its count; of a user dtype: and its tag
+    uint32_t seq;      // number of the call within its group
+    uint32_t whole;    // of a part: number of the call it is part of; otherwise 0
+} idist__fingerprint;
+
+enum { IDIST__ON_DEVICE = 0x80 }; // a collective on device memory
+
+// A collective that plans of a group keep.
+typedef struct idist__planned {
+    struct idist__planned *next;
+    idist__fingerprint call;
+    uint32_t count; // of plans that were filled with it
+} idist__planned;
+
+// One operation under way. idist__task_new clears the fields before `text` and no others.
+struct idist__task {
+    idist__task *next, *prev; // in w->tasks while it runs
+    idist__task *list_next;   // in the list of an idist_group_begin, or in w->detached
+    idist__task *older;       // in w->all_tasks
+    idist_group *group;
+    idist__call call;
+    idist_status status;
+    bool done;
+    bool async;     // the caller holds a request for it
+    bool patient;   // has the group's time-out: the caller expects no return without a result
+    bool announced; // the other members were told that this rank waits in it
+    bool warned;    // a log line said that it takes long
+    bool asked;     // of a message: its peer was asked whom it waits for
+    uint32_t seq;   // number within the group; 0: point-to-point, or not numbered yet
+    idist__fingerprint whole; // the call it is part of; kind 0: it is a call of its own
+    uint16_t parent_past;     // digest of the calls before that one
+    int timeout_ms;
+    int64_t started_ns, deadline_ns;
+    bool on_device; // the device backend takes part
+    bool away;      // waits for the device: the backend has not got it yet, or is done with it
+    bool followed;  // idist_wait_stream need not wait for the host any more
+    bool detached;  // nobody waits for it: it is freed once it is done
+    bool let_go;    // by idist_request_free
+    bool pinned;    // a thread works on it without the lock, ...
+    bool freed;     // ... and frees it when this is set
+    void *copy;     // of a send buffer that the call overwrites; or NULL
+    // The request goes on when this task is done: whoever waits or tests calls this, with the lock
+    // held. It puts another task into the request, or sets `then` to NULL.
+    void (*then)(idist__task *t, idist_request *request);
+    void *then_arg;
+    void *stream;   // of the device: the task comes after what it holds already
+    void *impl;     // the backend's part, behind this struct
+    void *lane;     // its row in the timeline, or NULL
+    char text[512]; // why it failed
+    // These stay when the task is used again.
+    void *device;    // the device backend's part
+    idist__world *w; // that of its groups
+};
+
+struct idist_group {
+    idist__world *w; // NULL: the world was closed
+    idist_group *next;
+    uint64_t ctx; // the same on all members, unique in the world
+    int rank;     // -1: not a member
+    int size;
+    int *ranks;              // world rank of each member
+    uint32_t seq;            // collectives started
+    uint32_t child_count;    // groups made from this one
+    idist__planned *planned; // what its plans keep
+    int running_count;       // tasks that run, and calls that prepare the group for a device
+    int open_request_count;  // not waited for yet
+    int detached_count;      // running tasks that nobody waits for, and pinned ones
+    idist_status status;     // not IDIST_OK: unusable, because ...
+    char cause[400];         // ... this happened
+    bool freed;
+    int64_t asked_ns;          // when the members were last asked for a sign of life; 0: never
+    int64_t asked_before_ns;   // and the time before that
+    int64_t asked_until_ns;    // when the answers are used; nobody asks again before
+    bool inner;                // made by a backend for its own use
+    bool failure_flushed;      // we have waited for the failure to reach the others
+    idist_group *host_group;   // members on this host; one_rank_first makes it when it needs it
+    const idist_group *parent; // while it is being made: if the parent fails, so does this one
+    void *impl;                // the backend's part
+    void *device;              // the device backend's part
+};
+
+// What is known of a rank.
+typedef struct idist__rank_info {
+    char hostname[64];
+    uint64_t host; // equal for ranks on one host
+    int local_rank, local_size, node_rank;
+} idist__rank_info;
+
+// ---- the contract between the core and a backend ----
+//
+// A backend moves host memory between ranks. It is a table of functions, filled by field name (see
+// idist__backend_fill, and idist_self_backend as an example) and registered with
+// idist_register_backend. Only the fields marked "optional" may be NULL: then the backend does not
+// have that feature. A device backend is the exception: it sets name, claim and wrap, and leaves
+// everything else 0.
+//
+//     claim -> open -> group_open (world) -> [ start, progress, sleep ... ] -> group_close -> close
+//                                                 |  group_open, offer, meet, group_close
+//                                                 +- for each further group
+//
+// Lock. claim, open, wrap and close are called without the world's lock, alloc with or without it
+// (it must not take the lock), all others with it. group_open of the world's own group and, while
+// the world closes, group_close are called without it; threads whose calls were ended may still be
+// on their way out of the world then. claim and alloc may be called by several threads at once.
+//
+// Blocking. open, close and wrap may wait for other ranks. sleep and flush wait, and release the
+// lock while they do. shrink and agree wait for the other members and keep the lock, so that no
+// other call on this world proceeds meanwhile, not even idist_abort. quick may poll for as long as
+// it takes to hand over a small message, less than a millisecond; tell may wait until nobody reads
+// the buffers of the failed group any more. Everything else, alloc included, returns at once. On a
+// library that offers nothing but blocking calls, group_open may block, and so may a collective
+// that all ranks have entered, or that is not to be compared (cfg.unchecked). A device backend may
+// release the lock in start, while it hands a call to the device's library or adds to a stream.
+//
+// Ownership. The core allocates and frees idist__task, idist_group and idist__world, and with each
+// task and group the bytes the backend asks for (task_nbytes, group_nbytes): those of a group are
+// zero, those of a task are not cleared. The caller's buffers, and the arrays of a v-form, belong
+// to the backend from start until it calls idist__task_complete, or until cancel returns. What a
+// backend allocates besides (idist__mem_alloc with &w->cfg.mem) it frees in group_close or close.
+//
+// Failure. A function that returns a status and fails has undone everything it did, and its
+// counterpart is not called: no close after a failed open, no group_close after a failed
+// group_open. It has recorded the reason with idist__fail (claim: in *why). A function without a
+// status reports failures by idist__task_complete (this task) or idist__group_fail (this group).
+// When idist__group_fail returns, all tasks of the group have ended.
+//
+// Calls. The core has checked the arguments of a call as far as one rank can (idist__check_call)
+// and has numbered it (task->seq). The backend gets all calls of the group, also those
+//
+//   - of a group of one rank (idist__self_collective does the collectives; messages of a rank to
+//     itself obey the same rules as others);
+//   - of count 0, for which buffers may be NULL: they synchronize, and are compared, like others;
+//   - in place (idist__extent_call_in_place), except all_to_allv, for which the core makes a copy.
+//     Otherwise the send buffer is not written;
+//   - of any dtype, also of those that the program created.
+//
+// A kind, dtype or op that it does not have it completes with IDIST_ERR_UNSUPPORTED, on all ranks
+// alike. Collectives of a group match by seq; several may be under way at once, as requests or
+// between idist_group_begin and idist_group_end.
+//
+// Reductions. The order of the operands depends on sizes and ranks only, and all ranks that receive
+// a result get the same bits. For built-in ops, idist__reduce_many combines any number of
+// contributions in the order of ranks and does what follows.
+//
+//   - AVG is SUM, and one division by the size of the group at the end; the logical ops end in 0 or
+//     1 (idist__reduce_finish);
+//   - F16, BF16 and the 8-bit floats are added and multiplied as F32 and rounded once, at the end;
+//   - an op from IDIST_OP_USER on is that of idist__world_user_op. The backend copies it in start,
+//     because the program may free it. fn == NULL: each contribution is multiplied by the rank's
+//     own factor (idist__reduce_scale), then added. While fn runs, idist__me.callbacks is above 0.
+//     Operands keep the order of ranks, and may be swapped only if `commutative`.
+//
+// Messages. A receive takes the oldest message that idist__matching_matches, which knows the
+// wildcards IDIST_ANY_SOURCE and IDIST_ANY_TAG; a message goes to the oldest receive that matches.
+// Those of one rank with the same tag stay in order. If dtype or count do not fit
+// (idist__matching_fits) the receive fails alone, and the message waits for another one, with the
+// tag that it has then: a matched probe gives it a new one. A send of up to some KiB completes
+// without its receive. idist__matching_received ends a receive.
+//
+// Mismatches. The core sees one rank only, so the backend compares. Every member shows the others
+// its idist__fingerprint_of_task. Where idist__fingerprint_difference names a field, or where the
+// counts of a v-form differ (idist__extent_pair, idist__extent_balance), all members fail the group
+// with IDIST_ERR_MISMATCH and the text of idist__explain_mismatch or _pair. Ranks that wait
+// for each other in different groups or messages are to be found through `announce`
+// (idist__explain_deadlock); a backend that cannot do so lets them run into the deadline.
+//
+// Lost ranks. A backend that notices that a rank is gone calls idist__group_lose_rank.
+//
+// What it may call. A backend is compiled in the file that defines IDIST_IMPLEMENTATION, and may
+// use all that stands in this file above core/call.h, core/matching.h, idist__self_collective, and
+// the files that this one uses. Of a task it writes only call.u.user and what `impl` points to, of
+// a group what `impl` points to; of the world it sets impl, nodes, ncores, sharing_rank,
+// sharing_size, latency_nbytes, network_nbytes, advertised, network, foreign_thread_count and
+// single_threaded, and counts moved_count up for each step forward.
+struct idist_backend_api {
+    uint32_t abi;        // IDIST__BACKEND_ABI
+    uint32_t size;       // of this struct
+    const char *name;    // for desc.backend; without commas
+    size_t task_nbytes;  // bytes that task->impl points to, not cleared
+    size_t group_nbytes; // bytes that group->impl points to, zeroed before group_open
+
+    // ---- the world ----
+
+    // Says whether it serves this configuration. If it does not: IDIST_ERR_NO_BACKEND with the
+    // reason in *why, and the next backend is asked. Any other failure ends initialize. May
+    // initialize the library that the backend is made of, but allocates nothing for this world. A
+    // backend that knows rank and world size better than the launcher's variables sets them.
+    //
+    // A device backend is asked before the host backends, in every world, and says whether wrap is
+    // to be called. It fails if config->device_backend is neither "" nor a name that it knows; its
+    // own name is one of those.
+    idist_status (*claim)(idist__config *config, const char **why);
+
+    // Blocks until all ranks have met, for up to cfg.init_timeout_ms. Sets w->impl and, for each
+    // rank, hostname and host in w->nodes; the core derives the rest of w->nodes from `host`.
+    idist_status (*open)(idist__world *w);
+
+    // Frees all. clean: every rank has passed the last barrier. Otherwise it closes its connections
+    // so that messages that were sent still arrive, for which it may block for a moment. If the
+    // world has failed (w->group.status), the calls that this rank has completed in other groups
+    // should still complete on the other members. A call that needs this rank fails there with the
+    // status and the cause of this world.
+    void (*close)(idist__world *w, bool clean);
+
+    // ---- groups ----
+
+    // Prepares a group of which this rank is a member; g->impl is zero.
+    idist_status (*group_open)(idist_group *g);
+    // Frees the contents of g->impl, not g->impl itself. No task of the group is running.
+    void (*group_close)(idist_group *g);
+
+    // Optional, both or neither. After group_open the members exchange one number each: group_offer
+    // returns what this rank offers the others, group_meet gets the offers of all members, by rank
+    // in the group. If group_meet fails the group fails. `offers` is the core's. Without them the
+    // core lets only one thread at a time make a group, because group_open may block. The world's
+    // own group has no offers: open has done it all.
+    uint64_t (*group_offer)(idist_group *g);
+    idist_status (*group_meet)(idist_group *g, const uint64_t *offers);
+
+    // ---- tasks ----
+
+    // Optional. Tries a blocking call without a task, while there are no tasks. True: it is
+    // complete and, if it is a collective, was counted in g->seq. False: start follows for the same
+    // call, also if the group has failed in between, and may continue what quick has begun.
+    bool (*quick)(idist_group *g, const idist__call *c);
+
+    // Optional. Tries a send or a receive without a task, and without waiting; there may be tasks.
+    // True: it is complete. False: start follows, for a call of which nothing has begun.
+    bool (*quick_message)(idist_group *g, const idist__call *c);
+
+    // Optional. Whether a call on this group may have its buffer in parts. This rank alone asks;
+    // for the others the call is like any other.
+    bool (*takes_parts)(const idist_group *g, const idist__call *c);
+
+    // Begins a task. The backend calls idist__task_complete once, here or later. If quick has
+    // failed the group: with g->status and g->cause.
+    void (*start)(idist__task *t);
+
+    // Moves everything that can move now.
+    void (*progress)(idist__world *w);
+
+    // Sleeps until I/O arrives (and handles it), `wake` is called or until_ns passes
+    // (idist__os_clock_now_ns; IDIST__FOREVER: no limit; in the past: one look at the connections).
+    // Called by one thread at a time. Releases the lock while it sleeps.
+    void (*sleep)(idist__world *w, int64_t until_ns);
+
+    // Ends the sleep of another thread, also if that has released the lock but does not sleep yet.
+    // Does not block.
+    void (*wake)(idist__world *w);
+
+    // A caller begins to wait, so that progress or sleep is called all the time from now on; or the
+    // last one no longer waits.
+    void (*attend)(idist__world *w, bool waits);
+
+    // Forgets a task: afterwards no byte of its buffers is touched, and the core completes it.
+    // Returns false when other ranks were already involved, so that its group cannot go on.
+    // Collectives are cancelled only when their group has failed, after `tell`, or when the world
+    // closes.
+    bool (*cancel)(idist__task *t);
+
+    // Optional, for idist_cancel. Forgets a receive, like cancel, if no message has begun to go to
+    // it. False: one has, and nothing has changed.
+    bool (*retract)(idist__task *t);
+
+    // ---- failures and waiting ----
+
+    // Tells the other members that the group failed, as g->status and g->cause say; there
+    // idist__group_fail gets the same two. Called once for a group. Only queues the messages if
+    // they cannot go out at once.
+    void (*tell)(idist_group *g);
+
+    // Goes on until all messages of `tell` are out, or until_ns passes. Releases the lock while it
+    // sleeps.
+    void (*flush)(idist__world *w, int64_t until_ns);
+
+    // Tells the other members that this rank waits in t, so that they can object, and answer that
+    // they are alive. Called once when t has waited for a while, and again before its group is
+    // given up (g->asked_ns). For a message the second call (t->asked) is to find out whom its peer
+    // waits for. May end any task.
+    void (*announce)(idist__task *t);
+
+    // Appends who is missing in t ("rank 3 on host b (last seen in barrier #6)", see
+    // idist__explain_missing_rank and _peer) and returns how many are. 0: everybody is there.
+    int (*missing)(idist__task *t, char *text, size_t cap);
+
+    // ---- more, all optional ----
+
+    // Zeroed memory that other ranks can reach, for idist_alloc: part of an idist__window, which
+    // keeps track of it beyond close and takes it back in idist_free. Must not wait for other
+    // ranks, which do not call it. NULL: none left, take plain memory.
+    void *(*alloc)(idist__world *w, size_t nbytes);
+
+    // Both or neither; without them a group that lost a rank can only be freed. Both work in a
+    // group that has failed, and block until the surviving members have answered. shrink lists the
+    // survivors, the same list on each of them (world ranks, in the group's order), and raises
+    // *serial to the largest of theirs; group_open follows for these ranks. agree sets *flag to the
+    // bitwise AND over the survivors. Not called for agree in a group of one rank.
+    idist_status (*shrink)(idist_group *g, int *ranks, int *n, uint32_t *serial);
+    idist_status (*agree)(idist_group *g, int *flag);
+
+    // Of a device backend: it serves no world alone but puts itself in front of the world's
+    // backend. Collective; called after the world's group_open. With a device: replaces w->backend
+    // by a table that passes on what concerns host memory, and sets w->device, w->device_api and
+    // the names. Without one: fills w->no_device. If it fails, the core closes the world.
+    idist_status (*wrap)(idist__world *w);
+};
+
+enum { IDIST__BACKEND_ABI = 10 };
+
+// ---- the contract between the core and a device backend ----
+//
+// A device backend moves device memory. It sits in front of the world's backend (see `wrap` in
+// idist_backend_api) and leaves host memory to it. The core asks it at four points of a call and at
+// the end of the world:
+//
+//     idist__call_locked      route      does this call concern the device?
+//       idist__task_start     (start of the wrapping backend)
+//     idist_group_end         launch     submit what idist_group_begin held back
+//     idist__task_complete    landed     the backend is done: is the device, too?
+//     idist_wait_stream       follow     make a stream wait instead of this thread
+//     idist__life_end        end_calls  nobody is to be inside any more
+//
+// The first four are called with the world's lock held. The table belongs to the device backend and
+// lives as long as w->device_api points to it; w->device, group->device and task->device are its
+// own data, which the core stores and passes on, but never frees. None of the five is NULL. If a
+// thread that released the lock does not come back before the world ends, the device backend sets
+// w->abandoned and leaves its data and this table in place.
+typedef struct idist_device_api {
+    // Whether a call is for the device (*on_device), by looking at its buffers and its stream.
+    // *detached: nobody is to wait for the task, because the stream orders what follows. May block:
+    // the first such call of a group waits here for the other members, with the lock released. On
+    // failure the call has not begun and has no number.
+    idist_status (*route)(idist_group *g, const idist__call *c, const idist_opts *o,
+                          bool *on_device, bool *detached);
+
+    // Submits what this thread's idist_group_begin held back. May wait for an earlier submission,
+    // and releases the lock while it is in the device's library. Failures go to the groups of the
+    // tasks concerned.
+    void (*launch)(idist__world *w);
+
+    // The backend is done with t (on_device), which ends with this status. True: t is over. False:
+    // the device still works on it, t stays running, and the device backend calls
+    // idist__task_complete again. Does not block.
+    bool (*landed)(idist__task *t, idist_status status);
+
+    // Makes `stream` wait for a task that is `followed` but not done, and detaches the task, also
+    // when it fails. Releases the lock while it adds to the stream, whose queue may be full.
+    idist_status (*follow)(idist__task *t, void *stream);
+
+    // The world is being closed: waits for the threads that have released the lock in one of the
+    // others, and first ends what they may wait for on the device if w->leaves. Called once,
+    // without the lock, before the first group_close.
+    void (*end_calls)(idist__world *w);
+} idist_device_api;
+
+// ---- the world ----
+
+// Who sleeps in the backend.
+typedef enum idist__driver {
+    IDIST__DRIVER_NONE,
+    IDIST__DRIVER_CALLER,
+    IDIST__DRIVER_THREAD
+} idist__driver;
+
+struct idist__world {
+    idist_group group; // all ranks; first, so that a world is its group
+    idist__config cfg;
+    idist__log log;
+    const idist_backend_api *backend;
+    void *impl;                            // the backend's part
+    idist_status (*wrap)(idist__world *w); // of the device backend that the program has, or NULL
+    const idist_device_api *device_api;    // NULL: this world has no device
+    void *device;                          // the device backend's part
+    char device_name[32];                  // "cuda:0"
+    char no_device[200];                   // why there is none
+    const char *device_backend;            // how it moves device memory
+    idist__task *detached;                 // running or done, newest first
+    uint32_t detached_done_count;          // those in the list that are done
+    uint32_t matched_count;                // messages that matched probes have found
+    char hostname[64];
+    char advertised[160];    // where other hosts reach this rank, and its interface; "": nowhere
+    char network[96];        // what is known of the network between the hosts; "": nothing
+    char sharing[300];       // how the ranks of this host exchange data; "": it has no other
+    char backends[512];      // names of those registered
+    idist__rank_info *nodes; // of every rank
+    int nnodes;
+    idist_group *freed_groups; // to be used again
+    uint32_t process;          // the number of the process that made it; 0: unknown
+    idist__user_op ops[IDIST_OP_LAST - IDIST_OP_USER + 1];
+    idist__user_dtype dtypes[IDIST__USER_DTYPES];
+
+    idist__os_mutex lock;
+    idist__os_cond changed;  // a task ended, or nobody drives any more: for callers
+    idist__os_cond work;     // there is a request and no caller: for the progress thread
+    idist__task *tasks;      // running, newest first
+    idist__task *idle_tasks; // to be used again
+    idist__task *all_tasks;  // ever allocated; freed with the world
+    int async_count;         // running tasks with a request
+    int let_go_count;        // of those, the ones that idist_request_free has let go
+    int blocked_count;       // callers inside idist__wait_until, or between two such waits
+    uint32_t ended_count;    // tasks that have ended
+    uint32_t moved_count;    // steps forward inside tasks
+    idist__driver driver;
+    int64_t spin_ns; // how long a caller polls before it sleeps; 0: it yields a few times instead
+    int64_t spin_budget_ns;     // the part of spin_ns that has proved worth it lately
+    uint32_t lock_waiter_count; // threads that wait for the lock
+    int64_t next_look_ns;       // when a thread that polls looks at the timers again
+    int64_t timers_due_ns;      // no task needs idist__timer_run before
+    int ncores; // that the ranks of this host may use together; 0: the backend could not tell
+    // Among the ranks that have the same processors, perhaps as several hosts, in containers; 0, 0:
+    // the backend could not tell.
+    int sharing_rank, sharing_size;
+    // What the network between hosts moves in the time that an empty message takes; 0: not known.
+    uint64_t latency_nbytes;
+    // What is under way between two hosts while they use all of the network; 0: not known.
+    uint64_t network_nbytes;
+    bool thread_running, thread_stops;
+    bool thread_naps;         // the progress thread looks again soon, and needs no signal
+    uint32_t request_count;   // requests that have begun, not counting those complete at once
+    uint32_t drive_count;     // how often a caller has moved the backend while it waited or tested
+    int foreign_thread_count; // threads of other libraries, which never call; INT32_MAX / 4 or
+                              // more: only one thread may call at all
+    bool single_threaded;     // the backend allows one thread only: requests move on inside calls
+    int making_count;         // groups being made
+    uint64_t serial;          // of this world in the process, from 1 on
+    uint64_t member_groups;   // more than the serial of any group that its members made alone
+    int deferred_count; // tasks that an open idist_group_begin keeps, and threads for which the
+                        // device backend holds calls back
+    bool closing;       // a thread closes the world: no call may begin that outlasts its function
+    bool is_cause;      // this rank has aborted the world, so no lost rank is the cause of its end
+    bool leaves;        // the world ends after a failure: the other ranks have not reached its end
+    bool abandoned;     // the world ends while a thread is still inside a call: what the thread may
+                        // touch is never freed
+    bool watched;       // the device may wait for other ranks while no caller does: the progress
+                        // thread looks after the connections
+    idist__os_thread thread;
+};
+
+// ---- core/backend.h ------------------------------------------------------------------------------
+
+// core/backend.h: the registered backends, and where a timeline hooks in
+
+//------------------------------------------------------------------------------
+// the registered backends, and how a backend fills its table
+//
+// A backend registers before main, by a constructor in its header, or whenever the program calls
+// idist_register_backend. The list only grows, and at its head, so that it is read without a lock.
+//------------------------------------------------------------------------------
+
+// When the headers of idist register their backends. What registers later is asked earlier.
+enum {
+    IDIST__REGISTER_LAST_RESORT = 1000, // serves a world of 1
+    IDIST__REGISTER_GENERAL = 1001,     // serves any world
+    IDIST__REGISTER_SPECIAL = 1002,     // serves the worlds of one kind of launcher
+    IDIST__REGISTER_DEVICE = 1003
+};
+
+typedef struct idist__backend_entry {
+    const struct idist__backend_entry *next;
+    const idist_backend_api *api;
+} idist__backend_entry;
+
+static idist__os_mutex idist__backend_lock = IDIST__OS_MUTEX_INIT;
+static const idist__backend_entry *idist__backend_list;
+static idist__backend_entry idist__backend_first_entries[8]; // a plugin leaves none allocated
+static size_t idist__backend_count;
+
+// The backend registered last; the others follow.
+static const idist__backend_entry *idist__backend_first(void) {
+    return __atomic_load_n(&idist__backend_list, __ATOMIC_ACQUIRE);
+}
+
+// Registers a valid table, with the lock held.
+static idist_status idist__backend_add(const idist_backend_api *api) {
+    const idist__backend_entry *entry;
+    idist__backend_entry *added;
+
+    for (entry = idist__backend_first(); entry; entry = entry->next) {
+        if (entry->api == api) return IDIST_OK;
+        if (strcmp(entry->api->name, api->name) == 0)
+            return idist__fail(IDIST_ERR_ARG,
+                               "register_backend: another backend has the name \"%s\"", api->name);
+    }
+
+    if (idist__backend_count < IDIST__COUNT_OF(idist__backend_first_entries))
+        added = &idist__backend_first_entries[idist__backend_count];
+    else added = (idist__backend_entry *)idist__mem_alloc(NULL, sizeof *added);
+
+    if (!added) return IDIST_ERR_NO_MEMORY;
+    idist__backend_count++;
+    added->api = api;
+    added->next = idist__backend_first();
+    __atomic_store_n(&idist__backend_list, (const idist__backend_entry *)added, __ATOMIC_RELEASE);
+
+    return IDIST_OK;
+}
+
+idist_status idist_register_backend(const idist_backend_api *backend) {
+    idist_status status;
+
+    if (!backend) return idist__fail(IDIST_ERR_ARG, "register_backend: backend is NULL");
+    if (backend->abi != IDIST__BACKEND_ABI || backend->size != sizeof *backend)
+        return idist__fail(IDIST_ERR_NO_BACKEND,
+                           "register_backend: the backend was compiled against another version of "
+                           "idist.h: rebuild all files");
+    if (!backend->name || !backend->name[0])
+        return idist__fail(IDIST_ERR_ARG, "register_backend: the backend has no name");
+
+    idist__os_mutex_lock(&idist__backend_lock);
+    status = idist__backend_add(backend);
+    idist__os_mutex_unlock(&idist__backend_lock);
+
+    return status;
+}
+
+// Returns *api, filled at the first call. `fill` sets the fields by name, which C99 and C++11 have
+// no common initializer for; those that it does not set are zero. abi is stored last: it tells
+// later callers, in any thread, that the table is complete.
+static const idist_backend_api *idist__backend_fill(idist_backend_api *api,
+                                                    void (*fill)(idist_backend_api *api)) {
+    if (__atomic_load_n(&api->abi, __ATOMIC_ACQUIRE) == IDIST__BACKEND_ABI) return api;
+
+    idist__os_mutex_lock(&idist__backend_lock);
+
+    if (api->abi != IDIST__BACKEND_ABI) {
+        api->size = sizeof *api;
+        fill(api);
+        __atomic_store_n(&api->abi, (uint32_t)IDIST__BACKEND_ABI, __ATOMIC_RELEASE);
+    }
+
+    idist__os_mutex_unlock(&idist__backend_lock);
+
+    return api;
+}
+
+//------------------------------------------------------------------------------
+// where a timeline hooks in
+//
+// [trace/trace_call.h] sets the table while it records; otherwise there is none, and each hook costs one
+// load.
+//------------------------------------------------------------------------------
+
+typedef struct idist__tracer {
+    void (*joined)(const idist__world *w); // this thread has joined a world
+    void (*left)(void);
+    // Runs idist__call_locked and records it.
+    idist_status (*call)(idist_group *g, const idist__call *c, const idist_opts *o);
+    // Around other waits of this thread, for one call, or for several: then g and c are NULL.
+    void (*begin)(const char *category, const char *name, const idist_group *g,
+                  const idist__call *c);
+    void (*end)(idist_status status);
+    // A task that has a lane is done. In any thread, with the world's lock held.
+    void (*done)(const idist__task *t);
+} idist__tracer;
+
+static const idist__tracer *idist__tracer_set;
+
+// Sets the table above if the environment asks for a timeline; called before a world is joined.
+// Opens the timeline when a world opens.
+static void (*idist__tracer_prepare)(void);
+
+static const idist__tracer *idist__tracer_now(void) {
+    return __atomic_load_n(&idist__tracer_set, __ATOMIC_ACQUIRE);
+}
+
+static void idist__tracer_begin(const char *category, const char *name, const idist_group *g,
+                                const idist__call *c) {
+    if (idist__tracer_now()) idist__tracer_now()->begin(category, name, g, c);
+}
+
+static idist_status idist__tracer_end(idist_status status) {
+    if (idist__tracer_now()) idist__tracer_now()->end(status);
+    return status;
+}
+
+// ---- core/world.h --------------------------------------------------------------------------------
+
+// core/world.h: the world, its lock, and who may enter it
+//
+// One mutex per world guards everything in it. A caller that waits drives the backend itself; when
+// several wait, one drives (w->driver) and the others sleep on w->changed until it completes their
+// task or stops driving. Requests that nobody waits for are driven by the progress thread
+// (core/progress_thread.h).
+
+static idist__world *idist__default_world; // set by idist_initialize, the one global
+
+// The number of this process; a child made by fork has none until it makes a world. The word stays
+// for good, because threads may look at it whose world is being freed. NULL: there was no world
+// yet, or the kernel does not tell.
+static uint32_t *idist__world_process_word;
+
+// Gives this process a number that none of its ancestors has. 0: the kernel does not tell.
+static uint32_t idist__world_process(void) {
+    static uint32_t count; // a child begins with that of its parent
+    uint32_t *word = __atomic_load_n(&idist__world_process_word, __ATOMIC_ACQUIRE), *made;
+    uint32_t number = 0, next;
+
+    if (!word) {
+        made = idist__os_memory_fork_word();
+        if (__atomic_compare_exchange_n(&idist__world_process_word, &word, made, false,
+                                        __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE))
+            word = made;
+        else idist__os_memory_fork_word_free(made); // another thread was first
+        if (!word) return 0;
+    }
+
+    next = __atomic_add_fetch(&count, 1u, __ATOMIC_RELAXED);
+    if (__atomic_compare_exchange_n(word, &number, next, false, __ATOMIC_RELAXED, __ATOMIC_RELAXED))
+        return next;
+
+    return number;
+}
+
+// A child made by fork has none of its parent's worlds. A world that was freed has process 0.
+static bool idist__world_forked(const idist__world *w) {
+    const uint32_t *word = __atomic_load_n(&idist__world_process_word, __ATOMIC_RELAXED);
+    return word && w->process && __atomic_load_n(word, __ATOMIC_RELAXED) != w->process;
+}
+
+// Whether this thread may call into a world at all.
+static idist_status idist__world_enter(const char *name, const idist__world *w) {
+    if (idist__world_forked(w))
+        return idist__fail(
+            IDIST_ERR_STATE,
+            "%s: this process was forked after idist_initialize; the world belongs to its parent",
+            name);
+    if (idist__me.callbacks)
+        return idist__fail(IDIST_ERR_STATE, "%s: a callback must not call idist", name);
+
+    return IDIST_OK;
+}
+
+static idist__world *idist__world_default(void) {
+    idist__world *w = __atomic_load_n(&idist__default_world, __ATOMIC_ACQUIRE);
+    return w && !idist__world_forked(w) ? w : NULL;
+}
+
+// A thread that polls holds the lock most of the time. Counting those who wait for it tells that
+// thread when to let go.
+static void idist__world_lock(idist__world *w) {
+    if (idist__os_mutex_try_lock(&w->lock)) return;
+    __atomic_fetch_add(&w->lock_waiter_count, 1u, __ATOMIC_RELAXED);
+    idist__os_mutex_lock(&w->lock);
+    __atomic_fetch_sub(&w->lock_waiter_count, 1u, __ATOMIC_RELAXED);
+}
+
+#define IDIST__YIELDS 1000 // about half a millisecond of the waiting rank's own time
+
+// Releases the lock and the core for a moment. A thread that waits for the lock has to wake up
+// first, so with one waiting we yield until it has the lock.
+static void idist__world_give_way(idist__world *w) {
+    uint32_t asking = __atomic_load_n(&w->lock_waiter_count, __ATOMIC_RELAXED);
+    int turns;
+
+    idist__os_mutex_unlock(&w->lock);
+    idist__os_thread_yield();
+
+    for (turns = 0; asking && turns < IDIST__YIELDS; turns++) {
+        if (__atomic_load_n(&w->lock_waiter_count, __ATOMIC_RELAXED) < asking) break;
+        idist__os_thread_yield();
+    }
+
+    idist__os_mutex_lock(&w->lock);
+}
+
+// For a thread that has moved the backend or ended tasks while another one drives. It may have
+// consumed the event that the driver sleeps on, so the driver must be woken explicitly.
+static void idist__world_wake_driver(idist__world *w) {
+    if (w->driver != IDIST__DRIVER_NONE) w->backend->wake(w);
+}
+
+IDIST__UNUSED static idist_group *idist__world_find_group(idist__world *w, uint64_t ctx) {
+    idist_group *g;
+    for (g = &w->group; g; g = g->next)
+        if (g->ctx == ctx && g->rank >= 0) return g;
+    return NULL;
+}
+
+// The op of a call that names a registered one.
+static const idist__user_op *idist__world_user_op(const idist_group *g, const idist__call *c) {
+    return c->u.user ? c->u.user : &g->w->ops[(int)c->op - IDIST_OP_USER];
+}
+
+// The dtype with the number that a fingerprint carries; IDIST_DTYPE_COUNT if there is none.
+static idist_dtype idist__world_dtype(const idist__world *w, uint8_t number) {
+    int user = (int)number - IDIST_DTYPE_USER;
+
+    if (number < IDIST_DTYPE_COUNT) return (idist_dtype)number;
+    if (user < 0 || user >= IDIST__USER_DTYPES || !w->dtypes[user].used) return IDIST_DTYPE_COUNT;
+    return w->dtypes[user].dtype;
+}
+
+// What the program calls a dtype.
+static const char *idist__world_dtype_name(const idist__world *w, idist_dtype dtype) {
+    int user = idist__dtype_user_number(dtype);
+
+    if (user < 0 || !w->dtypes[user].used) return idist_dtype_name(dtype);
+    return w->dtypes[user].name;
+}
+
+// The call this rank is blocked in, if blocking is all it does; parts of calls do not count. NULL
+// when another thread could still make the call that the others wait for, or when the call waits
+// for the device, after which it goes on by itself.
+IDIST__UNUSED static idist__task *idist__world_only_call(const idist__world *w) {
+    idist__task *t, *only = NULL;
+    int own_threads = w->thread_running ? 2 : 1;
+
+    for (t = w->tasks; t; t = t->next) {
+        if (t->group->inner) continue;
+        if (only || t->async || !t->patient || t->away) return NULL;
+        only = t;
+    }
+
+    return only && idist__os_thread_count() - w->foreign_thread_count <= own_threads ? only : NULL;
+}
+
+// ---- core/fingerprint.h --------------------------------------------------------------------------
+
+// core/fingerprint.h: what two ranks compare about a call
+//
+// Ranks may have created different dtypes under the same number. So the check of a call with one
+// carries a tag, a hash of its size and name:
+//
+//     bits 63 .. 40   the tag
+//     bits 39 .. 0    the count, or the low bits of a hash of counts
+//
+// In all_to_allv each pair of ranks may have a dtype of its own, which goes with the count of the
+// pair (idist__extent_pair) or with its message.
+//
+// The root of a collective that a plan makes carries the number of the plan:
+//
+//     bits 30 .. 20   the number, not 0
+//     bits 19 .. 0    the root; all ones: there is none
+//
+// A plan's collective also meets one that is made without a plan, and their roots then differ only
+// by the number.
+
+enum { IDIST__TAG_BITS = 24, IDIST__DTYPE_BY_PAIR = 255 };
+#define IDIST__TAGGED_COUNT ((uint64_t)1 << (64 - IDIST__TAG_BITS))
+
+// 0: not a dtype of the program. The program may free it while a call runs, and create another one.
+static uint32_t idist__fingerprint_tag(const idist__world *w, const idist__call *c) {
+    int user = idist__dtype_user_number(c->dtype);
+
+    if (user < 0) return 0;
+    return c->dtype_tag ? c->dtype_tag : w->dtypes[user].tag;
+}
+
+static uint64_t idist__fingerprint_tagged(const idist__world *w, const idist__call *c,
+                                          uint64_t check) {
+    uint64_t tag = idist__fingerprint_tag(w, c);
+    return tag ? tag << (64 - IDIST__TAG_BITS) | check % IDIST__TAGGED_COUNT : check;
+}
+
+enum {
+    IDIST__PLAN_SHIFT = 20,
+    IDIST__PLAN_MAX = 2047,
+    IDIST__ROOT_MASK = (1 << IDIST__PLAN_SHIFT) - 1
+};
+
+static int32_t idist__fingerprint_planned_root(const idist__call *c) {
+    uint32_t root = (uint32_t)c->root;
+    return c->plan ? (int32_t)(c->plan << IDIST__PLAN_SHIFT | (root & IDIST__ROOT_MASK)) : c->root;
+}
+
+static uint32_t idist__fingerprint_plan(const idist__fingerprint *p) {
+    return p->root < 0 ? 0 : (uint32_t)p->root >> IDIST__PLAN_SHIFT;
+}
+
+// The root without the number of a plan; -1: there is none.
+static int32_t idist__fingerprint_root(const idist__fingerprint *p) {
+    uint32_t root = (uint32_t)p->root & IDIST__ROOT_MASK;
+    return root == IDIST__ROOT_MASK ? -1 : (int32_t)root;
+}
+
+// Whether two ranks make the same call. Plans are compared if both ranks use one.
+static bool idist__fingerprint_equal(const idist__fingerprint *a, const idist__fingerprint *b) {
+    idist__fingerprint first, second;
+
+    if (memcmp(a, b, sizeof *a) == 0) return true;
+    if (idist__fingerprint_plan(a) && idist__fingerprint_plan(b)) return false;
+    first = *a;
+    second = *b;
+    first.root = idist__fingerprint_root(a);
+    second.root = idist__fingerprint_root(b);
+
+    return memcmp(&first, &second, sizeof first) == 0;
+}
+
+// The count that a fingerprint carries.
+static uint64_t idist__fingerprint_count(const idist__fingerprint *p) {
+    return p->dtype >= IDIST_DTYPE_USER ? p->check % IDIST__TAGGED_COUNT : p->check;
+}
+
+// Whether a message of this fingerprint can have so many bytes.
+IDIST__UNUSED static bool idist__fingerprint_has_nbytes(const idist__fingerprint *p,
+                                                        uint64_t nbytes) {
+    uint64_t count = idist__fingerprint_count(p);
+
+    if (count > SIZE_MAX / 16) return false;
+    if (p->dtype < IDIST_DTYPE_USER)
+        return nbytes == count * idist_dtype_size((idist_dtype)p->dtype);
+    if (!count) return !nbytes;
+    return nbytes % count == 0 && nbytes / count <= IDIST__DTYPE_MAX_NBYTES;
+}
+
+static idist__fingerprint idist__fingerprint_of_call(const idist__world *w, const idist__call *c,
+                                                     uint32_t seq) {
+    idist__fingerprint p;
+
+    memset(&p, 0, sizeof p);
+    // Messages are compared by what they are, whatever they serve: a probe is a receive.
+    p.kind = (uint8_t)(idist__kind_is_p2p(c->kind) ? c->kind : c->label);
+    p.dtype = (uint8_t)(c->kind == IDIST__ALL_TO_ALLV ? IDIST__DTYPE_BY_PAIR : (int)c->dtype);
+    p.op = (uint8_t)c->op;
+    p.root = idist__fingerprint_planned_root(c);
+    p.check = c->kind == IDIST__ALL_TO_ALLV ? 0 : idist__fingerprint_tagged(w, c, c->check);
+    p.seq = seq;
+
+    return p;
+}
+
+// Of a part the ranks compare the call that the user made.
+static idist__fingerprint idist__fingerprint_of_task(const idist__task *t,
+                                                     idist__algorithm algorithm) {
+    idist__fingerprint p = t->whole;
+
+    if (p.kind) {
+        p.whole = p.seq;
+        p.seq = t->seq;
+        p.algorithm = (uint8_t)(algorithm | (p.algorithm & IDIST__ON_DEVICE));
+        return p;
+    }
+
+    p = idist__fingerprint_of_call(t->group->w, &t->call, t->seq);
+    p.algorithm = (uint8_t)algorithm;
+
+    return p;
+}
+
+// What two ranks of a v-form must agree on about what one sends to the other; 0: nothing.
+//
+//     bits 63 .. 56   the dtype's number, which only all_to_allv does not have in its fingerprint
+//     bits 55 .. 40   of a user dtype: the low bits of its tag
+//     below           the count
+static uint64_t idist__fingerprint_pair(const idist__world *w, const idist__call *c,
+                                        uint64_t count) {
+    uint64_t tag = idist__fingerprint_tag(w, c) & 0xffff;
+    return count ? (uint64_t)(uint8_t)c->dtype << 56 | tag << 40 | count : 0;
+}
+
+static uint64_t idist__fingerprint_pair_count(uint64_t pair) {
+    bool user = (pair >> 56) >= IDIST_DTYPE_USER;
+    return pair & (((uint64_t)1 << (user ? 40 : 56)) - 1);
+}
+
+// The field in which two ranks of a pair differ.
+static const char *idist__fingerprint_pair_difference(uint64_t sent, uint64_t expected) {
+    uint64_t differs = sent ^ expected;
+    bool user = (sent >> 56) >= IDIST_DTYPE_USER;
+
+    if (!sent || !expected) return "count";
+    if (differs >> 56) return "dtype";
+    return user && differs >> 40 ? "definition of the dtype" : "count";
+}
+
+// The field in which two calls differ, or NULL.
+IDIST__UNUSED static const char *idist__fingerprint_difference(const idist__fingerprint *a,
+                                                               const idist__fingerprint *b) {
+    bool by_pair = a->kind == IDIST__ALL_TO_ALLV;
+
+    if (a->kind != b->kind) return "operation";
+    if (a->dtype != b->dtype && !by_pair) return "dtype";
+    if (a->op != b->op) return "op";
+    if (idist__fingerprint_root(a) != idist__fingerprint_root(b)) return "root";
+    if (a->dtype >= IDIST_DTYPE_USER && !by_pair && (a->check ^ b->check) >= IDIST__TAGGED_COUNT)
+        return "definition of the dtype";
+    if (a->check != b->check && !by_pair) return a->kind == IDIST__NEW_GROUP ? "group" : "count";
+    if ((a->algorithm ^ b->algorithm) & IDIST__ON_DEVICE) return "memory";
+    if (a->algorithm != b->algorithm) return "algorithm";
+    if (!idist__fingerprint_plan(a) || !idist__fingerprint_plan(b)) return NULL;
+
+    return idist__fingerprint_plan(a) != idist__fingerprint_plan(b) ? "plan" : NULL;
+}
+
+// Appends the arguments of a call: " (F32 x 1024, SUM)".
+static void idist__fingerprint_add_arguments(const idist__world *w, const idist__fingerprint *p,
+                                             idist__kind kind, char *buf, size_t cap) {
+    int root = idist__fingerprint_root(p);
+
+    if (kind == IDIST__BARRIER || kind == IDIST__ALL_TO_ALLV || kind >= IDIST__SEND) {
+        if (p->algorithm & IDIST__ON_DEVICE) idist__text_append(buf, cap, " (on a device)");
+        return;
+    }
+
+    idist__text_append(buf, cap, " (%s",
+                       idist__world_dtype_name(w, idist__world_dtype(w, p->dtype)));
+    if (!idist__kind_is_v(kind))
+        idist__text_append(buf, cap, " x %llu", (unsigned long long)idist__fingerprint_count(p));
+    if (idist__kind_reduces(kind))
+        idist__text_append(buf, cap, ", %s", idist_op_name((idist_op)p->op));
+    if (root >= 0) idist__text_append(buf, cap, ", root %d", root);
+    idist__text_append(buf, cap, p->algorithm & IDIST__ON_DEVICE ? ", on a device)" : ")");
+}
+
+// "all_reduce #42 (F32 x 1024, SUM) by plan 2"
+static void idist__fingerprint_text(const idist__world *w, const idist__fingerprint *p, char *buf,
+                                    size_t cap) {
+    idist__kind kind = p->kind < IDIST__KIND_COUNT ? (idist__kind)p->kind : IDIST__NONE;
+
+    snprintf(buf, cap, "%s", idist__kind_names[kind]);
+    if (p->seq) idist__text_append(buf, cap, " #%u", (unsigned)(p->whole ? p->whole : p->seq));
+    idist__fingerprint_add_arguments(w, p, kind, buf, cap);
+    if (idist__fingerprint_plan(p))
+        idist__text_append(buf, cap, " by plan %u", (unsigned)idist__fingerprint_plan(p));
+}
+
+// ---- core/explain.h ------------------------------------------------------------------------------
+
+// core/explain.h: sentences about calls that failed
+//
+// The same words whichever backend noticed. Ranks are ranks of the world here, since a reader of
+// the log knows no others.
+
+static void idist__explain_task(const idist__task *t, char *buf, size_t cap) {
+    const idist__call *c = &t->call;
+
+    if (!idist__kind_is_p2p(c->kind)) {
+        idist__fingerprint p = idist__fingerprint_of_task(t, IDIST__ALGO_AUTO);
+        idist__fingerprint_text(t->group->w, &p, buf, cap);
+        return;
+    }
+
+    snprintf(buf, cap, "%s (", idist__kind_names[c->label]);
+    if (!(c->label >= IDIST__PROBE && c->label <= IDIST__IMPROBE) &&
+        c->label != IDIST__NEW_GROUP_BY_MEMBERS)
+        idist__text_append(buf, cap, "%s x %zu, ", idist__world_dtype_name(t->group->w, c->dtype),
+                           c->count);
+    idist__text_append(buf, cap, c->kind == IDIST__SEND ? "to " : "from ");
+    if (c->root == IDIST_ANY_SOURCE) idist__text_append(buf, cap, "any rank");
+    else idist__text_append(buf, cap, "rank %d", c->root);
+    if (c->tag == IDIST_ANY_TAG) idist__text_append(buf, cap, ", any tag)");
+    else if (c->tag < 0) idist__text_append(buf, cap, ")"); // of idist itself
+    else idist__text_append(buf, cap, ", tag %d)", c->tag);
+}
+
+// What two ranks of the world have called, and where it differs. field NULL: in their order.
+IDIST__UNUSED static void idist__explain_mismatch(const idist__world *w, const char *field, int a,
+                                                  const idist__fingerprint *of_a, int b,
+                                                  const idist__fingerprint *of_b, char *buf,
+                                                  size_t cap) {
+    char first[128], second[128];
+
+    idist__fingerprint_text(w, of_a, first, sizeof first);
+    idist__fingerprint_text(w, of_b, second, sizeof second);
+    if (!field) field = "sequence";
+
+    // Counts of each rank, members and definitions are compared by a hash, which says nothing.
+    if (!strcmp(first, second))
+        snprintf(buf, cap, "the %s differs between rank %d and rank %d in %s", field, a, b, first);
+    else
+        snprintf(buf, cap, "the %s differs: rank %d called %s, rank %d called %s", field, a, first,
+                 b, second);
+}
+
+// Of a message that is part of a collective, in bytes.
+IDIST__UNUSED static void idist__explain_sizes(const char *field, int from, uint64_t sent, int to,
+                                               uint64_t expected, const idist__task *t, char *buf,
+                                               size_t cap) {
+    snprintf(buf, cap,
+             "the %s differs: rank %d sends %llu bytes to rank %d, which expects %llu, in %s #%u",
+             field, from, (unsigned long long)sent, to, (unsigned long long)expected,
+             idist__kind_names[t->call.label], (unsigned)t->seq);
+}
+
+// "5 F32", of what idist__fingerprint_pair says.
+static void idist__explain_pair_text(const idist__world *w, uint64_t pair, char *buf, size_t cap) {
+    idist_dtype dtype = idist__world_dtype(w, (uint8_t)(pair >> 56));
+
+    snprintf(buf, cap, "%llu %s", (unsigned long long)idist__fingerprint_pair_count(pair),
+             pair ? idist__world_dtype_name(w, dtype) : "elements");
+}
+
+// What a rank sends to another one and what that expects, as idist__fingerprint_pair says.
+IDIST__UNUSED static void idist__explain_pair(int from, uint64_t sent, int to, uint64_t expected,
+                                              const idist__task *t, char *buf, size_t cap) {
+    const idist__world *w = t->group->w;
+    char given[64], wanted[64];
+
+    idist__explain_pair_text(w, sent, given, sizeof given);
+    idist__explain_pair_text(w, expected, wanted, sizeof wanted);
+    snprintf(buf, cap, "the %s differs: rank %d sends %s to rank %d, which expects %s, in %s #%u",
+             idist__fingerprint_pair_difference(sent, expected), from, given, to, wanted,
+             idist__kind_names[t->call.label], (unsigned)t->seq);
+}
+
+// Two ranks wait for each other and would do so for ever: this one in `ours`, `peer` in the call of
+// this fingerprint, which belongs to the same group or to another one.
+IDIST__UNUSED static void idist__explain_deadlock(const idist__task *ours, int peer,
+                                                  const idist__fingerprint *print, bool same_group,
+                                                  char *text, size_t cap) {
+    char a[128], b[128];
+    int me = ours->group->w->group.rank;
+    bool p2p = idist__kind_is_p2p(ours->call.kind) && idist__kind_is_p2p((idist__kind)print->kind);
+
+    idist__explain_task(ours, a, sizeof a);
+    idist__fingerprint_text(ours->group->w, print, b, sizeof b);
+    snprintf(text, cap, "rank %d waits for rank %d in %s, rank %d waits for rank %d in %s%s: ", me,
+             peer, a, peer, me, b, same_group ? "" : " of another group");
+    if (p2p) idist__text_append(text, cap, "a deadlock; use idist_sendrecv, or requests");
+    else idist__text_append(text, cap, "the %s differs", same_group ? "operation" : "group");
+}
+
+// For `missing` of a backend: a member that has not come, and where it was last seen. Only the
+// first eight are named; `already` says how many are.
+IDIST__UNUSED static void idist__explain_missing_rank(const idist_group *g, int rank,
+                                                      const idist__fingerprint *seen, int already,
+                                                      char *text, size_t cap) {
+    char last[128];
+
+    if (already >= 8) return;
+    idist__text_append(text, cap, "%srank %d on %s", already ? ", " : "", g->ranks[rank],
+                       g->w->nodes[g->ranks[rank]].hostname);
+    if (!seen->seq) return;
+    idist__fingerprint_text(g->w, seen, last, sizeof last);
+    idist__text_append(text, cap, " (last seen in %s)", last);
+}
+
+// The same for the other side of a send or receive.
+IDIST__UNUSED static int idist__explain_missing_peer(const idist__task *t, char *text, size_t cap) {
+    const idist_group *g = t->group;
+    int peer = t->call.root < 0 ? -1 : g->ranks[t->call.root];
+
+    if (peer < 0) {
+        idist__text_append(text, cap, "a message from any rank");
+        return 1;
+    }
+
+    idist__text_append(text, cap, "rank %d on %s, which ", peer, g->w->nodes[peer].hostname);
+    if (t->call.kind == IDIST__SEND) // also read by others, if the group fails
+        idist__text_append(text, cap, "does not receive the message of rank %d", g->w->group.rank);
+    else idist__text_append(text, cap, "sent nothing that fits");
+
+    return 1;
+}
+
+// ---- core/task.h ---------------------------------------------------------------------------------
+
+// core/task.h: tasks: allocate, start, complete, free; handles that outlive them
+
+//------------------------------------------------------------------------------
+// tasks: allocate, start, complete, free
+//
+// A task is in w->tasks from idist__task_start until idist__task_complete. Its memory is used again
+// (w->idle_tasks) and goes with the world.
+//------------------------------------------------------------------------------
+
+// A task that was let go has ended. If its group goes on, only the log tells of a failure.
+static void idist__task_report(const idist__task *t) {
+    idist__world *w = t->group->w;
+
+    w->let_go_count--;
+    if (t->status != IDIST_OK && t->group->status == IDIST_OK)
+        idist__log_print(&w->log, IDIST_LOG_WARN,
+                         "a request freed by idist_request_free failed: %s", t->text);
+}
+
+// Ends a task. text says why it failed, without the name of the operation.
+static void idist__task_complete(idist__task *t, idist_status status, const char *text) {
+    idist__world *w = t->group->w;
+
+    if (t->done) return;
+    if (t->on_device && !w->device_api->landed(t, status)) return;
+    t->status = status;
+
+    if (status != IDIST_OK) {
+        idist__explain_task(t, t->text, sizeof t->text);
+        idist__text_append(t->text, sizeof t->text, ": %s", text);
+    }
+
+    if (t->prev) t->prev->next = t->next;
+    else w->tasks = t->next;
+    if (t->next) t->next->prev = t->prev;
+    t->next = t->prev = NULL;
+    idist__mem_free(&w->cfg.mem, t->copy);
+    t->copy = NULL;
+    t->done = true;
+    w->ended_count++;
+    t->group->running_count--;
+
+    if (t->detached) {
+        t->group->detached_count--;
+        w->detached_done_count++;
+    }
+
+    if (t->let_go) idist__task_report(t);
+    if (t->async) w->async_count--;
+    if (t->lane) idist__tracer_now()->done(t);
+    if (w->blocked_count) idist__os_cond_broadcast(&w->changed);
+}
+
+// A pinned task is freed by the thread that pinned it.
+static void idist__task_free(idist__task *t) {
+    idist__world *w = t->group->w;
+
+    t->freed = t->pinned;
+    if (t->pinned) return;
+    t->next = w->idle_tasks;
+    w->idle_tasks = t;
+}
+
+// Frees the detached tasks that are done.
+static void idist__task_sweep(idist__world *w) {
+    idist__task **at = &w->detached;
+
+    w->detached_done_count = 0;
+
+    while (*at) {
+        idist__task *t = *at;
+
+        if (!t->done) {
+            at = &t->list_next;
+            continue;
+        }
+
+        *at = t->list_next;
+        idist__task_free(t);
+    }
+}
+
+static idist__task *idist__task_new(idist_group *g) {
+    idist__world *w = g->w;
+    size_t nbytes = sizeof(idist__task) + w->backend->task_nbytes;
+    idist__task *t;
+
+    if (w->detached_done_count >= 64) idist__task_sweep(w);
+    t = w->idle_tasks;
+
+    if (t) {
+        idist__task *older = t->older;
+        w->idle_tasks = t->next;
+        idist__mem_clear(t, offsetof(idist__task, text));
+        t->older = older;
+    } else {
+        t = (idist__task *)idist__mem_alloc(&w->cfg.mem, nbytes);
+        if (!t) return NULL;
+        t->older = w->all_tasks;
+        w->all_tasks = t;
+        t->w = w;
+    }
+
+    t->impl = t + 1;
+    t->group = g;
+
+    return t;
+}
+
+// Nobody waits for it any more.
+static void idist__task_detach(idist__task *t) {
+    idist__world *w = t->group->w;
+
+    t->detached = true;
+    t->list_next = w->detached;
+    w->detached = t;
+    t->group->detached_count++;
+
+    if (t->async) {
+        w->async_count--;
+        t->group->open_request_count--;
+        t->async = false;
+    }
+}
+
+// Whether nobody waits for it because it runs on a stream of the program.
+IDIST__UNUSED static bool idist__task_on_stream(const idist__task *t) {
+    return t->detached && !t->let_go;
+}
+
+// Nobody waits for it any more, and the progress thread goes on with it.
+static void idist__task_let_go(idist__task *t) {
+    idist__world *w = t->group->w;
+
+    t->detached = true;
+    t->list_next = w->detached;
+    w->detached = t;
+    t->group->detached_count++;
+    t->group->open_request_count--;
+    t->let_go = true;
+    w->let_go_count++;
+}
+
+#ifndef IDIST__ANNOUNCE_NS // a test sets it so high that an announcement never wakes anybody
+#define IDIST__ANNOUNCE_NS (20 * IDIST__MS)
+#endif
+
+// Numbers a task, puts it among the running ones and hands it to the backend.
+static void idist__task_start(idist__task *t) {
+    idist_group *g = t->group;
+    idist__world *w = g->w;
+
+    t->started_ns = idist__os_clock_now_ns();
+    t->deadline_ns = t->timeout_ms < 0 ? IDIST__FOREVER : t->started_ns + t->timeout_ms * IDIST__MS;
+    if (!idist__kind_is_p2p(t->call.kind)) t->seq = ++g->seq;
+    if (t->started_ns + IDIST__ANNOUNCE_NS < w->timers_due_ns)
+        w->timers_due_ns = t->started_ns + IDIST__ANNOUNCE_NS;
+    if (t->deadline_ns < w->timers_due_ns) w->timers_due_ns = t->deadline_ns;
+
+    t->next = w->tasks;
+    if (w->tasks) w->tasks->prev = t;
+    w->tasks = t;
+    g->running_count++;
+
+    if (t->async) {
+        w->request_count++;
+        w->async_count++;
+        g->open_request_count++;
+    }
+
+    idist__fail_begin();
+    w->backend->start(t);
+    idist__fail_end(IDIST_OK);   // what failed is in the tasks
+    idist__world_wake_driver(w); // also when t is done: start may have read from the connections
+    if (w->driver == IDIST__DRIVER_NONE && !t->done && t->async && w->thread_running &&
+        !w->thread_naps && !w->blocked_count)
+        idist__os_cond_signal(&w->work);
+}
+
+//------------------------------------------------------------------------------
+// handles that outlive what they stood for
+//
+// A program may keep the handle of a group, or of a world, beyond the end of the world, and call
+// with it. That is an IDIST_ERR_STATE like any other, so the struct must still be there to say so.
+// It stays in one of these lists, marked as freed, until enough others have followed it and a new
+// handle takes its place. It is plain memory, because the world's allocator may be gone.
+//------------------------------------------------------------------------------
+
+typedef struct idist__ended {
+    idist_group *first, *last; // the oldest, the newest
+    int n;
+} idist__ended;
+
+enum { IDIST__ENDED_GROUPS = 256, IDIST__ENDED_WORLDS = 16 };
+
+static idist__os_mutex idist__ended_lock = IDIST__OS_MUTEX_INIT;
+static idist__ended idist__ended_groups, idist__ended_worlds; // a world begins with its group
+
+static void idist__ended_keep(idist__ended *list, idist_group *g) {
+    g->w = NULL;
+    g->rank = -1;
+    g->freed = true;
+    g->next = NULL;
+
+    idist__os_mutex_lock(&idist__ended_lock);
+    if (list->last) list->last->next = g;
+    else list->first = g;
+    list->last = g;
+    list->n++;
+    idist__os_mutex_unlock(&idist__ended_lock);
+}
+
+// Zeroed memory for a handle: the oldest of the list once it holds `limit` of them, else new.
+static idist_group *idist__ended_reuse(idist__ended *list, int limit, size_t nbytes) {
+    idist_group *g = NULL;
+
+    idist__os_mutex_lock(&idist__ended_lock);
+
+    if (list->n >= limit) {
+        g = list->first;
+        list->first = g->next;
+        if (!list->first) list->last = NULL;
+        list->n--;
+    }
+
+    idist__os_mutex_unlock(&idist__ended_lock);
+
+    if (!g) return (idist_group *)idist__mem_alloc(NULL, nbytes);
+    memset(g, 0, nbytes);
+
+    return g;
+}
+
+#if defined(__PIC__) && !defined(__PIE__)
+// Code for a shared library, which the program may unload, and then nobody has a handle. After all
+// other destructors, as these may still close worlds. In a child of fork, a thread that does not
+// exist there may hold the lock for ever.
+static void idist__ended_free(idist__ended *list) {
+    while (list->first) {
+        idist_group *g = list->first;
+        list->first = g->next;
+        idist__mem_free(NULL, g);
+    }
+
+    list->last = NULL;
+    list->n = 0;
+}
+
+__attribute__((destructor(101))) static void idist__ended_unload(void) {
+    if (!idist__os_mutex_try_lock(&idist__ended_lock)) return;
+    idist__ended_free(&idist__ended_groups);
+    idist__ended_free(&idist__ended_worlds);
+    idist__os_mutex_unlock(&idist__ended_lock);
+}
+#endif
+
+// ---- core/group.h --------------------------------------------------------------------------------
+
+// core/group.h: groups: make, free, fail
+
+IDIST__UNUSED static int idist__group_world_rank(const idist_group *g, int rank) {
+    return g->ranks[rank];
+}
+
+static void idist__group_set(idist_group *g, uint64_t ctx, const int *ranks, int n) {
+    int i;
+
+    g->ctx = ctx;
+    g->size = n;
+    g->rank = -1;
+
+    for (i = 0; i < n; i++) {
+        g->ranks[i] = ranks[i];
+        if (ranks[i] == g->w->group.rank) g->rank = i;
+    }
+}
+
+// A group with room for n ranks, in no list yet. Freed groups stay behind, marked, until a new one
+// takes their place, so that a call with a stale handle gets an error.
+static idist_group *idist__group_new(idist__world *w, int n) {
+    idist_group *g = w->freed_groups;
+
+    if (g) {
+        w->freed_groups = g->next;
+        memset(g, 0, sizeof *g);
+    } else {
+        g = idist__ended_reuse(&idist__ended_groups, IDIST__ENDED_GROUPS, sizeof *g);
+    }
+
+    if (!g) return NULL;
+    g->w = w;
+    g->rank = -1;
+    g->ranks = (int *)idist__mem_alloc(&w->cfg.mem, sizeof(int) * (size_t)(n + 1));
+    g->impl = idist__mem_alloc(&w->cfg.mem, w->backend->group_nbytes);
+    if (g->ranks && g->impl) return g;
+
+    idist__mem_free(&w->cfg.mem, g->ranks);
+    idist__mem_free(&w->cfg.mem, g->impl);
+    memset(g, 0, sizeof *g);
+    idist__ended_keep(&idist__ended_groups, g);
+
+    return NULL;
+}
+
+// Ends a group while a thread is still inside a call. The call finds its struct when it comes back,
+// and a failure that nobody is left to be told of.
+static void idist__group_abandon(idist_group *g) {
+    if (g->status == IDIST_OK) {
+        g->status = IDIST_ERR_STATE;
+        idist__text_copy(g->cause, sizeof g->cause, "the world was closed");
+    }
+
+    g->failure_flushed = true;
+    g->freed = true;
+}
+
+static void idist__group_free(idist_group *g) {
+    idist_group **at;
+    idist__world *w = g->w;
+
+    for (at = &w->group.next; *at && *at != g; at = &(*at)->next) continue;
+
+    if (*at) {
+        *at = g->next;
+        if (g->rank >= 0) w->backend->group_close(g);
+    }
+
+    idist__mem_free_list(&w->cfg.mem, g->planned);
+    g->planned = NULL;
+
+    if (w->abandoned) {
+        idist__group_abandon(g);
+        return;
+    }
+
+    idist__mem_free(&w->cfg.mem, g->ranks);
+    idist__mem_free(&w->cfg.mem, g->impl);
+    memset(g, 0, sizeof *g);
+    g->w = w;
+    g->rank = -1;
+    g->freed = true;
+    g->next = w->freed_groups;
+    w->freed_groups = g;
+}
+
+// Fails a group, once: its tasks end, later calls are refused, and the other members are told. They
+// are told even if we learned of the failure from one of them: a rank that sees our connection end
+// before it has the reason from us would report us as the cause.
+static void idist__group_fail(idist_group *g, idist_status status, const char *cause) {
+    idist__world *w = g->w;
+    idist_group *child;
+    idist__task *t, *next;
+
+    if (g->status != IDIST_OK) return;
+    g->status = status;
+    idist__text_copy(g->cause, sizeof g->cause, cause);
+    if (!g->inner)
+        idist__log_print(&w->log, IDIST_LOG_INFO, "%s: %s", idist_status_name(status), cause);
+    // An aborted group says nothing about the world: the rank may go on, and fail by itself later.
+    if (!w->is_cause &&
+        (status == IDIST_ERR_PEER_LOST || (status == IDIST_ERR_ABORTED && g == &w->group)))
+        idist__config_tell_lost(&w->cfg);
+    w->backend->tell(g);
+
+    for (t = w->tasks; t; t = next) {
+        next = t->next;
+        if (t->group != g) continue;
+        w->backend->cancel(t);
+        idist__task_complete(t, status, g->cause);
+        next = w->tasks; // the backend may have ended others
+    }
+
+    for (child = w->group.next; child; child = child->next)
+        if (child->parent == g) idist__group_fail(child, status, cause);
+    idist__world_wake_driver(w); // another thread may sleep for one of the tasks that ended
+}
+
+// Fails a group because of what this rank lacks or could not do; the text tells the others which
+// rank that is.
+static void idist__group_fail_self(idist_group *g, idist_status status, const char *what) {
+    char cause[400];
+
+    snprintf(cause, sizeof cause, "rank %d on %s %s", g->w->group.rank, g->w->hostname, what);
+    idist__group_fail(g, status, cause);
+}
+
+static void idist__group_fail_memory(idist_group *g) {
+    idist__group_fail_self(g, IDIST_ERR_NO_MEMORY, "is out of memory");
+}
+
+// Fails every group of a rank that is gone. If the world had failed before, the rank may have ended
+// because of that, so the status and the first part of the text are those of that failure.
+IDIST__UNUSED static void idist__group_lose_rank(idist__world *w, int rank, const char *how) {
+    idist_status first = w->group.status, status = first != IDIST_OK ? first : IDIST_ERR_PEER_LOST;
+    idist_group *g;
+    char cause[400];
+    int i;
+
+    cause[0] = 0;
+    if (first != IDIST_OK)
+        idist__text_append(cause, sizeof cause, "%.*s; after that ", (int)(sizeof cause / 2),
+                           w->group.cause);
+    idist__text_append(cause, sizeof cause, "rank %d on %s was lost: %s", rank,
+                       w->nodes[rank].hostname, how);
+
+    for (g = &w->group; g; g = g->next)
+        for (i = 0; i < g->size && g->rank >= 0; i++)
+            if (g->ranks[i] == rank) idist__group_fail(g, status, cause);
+}
+
+enum { IDIST__FLUSH_MS = 100 };
+
+// A caller that gets an error may exit at once, which ends its connections. The other members must
+// have received the reason by then, so it waits a moment for that.
+static void idist__group_flush(idist_group *g) {
+    idist__world *w = g->w;
+
+    if (g->status == IDIST_OK || g->failure_flushed || w->driver != IDIST__DRIVER_NONE) return;
+    if (w->thread_stops) return; // whoever closes the world does it, and does not wait for us here
+    g->failure_flushed = true;
+    w->driver = IDIST__DRIVER_CALLER;
+    w->backend->flush(w, idist__os_clock_deadline(IDIST__FLUSH_MS));
+    w->driver = IDIST__DRIVER_NONE;
+    if (w->blocked_count) idist__os_cond_broadcast(&w->changed);
+}
+
+// ---- core/timer.h --------------------------------------------------------------------------------
+
+// core/timer.h: deadlines, announcements and warnings
+//
+// What happens to a task that waits, from its start on:
+//
+//     20 ms            announce: the other members learn that this rank waits, and may object
+//     up to 1 s        ask again whether they are alive, before ...
+//     60 s             ... a warning in the log names those who are missing, and before ...
+//     the deadline     ... the call fails with IDIST_ERR_TIMEOUT, which names them too
+//
+// Thousands of tasks may be running, and idist__timer_run is called before every sleep. So it looks
+// at the tasks only when something is due (w->timers_due_ns), and delays announcements slightly to
+// make several at once.
+
+#ifndef IDIST__WARN_NS // a test has less patience
+#define IDIST__WARN_NS (60000 * IDIST__MS)
+#endif
+#define IDIST__TIMERS_NS (5 * IDIST__MS) // a thread that polls looks at the timers this often
+#define IDIST__ASK_NS (1000 * IDIST__MS)
+
+// When a task is announced. One that waits for the device is announced when the backend has it.
+static int64_t idist__timer_announce_at(const idist__task *t, int64_t now) {
+    int64_t at = t->started_ns + IDIST__ANNOUNCE_NS;
+
+    if (t->away && at < now + IDIST__MS) return now + IDIST__MS;
+    if (at > now && at < now + IDIST__TIMERS_NS) return now + IDIST__TIMERS_NS;
+    return at;
+}
+
+// How long the members have to answer: a second, or half of the time-out.
+static int64_t idist__timer_patience(const idist__task *t) {
+    int64_t half = t->timeout_ms < 0 ? IDIST__ASK_NS : t->timeout_ms * IDIST__MS / 2;
+    return half < IDIST__ASK_NS ? half : IDIST__ASK_NS;
+}
+
+// When to ask the members once more: a rank that has entered the call may have been stopped since.
+// *until_ns is when the answers are used.
+static int64_t idist__timer_ask_at(const idist__task *t, int64_t *until_ns) {
+    int64_t end = t->warned ? IDIST__FOREVER : t->started_ns + IDIST__WARN_NS;
+
+    if (t->deadline_ns < end) end = t->deadline_ns;
+    *until_ns = end;
+    return end == IDIST__FOREVER ? IDIST__FOREVER : end - idist__timer_patience(t);
+}
+
+// Since when the members should have answered; 0: they were not asked. A question that has just
+// been asked for another task of the group does not count yet; the one before it does.
+IDIST__UNUSED static int64_t idist__timer_asked_ns(const idist__task *t) {
+    const idist_group *g = t->group;
+    int64_t age = idist__os_clock_now_ns() - g->asked_ns;
+
+    return age < idist__timer_patience(t) / 2 ? g->asked_before_ns : g->asked_ns;
+}
+
+// Ends a task whose deadline has passed. Returns false if it got more time instead: a receive whose
+// message is arriving waits for the end of it.
+static bool idist__timer_expire(idist__world *w, idist__task *t, int64_t now) {
+    char cause[400];
+    int missing;
+
+    snprintf(cause, sizeof cause, "not done after %lld ms",
+             (long long)((now - t->started_ns) / IDIST__MS));
+    idist__text_append(cause, sizeof cause, "; missing: ");
+    missing = w->backend->missing(t, cause, sizeof cause);
+
+    if (t->call.kind == IDIST__RECV && !missing && !t->patient) {
+        t->patient = true;
+        t->deadline_ns =
+            w->cfg.timeout_ms < 0 ? IDIST__FOREVER : now + w->cfg.timeout_ms * IDIST__MS;
+        return false;
+    }
+
+    if (!missing)
+        idist__text_append(cause, sizeof cause,
+                           "nobody, but the data did not come through to rank %d", w->group.rank);
+    if (idist__kind_is_p2p(t->call.kind) && w->backend->cancel(t))
+        idist__task_complete(t, IDIST_ERR_TIMEOUT, cause);
+    else idist__group_fail(t->group, IDIST_ERR_TIMEOUT, cause);
+
+    return true;
+}
+
+// Asks the members once more, or the peer of a message whom it waits for. Returns whether that was
+// due.
+static bool idist__timer_ask(idist__world *w, idist__task *t, int64_t now) {
+    int64_t until_ns, ask_at = idist__timer_ask_at(t, &until_ns);
+    bool p2p = idist__kind_is_p2p(t->call.kind);
+
+    if (now < ask_at || (p2p && t->asked)) return false;
+    if (!p2p && (t->group->asked_ns >= ask_at || now < t->group->asked_until_ns)) return false;
+
+    if (p2p) {
+        t->asked = true;
+    } else {
+        t->group->asked_before_ns = t->group->asked_ns;
+        t->group->asked_ns = now;
+        t->group->asked_until_ns = until_ns;
+    }
+
+    w->backend->announce(t);
+
+    return true;
+}
+
+// Announces a task, or asks its members. Returns whether either was due.
+static bool idist__timer_announce(idist__world *w, idist__task *t, int64_t now) {
+    if (t->announced) return idist__timer_ask(w, t, now);
+    if (now < idist__timer_announce_at(t, now)) return false;
+    t->announced = true;
+    // A member that waits for others to make a group may be right to wait, whatever they do.
+    if (t->call.label != IDIST__NEW_GROUP_BY_MEMBERS) w->backend->announce(t);
+
+    return true;
+}
+
+static void idist__timer_warn(idist__world *w, idist__task *t, int64_t now) {
+    char what[128], missing[400];
+
+    if (!t->announced || t->warned || now < t->started_ns + IDIST__WARN_NS) return;
+    t->warned = true;
+    t->asked = false; // it is asked again before the deadline
+    idist__explain_task(t, what, sizeof what);
+    missing[0] = 0;
+    w->backend->missing(t, missing, sizeof missing);
+    idist__log_print(&w->log, IDIST_LOG_WARN, "%s has waited for 60 s; missing: %s", what,
+                     missing[0] ? missing : "nobody");
+}
+
+// When a task needs the next look.
+static int64_t idist__timer_next(const idist__task *t, int64_t now) {
+    int64_t at, ask_at, until_ns;
+
+    if (t->announced) {
+        at = t->warned ? IDIST__FOREVER : t->started_ns + IDIST__WARN_NS;
+        ask_at = idist__timer_ask_at(t, &until_ns);
+        if (now < ask_at && ask_at < at) at = ask_at;
+    } else {
+        at = idist__timer_announce_at(t, now);
+    }
+
+    return t->deadline_ns < at ? t->deadline_ns : at;
+}
+
+// Does what is due; returns when to look again.
+static int64_t idist__timer_run(idist__world *w) {
+    int64_t now = idist__os_clock_now_ns(), next = IDIST__FOREVER;
+    idist__task *t, *following;
+
+    if (now < w->timers_due_ns) return w->timers_due_ns;
+    w->timers_due_ns = IDIST__FOREVER; // a task that begins meanwhile sets it
+
+    for (t = w->tasks; t; t = following) {
+        uint32_t ended = w->ended_count;
+        int64_t at;
+        following = t->next;
+
+        if (now >= t->deadline_ns) {
+            if (!idist__timer_expire(w, t, now)) next = now;
+            else if (!t->done || w->ended_count != ended + 1)
+                following = w->tasks; // others may have ended, too
+            continue;
+        }
+
+        if (idist__timer_announce(w, t, now)) {
+            if (w->ended_count != ended) following = w->tasks; // any task may have ended
+            next = now;
+            continue;
+        }
+
+        idist__timer_warn(w, t, now);
+        at = idist__timer_next(t, now);
+        if (at < next) next = at;
+    }
+
+    if (next < w->timers_due_ns) w->timers_due_ns = next;
+
+    return w->timers_due_ns;
+}
+
+// ---- core/wait.h ---------------------------------------------------------------------------------
+
+// core/wait.h: waiting for a task: poll, drive or follow
+//
+// A caller first polls the backend for a short time. Then, if no thread drives the backend, it
+// does: it runs the timers and sleeps in the backend. Otherwise it follows: it sleeps on w->changed
+// until the driver has completed its task or stops driving. The lock is held throughout, except
+// while the thread sleeps or yields.
+//
+//     idist__wait_task -> idist__wait_until -> idist__wait_polls ... idist__wait_turn
+//                                                                       -> idist__timer_run
+//                                                                       -> sleep of the backend
+
+#define IDIST__SPIN_NS 500000
+#define IDIST__YIELD_NS 5000000 // at most this long it yields instead of sleeping
+
+// How long a caller has polled already.
+typedef struct idist__waiter {
+    uint32_t turns;     // since the last step forward
+    uint32_t all_turns; // since the wait began
+    int64_t begun_ns;   // when the turns began; 0: not known yet
+    bool slept;         // since the last step forward
+} idist__waiter;
+
+// Sleeps until something happens, then moves what can move. Does not sleep when the timers have
+// just ended a task, because it may be the one that the caller waits for.
+static void idist__wait_turn(idist__world *w, idist__driver driver) {
+    uint32_t ended = w->ended_count;
+    int64_t until = idist__timer_run(w);
+    int own = driver == IDIST__DRIVER_CALLER ? 1 : 0;
+
+    if (w->ended_count != ended) return;
+
+    if (!w->tasks) { // what we wait for is done by a thread that may need the lock
+        idist__world_give_way(w);
+        return;
+    }
+
+    w->driver = driver;
+    w->backend->sleep(w, until);
+    w->driver = IDIST__DRIVER_NONE;
+    w->backend->progress(w);
+    if (w->blocked_count > own) idist__os_cond_broadcast(&w->changed);
+}
+
+// Whether to poll once more, after a short break, or to sleep.
+//
+// With a core for each rank we poll as long as that has proved worth it: a wait that ended in sleep
+// halves our patience, one that did not restores it. With fewer cores we hand the core to the
+// others, a bounded number of times; being woken up costs as much as dozens of these.
+static bool idist__wait_polls(idist__waiter *waiter, idist__world *w) {
+    int64_t now;
+
+    waiter->turns++;
+    waiter->all_turns++;
+    if (w->spin_ns) idist__os_cpu_relax();
+    if (w->spin_ns && waiter->all_turns % 16) return true;
+    now = idist__os_clock_now_ns();
+    if (!waiter->begun_ns) waiter->begun_ns = now;
+
+    if (now >= w->next_look_ns) { // also for tasks that do not move while others do
+        int64_t next = idist__timer_run(w);
+        w->next_look_ns = next < now + IDIST__TIMERS_NS ? next : now + IDIST__TIMERS_NS;
+    }
+
+    if (w->spin_ns) {
+        if (now - waiter->begun_ns >= w->spin_budget_ns) return false;
+        if (__atomic_load_n(&w->lock_waiter_count, __ATOMIC_RELAXED)) idist__world_give_way(w);
+        return true;
+    }
+
+    // The other ranks may compute for a long time.
+    if (waiter->turns > IDIST__YIELDS || now - waiter->begun_ns > IDIST__YIELD_NS) return false;
+    idist__world_give_way(w);
+
+    return true;
+}
+
+static void idist__wait_learn(const idist__waiter *waiter, idist__world *w) {
+    if (waiter->turns < 16 || !w->spin_ns) return;
+    w->spin_budget_ns = waiter->slept ? w->spin_budget_ns / 2 : w->spin_budget_ns * 2;
+    if (w->spin_budget_ns > w->spin_ns) w->spin_budget_ns = w->spin_ns;
+    if (w->spin_budget_ns < w->spin_ns / 32) w->spin_budget_ns = w->spin_ns / 32;
+}
+
+static void idist__wait_enter(idist__world *w) {
+    w->blocked_count++;
+    if (w->blocked_count == 1 && w->backend->attend) w->backend->attend(w, true);
+}
+
+// A caller is not blocked any more: another one, or the progress thread, goes on. A thread that
+// naps looks again soon.
+static void idist__wait_leave(idist__world *w) {
+    w->blocked_count--;
+    if (!w->blocked_count && w->backend->attend) w->backend->attend(w, false);
+    if (w->blocked_count) idist__os_cond_broadcast(&w->changed);
+    else if (w->async_count && w->thread_running && !w->thread_naps)
+        idist__os_cond_signal(&w->work);
+}
+
+// Waits until ready(arg).
+static void idist__wait_until(idist__world *w, bool (*ready)(void *arg), void *arg) {
+    idist__waiter waiter;
+    uint32_t moved = w->moved_count;
+
+    if (ready(arg)) return;
+    w->drive_count++;
+    memset(&waiter, 0, sizeof waiter);
+    idist__fail_begin();
+    idist__wait_enter(w);
+
+    while (!ready(arg)) {
+        if (w->moved_count != moved) { // one wait is over, the next one begins
+            idist__wait_learn(&waiter, w);
+            moved = w->moved_count;
+            waiter.turns = 0;
+            waiter.begun_ns = 0;
+            waiter.slept = false;
+        }
+
+        if (w->driver == IDIST__DRIVER_NONE) {
+            w->backend->progress(w);
+            if (ready(arg) || idist__wait_polls(&waiter, w) || ready(arg))
+                continue; // polling looks at the timers too
+            idist__wait_turn(w, IDIST__DRIVER_CALLER);
+            waiter.slept = true;
+        } else {
+            if (w->driver == IDIST__DRIVER_THREAD) w->backend->wake(w); // it stops driving for us
+            idist__os_cond_wait(&w->changed, &w->lock, IDIST__FOREVER);
+        }
+    }
+
+    idist__wait_learn(&waiter, w);
+    idist__wait_leave(w);
+    idist__fail_end(IDIST_OK); // what failed is in the tasks
+}
+
+static bool idist__wait_task_ready(void *arg) { return ((const idist__task *)arg)->done; }
+
+static void idist__wait_task(idist__task *t) {
+    idist__wait_until(t->group->w, idist__wait_task_ready, t);
+}
+
+// Frees a finished task without looking at its status.
+static void idist__wait_drop(idist__task *t) {
+    if (t->async) t->group->open_request_count--;
+    idist__task_free(t);
+}
+
+// The status of a finished task, as the caller gets it. Frees the task.
+static idist_status idist__wait_result(idist__task *t) {
+    idist_status status = t->status;
+
+    if (status != IDIST_OK) {
+        idist__group_flush(t->group);
+        idist__fail(status, "%s", t->text);
+    }
+
+    idist__wait_drop(t);
+
+    return status;
+}
+
+// ---- core/progress_thread.h ----------------------------------------------------------------------
+
+// core/progress_thread.h: the progress thread
+//
+// Drives the backend while there are requests and no caller is blocked; as soon as one blocks, it
+// stops driving. It exists from the first request on.
+//
+// A program that begins requests mostly waits for them soon, and then drives by itself. Waking this
+// thread and taking over from it again costs more than many messages. So when requests have begun
+// the thread naps. When it wakes up, it naps again, longer, only if meanwhile more requests have
+// begun and the program has driven; and at the latest after IDIST__NAP_MOST_NS it drives in any
+// case.
+
+#define IDIST__WATCH_NS (10 * IDIST__MS)
+#define IDIST__NAP_NS 200000
+#define IDIST__NAP_MOST_NS (1400 * (int64_t)1000) // three naps
+
+// What the progress thread has seen of the program when it last looked.
+typedef struct idist__thread_nap {
+    uint32_t request_count, drive_count;
+    int64_t next_ns, napped_ns; // 0: it has not napped since it last drove
+} idist__thread_nap;
+
+// Naps, if the program is likely to drive by itself.
+static bool idist__progress_thread_may_nap(idist__world *w, idist__thread_nap *nap) {
+    bool begins = w->request_count != nap->request_count;
+    bool drives = w->drive_count != nap->drive_count;
+
+    nap->request_count = w->request_count;
+    nap->drive_count = w->drive_count;
+
+    if (!begins || (nap->napped_ns && !drives) || nap->napped_ns >= IDIST__NAP_MOST_NS) {
+        nap->napped_ns = 0;
+        return false;
+    }
+
+    nap->next_ns = nap->napped_ns ? 2 * nap->next_ns : IDIST__NAP_NS;
+    nap->napped_ns += nap->next_ns;
+    w->thread_naps = true;
+    idist__os_cond_wait(&w->work, &w->lock, idist__os_clock_now_ns() + nap->next_ns);
+    w->thread_naps = false;
+
+    return true;
+}
+
+// While the device waits for other ranks and no thread does: handles what has arrived on the
+// connections, without sleeping, so that the loss of a rank is noticed.
+static void idist__progress_thread_look(idist__world *w) {
+    w->driver = IDIST__DRIVER_THREAD;
+    w->backend->sleep(w, idist__os_clock_now_ns());
+    w->driver = IDIST__DRIVER_NONE;
+    w->backend->progress(w);
+    if (w->blocked_count) idist__os_cond_broadcast(&w->changed); // callers that came meanwhile
+    idist__timer_run(w);
+}
+
+static void *idist__progress_thread_main(void *arg) {
+    idist__world *w = (idist__world *)arg;
+    idist__thread_nap nap;
+
+    memset(&nap, 0, sizeof nap);
+    idist__os_mutex_lock(&w->lock);
+    nap.request_count = w->request_count;
+
+    while (!w->thread_stops) {
+        bool idle;
+
+        if (idist__progress_thread_may_nap(w, &nap)) continue;
+        idle = !w->blocked_count && w->driver == IDIST__DRIVER_NONE;
+
+        if (w->async_count && idle) {
+            idist__wait_turn(w, IDIST__DRIVER_THREAD);
+            continue;
+        }
+
+        idist__os_cond_wait(&w->work, &w->lock,
+                            w->watched ? idist__os_clock_now_ns() + IDIST__WATCH_NS
+                                       : IDIST__FOREVER);
+        idle = !w->blocked_count && w->driver == IDIST__DRIVER_NONE;
+        if (w->watched && !w->async_count && idle && !w->thread_stops)
+            idist__progress_thread_look(w);
+    }
+
+    idist__os_mutex_unlock(&w->lock);
+
+    return NULL;
+}
+
+static idist_status idist__progress_thread_need(idist__world *w) {
+    if (w->thread_running || w->single_threaded) return IDIST_OK;
+    if (w->thread_stops) return idist__fail(IDIST_ERR_STATE, "another thread closes the world");
+    if (idist__os_thread_start(&w->thread, idist__progress_thread_main, w) != 0)
+        return idist__fail(IDIST_ERR_SYSTEM,
+                           "could not start the thread that advances requests; is a limit on "
+                           "processes (ulimit -u) or memory reached?");
+    w->thread_running = true;
+
+    return IDIST_OK;
+}
+
+// ---- core/extent.h -------------------------------------------------------------------------------
+
+// core/extent.h: ranks modulo n, blocks of a buffer, and where the elements of a call lie
+
+//------------------------------------------------------------------------------
+// ranks modulo n, and blocks of a buffer
+//------------------------------------------------------------------------------
+
+IDIST__UNUSED static int idist__block_wrap(int rank, int n) { return ((rank % n) + n) % n; }
+
+// The first element of block b, when `count` elements are cut into n nearly equal blocks. The first
+// blocks are larger by one.
+static size_t idist__block_at(size_t count, int n, int b) {
+    size_t quotient = count / (size_t)n, rest = count % (size_t)n;
+    return (size_t)b * quotient + ((size_t)b < rest ? (size_t)b : rest);
+}
+
+IDIST__UNUSED static size_t idist__block_count(size_t count, int n, int b) {
+    return idist__block_at(count, n, b + 1) - idist__block_at(count, n, b);
+}
+
+static void idist__block_copy(void *dst, const void *src, size_t nbytes) {
+    if (nbytes && dst != src) memmove(dst, src, nbytes);
+}
+
+//------------------------------------------------------------------------------
+// where the elements of a call lie
+//------------------------------------------------------------------------------
+
+// How many elements lie at send and at recv, and where in-place has one start inside the other.
+typedef struct idist__extent {
+    size_t send, recv; // elements
+    size_t send_at;    // in place, recv starts at this element of send,
+    size_t recv_at;    // or send at this element of recv
+} idist__extent;
+
+static size_t idist__extent_displ(const size_t *counts, const size_t *displs, int k) {
+    size_t at = 0;
+    int i;
+
+    if (displs) return displs[k];
+    for (i = 0; i < k; i++) at += counts[i];
+    return at;
+}
+
+// Elements up to the end of the last part; SIZE_MAX when it overflows.
+static size_t idist__extent_end(const size_t *counts, const size_t *displs, int n) {
+    size_t total = 0, end;
+    int i;
+
+    for (i = 0; i < n; i++) {
+        size_t at = displs ? displs[i] : total;
+
+        if (counts[i] > SIZE_MAX / 16 || at > SIZE_MAX / 16) return SIZE_MAX;
+        end = at + counts[i];
+        if (!displs || (counts[i] && end > total)) total = end;
+        if (total > SIZE_MAX / 16) return SIZE_MAX;
+    }
+
+    return total;
+}
+
+static void idist__extent_of_v(const idist_group *g, const idist__call *c, idist__extent *e) {
+    bool root = c->root == g->rank;
+
+    switch (c->kind) {
+    case IDIST__ALL_GATHERV:
+    case IDIST__GATHERV:
+        e->send = c->count;
+        if (c->kind == IDIST__GATHERV && !root) break;
+        e->recv = idist__extent_end(c->recvcounts, c->recvdispls, g->size);
+        e->recv_at = idist__extent_displ(c->recvcounts, c->recvdispls, g->rank);
+        break;
+    case IDIST__SCATTERV:
+        e->recv = c->count;
+        if (!root) break;
+        e->send = idist__extent_end(c->sendcounts, c->senddispls, g->size);
+        e->send_at = idist__extent_displ(c->sendcounts, c->senddispls, g->rank);
+        break;
+    case IDIST__ALL_TO_ALLV:
+        e->send = idist__extent_end(c->sendcounts, c->senddispls, g->size);
+        e->recv = idist__extent_end(c->recvcounts, c->recvdispls, g->size);
+        break;
+    case IDIST__REDUCE_SCATTERV:
+        e->send = idist__extent_end(c->sendcounts, NULL, g->size);
+        e->recv = c->count;
+        e->send_at = idist__extent_displ(c->sendcounts, NULL, g->rank);
+        break;
+    default: break;
+    }
+}
+
+static idist_status idist__extent_of(const idist_group *g, const idist__call *c, idist__extent *e) {
+    size_t n = (size_t)g->size, r = (size_t)g->rank, count = c->count, all;
+    bool root = c->root == g->rank;
+
+    memset(e, 0, sizeof *e);
+    if (count > SIZE_MAX / 16 / n) return IDIST_ERR_ARG;
+    all = n * count;
+
+    switch (c->kind) {
+    case IDIST__ALL_REDUCE:
+    case IDIST__SCAN:
+    case IDIST__EXSCAN: e->send = e->recv = count; break;
+    case IDIST__REDUCE:
+        e->send = count;
+        e->recv = root ? count : 0;
+        break;
+    case IDIST__BROADCAST: e->recv = count; break;
+    case IDIST__ALL_GATHER:
+    case IDIST__GATHER:
+        e->send = count;
+        e->recv = c->kind == IDIST__ALL_GATHER || root ? all : 0;
+        e->recv_at = r * count;
+        break;
+    case IDIST__SCATTER:
+    case IDIST__REDUCE_SCATTER:
+        e->send = c->kind == IDIST__REDUCE_SCATTER || root ? all : 0;
+        e->recv = count;
+        e->send_at = r * count;
+        break;
+    case IDIST__ALL_TO_ALL: e->send = e->recv = all; break;
+    case IDIST__SEND: e->send = count; break;
+    case IDIST__RECV: e->recv = count; break;
+    default: idist__extent_of_v(g, c, e); break;
+    }
+
+    return e->send == SIZE_MAX || e->recv == SIZE_MAX ? IDIST_ERR_ARG : IDIST_OK;
+}
+
+// Whether one buffer lies in the other as the in-place rule of the call has it.
+static bool idist__extent_in_place(const idist__extent *e, const idist__call *c) {
+    const char *send = (const char *)c->send, *recv = (const char *)c->recv;
+    size_t size = idist_dtype_size(c->dtype);
+
+    if (!e->send || !e->recv) return false;
+    return (recv == send + e->send_at * size && !e->recv_at) ||
+           (send == recv + e->recv_at * size && !e->send_at);
+}
+
+IDIST__UNUSED static bool idist__extent_call_in_place(const idist_group *g, const idist__call *c) {
+    idist__extent e;
+    return idist__extent_of(g, c, &e) == IDIST_OK && idist__extent_in_place(&e, c);
+}
+
+// Where the elements that go from rank `from` to rank `to` lie, in the buffer at base: the sender's
+// or the receiver's.
+static char *idist__extent_part(const idist__call *c, char *base, int from, int to, bool at_sender,
+                                size_t *count) {
+    const size_t *counts = at_sender ? c->sendcounts : c->recvcounts;
+    const size_t *displs = at_sender ? c->senddispls : c->recvdispls;
+    size_t size = idist_dtype_size(c->dtype);
+    bool gather = c->kind == IDIST__GATHER || c->kind == IDIST__GATHERV;
+    bool scatter = c->kind == IDIST__SCATTER || c->kind == IDIST__SCATTERV;
+    bool all_to_allv = counts && c->sendcounts && c->recvcounts;
+    int k = at_sender ? to : from; // which part of a buffer of many
+
+    *count = 0;
+    if ((gather && to != c->root) || (scatter && from != c->root)) return base;
+    *count = c->count;
+    if (c->kind != IDIST__ALL_TO_ALL && !all_to_allv && at_sender != scatter)
+        return base; // a buffer of one part
+    if (!idist__kind_is_v(c->kind) || !counts) return base + (size_t)k * c->count * size;
+    *count = counts[k];
+
+    return base + idist__extent_displ(counts, displs, k) * size;
+}
+
+// The first element of block b of a reduce_scatter or reduce_scatterv.
+IDIST__UNUSED static size_t idist__extent_block_at(const idist__call *c, int b) {
+    return c->sendcounts ? idist__extent_displ(c->sendcounts, NULL, b) : (size_t)b * c->count;
+}
+
+IDIST__UNUSED static size_t idist__extent_block_count(const idist__call *c, int b) {
+    return c->sendcounts ? c->sendcounts[b] : c->count;
+}
+
+// The count of the message between this rank and a peer, as this rank understands it. In three of
+// the v-forms only these two know it.
+static size_t idist__extent_pair_count(const idist_group *g, const idist__call *c, int peer,
+                                       bool sends) {
+    int root = c->root, me = g->rank;
+
+    if (c->kind == IDIST__ALL_TO_ALLV) return sends ? c->sendcounts[peer] : c->recvcounts[peer];
+
+    if (c->kind == IDIST__GATHERV) {
+        if (sends) return peer == root ? c->count : 0;
+        return me == root ? c->recvcounts[peer] : 0;
+    }
+
+    if (sends) return me == root ? c->sendcounts[peer] : 0;
+    return peer == root ? c->count : 0;
+}
+
+// See idist__fingerprint_pair.
+IDIST__UNUSED static uint64_t idist__extent_pair(const idist_group *g, const idist__call *c,
+                                                 int peer, bool sends) {
+    return idist__fingerprint_pair(g->w, c, idist__extent_pair_count(g, c, peer, sends));
+}
+
+// A number for each pair, added for what is sent and subtracted for what is expected. Over all
+// ranks the sum is 0 when all pairs agree; otherwise it is non-zero with overwhelming probability.
+IDIST__UNUSED static uint64_t idist__extent_balance(const idist_group *g, const idist__call *c) {
+    uint64_t sum = 0, me = (uint64_t)g->rank, n = (uint64_t)g->size;
+    int i;
+
+    if (!idist__kind_is_by_pair(c->kind)) return 0; // the fingerprint has the counts
+
+    for (i = 0; i < g->size; i++) {
+        sum += idist__hash_mix(me * n + (uint64_t)i, idist__extent_pair(g, c, i, true));
+        sum -= idist__hash_mix((uint64_t)i * n + me, idist__extent_pair(g, c, i, false));
+    }
+
+    return sum;
+}
+
+// ---- core/check.h --------------------------------------------------------------------------------
+
+// core/check.h: what can be wrong with one rank's arguments
+//
+// Nothing was sent yet when these fail, so the group stays usable.
+
+// For calls that only exist in a blocking form.
+static idist_status idist__check_blocking(const char *name, const idist_opts *opts) {
+    if (opts && (opts->request || opts->plan))
+        return idist__fail(IDIST_ERR_ARG, "%s: blocking only; opts.%s must be NULL", name,
+                           opts->request ? "request" : "plan");
+    if (idist__me.group_depth)
+        return idist__fail(IDIST_ERR_STATE, "%s: not between idist_group_begin and idist_group_end",
+                           name);
+
+    return IDIST_OK;
+}
+
+static idist_status idist__check_buffers(const idist_group *g, const idist__call *c) {
+    const char *name = idist__kind_names[c->label];
+    const char *send = (const char *)c->send, *recv = (const char *)c->recv;
+    size_t size, send_nbytes, recv_nbytes;
+    idist__extent e;
+    bool is_simple = (c->kind == IDIST__ALL_REDUCE && send == recv && send) ||
+                     (c->kind == IDIST__SEND && send) || (c->kind == IDIST__RECV && recv);
+
+    if (is_simple && c->count <= SIZE_MAX / 16) return IDIST_OK;
+
+    if (idist__extent_of(g, c, &e) != IDIST_OK)
+        return idist__fail(IDIST_ERR_ARG, "%s: the counts are too large for memory", name);
+    if (e.send && !send)
+        return idist__fail(IDIST_ERR_ARG, "%s: the send buffer is NULL and count is not 0", name);
+    if (e.recv && !recv)
+        return idist__fail(IDIST_ERR_ARG, "%s: the receive buffer is NULL and count is not 0",
+                           name);
+
+    size = idist_dtype_size(c->dtype);
+    send_nbytes = e.send * size;
+    recv_nbytes = e.recv * size;
+    if (!send_nbytes || !recv_nbytes) return IDIST_OK;
+    if (send + send_nbytes <= recv || recv + recv_nbytes <= send) return IDIST_OK; // disjoint
+    if (idist__extent_in_place(&e, c)) return IDIST_OK;
+
+    return idist__fail(IDIST_ERR_ARG,
+                       "%s: send and receive buffers overlap in a way that in-place does not allow",
+                       name);
+}
+
+static idist_status idist__check_builtin_op(const idist__call *c) {
+    const char *name = idist__kind_names[c->label];
+
+    if ((unsigned)c->dtype >= IDIST_DTYPE_COUNT)
+        return idist__fail(IDIST_ERR_ARG,
+                           "%s: %s takes no dtype of the program; see idist_op_create", name,
+                           idist_op_name(c->op));
+    if (!idist__reduce_table[(unsigned)c->dtype][(unsigned)c->op])
+        return idist__fail(IDIST_ERR_ARG, "%s: %s takes %s, not %s", name, idist_op_name(c->op),
+                           c->op >= IDIST_MINLOC            ? "pairs of value and index"
+                           : idist__dtype_is_pair(c->dtype) ? "numbers"
+                                                            : "integers",
+                           idist_dtype_name(c->dtype));
+    if (c->op == IDIST_AVG && (c->kind == IDIST__SCAN || c->kind == IDIST__EXSCAN))
+        return idist__fail(IDIST_ERR_ARG,
+                           "%s: AVG is not defined for prefixes; use SUM and divide by rank + 1",
+                           name);
+
+    return IDIST_OK;
+}
+
+static idist_status idist__check_op(const idist__world *w, const idist__call *c) {
+    const char *name = idist__kind_names[c->label];
+    const idist__user_op *user;
+
+    if ((unsigned)c->op < IDIST_OP_COUNT) return idist__check_builtin_op(c);
+    user = (int)c->op >= IDIST_OP_USER && (int)c->op <= IDIST_OP_LAST
+               ? &w->ops[c->op - IDIST_OP_USER]
+               : NULL;
+    if (!user || !user->used)
+        return idist__fail(IDIST_ERR_ARG, "%s: invalid op %d in this world", name, (int)c->op);
+    if (!user->fn && !idist__dtype_is_float(c->dtype))
+        return idist__fail(IDIST_ERR_ARG, "%s: a premultiplied sum takes floating dtypes, not %s",
+                           name, idist_dtype_name(c->dtype));
+
+    return IDIST_OK;
+}
+
+// A dtype must be one that this world has, and not a value made up.
+static idist_status idist__check_dtype(const idist__world *w, const idist__call *c) {
+    const char *name = idist__kind_names[c->label];
+    int user = idist__dtype_user_number(c->dtype);
+    uint64_t count = c->count;
+
+    if (user < 0 && idist_dtype_size(c->dtype)) return IDIST_OK;
+    if (user < 0 || !w->dtypes[user].used || w->dtypes[user].dtype != c->dtype)
+        return idist__fail(IDIST_ERR_ARG, "%s: invalid dtype %d in this world", name,
+                           (int)c->dtype);
+    if (count >= IDIST__TAGGED_COUNT)
+        return idist__fail(IDIST_ERR_ARG, "%s: the count is too large", name);
+
+    return IDIST_OK;
+}
+
+static idist_status idist__check_peer(const idist_group *g, const idist__call *c) {
+    const char *name = idist__kind_names[c->label];
+    bool receives = c->kind == IDIST__RECV;
+
+    if (!(c->root >= 0 && c->root < g->size) && !(receives && c->root == IDIST_ANY_SOURCE))
+        return idist__fail(IDIST_ERR_ARG, "%s: rank %d is not in a group of %d", name, c->root,
+                           g->size);
+    if (c->tag < 0 && !(receives && c->tag == IDIST_ANY_TAG) &&
+        c->label != IDIST__NEW_GROUP_BY_MEMBERS && c->label != IDIST__MRECV)
+        return idist__fail(IDIST_ERR_ARG, "%s: tag %d is negative", name, c->tag);
+    if (c->label == IDIST__MRECV && // another group may be at its address
+        (c->u.message->world != g->w->serial || c->u.message->ctx != g->ctx))
+        return idist__fail(IDIST_ERR_STATE, "mrecv: the group of the message was freed");
+
+    return IDIST_OK;
+}
+
+static idist_status idist__check_counts(const idist_group *g, const idist__call *c) {
+    const char *name = idist__kind_names[c->label];
+    bool root = c->root == g->rank, to_all = c->kind == IDIST__ALL_TO_ALLV;
+    bool gathers = c->kind == IDIST__ALL_GATHERV || (c->kind == IDIST__GATHERV && root);
+    bool scatters = c->kind == IDIST__SCATTERV && root;
+
+    if (((gathers || to_all) && !c->recvcounts) ||
+        (c->kind == IDIST__REDUCE_SCATTERV && !c->sendcounts))
+        return idist__fail(IDIST_ERR_ARG, "%s: recvcounts is NULL", name);
+    if ((scatters || to_all) && !c->sendcounts)
+        return idist__fail(IDIST_ERR_ARG, "%s: sendcounts is NULL", name);
+    if (gathers && c->recvcounts[g->rank] != c->count)
+        return idist__fail(IDIST_ERR_ARG, "%s: sendcount is %zu, but recvcounts[%d] is %zu", name,
+                           c->count, g->rank, c->recvcounts[g->rank]);
+    if (scatters && c->sendcounts[g->rank] != c->count)
+        return idist__fail(IDIST_ERR_ARG, "%s: recvcount is %zu, but sendcounts[%d] is %zu", name,
+                           c->count, g->rank, c->sendcounts[g->rank]);
+    if (to_all && c->sendcounts[g->rank] != c->recvcounts[g->rank])
+        return idist__fail(IDIST_ERR_ARG, "%s: sendcounts[%d] and recvcounts[%d] differ", name,
+                           g->rank, g->rank);
+
+    return IDIST_OK;
+}
+
+static idist_status idist__check_collective(const idist_group *g, const idist__call *c) {
+    idist_status status = IDIST_OK;
+
+    if (idist__kind_has_root(c->kind) && (c->root < 0 || c->root >= g->size))
+        return idist__fail(IDIST_ERR_ARG, "%s: root %d is not in a group of %d",
+                           idist__kind_names[c->label], c->root, g->size);
+
+    if (idist__kind_reduces(c->kind)) status = idist__check_op(g->w, c);
+    if (status == IDIST_OK && idist__kind_is_v(c->kind)) status = idist__check_counts(g, c);
+
+    return status;
+}
+
+static idist_status idist__check_call(const idist_group *g, const idist__call *c) {
+    idist_status status = IDIST_OK;
+
+    if (g->rank < 0)
+        return idist__fail(IDIST_ERR_STATE, "%s: this rank is not a member of the group",
+                           idist__kind_names[c->label]);
+    if (c->kind == IDIST__BARRIER) return IDIST_OK;
+    if ((unsigned)c->dtype >= IDIST_DTYPE_COUNT) status = idist__check_dtype(g->w, c);
+    if (status != IDIST_OK) return status;
+
+    status = idist__kind_is_p2p(c->kind) ? idist__check_peer(g, c) : idist__check_collective(g, c);
+
+    return status == IDIST_OK ? idist__check_buffers(g, c) : status;
+}
+
+// ---- core/call.h ---------------------------------------------------------------------------------
+
+// core/call.h: the path of every communication call
+//
+// The core owns everything that is the same whichever backend moves the data: it checks a call's
+// arguments, numbers it within its group, hands it to the backend as a task, waits for it, watches
+// its deadline, and spreads a failure to all members of the group. It names no backend; what it
+// asks of one is the contract of idist_backend_api, what it asks of a device that of
+// idist_device_api, both in core/model.h.
+//
+// The public functions in calls/ fill one idist__call each and come in through
+// idist__call_run. Backends come in through idist__task_complete and idist__group_fail.
+//
+//     public function         fills an idist__call
+//     idist__call_message     a message in the ordinary case: tries the backend's `quick`, then
+//                             goes on at idist__call_begin
+//     idist__call_run         finds the group, locks its world, records the first error of a
+//                             group_begin
+//     idist__call_traced      through the timeline, if there is one
+//     idist__call_locked      checks the arguments, which a plan has done before
+//     idist__call_checked     asks the device whether the call is its own; tries the backend's
+//                             `quick`
+//     idist__call_begin       makes a task
+//     idist__task_start       numbers it and hands it to the backend
+//     idist__wait_task        waits, unless there is a request or an open group_begin
+//     idist__wait_result      status and text for the caller
+
+static void idist__call_init(idist__call *c, idist__kind kind, const void *send, void *recv,
+                             size_t count, idist_dtype dtype) {
+    idist__mem_clear(c, sizeof *c);
+    c->kind = kind;
+    c->send = send;
+    c->recv = recv;
+    c->count = count;
+    c->label = kind;
+    c->check = count;
+    c->dtype = dtype;
+    c->root = -1;
+}
+
+// Locks the world of a call and finds its group. On failure nothing is locked and *out is NULL.
+static idist_status idist__call_enter(const char *name, idist_group *group, idist_group **out) {
+    idist__world *w = group ? group->w : idist__world_default();
+
+    *out = NULL;
+    if (group && !w)
+        return idist__fail(IDIST_ERR_STATE, "%s: the world of this group was closed", name);
+    if (!w)
+        return idist__fail(IDIST_ERR_STATE,
+                           "%s: there is no world: call idist_initialize first, and not after "
+                           "idist_finalize",
+                           name);
+    if (idist__world_enter(name, w) != IDIST_OK) return IDIST_ERR_STATE;
+    if (group && group->freed) return idist__fail(IDIST_ERR_STATE, "%s: the group was freed", name);
+    idist__world_lock(w);
+    if (!group) group = &w->group;
+
+    if (!group->w || group->freed) { // before we had the lock; the struct stays for a while
+        idist__os_mutex_unlock(&w->lock);
+        return idist__fail(IDIST_ERR_STATE, "%s: the group was freed, or its world was closed",
+                           name);
+    }
+
+    *out = group;
+
+    return IDIST_OK;
+}
+
+// An all_to_allv in place overwrites what it sends. So the backends get a copy to send.
+static bool idist__call_needs_copy(const idist__call *c) {
+    return c->kind == IDIST__ALL_TO_ALLV && c->send == c->recv;
+}
+
+// False: no memory for it.
+static bool idist__call_copy_send(idist__task *t) {
+    const idist_group *g = t->group;
+    idist__call *c = &t->call;
+    size_t nbytes = idist__extent_end(c->sendcounts, c->senddispls, g->size);
+
+    nbytes *= idist_dtype_size(c->dtype);
+    t->copy = idist__mem_raw(&g->w->cfg.mem, nbytes ? nbytes : 1);
+    if (!t->copy) return false;
+    if (nbytes) memcpy(t->copy, c->send, nbytes);
+    c->send = t->copy; // also of nothing: Open MPI 4 takes equal addresses for in place
+
+    return true;
+}
+
+// A call without a task, if the backend can do that now. With a request, inside idist_group_begin
+// or beside other calls, only a message can.
+static bool idist__call_quick(idist_group *g, const idist__call *c, const idist_opts *o) {
+    const idist_backend_api *backend = g->w->backend;
+    bool blocks = !o->request && !idist__me.group_depth;
+
+    if (g->status != IDIST_OK || c->peeks || idist__call_needs_copy(c)) return false;
+    if (blocks && !g->w->tasks) return backend->quick && backend->quick(g, c);
+    if (!backend->quick_message || !idist__kind_is_p2p(c->kind) || idist__tracer_now())
+        return false;
+
+    return backend->quick_message(g, c);
+}
+
+// The value of request->impl for a call that completed before it returned: it has no task.
+static char idist__call_complete;
+
+static bool idist__call_was_complete(const idist_request *request) {
+    return request->impl == &idist__call_complete;
+}
+
+// Whether the device backend takes part in a call. A stream needs one.
+static idist_status idist__call_route(idist_group *g, const idist__call *c, const idist_opts *o,
+                                      bool *on_device, bool *detached) {
+    idist__world *w = g->w;
+
+    *on_device = *detached = false;
+    if (w->device_api) return w->device_api->route(g, c, o, on_device, detached);
+    if (!o->stream) return IDIST_OK;
+
+    return idist__fail(w->wrap ? IDIST_ERR_NO_DEVICE : IDIST_ERR_UNSUPPORTED,
+                       "%s: a stream is for device memory: %s", idist__kind_names[c->label],
+                       w->no_device);
+}
+
+static void idist__call_task_init(idist__task *t, const idist__call *c, const idist_opts *o,
+                                  bool on_device) {
+    t->call = *c;
+    t->call.dtype_tag = idist__fingerprint_tag(t->group->w, c);
+    t->async = o->request != NULL;
+    t->on_device = on_device;
+    t->stream = o->stream;
+    t->patient = o->timeout_ms == 0;
+    t->timeout_ms = o->timeout_ms ? o->timeout_ms : t->group->w->cfg.timeout_ms;
+}
+
+// Before a task that outlasts the function that begins it. While a thread closes the world, it
+// would be freed before anybody waits for it.
+static idist_status idist__call_check_open(const idist__world *w, const char *name) {
+    if (!w->closing) return IDIST_OK;
+    return idist__fail(IDIST_ERR_STATE, "%s: another thread closes the world", name);
+}
+
+// Keeps a task for idist_group_end, which waits for it. Until then the world cannot be closed.
+static void idist__call_defer(idist__task *t) {
+    idist__thread *self = &idist__me;
+
+    t->group->w->deferred_count++;
+    if (self->group_tasks) self->group_last->list_next = t;
+    else self->group_tasks = t;
+    self->group_last = t;
+}
+
+// From here on this thread stays in the world until it has waited for the kept tasks at the front
+// of its list, those up to the first one of another world.
+static void idist__call_undefer(idist__world *w) {
+    const idist__task *t;
+    for (t = idist__me.group_tasks; t && t->group->w == w; t = t->list_next) w->deferred_count--;
+}
+
+// Ends this thread's idist_group_begin without waiting, before it closes a world. Called without a
+// lock.
+static void idist__call_forget(idist__world *closed) {
+    idist__thread *self = &idist__me;
+
+    if (self->held_world == closed) {
+        idist__world_lock(closed);
+        closed->deferred_count--;
+        idist__os_mutex_unlock(&closed->lock);
+        self->held_world = NULL;
+    }
+
+    self->group_depth = 0;
+
+    while (self->group_tasks) {
+        idist__task *t = self->group_tasks;
+        idist__world *w = t->group->w;
+
+        idist__world_lock(w);
+        self->group_tasks = t->list_next;
+        w->deferred_count--;
+        if (t->done) idist__task_free(t);
+        else idist__task_detach(t);
+        idist__os_mutex_unlock(&w->lock);
+    }
+}
+
+// A call that the backend could not complete at once.
+static idist_status idist__call_begin(idist_group *g, const idist__call *c, const idist_opts *o,
+                                      bool on_device, bool detached) {
+    const char *name = idist__kind_names[c->label];
+    idist_status status = IDIST_OK;
+    idist__task *t;
+
+    if (g->status != IDIST_OK && idist__kind_is_p2p(c->kind)) // what has just arrived says so
+        return idist__fail(g->status, "%s: %s", name, g->cause);
+
+    if (o->request || idist__me.group_depth) status = idist__call_check_open(g->w, name);
+    if (o->request && status == IDIST_OK) status = idist__progress_thread_need(g->w);
+    if (status != IDIST_OK) return status;
+
+    t = idist__task_new(g);
+    if (t) idist__call_task_init(t, c, o, on_device);
+
+    if (!t || (!on_device && idist__call_needs_copy(c) && !idist__call_copy_send(t))) {
+        if (t) idist__task_free(t);
+        idist__group_fail_memory(g); // others count on it
+        return IDIST_ERR_NO_MEMORY;
+    }
+
+    if (detached) idist__task_detach(t);
+    idist__task_start(t);
+    if (detached)
+        return g->status == IDIST_OK ? IDIST_OK : idist__fail(g->status, "%s: %s", name, g->cause);
+
+    if (o->request) {
+        o->request->impl = t;
+        return IDIST_OK;
+    }
+
+    if (idist__me.group_depth) {
+        idist__call_defer(t);
+        return IDIST_OK;
+    }
+
+    idist__wait_task(t);
+
+    return idist__wait_result(t);
+}
+
+// A call whose arguments have passed the check.
+static idist_status idist__call_checked(idist_group *g, const idist__call *c, const idist_opts *o) {
+    const char *name = idist__kind_names[c->label];
+    bool on_device = false, detached = false;
+    idist_status status = idist__call_route(g, c, o, &on_device, &detached);
+
+    if (status != IDIST_OK) return status;
+    if (g->status != IDIST_OK)
+        return idist__fail(g->status, "%s: the group failed earlier: %s", name, g->cause);
+    if (g->w->thread_stops) // another thread has ended the calls, and would not see this one
+        return idist__fail(IDIST_ERR_ABORTED, "%s: another thread closes the world", name);
+
+    if (!on_device && idist__call_quick(g, c, o)) {
+        if (o->request) o->request->impl = &idist__call_complete;
+        return IDIST_OK;
+    }
+
+    return idist__call_begin(g, c, o, on_device, detached);
+}
+
+static idist_status idist__call_locked(idist_group *g, const idist__call *c, const idist_opts *o) {
+    idist_status status = idist__check_call(g, c);
+    return status == IDIST_OK ? idist__call_checked(g, c, o) : status;
+}
+
+static idist_status idist__call_traced(idist_group *g, const idist__call *c, const idist_opts *o) {
+    return idist__tracer_now() ? idist__tracer_now()->call(g, c, o) : idist__call_locked(g, c, o);
+}
+
+// Whether a plan keeps this call of this group already.
+static bool idist__call_is_kept(const idist_group *g, const idist_plan *plan,
+                                const idist__fingerprint *call) {
+    idist__fingerprint kept;
+
+    if (!plan->call.kind || plan->world_serial != g->w->serial || plan->ctx != g->ctx) return false;
+    kept = idist__fingerprint_of_call(g->w, &plan->call, 0);
+
+    return idist__fingerprint_equal(&kept, call);
+}
+
+// The number of a plan that is filled with this call; 0: of a message, which needs none. A plan
+// that kept the same call keeps its number.
+static idist_status idist__call_number_plan(idist_group *g, const idist_plan *plan,
+                                            const idist__call *c, uint32_t *number) {
+    idist__fingerprint call = idist__fingerprint_of_call(g->w, c, 0);
+    idist__planned *p = g->planned;
+
+    *number = idist__kind_is_p2p(c->kind) ? 0 : plan->call.plan;
+    if (idist__kind_is_p2p(c->kind) || idist__call_is_kept(g, plan, &call)) return IDIST_OK;
+    while (p && memcmp(&p->call, &call, sizeof call) != 0) p = p->next;
+
+    if (!p) {
+        p = (idist__planned *)idist__mem_alloc(&g->w->cfg.mem, sizeof *p);
+        if (!p) return IDIST_ERR_NO_MEMORY;
+        p->call = call;
+        p->next = g->planned;
+        g->planned = p;
+    }
+
+    *number = p->count++ % IDIST__PLAN_MAX + 1;
+
+    return IDIST_OK;
+}
+
+// Keeps a call for idist_plan_start.
+static idist_status idist__call_plan(idist_group *g, const idist__call *c, const idist_opts *o) {
+    idist_plan *plan = o->plan;
+    uint32_t number;
+    idist_status status = idist__check_call(g, c);
+
+    if (status != IDIST_OK) return status;
+    if (o->request)
+        return idist__fail(
+            IDIST_ERR_ARG,
+            "%s: with opts.plan, opts.request must be NULL; idist_plan_start takes it",
+            idist__kind_names[c->label]);
+    status = idist__call_number_plan(g, plan, c, &number);
+    if (status != IDIST_OK) return status;
+
+    plan->call = *c;
+    plan->call.plan = number;
+    plan->opts = *o;
+    plan->opts.plan = NULL;
+    plan->opts.group = g;
+    plan->world_serial = g->w->serial;
+    plan->ctx = g->ctx;
+    plan->rank = g->rank;
+    plan->size = g->size;
+
+    return IDIST_OK;
+}
+
+// A call that has failed leaves an empty request, which the program may wait for like the others.
+// idist_group_end returns the first failure of a call in between.
+static idist_status idist__call_ended(idist_status status, idist_request *request) {
+    if (status == IDIST_OK) return IDIST_OK;
+    if (request) request->impl = NULL;
+
+    if (idist__me.group_depth && idist__me.group_status == IDIST_OK) {
+        idist__me.group_status = status;
+        memcpy(idist__me.group_text, idist__me.text, sizeof idist__me.group_text);
+    }
+
+    return status;
+}
+
+// Whether a send or receive is the ordinary one: host memory, a buffer, a dtype of idist and a tag.
+static bool idist__call_is_plain(const idist__world *w, const idist__call *c, const idist_opts *o) {
+    if (w->device_api || idist__tracer_now() || o->stream || o->plan) return false;
+    if ((unsigned)c->dtype >= IDIST_DTYPE_COUNT || c->count > SIZE_MAX / 16) return false;
+    return c->tag >= 0 && (c->send || c->recv);
+}
+
+// Whether a group, whose world is locked, can take a message to or from this rank by the short way.
+// Another thread may have closed the world: then the rest of the struct is zero.
+static bool idist__call_is_ready(const idist_group *g, const idist__call *c) {
+    if (!g->w || g->status != IDIST_OK || g->w->thread_stops || g->rank < 0) return false;
+    return g->w->backend->quick_message && c->root >= 0 && c->root < g->size;
+}
+
+static idist_opts idist__call_defaults; // all zero; never written
+
+static idist_status idist__call_run(const idist__call *c, const idist_opts *opts) {
+    const idist_opts *o = opts ? opts : &idist__call_defaults;
+    idist_group *g = NULL;
+    idist_status status = idist__call_enter(idist__kind_names[c->label], o->group, &g);
+
+    if (g) {
+        status = o->plan ? idist__call_plan(g, c, o) : idist__call_traced(g, c, o);
+        idist__os_mutex_unlock(&g->w->lock);
+    }
+
+    return idist__call_ended(status, o->request);
+}
+
+// A send or receive. In the ordinary case nothing can be wrong with the call, and it gets by with
+// fewer checks; otherwise, and while another thread has the lock, it goes by idist__call_run.
+static idist_status idist__call_message(const idist__call *c, const idist_opts *opts) {
+    const idist_opts *o = opts ? opts : &idist__call_defaults;
+    idist_group *g = o->group;
+    idist__world *w = g ? g->w : __atomic_load_n(&idist__default_world, __ATOMIC_ACQUIRE);
+    bool blocks = !o->request && !idist__me.group_depth, done;
+    idist_status status = IDIST_OK;
+
+    if (!w || idist__world_forked(w) || idist__me.callbacks || (g && g->freed) ||
+        !idist__os_mutex_try_lock(&w->lock))
+        return idist__call_run(c, opts);
+
+    if (!g) g = &w->group;
+
+    if (!idist__call_is_ready(g, c) || !idist__call_is_plain(w, c, o)) {
+        idist__os_mutex_unlock(&w->lock);
+        return idist__call_run(c, opts);
+    }
+
+    done = blocks && !w->tasks ? w->backend->quick(g, c) : w->backend->quick_message(g, c);
+    if (!done) status = idist__call_begin(g, c, o, false, false);
+    else if (o->request) o->request->impl = &idist__call_complete;
+    idist__os_mutex_unlock(&w->lock);
+
+    return done ? IDIST_OK : idist__call_ended(status, o->request);
+}
+
+// ---- core/matching.h -----------------------------------------------------------------------------
+
+// core/matching.h: a message and the receive that takes it
+
+// Messages up to this size are sent before anybody asks for them.
+static const size_t IDIST__EAGER_BYTES = (size_t)64 * 1024;
+
+// Messages of idist itself have negative tags, which the program does not see.
+static bool idist__matching_has_tag(const idist__call *recv, int tag) {
+    return recv->tag == tag || (recv->tag == IDIST_ANY_TAG && tag >= 0);
+}
+
+// Whether a receive takes a message from a rank of the world.
+IDIST__UNUSED static bool idist__matching_matches(const idist__task *t, int rank, int tag) {
+    const idist__call *c = &t->call;
+    return (c->root == IDIST_ANY_SOURCE || t->group->ranks[c->root] == rank) &&
+           idist__matching_has_tag(c, tag);
+}
+
+static void idist__matching_describe(const idist__call *c, int source, int tag, idist_dtype dtype,
+                                     size_t count) {
+    if (!c->info) return;
+    c->info->source = source;
+    c->info->tag = tag;
+    c->info->count = count;
+    c->info->dtype = dtype;
+}
+
+// The dtype of a message; IDIST_DTYPE_COUNT: this rank has not created it.
+static idist_dtype idist__matching_dtype(const idist__world *w, const idist__fingerprint *sent) {
+    idist_dtype dtype = idist__world_dtype(w, sent->dtype);
+    int user = idist__dtype_user_number(dtype);
+
+    if (user < 0 || w->dtypes[user].tag == sent->check >> (64 - IDIST__TAG_BITS)) return dtype;
+    return IDIST_DTYPE_COUNT;
+}
+
+// Tags of matched messages: 2^30 - 1 numbers below the tags of idist_new_group_by_members.
+enum { IDIST__MATCHED_FIRST = INT32_MIN, IDIST__MATCHED_COUNT = 0x3fffffff };
+
+// A matched probe has found a message: gives it a tag of its own, which only idist_mrecv asks for.
+static void idist__matching_match(const idist__task *t, int *tag) {
+    idist_message *message = t->call.u.message;
+
+    *tag =
+        IDIST__MATCHED_FIRST + (int)(t->group->w->matched_count++ % (uint32_t)IDIST__MATCHED_COUNT);
+    message->group = t->group;
+    message->world = t->group->w->serial;
+    message->ctx = t->group->ctx;
+    message->number = *tag;
+}
+
+// Checks a message against the receive that takes it; true when it may be taken. Otherwise *status
+// and the text are for the receive, which ends, and the message stays for another one, with *tag,
+// which may be new. source: rank in the group.
+static bool idist__matching_fits(const idist__task *t, const idist__fingerprint *sent, int source,
+                                 int *tag, idist_status *status, char *text, size_t cap) {
+    const idist__call *recv = &t->call;
+    const idist__world *w = t->group->w;
+    size_t count = (size_t)idist__fingerprint_count(sent);
+    bool same = sent->dtype == (uint8_t)recv->dtype &&
+                sent->check == idist__fingerprint_tagged(w, recv, count);
+    idist_dtype dtype = same ? recv->dtype : idist__matching_dtype(w, sent);
+    int sent_tag = recv->label == IDIST__MRECV ? recv->u.message->info.tag : *tag;
+
+    *status = IDIST_OK;
+    text[0] = 0;
+    idist__matching_describe(recv, source, sent_tag, dtype, count);
+
+    if (recv->peeks) {
+        if (recv->u.message) idist__matching_match(t, tag);
+        return false;
+    }
+
+    if (!same) {
+        *status = IDIST_ERR_MISMATCH;
+        snprintf(text, cap,
+                 "rank %d sent %s x %zu with tag %d: the dtype differs. The message is kept for "
+                 "another receive",
+                 source,
+                 dtype == IDIST_DTYPE_COUNT ? "a dtype that this rank has not created"
+                                            : idist__world_dtype_name(w, dtype),
+                 count, sent_tag);
+    } else if (count > recv->count) {
+        *status = IDIST_ERR_TRUNCATED;
+        snprintf(text, cap,
+                 "rank %d sent %zu elements with tag %d. The message is kept for a larger receive",
+                 source, count, sent_tag);
+    } else if (recv->u.message) {
+        recv->u.message->group = NULL;
+    }
+
+    return *status == IDIST_OK;
+}
+
+static void idist__matching_received(idist__task *t, int source, int tag, size_t count) {
+    idist__matching_describe(&t->call, source, tag, t->call.dtype, count);
+    idist__task_complete(t, IDIST_OK, "");
+}
+
+// ---- core/self.h ---------------------------------------------------------------------------------
+
+// core/self.h: the backend of a world of 1
+//
+// Other backends use idist__self_collective for their groups of 1, too.
+
+// A message from this rank to itself. Small ones are copied so that a blocking send returns; large
+// ones wait for their receive.
+typedef struct idist__parcel {
+    struct idist__parcel *next;
+    int tag;
+    idist__fingerprint sent;
+    size_t nbytes;
+    const void *data;
+    idist__task *sender; // NULL: data is a copy behind this struct
+} idist__parcel;
+
+typedef struct idist__self_group {
+    idist__parcel *parcels; // in the order in which they were sent
+} idist__self_group;
+
+// Any collective among one rank: its own contribution is the result.
+static void idist__self_collective(idist__task *t) {
+    const idist__call *c = &t->call;
+    const idist__user_op *op =
+        (int)c->op >= IDIST_OP_USER ? idist__world_user_op(t->group, c) : NULL;
+
+    if (c->kind != IDIST__BARRIER && c->kind != IDIST__BROADCAST && c->kind != IDIST__EXSCAN) {
+        size_t count;
+        const char *from = idist__extent_part(c, (char *)(uintptr_t)c->send, 0, 0, true, &count);
+
+        idist__block_copy(idist__extent_part(c, (char *)c->recv, 0, 0, false, &count), from,
+                          count * idist_dtype_size(c->dtype));
+        if (idist__kind_reduces(c->kind) && op && !op->fn)
+            idist__reduce_scale(c->recv, count, c->dtype, op->factor);
+        if (idist__kind_reduces(c->kind) && !op)
+            idist__reduce_finish(c->recv, count, c->dtype, c->op, 1);
+    }
+
+    idist__task_complete(t, IDIST_OK, "");
+}
+
+static void idist__self_drop(idist_group *g, idist__parcel **at) {
+    idist__parcel *p = *at;
+    *at = p->next;
+    idist__mem_free(&g->w->cfg.mem, p);
+}
+
+// Gives a parcel to the receive that wants it; it stays when it does not fit.
+static void idist__self_deliver(idist__task *t, idist__parcel **at) {
+    idist__parcel *p = *at;
+    idist__task *sender = p->sender;
+    size_t count = (size_t)idist__fingerprint_count(&p->sent);
+    int tag = p->tag;
+    char text[256];
+    idist_status status;
+
+    if (!idist__matching_fits(t, &p->sent, 0, &p->tag, &status, text, sizeof text)) {
+        idist__task_complete(t, status, text);
+        return;
+    }
+
+    idist__block_copy(t->call.recv, p->data, p->nbytes);
+    idist__self_drop(t->group, at);
+    if (sender) idist__task_complete(sender, IDIST_OK, "");
+    idist__matching_received(t, 0, tag, count);
+}
+
+// The parcel that a receive of this group takes, or NULL.
+static idist__parcel **idist__self_find(const idist__task *t) {
+    idist__parcel **at = &((idist__self_group *)t->group->impl)->parcels;
+
+    for (; *at; at = &(*at)->next)
+        if (idist__matching_has_tag(&t->call, (*at)->tag)) return at;
+    return NULL;
+}
+
+// Gives parcels to receives, oldest first, as long as any match.
+static void idist__self_match(idist_group *g) {
+    idist__task *t, *oldest;
+
+    do {
+        idist__parcel **found = NULL;
+        oldest = NULL;
+
+        for (t = g->w->tasks; t; t = t->next) { // newest first
+            idist__parcel **at;
+
+            if (t->group != g || t->call.kind != IDIST__RECV || t->away) continue;
+            at = idist__self_find(t);
+            if (!at) continue;
+            oldest = t;
+            found = at;
+        }
+
+        if (oldest) idist__self_deliver(oldest, found);
+    } while (oldest);
+}
+
+static void idist__self_send(idist__task *t) {
+    idist_group *g = t->group;
+    idist__self_group *sg = (idist__self_group *)g->impl;
+    size_t nbytes = t->call.count * idist_dtype_size(t->call.dtype);
+    bool copy = nbytes <= IDIST__EAGER_BYTES;
+    size_t parcel_nbytes = sizeof(idist__parcel) + (copy ? nbytes : 0);
+    idist__parcel *p = (idist__parcel *)idist__mem_alloc(&g->w->cfg.mem, parcel_nbytes), **last;
+
+    if (!p) {
+        idist__task_complete(t, IDIST_ERR_NO_MEMORY, "out of memory");
+        return;
+    }
+
+    p->tag = t->call.tag;
+    p->sent = idist__fingerprint_of_task(t, IDIST__ALGO_AUTO);
+    p->nbytes = nbytes;
+    p->data = t->call.send;
+    p->sender = copy ? NULL : t;
+
+    if (copy) {
+        p->data = p + 1;
+        idist__block_copy(p + 1, t->call.send, nbytes);
+    }
+
+    for (last = &sg->parcels; *last; last = &(*last)->next) continue;
+    *last = p;
+    if (copy) idist__task_complete(t, IDIST_OK, "");
+    idist__self_match(g);
+}
+
+static void idist__self_start(idist__task *t) {
+    if (t->call.kind == IDIST__SEND) idist__self_send(t);
+    else if (t->call.kind == IDIST__RECV) idist__self_match(t->group);
+    else idist__self_collective(t);
+}
+
+static bool idist__self_cancel(idist__task *t) {
+    idist__self_group *sg = (idist__self_group *)t->group->impl;
+    idist__parcel **p;
+
+    for (p = &sg->parcels; *p; p = &(*p)->next)
+        if ((*p)->sender == t) {
+            idist__self_drop(t->group, p);
+            break;
+        }
+
+    return true;
+}
+
+// A receive that runs has found no message: those that are there go to it at once.
+static bool idist__self_retract(idist__task *t) {
+    (void)t;
+    return true;
+}
+
+// Nothing comes from outside a world of 1, so only wake or the deadline end the sleep.
+static void idist__self_sleep(idist__world *w, int64_t until_ns) {
+    int wake = *(int *)w->impl;
+    bool woken;
+
+    idist__os_mutex_unlock(&w->lock);
+    woken = idist__os_poll_wait(wake, IDIST__OS_READABLE, until_ns);
+    idist__os_mutex_lock(&w->lock);
+    if (woken) idist__os_poll_wakeup_clear(wake);
+}
+
+static void idist__self_wake(idist__world *w) { idist__os_poll_wakeup_signal(*(int *)w->impl); }
+
+static idist_status idist__self_open(idist__world *w) {
+    int *wake = (int *)idist__mem_alloc(&w->cfg.mem, sizeof *wake);
+
+    if (!wake) return IDIST_ERR_NO_MEMORY;
+    *wake = idist__os_poll_wakeup_new();
+
+    if (*wake < 0) {
+        idist__mem_free(&w->cfg.mem, wake);
+        return idist__fail_errno("initialize: opening a wake-up descriptor", errno);
+    }
+
+    w->impl = wake;
+    idist__text_copy(w->nodes[0].hostname, sizeof w->nodes[0].hostname, w->hostname);
+
+    return IDIST_OK;
+}
+
+static void idist__self_close(idist__world *w, bool clean) {
+    (void)clean;
+    idist__os_descriptor_close((int *)w->impl);
+    idist__mem_free(&w->cfg.mem, w->impl);
+}
+
+static idist_status idist__self_group_open(idist_group *g) {
+    (void)g;
+    return IDIST_OK;
+}
+
+static void idist__self_group_close(idist_group *g) {
+    idist__self_group *sg = (idist__self_group *)g->impl;
+    while (sg->parcels) idist__self_drop(g, &sg->parcels);
+}
+
+static void idist__self_progress(idist__world *w) { (void)w; }
+static void idist__self_tell(idist_group *g) { (void)g; }
+
+static void idist__self_flush(idist__world *w, int64_t until_ns) {
+    (void)w;
+    (void)until_ns;
+}
+
+static void idist__self_announce(idist__task *t) { (void)t; }
+
+static int idist__self_missing(idist__task *t, char *text, size_t cap) {
+    idist__text_append(text, cap,
+                       t->call.kind == IDIST__SEND ? "a receive in this rank"
+                                                   : "a send in this rank");
+    return 1;
+}
+
+static idist_status idist__self_claim(idist__config *c, const char **why) {
+    *why = "it serves a world of 1 only";
+    return c->world_size > 1 ? IDIST_ERR_NO_BACKEND : IDIST_OK;
+}
+
+static void idist__self_fill(idist_backend_api *api) {
+    api->name = "self";
+    api->group_nbytes = sizeof(idist__self_group);
+    api->claim = idist__self_claim;
+    api->open = idist__self_open;
+    api->close = idist__self_close;
+    api->group_open = idist__self_group_open;
+    api->group_close = idist__self_group_close;
+    api->start = idist__self_start;
+    api->progress = idist__self_progress;
+    api->sleep = idist__self_sleep;
+    api->wake = idist__self_wake;
+    api->cancel = idist__self_cancel;
+    api->retract = idist__self_retract;
+    api->tell = idist__self_tell;
+    api->flush = idist__self_flush;
+    api->announce = idist__self_announce;
+    api->missing = idist__self_missing;
+}
+
+const idist_backend_api *idist_self_backend(void) {
+    static idist_backend_api api;
+    return idist__backend_fill(&api, idist__self_fill);
+}
+
+__attribute__((constructor(IDIST__REGISTER_LAST_RESORT))) static void idist__self_register(void) {
+    (void)idist_register_backend(idist_self_backend());
+}
+
+// ---- calls/choose_backend.h ----------------------------------------------------------------------
+
+// calls/choose_backend.h: which backend serves a world
+//
+// The registered backends are asked from the latest to the first. A world takes the first of those
+// it asks for by name, or of all, that claims the configuration; and, to move device memory, the
+// first device backend that claims it. Nothing here needs to know a backend by its name; the hints
+// only improve error texts and serve programs written for torch.distributed and Ignite.
+
+// What is known of a name that may not be registered.
+typedef struct idist__backend_hint {
+    const char *name;
+    const char *header; // that registers it, or the backend which serves instead
+    const char *host;   // not NULL: this backend moves host memory when the name is asked for
+    bool device;        // a device backend, which must be registered, too
+} idist__backend_hint;
+
+static const idist__backend_hint idist__backend_hints[] = {
+    {"ring", "idist_ring.h, which IDIST_NO_RING leaves out", NULL, false},
+    {"gloo", "idist_ring.h, which IDIST_NO_RING leaves out", "ring", false},
+    {"mpi", "idist_mpi.h", NULL, false},
+    {"nccl", "idist_nccl.h", "ring", true},
+};
+
+// "mpi,ring,self"
+static void idist__choose_backend_names(char *names, size_t cap) {
+    const idist__backend_entry *entry;
+
+    names[0] = 0;
+    for (entry = idist__backend_first(); entry; entry = entry->next)
+        idist__text_append(names, cap, "%s%s", names[0] ? "," : "", entry->api->name);
+}
+
+// Names come as parts of "ring,mpi", of n bytes.
+static bool idist__choose_backend_is(const char *text, size_t n, const char *word) {
+    return strlen(word) == n && memcmp(text, word, n) == 0;
+}
+
+static const idist_backend_api *idist__choose_backend_find(const char *name, size_t n) {
+    const idist__backend_entry *entry;
+
+    for (entry = idist__backend_first(); entry; entry = entry->next)
+        if (idist__choose_backend_is(name, n, entry->api->name)) return entry->api;
+    return NULL;
+}
+
+static const idist__backend_hint *idist__choose_backend_hint_of(const char *name, size_t n) {
+    size_t i;
+
+    for (i = 0; i < IDIST__COUNT_OF(idist__backend_hints); i++)
+        if (idist__choose_backend_is(name, n, idist__backend_hints[i].name))
+            return &idist__backend_hints[i];
+    return NULL;
+}
+
+// Whether a name can be served. *host: the backend that moves host memory then; NULL: any.
+static bool idist__choose_backend_resolve(const char *name, size_t n,
+                                          const idist_backend_api **host) {
+    const idist_backend_api *named = idist__choose_backend_find(name, n);
+    const idist__backend_hint *hint = idist__choose_backend_hint_of(name, n);
+
+    *host = named && !named->wrap ? named : NULL;
+    if (*host) return true;
+    if (!hint || !hint->host) return named != NULL; // a device backend goes with any host backend
+    if (hint->device && !named) return false;
+    *host = idist__choose_backend_find(hint->host, strlen(hint->host));
+
+    return *host != NULL;
+}
+
+static idist_status idist__choose_backend_unknown(const char *names, const char *name, size_t n) {
+    const idist__backend_hint *hint = idist__choose_backend_hint_of(name, n);
+    char known[200] = "";
+    size_t i;
+
+    if (hint && hint->host &&
+        idist__choose_backend_find(name, n)) // what is missing is its host backend
+        hint = idist__choose_backend_hint_of(hint->host, strlen(hint->host));
+    if (hint)
+        return idist__fail(IDIST_ERR_NO_BACKEND,
+                           "backend \"%.*s\" needs %s: include it in the file that defines "
+                           "IDIST_IMPLEMENTATION. This program has: %s",
+                           (int)n, name, hint->header, names);
+
+    for (i = 0; i < IDIST__COUNT_OF(idist__backend_hints); i++)
+        idist__text_append(known, sizeof known, "%s%s", i ? ", " : "",
+                           idist__backend_hints[i].name);
+
+    return idist__fail(IDIST_ERR_NO_BACKEND,
+                       "there is no backend \"%.*s\". This program has: %s. Headers of idist "
+                       "provide: %s",
+                       (int)n, name, names, known);
+}
+
+// A name was resolved and its host backend has claimed the configuration: sets what else the name
+// asks for.
+static void idist__choose_backend_settle(idist__world *w, const char *name, size_t n) {
+    const idist_backend_api *named = idist__choose_backend_find(name, n);
+    const char *device = named && named->wrap ? named->name : NULL;
+
+    if (named == w->backend) return;
+    if (device && !w->cfg.device_backend[0])
+        idist__text_copy(w->cfg.device_backend, sizeof w->cfg.device_backend, device);
+    idist__log_print(&w->log, IDIST_LOG_INFO, "backend \"%.*s\" was asked for: %s %s%s%s", (int)n,
+                     name, w->backend->name, device ? "moves host memory, " : "serves in its place",
+                     device ? device : "", device ? " device memory (see device_backend)" : "");
+}
+
+// Sets w->backend to the first host backend, or to `only`, if it claims the configuration.
+static idist_status idist__choose_backend_claim(idist__world *w, const idist_backend_api *only,
+                                                const char **why) {
+    const idist__backend_entry *entry;
+    idist_status status = IDIST_ERR_NO_BACKEND;
+
+    for (entry = idist__backend_first(); entry && status == IDIST_ERR_NO_BACKEND;
+         entry = entry->next) {
+        if (entry->api->wrap || (only && entry->api != only)) continue;
+        w->backend = entry->api;
+        status = w->backend->claim(&w->cfg, why);
+    }
+
+    return status;
+}
+
+// Sets w->backend to the first that claims the configuration: of those asked for by name, or if
+// none is, of all.
+static idist_status idist__choose_backend_pick(idist__world *w) {
+    const char *at = w->cfg.backends, *why = "";
+    idist_status status = IDIST_ERR_NO_BACKEND;
+    const idist_backend_api *host;
+
+    if (!at[0]) status = idist__choose_backend_claim(w, NULL, &why);
+
+    while (*at && status == IDIST_ERR_NO_BACKEND) {
+        size_t n = strcspn(at, ",");
+
+        if (!idist__choose_backend_resolve(at, n, &host))
+            return idist__choose_backend_unknown(w->backends, at, n);
+        status = idist__choose_backend_claim(w, host, &why);
+        if (status == IDIST_OK) idist__choose_backend_settle(w, at, n);
+        at += n + (at[n] == ',');
+    }
+
+    if (status == IDIST_OK) return idist__where_check_lone(&w->cfg);
+    if (status != IDIST_ERR_NO_BACKEND) return status;
+
+    return idist__fail(IDIST_ERR_NO_BACKEND, "no backend for a world of %d among %s: %s",
+                       w->cfg.world_size, w->backends, why);
+}
+
+// Finds the device backend that the program has and that claims the configuration, or why there is
+// none.
+static idist_status idist__choose_backend_find_device(idist__world *w) {
+    const char *why = "this program has no device backend: include idist_nccl.h in the file that "
+                      "defines IDIST_IMPLEMENTATION";
+    const idist__backend_entry *entry;
+    idist_status status = IDIST_ERR_NO_BACKEND;
+
+    for (entry = idist__backend_first(); entry && status == IDIST_ERR_NO_BACKEND;
+         entry = entry->next)
+        if (entry->api->wrap) {
+            status = entry->api->claim(&w->cfg, &why);
+            if (status == IDIST_OK) w->wrap = entry->api->wrap;
+        }
+
+    if (status != IDIST_ERR_NO_BACKEND) return status;
+    idist__text_copy(w->no_device, sizeof w->no_device, why);
+
+    return IDIST_OK;
+}
+
+// ---- calls/life.h --------------------------------------------------------------------------------
+
+// calls/life.h: open and close a world
+//
+//     idist__life_open
+//       idist__life_new           allocate; choose a backend
+//       open                       the ranks meet
+//       idist__life_count_nodes   local and node ranks
+//       idist__life_settle_in     how this rank waits
+//       group_open                 the group of all ranks
+//       wrap                       the device backend, if the program has one
+//
+// idist__life_close undoes it in the opposite order, after a last barrier.
+
+static idist__os_mutex idist__life_lock = IDIST__OS_MUTEX_INIT; // initialize and finalize
+
+// The default world stays while it is held.
+static idist__os_mutex idist__default_lock = IDIST__OS_MUTEX_INIT;
+
+// For a child made by fork. Another thread of its parent may have held these locks, or been in
+// the middle of changing a list of handles, so the lists begin anew. What the other locks guard
+// changes by the store of one pointer.
+static void idist__life_after_fork(void) {
+    idist__os_mutex_init(&idist__windows_lock);
+    idist__os_mutex_init(&idist__log_lock);
+    idist__os_mutex_init(&idist__pmi_known.lock);
+    idist__os_mutex_init(&idist__backend_lock);
+    idist__os_mutex_init(&idist__ended_lock);
+    idist__os_mutex_init(&idist__life_lock);
+    idist__os_mutex_init(&idist__default_lock);
+    memset(&idist__ended_groups, 0, sizeof idist__ended_groups);
+    memset(&idist__ended_worlds, 0, sizeof idist__ended_worlds);
+}
+
+// From the first world on, every fork of the program prepares its child. Without the memory for
+// that, children go without.
+static void idist__life_watch_forks(void) {
+    static bool watches;
+
+    idist__os_mutex_lock(&idist__default_lock);
+    if (!watches) watches = idist__os_process_on_fork(idist__life_after_fork);
+    idist__os_mutex_unlock(&idist__default_lock);
+}
+
+// Local and node ranks follow from the table of hosts, so that uneven and cyclic placements come
+// out right.
+static void idist__life_count_nodes(idist__world *w) {
+    int i, k, n = w->group.size;
+
+    w->nnodes = 0;
+
+    for (i = 0; i < n; i++) {
+        idist__rank_info *a = &w->nodes[i];
+        a->local_rank = 0;
+        a->local_size = 0;
+        a->node_rank = -1;
+
+        for (k = 0; k < n; k++) {
+            if (w->nodes[k].host != a->host) continue;
+
+            if (k < i) {
+                a->local_rank++;
+                a->node_rank = w->nodes[k].node_rank;
+            }
+
+            a->local_size++;
+        }
+
+        if (a->node_rank < 0) a->node_rank = w->nnodes++;
+    }
+}
+
+static void idist__life_free(idist__world *w) {
+    idist_allocator mem = w->cfg.mem;
+
+    while (w->group.next) idist__group_free(w->group.next);
+    idist__draw_close(&w->cfg);
+
+    if (w->abandoned) {
+        idist__group_abandon(&w->group);
+        return;
+    }
+
+    while (w->freed_groups) {
+        idist_group *g = w->freed_groups;
+        w->freed_groups = g->next;
+        idist__ended_keep(&idist__ended_groups, g);
+    }
+
+    while (w->all_tasks) {
+        idist__task *t = w->all_tasks;
+        w->all_tasks = t->older;
+        idist__mem_free(&mem, t);
+    }
+
+    idist__mem_free_list(&mem, w->group.planned);
+    idist__mem_free(&mem, w->group.ranks);
+    idist__mem_free(&mem, w->group.impl);
+    idist__mem_free(&mem, w->nodes);
+    idist__os_cond_destroy(&w->changed);
+    idist__os_cond_destroy(&w->work);
+    idist__os_mutex_destroy(&w->lock);
+    memset(w, 0, sizeof *w); // with the secret
+    idist__ended_keep(&idist__ended_worlds, &w->group);
+}
+
+// The group of all ranks, and the tables by rank.
+static idist_status idist__life_new_group(idist__world *w) {
+    const idist_allocator *mem = &w->cfg.mem;
+    int i, n = w->cfg.world_size;
+
+    w->group.w = w;
+    w->group.ctx = 1;
+    w->group.rank = w->cfg.rank;
+    w->group.size = n;
+    w->group.ranks = (int *)idist__mem_alloc(mem, sizeof(int) * (size_t)n);
+    w->group.impl = idist__mem_alloc(mem, w->backend->group_nbytes);
+    w->nodes = (idist__rank_info *)idist__mem_alloc(mem, sizeof *w->nodes * (size_t)n);
+    w->process = idist__world_process();
+    if (!w->group.ranks || !w->group.impl || !w->nodes) return IDIST_ERR_NO_MEMORY;
+    for (i = 0; i < n; i++) w->group.ranks[i] = i;
+
+    return IDIST_OK;
+}
+
+static uint64_t idist__world_serial; // of the world that was made last
+
+// On failure *out is NULL or a world that idist__life_free frees.
+static idist_status idist__life_new(const idist__config *cfg, idist__world **out) {
+    // A world begins with its group, so its memory comes from the list of ended worlds.
+    idist__world *w = (idist__world *)(void *)idist__ended_reuse(&idist__ended_worlds,
+                                                                 IDIST__ENDED_WORLDS, sizeof *w);
+    idist_status status;
+
+    *out = w;
+    if (!w) return IDIST_ERR_NO_MEMORY;
+    w->serial = __atomic_add_fetch(&idist__world_serial, (uint64_t)1, __ATOMIC_RELAXED);
+    w->cfg = *cfg;
+    idist__os_mutex_init(&w->lock);
+    idist__os_cond_init(&w->changed);
+    idist__os_cond_init(&w->work);
+    if (!idist__os_socket_host_name(w->hostname, sizeof w->hostname))
+        idist__text_copy(w->hostname, sizeof w->hostname, "localhost");
+
+    status = idist__log_init(&w->log, &cfg->logger);
+    idist__choose_backend_names(w->backends, sizeof w->backends);
+    if (status == IDIST_OK) status = idist__choose_backend_find_device(w);
+    if (status == IDIST_OK) status = idist__choose_backend_pick(w);
+    if (status == IDIST_OK && w->cfg.rank == IDIST__RANK_DRAWN) status = idist__draw_rank(&w->cfg);
+    if (status != IDIST_OK) return status;
+    snprintf(w->log.who, sizeof w->log.who, "rank %d/%d %s", w->cfg.rank, w->cfg.world_size,
+             w->hostname);
+
+    return idist__life_new_group(w);
+}
+
+// Where this rank runs, and how it waits. Polling occupies a core, so it is bounded; with
+// more ranks than cores it would take the core from the rank that everybody waits for. Such ranks
+// begin evenly spread, because the kernel would need a good part of a second to see that one core
+// has three of them and another has one.
+static void idist__life_settle_in(idist__world *w) {
+    const idist__rank_info *me = &w->nodes[w->group.rank];
+    int own = idist__os_cpu_count(), ncores = w->ncores ? w->ncores : own;
+    int rank = me->local_rank, size = me->local_size;
+    bool oversubscribed;
+
+    if (w->sharing_size > size) {
+        rank = w->sharing_rank;
+        size = w->sharing_size;
+        ncores = own;
+    }
+
+    oversubscribed = size > ncores;
+    w->spin_ns = w->spin_budget_ns = oversubscribed ? 0 : IDIST__SPIN_NS;
+    if (own < 2 || !(w->cfg.bind || oversubscribed)) return;
+    if (idist__os_cpu_bind(rank % own, w->cfg.bind)) return;
+    idist__log_print(&w->log, w->cfg.bind ? IDIST_LOG_WARN : IDIST_LOG_INFO,
+                     "could not bind to a processor: %s", strerror(errno));
+}
+
+// Clears the default world, so that no new call can enter it. Waits for idist_abort, which may be
+// running in any thread.
+static void idist__life_retire(idist__world *w) {
+    idist__os_mutex_lock(&idist__default_lock);
+    if (w == idist__world_default())
+        __atomic_store_n(&idist__default_world, (idist__world *)NULL, __ATOMIC_RELEASE);
+    idist__os_mutex_unlock(&idist__default_lock);
+}
+
+// Whether a thread may begin to close the world, which is locked. What a request or an open
+// idist_group_begin refers to would be freed.
+static idist_status idist__life_check_unused(const idist__world *w) {
+    const idist_group *g;
+
+    if (w->deferred_count)
+        return idist__fail(IDIST_ERR_STATE,
+                           "finalize: an idist_group_begin of another thread is open");
+    for (g = &w->group; g; g = g->next)
+        if (g->open_request_count)
+            return idist__fail(IDIST_ERR_STATE,
+                               "finalize: requests are still open; wait for them first");
+
+    return IDIST_OK;
+}
+
+// The last barrier. A rank that finalizes while others are in another call is a mismatch, and both
+// are told.
+static idist_status idist__life_last_barrier(idist__world *w) {
+    idist__call c;
+    idist_opts o;
+
+    memset(&o, 0, sizeof o);
+    idist__call_init(&c, IDIST__BARRIER, NULL, NULL, 0, IDIST_U8);
+    c.label = IDIST__FINALIZE;
+    return idist__call_traced(&w->group, &c, &o);
+}
+
+// Afterwards nothing touches the caller's buffers. If the world has failed, so do the groups of
+// these calls: the other members would wait for this rank. All other groups go on until a call
+// needs this rank, see `close` of idist_backend_api.
+static void idist__life_cancel_tasks(idist__world *w) {
+    while (w->tasks) {
+        idist__task *t = w->tasks;
+        idist_group *g = t->group;
+
+        w->backend->cancel(t);
+        idist__task_complete(t, IDIST_ERR_ABORTED, "the world was closed");
+        if (w->group.status != IDIST_OK && !g->inner)
+            idist__group_fail(g, w->group.status, w->group.cause);
+    }
+}
+
+// How long threads may take to come back from calls that were ended.
+enum { IDIST__LEAVE_MS = 5000 };
+
+// Whether no other thread is inside a call.
+static bool idist__life_is_left(const idist__world *w) {
+    return !w->blocked_count && !w->making_count && w->driver == IDIST__DRIVER_NONE &&
+           !__atomic_load_n(&w->lock_waiter_count, __ATOMIC_RELAXED);
+}
+
+// Ends the calls of other threads and waits until the threads have left them: what they use is
+// freed next. A thread that waited for the lock may begin a call meanwhile, which is ended as well.
+// False: one has not left.
+static bool idist__life_end_calls(idist__world *w) {
+    int64_t deadline_ns = idist__os_clock_deadline(IDIST__LEAVE_MS);
+
+    idist__life_cancel_tasks(w);
+
+    while (!idist__life_is_left(w)) {
+        if (idist__os_clock_now_ns() > deadline_ns) return false;
+        idist__os_cond_broadcast(&w->changed);
+        idist__world_wake_driver(w);
+        idist__os_mutex_unlock(&w->lock);
+        idist__os_clock_pause_ms(1);
+        idist__world_lock(w);
+        idist__life_cancel_tasks(w);
+    }
+
+    return true;
+}
+
+// Frees the world, unless a thread is still inside a call: then nothing is freed that it uses.
+static void idist__life_end(idist__world *w) {
+    idist_group *g;
+
+    if (!w->abandoned) {
+        if (w->device_api) w->device_api->end_calls(w);
+        while (w->group.next) idist__group_free(w->group.next);
+        w->backend->group_close(&w->group);
+        w->backend->close(w, !w->leaves);
+    }
+
+    if (idist__tracer_now()) idist__tracer_now()->left();
+    idist__log_print(&w->log, IDIST_LOG_INFO, "left the world");
+    if (w->abandoned)
+        idist__log_print(
+            &w->log, IDIST_LOG_WARN,
+            "a thread has not come back from a call: the closed world stays in memory");
+    for (g = w->group.next; g; g = g->next) idist__group_abandon(g); // the backend has them still
+    w->group.next = NULL;
+    idist__life_free(w);
+}
+
+static bool idist__life_is_settled(void *arg) { return !((const idist__world *)arg)->let_go_count; }
+
+// force: a worker that failed, with requests open and without the last barrier. For the others it
+// is a lost rank. An idist_group_begin of this thread ends with it; one of another thread still
+// finds its tasks.
+static idist_status idist__life_close(idist__world *w, bool force) {
+    idist_status status = IDIST_OK;
+    bool has_thread;
+
+    if (idist__world_enter("finalize", w) != IDIST_OK) return IDIST_ERR_STATE;
+    if (idist__me.group_depth && !force)
+        return idist__fail(IDIST_ERR_STATE,
+                           "finalize: inside idist_group_begin; call idist_group_end first");
+    if (force) idist__call_forget(w);
+    idist__world_lock(w);
+    if (w->closing) status = idist__call_check_open(w, "finalize");
+    else if (!force) status = idist__life_check_unused(w);
+
+    if (status != IDIST_OK) {
+        idist__os_mutex_unlock(&w->lock);
+        return status;
+    }
+
+    idist__fail_begin();
+    w->closing = true;
+    if (!force) idist__wait_until(w, idist__life_is_settled, w); // requests that were let go
+    if (!force) status = idist__life_last_barrier(w);
+
+    w->thread_stops = true;
+    has_thread = w->thread_running;
+    idist__os_cond_broadcast(&w->work);
+    w->backend->wake(w);
+    idist__os_mutex_unlock(&w->lock);
+    idist__life_retire(w);
+    if (has_thread) idist__os_thread_join(w->thread);
+
+    idist__world_lock(w);
+    w->abandoned = !idist__life_end_calls(w) || w->deferred_count;
+    w->leaves = status != IDIST_OK || force;
+    idist__os_mutex_unlock(&w->lock);
+
+    idist__life_end(w);
+
+    return idist__fail_end(status);
+}
+
+// The ranks meet. On failure the world is freed.
+static idist_status idist__life_meet(idist__world *w) {
+    idist_status status = w->backend->open(w);
+
+    if (status == IDIST_OK) {
+        idist__life_count_nodes(w);
+        idist__life_settle_in(w);
+        status = w->backend->group_open(&w->group);
+        if (status == IDIST_OK) return IDIST_OK;
+        while (w->group.next) idist__group_free(w->group.next);
+        w->backend->close(w, false);
+    }
+
+    idist__life_free(w);
+
+    return status;
+}
+
+// Lets the device backend, if there is one, put itself in front. On failure the world is closed: by
+// a last barrier where all ranks have the same error, else at once. The error is that of the
+// device.
+static idist_status idist__life_wrap(idist__world *w) {
+    char text[sizeof idist__me.text];
+    idist_status status = w->wrap ? w->wrap(w) : IDIST_OK;
+
+    if (status == IDIST_OK) return IDIST_OK;
+    memcpy(text, idist__me.text, sizeof text);
+    idist__life_close(w, w->group.status != IDIST_OK);
+    memcpy(idist__me.text, text, sizeof text);
+
+    return status;
+}
+
+static idist_status idist__life_open(const idist__config *cfg, idist__world **out) {
+    idist__world *w = NULL;
+    idist_status status;
+
+    *out = NULL;
+    idist__life_watch_forks();
+    if (idist__tracer_prepare) idist__tracer_prepare();
+    status = idist__life_new(cfg, &w);
+
+    if (status != IDIST_OK) {
+        if (w) idist__life_free(w);
+        return status;
+    }
+
+    status = idist__life_meet(w);
+    if (status == IDIST_OK) status = idist__life_wrap(w);
+    if (status != IDIST_OK) return status;
+
+    idist__log_print(&w->log, IDIST_LOG_INFO, "joined a world of %d, backend %s, launcher %s%s%s",
+                     w->group.size, w->backend->name, w->cfg.launcher, cfg->rank_var ? " by " : "",
+                     cfg->rank_var ? cfg->rank_var : "");
+    if (idist__tracer_now()) idist__tracer_now()->joined(w);
+    *out = w;
+
+    return IDIST_OK;
+}
+
+idist_status idist_open(const idist_desc *desc, idist_group **world) {
+    idist__config cfg;
+    idist__world *w = NULL;
+    idist_status status;
+
+    if (!world) return idist__fail(IDIST_ERR_ARG, "open: world is NULL");
+    *world = NULL;
+    idist__fail_begin();
+    status = idist__launch_config(&cfg, desc);
+    if (status == IDIST_OK) status = idist__life_open(&cfg, &w);
+    if (status == IDIST_OK) *world = &w->group;
+    if (status == IDIST_ERR_PEER_LOST || status == IDIST_ERR_TIMEOUT) idist__config_tell_lost(&cfg);
+
+    return idist__fail_end(status);
+}
+
+idist_status idist_close(idist_group **world) {
+    idist_status status;
+
+    if (world && *world && (!(*world)->w || (*world)->freed))
+        return idist__fail(IDIST_ERR_STATE, "close: the world was closed already");
+    if (!world || !*world || *world != &(*world)->w->group)
+        return idist__fail(IDIST_ERR_ARG, "close: not a world that idist_open returned");
+    status = idist__life_close((*world)->w, false);
+    if ((*world)->freed) *world = NULL;
+
+    return status;
+}
+
+idist_status idist_initialize(const idist_desc *desc) {
+    idist_group *world = NULL;
+    idist_status status;
+
+    idist__os_mutex_lock(&idist__life_lock);
+    if (idist__world_default())
+        status =
+            idist__fail(IDIST_ERR_STATE, "initialize: the world exists already; finalize it first");
+    else status = idist_open(desc, &world);
+    if (world) __atomic_store_n(&idist__default_world, world->w, __ATOMIC_RELEASE);
+    idist__os_mutex_unlock(&idist__life_lock);
+
+    return status;
+}
+
+idist_status idist_finalize(void) {
+    idist_status status;
+    idist__world *w;
+
+    idist__os_mutex_lock(&idist__life_lock);
+    w = idist__world_default();
+    status = w ? idist__life_close(w, false)
+               : idist__fail(IDIST_ERR_STATE,
+                             "finalize: there is no world; call idist_initialize first");
+    idist__os_mutex_unlock(&idist__life_lock);
+
+    return status;
+}
+
+idist_status idist_abort(idist_group *group) {
+    idist_group *g = NULL;
+    char cause[200];
+    idist_status status;
+
+    idist__os_mutex_lock(&idist__default_lock);
+    status = idist__call_enter("abort", group, &g);
+
+    if (g) {
+        if (g == &g->w->group && g->status == IDIST_OK) g->w->is_cause = true;
+        snprintf(cause, sizeof cause, "rank %d on %s called idist_abort", g->w->group.rank,
+                 g->w->hostname);
+        // Members would take such a frame from a rank outside the group for malformed, and drop it.
+        if (g->rank >= 0) idist__group_fail(g, IDIST_ERR_ABORTED, cause);
+        else status = idist__fail(IDIST_ERR_STATE, "abort: this rank is not a member of the group");
+        idist__os_mutex_unlock(&g->w->lock);
+    }
+
+    idist__os_mutex_unlock(&idist__default_lock);
+
+    return status;
+}
+
+// ---- calls/get.h ---------------------------------------------------------------------------------
+
+// calls/get.h: the getters
+//
+// Without a world they answer as in a world of 1; none of them fails.
+
+static const idist__rank_info *idist__get_own_info(void) {
+    idist__world *w = idist__world_default();
+    return w ? &w->nodes[w->group.rank] : NULL;
+}
+
+bool idist_is_initialized(void) { return idist__world_default() != NULL; }
+
+int idist_group_rank(const idist_group *group) {
+    const idist__world *w = group ? NULL : idist__world_default();
+
+    if (group) return group->rank;
+    return w ? w->group.rank : 0;
+}
+
+int idist_group_size(const idist_group *group) {
+    const idist__world *w = group ? NULL : idist__world_default();
+
+    if (group) return group->size;
+    return w ? w->group.size : 1;
+}
+
+int idist_get_rank(void) { return idist_group_rank(NULL); }
+int idist_get_world_size(void) { return idist_group_size(NULL); }
+
+int idist_get_local_rank(void) {
+    const idist__rank_info *own = idist__get_own_info();
+    return own ? own->local_rank : 0;
+}
+
+int idist_get_nproc_per_node(void) {
+    const idist__rank_info *own = idist__get_own_info();
+    return own ? own->local_size : 1;
+}
+
+int idist_get_nnodes(void) {
+    const idist__world *w = idist__world_default();
+    return w ? w->nnodes : 1;
+}
+
+int idist_get_node_rank(void) {
+    const idist__rank_info *own = idist__get_own_info();
+    return own ? own->node_rank : 0;
+}
+
+const char *idist_backend(void) {
+    const idist__world *w = idist__world_default();
+    return w ? w->backend->name : "self";
+}
+
+const char *idist_device(void) {
+    const idist__world *w = idist__world_default();
+    return w && w->device ? w->device_name : "cpu";
+}
+
+const char *idist_device_backend(void) {
+    const idist__world *w = idist__world_default();
+    return w && w->device ? w->device_backend : "none";
+}
+
+const char *idist_launcher(void) {
+    idist__config c;
+
+    if (idist__world_default()) return idist__world_default()->cfg.launcher;
+    idist__fail_begin();
+    memset(&c, 0, sizeof c);
+    c.launcher = "none";
+    idist__launch_detect(&c); // idist_initialize will say what is wrong with it
+    idist__fail_end(IDIST_OK);
+
+    return c.launcher;
+}
+
+const char *idist_hostname(void) {
+    idist__world *w = idist__world_default();
+
+    if (w) return w->hostname;
+    if (!idist__os_socket_host_name(idist__me.hostname, sizeof idist__me.hostname))
+        idist__text_copy(idist__me.hostname, sizeof idist__me.hostname, "localhost");
+    return idist__me.hostname;
+}
+
+const char *idist_available_backends(void) {
+    idist__choose_backend_names(idist__me.names, sizeof idist__me.names);
+    return idist__me.names;
+}
+
+static void idist__get_append_limit(char *text, size_t capacity, const char *name, long long limit,
+                                    const char *unit) {
+    if (limit < 0) idist__text_append(text, capacity, "%s: unlimited\n", name);
+    else idist__text_append(text, capacity, "%s: %lld%s\n", name, limit, unit);
+}
+
+// Appends what the program and this host have to offer, whether the world uses it or not.
+static void idist__get_append_host(char *text, size_t capacity) {
+    long long locked_nbytes = idist__os_limit_locked_nbytes();
+    char names[sizeof idist__me.names];
+    int count;
+
+    idist__choose_backend_names(names, sizeof names);
+    idist__text_append(text, capacity, "available backends: %s\ncores: %d\n", names,
+                       idist__os_cpu_count());
+    idist__get_append_limit(text, capacity, "descriptors", idist__os_limit_descriptors(), "");
+    idist__get_append_limit(text, capacity, "processes", idist__os_limit_processes(), "");
+    idist__get_append_limit(text, capacity, "locked memory",
+                            locked_nbytes < 0 ? -1 : locked_nbytes / 1024, " KiB");
+    idist__text_append(text, capacity, "interfaces: ");
+    count = idist__interface_list(text, capacity - 1); // and the end of the line
+    if (count <= 0)
+        idist__text_append(text, capacity, "%s", count < 0 ? "cannot be listed" : "none");
+    idist__text_append(text, capacity, "\n");
+}
+
+const char *idist_show_config(void) {
+    idist__world *w = idist__world_default();
+    char *buf = idist__me.config;
+    size_t cap = sizeof idist__me.config;
+
+    snprintf(buf, cap, "backend: %s\ndevice: %s\ndevice backend: %s\nhostname: %s\n",
+             idist_backend(), idist_device(), idist_device_backend(), w ? w->hostname : "-");
+    idist__text_append(buf, cap,
+                       "world size: %d\nrank: %d\nlocal rank: %d\nnum processes per node: %d\nnum "
+                       "nodes: %d\nnode rank: %d\n",
+                       idist_get_world_size(), idist_get_rank(), idist_get_local_rank(),
+                       idist_get_nproc_per_node(), idist_get_nnodes(), idist_get_node_rank());
+    idist__text_append(buf, cap, "launcher: %s", idist_launcher());
+    if (w && w->cfg.rank_var)
+        idist__text_append(buf, cap, " by %s and %s", w->cfg.rank_var, w->cfg.size_var);
+    else if (w && w->cfg.size_var) idist__text_append(buf, cap, " by %s", w->cfg.size_var);
+    if (w && w->cfg.rank_drawn) idist__text_append(buf, cap, ", rank drawn");
+    idist__text_append(buf, cap, "\n");
+    if (w)
+        idist__text_append(buf, cap, "rendezvous: %s\ntimeout: %d ms\n",
+                           w->cfg.where[0] ? w->cfg.where : "none", w->cfg.timeout_ms);
+    if (w && w->advertised[0]) idist__text_append(buf, cap, "advertising %s\n", w->advertised);
+    if (w && w->network[0]) idist__text_append(buf, cap, "network: %s\n", w->network);
+    if (w && w->sharing[0]) idist__text_append(buf, cap, "on this host: %s\n", w->sharing);
+    idist__get_append_host(buf, cap);
+
+    return buf;
+}
+
+// ---- calls/collective.h --------------------------------------------------------------------------
+
+// calls/collective.h: the public collectives: each fills one call
+//
+// Every function that idist.h declares stands here, except those of the store, the launcher and
+// the spawn API. A communication call fills one idist__call and hands it to idist__call_run
+// (core/); nothing here touches a connection. spawn/ opens and closes worlds
+// through calls/life.h.
+
+// All but the v-forms. op is IDIST_SUM where nothing is reduced; root is -1 where there is none;
+// label is the public call this is part of, or the kind itself.
+static idist_status idist__collective_run(idist__kind kind, idist__kind label, const void *send,
+                                          void *recv, size_t count, idist_dtype dtype, idist_op op,
+                                          int root, const idist_opts *opts) {
+    idist__call c;
+
+    idist__call_init(&c, kind, send, recv, count, dtype);
+    c.label = label;
+    c.op = op;
+    c.root = root;
+    return idist__call_run(&c, opts);
+}
+
+idist_status idist_all_reduce(const void *send, void *recv, size_t count, idist_dtype dtype,
+                              idist_op op, const idist_opts *opts) {
+    return idist__collective_run(IDIST__ALL_REDUCE, IDIST__ALL_REDUCE, send, recv, count, dtype, op,
+                                 -1, opts);
+}
+
+idist_status idist_reduce(const void *send, void *recv, size_t count, idist_dtype dtype,
+                          idist_op op, int root, const idist_opts *opts) {
+    return idist__collective_run(IDIST__REDUCE, IDIST__REDUCE, send, recv, count, dtype, op, root,
+                                 opts);
+}
+
+idist_status idist_reduce_scatter(const void *send, void *recv, size_t count, idist_dtype dtype,
+                                  idist_op op, const idist_opts *opts) {
+    return idist__collective_run(IDIST__REDUCE_SCATTER, IDIST__REDUCE_SCATTER, send, recv, count,
+                                 dtype, op, -1, opts);
+}
+
+idist_status idist_scan(const void *send, void *recv, size_t count, idist_dtype dtype, idist_op op,
+                        const idist_opts *opts) {
+    return idist__collective_run(IDIST__SCAN, IDIST__SCAN, send, recv, count, dtype, op, -1, opts);
+}
+
+idist_status idist_exscan(const void *send, void *recv, size_t count, idist_dtype dtype,
+                          idist_op op, const idist_opts *opts) {
+    return idist__collective_run(IDIST__EXSCAN, IDIST__EXSCAN, send, recv, count, dtype, op, -1,
+                                 opts);
+}
+
+idist_status idist_broadcast(void *buf, size_t count, idist_dtype dtype, int root,
+                             const idist_opts *opts) {
+    return idist__collective_run(IDIST__BROADCAST, IDIST__BROADCAST, NULL, buf, count, dtype,
+                                 IDIST_SUM, root, opts);
+}
+
+idist_status idist_barrier(const idist_opts *opts) {
+    return idist__collective_run(IDIST__BARRIER, IDIST__BARRIER, NULL, NULL, 0, IDIST_U8, IDIST_SUM,
+                                 -1, opts);
+}
+
+idist_status idist_all_gather(const void *send, void *recv, size_t count, idist_dtype dtype,
+                              const idist_opts *opts) {
+    return idist__collective_run(IDIST__ALL_GATHER, IDIST__ALL_GATHER, send, recv, count, dtype,
+                                 IDIST_SUM, -1, opts);
+}
+
+idist_status idist_gather(const void *send, void *recv, size_t count, idist_dtype dtype, int root,
+                          const idist_opts *opts) {
+    return idist__collective_run(IDIST__GATHER, IDIST__GATHER, send, recv, count, dtype, IDIST_SUM,
+                                 root, opts);
+}
+
+idist_status idist_scatter(const void *send, void *recv, size_t count, idist_dtype dtype, int root,
+                           const idist_opts *opts) {
+    return idist__collective_run(IDIST__SCATTER, IDIST__SCATTER, send, recv, count, dtype,
+                                 IDIST_SUM, root, opts);
+}
+
+idist_status idist_all_to_all(const void *send, void *recv, size_t count, idist_dtype dtype,
+                              const idist_opts *opts) {
+    return idist__collective_run(IDIST__ALL_TO_ALL, IDIST__ALL_TO_ALL, send, recv, count, dtype,
+                                 IDIST_SUM, -1, opts);
+}
+
+// An all_reduce in place of a buffer that is in parts. *taken false: this rank cannot make the call
+// like that, and has not begun it.
+IDIST__UNUSED static idist_status
+idist__collective_all_reduce_parts(const idist__part *parts, int part_count, idist_dtype dtype,
+                                   idist_op op, const idist_opts *opts, bool *taken) {
+    idist_group *g;
+    idist__call c;
+
+    *taken = false;
+    if (idist__call_enter("all_reduce", opts->group, &g) != IDIST_OK) return IDIST_OK;
+
+    idist__call_init(&c, IDIST__ALL_REDUCE, parts[0].data, parts[0].data, parts[part_count - 1].end,
+                     dtype);
+    c.op = op;
+    c.parts = parts;
+    c.part_count = part_count;
+    if (g->rank >= 0 && g->status == IDIST_OK && g->w->backend->takes_parts)
+        *taken = g->w->backend->takes_parts(g, &c);
+    idist__os_mutex_unlock(&g->w->lock);
+
+    return *taken ? idist__call_run(&c, opts) : IDIST_OK;
+}
+
+// Counts that must agree on all ranks go into the fingerprint as a hash. Counts that concern two
+// ranks are checked against the length of the message between them.
+idist_status idist_all_gatherv(const void *send, size_t sendcount, void *recv,
+                               const size_t *recvcounts, const size_t *recvdispls,
+                               idist_dtype dtype, const idist_opts *opts) {
+    idist__call c;
+    int n = idist_group_size(opts ? opts->group : NULL);
+
+    idist__call_init(&c, IDIST__ALL_GATHERV, send, recv, sendcount, dtype);
+    c.recvcounts = recvcounts;
+    c.recvdispls = recvdispls;
+    c.check = recvcounts ? idist__hash(recvcounts, sizeof *recvcounts * (size_t)n) : 0;
+    return idist__call_run(&c, opts);
+}
+
+idist_status idist_gatherv(const void *send, size_t sendcount, void *recv, const size_t *recvcounts,
+                           const size_t *recvdispls, idist_dtype dtype, int root,
+                           const idist_opts *opts) {
+    idist__call c;
+
+    idist__call_init(&c, IDIST__GATHERV, send, recv, sendcount, dtype);
+    c.recvcounts = recvcounts;
+    c.recvdispls = recvdispls;
+    c.root = root;
+    c.check = 0;
+    return idist__call_run(&c, opts);
+}
+
+idist_status idist_scatterv(const void *send, const size_t *sendcounts, const size_t *senddispls,
+                            void *recv, size_t recvcount, idist_dtype dtype, int root,
+                            const idist_opts *opts) {
+    idist__call c;
+
+    idist__call_init(&c, IDIST__SCATTERV, send, recv, recvcount, dtype);
+    c.sendcounts = sendcounts;
+    c.senddispls = senddispls;
+    c.root = root;
+    c.check = 0;
+    return idist__call_run(&c, opts);
+}
+
+idist_status idist_all_to_allv(const void *send, const size_t *sendcounts, const size_t *senddispls,
+                               void *recv, const size_t *recvcounts, const size_t *recvdispls,
+                               idist_dtype dtype, const idist_opts *opts) {
+    idist__call c;
+
+    bool in_place = send == recv && (send || !sendcounts);
+
+    idist__call_init(&c, IDIST__ALL_TO_ALLV, send, recv, 0, dtype);
+    c.sendcounts = in_place ? recvcounts : sendcounts;
+    c.senddispls = in_place ? recvdispls : senddispls;
+    c.recvcounts = recvcounts;
+    c.recvdispls = recvdispls;
+    return idist__call_run(&c, opts);
+}
+
+// The blocks of the send buffer are what sendcounts says.
+idist_status idist_reduce_scatterv(const void *send, void *recv, const size_t *recvcounts,
+                                   idist_dtype dtype, idist_op op, const idist_opts *opts) {
+    idist__call c;
+    int n = idist_group_size(opts ? opts->group : NULL);
+    int rank = idist_group_rank(opts ? opts->group : NULL);
+    size_t count = recvcounts && rank >= 0 ? recvcounts[rank] : 0;
+
+    idist__call_init(&c, IDIST__REDUCE_SCATTERV, send, recv, count, dtype);
+    c.sendcounts = recvcounts;
+    c.op = op;
+    c.check = recvcounts ? idist__hash(recvcounts, sizeof *recvcounts * (size_t)n) : 0;
+    return idist__call_run(&c, opts);
+}
+
+// A rank whose buffer is too small takes part all the same, with a buffer of its own, so that the
+// others are not held up. Without memory for that it aborts the group. *spare is NULL if the
+// caller's buffer is large enough; the caller frees it.
+static idist_status idist__collective_spare(const char *name, uint64_t nbytes, size_t capacity,
+                                            const idist_opts *opts, void **spare) {
+    *spare = NULL;
+    if (nbytes <= capacity) return IDIST_OK;
+    *spare = malloc((size_t)nbytes);
+    if (*spare) return IDIST_OK;
+    idist_abort(opts ? opts->group : NULL);
+
+    return idist__fail(IDIST_ERR_NO_MEMORY, "%s: no memory for %llu bytes", name,
+                       (unsigned long long)nbytes);
+}
+
+static idist_status idist__collective_fits(const char *name, uint64_t nbytes, size_t capacity) {
+    if (nbytes <= capacity) return IDIST_OK;
+    return idist__fail(IDIST_ERR_TRUNCATED, "%s: %llu bytes arrived, the buffer has %zu", name,
+                       (unsigned long long)nbytes, capacity);
+}
+
+idist_status idist_broadcast_bytes(void *buf, size_t capacity, size_t *nbytes, int root,
+                                   const idist_opts *opts) {
+    const char *name = "broadcast_bytes";
+    bool is_root = idist_group_rank(opts ? opts->group : NULL) == root;
+    uint64_t n = 0;
+    void *spare;
+    idist_status status = idist__check_blocking(name, opts);
+
+    if (status != IDIST_OK) return status;
+    if (!nbytes || (capacity && !buf))
+        return idist__fail(IDIST_ERR_ARG, "%s: buf or nbytes is NULL", name);
+    if (is_root && *nbytes > capacity)
+        return idist__fail(IDIST_ERR_ARG, "%s: root says %zu bytes in a buffer of %zu", name,
+                           *nbytes, capacity);
+
+    if (is_root) n = *nbytes;
+    status = idist__collective_run(IDIST__BROADCAST, IDIST__BROADCAST_BYTES, NULL, &n, 1, IDIST_U64,
+                                   IDIST_SUM, root, opts);
+    if (status == IDIST_OK) status = idist__collective_spare(name, n, capacity, opts, &spare);
+    if (status != IDIST_OK) return status;
+
+    status = idist__collective_run(IDIST__BROADCAST, IDIST__BROADCAST_BYTES, NULL,
+                                   spare ? spare : buf, (size_t)n, IDIST_U8, IDIST_SUM, root, opts);
+    free(spare);
+    if (status != IDIST_OK) return status;
+    *nbytes = (size_t)n;
+
+    return idist__collective_fits(name, n, capacity);
+}
+
+idist_status idist_all_gather_bytes(const void *send, size_t nbytes, void *buf, size_t capacity,
+                                    size_t *sizes, const idist_opts *opts) {
+    const char *name = "all_gather_bytes";
+    const char *from = (const char *)send, *to = (const char *)buf;
+    int i, n = idist_group_size(opts ? opts->group : NULL);
+    size_t total = 0, own = nbytes;
+    void *spare;
+    idist__call c;
+    idist_status status = idist__check_blocking(name, opts);
+
+    if (status != IDIST_OK) return status;
+    if (!sizes || (capacity && !buf) || (nbytes && !send))
+        return idist__fail(IDIST_ERR_ARG, "%s: send, buf or sizes is NULL", name);
+    if (nbytes && capacity && from < to + capacity && to < from + nbytes)
+        return idist__fail(IDIST_ERR_ARG, "%s: send and buf overlap; there is no in-place form",
+                           name);
+
+    status = idist__collective_run(IDIST__ALL_GATHER, IDIST__ALL_GATHER_BYTES, &own, sizes,
+                                   sizeof own, IDIST_U8, IDIST_SUM, -1, opts);
+    if (status != IDIST_OK) return status;
+    for (i = 0; i < n; i++) total += sizes[i];
+    status = idist__collective_spare(name, total, capacity, opts, &spare);
+    if (status != IDIST_OK) return status;
+
+    idist__call_init(&c, IDIST__ALL_GATHERV, send, spare ? spare : buf, nbytes, IDIST_U8);
+    c.label = IDIST__ALL_GATHER_BYTES;
+    c.recvcounts = sizes;
+    c.check = idist__hash(sizes, sizeof *sizes * (size_t)n);
+    status = idist__call_run(&c, opts);
+    free(spare);
+    if (status != IDIST_OK) return status;
+
+    return idist__collective_fits(name, total, capacity);
+}
+
+// Memory for the result of a call that the other ranks are in already: without it, the group fails.
+static idist_status idist__collective_alloc(const char *name, uint64_t nbytes,
+                                            const idist_opts *opts, void **recv) {
+    idist_group *g = NULL;
+    size_t padded = nbytes < SIZE_MAX / 2 ? (size_t)((nbytes + 1 + 63) & ~(uint64_t)63) : 0;
+
+    *recv = padded ? idist__os_memory_aligned(64, padded) : NULL;
+
+    if (*recv) {
+        ((char *)*recv)[nbytes] = 0;
+        return IDIST_OK;
+    }
+
+    if (idist__call_enter(name, opts ? opts->group : NULL, &g) == IDIST_OK) {
+        idist__group_fail_memory(g);
+        idist__os_mutex_unlock(&g->w->lock);
+    }
+
+    return idist__fail(IDIST_ERR_NO_MEMORY, "%s: no memory for %llu bytes", name,
+                       (unsigned long long)nbytes);
+}
+
+// The result of a failed call is given back.
+static idist_status idist__collective_alloc_end(idist_status status, void **recv) {
+    if (status == IDIST_OK) return IDIST_OK;
+    idist__os_memory_free_aligned(*recv);
+    *recv = NULL;
+
+    return status;
+}
+
+// What root tells about its buffer. The dtype is one that the others can name if they have created
+// it.
+typedef struct idist__collective_head {
+    uint64_t count, nbytes, check;
+    uint64_t dtype;
+} idist__collective_head;
+
+// Checks what this rank wants to send in a call that allocates its result, and describes it.
+static idist_status idist__collective_head_of(idist__kind label, const void *send, size_t count,
+                                              idist_dtype dtype, const idist_opts *opts,
+                                              idist__collective_head *head) {
+    const char *name = idist__kind_names[label];
+    idist_group *g = NULL;
+    idist__call c;
+    idist_status status;
+
+    if (count && !send)
+        return idist__fail(IDIST_ERR_ARG, "%s: send is NULL and count is not 0", name);
+    status = idist__call_enter(name, opts ? opts->group : NULL, &g);
+
+    if (status != IDIST_OK) return status;
+    idist__call_init(&c, IDIST__BROADCAST, send, NULL, count, dtype);
+    c.label = label;
+    c.root = g->rank;
+    c.recv = (void *)(uintptr_t)send; // a broadcast has one buffer
+    status = idist__check_call(g, &c);
+    head->count = count;
+    head->nbytes = count * idist_dtype_size(dtype);
+    head->dtype = (uint8_t)dtype;
+    head->check = idist__fingerprint_tagged(g->w, &c, count);
+    idist__os_mutex_unlock(&g->w->lock);
+
+    return status;
+}
+
+// The dtype of this rank that root means.
+static idist_dtype idist__collective_dtype(const idist__collective_head *head,
+                                           const idist_opts *opts) {
+    idist_dtype dtype = IDIST_DTYPE_COUNT;
+    idist_group *g = NULL;
+    idist__fingerprint sent;
+
+    memset(&sent, 0, sizeof sent);
+    sent.dtype = (uint8_t)head->dtype;
+    sent.check = head->check;
+    if (idist__call_enter("broadcast_alloc", opts ? opts->group : NULL, &g) != IDIST_OK)
+        return dtype;
+    dtype = idist__matching_dtype(g->w, &sent);
+    idist__os_mutex_unlock(&g->w->lock);
+
+    return dtype;
+}
+
+idist_status idist_broadcast_alloc(const void *send, size_t count, idist_dtype dtype, int root,
+                                   void **recv, size_t *recvcount, idist_dtype *recvdtype,
+                                   const idist_opts *opts) {
+    const idist__kind label = IDIST__BROADCAST_ALLOC;
+    bool is_root = idist_group_rank(opts ? opts->group : NULL) == root;
+    idist__collective_head head;
+    idist_status status;
+
+    if (recv) *recv = NULL;
+    if (!recv || !recvcount)
+        return idist__fail(IDIST_ERR_ARG, "broadcast_alloc: recv or recvcount is NULL");
+    *recvcount = 0;
+    memset(&head, 0, sizeof head);
+    status = idist__check_blocking("broadcast_alloc", opts);
+    if (status == IDIST_OK && is_root)
+        status = idist__collective_head_of(label, send, count, dtype, opts, &head);
+    if (status == IDIST_OK)
+        status = idist__collective_run(IDIST__BROADCAST, label, NULL, &head, 4, IDIST_U64,
+                                       IDIST_SUM, root, opts);
+    if (status == IDIST_OK)
+        status = idist__collective_alloc("broadcast_alloc", head.nbytes, opts, recv);
+    if (status != IDIST_OK) return status;
+
+    if (is_root && head.nbytes) memcpy(*recv, send, (size_t)head.nbytes);
+    status = idist__collective_run(IDIST__BROADCAST, label, NULL, *recv, (size_t)head.nbytes,
+                                   IDIST_U8, IDIST_SUM, root, opts);
+    if (status != IDIST_OK) return idist__collective_alloc_end(status, recv);
+    *recvcount = (size_t)head.count;
+    if (recvdtype) *recvdtype = idist__collective_dtype(&head, opts);
+
+    return IDIST_OK;
+}
+
+idist_status idist_all_gather_alloc(const void *send, size_t count, idist_dtype dtype, void **recv,
+                                    size_t *recvcounts, const idist_opts *opts) {
+    const char *name = "all_gather_alloc";
+    int i, n = idist_group_size(opts ? opts->group : NULL);
+    size_t total = 0, own = count, size = idist_dtype_size(dtype);
+    idist__collective_head unused;
+    idist__call c;
+    idist_status status;
+
+    if (recv) *recv = NULL;
+    if (!recv || !recvcounts)
+        return idist__fail(IDIST_ERR_ARG, "%s: recv or recvcounts is NULL", name);
+    status = idist__check_blocking(name, opts);
+    if (status == IDIST_OK)
+        status =
+            idist__collective_head_of(IDIST__ALL_GATHER_ALLOC, send, count, dtype, opts, &unused);
+    if (status != IDIST_OK) return status;
+
+    status = idist__collective_run(IDIST__ALL_GATHER, IDIST__ALL_GATHER_ALLOC, &own, recvcounts,
+                                   sizeof own, IDIST_U8, IDIST_SUM, -1, opts);
+    if (status != IDIST_OK) return status;
+    for (i = 0; i < n; i++) total += recvcounts[i];
+    status = idist__collective_alloc(name, (uint64_t)total * size, opts, recv);
+    if (status != IDIST_OK) return status;
+
+    idist__call_init(&c, IDIST__ALL_GATHERV, send, *recv, count, dtype);
+    c.label = IDIST__ALL_GATHER_ALLOC;
+    c.recvcounts = recvcounts;
+    c.check = idist__hash(recvcounts, sizeof *recvcounts * (size_t)n);
+
+    return idist__collective_alloc_end(idist__call_run(&c, opts), recv);
+}
+
+// ---- calls/p2p.h ---------------------------------------------------------------------------------
+
+// calls/p2p.h: send and receive
+
+static void idist__p2p_init(idist__call *c, idist__kind kind, const void *send, void *recv,
+                            size_t count, idist_dtype dtype, int peer, int tag,
+                            idist_recv_info *info) {
+    idist__call_init(c, kind, send, recv, count, dtype);
+    c->root = peer;
+    c->tag = tag;
+    c->info = info;
+}
+
+idist_status idist_send(const void *buf, size_t count, idist_dtype dtype, int dst, int tag,
+                        const idist_opts *opts) {
+    idist__call c;
+    idist__p2p_init(&c, IDIST__SEND, buf, NULL, count, dtype, dst, tag, NULL);
+    return idist__call_message(&c, opts);
+}
+
+idist_status idist_recv(void *buf, size_t count, idist_dtype dtype, int src, int tag,
+                        idist_recv_info *info, const idist_opts *opts) {
+    idist__call c;
+    idist__p2p_init(&c, IDIST__RECV, NULL, buf, count, dtype, src, tag, info);
+    return idist__call_message(&c, opts);
+}
+
+// A call ends before it has begun.
+static idist_status idist__p2p_refuse(const char *why, const idist_opts *opts) {
+    return idist__call_ended(idist__fail(IDIST_ERR_ARG, "%s", why), opts ? opts->request : NULL);
+}
+
+// A probe is a receive that leaves the message. message: NULL, or where a matched probe puts it.
+static void idist__p2p_init_probe(idist__call *c, idist__kind label, int src, int tag,
+                                  idist_recv_info *info, idist_message *message) {
+    idist__p2p_init(c, IDIST__RECV, NULL, NULL, 0, IDIST_U8, src, tag, info);
+    c->label = label;
+    c->peeks = true;
+    c->u.message = message;
+}
+
+idist_status idist_probe(int src, int tag, idist_recv_info *info, const idist_opts *opts) {
+    idist__call c;
+
+    if (!info) return idist__p2p_refuse("probe: info is NULL", opts);
+    idist__p2p_init_probe(&c, IDIST__PROBE, src, tag, info, NULL);
+
+    return idist__call_run(&c, opts);
+}
+
+idist_status idist_mprobe(int src, int tag, idist_message *message, const idist_opts *opts) {
+    idist__call c;
+
+    if (!message) return idist__p2p_refuse("mprobe: message is NULL", opts);
+    message->group = NULL;
+    idist__p2p_init_probe(&c, IDIST__MPROBE, src, tag, &message->info, message);
+
+    return idist__call_run(&c, opts);
+}
+
+// Begins a probe, moves what can move, and takes it back if it has found nothing.
+static idist_status idist__p2p_probe_now(idist_group *g, const idist__call *c, bool *found) {
+    const char *name = idist__kind_names[c->label];
+    idist__world *w = g->w;
+    idist_opts none;
+    idist__task *t;
+
+    if (g->status != IDIST_OK)
+        return idist__fail(g->status, "%s: the group failed earlier: %s", name, g->cause);
+    if (w->thread_stops)
+        return idist__fail(IDIST_ERR_ABORTED, "%s: another thread closes the world", name);
+    t = idist__task_new(g);
+    if (!t) return idist__fail(IDIST_ERR_NO_MEMORY, "%s: out of memory", name);
+
+    memset(&none, 0, sizeof none);
+    idist__call_task_init(t, c, &none, false);
+    idist__task_start(t);
+    idist__fail_begin();
+    if (!t->done && w->driver == IDIST__DRIVER_NONE) w->backend->progress(w);
+    idist__fail_end(IDIST_OK);
+    *found = t->done && t->status == IDIST_OK;
+
+    if (!t->done) {
+        w->backend->cancel(t);
+        idist__task_complete(t, IDIST_OK, "");
+    }
+
+    return idist__wait_result(t);
+}
+
+// A probe without waiting.
+static idist_status idist__p2p_probe_try(const idist__call *c, bool *found,
+                                         const idist_opts *opts) {
+    const char *name = idist__kind_names[c->label];
+    idist_group *g = NULL;
+    idist_status status;
+
+    if (!found) return idist__fail(IDIST_ERR_ARG, "%s: found is NULL", name);
+    *found = false;
+    status = idist__check_blocking(name, opts);
+    if (status != IDIST_OK) return status;
+    status = idist__call_enter(name, opts ? opts->group : NULL, &g);
+    if (status != IDIST_OK) return status;
+
+    status = idist__check_call(g, c);
+    if (status == IDIST_OK) status = idist__p2p_probe_now(g, c, found);
+    idist__os_mutex_unlock(&g->w->lock);
+
+    return status;
+}
+
+idist_status idist_iprobe(int src, int tag, bool *found, idist_recv_info *info,
+                          const idist_opts *opts) {
+    idist_recv_info unused;
+    idist__call c;
+
+    idist__p2p_init_probe(&c, IDIST__IPROBE, src, tag, info ? info : &unused, NULL);
+
+    return idist__p2p_probe_try(&c, found, opts);
+}
+
+idist_status idist_improbe(int src, int tag, bool *found, idist_message *message,
+                           const idist_opts *opts) {
+    idist__call c;
+
+    if (!message) return idist__fail(IDIST_ERR_ARG, "improbe: message is NULL");
+    message->group = NULL;
+    idist__p2p_init_probe(&c, IDIST__IMPROBE, src, tag, &message->info, message);
+
+    return idist__p2p_probe_try(&c, found, opts);
+}
+
+idist_status idist_mrecv(void *buf, size_t count, idist_dtype dtype, idist_message *message,
+                         const idist_opts *opts) {
+    idist_opts o;
+    idist__call c;
+
+    if (!message || !message->group)
+        return idist__p2p_refuse("mrecv: the message is empty: no probe has matched it", opts);
+    if (opts && opts->plan) return idist__p2p_refuse("mrecv: opts.plan must be NULL", opts);
+
+    memset(&o, 0, sizeof o);
+    if (opts) o = *opts;
+    o.group = message->group;
+    idist__p2p_init(&c, IDIST__RECV, NULL, buf, count, dtype, message->info.source,
+                    (int)message->number, NULL);
+    c.label = IDIST__MRECV;
+    c.u.message = message;
+
+    return idist__call_run(&c, &o);
+}
+
+// ---- calls/request.h -----------------------------------------------------------------------------
+
+// calls/request.h: requests: wait and test
+//
+// A request is a pointer to its task (request->impl), NULL once it was waited for, or to
+// idist__call_complete.
+
+// Some requests: contiguous, or reached through pointers.
+typedef struct idist__request_list {
+    idist_request *requests;
+    idist_request *const *pointers;
+    size_t n;
+    const idist__world *w; // wait_any in one world: that one, ...
+    size_t found;          // ... the first request that is complete, ...
+    uint32_t seen_ended;   // ... and w->ended_count when they were looked at
+} idist__request_list;
+
+static idist__request_list idist__request_list_of(idist_request *requests,
+                                                  idist_request *const *pointers, size_t n) {
+    idist__request_list list;
+
+    memset(&list, 0, sizeof list);
+    list.requests = requests;
+    list.pointers = pointers;
+    list.n = n;
+
+    return list;
+}
+
+// Request number i, or an empty one.
+static idist_request *idist__request_at(const idist__request_list *list, size_t i,
+                                        idist_request *empty) {
+    empty->impl = NULL;
+    if (!list->pointers) return &list->requests[i];
+    return list->pointers[i] ? list->pointers[i] : empty;
+}
+
+// Empties a request, which another thread may be about to cancel.
+static void idist__request_empty(idist_request *request) {
+    __atomic_store_n(&request->impl, (void *)NULL, __ATOMIC_RELEASE);
+}
+
+// The task of a request, with its world locked. NULL: there is none, or *status says why not.
+static idist__task *idist__request_enter(const char *name, idist_request *request,
+                                         idist_status *status) {
+    idist__task *t;
+    idist__world *w;
+
+    *status = IDIST_OK;
+
+    if (!request) {
+        *status = idist__fail(IDIST_ERR_ARG, "%s: request is NULL", name);
+        return NULL;
+    }
+
+    if (idist__call_was_complete(request)) idist__request_empty(request);
+    t = (idist__task *)request->impl;
+    if (!t) return NULL;
+    w = t->group->w;
+    *status = idist__world_enter(name, w);
+    if (*status != IDIST_OK) return NULL;
+    idist__world_lock(w);
+    if (idist__me.held_world == w) w->device_api->launch(w); // it may be held back
+
+    return t;
+}
+
+// Whether a request is complete, once the tasks that follow its first one are. The lock is held.
+static bool idist__request_settle(idist_request *request) {
+    idist__task *t = (idist__task *)request->impl;
+
+    while (t->done && t->then) {
+        t->then(t, request);
+        t = (idist__task *)request->impl;
+    }
+
+    return t->done;
+}
+
+// Waits for the task of a request, and those that follow it. Empties the request.
+static idist_status idist__request_wait(idist_request *request) {
+    idist__task *t;
+
+    do {
+        t = (idist__task *)request->impl;
+        idist__wait_task(t);
+    } while (!idist__request_settle(request));
+
+    t = (idist__task *)request->impl;
+    idist__request_empty(request);
+
+    return idist__wait_result(t);
+}
+
+static bool idist__request_followed(void *t) {
+    return ((idist__task *)t)->done || ((idist__task *)t)->followed;
+}
+
+idist_status idist_wait(idist_request *request) {
+    const char *name = "wait";
+    idist_status status;
+    idist__task *t = idist__request_enter(name, request, &status);
+    idist__world *w;
+
+    if (!t) return status;
+    w = t->group->w;
+    idist__tracer_begin("wait", name, t->group, &t->call);
+    status = idist__tracer_end(idist__request_wait(request));
+    idist__os_mutex_unlock(&w->lock);
+
+    return status;
+}
+
+idist_status idist_wait_stream(idist_request *request, void *stream) {
+    const char *name = "wait_stream";
+    idist_status status;
+    idist__task *t = idist__request_enter(name, request, &status);
+    idist__world *w;
+
+    if (!t) return status;
+    w = t->group->w;
+    idist__tracer_begin("wait", name, t->group, &t->call);
+
+    if (t->then) {
+        status = idist__request_wait(request);
+    } else {
+        idist__wait_until(w, idist__request_followed, t);
+        idist__request_empty(request);
+        status = t->done ? idist__wait_result(t) : w->device_api->follow(t, stream);
+    }
+
+    idist__tracer_end(status);
+    idist__os_mutex_unlock(&w->lock);
+
+    return status;
+}
+
+idist_status idist_test(idist_request *request, bool *done) {
+    idist_status status;
+    idist__task *t;
+    idist__world *w;
+
+    if (!done) return idist__fail(IDIST_ERR_ARG, "test: done is NULL");
+    *done = true;
+    t = idist__request_enter("test", request, &status);
+    if (!t) return status;
+    w = t->group->w;
+
+    if (!t->done && w->driver == IDIST__DRIVER_NONE) {
+        w->drive_count++;
+        idist__fail_begin();
+        w->backend->progress(w);
+        if (!t->done) idist__timer_run(w);
+        idist__fail_end(IDIST_OK);
+    }
+
+    *done = idist__request_settle(request);
+
+    if (*done) {
+        t = (idist__task *)request->impl;
+        idist__request_empty(request);
+        status = idist__wait_result(t);
+    }
+
+    idist__os_mutex_unlock(&w->lock);
+
+    return status;
+}
+
+idist_status idist_request_free(idist_request *request) {
+    idist_status status;
+    idist__task *t = idist__request_enter("request_free", request, &status);
+    idist__world *w;
+
+    if (!t) return status;
+    w = t->group->w;
+
+    if (t->then) {
+        status = idist__fail(IDIST_ERR_ARG, "request_free: a split has to be waited for");
+    } else {
+        idist__request_empty(request);
+        if (t->done) status = idist__wait_result(t);
+        else idist__task_let_go(t);
+    }
+
+    idist__os_mutex_unlock(&w->lock);
+
+    return status;
+}
+
+// The task of a request for which another thread may be waiting, with its world locked. NULL: it is
+// empty or complete, or *status says why not. The task may be in use again by the time the lock is
+// there; then the request is empty.
+static idist__task *idist__request_find(const idist_request *request, idist_status *status) {
+    void *impl = __atomic_load_n(&request->impl, __ATOMIC_ACQUIRE);
+    idist__task *t = impl == &idist__call_complete ? NULL : (idist__task *)impl;
+
+    *status = IDIST_OK;
+    if (!t) return NULL;
+    *status = idist__world_enter("cancel", t->w);
+    if (*status != IDIST_OK) return NULL;
+    idist__world_lock(t->w);
+    if (__atomic_load_n(&request->impl, __ATOMIC_RELAXED) == impl) return t;
+    idist__os_mutex_unlock(&t->w->lock);
+
+    return NULL;
+}
+
+// Ends a task if it is a receive without a message. Returns whether it was in time.
+static bool idist__request_retract(idist__task *t, idist_status *status) {
+    idist__world *w = t->group->w;
+    const char *name = idist__kind_names[t->call.label];
+
+    if (t->done && !t->then) return false;
+
+    if (t->call.kind != IDIST__RECV || t->then) {
+        *status = idist__fail(IDIST_ERR_ARG,
+                              "cancel: other ranks already count on this %s; only a receive can be "
+                              "cancelled",
+                              name);
+        return false;
+    }
+
+    if (t->on_device || !w->backend->retract) {
+        *status = idist__fail(IDIST_ERR_UNSUPPORTED,
+                              t->on_device ? "cancel: a %s into device memory cannot be cancelled"
+                                           : "cancel: this backend cannot cancel a %s; wait for it",
+                              name);
+        return false;
+    }
+
+    if (!w->backend->retract(t)) return false;
+    idist__task_complete(t, IDIST_ERR_CANCELLED, "cancelled by idist_cancel before a message came");
+    idist__world_wake_driver(w); // it may be the thread that waits for this request
+
+    return true;
+}
+
+idist_status idist_cancel(idist_request *request, bool *cancelled) {
+    idist_status status;
+    idist__task *t;
+
+    if (cancelled) *cancelled = false;
+    if (!request || !cancelled)
+        return idist__fail(IDIST_ERR_ARG, "cancel: request or cancelled is NULL");
+    t = idist__request_find(request, &status);
+    if (!t) return status;
+    *cancelled = idist__request_retract(t, &status);
+    idist__os_mutex_unlock(&t->w->lock);
+
+    return status;
+}
+
+static void idist__request_leave(idist__world *w) {
+    idist__wait_leave(w);
+    idist__os_mutex_unlock(&w->lock);
+}
+
+// Waits for a request. From one to the next of the same world, *held, this thread keeps the lock
+// and counts as blocked, so that the progress thread stays out of the way.
+static idist_status idist__request_wait_next(idist_request *request, idist__world **held) {
+    idist_status status = IDIST_OK;
+    idist__task *t = (idist__task *)request->impl;
+
+    if (t->group->w != *held) {
+        if (*held) idist__request_leave(*held);
+        *held = NULL;
+        t = idist__request_enter("wait_all", request, &status);
+        if (!t) return status;
+        *held = t->group->w;
+        idist__wait_enter(*held);
+    }
+
+    return idist__request_wait(request);
+}
+
+// The failure of a wait for several requests: the one with the lowest index.
+typedef struct idist__request_failure {
+    idist_status status;
+    size_t index;
+    char text[sizeof idist__me.text];
+} idist__request_failure;
+
+static void idist__request_note(idist__request_failure *failure, idist_status status,
+                                size_t index) {
+    if (status == IDIST_OK || (failure->status != IDIST_OK && failure->index < index)) return;
+    failure->status = status;
+    failure->index = index;
+    memcpy(failure->text, idist__me.text, sizeof failure->text);
+}
+
+// One after the other.
+static void idist__request_wait_each(const idist__request_list *list,
+                                     idist__request_failure *failure) {
+    idist__world *held = NULL;
+    idist_request empty;
+    size_t i;
+
+    for (i = 0; i < list->n; i++) {
+        idist_request *request = idist__request_at(list, i, &empty);
+        idist_status status;
+
+        if (!request->impl) continue;
+
+        if (idist__call_was_complete(request)) {
+            idist__request_empty(request);
+            continue;
+        }
+
+        status =
+            idist__tracer_now() ? idist_wait(request) : idist__request_wait_next(request, &held);
+        idist__request_note(failure, status, i);
+    }
+
+    if (held) idist__request_leave(held);
+}
+
+// There may be thousands of requests, so it looks only after a task has ended.
+static bool idist__request_any_ready(void *arg) {
+    idist__request_list *list = (idist__request_list *)arg;
+    idist_request empty;
+
+    if (list->w->ended_count == list->seen_ended) return false;
+
+    for (list->found = 0; list->found < list->n; list->found++) {
+        idist_request *request = idist__request_at(list, list->found, &empty);
+        if (request->impl && idist__request_settle(request)) return true;
+    }
+
+    list->seen_ended = list->w->ended_count;
+
+    return false;
+}
+
+// All requests are of one world.
+static idist_status idist__request_wait_in(idist__request_list *list, idist__world *w) {
+    idist_request empty, *request;
+    idist__task *t;
+    idist_status status = IDIST_OK;
+
+    if (idist__world_enter("wait_any", w) != IDIST_OK) return IDIST_ERR_STATE;
+    list->w = w;
+    idist__world_lock(w);
+    if (idist__me.held_world == w) w->device_api->launch(w);
+    list->seen_ended = w->ended_count - 1;
+    idist__tracer_begin("wait", "wait_any", NULL, NULL);
+    idist__wait_until(w, idist__request_any_ready, list);
+    request = idist__request_at(list, list->found, &empty);
+    t = (idist__task *)request->impl;
+    if (t) status = idist__wait_result(t);
+    idist__tracer_end(status);
+    idist__request_empty(request);
+    idist__os_mutex_unlock(&w->lock);
+
+    return status;
+}
+
+// They are of several worlds: tests one after the other. The pause between two looks grows.
+static idist_status idist__request_wait_among(idist__request_list *list) {
+    int64_t pause_ns = 0;
+    idist_request empty;
+    bool done = false;
+    idist_status status;
+
+    for (;;) {
+        for (list->found = 0; list->found < list->n; list->found++) {
+            idist_request *request = idist__request_at(list, list->found, &empty);
+
+            if (!request->impl) continue;
+            status = idist_test(request, &done);
+            if (done || status != IDIST_OK) return status;
+        }
+
+        if (pause_ns < IDIST__MS) pause_ns += 1000;
+        if (pause_ns < 50000) idist__os_thread_yield();
+        else idist__os_clock_pause_ms(1);
+    }
+}
+
+static idist_status idist__request_wait_any(idist__request_list *list, size_t *index) {
+    idist__world *w = NULL;
+    idist_request empty;
+    idist_status status;
+    bool one_world = true;
+    size_t i;
+
+    *index = list->n;
+
+    for (i = 0; i < list->n; i++) {
+        idist_request *request = idist__request_at(list, i, &empty);
+        const idist__task *t;
+
+        if (idist__call_was_complete(request)) {
+            idist__request_empty(request);
+            *index = i;
+            return IDIST_OK;
+        }
+
+        t = (const idist__task *)request->impl;
+        if (t && w && t->group->w != w) one_world = false;
+        if (t) w = t->group->w;
+    }
+
+    if (!w) return IDIST_OK;
+    list->found = list->n;
+    status = one_world ? idist__request_wait_in(list, w) : idist__request_wait_among(list);
+    *index = list->found;
+
+    return status;
+}
+
+// Whether one of them goes on only in a wait for it (a split).
+static bool idist__request_any_follows(const idist__request_list *list) {
+    idist_request empty;
+    size_t i;
+
+    for (i = 0; i < list->n; i++) {
+        idist_request *request = idist__request_at(list, i, &empty);
+        if (request->impl && !idist__call_was_complete(request) &&
+            ((const idist__task *)request->impl)->then)
+            return true;
+    }
+
+    return false;
+}
+
+// While there are splits among them it waits for any: waiting for one at a time, two ranks that
+// have them in different orders would wait for each other.
+static idist_status idist__request_wait_all(idist__request_list *list) {
+    idist__request_failure failure;
+    idist_request empty;
+    size_t i;
+
+    failure.status = IDIST_OK;
+    failure.index = 0;
+
+    while (idist__request_any_follows(list)) {
+        idist_status status = idist__request_wait_any(list, &i);
+
+        // Still open: this thread may not wait, because it is in a callback, say.
+        if (i == list->n || idist__request_at(list, i, &empty)->impl) break;
+        idist__request_note(&failure, status, i);
+    }
+
+    idist__request_wait_each(list, &failure);
+    if (failure.status != IDIST_OK) memcpy(idist__me.text, failure.text, sizeof failure.text);
+
+    return failure.status;
+}
+
+idist_status idist_wait_all(idist_request *requests, size_t n) {
+    idist__request_list list = idist__request_list_of(requests, NULL, n);
+
+    if (n && !requests) return idist__fail(IDIST_ERR_ARG, "wait_all: requests is NULL");
+
+    return idist__request_wait_all(&list);
+}
+
+idist_status idist_wait_all_of(idist_request *const *requests, size_t n) {
+    idist__request_list list = idist__request_list_of(NULL, requests, n);
+
+    if (n && !requests) return idist__fail(IDIST_ERR_ARG, "wait_all_of: requests is NULL");
+
+    return idist__request_wait_all(&list);
+}
+
+idist_status idist_wait_any(idist_request *requests, size_t n, size_t *index) {
+    idist__request_list list = idist__request_list_of(requests, NULL, n);
+
+    if ((n && !requests) || !index)
+        return idist__fail(IDIST_ERR_ARG, "wait_any: requests or index is NULL");
+
+    return idist__request_wait_any(&list, index);
+}
+
+idist_status idist_wait_any_of(idist_request *const *requests, size_t n, size_t *index) {
+    idist__request_list list = idist__request_list_of(NULL, requests, n);
+
+    if ((n && !requests) || !index)
+        return idist__fail(IDIST_ERR_ARG, "wait_any_of: requests or index is NULL");
+
+    return idist__request_wait_any(&list, index);
+}
+
+idist_status idist_wait_some(idist_request *requests, size_t n, size_t *indices, size_t *count) {
+    idist__request_list list = idist__request_list_of(requests, NULL, n);
+    idist__request_failure failure;
+    idist_status status;
+    size_t first = n, i;
+    bool done;
+
+    if (count) *count = 0;
+    if ((n && (!requests || !indices)) || !count)
+        return idist__fail(IDIST_ERR_ARG, "wait_some: requests, indices or count is NULL");
+
+    status = idist__request_wait_any(&list, &first);
+    if (first == n || requests[first].impl) return status; // all were empty, or none is complete
+    failure.status = IDIST_OK;
+    failure.index = 0;
+    idist__request_note(&failure, status, first);
+
+    for (i = 0; i < n; i++) {
+        done = i == first;
+        if (requests[i].impl) {
+            status = idist_test(&requests[i], &done);
+            if (done) idist__request_note(&failure, status, i);
+        }
+        if (done) indices[(*count)++] = i;
+    }
+
+    if (failure.status != IDIST_OK) memcpy(idist__me.text, failure.text, sizeof failure.text);
+
+    return failure.status;
+}
+
+idist_status idist_test_all(idist_request *requests, size_t n, bool *done) {
+    idist__request_failure failure;
+    size_t i;
+    bool one;
+
+    if ((n && !requests) || !done)
+        return idist__fail(IDIST_ERR_ARG, "test_all: requests or done is NULL");
+
+    *done = true;
+    failure.status = IDIST_OK;
+    failure.index = 0;
+
+    for (i = 0; i < n; i++) {
+        idist_status status = idist_test(&requests[i], &one);
+        idist__request_note(&failure, status, i);
+        *done = *done && one;
+    }
+
+    if (failure.status != IDIST_OK) memcpy(idist__me.text, failure.text, sizeof failure.text);
+
+    return failure.status;
+}
+
+// ---- calls/several.h -----------------------------------------------------------------------------
+
+// calls/several.h: plans; calls that progress together: sendrecv, group_begin and group_end
+
+//------------------------------------------------------------------------------
+// calls that are prepared once and made often
+//
+// A plan keeps an idist__call that has passed the check, and its hash of counts. What may have
+// changed since is checked again: the group, ops and dtypes of the program.
+//------------------------------------------------------------------------------
+
+idist_status idist_plan_create(idist_plan **plan) {
+    if (!plan) return idist__fail(IDIST_ERR_ARG, "plan_create: plan is NULL");
+    *plan = (idist_plan *)idist__mem_alloc(NULL, sizeof **plan); // outlives any world
+    return *plan ? IDIST_OK : IDIST_ERR_NO_MEMORY;
+}
+
+static idist_status idist__plan_run(idist_group *g, const idist_plan *plan, const idist_opts *o) {
+    const idist__call *c = &plan->call;
+    bool may_differ =
+        (int)c->op >= IDIST_OP_USER || (int)c->dtype >= IDIST_DTYPE_USER || idist__tracer_now();
+
+    if (g->w->serial != plan->world_serial || g->ctx != plan->ctx || g->rank != plan->rank ||
+        g->size != plan->size)
+        return idist__fail(IDIST_ERR_STATE, "plan_start: the group of this plan is gone");
+    return may_differ ? idist__call_traced(g, c, o) : idist__call_checked(g, c, o);
+}
+
+idist_status idist_plan_start(const idist_plan *plan, idist_request *request) {
+    idist_group *g = NULL;
+    idist_opts o;
+    idist_status status = IDIST_OK;
+
+    if (!plan) status = idist__fail(IDIST_ERR_ARG, "plan_start: plan is NULL");
+    else if (!plan->call.kind)
+        status = idist__fail(IDIST_ERR_STATE,
+                             "plan_start: the plan is empty: make a call with opts.plan first");
+    else status = idist__call_enter("plan_start", plan->opts.group, &g);
+
+    if (g) {
+        o = plan->opts;
+        o.request = request;
+        status = idist__plan_run(g, plan, &o);
+        idist__os_mutex_unlock(&g->w->lock);
+    }
+
+    return idist__call_ended(status, request);
+}
+
+idist_status idist_plan_free(idist_plan **plan) {
+    if (!plan) return idist__fail(IDIST_ERR_ARG, "plan_free: plan is NULL");
+    idist__mem_free(NULL, *plan);
+    *plan = NULL;
+
+    return IDIST_OK;
+}
+
+//------------------------------------------------------------------------------
+// calls that progress together: sendrecv, group_begin and group_end
+//
+// Between group_begin and group_end a blocking call starts its task and returns; the tasks gather
+// in idist__me.group_tasks (idist__call_locked), and group_end waits for them. sendrecv does the
+// same with two tasks, without releasing the lock in between.
+//------------------------------------------------------------------------------
+
+typedef struct idist__several_pair {
+    idist__call send, recv;
+} idist__several_pair;
+
+// Checks both calls before either begins; *host: neither is for the device.
+static idist_status idist__several_check(idist_group *g, const idist__several_pair *pair,
+                                         const idist_opts *o, bool *host) {
+    bool send_on_device = false, recv_on_device = false, detached;
+    idist_status status = idist__check_call(g, &pair->send);
+
+    if (status == IDIST_OK) status = idist__check_call(g, &pair->recv);
+    if (status == IDIST_OK)
+        status = idist__call_route(g, &pair->send, o, &send_on_device, &detached);
+    if (status == IDIST_OK)
+        status = idist__call_route(g, &pair->recv, o, &recv_on_device, &detached);
+    *host = !send_on_device && !recv_on_device;
+
+    return status;
+}
+
+// Starts what passed the check, the receive first, and waits for it.
+static idist_status idist__several_run(idist_group *g, const idist__several_pair *pair,
+                                       const idist_opts *o, bool quick, idist_status status) {
+    idist__thread *self = &idist__me;
+    idist__task *first, *t, *next;
+
+    self->group_depth = quick ? 0 : 1;
+    self->group_status = IDIST_OK;
+    if (status == IDIST_OK) status = idist__call_locked(g, &pair->recv, o);
+    if (status == IDIST_OK && !quick) status = idist__call_locked(g, &pair->send, o);
+    self->group_depth = 0;
+    if (g->w->device_api) g->w->device_api->launch(g->w);
+
+    idist__call_undefer(g->w);
+    first = self->group_tasks; // both, or after a failure one or none
+    self->group_tasks = NULL;
+    for (t = first; t; t = t->list_next) idist__wait_task(t);
+
+    for (t = first; t; t = next) {
+        next = t->list_next;
+        if (status == IDIST_OK) status = idist__wait_result(t);
+        else idist__wait_drop(t);
+    }
+
+    return status;
+}
+
+// Both calls of a pair in the group of o, which block until they are complete.
+static idist_status idist__several_exchange(const idist__several_pair *pair, const char *name,
+                                            const idist_opts *o) {
+    idist_group *g = NULL;
+    bool quick, host;
+    idist_status status = idist__call_enter(name, o->group, &g);
+
+    if (status != IDIST_OK) return status;
+    status = idist__several_check(g, pair, o, &host);
+    idist__tracer_begin("call", name, g, status == IDIST_OK ? &pair->send : NULL);
+    quick = status == IDIST_OK && host && idist__call_quick(g, &pair->send, o);
+    status = idist__several_run(g, pair, o, quick, status);
+    idist__os_mutex_unlock(&g->w->lock);
+
+    return idist__tracer_end(status);
+}
+
+idist_status idist_sendrecv(const void *send, size_t sendcount, int dst, int sendtag, void *recv,
+                            size_t recvcount, int src, int recvtag, idist_dtype dtype,
+                            idist_recv_info *info, const idist_opts *opts) {
+    idist__several_pair pair;
+    idist_opts o;
+    size_t size = idist_dtype_size(dtype);
+    const char *from = (const char *)send, *to = (const char *)recv;
+    idist_status status = idist__check_blocking("sendrecv", opts);
+
+    if (status != IDIST_OK) return status;
+    if (size && sendcount && recvcount && from && to && from < to + recvcount * size &&
+        to < from + sendcount * size)
+        return idist__fail(IDIST_ERR_ARG, "sendrecv: send and receive buffers overlap");
+    memset(&o, 0, sizeof o);
+    if (opts) o = *opts;
+    idist__p2p_init(&pair.recv, IDIST__RECV, NULL, recv, recvcount, dtype, src, recvtag, info);
+    idist__p2p_init(&pair.send, IDIST__SEND, send, NULL, sendcount, dtype, dst, sendtag, NULL);
+
+    return idist__several_exchange(&pair, "sendrecv", &o);
+}
+
+idist_status idist_group_begin(void) {
+    if (!idist__me.group_depth++) idist__me.group_status = IDIST_OK;
+    return IDIST_OK;
+}
+
+idist_status idist_group_end(void) {
+    idist__thread *self = &idist__me;
+    idist__world *held = self->held_world, *w = NULL;
+    char text[sizeof self->text];
+    idist_status first;
+
+    if (!self->group_depth)
+        return idist__fail(IDIST_ERR_STATE, "group_end: without idist_group_begin");
+    if (--self->group_depth) return IDIST_OK;
+    idist__tracer_begin("wait", "group_end", NULL, NULL);
+
+    if (held) {
+        idist__world_lock(held);
+        held->device_api->launch(held);
+        idist__os_mutex_unlock(&held->lock);
+    }
+
+    first = self->group_status;
+    memcpy(text, self->group_text, sizeof text);
+
+    while (self->group_tasks) {
+        idist__task *t = self->group_tasks;
+        idist_status status;
+
+        if (!w ||
+            t->group->w != w) { // else it stays locked: another thread might close it in between
+            if (w) idist__os_mutex_unlock(&w->lock);
+            w = t->group->w;
+            idist__world_lock(w);
+            idist__call_undefer(w);
+        }
+
+        self->group_tasks = t->list_next;
+        idist__wait_task(t);
+        status = idist__wait_result(t);
+        if (status == IDIST_OK || first != IDIST_OK) continue;
+        first = status;
+        memcpy(text, self->text, sizeof text);
+    }
+
+    if (w) idist__os_mutex_unlock(&w->lock);
+    if (first != IDIST_OK) memcpy(self->text, text, sizeof text);
+
+    return idist__tracer_end(first);
+}
+
+// ---- calls/new_group.h ---------------------------------------------------------------------------
+
+// calls/new_group.h: groups
+//
+// new_group and split make a group in these steps, the same on every rank of the parent, or of
+// those listed in new_group_by_members:
+//
+//     idist__new_group_reserve   allocates it, before anybody counts on this rank
+//     a collective           the ranks agree: a barrier whose fingerprint carries the list, an
+//                            all_gather of the colors, or messages between the members
+//     idist__new_group_make      puts it into the world and opens it
+//     idist__new_group_meet      its members exchange what the backend wants to know
+
+int idist_group_translate(const idist_group *from, int rank, const idist_group *to) {
+    int i, world_rank;
+
+    if (!from && idist__world_default()) from = &idist__world_default()->group;
+    if (!to && idist__world_default()) to = &idist__world_default()->group;
+    if (!from || !to) return rank == 0 ? 0 : -1;
+    if (from->w != to->w || rank < 0 || rank >= from->size) return -1;
+    world_rank = from->ranks[rank];
+    for (i = 0; i < to->size; i++)
+        if (to->ranks[i] == world_rank) return i;
+
+    return -1;
+}
+
+// Members agree on ctx without a message: it follows from the parent's ctx, the number of groups
+// made from it, and the color.
+static uint64_t idist__new_group_ctx(const idist_group *parent, uint32_t child_count,
+                                     uint64_t color) {
+    uint64_t ctx = idist__hash_mix(idist__hash_mix(parent->ctx, child_count), color);
+    return ctx ? ctx : 1;
+}
+
+// Allocates a group with room for n ranks. Called with the lock held, and releases it.
+//
+// A backend without group_meet blocks while it opens a group. Two threads that each open one would
+// wait for each other if two ranks did so in different orders, so only one may.
+static idist_status idist__new_group_reserve(const char *name, idist__world *w, int n,
+                                             idist_group **g) {
+    bool busy = w->making_count && w->group.size > 1 && !w->backend->group_meet;
+
+    *g = busy ? NULL : idist__group_new(w, n);
+    if (*g) w->making_count++;
+    idist__os_mutex_unlock(&w->lock);
+    if (busy)
+        return idist__fail(IDIST_ERR_STATE,
+                           "%s: another thread makes a group; backend %s makes one at a time", name,
+                           w->backend->name);
+
+    return *g ? IDIST_OK : IDIST_ERR_NO_MEMORY;
+}
+
+// From here on the other members count on this rank.
+static idist_status idist__new_group_make(idist_group *parent, idist_group *g, uint32_t child_count,
+                                          uint64_t color, const int *ranks, int n,
+                                          idist_group **out) {
+    idist__world *w = parent->w;
+    idist_status status = IDIST_OK;
+
+    idist__group_set(g, idist__new_group_ctx(parent, child_count, color), ranks, n);
+    g->next = w->group.next;
+    w->group.next = g;
+    g->parent = parent;
+    if (g->rank >= 0) status = w->backend->group_open(g);
+
+    if (status != IDIST_OK) {
+        g->rank = -1; // was never opened
+        idist__group_free(g);
+        idist__group_fail_self(parent, status, "could not make its part of a new group");
+        return status;
+    }
+
+    *out = g;
+
+    return IDIST_OK;
+}
+
+// Exchanges the members' offers. Fails the group if this rank cannot take part.
+static idist_status idist__new_group_exchange(idist_group *g, idist__kind label) {
+    idist__world *w = g->w;
+    idist_opts o;
+    idist_status status;
+    uint64_t *offers =
+        (uint64_t *)idist__mem_alloc(&w->cfg.mem, sizeof *offers * (size_t)(g->size + 1));
+
+    if (!offers) {
+        idist__world_lock(w);
+        idist__group_fail_memory(g);
+        idist__os_mutex_unlock(&w->lock);
+        return IDIST_ERR_NO_MEMORY;
+    }
+
+    memset(&o, 0, sizeof o);
+    o.group = g;
+    idist__world_lock(w);
+    offers[g->size] = w->backend->group_offer(g);
+    idist__os_mutex_unlock(&w->lock);
+
+    status = idist__collective_run(IDIST__ALL_GATHER, label, &offers[g->size], offers, 1, IDIST_U64,
+                                   IDIST_SUM, -1, &o);
+
+    if (status == IDIST_OK) {
+        idist__world_lock(w);
+        status = w->backend->group_meet(g, offers);
+        if (status != IDIST_OK) idist__group_fail_memory(g);
+        idist__os_mutex_unlock(&w->lock);
+    }
+
+    idist__mem_free(&w->cfg.mem, offers);
+
+    return status;
+}
+
+// The members meet. If the group fails meanwhile, because a member has aborted it or died, it
+// exists all the same, as it does for those who had come further; except where the members alone
+// make it.
+static idist_status idist__new_group_meet(idist_group **group, idist__kind label) {
+    idist_group *g = *group;
+    idist__world *w = g->w;
+    idist_status status;
+
+    if (g->rank < 0 || g->size == 1 || !w->backend->group_meet) {
+        g->parent = NULL;
+        return IDIST_OK;
+    }
+
+    // The parent failed meanwhile, perhaps because a member could not make its part.
+    if (g->parent->status != IDIST_OK) {
+        idist__world_lock(w);
+        idist__group_fail(g, g->parent->status, g->parent->cause);
+        idist__os_mutex_unlock(&w->lock);
+    }
+
+    status = idist__new_group_exchange(g, label);
+    g->parent = NULL;
+    if (status == IDIST_OK) return IDIST_OK;
+    // Those who made it alone learn whether all have come.
+    if (g->status != IDIST_OK && label != IDIST__NEW_GROUP_BY_MEMBERS) return IDIST_OK;
+
+    idist__world_lock(w);
+    idist__group_free(g);
+    idist__os_mutex_unlock(&w->lock);
+    *group = NULL;
+
+    return status;
+}
+
+// Finishes what idist__new_group_reserve began: opens the group if the ranks agree (status),
+// otherwise frees it.
+static idist_status idist__new_group_finish(idist_group *parent, idist_group *g,
+                                            idist_status status, uint64_t color, const int *ranks,
+                                            int n, idist__kind label, idist_group **out) {
+    idist__world *w = parent->w;
+    uint32_t child_count = 0;
+
+    idist__world_lock(w);
+
+    if (status == IDIST_OK) {
+        // Not all ranks of the parent count the groups that some make alone.
+        if (label != IDIST__NEW_GROUP_BY_MEMBERS) child_count = ++parent->child_count;
+        status = idist__new_group_make(parent, g, child_count, color, ranks, n, out);
+    } else {
+        idist__group_free(g);
+    }
+
+    idist__os_mutex_unlock(&w->lock);
+    if (status == IDIST_OK) status = idist__new_group_meet(out, label);
+    idist__world_lock(w);
+    w->making_count--;
+    idist__os_mutex_unlock(&w->lock);
+
+    return status;
+}
+
+static int idist__new_group_compare_ranks(const void *a, const void *b) {
+    int x = *(const int *)a, y = *(const int *)b;
+    return (x > y) - (x < y);
+}
+
+// A barrier whose fingerprint carries the list, which is ascending.
+static idist_status idist__new_group_barrier(int world_size, const int *ranks, int n) {
+    idist__call c;
+    int i;
+
+    for (i = 0; i < n; i++)
+        if (ranks[i] < 0 || ranks[i] >= world_size || (i && ranks[i] == ranks[i - 1]))
+            return idist__fail(IDIST_ERR_ARG, "new_group: rank %d is listed twice or outside 0..%d",
+                               ranks[i], world_size - 1);
+    idist__call_init(&c, IDIST__BARRIER, NULL, NULL, 0, IDIST_U8);
+    c.label = IDIST__NEW_GROUP;
+    c.check = idist__hash(ranks, sizeof(int) * (size_t)n);
+
+    return idist__call_run(&c, NULL);
+}
+
+idist_status idist_new_group(const int *ranks, int n, idist_group **group) {
+    idist_group *world = NULL, *g;
+    idist_status status;
+
+    if (!group) return idist__fail(IDIST_ERR_ARG, "new_group: group is NULL");
+    *group = NULL;
+    status = idist__check_blocking("new_group", NULL);
+    if (status == IDIST_OK) status = idist__call_enter("new_group", NULL, &world);
+    if (status != IDIST_OK) return status;
+
+    if (!ranks || n < 1 || n > world->size) {
+        idist__os_mutex_unlock(&world->w->lock);
+        return idist__fail(IDIST_ERR_ARG, "new_group: needs 1 to %d ranks, got %d", world->size,
+                           ranks ? n : 0);
+    }
+
+    status = idist__new_group_reserve("new_group", world->w, n, &g);
+    if (!g) return status;
+    memcpy(g->ranks, ranks, sizeof(int) * (size_t)n);
+    qsort(g->ranks, (size_t)n, sizeof(int), idist__new_group_compare_ranks);
+    status = idist__new_group_barrier(world->size, g->ranks, n);
+
+    return idist__new_group_finish(world, g, status, 0, g->ranks, n, IDIST__NEW_GROUP, group);
+}
+
+// The members exchange messages, as in a barrier by dissemination (see ring/algo/), and find the
+// largest of their serials, so that no two groups of the same members have the same one. me: index
+// of this rank in the list, which has ranks of the parent.
+static idist_status idist__new_group_agree(idist_group *parent, const int *ranks, int n, int me,
+                                           uint64_t key, uint64_t *serial) {
+    int tag = -2 - (int)(key % 0x40000000u), distance;
+    idist__several_pair pair;
+    idist_opts o;
+    idist_status status = IDIST_OK;
+
+    memset(&o, 0, sizeof o);
+    o.group = parent;
+
+    for (distance = 1; distance < n && status == IDIST_OK; distance *= 2) {
+        uint64_t sent = *serial, received = 0;
+
+        idist__p2p_init(&pair.recv, IDIST__RECV, NULL, &received, 1, IDIST_U64,
+                        ranks[idist__block_wrap(me - distance, n)], tag, NULL);
+        idist__p2p_init(&pair.send, IDIST__SEND, &sent, NULL, 1, IDIST_U64,
+                        ranks[idist__block_wrap(me + distance, n)], tag, NULL);
+        pair.recv.label = pair.send.label = IDIST__NEW_GROUP_BY_MEMBERS;
+        status = idist__several_exchange(&pair, "new_group_by_members", &o);
+        if (received > *serial) *serial = received;
+    }
+
+    return status;
+}
+
+// Checks the list, and finds this rank in it.
+static idist_status idist__new_group_check_members(const idist_group *parent, const int *ranks,
+                                                   int n, int tag, int *me) {
+    const char *name = "new_group_by_members";
+    int i, k;
+
+    *me = -1;
+    if (parent->rank < 0)
+        return idist__fail(IDIST_ERR_STATE, "%s: this rank is not a member of the parent", name);
+    if (!ranks || n < 1 || n > parent->size)
+        return idist__fail(IDIST_ERR_ARG, "%s: needs 1 to %d ranks, got %d", name, parent->size,
+                           ranks ? n : 0);
+    if (tag < 0) return idist__fail(IDIST_ERR_ARG, "%s: tag %d is negative", name, tag);
+
+    for (i = 0; i < n; i++) {
+        for (k = 0; k < i && ranks[k] != ranks[i]; k++) continue;
+        if (ranks[i] < 0 || ranks[i] >= parent->size || k < i)
+            return idist__fail(IDIST_ERR_ARG, "%s: rank %d is listed twice or outside 0..%d", name,
+                               ranks[i], parent->size - 1);
+        if (ranks[i] == parent->rank) *me = i;
+    }
+
+    if (*me >= 0) return IDIST_OK;
+
+    return idist__fail(IDIST_ERR_ARG, "%s: this rank, %d, is not listed", name, parent->rank);
+}
+
+idist_status idist_new_group_by_members(idist_group *parent, const int *ranks, int n, int tag,
+                                        idist_group **group) {
+    const idist__kind label = IDIST__NEW_GROUP_BY_MEMBERS;
+    idist_group *p, *g;
+    idist_allocator mem;
+    idist_status status;
+    uint64_t key, serial;
+    int *members, i, me;
+
+    if (!group) return idist__fail(IDIST_ERR_ARG, "new_group_by_members: group is NULL");
+    *group = NULL;
+    status = idist__check_blocking("new_group_by_members", NULL);
+    if (status == IDIST_OK) status = idist__call_enter("new_group_by_members", parent, &p);
+    if (status != IDIST_OK) return status;
+    status = idist__new_group_check_members(p, ranks, n, tag, &me);
+
+    if (status != IDIST_OK) {
+        idist__os_mutex_unlock(&p->w->lock);
+        return status;
+    }
+
+    mem = p->w->cfg.mem;
+    serial = p->w->member_groups;
+    status = idist__new_group_reserve("new_group_by_members", p->w, n, &g);
+    if (!g) return status;
+    members = (int *)idist__mem_alloc(&mem, sizeof(int) * (size_t)n);
+    if (!members) status = IDIST_ERR_NO_MEMORY;
+    for (i = 0; members && i < n; i++) members[i] = p->ranks[ranks[i]];
+
+    key = idist__hash_mix(idist__hash(ranks, sizeof(int) * (size_t)n), (uint64_t)tag);
+    if (status == IDIST_OK) status = idist__new_group_agree(p, ranks, n, me, key, &serial);
+
+    if (status == IDIST_OK) {
+        idist__world_lock(p->w);
+        if (p->w->member_groups <= serial) p->w->member_groups = serial + 1;
+        idist__os_mutex_unlock(&p->w->lock);
+    }
+
+    status = idist__new_group_finish(p, g, status, idist__hash_mix(key, serial), members, n, label,
+                                     group);
+    idist__mem_free(&mem, members);
+
+    return status;
+}
+
+// The members of one color, ordered by key, then by rank in the parent. all: color and key of each
+// rank. ranks: room for twice the size of the parent.
+static int idist__new_group_of_color(const idist_group *parent, const int *all, int color,
+                                     int *ranks) {
+    int i, k, n = 0;
+    int *order = ranks + parent->size;
+
+    if (color < 0) return 0;
+
+    for (i = 0; i < parent->size; i++) {
+        if (all[2 * i] != color) continue;
+        for (k = n++; k > 0 && all[2 * order[k - 1] + 1] > all[2 * i + 1]; k--)
+            order[k] = order[k - 1];
+        order[k] = i;
+    }
+
+    for (i = 0; i < n; i++) ranks[i] = parent->ranks[order[i]];
+
+    return n;
+}
+
+idist_status idist_split(idist_group *parent, int color, int key, idist_group **group) {
+    idist_group *p, *g;
+    idist_opts o;
+    idist_status status;
+    idist_allocator mem;
+    int mine[2], *all, *ranks, n = 0;
+
+    if (!group) return idist__fail(IDIST_ERR_ARG, "split: group is NULL");
+    *group = NULL;
+    status = idist__check_blocking("split", NULL);
+    if (status == IDIST_OK) status = idist__call_enter("split", parent, &p);
+    if (status != IDIST_OK) return status;
+    status = idist__new_group_reserve("split", p->w, p->size, &g);
+    if (!g) return status;
+
+    mem = p->w->cfg.mem; // another thread may close the world when the group is finished
+    all = (int *)idist__mem_alloc(&mem, sizeof(int) * 4 * (size_t)p->size);
+    ranks = all ? all + 2 * p->size : NULL;
+    memset(&o, 0, sizeof o);
+    o.group = p;
+    mine[0] = color < 0 ? -1 : color;
+    mine[1] = key;
+    status = all ? idist__collective_run(IDIST__ALL_GATHER, IDIST__SPLIT, mine, all, 2, IDIST_I32,
+                                         IDIST_SUM, -1, &o)
+                 : IDIST_ERR_NO_MEMORY;
+    if (status == IDIST_OK) n = idist__new_group_of_color(p, all, mine[0], ranks);
+    status = idist__new_group_finish(p, g, status, (uint64_t)(int64_t)mine[0] + 1, ranks, n,
+                                     IDIST__SPLIT, group);
+    idist__mem_free(&mem, all);
+
+    return status;
+}
+
+static bool idist__new_group_is_settled(void *arg) {
+    return !((const idist_group *)arg)->detached_count;
+}
+
+// Waits for the tasks that nobody else waits for, then frees the group.
+static idist_status idist__new_group_release(idist_group *g) {
+    idist__world *w = g->w;
+    idist_status status = IDIST_OK;
+
+    idist__world_lock(w);
+    idist__wait_until(w, idist__new_group_is_settled, g);
+
+    if (w->thread_stops) {
+        status = idist__fail(IDIST_ERR_STATE, "free_group: another thread closes the world");
+    } else if (g->running_count || g->open_request_count) {
+        status = idist__fail(IDIST_ERR_STATE,
+                             "free_group: calls are still under way on it, or requests are open; "
+                             "wait for them first");
+    } else {
+        // Messages for it that have arrived belong to nobody once it is gone.
+        w->backend->progress(w);
+        if (g->host_group) idist__group_free(g->host_group);
+        idist__group_free(g);
+        idist__world_wake_driver(w);
+    }
+
+    idist__os_mutex_unlock(&w->lock);
+
+    return status;
+}
+
+idist_status idist_free_group(idist_group **group) {
+    idist_group *g;
+    idist_status status;
+
+    if (!group || !*group)
+        return idist__fail(IDIST_ERR_ARG, "free_group: the group is NULL (freed already?)");
+    g = *group;
+
+    if (!g->w || g->w->abandoned) { // it was freed with its world
+        *group = NULL;
+        return IDIST_OK;
+    }
+
+    if (g->freed) return idist__fail(IDIST_ERR_STATE, "free_group: the group was freed already");
+    if (idist__world_enter("free_group", g->w) || idist__check_blocking("free_group", NULL))
+        return IDIST_ERR_STATE;
+    if (g == &g->w->group)
+        return idist__fail(IDIST_ERR_ARG,
+                           "free_group: a world ends by idist_finalize or idist_close");
+    status = idist__new_group_release(g);
+    if (status == IDIST_OK) *group = NULL;
+
+    return status;
+}
+
+static idist_status idist__new_group_needs_ulfm(const char *name) {
+    return idist__fail(IDIST_ERR_UNSUPPORTED,
+                       "%s: only backend mpi can do this, with Open MPI 5 under "
+                       "mpirun --with-ft ulfm",
+                       name);
+}
+
+idist_status idist_shrink(idist_group *group, idist_group **survivors) {
+    idist_group *g, *made;
+    idist__world *w;
+    idist_status status;
+    uint32_t serial;
+    int *ranks, n = 0;
+
+    if (!survivors) return idist__fail(IDIST_ERR_ARG, "shrink: survivors is NULL");
+    *survivors = NULL;
+    status = idist__check_blocking("shrink", NULL);
+    if (status == IDIST_OK) status = idist__call_enter("shrink", group, &g);
+    if (status != IDIST_OK) return status;
+
+    w = g->w;
+    made = idist__group_new(w, g->size);
+    ranks = made ? (int *)idist__mem_alloc(&w->cfg.mem, sizeof(int) * (size_t)g->size) : NULL;
+    serial = g->child_count + 1;
+    if (g->rank < 0)
+        status = idist__fail(IDIST_ERR_STATE, "shrink: this rank is not a member of the group");
+    else if (!w->backend->shrink) status = idist__new_group_needs_ulfm("shrink");
+    else status = ranks ? w->backend->shrink(g, ranks, &n, &serial) : IDIST_ERR_NO_MEMORY;
+
+    if (status == IDIST_OK) {
+        // Members may have made different numbers of groups before they lost a rank.
+        g->child_count = serial;
+        status = idist__new_group_make(g, made, serial, 0, ranks, n, survivors);
+        if (status == IDIST_OK) (*survivors)->parent = NULL; // complete: there is no meeting
+    } else if (made) {
+        idist__group_free(made);
+    }
+
+    idist__os_mutex_unlock(&w->lock);
+    idist__mem_free(&w->cfg.mem, ranks);
+
+    return status;
+}
+
+idist_status idist_agree(idist_group *group, int *flag) {
+    idist_group *g;
+    idist_status status;
+
+    if (!flag) return idist__fail(IDIST_ERR_ARG, "agree: flag is NULL");
+    status = idist__check_blocking("agree", NULL);
+    if (status == IDIST_OK) status = idist__call_enter("agree", group, &g);
+    if (status != IDIST_OK) return status;
+
+    if (g->rank < 0)
+        status = idist__fail(IDIST_ERR_STATE, "agree: this rank is not a member of the group");
+    else if (g->size > 1 && !g->w->backend->agree) status = idist__new_group_needs_ulfm("agree");
+    else if (g->size > 1) status = g->w->backend->agree(g, flag);
+    idist__os_mutex_unlock(&g->w->lock);
+
+    return status;
+}
+
+// ---- calls/split.h -------------------------------------------------------------------------------
+
+// calls/split.h: a split that is begun and waited for later
+//
+//     idist_split_start        begins the all_gather of colors and keys
+//     idist__split_make        when it is done: makes the group; begins the exchange of offers
+//     idist__split_meet        when that is done: the members have met
+
+typedef struct idist__split {
+    idist_group *parent, *made;
+    idist_group **group; // of the program
+    uint32_t child_count;
+    int mine[2], *all, *ranks;
+    uint64_t *offers;
+} idist__split;
+
+// One allocation for the struct and its arrays.
+static idist__split *idist__split_new(idist_group *parent) {
+    size_t n = (size_t)parent->size;
+    size_t nbytes = sizeof(idist__split) + sizeof(uint64_t) * (n + 1) + sizeof(int) * 4 * n;
+    idist__split *split = (idist__split *)idist__mem_alloc(&parent->w->cfg.mem, nbytes);
+
+    if (!split) return NULL;
+    split->parent = parent;
+    split->offers = (uint64_t *)(void *)(split + 1);
+    split->all = (int *)(void *)(split->offers + n + 1);
+    split->ranks = split->all + 2 * n;
+    split->made = idist__group_new(parent->w, parent->size);
+    if (split->made) return split;
+    idist__mem_free(&parent->w->cfg.mem, split);
+
+    return NULL;
+}
+
+// The request is complete with this status; its text is that of the last failure in this thread.
+static void idist__split_end(idist__task *t, idist_status status) {
+    idist__split *split = (idist__split *)t->then_arg;
+
+    if (status != IDIST_OK && t->status == IDIST_OK)
+        idist__text_copy(t->text, sizeof t->text, idist__me.text);
+    t->status = status;
+    t->then = NULL;
+    idist__mem_free(&t->group->w->cfg.mem, split);
+}
+
+// A group that failed meanwhile exists all the same, as in idist__new_group_meet.
+static void idist__split_meet(idist__task *t, idist_request *request) {
+    idist__split *split = (idist__split *)t->then_arg;
+    idist_group *g = split->made;
+    idist__world *w = g->w;
+    idist_status status = t->status;
+
+    (void)request;
+    if (status == IDIST_OK) status = w->backend->group_meet(g, split->offers);
+    if (status != IDIST_OK && t->status == IDIST_OK) idist__group_fail_memory(g);
+    g->parent = NULL;
+    *split->group = g;
+    idist__split_end(t, IDIST_OK);
+}
+
+// Begins the exchange of offers in the new group, in the place of t, which is freed.
+static void idist__split_exchange(idist__task *t, idist_request *request) {
+    idist__split *split = (idist__split *)t->then_arg;
+    idist_group *g = split->made;
+    idist__call c;
+    idist_opts o;
+    idist_status status;
+
+    split->offers[g->size] = g->w->backend->group_offer(g);
+    idist__call_init(&c, IDIST__ALL_GATHER, &split->offers[g->size], split->offers, 1, IDIST_U64);
+    c.label = IDIST__SPLIT;
+    memset(&o, 0, sizeof o);
+    o.group = g;
+    o.request = request;
+    if (split->parent->status != IDIST_OK)
+        idist__group_fail(g, split->parent->status, split->parent->cause);
+    status = idist__call_locked(g, &c, &o);
+
+    if (status == IDIST_OK) {
+        idist__task *next = (idist__task *)request->impl;
+        next->then = idist__split_meet;
+        next->then_arg = split;
+        idist__wait_drop(t);
+        return;
+    }
+
+    g->parent = NULL; // it has failed, but exists
+    *split->group = g;
+    idist__split_end(t, IDIST_OK);
+}
+
+static void idist__split_make(idist__task *t, idist_request *request) {
+    idist__split *split = (idist__split *)t->then_arg;
+    idist_group *g = split->made;
+    int n = 0, color = split->mine[0];
+
+    if (t->status != IDIST_OK) {
+        idist__group_free(g);
+        idist__split_end(t, t->status);
+        return;
+    }
+
+    n = idist__new_group_of_color(split->parent, split->all, color, split->ranks);
+    t->status = idist__new_group_make(split->parent, g, split->child_count,
+                                      (uint64_t)(int64_t)color + 1, split->ranks, n, split->group);
+
+    if (t->status != IDIST_OK) { // the group was freed, and the parent has failed
+        idist__text_copy(t->text, sizeof t->text, idist__me.text);
+        idist__split_end(t, t->status);
+    } else if (g->rank < 0 || g->size == 1 || !g->w->backend->group_meet) {
+        g->parent = NULL;
+        idist__split_end(t, IDIST_OK);
+    } else {
+        *split->group = NULL; // not yet
+        idist__split_exchange(t, request);
+    }
+}
+
+// Begins the exchange of colors, with the lock held.
+static idist_status idist__split_begin(idist_group *p, int color, int key, idist_group **group,
+                                       idist_request *request) {
+    idist__split *split;
+    idist__task *t;
+    idist__call c;
+    idist_opts o;
+    idist_status status;
+
+    if (p->size > 1 && !p->w->backend->group_meet)
+        return idist__fail(IDIST_ERR_UNSUPPORTED,
+                           "split_start: backend %s blocks while it makes a group; use idist_split",
+                           p->w->backend->name);
+    split = idist__split_new(p);
+    if (!split) return IDIST_ERR_NO_MEMORY;
+    split->group = group;
+    split->mine[0] = color < 0 ? -1 : color;
+    split->mine[1] = key;
+
+    idist__call_init(&c, IDIST__ALL_GATHER, split->mine, split->all, 2, IDIST_I32);
+    c.label = IDIST__SPLIT;
+    memset(&o, 0, sizeof o);
+    o.group = p;
+    o.request = request;
+    status = idist__call_locked(p, &c, &o);
+
+    if (status != IDIST_OK) {
+        idist__group_free(split->made);
+        idist__mem_free(&p->w->cfg.mem, split);
+        return status;
+    }
+
+    t = (idist__task *)request->impl;
+    t->then = idist__split_make; // NOLINT(clang-analyzer-core.NullDereference)
+    t->then_arg = split;
+    split->child_count = ++p->child_count; // the order in which splits begin is that of all ranks
+
+    return IDIST_OK;
+}
+
+idist_status idist_split_start(idist_group *parent, int color, int key, idist_group **group,
+                               idist_request *request) {
+    idist_group *p = NULL;
+    idist_status status;
+
+    if (request) request->impl = NULL;
+    if (!group || !request)
+        return idist__fail(IDIST_ERR_ARG, "split_start: group or request is NULL");
+    *group = NULL;
+    status = idist__check_blocking("split_start", NULL);
+    if (status == IDIST_OK) status = idist__call_enter("split_start", parent, &p);
+    if (status != IDIST_OK) return status;
+    status = idist__split_begin(p, color, key, group, request);
+    idist__os_mutex_unlock(&p->w->lock);
+
+    return status;
+}
+
+// ---- calls/user_op.h -----------------------------------------------------------------------------
+
+// calls/user_op.h: ops and dtypes of the program's own
+
+static idist_status idist__user_op_add(const char *name, const idist__user_op *user,
+                                       idist_group *group, idist_op *op) {
+    idist_group *g;
+    idist_status status;
+    size_t i;
+
+    if (!op) return idist__fail(IDIST_ERR_ARG, "%s: op is NULL", name);
+    *op = IDIST_OP_COUNT;
+    status = idist__call_enter(name, group, &g);
+    if (status != IDIST_OK) return status;
+    for (i = 0; i < IDIST__COUNT_OF(g->w->ops) && g->w->ops[i].used; i++) continue;
+
+    if (i == IDIST__COUNT_OF(g->w->ops)) {
+        status =
+            idist__fail(IDIST_ERR_NO_SPACE,
+                        "%s: a world has room for %zu ops; free one with idist_op_free", name, i);
+    } else {
+        g->w->ops[i] = *user;
+        g->w->ops[i].used = true;
+        *op = (idist_op)(IDIST_OP_USER + (int)i);
+    }
+
+    idist__os_mutex_unlock(&g->w->lock);
+
+    return status;
+}
+
+idist_status idist_op_create(idist_op_fn fn, void *arg, bool commutative, idist_group *group,
+                             idist_op *op) {
+    idist__user_op user;
+
+    if (!fn) return idist__fail(IDIST_ERR_ARG, "op_create: fn is NULL");
+    memset(&user, 0, sizeof user);
+    user.fn = fn;
+    user.arg = arg;
+    user.factor = 1;
+    user.commutative = commutative;
+    return idist__user_op_add("op_create", &user, group, op);
+}
+
+idist_status idist_op_create_premul_sum(double factor, idist_group *group, idist_op *op) {
+    idist__user_op user;
+
+    memset(&user, 0, sizeof user);
+    user.factor = factor;
+    user.commutative = true;
+    return idist__user_op_add("op_create_premul_sum", &user, group, op);
+}
+
+idist_status idist_op_free(idist_op op, idist_group *group) {
+    idist_group *g;
+    idist_status status = idist__call_enter("op_free", group, &g);
+
+    if (status != IDIST_OK) return status;
+    if ((int)op < IDIST_OP_USER || (int)op > IDIST_OP_LAST || !g->w->ops[op - IDIST_OP_USER].used)
+        status = idist__fail(IDIST_ERR_ARG, "op_free: invalid user op %d in this world", (int)op);
+    else g->w->ops[op - IDIST_OP_USER].used = false;
+    idist__os_mutex_unlock(&g->w->lock);
+
+    return status;
+}
+
+// The dtype with number `i`: that number in the lowest byte, the size above.
+static idist_dtype idist__user_op_new_dtype(size_t nbytes, int i) {
+    return (idist_dtype)(((unsigned)nbytes << 8) | (unsigned)(IDIST_DTYPE_USER + i));
+}
+
+idist_status idist_dtype_create(size_t nbytes, const char *name, idist_group *group,
+                                idist_dtype *dtype) {
+    idist__user_dtype *user;
+    idist_group *g;
+    idist_status status;
+    uint64_t hash;
+    int i;
+
+    if (!dtype) return idist__fail(IDIST_ERR_ARG, "dtype_create: dtype is NULL");
+    *dtype = IDIST_DTYPE_COUNT;
+    if (!name || !name[0]) return idist__fail(IDIST_ERR_ARG, "dtype_create: the name is missing");
+    if (nbytes < 1 || nbytes > IDIST__DTYPE_MAX_NBYTES)
+        return idist__fail(IDIST_ERR_ARG, "dtype_create: an element has 1 to %d bytes, got %zu",
+                           (int)IDIST__DTYPE_MAX_NBYTES, nbytes);
+    status = idist__call_enter("dtype_create", group, &g);
+    if (status != IDIST_OK) return status;
+    for (i = 0; i < IDIST__USER_DTYPES && g->w->dtypes[i].used; i++) continue;
+
+    if (i == IDIST__USER_DTYPES) {
+        status = idist__fail(IDIST_ERR_NO_SPACE,
+                             "dtype_create: a world has room for %d dtypes; free one with "
+                             "idist_dtype_free",
+                             i);
+    } else {
+        user = &g->w->dtypes[i];
+        idist__text_copy(user->name, sizeof user->name, name);
+        hash = idist__hash_mix(idist__hash(user->name, strlen(user->name)), nbytes);
+        user->tag = (uint32_t)(hash >> (64 - IDIST__TAG_BITS)) | 1;
+        user->dtype = idist__user_op_new_dtype(nbytes, i);
+        user->used = true;
+        *dtype = user->dtype;
+    }
+
+    idist__os_mutex_unlock(&g->w->lock);
+
+    return status;
+}
+
+idist_status idist_dtype_free(idist_dtype dtype, idist_group *group) {
+    int user = idist__dtype_user_number(dtype);
+    idist_group *g;
+    idist_status status = idist__call_enter("dtype_free", group, &g);
+
+    if (status != IDIST_OK) return status;
+    if (user < 0 || !g->w->dtypes[user].used || g->w->dtypes[user].dtype != dtype)
+        status = idist__fail(IDIST_ERR_ARG, "dtype_free: %d is no dtype of this world", (int)dtype);
+    else g->w->dtypes[user].used = false;
+    idist__os_mutex_unlock(&g->w->lock);
+
+    return status;
+}
+
+// ---- calls/alloc.h -------------------------------------------------------------------------------
+
+// calls/alloc.h: memory for buffers
+
+void *idist_alloc(size_t nbytes, const idist_opts *opts) {
+    idist__world *w = opts && opts->group ? opts->group->w : idist__world_default();
+    size_t padded = nbytes ? (nbytes + 63) & ~(size_t)63 : 64;
+    void *p = NULL;
+
+    if (opts && opts->group && !w) {
+        idist__fail(IDIST_ERR_STATE, "alloc: the world of this group was closed");
+        return NULL;
+    }
+
+    if (w && !idist__world_forked(w) && w->backend->alloc) p = w->backend->alloc(w, nbytes);
+    if (p) return p;
+
+    if (nbytes <= SIZE_MAX / 2) p = idist__os_memory_aligned(64, padded);
+
+    if (!p) {
+        idist__fail(IDIST_ERR_NO_MEMORY, "alloc: no memory for %zu bytes", nbytes);
+        return NULL;
+    }
+
+    memset(p, 0, nbytes ? nbytes : 1);
+
+    return p;
+}
+
+void idist_free(void *ptr) {
+    if (ptr && !idist__window_free(ptr)) idist__os_memory_free_aligned(ptr);
+}
+
+// ---- calls/one_rank.h ----------------------------------------------------------------------------
+
+// calls/one_rank.h: one rank first, one rank only
+
+enum { IDIST__ONE_THREW = INT32_MIN }; // the result of a function that threw an exception
+
+typedef struct idist__one_result { // of a function
+    int32_t code;                  // what it returned; IDIST__ONE_THREW: it threw an exception
+    char thrown[256];              // which one
+} idist__one_result;
+
+// Runs a task, which may call idist.
+IDIST__NOINLINE static void idist__one_rank_run(idist_task_fn fn, void *arg,
+                                                idist__one_result *result) {
+    int code = 0;
+
+    IDIST__TRY(code = fn(arg));
+    idist__text_copy(result->thrown, sizeof result->thrown, idist__me.thrown);
+    idist__me.thrown[0] = 0;
+    result->code = result->thrown[0] ? IDIST__ONE_THREW : code;
+}
+
+static idist_status idist__one_rank_own_result(idist__kind label, const idist__one_result *result) {
+    if (!result->code) return IDIST_OK;
+    if (result->code == IDIST__ONE_THREW)
+        return idist__fail(IDIST_ERR_CALLBACK, "%s: the function threw an exception: %s",
+                           idist__kind_names[label], result->thrown);
+
+    return idist__fail(IDIST_ERR_CALLBACK, "%s: the function failed on this rank with %d",
+                       idist__kind_names[label], (int)result->code);
+}
+
+// A broadcast takes the function's result to everybody, so that a failure ends the wait of the
+// others instead of prolonging it.
+static idist_status idist__one_rank_share_result(idist__kind label, int rank, bool mine,
+                                                 const idist__one_result *own,
+                                                 const idist_opts *o) {
+    int32_t shared = mine ? own->code : 0;
+    idist_status status = idist__collective_run(IDIST__BROADCAST, label, NULL, &shared, 1,
+                                                IDIST_I32, IDIST_SUM, rank, o);
+
+    if (status != IDIST_OK || !shared) return status;
+    if (mine && own->code == IDIST__ONE_THREW) return idist__one_rank_own_result(label, own);
+    if (shared == IDIST__ONE_THREW)
+        return idist__fail(IDIST_ERR_CALLBACK, "%s: the function threw an exception on rank %d",
+                           idist__kind_names[label], rank);
+
+    return idist__fail(IDIST_ERR_CALLBACK, "%s: the function failed on rank %d with %d",
+                       idist__kind_names[label], rank, (int)shared);
+}
+
+static idist_status idist__one_rank_check_rank(idist__kind label, int rank, int size) {
+    if (rank >= 0 && rank < size) return IDIST_OK;
+    return idist__fail(IDIST_ERR_ARG, "%s: rank must be between 0 and %d, got %d",
+                       idist__kind_names[label], size - 1, rank);
+}
+
+// Makes the group of the members on this host, unless there is one. Collective.
+static idist_status idist__one_rank_make_host_group(idist_group *g) {
+    idist_group *made = NULL;
+    idist_status status;
+
+    if (g->host_group || g->rank < 0) return IDIST_OK;
+    status = idist_split(g, g->w->nodes[g->w->group.rank].node_rank, 0, &made);
+    if (status == IDIST_OK) g->host_group = made;
+
+    return status;
+}
+
+idist_status idist_one_rank_first(idist_task_fn fn, void *arg, int rank, bool local,
+                                  const idist_opts *opts) {
+    idist_opts o;
+    idist_status status;
+    idist_group *g, *among;
+    idist__one_result result;
+    bool first;
+
+    memset(&result, 0, sizeof result);
+    memset(&o, 0, sizeof o);
+    if (opts) o = *opts;
+    if (!fn) return idist__fail(IDIST_ERR_ARG, "one_rank_first: fn is NULL");
+    status = idist__check_blocking("one_rank_first", opts);
+    if (status == IDIST_OK) status = idist__call_enter("one_rank_first", o.group, &g);
+    if (status != IDIST_OK) return status;
+    if (g->rank < 0)
+        status =
+            idist__fail(IDIST_ERR_STATE, "one_rank_first: this rank is not a member of the group");
+    else if (g->status != IDIST_OK)
+        status = idist__fail(g->status, "one_rank_first: the group failed earlier: %s", g->cause);
+    idist__os_mutex_unlock(&g->w->lock);
+
+    if (status == IDIST_OK && local) status = idist__one_rank_make_host_group(g);
+    if (status != IDIST_OK) return status;
+    if (local) o.group = g->host_group;
+    among = local ? g->host_group : g;
+    status = idist__one_rank_check_rank(IDIST__ONE_RANK_FIRST, rank, idist_group_size(among));
+    if (status != IDIST_OK) return status;
+
+    first = idist_group_rank(among) == rank;
+    if (first) idist__one_rank_run(fn, arg, &result);
+    status = idist__one_rank_share_result(IDIST__ONE_RANK_FIRST, rank, first, &result, &o);
+    if (status != IDIST_OK || first) return status;
+    idist__one_rank_run(fn, arg, &result);
+
+    return idist__one_rank_own_result(IDIST__ONE_RANK_FIRST, &result);
+}
+
+idist_status idist_one_rank_only(idist_task_fn fn, void *arg, int rank, bool barrier,
+                                 const idist_opts *opts) {
+    idist_group *g = NULL;
+    idist_status status;
+    bool mine = false;
+    idist__one_result result;
+
+    memset(&result, 0, sizeof result);
+    if (!fn) return idist__fail(IDIST_ERR_ARG, "one_rank_only: fn is NULL");
+    status = idist__check_blocking("one_rank_only", opts);
+    if (status == IDIST_OK)
+        status = idist__call_enter("one_rank_only", opts ? opts->group : NULL, &g);
+
+    if (g) {
+        status = idist__one_rank_check_rank(IDIST__ONE_RANK_ONLY, rank, g->size);
+        mine = g->rank == rank;
+        idist__os_mutex_unlock(&g->w->lock);
+    }
+
+    if (status != IDIST_OK) return status;
+
+    if (mine) idist__one_rank_run(fn, arg, &result);
+    if (barrier)
+        return idist__one_rank_share_result(IDIST__ONE_RANK_ONLY, rank, mine, &result, opts);
+
+    return idist__one_rank_own_result(IDIST__ONE_RANK_ONLY, &result);
+}
+
+// ---- spawn/worker.h ------------------------------------------------------------------------------
+
+// spawn/worker.h: what a worker shares with its parent, and what it runs
+//
+//     parent                                        worker i
+//     ------                                        --------
+//     idist_spawn_start: shared memory,
+//     a listening socket, the secret
+//       fork ------------------------------------>  idist__worker_run
+//                        (start_method "exec":         opens the world, runs fn, closes the world
+//                         execute the program          result ----> shared->results[i]
+//                         again, up to its call)       exits with fn's code
+//     idist_spawn_wait: watch, end the others
+//     after a failure, report
+//
+// A worker's exit code alone does not tell everything: the text of its last error, and whether it
+// failed only because another rank did, are in its result.
+
+// What a worker leaves for its parent.
+typedef struct idist__worker_result {
+    int finished;  // it returned from fn, and `code` is its result
+    int secondary; // it failed because another rank was lost
+    int code;
+    int exec_errno; // the program could not be executed again
+    int arrived;    // the program, executed again, has come to its call
+    char text[400]; // its last error
+} idist__worker_result;
+
+// The memory that workers and parent share. A worker that executes the program again knows nothing
+// else of its parent.
+typedef struct idist__worker_shared {
+    char magic[8];
+    int first_rank, listener;
+    idist__secret secret;
+    char where[sizeof((idist__config *)0)->where];
+    idist__worker_result results[1]; // n of them
+} idist__worker_shared;
+
+static const char idist__worker_magic[8] = {'I', 'D', 'S', 'P', 'A', 'W', 'N', '1'};
+
+typedef struct idist__worker {
+    idist__os_process process;
+    int watch_fd; // -1: this kernel has none, or the worker was reaped
+    bool ended;
+    bool lost; // the program reaped it, not we, so how it ended is not known
+    bool late; // executed again, it did not come to its call in time
+    idist__os_process_end end;
+} idist__worker;
+
+// How far the ending of the others is, after a first failure.
+typedef enum idist__worker_stage {
+    IDIST__WORKER_RUNNING,
+    IDIST__WORKER_GRACE,    // they may end by themselves
+    IDIST__WORKER_SIGNALLED // SIGTERM was sent, SIGKILL follows
+} idist__worker_stage;
+
+struct idist_workers {
+    idist__config cfg; // of worker 0
+    idist_worker_fn fn;
+    void *arg;
+    int n, first_rank;
+    int call_number; // ordinal of this spawn call in the process
+    idist__worker *workers;
+    idist__os_process_slot *slots; // for n
+    idist__worker_shared *shared;
+    size_t shared_nbytes;
+    int shared_fd; // -1: workers inherit the mapping itself
+    idist__log log;
+    int first_failed; // index, -1: none so far
+    int running;
+    int64_t decide_ns; // when the first failure is decided on
+    int64_t signal_ns; // when the next signal is sent
+    int64_t arrive_ns; // when all that were executed again must have come to their call
+    idist__worker_stage stage;
+    int grace_ms;
+    bool keep_going;
+    idist_report *report; // the caller's, or NULL
+};
+
+static bool idist__is_worker; // this process
+
+// What ends a worker, however its function ended. Does not return.
+static void idist__worker_exit(const idist_workers *spawn, idist__worker_result *result, int code) {
+    __atomic_store_n(&result->finished, 1, __ATOMIC_RELEASE);
+
+    // Executed again, the program has threads of its own; flushing all streams would wait for one
+    // that sits in a read.
+    if (spawn->shared_fd < 0) fflush(NULL);
+    fflush(stdout);
+    fflush(stderr);
+    idist__os_process_exit(code);
+}
+
+typedef struct idist__worker_frame { // of the function that calls fn
+    const idist_workers *spawn;
+    idist__worker_result *result;
+} idist__worker_frame;
+
+// fn has called longjmp, to a function of the parent's that this process must not go on with, or
+// pthread_exit. The world stays open: the other ranks are told that this one is lost.
+static void idist__worker_left(void *arg) {
+    const idist__worker_frame *frame = (const idist__worker_frame *)arg;
+
+    frame->result->code = 1;
+    idist__text_copy(frame->result->text, sizeof frame->result->text,
+                     "its function did not return: it was left by longjmp or pthread_exit");
+    idist__worker_exit(frame->spawn, frame->result, 1);
+}
+
+// Calls fn. Returns its result; 1 if it has thrown an exception, which the text of the last failure
+// then says.
+IDIST__NOINLINE static int idist__worker_try(const char *name, idist_worker_fn fn, int i,
+                                             void *arg) {
+    int code = 1;
+
+    IDIST__TRY(code = fn(i, arg));
+    return idist__callback_threw(name, "the function") ? 1 : code;
+}
+
+// The same in a worker process, which fn must not leave in any other way.
+static int idist__worker_call(const idist_workers *spawn, int i, idist__worker_result *result) {
+    idist__os_unwind_frame unwind;
+    idist__worker_frame frame;
+    int code;
+
+    frame.spawn = spawn;
+    frame.result = result;
+    idist__os_unwind_watch(&unwind, idist__worker_left, &frame);
+    code = idist__worker_try("spawn", spawn->fn, i, spawn->arg);
+    idist__os_unwind_unwatch(&unwind);
+
+    return code;
+}
+
+// Runs fn in a world of its own and leaves the result. Returns the exit code.
+static int idist__worker_work(idist_workers *spawn, int i, idist__worker_result *result) {
+    idist__world *w = NULL;
+    idist_status status = idist__life_open(&spawn->cfg, &w);
+    int code;
+
+    if (status != IDIST_OK) {
+        result->code = 1;
+        result->secondary = status == IDIST_ERR_PEER_LOST || status == IDIST_ERR_TIMEOUT;
+        return result->code;
+    }
+
+    __atomic_store_n(&idist__default_world, w, __ATOMIC_RELEASE);
+    idist__me.text[0] = 0; // the text of a failure is to be fn's own
+    code = idist__worker_call(spawn, i, result);
+    result->code = code & 255 ? code & 255 : code != 0;
+    idist__text_copy(result->text, sizeof result->text, code ? idist__me.text : "");
+
+    w = idist__world_default(); // fn may have finalized by itself
+    if (w) status = idist__life_close(w, code != 0);
+    if (status != IDIST_OK && status != IDIST_ERR_ABORTED && !code && !result->secondary)
+        result->code = 1;
+
+    return result->code;
+}
+
+// Does not return.
+static void idist__worker_run(idist_workers *spawn, int i) {
+    idist__worker_result *result = &spawn->shared->results[i];
+    idist__config *cfg = &spawn->cfg;
+    int code;
+
+    idist__is_worker = true;
+    if (i != 0) idist__os_descriptor_close(&cfg->listener);
+    cfg->rank = spawn->first_rank + i;
+    cfg->local_rank = i;
+    cfg->lost = &result->secondary;
+
+    code = idist__worker_work(spawn, i, result);
+    if (code && !result->text[0])
+        idist__text_copy(result->text, sizeof result->text, idist__me.text);
+    idist__worker_exit(spawn, result, code);
+}
+
+// ---- spawn/rerun.h -------------------------------------------------------------------------------
+
+// spawn/rerun.h: workers that execute the program again
+//
+// start_method "exec": a program with threads, or with a device in use, cannot go on in a forked
+// child. Such a worker executes the program again, with the same arguments and one more variable,
+// IDIST_SPAWN=call,worker,descriptor,pid. The program runs up to the same call of idist_spawn, in
+// which it becomes the worker; earlier calls return at once.
+
+static int idist__rerun_call_count; // calls of idist_spawn_start in this process, atomic
+
+// Everything such a worker is made of, prepared before the fork: after it only simple system calls
+// are allowed, since other threads may have held any lock.
+typedef struct idist__rerun {
+    char path[4096];
+    char variable[80]; // IDIST_SPAWN=..., see idist__rerun_find
+    char *args;        // of this process, one after the other
+    size_t args_nbytes;
+    char **argv, **envp;
+} idist__rerun;
+
+static void idist__rerun_free(idist__rerun *r, const idist_allocator *mem) {
+    idist__mem_free(mem, r->args);
+    idist__mem_free(mem, r->argv);
+    idist__mem_free(mem, r->envp);
+}
+
+// Reads the arguments of this process; args NULL: no memory.
+static void idist__rerun_read_args(idist__rerun *r, const idist_allocator *mem, int fd) {
+    size_t cap = 0, got;
+
+    do {
+        size_t used = r->args_nbytes;
+
+        if (!idist__buffer_reserve(mem, &r->args, &cap, used, used + 4096)) break;
+        got = idist__os_process_read_args(fd, r->args + used, cap - used - 1);
+        r->args_nbytes += got;
+    } while (got);
+}
+
+static idist_status idist__rerun_make(idist__rerun *r, const idist_allocator *mem) {
+    char **variables = idist__os_process_variables();
+    size_t argc = 0, envc = 0, i, n;
+    int fd = idist__os_process_path(r->path, sizeof r->path) ? idist__os_process_open_args() : -1;
+
+    if (fd < 0)
+        return idist__fail(
+            IDIST_ERR_SYSTEM,
+            "spawn: start_method \"exec\" finds the program in /proc (self/exe and self/cmdline), "
+            "which cannot be read: %s. Mount /proc, or use start_method \"fork\" or a launcher",
+            strerror(errno));
+    idist__rerun_read_args(r, mem, fd);
+    idist__os_descriptor_close(&fd);
+
+    for (i = 0; r->args && i < r->args_nbytes; i++) argc += !r->args[i];
+    while (variables && variables[envc]) envc++;
+    r->argv = (char **)idist__mem_alloc(mem, (argc + 1) * sizeof *r->argv);
+    r->envp = (char **)idist__mem_alloc(mem, (envc + 2) * sizeof *r->envp);
+    if (!r->args || !r->argv || !r->envp) return IDIST_ERR_NO_MEMORY;
+
+    for (i = n = 0; n < argc; i += strlen(r->args + i) + 1) r->argv[n++] = r->args + i;
+    r->envp[0] = r->variable;
+    for (i = 0, n = 1; i < envc; i++)
+        if (strncmp(variables[i], "IDIST_SPAWN=", 12) != 0) r->envp[n++] = variables[i];
+
+    return IDIST_OK;
+}
+
+// In the child. Its descriptors of the shared memory and, for worker 0, of the listener stay open.
+// The last number of the variable is its own process id, written without snprintf, which may take a
+// lock.
+static void idist__rerun_execute(idist_workers *spawn, idist__rerun *r, int i) {
+    char *at = r->variable + strlen(r->variable), digits[16];
+    int pid = (int)idist__os_process_id(), n = 0;
+
+    for (; pid; pid /= 10) digits[n++] = (char)('0' + pid % 10);
+    while (n) *at++ = digits[--n];
+    idist__os_process_pass(spawn->shared_fd, true);
+    if (i == 0 && spawn->cfg.listener >= 0) idist__os_process_pass(spawn->cfg.listener, true);
+    spawn->shared->results[i].exec_errno = idist__os_process_execute(r->path, r->argv, r->envp);
+    idist__os_process_exit(127);
+}
+
+// Whether this process was made to run one call of idist_spawn, and which. What a worker starts
+// inherits the variable, hence the process id in it.
+static bool idist__rerun_find(int *call, int *worker, int *fd) {
+    const char *text = idist__os_env("IDIST_SPAWN");
+    int pid = 0, end = 0;
+
+    return text && sscanf(text, "%d,%d,%d,%d%n", call, worker, fd, &pid, &end) == 4 && !text[end] &&
+           pid == (int)idist__os_process_id();
+}
+
+// Makes this process worker i of the call it has come to. Returns only on failure; it must never go
+// on as if it were the parent.
+static idist_status idist__rerun_worker(idist_workers *spawn, int i, int fd) {
+    idist__worker_shared *shared = NULL;
+
+    idist__os_process_die_with(idist__os_process_parent());
+    idist__os_process_pass(fd, false);
+    if (!idist__os_process_file_begins(fd, idist__worker_magic, sizeof idist__worker_magic))
+        return idist__fail(IDIST_ERR_STATE,
+                           "spawn: the program, executed again as worker %d, has closed "
+                           "descriptors that it did not open; it must leave those open",
+                           i);
+    if (idist__os_process_file_has(fd, spawn->shared_nbytes))
+        shared = (idist__worker_shared *)idist__os_process_share(fd, spawn->shared_nbytes);
+    if (!shared || i < 0 || i >= spawn->n)
+        return idist__fail(IDIST_ERR_STATE,
+                           "spawn: the program, executed again as worker %d, asks for another "
+                           "number of workers than before",
+                           i);
+
+    __atomic_store_n(&shared->results[i].arrived, 1, __ATOMIC_RELEASE);
+    spawn->shared_fd = fd;
+    spawn->shared = shared;
+    spawn->first_rank = shared->first_rank;
+    spawn->cfg.secret = shared->secret;
+    spawn->cfg.listener = i == 0 ? shared->listener : -1;
+    if (spawn->cfg.listener >= 0) idist__os_process_pass(spawn->cfg.listener, false);
+    memcpy(spawn->cfg.where, shared->where, sizeof shared->where);
+    idist__worker_run(spawn, i);
+
+    return IDIST_OK; // not reached
+}
+
+// ---- spawn/watch.h -------------------------------------------------------------------------------
+
+// spawn/watch.h: the parent's watch over its workers
+//
+//     idist__watch_turn
+//       idist__watch_reap     who has ended?
+//       idist__watch_judge    which failure was the first?
+//       idist__watch_expect   who has not come to its call in time?
+//       idist__watch_end      after a failure: grace, SIGTERM, 400 ms, SIGKILL
+
+static bool idist__watch_has_failed(const idist_workers *spawn, int i) {
+    const idist__worker *worker = &spawn->workers[i];
+    bool finished = __atomic_load_n(&spawn->shared->results[i].finished, __ATOMIC_ACQUIRE);
+
+    return worker->ended && !(worker->end.exit_code == 0 && finished);
+}
+
+// Collects the workers that ended. Returns whether one did.
+static bool idist__watch_reap(idist_workers *spawn) {
+    bool any = false;
+    int i;
+
+    for (i = 0; i < spawn->n; i++) {
+        idist__worker *worker = &spawn->workers[i];
+        idist__worker_result *result = &spawn->shared->results[i];
+        idist__os_process_state state;
+
+        if (worker->ended || worker->process <= 0) continue;
+        state = idist__os_process_reap(worker->process, &worker->end);
+        if (state == IDIST__OS_PROCESS_RUNS) continue;
+
+        if (state == IDIST__OS_PROCESS_UNKNOWN) { // its result tells, if it has left one
+            worker->lost = !__atomic_load_n(&result->finished, __ATOMIC_ACQUIRE);
+            worker->end.exit_code = worker->lost ? 127 : result->code;
+        }
+
+        worker->ended = any = true;
+        spawn->running--;
+        idist__os_descriptor_close(&worker->watch_fd);
+    }
+
+    return any;
+}
+
+// The first failure is the first that did not follow from another: a rank that ends because its
+// peer was killed may well be reaped before that peer. While only such are known the decision waits
+// a little.
+static void idist__watch_judge(idist_workers *spawn) {
+    int i, secondary = -1;
+
+    for (i = 0; i < spawn->n && spawn->first_failed < 0; i++) {
+        if (!idist__watch_has_failed(spawn, i)) continue;
+        if (!__atomic_load_n(&spawn->shared->results[i].secondary, __ATOMIC_ACQUIRE))
+            spawn->first_failed = i;
+        else if (secondary < 0) secondary = i;
+    }
+
+    if (spawn->first_failed >= 0 || secondary < 0) return;
+    if (spawn->decide_ns == IDIST__FOREVER) spawn->decide_ns = idist__os_clock_deadline(500);
+    if (!spawn->running || idist__os_clock_ms_until(spawn->decide_ns) == 0)
+        spawn->first_failed = secondary;
+}
+
+static void idist__watch_signal_one(const idist__worker *worker, int signal_number) {
+    if (worker->ended || worker->process <= 0) return;
+    idist__os_process_signal(worker->process, worker->watch_fd, signal_number);
+}
+
+static void idist__watch_signal(idist_workers *spawn, int signal_number) {
+    int i;
+    for (i = 0; i < spawn->n; i++) idist__watch_signal_one(&spawn->workers[i], signal_number);
+}
+
+// A program that never comes to its call, executed again, would be waited for without an end.
+static void idist__watch_expect(idist_workers *spawn) {
+    int i;
+
+    if (spawn->arrive_ns == IDIST__FOREVER || idist__os_clock_ms_until(spawn->arrive_ns) != 0)
+        return;
+    spawn->arrive_ns = IDIST__FOREVER;
+
+    for (i = 0; i < spawn->n; i++) {
+        if (spawn->workers[i].ended ||
+            __atomic_load_n(&spawn->shared->results[i].arrived, __ATOMIC_ACQUIRE))
+            continue;
+        spawn->workers[i].late = true;
+        idist__watch_signal_one(&spawn->workers[i], IDIST__OS_PROCESS_KILL);
+    }
+}
+
+static void idist__watch_end(idist_workers *spawn) {
+    bool term = spawn->stage == IDIST__WORKER_GRACE;
+
+    if (spawn->stage == IDIST__WORKER_RUNNING) {
+        if (spawn->first_failed < 0 || spawn->keep_going) return;
+        spawn->stage = IDIST__WORKER_GRACE;
+        spawn->signal_ns = idist__os_clock_deadline(spawn->grace_ms);
+        return;
+    }
+
+    if (idist__os_clock_ms_until(spawn->signal_ns) != 0) return;
+    idist__log_print(&spawn->log, IDIST_LOG_INFO, "spawn: %d workers still run: %s", spawn->running,
+                     term ? "SIGTERM" : "SIGKILL");
+    idist__watch_signal(spawn, term ? IDIST__OS_PROCESS_TERMINATE : IDIST__OS_PROCESS_KILL);
+    if (term) idist__watch_signal(spawn, IDIST__OS_PROCESS_CONTINUE); // a stopped one must get it
+    spawn->signal_ns = idist__os_clock_deadline(term ? 400 : 1000);
+    spawn->stage = IDIST__WORKER_SIGNALLED;
+}
+
+// Looks after the workers, once. Does not block.
+static void idist__watch_turn(idist_workers *spawn) {
+    bool any = idist__watch_reap(spawn);
+
+    if (any || spawn->decide_ns != IDIST__FOREVER) idist__watch_judge(spawn);
+    if (!spawn->running) return;
+    idist__watch_expect(spawn);
+    idist__watch_end(spawn);
+}
+
+// When the next turn is needed even if no worker ends.
+static int64_t idist__watch_next(const idist_workers *spawn, int64_t deadline_ns) {
+    int64_t until_ns = spawn->signal_ns < deadline_ns ? spawn->signal_ns : deadline_ns;
+
+    if (spawn->first_failed < 0 && spawn->decide_ns < until_ns) until_ns = spawn->decide_ns;
+    return spawn->arrive_ns < until_ns ? spawn->arrive_ns : until_ns;
+}
+
+static void idist__watch_sleep(idist_workers *spawn, int64_t until_ns) {
+    int i, n = 0, ms = idist__os_clock_ms_until(until_ns);
+    bool blind = false;
+
+    for (i = 0; i < spawn->n; i++) {
+        if (spawn->workers[i].ended) continue;
+        if (spawn->workers[i].watch_fd < 0) blind = true;
+        idist__os_process_slot_set(&spawn->slots[n++], spawn->workers[i].watch_fd);
+    }
+
+    if (blind && (ms < 0 || ms > 5)) ms = 5; // look often
+    idist__os_process_sleep(spawn->slots, n, ms);
+}
+
+// ---- spawn/start.h -------------------------------------------------------------------------------
+
+// spawn/start.h: start workers
+//
+// idist_spawn starts workers on this host, each a rank of a new world, watches them, and reports
+// the first that failed. idist_parallel_run is Ignite's Parallel: it spawns, or joins the world
+// that a launcher made. Nothing else in idist uses this file.
+//
+//     idist_spawn_start
+//       idist__start_check      arguments
+//       idist__start_config     the configuration of worker 0
+//       idist__start_all        (in an executed worker: idist__rerun_worker, which ends there)
+//         idist__start_prepare    meeting point, shared memory, tables
+//         idist__start_fork       each worker
+
+// A TCP port of the loopback interface, for the workers of a system without local sockets.
+static idist_status idist__start_listen_tcp(idist_workers *spawn) {
+    idist__config *cfg = &spawn->cfg;
+    idist__os_address addr;
+    idist_status status = idist__address_tcp(&addr, "127.0.0.1", 0);
+
+    if (status == IDIST_OK) status = idist__connection_listen(&addr, "127.0.0.1", &cfg->listener);
+    if (status != IDIST_OK) return status;
+    if (!idist__os_socket_own_address(cfg->listener, &addr))
+        return idist__fail_errno("spawn: asking for the port of a listener", errno);
+    snprintf(cfg->where, sizeof cfg->where, "tcp:127.0.0.1:%d", idist__os_socket_port(&addr));
+
+    return IDIST_OK;
+}
+
+static idist_status idist__start_listen_local(idist_workers *spawn) {
+    idist__os_address addr;
+    uint64_t id[2];
+    idist_status status;
+
+    idist__os_random(id, sizeof id);
+    snprintf(spawn->cfg.where, sizeof spawn->cfg.where, "unix:idist-%016llx%016llx",
+             (unsigned long long)id[0], (unsigned long long)id[1]);
+    status = idist__address_parse(&addr, spawn->cfg.where);
+    if (status != IDIST_OK) return status;
+
+    return idist__connection_listen(&addr, spawn->cfg.where, &spawn->cfg.listener);
+}
+
+// Where the workers meet: a local socket without a file, which listens before the first of them
+// runs. Their secret is in their memory.
+static idist_status idist__start_meeting_point(idist_workers *spawn) {
+    bool by_tcp = spawn->cfg.transport == IDIST__TRANSPORT_TCP && idist__os_socket_local_error();
+    idist_status status;
+
+    if (spawn->cfg.secret.nbytes == 0) {
+        spawn->cfg.secret.nbytes = 32;
+        idist__os_random(spawn->cfg.secret.bytes, 32);
+    }
+
+    status = by_tcp ? idist__start_listen_tcp(spawn) : idist__start_listen_local(spawn);
+    if (status != IDIST_OK) return status;
+    if (!idist__os_process_move_fd(&spawn->cfg.listener))
+        return idist__fail_errno("spawn: moving a descriptor for the workers", errno);
+
+    return IDIST_OK;
+}
+
+// Memory that workers and parent share: a file that an executed worker can map again, or for forked
+// workers the mapping itself.
+static idist_status idist__start_share(idist_workers *spawn, bool by_exec) {
+    if (by_exec) {
+        spawn->shared_fd = idist__os_memory_file(spawn->shared_nbytes);
+        if (spawn->shared_fd < 0)
+            return idist__fail_errno("spawn: creating shared memory for the workers", errno);
+        if (!idist__os_process_move_fd(&spawn->shared_fd))
+            return idist__fail_errno("spawn: moving a descriptor for the workers", errno);
+    }
+
+    spawn->shared =
+        (idist__worker_shared *)idist__os_process_share(spawn->shared_fd, spawn->shared_nbytes);
+
+    return IDIST_OK;
+}
+
+static idist_status idist__start_prepare(idist_workers *spawn, bool by_exec) {
+    const idist_allocator *mem = &spawn->cfg.mem;
+    size_t n = (size_t)spawn->n;
+    idist_status status = IDIST_OK;
+    int i;
+
+    if (spawn->cfg.world_size == spawn->n && spawn->n > 1)
+        status = idist__start_meeting_point(spawn);
+    if (status == IDIST_OK) status = idist__start_share(spawn, by_exec);
+    if (status != IDIST_OK) return status;
+
+    spawn->workers = (idist__worker *)idist__mem_alloc(mem, sizeof *spawn->workers * n);
+    spawn->slots = (idist__os_process_slot *)idist__mem_alloc(mem, sizeof *spawn->slots * n);
+    if (!spawn->shared || !spawn->workers || !spawn->slots)
+        return idist__fail(IDIST_ERR_NO_MEMORY, "spawn: no memory for the table of workers");
+
+    for (i = 0; i < spawn->n; i++) spawn->workers[i].watch_fd = -1;
+    memcpy(spawn->shared->magic, idist__worker_magic, sizeof spawn->shared->magic);
+    spawn->shared->first_rank = spawn->first_rank;
+    spawn->shared->listener = spawn->cfg.listener;
+    spawn->shared->secret = spawn->cfg.secret;
+    memcpy(spawn->shared->where, spawn->cfg.where, sizeof spawn->shared->where);
+
+    return IDIST_OK;
+}
+
+// Makes one worker. rerun NULL: it runs in the forked child itself.
+static idist_status idist__start_fork(idist_workers *spawn, idist__rerun *rerun, int i) {
+    idist__os_process child;
+
+    if (rerun)
+        snprintf(rerun->variable, sizeof rerun->variable, "IDIST_SPAWN=%d,%d,%d,",
+                 spawn->call_number, i, spawn->shared_fd);
+    child = idist__os_process_fork();
+    if (child < 0) return idist__fail_errno("fork", errno);
+
+    if (child == 0) {
+        if (rerun) idist__rerun_execute(spawn, rerun, i);
+
+        idist__life_after_fork();
+        memset(&idist__me, 0, sizeof idist__me);
+        __atomic_store_n(&idist__default_world, (idist__world *)NULL, __ATOMIC_RELEASE);
+        idist__worker_run(spawn, i);
+    }
+
+    spawn->workers[i].process = child;
+    spawn->running++;
+
+    return IDIST_OK;
+}
+
+// Starts them all, or none.
+static idist_status idist__start_all(idist_workers *spawn, bool by_exec) {
+    idist__rerun rerun;
+    idist_status status = idist__start_prepare(spawn, by_exec);
+    int i;
+
+    memset(&rerun, 0, sizeof rerun);
+    if (status == IDIST_OK && by_exec) status = idist__rerun_make(&rerun, &spawn->cfg.mem);
+    if (!by_exec) fflush(NULL); // or each worker would print again what is in the buffers
+    for (i = 0; i < spawn->n && status == IDIST_OK; i++)
+        status = idist__start_fork(spawn, by_exec ? &rerun : NULL, i);
+    idist__rerun_free(&rerun, &spawn->cfg.mem);
+    if (by_exec && spawn->cfg.init_timeout_ms > 0)
+        spawn->arrive_ns = idist__os_clock_deadline(spawn->cfg.init_timeout_ms);
+    idist__os_descriptor_close(&spawn->cfg.listener);
+    idist__os_descriptor_close(&spawn->shared_fd);
+
+    for (i = 0; spawn->running && i < spawn->n; i++)
+        if (spawn->workers[i].process > 0)
+            spawn->workers[i].watch_fd = idist__os_process_watch(spawn->workers[i].process);
+    if (status == IDIST_OK) return IDIST_OK;
+
+    if (spawn->running) idist__watch_signal(spawn, IDIST__OS_PROCESS_KILL);
+    for (; spawn->running; idist__os_clock_pause_ms(1)) idist__watch_reap(spawn);
+
+    return status;
+}
+
+static void idist__start_free(idist_workers *spawn) {
+    idist_allocator mem = spawn->cfg.mem;
+
+    idist__os_descriptor_close(&spawn->cfg.listener);
+    idist__os_descriptor_close(&spawn->shared_fd);
+    idist__os_process_unshare(spawn->shared, spawn->shared_nbytes);
+    idist__mem_free(&mem, spawn->workers);
+    idist__mem_free(&mem, spawn->slots);
+    memset(&spawn->cfg.secret, 0, sizeof spawn->cfg.secret);
+    idist__mem_free(&mem, spawn);
+}
+
+// The configuration of worker 0. On one host it is made as for a world of 1, because the workers
+// meet at a place of our own.
+static idist_status idist__start_config(idist_workers *spawn, const idist_desc *d) {
+    idist_desc alone = *d;
+    int nnodes = d->nnodes > 1 ? d->nnodes : 1;
+    idist_status status;
+
+    alone.world_size = nnodes > 1 ? nnodes * spawn->n : 1;
+    alone.rank = nnodes > 1 ? d->node_rank * spawn->n : 0;
+    alone.store = NULL;
+    status = idist__launch_config(&spawn->cfg, &alone);
+    if (status != IDIST_OK) return status;
+
+    spawn->first_rank = alone.rank;
+    spawn->cfg.launcher = "spawn";
+    spawn->cfg.world_size = nnodes * spawn->n;
+    if (nnodes == 1) spawn->cfg.local_size = spawn->n;
+
+    return IDIST_OK;
+}
+
+// by_exec: start_method "exec" was asked for.
+static idist_status idist__start_check(const idist_desc *d, int nproc_per_node, bool *by_exec) {
+    int method = 0;
+    idist_status status;
+
+    if (d->nnodes < 0 || d->nnodes > 65536 || d->node_rank < 0 ||
+        (d->node_rank && d->node_rank >= d->nnodes))
+        return idist__fail(IDIST_ERR_ARG,
+                           "spawn: node_rank %d of nnodes %d: nnodes must be at most 65536, and "
+                           "node_rank less than nnodes",
+                           d->node_rank, d->nnodes);
+    if (nproc_per_node < 0 || nproc_per_node > 4096)
+        return idist__fail(IDIST_ERR_ARG,
+                           "spawn: nproc_per_node must be between 1 and 4096, or 0 for the number "
+                           "of cores, got %d",
+                           nproc_per_node);
+
+    status = idist__config_choice(d->start_method, "IDIST_START_METHOD", "fork, exec", &method);
+    *by_exec = method == 1;
+
+    return status;
+}
+
+static idist_status idist__start_check_worker(bool by_exec) {
+    if (!by_exec || !idist__is_worker) return IDIST_OK;
+    return idist__fail(IDIST_ERR_UNSUPPORTED,
+                       "spawn: a worker can start others with start_method \"fork\" only");
+}
+
+static void idist__start_fill(idist_workers *spawn, const idist_desc *d, int nproc_per_node) {
+    spawn->n = nproc_per_node ? nproc_per_node : idist__os_cpu_count();
+    spawn->first_failed = -1;
+    spawn->shared_fd = -1;
+    spawn->decide_ns = IDIST__FOREVER;
+    spawn->signal_ns = IDIST__FOREVER;
+    spawn->arrive_ns = IDIST__FOREVER;
+    spawn->grace_ms = d->grace_ms > 0 ? d->grace_ms : 2000;
+    spawn->keep_going = d->keep_going;
+    spawn->report = d->report;
+    spawn->shared_nbytes =
+        offsetof(idist__worker_shared, results) + sizeof(idist__worker_result) * (size_t)spawn->n;
+}
+
+static void idist__start_clear_report(idist_report *report) {
+    if (!report) return;
+    memset(report, 0, sizeof *report);
+    report->rank = -1;
+}
+
+idist_status idist_spawn_start(idist_worker_fn fn, void *arg, int nproc_per_node,
+                               const idist_desc *desc, idist_workers **workers) {
+    int number = __atomic_add_fetch(&idist__rerun_call_count, 1, __ATOMIC_RELAXED);
+    int call = 0, worker = 0, fd = -1;
+    bool executed = idist__rerun_find(&call, &worker, &fd), by_exec = false;
+    idist_workers own, *spawn;
+    idist_desc d;
+    idist_status status;
+
+    memset(&own, 0, sizeof own);
+    memset(&d, 0, sizeof d);
+    if (desc) d = *desc;
+    if (workers) *workers = NULL;
+    idist__start_clear_report(d.report);
+    if (!fn || !workers)
+        return idist__fail(IDIST_ERR_ARG, "spawn: %s is NULL", fn ? "workers" : "fn");
+    status = idist__start_check(&d, nproc_per_node, &by_exec);
+    if (status != IDIST_OK) return status;
+    if (executed && number < call) return IDIST_OK; // the parent is past this one
+    status = idist__start_check_worker(by_exec);
+    if (status != IDIST_OK) return status;
+
+    own.call_number = number;
+    own.fn = fn;
+    own.arg = arg;
+    idist__start_fill(&own, &d, nproc_per_node);
+    status = idist__log_init(&own.log, &d.logger);
+    idist__fail_begin();
+    if (status == IDIST_OK) status = idist__start_config(&own, &d);
+    if (idist__fail_end(status) != IDIST_OK) return status;
+
+    spawn = (idist_workers *)idist__mem_alloc(&own.cfg.mem, sizeof *spawn);
+    if (!spawn) return IDIST_ERR_NO_MEMORY;
+    *spawn = own;
+    if (executed && number == call) status = idist__rerun_worker(spawn, worker, fd);
+    else status = idist__start_all(spawn, by_exec);
+    if (status == IDIST_OK) *workers = spawn;
+    else idist__start_free(spawn);
+
+    return status;
+}
+
+// ---- spawn/report.h ------------------------------------------------------------------------------
+
+// spawn/report.h: wait for workers, and report
+
+// How a worker failed, in words.
+static void idist__report_text(const idist_workers *spawn, int i, const idist_report *r, char *text,
+                               size_t cap) {
+    const idist__worker *worker = &spawn->workers[i];
+    const idist__worker_result *result = &spawn->shared->results[i];
+
+    if (result->exec_errno)
+        snprintf(text, cap, "rank %d: the program could not be executed again: %s", r->rank,
+                 strerror(result->exec_errno));
+    else if (worker->late)
+        snprintf(text, cap,
+                 "rank %d: the program, executed again, has not come to its call of idist_spawn "
+                 "in %d ms",
+                 r->rank, spawn->cfg.init_timeout_ms);
+    else if (worker->lost)
+        snprintf(text, cap,
+                 "rank %d ended before its function returned; how is not known, because the "
+                 "program ignores or reaps SIGCHLD",
+                 r->rank);
+    else if (r->signal)
+        snprintf(text, cap, "rank %d was killed by signal %d (%s)", r->rank, r->signal,
+                 idist__os_process_signal_name(r->signal));
+    else if (r->exit_code == 0)
+        snprintf(text, cap,
+                 "rank %d exited with code 0 before its function returned; a worker must return "
+                 "from its function, not exit",
+                 r->rank);
+    else snprintf(text, cap, "rank %d ended with code %d", r->rank, r->exit_code);
+    if (result->text[0] && !r->signal) idist__text_append(text, cap, ": %s", result->text);
+}
+
+static idist_status idist__report_make(idist_workers *spawn) {
+    idist_report r;
+    int i = spawn->first_failed;
+
+    memset(&r, 0, sizeof r);
+    r.rank = -1;
+
+    if (i >= 0) {
+        const idist__worker *worker = &spawn->workers[i];
+        r.rank = spawn->first_rank + i;
+        r.exit_code = worker->lost ? -1 : worker->end.exit_code;
+        r.signal = worker->end.signal;
+        idist__report_text(spawn, i, &r, r.text, sizeof r.text);
+    }
+
+    if (spawn->report) *spawn->report = r;
+
+    return r.rank < 0 ? IDIST_OK : idist__fail(IDIST_ERR_WORKER_FAILED, "%s", r.text);
+}
+
+idist_status idist_spawn_poll(idist_workers *workers, bool *done) {
+    if (!done) return idist__fail(IDIST_ERR_ARG, "spawn_poll: done is NULL");
+    *done = true;
+    if (!workers) return IDIST_OK;
+    idist__watch_turn(workers);
+    *done = !workers->running;
+    return IDIST_OK;
+}
+
+idist_status idist_spawn_wait(idist_workers *workers, int timeout_ms) {
+    int64_t deadline_ns = timeout_ms < 0 ? IDIST__FOREVER : idist__os_clock_deadline(timeout_ms);
+    idist_status status;
+
+    if (!workers) return IDIST_OK;
+
+    for (;;) {
+        idist__watch_turn(workers);
+        if (!workers->running) break;
+        if (idist__os_clock_ms_until(deadline_ns) == 0)
+            return idist__fail(IDIST_ERR_TIMEOUT, "spawn_wait: %d workers still run after %d ms",
+                               workers->running, timeout_ms);
+        idist__watch_sleep(workers, idist__watch_next(workers, deadline_ns));
+    }
+
+    status = idist__report_make(workers);
+    idist__start_free(workers);
+
+    return status;
+}
+
+idist_status idist_spawn_kill(idist_workers *workers, int signal_number) {
+    if (signal_number < 0 || signal_number > 64)
+        return idist__fail(IDIST_ERR_ARG, "spawn_kill: there is no signal %d", signal_number);
+    if (workers) idist__watch_signal(workers, signal_number);
+    return IDIST_OK;
+}
+
+idist_status idist_spawn(idist_worker_fn fn, void *arg, int nproc_per_node,
+                         const idist_desc *desc) {
+    idist_workers *workers;
+    idist_status status = idist_spawn_start(fn, arg, nproc_per_node, desc, &workers);
+
+    return status == IDIST_OK ? idist_spawn_wait(workers, -1) : status;
+}
+
+// ---- spawn/parallel.h ----------------------------------------------------------------------------
+
+// spawn/parallel.h: Ignite's Parallel
+//
+// With nproc_per_node it spawns; without, it joins the world that a launcher made and runs fn in
+// this process. Checks, their order and the log lines are those of Ignite.
+
+static idist_status idist__parallel_check_backend(const char *names) {
+    const char *at = names;
+    const idist_backend_api *host;
+
+    while (at && *at) {
+        size_t n = strcspn(at, ",");
+
+        if (!idist__choose_backend_resolve(at, n, &host))
+            return idist__fail(IDIST_ERR_NO_BACKEND,
+                               "Unknown backend '%.*s'. Available backends: %s", (int)n, at,
+                               idist_available_backends());
+        at += n + (at[n] == ',');
+    }
+
+    return IDIST_OK;
+}
+
+// Several nodes have to know where to meet.
+static idist_status idist__parallel_check_master(const idist_desc *d) {
+    const char *init = d->init_method ? d->init_method : idist__os_env("IDIST_INIT_METHOD");
+    const char *addr = d->master_addr ? d->master_addr : idist__os_env("MASTER_ADDR");
+    const char *text = idist__os_env("MASTER_PORT");
+    int port = d->master_port;
+
+    if (!port && text) port = atoi(text);
+    if (d->nnodes <= 1 || init || (addr && port)) return IDIST_OK;
+
+    return idist__fail(IDIST_ERR_ARG,
+                       "If number of nodes larger than one, arguments master_addr and master_port "
+                       "or init_method should be specified, but given master_addr=%s, "
+                       "master_port=%d and init_method=NULL",
+                       addr ? addr : "NULL", port);
+}
+
+static idist_status idist__parallel_check(const idist_desc *d) {
+    int nnodes = d->nnodes ? d->nnodes : 1;
+    idist_status status = idist__parallel_check_backend(d->backend);
+
+    if (status != IDIST_OK) return status;
+    if (d->nproc_per_node < 0)
+        return idist__fail(IDIST_ERR_ARG, "parallel_run: nproc_per_node must be positive, got %d",
+                           d->nproc_per_node);
+    if (d->nnodes < 0)
+        return idist__fail(IDIST_ERR_ARG, "parallel_run: nnodes must be positive, got %d",
+                           d->nnodes);
+    if (!d->nproc_per_node) return IDIST_OK;
+    if (d->node_rank < 0 || (d->node_rank > 0 && d->node_rank >= nnodes))
+        return idist__fail(IDIST_ERR_ARG,
+                           "parallel_run: node_rank must be between 0 and %d, got %d", nnodes - 1,
+                           d->node_rank);
+
+    return idist__parallel_check_master(d);
+}
+
+// Joins the world that a launcher made, and runs fn in this process.
+static idist_status idist__parallel_join(const idist_desc *d, idist_worker_fn fn, void *arg,
+                                         const char *name, const idist__log *log) {
+    idist_status status;
+    char backend[32], text[sizeof idist__me.text];
+    bool logs;
+    int code;
+
+    if (d->nnodes || d->node_rank)
+        idist__log_print(log, IDIST_LOG_WARN,
+                         "parallel_run: nnodes and node_rank are ignored without nproc_per_node: "
+                         "the launcher decides");
+    status = idist_initialize(d);
+    if (status != IDIST_OK) return status;
+
+    logs = idist_get_rank() == 0;
+    idist__text_copy(backend, sizeof backend, idist_backend());
+    if (logs)
+        idist__log_print(log, IDIST_LOG_INFO, "Initialized processing group with backend: '%s'",
+                         backend);
+    if (logs)
+        idist__log_print(log, IDIST_LOG_INFO, "- Run '%s' in %d processes", name,
+                         idist_get_world_size());
+    memcpy(text, idist__me.text, sizeof text);
+    idist__me.text[0] = 0; // the text of a failure is to be fn's own
+    code = idist__worker_try("parallel_run", fn, idist_get_local_rank(), arg);
+    if (!code && !idist__me.text[0]) memcpy(idist__me.text, text, sizeof text);
+    if (logs) idist__log_print(log, IDIST_LOG_INFO, "End of run");
+
+    if (code && idist__world_default()) idist__life_close(idist__world_default(), true);
+    else if (idist_is_initialized()) status = idist_finalize();
+    if (logs)
+        idist__log_print(log, IDIST_LOG_INFO, "Finalized processing group with backend: '%s'",
+                         backend);
+    if (code)
+        return idist__fail(IDIST_ERR_WORKER_FAILED, "the function returned %d%s%.800s", code,
+                           idist__me.text[0] ? ": " : "", idist__me.text);
+
+    return status;
+}
+
+idist_status idist_parallel_run_named(const idist_desc *desc, idist_worker_fn fn, void *arg,
+                                      const char *name) {
+    idist__log log;
+    idist_desc d;
+    idist_status status;
+
+    memset(&d, 0, sizeof d);
+    if (desc) d = *desc;
+    if (!fn) return idist__fail(IDIST_ERR_ARG, "parallel_run: fn is NULL");
+    status = idist__log_init(&log, &d.logger);
+    if (status == IDIST_OK) status = idist__parallel_check(&d);
+    if (status != IDIST_OK) return status;
+    if (!d.nproc_per_node) return idist__parallel_join(&d, fn, arg, name, &log);
+
+    idist__log_print(&log, IDIST_LOG_INFO, "Initialized distributed launcher with backend: '%s'",
+                     d.backend ? d.backend : "auto");
+    idist__log_print(
+        &log, IDIST_LOG_INFO,
+        "- Parameters to spawn processes: nproc_per_node: %d, nnodes: %d, node_rank: %d",
+        d.nproc_per_node, d.nnodes ? d.nnodes : 1, d.node_rank);
+    idist__log_print(&log, IDIST_LOG_INFO, "Spawn function '%s' in %d processes", name,
+                     d.nproc_per_node);
+    status = idist_spawn(fn, arg, d.nproc_per_node, &d);
+    idist__log_print(&log, IDIST_LOG_INFO, "End of run");
+
+    return status;
+}
+
+// ---- trace/trace_file.h --------------------------------------------------------------------------
+
+// trace/trace_file.h: the file of a timeline, and the events in it
+
+//------------------------------------------------------------------------------
+// a JSON array that is valid at any moment
+//
+// The array is closed behind every event. A new event is first written behind that end, from
+// end + 2 on, together with an end of its own. Then two bytes are replaced, a newline and a bracket
+// by a comma and a newline, and the array is longer by one event:
+//
+//     before            [ \n {...}  \n  ]  \n
+//                                 ^ end: of the last event
+//     new event         [ \n {...}  \n  ]  {...}  \n ] \n
+//     two bytes later   [ \n {...}  ,  \n  {...}  \n ] \n
+//                                               ^ end
+//
+// The window is the part of the file that is mapped; it is filled with spaces, which JSON ignores.
+//------------------------------------------------------------------------------
+
+// In bytes.
+#define IDIST__TRACE_WINDOW_NBYTES ((size_t)64 * 1024)
+#define IDIST__TRACE_EVENT_NBYTES 2048
+#define IDIST__TRACE_NAME_NBYTES 160
+#define IDIST__TRACE_KIND_NBYTES 64
+#define IDIST__TRACE_ARGS_NBYTES 1000
+
+// Nanoseconds. Sums and differences of such times do not overflow.
+#define IDIST__TRACE_TIME_LIMIT_NS (INT64_MAX / 4)
+
+static idist__os_mutex idist__trace_lock = IDIST__OS_MUTEX_INIT;
+
+static struct idist__trace_state {
+    bool on;     // atomic; what follows is under the lock
+    bool failed; // nothing more is written
+    idist__os_file file;
+    char *window;        // NULL: none is mapped
+    size_t window_begin; // position in the file
+    size_t end;          // of the last event, in the file
+    int64_t wall_ns;     // the time since 1970 less that of CLOCK_MONOTONIC
+    struct idist__trace_rank *ranks;
+} idist__trace;
+
+static bool idist__trace_file_is_on(void) {
+    return __atomic_load_n(&idist__trace.on, __ATOMIC_ACQUIRE);
+}
+
+static void idist__trace_file_unmap(void) {
+    idist__os_window_unmap(idist__trace.window, IDIST__TRACE_WINDOW_NBYTES);
+    idist__trace.window = NULL;
+}
+
+// Moves the window to the end of the last event. 0 or an errno.
+static int idist__trace_file_map(void) {
+    size_t used;
+    int error;
+
+    idist__trace_file_unmap();
+    idist__trace.window_begin = idist__os_window_begin(idist__trace.end);
+    error = idist__os_window_map(idist__trace.file, idist__trace.window_begin,
+                                 IDIST__TRACE_WINDOW_NBYTES, &idist__trace.window);
+    if (error) return error;
+
+    used = idist__trace.end - idist__trace.window_begin;
+    memset(idist__trace.window + used, ' ', IDIST__TRACE_WINDOW_NBYTES - used);
+
+    return 0;
+}
+
+static void idist__trace_file_give_up(const idist__log *log, const char *path, int error) {
+    idist__log_print(log, IDIST_LOG_WARN,
+                     "IDIST_TRACE: %s cannot be written (%s); there is no timeline from here on",
+                     path, strerror(error));
+    idist__trace.failed = true;
+    __atomic_store_n(&idist__trace.on, false, __ATOMIC_RELEASE);
+}
+
+// Makes room for nbytes behind the last event. False: the timeline was given up.
+static bool idist__trace_file_reserve(size_t nbytes) {
+    idist__log log;
+    size_t window_end = idist__trace.window_begin + IDIST__TRACE_WINDOW_NBYTES;
+    int error;
+
+    if (idist__trace.window && idist__trace.end + nbytes <= window_end) return true;
+    error = idist__trace_file_map();
+    if (!error) return true;
+    if (idist__log_init(&log, NULL) == IDIST_OK) idist__trace_file_give_up(&log, "the file", error);
+
+    return false;
+}
+
+// Adds an event: a JSON object without a newline. The lock is held.
+static void idist__trace_file_put(const char *event) {
+    static const char end[3] = {'\n', ']', '\n'}, comma[2] = {',', '\n'}, first[2] = {' ', '\n'};
+    size_t nbytes = strlen(event);
+    char *at;
+
+    if (idist__trace.failed) return;
+    if (!idist__trace_file_reserve(sizeof comma + nbytes + sizeof end)) return;
+
+    at = idist__trace.window + (idist__trace.end - idist__trace.window_begin);
+    idist__text_copy(at + 2, nbytes + 1, event);
+    memcpy(at + 2 + nbytes, end, sizeof end);
+    __atomic_signal_fence(__ATOMIC_SEQ_CST);              // the event before the comma
+    memcpy(at, idist__trace.end == 1 ? first : comma, 2); // 1: behind the opening bracket
+    idist__trace.end += 2 + nbytes;
+}
+
+// Cuts off the spaces at the end of the file. The next event, if any, maps the file again.
+static void idist__trace_file_trim(void) {
+    idist__os_mutex_lock(&idist__trace_lock);
+    idist__trace_file_unmap();
+    if (idist__trace_file_is_on() &&
+        !idist__os_file_resize(idist__trace.file, (uint64_t)idist__trace.end + 3))
+        idist__trace.failed = true;
+    idist__os_mutex_unlock(&idist__trace_lock);
+}
+
+// out.json becomes out.3.json in a world of several ranks, and out.3.4711.json with a process id.
+static void idist__trace_file_path(char *path, size_t capacity, const char *name, int rank,
+                                   int world_size, int process) {
+    size_t length = strlen(name);
+    bool has_suffix = length >= 5 && strcmp(name + length - 5, ".json") == 0;
+    size_t stem = has_suffix ? length - 5 : length;
+
+    snprintf(path, capacity, "%.*s", (int)stem, name);
+    if (world_size > 1) idist__text_append(path, capacity, ".%d", rank);
+    if (process) idist__text_append(path, capacity, ".%d", process);
+    idist__text_append(path, capacity, "%s", name + stem);
+}
+
+// Creates the file, or empties it. 0 or an errno; EAGAIN: another process is writing it.
+static int idist__trace_file_create(const char *path) {
+    static const char empty[4] = {'[', '\n', ']', '\n'};
+    int error;
+
+    idist__trace.file = idist__os_file_open(path, IDIST__OS_FILE_OUTPUT);
+    if (idist__trace.file < 0) return errno;
+
+    error = idist__os_file_try_lock(idist__trace.file, 0) ? 0 : errno;
+    if (error != EAGAIN) // the file system may have no locks
+        error = idist__os_file_resize(idist__trace.file, 0) ? 0 : errno;
+    idist__trace.end = 0;
+    if (!error) error = idist__trace_file_map();
+
+    if (error) {
+        idist__os_file_close(&idist__trace.file);
+        return error;
+    }
+
+    memcpy(idist__trace.window, empty, sizeof empty);
+    idist__trace.end = 1;
+
+    return 0;
+}
+
+// Starts the timeline, unless there is one. The lock is held.
+static void idist__trace_file_open(const idist__world *w) {
+    const char *name = idist__os_env("IDIST_TRACE");
+    int rank = w->group.rank, world_size = w->group.size;
+    char path[4096];
+    int error;
+
+    if (!name || idist__trace.failed || idist__trace_file_is_on()) return;
+    idist__trace_file_path(path, sizeof path, name, rank, world_size, 0);
+    error = idist__trace_file_create(path);
+
+    if (error == EAGAIN) {
+        idist__trace_file_path(path, sizeof path, name, rank, world_size,
+                               (int)idist__os_process_id());
+        error = idist__trace_file_create(path);
+    }
+
+    if (error) {
+        idist__trace_file_give_up(&w->log, path, error);
+        return;
+    }
+
+    idist__trace.wall_ns = idist__os_calendar_ns() - idist__os_clock_now_ns();
+    __atomic_store_n(&idist__trace.on, true, __ATOMIC_RELEASE);
+}
+
+//------------------------------------------------------------------------------
+// an event as JSON
+//
+//     {"ph":"B","pid":3,"tid":0,"ts":1769801172180123.456,"cat":"call","name":"barrier"}
+//
+// ph is the phase: B begins, E ends, X is both (with a duration), M is metadata. In the terms of
+// the format a rank is a process (pid), and a track a thread of it (tid). An event is composed in a
+// buffer of IDIST__TRACE_EVENT_NBYTES bytes and then put into the file.
+//------------------------------------------------------------------------------
+
+// Copies text; if it does not fit, as many whole characters as do.
+static void idist__trace_event_cut(char *out, size_t capacity, const char *text) {
+    size_t nbytes = strlen(text);
+
+    if (nbytes >= capacity) {
+        nbytes = capacity - 1;
+        while (nbytes && ((unsigned char)text[nbytes] & 0xc0) == 0x80) nbytes--;
+    }
+
+    memcpy(out, text, nbytes);
+    out[nbytes] = 0;
+}
+
+// Copies text as the inside of a JSON string; if it does not fit, as many whole characters as do.
+static void idist__trace_event_quote(char *out, size_t capacity, const char *text) {
+    size_t n = 0;
+
+    for (; *text && n + 7 < capacity; text++) {
+        unsigned char c = (unsigned char)*text;
+
+        if (c == '"' || c == '\\') out[n++] = '\\';
+        if (c >= ' ') out[n++] = (char)c;
+        else n += (size_t)snprintf(out + n, 7, "\\u%04x", c);
+    }
+
+    if ((*text & 0xc0) == 0x80) { // within a character
+        while (n && (out[n - 1] & 0xc0) == 0x80) n--;
+        if (n) n--;
+    }
+
+    out[n] = 0;
+}
+
+// Begins an event. time_ns: of CLOCK_MONOTONIC.
+static void idist__trace_event_head(char *event, const char *phase, int pid, int tid,
+                                    int64_t time_ns) {
+    int64_t ns = time_ns > -idist__trace.wall_ns ? time_ns + idist__trace.wall_ns : 0;
+
+    snprintf(event, IDIST__TRACE_EVENT_NBYTES,
+             "{\"ph\":\"%s\",\"pid\":%d,\"tid\":%d,\"ts\":%lld.%03d", phase, pid, tid,
+             (long long)(ns / 1000), (int)(ns % 1000));
+}
+
+// Completes an event. args: NULL, "" or a JSON object.
+static void idist__trace_event_tail(char *event, const char *category, const char *name,
+                                    const char *args) {
+    char quoted_name[IDIST__TRACE_NAME_NBYTES], quoted_category[IDIST__TRACE_NAME_NBYTES];
+
+    idist__trace_event_quote(quoted_name, sizeof quoted_name, name ? name : "");
+    idist__trace_event_quote(quoted_category, sizeof quoted_category, category);
+    idist__text_append(event, IDIST__TRACE_EVENT_NBYTES, ",\"cat\":\"%s\",\"name\":\"%s\"",
+                       quoted_category, quoted_name);
+    if (args && args[0]) idist__text_append(event, IDIST__TRACE_EVENT_NBYTES, ",\"args\":%s", args);
+    idist__text_append(event, IDIST__TRACE_EVENT_NBYTES, "}");
+}
+
+// Records the name that viewers show for a rank ("process_name") or a track ("thread_name").
+static void idist__trace_event_label(int pid, int tid, const char *key, const char *text) {
+    char event[IDIST__TRACE_EVENT_NBYTES], name[IDIST__TRACE_NAME_NBYTES];
+
+    idist__trace_event_quote(name, sizeof name, text);
+    snprintf(event, sizeof event,
+             "{\"ph\":\"M\",\"pid\":%d,\"tid\":%d,\"name\":\"%s\",\"args\":{\"name\":\"%s\"}}", pid,
+             tid, key, name);
+    idist__trace_file_put(event);
+}
+
+// ---- trace/trace_track.h -------------------------------------------------------------------------
+
+// trace/trace_track.h: the rank and the thread that an event belongs to
+//
+// Track 0 of a rank is the thread that joined the world; other threads get the next ones as they
+// come. From IDIST__TRACE_FIRST_LANE on there are the lanes, tracks for what is in flight.
+// Everything here is called with the lock held, unless a comment says otherwise.
+
+#define IDIST__TRACE_FIRST_LANE 1000
+
+// A track for what goes on beside the threads, one thing at a time.
+typedef struct idist__lane {
+    struct idist__lane *next;
+    int pid, tid;
+    char kind[IDIST__TRACE_KIND_NBYTES]; // "request", or a category
+    int64_t until_ns;                    // occupied until then
+} idist__lane;
+
+// A process whose threads are ranks has several of these.
+typedef struct idist__trace_rank {
+    struct idist__trace_rank *next;
+    int pid, thread_count, lane_count;
+    idist__lane *lanes;
+} idist__trace_rank;
+
+static __thread struct idist__trace_thread {
+    idist__trace_rank *rank;
+    int tid;
+    int depth; // begins without an end
+} idist__trace_me;
+
+// The rank as which a thread joined the world w; w NULL: the first one. NULL: no memory, or no
+// rank.
+static idist__trace_rank *idist__trace_track_find_rank(const idist__world *w) {
+    idist__trace_rank **at = &idist__trace.ranks, *created;
+    char text[128];
+
+    while (w && *at && (*at)->pid != w->group.rank) at = &(*at)->next;
+    if (*at || !w) return *at;
+
+    created = (idist__trace_rank *)calloc(1, sizeof *created);
+    if (!created) return NULL;
+    created->pid = w->group.rank;
+    *at = created;
+    snprintf(text, sizeof text, "rank %d on %s", w->group.rank, w->hostname);
+    idist__trace_event_label(created->pid, 0, "process_name", text);
+
+    return created;
+}
+
+// The rank that this thread belongs to: as which it joined the world w, or else the first one.
+// Gives the thread a track of it. NULL: no memory, or no rank.
+static idist__trace_rank *idist__trace_track_this_rank(const idist__world *w) {
+    struct idist__trace_thread *me = &idist__trace_me;
+    char text[128];
+
+    if (me->rank) return me->rank;
+    me->rank = idist__trace_track_find_rank(w);
+    if (!me->rank) return NULL;
+
+    me->tid = me->rank->thread_count++;
+    snprintf(text, sizeof text, me->tid ? "thread %d" : "program", me->tid);
+    idist__trace_event_label(me->rank->pid, me->tid, "thread_name", text);
+
+    return me->rank;
+}
+
+// A lane of this kind that is free from start_ns on. NULL: no memory for a new one.
+static idist__lane *idist__trace_track_lane(idist__trace_rank *rank, const char *kind,
+                                            int64_t start_ns) {
+    idist__lane **at = &rank->lanes, *created;
+    int number = 1; // among those of this kind
+    char text[80];
+
+    for (; *at; at = &(*at)->next) {
+        if (strcmp((*at)->kind, kind) != 0) continue;
+        if ((*at)->until_ns <= start_ns) return *at;
+        number++;
+    }
+
+    created = (idist__lane *)calloc(1, sizeof *created);
+    if (!created) return NULL;
+    created->pid = rank->pid;
+    created->tid = IDIST__TRACE_FIRST_LANE + rank->lane_count++;
+    idist__text_copy(created->kind, sizeof created->kind, kind);
+    *at = created;
+    snprintf(text, sizeof text, number > 1 ? "%s %d" : "%s", created->kind, number);
+    idist__trace_event_label(created->pid, created->tid, "thread_name", text);
+
+    return created;
+}
+
+// In a child made by fork: it has neither file nor tracks until it joins a world itself. Takes no
+// lock, since another thread may have held it during the fork.
+static void idist__trace_track_forked(void) {
+    while (idist__trace.ranks) {
+        idist__trace_rank *rank = idist__trace.ranks;
+
+        idist__trace.ranks = rank->next;
+        idist__mem_free_list(NULL, rank->lanes);
+        free(rank);
+    }
+
+    idist__trace_file_unmap();
+    if (idist__trace.on) idist__os_file_close(&idist__trace.file);
+    memset(&idist__trace, 0, sizeof idist__trace);
+    memset(&idist__trace_me, 0, sizeof idist__trace_me);
+    idist__os_mutex_init(&idist__trace_lock);
+}
+
+// Records that something begins on the track of this thread. Takes the lock.
+static void idist__trace_track_enter(const char *category, const char *name, const char *args) {
+    char event[IDIST__TRACE_EVENT_NBYTES];
+    int64_t now_ns = idist__os_clock_now_ns();
+    const idist__trace_rank *rank;
+
+    idist__os_mutex_lock(&idist__trace_lock);
+    rank = idist__trace_track_this_rank(NULL);
+
+    if (rank) {
+        idist__trace_event_head(event, "B", rank->pid, idist__trace_me.tid, now_ns);
+        idist__trace_event_tail(event, category, name, args);
+        idist__trace_file_put(event);
+        idist__trace_me.depth++;
+    }
+
+    idist__os_mutex_unlock(&idist__trace_lock);
+}
+
+// Records the end of what this thread entered last or, if lane is not NULL, of what occupies the
+// lane. status: "" for marks, which have none.
+static void idist__trace_track_leave(const idist__lane *lane, const char *status) {
+    struct idist__trace_thread *me = &idist__trace_me;
+    int pid = lane ? lane->pid : me->rank->pid, tid = lane ? lane->tid : me->tid;
+    char event[IDIST__TRACE_EVENT_NBYTES];
+
+    idist__trace_event_head(event, "E", pid, tid, idist__os_clock_now_ns());
+    if (status[0]) idist__text_append(event, sizeof event, ",\"args\":{\"status\":\"%s\"}", status);
+    idist__text_append(event, sizeof event, "}");
+    if (!lane) me->depth--;
+    idist__trace_file_put(event);
+}
+
+// ---- trace/trace_call.h --------------------------------------------------------------------------
+
+// trace/trace_call.h: the events of calls, and the marks of the program
+
+//------------------------------------------------------------------------------
+// what the library adds to the timeline
+//
+// The functions of idist__tracer, which core/call.h calls. A blocking call is a begin and an end on
+// the track of its thread. A request goes to a lane: idist__trace_call_record starts it, and
+// idist__trace_call_done ends it, in whichever thread completes it.
+//------------------------------------------------------------------------------
+
+// {"dtype":"F32","count":1024,"bytes":4096,"op":"SUM","ranks":4,"seq":12}. valid: the arguments
+// have been checked.
+static void idist__trace_call_args(char *out, const idist_group *g, const idist__call *c,
+                                   uint32_t seq, bool valid) {
+    const size_t capacity = IDIST__TRACE_ARGS_NBYTES;
+    bool has_data = c->kind != IDIST__BARRIER, p2p = idist__kind_is_p2p(c->kind);
+    idist__extent extent;
+
+    idist__text_append(out, capacity, "{");
+    if (has_data)
+        idist__text_append(out, capacity, "\"dtype\":\"%s\",\"count\":%zu,",
+                           idist_dtype_name(c->dtype), c->count);
+
+    if (has_data && valid && idist__extent_of(g, c, &extent) == IDIST_OK) {
+        size_t larger = extent.send > extent.recv ? extent.send : extent.recv;
+        idist__text_append(out, capacity, "\"bytes\":%zu,", larger * idist_dtype_size(c->dtype));
+    }
+
+    if (idist__kind_reduces(c->kind))
+        idist__text_append(out, capacity, "\"op\":\"%s\",", idist_op_name(c->op));
+    if (p2p) {
+        idist__text_append(out, capacity, "\"peer\":%d,", c->root);
+        if (c->label != IDIST__MRECV) // whose tag is one of ours
+            idist__text_append(out, capacity, "\"tag\":%d,", c->tag);
+    } else if (c->root >= 0) idist__text_append(out, capacity, "\"root\":%d,", c->root);
+    if (seq && !p2p) idist__text_append(out, capacity, "\"seq\":%u,", (unsigned)seq);
+    idist__text_append(out, capacity, "\"ranks\":%d}", g->size);
+}
+
+static void idist__trace_call_joined(const idist__world *w) {
+    idist__os_mutex_lock(&idist__trace_lock);
+    idist__trace_file_open(w);
+    if (idist__trace_file_is_on()) idist__trace_track_this_rank(w);
+    idist__os_mutex_unlock(&idist__trace_lock);
+}
+
+// A wait begins, for one call or for several; in the latter case g and c are NULL.
+static void idist__trace_call_wait(const char *category, const char *name, const idist_group *g,
+                                   const idist__call *c) {
+    char args[IDIST__TRACE_ARGS_NBYTES] = "", of_call[IDIST__TRACE_ARGS_NBYTES] = "";
+
+    if (!idist__trace_file_is_on()) return;
+
+    if (c) {
+        idist__trace_call_args(of_call, g, c, 0, true);
+        idist__text_append(args, sizeof args, "{\"call\":\"%s\",%s", idist__kind_names[c->label],
+                           of_call + 1);
+    }
+
+    idist__trace_track_enter(category, name, args);
+}
+
+static void idist__trace_call_waited(idist_status status) {
+    if (!idist__trace_me.depth) return;
+    idist__os_mutex_lock(&idist__trace_lock);
+    idist__trace_track_leave(NULL, idist_status_name(status));
+    idist__os_mutex_unlock(&idist__trace_lock);
+}
+
+// A task that is in a lane is complete.
+static void idist__trace_call_done(const idist__task *t) {
+    idist__lane *lane = (idist__lane *)t->lane;
+
+    idist__os_mutex_lock(&idist__trace_lock);
+    idist__trace_track_leave(lane, idist_status_name(t->status));
+    lane->until_ns = idist__os_clock_now_ns();
+    idist__os_mutex_unlock(&idist__trace_lock);
+}
+
+// Puts a task that is in flight, or already complete, into a lane.
+static void idist__trace_call_start(idist__task *t) {
+    char event[IDIST__TRACE_EVENT_NBYTES], args[IDIST__TRACE_ARGS_NBYTES] = "";
+    idist__trace_rank *rank;
+    idist__lane *lane = NULL;
+
+    idist__trace_call_args(args, t->group, &t->call, t->seq, true);
+    idist__os_mutex_lock(&idist__trace_lock);
+    rank = idist__trace_track_this_rank(NULL);
+    if (rank) lane = idist__trace_track_lane(rank, "request", t->started_ns);
+
+    if (lane) {
+        idist__trace_event_head(event, "B", lane->pid, lane->tid, t->started_ns);
+        idist__trace_event_tail(event, "call", idist__kind_names[t->call.label], args);
+        idist__trace_file_put(event);
+        lane->until_ns = IDIST__FOREVER;
+    }
+
+    t->lane = lane;
+    idist__os_mutex_unlock(&idist__trace_lock);
+    if (lane && t->done) idist__trace_call_done(t);
+}
+
+static idist_status idist__trace_call_blocking_call(idist_group *g, const idist__call *c,
+                                                    const idist_opts *o) {
+    char args[IDIST__TRACE_ARGS_NBYTES] = "";
+    bool valid = idist__check_call(g, c) == IDIST_OK;
+    idist_status status;
+
+    idist__trace_call_args(args, g, c, g->seq + 1, valid);
+    idist__trace_track_enter("call", idist__kind_names[c->label], args);
+    status = idist__call_locked(g, c, o);
+    idist__trace_call_waited(status);
+
+    return status;
+}
+
+// Around every communication call except sendrecv. A call on a stream without a request is never
+// waited for, and has no lane.
+static idist_status idist__trace_call_record(idist_group *g, const idist__call *c,
+                                             const idist_opts *o) {
+    idist__task *t;
+    idist_status status;
+
+    if (!idist__trace_file_is_on()) return idist__call_locked(g, c, o);
+    if (!o->request && !idist__me.group_depth) return idist__trace_call_blocking_call(g, c, o);
+
+    if (o->request) o->request->impl = NULL;
+    status = idist__call_locked(g, c, o);
+    if (status != IDIST_OK) return status;
+
+    t = idist__me.group_tasks ? idist__me.group_last : NULL; // the task that was just begun
+    if (o->request) t = (idist__task *)o->request->impl;
+    if (t && !t->lane) idist__trace_call_start(t);
+
+    return status;
+}
+
+// Before a world is joined: starts the timeline if the environment asks for one.
+static void idist__trace_call_prepare(void) {
+    static const idist__tracer tracer = {idist__trace_call_joined, idist__trace_file_trim,
+                                         idist__trace_call_record, idist__trace_call_wait,
+                                         idist__trace_call_waited, idist__trace_call_done};
+
+    if (!idist__os_env("IDIST_TRACE")) return;
+    idist__os_mutex_lock(&idist__trace_lock);
+    if (!idist__tracer_now() && idist__os_process_on_fork(idist__trace_track_forked))
+        __atomic_store_n(&idist__tracer_set, &tracer, __ATOMIC_RELEASE);
+    idist__os_mutex_unlock(&idist__trace_lock);
+}
+
+__attribute__((constructor)) static void idist__trace_call_register(void) {
+    idist__tracer_prepare = idist__trace_call_prepare;
+}
+
+//------------------------------------------------------------------------------
+// what the program adds to the timeline
+//------------------------------------------------------------------------------
+
+bool idist_trace_on(void) { return idist__trace_file_is_on(); }
+
+void idist_trace_begin(const char *name) {
+    if (idist__trace_file_is_on()) idist__trace_track_enter("compute", name, NULL);
+}
+
+void idist_trace_end(void) {
+    if (!idist__trace_file_is_on() || !idist__trace_me.depth) return;
+    idist__os_mutex_lock(&idist__trace_lock);
+    idist__trace_track_leave(NULL, "");
+    idist__os_mutex_unlock(&idist__trace_lock);
+}
+
+static int64_t idist__trace_mark_clamp(int64_t ns) {
+    if (ns > IDIST__TRACE_TIME_LIMIT_NS) return IDIST__TRACE_TIME_LIMIT_NS;
+    if (ns < -IDIST__TRACE_TIME_LIMIT_NS) return -IDIST__TRACE_TIME_LIMIT_NS;
+    return ns;
+}
+
+// Copies the args of a span without line breaks, since an event must be a line; in JSON line breaks
+// occur between tokens only. Gives "" if args do not fit.
+static void idist__trace_mark_one_line(char *out, size_t capacity, const char *args) {
+    size_t i;
+
+    out[0] = 0;
+    if (!args || strlen(args) >= capacity) return;
+    idist__text_copy(out, capacity, args);
+    for (i = 0; out[i]; i++)
+        if (out[i] == '\n' || out[i] == '\r') out[i] = ' ';
+}
+
+// Whether a category goes to the track of the thread, not to a lane.
+static bool idist__trace_mark_is_of_thread(const char *category) {
+    return strcmp(category, "compute") == 0 || strcmp(category, "call") == 0 ||
+           strcmp(category, "wait") == 0;
+}
+
+void idist_trace_span(const char *name, const char *category, int64_t start_ns, int64_t end_ns,
+                      const char *args) {
+    char event[IDIST__TRACE_EVENT_NBYTES], line[IDIST__TRACE_ARGS_NBYTES],
+        kind[IDIST__TRACE_KIND_NBYTES];
+    idist__trace_rank *rank;
+    idist__lane *lane = NULL;
+    int64_t duration_ns;
+    bool of_thread;
+
+    if (!idist__trace_file_is_on()) return;
+    idist__trace_event_cut(kind, sizeof kind, category ? category : "compute");
+    idist__trace_mark_one_line(line, sizeof line, args);
+    of_thread = idist__trace_mark_is_of_thread(kind);
+    start_ns = idist__trace_mark_clamp(start_ns);
+    end_ns = idist__trace_mark_clamp(end_ns);
+    duration_ns = end_ns > start_ns ? end_ns - start_ns : 0;
+
+    idist__os_mutex_lock(&idist__trace_lock);
+    rank = idist__trace_track_this_rank(NULL);
+    if (rank && !of_thread) lane = idist__trace_track_lane(rank, kind, start_ns);
+
+    if (rank && (of_thread || lane)) {
+        idist__trace_event_head(event, "X", rank->pid, lane ? lane->tid : idist__trace_me.tid,
+                                start_ns);
+        idist__text_append(event, sizeof event, ",\"dur\":%lld.%03d",
+                           (long long)(duration_ns / 1000), (int)(duration_ns % 1000));
+        idist__trace_event_tail(event, kind, name, line);
+        idist__trace_file_put(event);
+        if (lane) lane->until_ns = start_ns + duration_ns;
+    }
+
+    idist__os_mutex_unlock(&idist__trace_lock);
+}
+
+// ---- base/end.h ----------------------------------------------------------------------------------
+
+// base/end.h: undoes what base/begin.h has set
+//
+// In a drop-in, tools/drop_ins.py adds an #undef for each macro of the implementation here, so that
+// no macro reaches the program. Included without a guard, as base/begin.h.
+
+#ifdef IDIST__FAST_MATH
+#if defined(__clang__)
+#pragma float_control(pop)
+#elif defined(__GNUC__)
+#pragma GCC pop_options
+#pragma pop_macro("__NO_MATH_ERRNO__")
+#pragma pop_macro("__NO_TRAPPING_MATH__")
+#pragma pop_macro("__NO_SIGNED_ZEROS__")
+#pragma pop_macro("__RECIPROCAL_MATH__")
+#pragma pop_macro("__ASSOCIATIVE_MATH__")
+#pragma pop_macro("__FINITE_MATH_ONLY__")
+#pragma pop_macro("__FAST_MATH__")
+#endif
+#undef IDIST__FAST_MATH
+#endif
+
+#pragma pop_macro("max")
+#pragma pop_macro("min")
+#pragma pop_macro("lock")
+#pragma pop_macro("small")
+#pragma pop_macro("near")
+#if defined(__SANITIZE_THREAD__) && !defined(__clang__) && __GNUC__ >= 11
+#pragma GCC diagnostic pop
+#endif
+#if defined(__cplusplus) && defined(__GNUC__)
+#pragma GCC diagnostic pop
+#endif
+
+#undef IDIST__ANNOUNCE_NS
+#undef IDIST__ASK_NS
+#undef IDIST__CALLBACK
+#undef IDIST__CATCH_EXIT
+#undef IDIST__CONVERTER
+#undef IDIST__CONVERTERS
+#undef IDIST__CONVERTER_ROW
+#undef IDIST__COUNT_OF
+#undef IDIST__EXTENT_MIN
+#undef IDIST__FLOAT_IS_NAN
+#undef IDIST__HELLO_BYTES
+#undef IDIST__INLINE
+#undef IDIST__INT_IS_NAN
+#undef IDIST__ISA_avx2
+#undef IDIST__ISA_avx512
+#undef IDIST__ISA_base
+#undef IDIST__KERNEL
+#undef IDIST__KERNELS_AVERAGE
+#undef IDIST__KERNELS_FLOAT
+#undef IDIST__KERNELS_INT
+#undef IDIST__KERNELS_NARROW
+#undef IDIST__KERNELS_PAIR
+#undef IDIST__KERNELS_WIDE
+#undef IDIST__KERNEL_AVERAGE
+#undef IDIST__KERNEL_PAIR
+#undef IDIST__KEYS_MAX
+#undef IDIST__KEY_MAX
+#undef IDIST__MODE_BITS
+#undef IDIST__MODE_PLAIN
+#undef IDIST__NAP_MOST_NS
+#undef IDIST__NAP_NS
+#undef IDIST__NOINLINE
+#undef IDIST__NO_ALIAS
+#undef IDIST__OS_CALL
+#undef IDIST__PRINTF
+#undef IDIST__REDUCE_TABLE
+#undef IDIST__ROW_AVERAGE
+#undef IDIST__ROW_FLOAT
+#undef IDIST__ROW_INT
+#undef IDIST__ROW_PAIR
+#undef IDIST__SHM_MIB
+#undef IDIST__SPIN_NS
+#undef IDIST__STORE_MAGIC
+#undef IDIST__STORE_REQUEST_MAX
+#undef IDIST__TAGGED_COUNT
+#undef IDIST__TIMERS_NS
+#undef IDIST__TLS
+#undef IDIST__TRACE_ARGS_NBYTES
+#undef IDIST__TRACE_EVENT_NBYTES
+#undef IDIST__TRACE_FIRST_LANE
+#undef IDIST__TRACE_KIND_NBYTES
+#undef IDIST__TRACE_NAME_NBYTES
+#undef IDIST__TRACE_TIME_LIMIT_NS
+#undef IDIST__TRACE_WINDOW_NBYTES
+#undef IDIST__TRY
+#undef IDIST__UNALIGNED
+#undef IDIST__UNUSED
+#undef IDIST__UNWIND_END
+#undef IDIST__VALUE_MAX
+#undef IDIST__VECTORIZE
+#undef IDIST__WARN_NS
+#undef IDIST__WATCH_NS
+#undef IDIST__WILL_KEY_MAX
+#undef IDIST__WIRE_VERSION
+#undef IDIST__X86
+#undef IDIST__YIELDS
+#undef IDIST__YIELD_NS
 
 #endif // IDIST_IMPLEMENTATION
 
-#ifndef IDIST_NO_RING
+// The ring backend. A compiler without __has_include expects the file.
+#if defined(IDIST_IMPLEMENTATION) && !defined(IDIST_NO_RING)
+#ifndef __has_include
 #include "idist_ring.h"
+#elif __has_include("idist_ring.h")
+#include "idist_ring.h"
+#endif
 #endif
 
 // A pointer of another type is only a warning in C, until gcc 14 and clang 16. Where the parameter

@@ -19,7 +19,7 @@ WHAT IT IS
     that implements it. Floats of 16 and 8 bits are reduced as F32.
 
     Before MPI sees a collective, the ranks exchange headers that describe the call
-    ([mpi:exchange]). This costs each rank ceil(log2 n) messages, the first of 56 bytes. It detects
+    (mpi/exchange.h). This costs each rank ceil(log2 n) messages, the first of 56 bytes. It detects
     ranks that make another call and ranks that do not come. It also carries contributions of up to
     24 bytes (built-in ops, groups of up to 64 ranks), which then need no collective of MPI. Before
     ranks block inside MPI they exchange headers a second time. IDIST_CHECK=0, set on all ranks,
@@ -28,7 +28,7 @@ WHAT IT IS
     group_end, and MPI's own rule applies: either all ranks block or none, and either all are in
     place or none.
 
-    Send and receive use control messages ([mpi:control]), because MPI neither compares dtypes nor
+    Send and receive use control messages (mpi/control.h), because MPI neither compares dtypes nor
     keeps a message that does not fit. Large messages go straight from buffer to buffer once both
     sides know of each other.
 
@@ -77,31 +77,20 @@ WHAT MPI DOES NOT GIVE
 
 HOW IT FITS
 
-    It fills in an idist_backend_api for the core (idist_core.h) and calls MPI; no other room of
-    idist uses it. It shares with the ring only what the core provides: tasks, groups, fingerprints,
-    error texts.
+    It fills in an idist_backend_api (src/core/model.h) and calls MPI; nothing else of idist uses
+    it. It shares with the ring only what the core provides: tasks, groups, fingerprints, error
+    texts.
 
 CONTENTS
 
-      [mpi:api]       the backend's table
-      [mpi:types]     worlds, groups, tasks, and what ranks send each other
-      [mpi:error]     MPI's errors, lost ranks, and waiting with a deadline
-      [mpi:type]      dtypes and ops
-      [mpi:native]    one call as calls of MPI
-      [mpi:exchange]  the header exchange before a collective
-      [mpi:control]   control messages between two ranks
-      [mpi:comms]     the communicators of groups, until all members have freed them
-      [mpi:coll]      a collective, from its header exchange to its result
-      [mpi:p2p]       send and receive
-      [mpi:wait]      who waits, who is missing, who waits for whom
-      [mpi:engine]    progress, sleep, cancellation, failure
-      [mpi:life]      whether MPI started us, and who initialises it
-      [mpi:open]      opening and closing a world
-      [mpi:group]     the communicators of groups; shrink and agree
-      [mpi:backend]   the table of functions that the core calls
+    [mpi:api] has the declarations. The implementation follows: src/mpi/ has it as files.
+    Generated from src/ by tools/drop_ins.py: change the files there.
 */
 #ifndef IDIST_H
 #include "idist.h"
+#endif
+#if IDIST_VERSION_MAJOR != 0 || IDIST_VERSION_MINOR != 2 || IDIST_VERSION_PATCH != 0
+#error "idist_mpi.h is version 0.2.0, and idist.h another one: copy both from the same release"
 #endif
 #ifndef IDIST_MPI_H
 #define IDIST_MPI_H
@@ -137,17 +126,146 @@ IDIST_API const idist_backend_api *idist_mpi_backend(void);
 #define IDIST__ULFM 1 // user-level failure mitigation
 #endif
 
-#include "idist_begin.h"
+// ---- base/begin.h --------------------------------------------------------------------------------
 
-//------------------------------------------------------------------------------
-// [mpi:types]  worlds, groups, tasks, and what ranks send each other
-// uses os:thread base:window model
+// base/begin.h: macros and compiler settings for the implementation
+//
+// Included at the start of the implementation in each spine, with base/end.h at its end, which
+// restores the settings. It has no include guard: each drop-in has a copy.
+
+// System headers may define these words as macros, as windows.h does.
+#pragma push_macro("near")
+#undef near
+#pragma push_macro("small")
+#undef small
+#pragma push_macro("lock")
+#undef lock
+#pragma push_macro("min")
+#undef min
+#pragma push_macro("max")
+#undef max
+
+// C++ programs may be compiled with these warnings. Code that is C as well needs such casts.
+#if defined(__cplusplus) && defined(__GNUC__)
+#pragma GCC diagnostic push
+#pragma GCC diagnostic ignored "-Wold-style-cast"
+#pragma GCC diagnostic ignored "-Wzero-as-null-pointer-constant"
+#ifndef __clang__
+#pragma GCC diagnostic ignored "-Wuseless-cast"
+#endif
+#endif
+
+// The thread sanitizer of gcc does not know the fences of the shared memory, and warns of each.
+#if defined(__SANITIZE_THREAD__) && !defined(__clang__) && __GNUC__ >= 11
+#pragma GCC diagnostic push
+#pragma GCC diagnostic ignored "-Wtsan"
+#endif
+
+#if defined(__GNUC__) && !defined(__clang__)
+#define IDIST__VECTORIZE __attribute__((optimize("O3")))
+#define IDIST__NO_ALIAS _Pragma("GCC ivdep")
+#elif defined(__clang__)
+#define IDIST__VECTORIZE
+#define IDIST__NO_ALIAS _Pragma("clang loop vectorize(assume_safety)")
+#else
+#define IDIST__VECTORIZE
+#define IDIST__NO_ALIAS
+#endif
+#define IDIST__PRINTF(fmt, args) __attribute__((format(printf, fmt, args)))
+#define IDIST__UNUSED __attribute__((unused))
+#define IDIST__NOINLINE __attribute__((noinline))
+#define IDIST__INLINE static inline __attribute__((always_inline))
+#define IDIST__TLS static __thread
+
+// IDIST__TRY(result = fn(arg)) calls a function of the program. Compiled as C++ with exceptions, an
+// exception that leaves the statement ends here, and idist__me.thrown says what was thrown.
+// Otherwise the process ends as if fn were noexcept: std::terminate, which prints the exception.
+// The function around the macro is IDIST__NOINLINE.
+#if defined(__cplusplus) && defined(__EXCEPTIONS)
+#include <exception>
+#ifdef __GLIBCXX__
+#include <cxxabi.h>
+// clang-format off
+#define IDIST__CATCH_EXIT catch (abi::__forced_unwind &) { throw; } // pthread_exit
+// clang-format on
+#else
+#define IDIST__CATCH_EXIT
+#endif
+#define IDIST__TRY(statement)                                                     \
+    do {                                                                          \
+        try {                                                                     \
+            statement;                                                            \
+        }                                                                         \
+        IDIST__CATCH_EXIT                                                         \
+        catch (const std::exception &thrown_) {                                   \
+            idist__callback_note(thrown_.what());                                 \
+        }                                                                         \
+        catch (...) {                                                             \
+            idist__callback_note("an exception not derived from std::exception"); \
+        }                                                                         \
+    } while (0)
+#else
+// Tells the unwinder that the stack ends in this function: the return address is undefined. Without
+// unwind tables the stack ends here anyway.
+#if defined(__GCC_HAVE_DWARF2_CFI_ASM) && defined(__x86_64__)
+#define IDIST__UNWIND_END __asm__ volatile(".cfi_undefined 16" ::: "memory")
+#elif defined(__GCC_HAVE_DWARF2_CFI_ASM) && defined(__i386__)
+#define IDIST__UNWIND_END __asm__ volatile(".cfi_undefined 8" ::: "memory")
+#elif defined(__GCC_HAVE_DWARF2_CFI_ASM) && defined(__aarch64__)
+#define IDIST__UNWIND_END __asm__ volatile(".cfi_undefined 30" ::: "memory")
+#else
+#define IDIST__UNWIND_END (void)0
+#endif
+#define IDIST__TRY(statement)                                 \
+    do {                                                      \
+        IDIST__UNWIND_END;                                    \
+        statement;                                            \
+        __asm__ volatile("" ::: "memory"); /* no tail call */ \
+    } while (0)
+#endif
+
+// The same for a callback, which must not call idist: see base/fail.h.
+#define IDIST__CALLBACK(statement)                           \
+    do {                                                     \
+        int cancel_state_ = idist__os_unwind_block_cancel(); \
+                                                             \
+        idist__me.callbacks++;                               \
+        IDIST__TRY(statement);                               \
+        idist__me.callbacks--;                               \
+        idist__os_unwind_allow_cancel(cancel_state_);        \
+    } while (0)
+
+#define IDIST__COUNT_OF(a) (sizeof(a) / sizeof((a)[0]))
+
+// A program may be built with -ffast-math or -Ofast. But a NaN that one rank contributes must reach
+// all ranks, converters rely on the order of their steps, and norms check that numbers are finite.
+#if defined(__FAST_MATH__) || (defined(__FINITE_MATH_ONLY__) && __FINITE_MATH_ONLY__) || \
+    defined(__ASSOCIATIVE_MATH__) || defined(__RECIPROCAL_MATH__)
+#define IDIST__FAST_MATH 1
+#if defined(__clang__)
+#pragma float_control(precise, on, push)
+#elif defined(__GNUC__)
+// In C, pop_options alone would leave these undefined.
+#pragma push_macro("__FAST_MATH__")
+#pragma push_macro("__FINITE_MATH_ONLY__")
+#pragma push_macro("__ASSOCIATIVE_MATH__")
+#pragma push_macro("__RECIPROCAL_MATH__")
+#pragma push_macro("__NO_SIGNED_ZEROS__")
+#pragma push_macro("__NO_TRAPPING_MATH__")
+#pragma push_macro("__NO_MATH_ERRNO__")
+#pragma GCC push_options
+#pragma GCC optimize("no-fast-math")
+#endif
+#endif
+
+// ---- mpi/mpi_model.h -----------------------------------------------------------------------------
+
+// mpi/mpi_model.h: worlds, groups, tasks, and what ranks send each other
 //
 // A world has two communicators of its own: one for everything between two ranks, one for the
 // collectives of its world group. Every other group has one communicator, which is freed when all
 // members have freed the group. A group keeps its collectives in a queue; only the first of them
 // exchanges headers. A task carries the phase it is in and, once MPI has it, the MPI requests.
-//------------------------------------------------------------------------------
 
 #ifndef IDIST__MPI_COUNT
 #define IDIST__MPI_COUNT INT_MAX // elements in one call of MPI; tests lower it
@@ -392,10 +510,9 @@ static idist__mpi_group *idist__mpi_group_of(const idist_group *g) {
 }
 static idist__mpi_op *idist__mpi_op_of(const idist__task *t) { return (idist__mpi_op *)t->impl; }
 
-//------------------------------------------------------------------------------
-// [mpi:error]  MPI's errors, lost ranks, and waiting with a deadline
-// uses clock os:thread fail model core:group types
-//------------------------------------------------------------------------------
+// ---- mpi/mpi_error.h -----------------------------------------------------------------------------
+
+// mpi/mpi_error.h: MPI's errors, lost ranks, and waiting with a deadline
 
 static idist_status idist__mpi_error_fail(const char *what, int error) {
     char text[MPI_MAX_ERROR_STRING + 1];
@@ -485,10 +602,9 @@ static idist_status idist__mpi_error_await(MPI_Request *request, int timeout_ms,
     }
 }
 
-//------------------------------------------------------------------------------
-// [mpi:type]  dtypes and ops
-// uses unwind fail base:type reduce model types
-//------------------------------------------------------------------------------
+// ---- mpi/mpi_type.h ------------------------------------------------------------------------------
+
+// mpi/mpi_type.h: dtypes and ops
 
 // Pairs, and the dtypes that the program creates, have no datatype of MPI.
 static bool idist__mpi_type_exists(idist_dtype dtype) { return dtype < IDIST_F32_I64; }
@@ -576,10 +692,9 @@ static void idist__mpi_type_user(void *in, void *inout, int *count, MPI_Datatype
     if (found && hook) idist__mpi_type_call_user(hook, in, inout, (size_t)*count);
 }
 
-//------------------------------------------------------------------------------
-// [mpi:native]  one call as calls of MPI
-// uses clock mem base:type float reduce kind model core:world core:group block
-// uses extent types type
+// ---- mpi/native.h --------------------------------------------------------------------------------
+
+// mpi/native.h: one call as calls of MPI
 //
 // Translates an idist__call into MPI's arguments and calls MPI, blocking or with
 // requests. Most calls become one call of MPI. The exceptions:
@@ -598,7 +713,6 @@ static void idist__mpi_type_user(void *in, void *inout, int *count, MPI_Datatype
 //     idist__native_done    tests the requests
 //     idist__native_end     waits for the rest, writes the result, frees
 //                           everything; after an error it abandons the requests
-//------------------------------------------------------------------------------
 
 // Room for one more request, or NULL.
 static MPI_Request *idist__native_request(idist__native *nat) {
@@ -1059,9 +1173,9 @@ static int idist__native_end(idist__native *nat) {
     return MPI_SUCCESS;
 }
 
-//------------------------------------------------------------------------------
-// [mpi:exchange]  the header exchange before a collective
-// uses base:type reduce kind model fingerprint explain types
+// ---- mpi/exchange.h ------------------------------------------------------------------------------
+
+// mpi/exchange.h: the header exchange before a collective
 //
 // Every rank has a header of 56 bytes and needs those of all others: an
 // all_gather by dissemination (Bruck et al., 1997). In step k a rank sends all
@@ -1078,8 +1192,7 @@ static int idist__native_end(idist__native *nat) {
 // the group's communicator, and MPI keeps messages in order.
 //
 // A second exchange of the same headers commits: it tells everybody that this
-// rank has all headers and will come ([mpi:coll]).
-//------------------------------------------------------------------------------
+// rank has all headers and will come (mpi/mpi_coll.h).
 
 // Posts the current step.
 static void idist__exchange_post(idist_group *g) {
@@ -1265,9 +1378,9 @@ static void idist__exchange_result(const idist_group *g, const idist__call *c) {
         for (i = 0; i < n; i++) memcpy(recv + part * (size_t)i, in[i], part);
 }
 
-//------------------------------------------------------------------------------
-// [mpi:control]  control messages between two ranks
-// uses clock mem model core:world core:group types error
+// ---- mpi/control.h -------------------------------------------------------------------------------
+
+// mpi/control.h: control messages between two ranks
 //
 // The transport of everything between two ranks but bulk data: user messages of
 // up to 3.5 KiB, the handshake of larger ones, and what ranks tell each other
@@ -1278,10 +1391,9 @@ static void idist__exchange_result(const idist_group *g, const idist__call *c) {
 //     idist__control_send        copies it and posts MPI_Isend
 //     idist__control_sweep       takes the buffer back when it is sent
 //     idist__control_progress    receives it on the other rank
-//     m->deliver                 idist__mpi_engine_deliver of [mpi:engine], which hands
-//                                it to [mpi:p2p] or [mpi:wait]
+//     m->deliver                 idist__mpi_engine_deliver of mpi/mpi_engine.h, which hands
+//                                it to mpi/mpi_p2p.h or mpi/mpi_wait.h
 //     idist__control_keep        keeps it if nobody can use it yet
-//------------------------------------------------------------------------------
 
 static void idist__control_post_receive(idist__mpi *m) {
     int error = MPI_Irecv(m->incoming_buffer, (int)sizeof m->incoming_buffer, MPI_BYTE,
@@ -1449,9 +1561,9 @@ static void idist__control_drain(idist__mpi *m) {
         idist__control_progress(m);
 }
 
-//------------------------------------------------------------------------------
-// [mpi:comms]  the communicators of groups, until all members have freed them
-// uses mem model types control
+// ---- mpi/comms.h ---------------------------------------------------------------------------------
+
+// mpi/comms.h: the communicators of groups, until all members have freed them
 //
 // MPI_Comm_free is collective, and MPICH 5 ends the program if a message is left that nobody has
 // received. idist_free_group waits for nobody, and a member may fail the group at the same time. So
@@ -1459,7 +1571,6 @@ static void idist__control_drain(idist__mpi *m) {
 // communicator when it has heard that from all of them. The communicator of a group that failed on
 // any member stays until the program ends, and its entry until the world closes, for what the
 // others still say about the group.
-//------------------------------------------------------------------------------
 
 static idist__mpi_comm **idist__comms_find(idist__mpi *m, uint64_t ctx) {
     idist__mpi_comm **at = &m->comms;
@@ -1502,10 +1613,9 @@ static bool idist__comms_keep(idist__mpi *m, uint64_t ctx) {
     return c != NULL;
 }
 
-//------------------------------------------------------------------------------
-// [mpi:coll]  a collective, from its header exchange to its result
-// uses clock fail mem base:type launch:env kind model fingerprint explain
-// uses core:task core:group extent types error type native exchange control
+// ---- mpi/mpi_coll.h ------------------------------------------------------------------------------
+
+// mpi/mpi_coll.h: a collective, from its header exchange to its result
 //
 //     QUEUED -> ENTERING -> COMMITTING -> RUNNING, blocking ------> done
 //                  |                                                 ^
@@ -1552,7 +1662,6 @@ static bool idist__comms_keep(idist__mpi *m, uint64_t ctx) {
 //       +--> idist__mpi_coll_run            hands the call to MPI, or takes the result from
 //              v                            the headers
 //            idist__mpi_coll_done           RUNNING is done: completes the task
-//------------------------------------------------------------------------------
 
 // In v-forms a header carries a hash of what this rank sends minus one of what it expects. The sum
 // is 0 if all pairs of ranks agree.
@@ -1866,10 +1975,9 @@ static bool idist__mpi_coll_quick(idist_group *g, const idist__call *c) {
     return true;
 }
 
-//------------------------------------------------------------------------------
-// [mpi:p2p]  send and receive
-// uses mem base:type launch:env kind model fingerprint core:task block
-// uses core:message types error native control
+// ---- mpi/mpi_p2p.h -------------------------------------------------------------------------------
+
+// mpi/mpi_p2p.h: send and receive
 //
 // A message of up to 3.5 KiB is the payload of an EAGER control message. A
 // larger one goes from buffer to buffer (rendezvous protocol):
@@ -1891,7 +1999,6 @@ static bool idist__mpi_coll_quick(idist_group *g, const idist__call *c) {
 //     idist__mpi_p2p_match        EAGER: copies the payload, which completes it
 //     idist__mpi_p2p_clear        READY_TO_SEND: posts MPI_Irecv, sends CLEAR_TO_SEND
 //     idist__mpi_p2p_done         TRANSFERRING done: completes it
-//------------------------------------------------------------------------------
 
 // Posts the data of a large message, in pieces that MPI can count.
 static void idist__mpi_p2p_transfer(idist__task *t, int rank, int tag, size_t nbytes) {
@@ -2069,10 +2176,9 @@ static void idist__mpi_p2p_done(idist__mpi *m, idist__task *t) {
                                  (size_t)idist__fingerprint_count(&op->control.fingerprint));
 }
 
-//------------------------------------------------------------------------------
-// [mpi:wait]  who waits, who is missing, who waits for whom
-// uses text launch:env kind model core:world fingerprint explain core:group
-// uses types control
+// ---- mpi/mpi_wait.h ------------------------------------------------------------------------------
+
+// mpi/mpi_wait.h: who waits, who is missing, who waits for whom
 //
 // A rank that has waited for a while sends WAITING to the other members of the
 // group. A member that has entered the same call answers ENTERED, one that has
@@ -2091,7 +2197,6 @@ static void idist__mpi_p2p_done(idist__mpi *m, idist__task *t) {
 //     idist__mpi_wait_received           on the other rank: answers it
 //     idist__mpi_wait_find_deadlock      on both: after WAITING and after ABSENT
 //     idist__mpi_wait_missing             at the deadline
-//------------------------------------------------------------------------------
 
 // Whether t needs something that this rank of its group has to begin.
 static bool idist__mpi_wait_needs(const idist__task *t, int rank) {
@@ -2244,10 +2349,9 @@ static int idist__mpi_wait_missing(idist__task *t, char *text, size_t capacity) 
     return missing_count;
 }
 
-//------------------------------------------------------------------------------
-// [mpi:engine]  progress, sleep, cancellation, failure
-// uses clock os:thread mutex wake kind model core:world core:task core:group
-// uses self types native exchange control comms coll p2p wait
+// ---- mpi/mpi_engine.h ----------------------------------------------------------------------------
+
+// mpi/mpi_engine.h: progress, sleep, cancellation, failure
 //
 // What the core calls while a world is open. MPI offers no way to sleep until
 // something happens, so a rank that has nothing to do sleeps beside MPI, for
@@ -2255,7 +2359,6 @@ static int idist__mpi_wait_missing(idist__task *t, char *text, size_t capacity) 
 //
 // A group that fails on one rank sends FAILED to all members. Under ULFM it also
 // revokes the communicator, which brings back ranks that are blocked in MPI.
-//------------------------------------------------------------------------------
 
 // Handles one control message.
 static void idist__mpi_engine_deliver(idist__mpi *m, int source, idist__mpi_control *control,
@@ -2509,13 +2612,12 @@ static void idist__mpi_engine_flush(idist__world *w, int64_t until_ns) {
     }
 }
 
-//------------------------------------------------------------------------------
-// [mpi:life]  whether MPI started us, and who initialises it
-// uses os:env os:thread mutex fail launch:env calls:backend error
+// ---- mpi/mpi_life.h ------------------------------------------------------------------------------
+
+// mpi/mpi_life.h: whether MPI started us, and who initialises it
 //
 // MPI is initialised and finalized at most once in a process, so this state
 // belongs to the process and not to a world.
-//------------------------------------------------------------------------------
 
 static idist__os_mutex idist__mpi_lock = IDIST__OS_MUTEX_INIT;
 static int idist__mpi_world_count;     // open worlds
@@ -2643,10 +2745,9 @@ static idist_status idist__mpi_life_claim(idist__config *c, const char **why) {
     return IDIST_OK;
 }
 
-//------------------------------------------------------------------------------
-// [mpi:open]  opening and closing a world
-// uses clock os:env cpu mutex fail text mem base:window base:log launch:env
-// uses config model core:group types error type control engine life
+// ---- mpi/mpi_world.h -----------------------------------------------------------------------------
+
+// mpi/mpi_world.h: opening and closing a world
 //
 // Opening duplicates the communicator twice, exchanges what the ranks know of
 // each other, and finds out which of them share a host. Only the first step has
@@ -2654,7 +2755,6 @@ static idist_status idist__mpi_life_claim(idist__config *c, const char **why) {
 //
 // Closing waits for control messages in flight, frees what MPI still lets us
 // free, and finalizes MPI after the last world if idist initialised it.
-//------------------------------------------------------------------------------
 
 // Exchanges the table of ranks, and compares the settings that must be equal everywhere.
 static idist_status idist__mpi_world_exchange_ranks(idist__mpi *m) {
@@ -2956,11 +3056,9 @@ static void *idist__mpi_world_alloc(idist__world *w, size_t nbytes) {
     return window ? idist__window_alloc(window, nbytes) : NULL;
 }
 
-//------------------------------------------------------------------------------
-// [mpi:group]  the communicators of groups; shrink and agree
-// uses fail mem model core:world core:group calls:group types error exchange
-// uses control comms
-//------------------------------------------------------------------------------
+// ---- mpi/mpi_group.h -----------------------------------------------------------------------------
+
+// mpi/mpi_group.h: the communicators of groups; shrink and agree
 
 // Finds or makes the communicator of a group. The world's and that of a shrunk group exist already;
 // any other is made by the members alone. ULFM makes none from a communicator that has a lost rank,
@@ -3160,10 +3258,9 @@ static idist_status idist__mpi_group_agree(idist_group *g, int *flag) {
 }
 #endif
 
-//------------------------------------------------------------------------------
-// [mpi:backend]  the table of functions that the core calls
-// uses mode model core:backend types coll wait engine life open group
-//------------------------------------------------------------------------------
+// ---- mpi/mpi_backend.h ---------------------------------------------------------------------------
+
+// mpi/mpi_backend.h: the table of functions that the core calls
 
 // MPI reduces in the floating-point mode of the thread that calls it.
 static bool idist__mpi_backend_quick_in_mode(idist_group *g, const idist__call *c) {
@@ -3231,8 +3328,58 @@ idist__mpi_backend_register(void) {
 }
 
 // Tests set these from outside.
-#undef IDIST__MPI_COUNT
 
-#include "idist_end.h"
+// ---- base/end.h ----------------------------------------------------------------------------------
+
+// base/end.h: undoes what base/begin.h has set
+//
+// In a drop-in, tools/drop_ins.py adds an #undef for each macro of the implementation here, so that
+// no macro reaches the program. Included without a guard, as base/begin.h.
+
+#ifdef IDIST__FAST_MATH
+#if defined(__clang__)
+#pragma float_control(pop)
+#elif defined(__GNUC__)
+#pragma GCC pop_options
+#pragma pop_macro("__NO_MATH_ERRNO__")
+#pragma pop_macro("__NO_TRAPPING_MATH__")
+#pragma pop_macro("__NO_SIGNED_ZEROS__")
+#pragma pop_macro("__RECIPROCAL_MATH__")
+#pragma pop_macro("__ASSOCIATIVE_MATH__")
+#pragma pop_macro("__FINITE_MATH_ONLY__")
+#pragma pop_macro("__FAST_MATH__")
+#endif
+#undef IDIST__FAST_MATH
+#endif
+
+#pragma pop_macro("max")
+#pragma pop_macro("min")
+#pragma pop_macro("lock")
+#pragma pop_macro("small")
+#pragma pop_macro("near")
+#if defined(__SANITIZE_THREAD__) && !defined(__clang__) && __GNUC__ >= 11
+#pragma GCC diagnostic pop
+#endif
+#if defined(__cplusplus) && defined(__GNUC__)
+#pragma GCC diagnostic pop
+#endif
+
+#undef IDIST__CALLBACK
+#undef IDIST__CATCH_EXIT
+#undef IDIST__COUNT_OF
+#undef IDIST__INLINE
+#undef IDIST__MPI_COUNT
+#undef IDIST__MPI_OP
+#undef IDIST__NATIVE
+#undef IDIST__NATIVE_REQUEST
+#undef IDIST__NOINLINE
+#undef IDIST__NO_ALIAS
+#undef IDIST__PRINTF
+#undef IDIST__TLS
+#undef IDIST__TRY
+#undef IDIST__ULFM
+#undef IDIST__UNUSED
+#undef IDIST__UNWIND_END
+#undef IDIST__VECTORIZE
 
 #endif // IDIST_IMPLEMENTATION

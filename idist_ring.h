@@ -2,8 +2,8 @@
 
 DO THIS
 
-    Nothing: idist.h includes this header at its end. Define IDIST_NO_RING, in the file that defines
-    IDIST_IMPLEMENTATION, to leave it out.
+    Copy it beside idist.h, which includes it where IDIST_IMPLEMENTATION is defined. Define
+    IDIST_NO_RING there to leave it out. Include it yourself only to call idist_ring_backend.
 
 WHAT IT IS
 
@@ -17,25 +17,22 @@ WHAT IT IS
     the place unasked. So nothing is ever buffered without bound. Every message carries the
     fingerprint of the call it belongs to.
 
-    A collective of ranks that share memory goes through memory that all can read (idist_share.h).
-    Otherwise it is an algorithm over non-blocking sends and receives ([algo:ring] and its
-    neighbours), over several hosts in two levels ([algo:host]).
+    A collective of ranks that share memory goes through memory that all can read (ring/share).
+    Otherwise it is an algorithm over non-blocking sends and receives (ring/algo), over several
+    hosts in two levels (ring/algo/host.h).
 
 CONTENTS
 
-      [ring:api]      the backend's table
-      [ring:close]    leaving the other ranks
-      [ring:backend]  the table of the backend's functions
+    [ring:api] has the declarations. The implementation follows: the files of src/ring/, in which
+    each folder uses only those before it.
 
-    It is made of these headers, each of which uses only those before it:
-
-      idist_shm.h     memory that ranks of a host share, and pipes in it
-      idist_msg.h     frames, links, and matching of sends and receives
-      idist_share.h   collectives of ranks that share memory
-      idist_algo.h    collectives made of messages; begin there to learn how collectives work
-      idist_connect.h connections between ranks
-      idist_engine.h  progress: what arrives, who waits, what is cancelled
-      idist_join.h    how ranks meet
+      ring/shm        memory that ranks of a host share, and pipes in it
+      ring/msg        frames, links, and matching of sends and receives
+      ring/share      collectives of ranks that share memory
+      ring/algo       collectives made of messages; begin there to learn how collectives work
+      ring/connect    connections between ranks
+      ring/engine     progress: what arrives, who waits, what is cancelled
+      ring/join       how ranks meet
 
 LIMITS
 
@@ -52,9 +49,13 @@ LIMITS
     16 and 8 bits or in a fixed order are made of messages among all ranks.
 
     Licence: MIT, as idist.h.
+    Generated from src/ by tools/drop_ins.py: change the files there.
 */
 #ifndef IDIST_H
 #include "idist.h"
+#endif
+#if IDIST_VERSION_MAJOR != 0 || IDIST_VERSION_MINOR != 2 || IDIST_VERSION_PATCH != 0
+#error "idist_ring.h is version 0.2.0, and idist.h another one: copy both from the same release"
 #endif
 #ifndef IDIST_RING_H
 #define IDIST_RING_H
@@ -81,19 +82,12059 @@ IDIST_API const idist_backend_api *idist_ring_backend(void);
 #if defined(IDIST_IMPLEMENTATION) && !defined(IDIST_RING_IMPLEMENTATION_DONE)
 #define IDIST_RING_IMPLEMENTATION_DONE
 
-#include "idist_begin.h"
-#include "idist_shm.h"
-#include "idist_msg.h"
-#include "idist_share.h"
-#include "idist_algo.h"
-#include "idist_connect.h"
-#include "idist_engine.h"
-#include "idist_join.h"
+// ---- base/begin.h --------------------------------------------------------------------------------
+
+// base/begin.h: macros and compiler settings for the implementation
+//
+// Included at the start of the implementation in each spine, with base/end.h at its end, which
+// restores the settings. It has no include guard: each drop-in has a copy.
+
+// System headers may define these words as macros, as windows.h does.
+#pragma push_macro("near")
+#undef near
+#pragma push_macro("small")
+#undef small
+#pragma push_macro("lock")
+#undef lock
+#pragma push_macro("min")
+#undef min
+#pragma push_macro("max")
+#undef max
+
+// C++ programs may be compiled with these warnings. Code that is C as well needs such casts.
+#if defined(__cplusplus) && defined(__GNUC__)
+#pragma GCC diagnostic push
+#pragma GCC diagnostic ignored "-Wold-style-cast"
+#pragma GCC diagnostic ignored "-Wzero-as-null-pointer-constant"
+#ifndef __clang__
+#pragma GCC diagnostic ignored "-Wuseless-cast"
+#endif
+#endif
+
+// The thread sanitizer of gcc does not know the fences of the shared memory, and warns of each.
+#if defined(__SANITIZE_THREAD__) && !defined(__clang__) && __GNUC__ >= 11
+#pragma GCC diagnostic push
+#pragma GCC diagnostic ignored "-Wtsan"
+#endif
+
+#if defined(__GNUC__) && !defined(__clang__)
+#define IDIST__VECTORIZE __attribute__((optimize("O3")))
+#define IDIST__NO_ALIAS _Pragma("GCC ivdep")
+#elif defined(__clang__)
+#define IDIST__VECTORIZE
+#define IDIST__NO_ALIAS _Pragma("clang loop vectorize(assume_safety)")
+#else
+#define IDIST__VECTORIZE
+#define IDIST__NO_ALIAS
+#endif
+#define IDIST__PRINTF(fmt, args) __attribute__((format(printf, fmt, args)))
+#define IDIST__UNUSED __attribute__((unused))
+#define IDIST__NOINLINE __attribute__((noinline))
+#define IDIST__INLINE static inline __attribute__((always_inline))
+#define IDIST__TLS static __thread
+
+// IDIST__TRY(result = fn(arg)) calls a function of the program. Compiled as C++ with exceptions, an
+// exception that leaves the statement ends here, and idist__me.thrown says what was thrown.
+// Otherwise the process ends as if fn were noexcept: std::terminate, which prints the exception.
+// The function around the macro is IDIST__NOINLINE.
+#if defined(__cplusplus) && defined(__EXCEPTIONS)
+#include <exception>
+#ifdef __GLIBCXX__
+#include <cxxabi.h>
+// clang-format off
+#define IDIST__CATCH_EXIT catch (abi::__forced_unwind &) { throw; } // pthread_exit
+// clang-format on
+#else
+#define IDIST__CATCH_EXIT
+#endif
+#define IDIST__TRY(statement)                                                     \
+    do {                                                                          \
+        try {                                                                     \
+            statement;                                                            \
+        }                                                                         \
+        IDIST__CATCH_EXIT                                                         \
+        catch (const std::exception &thrown_) {                                   \
+            idist__callback_note(thrown_.what());                                 \
+        }                                                                         \
+        catch (...) {                                                             \
+            idist__callback_note("an exception not derived from std::exception"); \
+        }                                                                         \
+    } while (0)
+#else
+// Tells the unwinder that the stack ends in this function: the return address is undefined. Without
+// unwind tables the stack ends here anyway.
+#if defined(__GCC_HAVE_DWARF2_CFI_ASM) && defined(__x86_64__)
+#define IDIST__UNWIND_END __asm__ volatile(".cfi_undefined 16" ::: "memory")
+#elif defined(__GCC_HAVE_DWARF2_CFI_ASM) && defined(__i386__)
+#define IDIST__UNWIND_END __asm__ volatile(".cfi_undefined 8" ::: "memory")
+#elif defined(__GCC_HAVE_DWARF2_CFI_ASM) && defined(__aarch64__)
+#define IDIST__UNWIND_END __asm__ volatile(".cfi_undefined 30" ::: "memory")
+#else
+#define IDIST__UNWIND_END (void)0
+#endif
+#define IDIST__TRY(statement)                                 \
+    do {                                                      \
+        IDIST__UNWIND_END;                                    \
+        statement;                                            \
+        __asm__ volatile("" ::: "memory"); /* no tail call */ \
+    } while (0)
+#endif
+
+// The same for a callback, which must not call idist: see base/fail.h.
+#define IDIST__CALLBACK(statement)                           \
+    do {                                                     \
+        int cancel_state_ = idist__os_unwind_block_cancel(); \
+                                                             \
+        idist__me.callbacks++;                               \
+        IDIST__TRY(statement);                               \
+        idist__me.callbacks--;                               \
+        idist__os_unwind_allow_cancel(cancel_state_);        \
+    } while (0)
+
+#define IDIST__COUNT_OF(a) (sizeof(a) / sizeof((a)[0]))
+
+// A program may be built with -ffast-math or -Ofast. But a NaN that one rank contributes must reach
+// all ranks, converters rely on the order of their steps, and norms check that numbers are finite.
+#if defined(__FAST_MATH__) || (defined(__FINITE_MATH_ONLY__) && __FINITE_MATH_ONLY__) || \
+    defined(__ASSOCIATIVE_MATH__) || defined(__RECIPROCAL_MATH__)
+#define IDIST__FAST_MATH 1
+#if defined(__clang__)
+#pragma float_control(precise, on, push)
+#elif defined(__GNUC__)
+// In C, pop_options alone would leave these undefined.
+#pragma push_macro("__FAST_MATH__")
+#pragma push_macro("__FINITE_MATH_ONLY__")
+#pragma push_macro("__ASSOCIATIVE_MATH__")
+#pragma push_macro("__RECIPROCAL_MATH__")
+#pragma push_macro("__NO_SIGNED_ZEROS__")
+#pragma push_macro("__NO_TRAPPING_MATH__")
+#pragma push_macro("__NO_MATH_ERRNO__")
+#pragma GCC push_options
+#pragma GCC optimize("no-fast-math")
+#endif
+#endif
+
+// ---- ring/shm/transport.h ------------------------------------------------------------------------
+
+// ring/shm/transport.h: what a link needs of whatever moves its bytes
+
+enum { IDIST__HEADER_BYTES = 64 }; // of a frame
+
+// A transport moves the bytes of one link. No function blocks. `port` is the transport's own end of
+// the link and belongs to whoever opened it; `close` closes what is in it.
+//
+// The functions of the second half are optional: NULL where the transport cannot do it, and then
+// messages do without.
+typedef struct idist__transport {
+    const char *name;
+
+    // > 0: bytes moved, perhaps fewer than asked for. 0: nothing can move now. -1: the stream has
+    // ended (errno 0) or is broken (errno).
+    ptrdiff_t (*read)(void *port, void *buf, size_t nbytes);
+    ptrdiff_t (*write)(void *port, const idist__os_part *parts, int nparts);
+
+    void (*close)(void *port);
+
+    // The descriptor that a rank watches to learn that the next `read` may find something, or
+    // (output) that the next `write` may take some; -1: there is none. It may be another one after
+    // each read or write.
+    int (*descriptor)(void *port, bool output);
+
+    bool polled;      // a read costs a system call, so with many links ring->watch tells when to
+    bool lossy_close; // closing with unread bytes may destroy what the peer has not read yet
+
+    // Messages as a whole: a header of IDIST__HEADER_BYTES, and nbytes of payload. peek_header
+    // copies the next header and consumes nothing; false: it has not arrived. read_message drops
+    // that header and copies the payload behind it; false: not all has arrived, and nothing was
+    // consumed. write_message: false: there is no space for all, and nothing was written.
+    bool (*peek_header)(void *port, void *header);
+    bool (*read_message)(void *port, void *payload, size_t nbytes);
+    bool (*write_message)(void *port, const void *header, const void *payload, size_t nbytes);
+
+    // Whether the peer may read messages in the memory of this process. The same on both sides of a
+    // link, which decides how large messages go. Then `withdrawn`, if not NULL, gets the count of
+    // sends that ended early so far, modulo 256, for `pull` there.
+    bool (*exposes_memory)(void *port, uint8_t *withdrawn);
+
+    // Whether such a read is slower than a copy through this transport. The same on both sides.
+    bool (*reads_slowly)(void *port);
+
+    // Whether the peer is in a call that waits, so that it sees at once what is written.
+    bool (*attends)(void *port);
+
+    // Copies from an address in the peer's process. False: not possible, or the peer has withdrawn
+    // sends since it counted `withdrawn`, so the memory may hold something else by now.
+    bool (*pull)(void *port, uint64_t address, uint8_t withdrawn, void *buf, size_t nbytes);
+} idist__transport;
+
+// ---- ring/shm/pace.h -----------------------------------------------------------------------------
+
+// ring/shm/pace.h: whether to write past the caches
+//
+// Before a core writes to a line, all others have to give it up. Cores that share a cache are quick
+// about that. Others, on a processor with several of them or on two, take so long that a store to
+// memory past the caches, which does not wait for them, is several times as fast, although the
+// reader then finds the line in no cache.
+//
+// Which it is depends on where the two ranks run, and changes when the system moves one of them. So
+// some writes are timed, and a few of those are made in the other way. The shortest of the latest
+// times count, because a rank may be interrupted. All this under the lock of the world.
+
+enum {
+    IDIST__STREAM_BYTES = 4096, // smaller writes are neither timed nor made past the caches
+    IDIST__PACE_TIMES = 4,      // kept for each way
+    IDIST__PACE_TIMED = 17,     // one write in so many is timed; odd, since calls often write by 16
+    IDIST__PACE_OTHER = 119     // one in so many is made in the other way; a multiple of TIMED
+};
+
+// There are two ways to write: false is into the caches, true past them.
+typedef struct idist__pace {
+    bool streams;                         // the way that is faster
+    bool way;                             // of the timed write under way
+    uint32_t count;                       // writes so far
+    uint32_t turn[2];                     // times so far, of each way
+    uint32_t times[2][IDIST__PACE_TIMES]; // the latest, ns per MiB; 0: none yet
+} idist__pace;
+
+// The shortest of the latest times, or 0 as long as there are too few.
+static uint32_t idist__pace_shortest(const idist__pace *p, bool way) {
+    uint32_t shortest = p->times[way][0];
+    int i;
+
+    for (i = 1; i < IDIST__PACE_TIMES; i++)
+        if (p->times[way][i] < shortest) shortest = p->times[way][i];
+    return shortest;
+}
+
+// A write took so long. The way past the caches is chosen if it takes less than half the time: the
+// reader has to get the line from memory afterwards.
+static void idist__pace_add(idist__pace *p, bool way, int64_t ns, size_t nbytes) {
+    int64_t most = INT64_MAX >> 20;
+    int64_t time = ((ns < most ? ns : most) << 20) / (int64_t)nbytes;
+
+    time = time < 1 ? 1 : time > UINT32_MAX ? UINT32_MAX : time;
+    p->times[way][p->turn[way]++ % IDIST__PACE_TIMES] = (uint32_t)time;
+    p->streams = idist__pace_shortest(p, true) &&
+                 idist__pace_shortest(p, false) / 2 > idist__pace_shortest(p, true);
+}
+
+// Before a write: whether to make it past the caches. *begin_ns is for idist__pace_end; 0: the
+// write is not timed.
+static inline bool idist__pace_begin(idist__pace *p, size_t nbytes, int64_t *begin_ns) {
+    uint32_t number;
+    bool first;
+
+    *begin_ns = 0;
+    if (nbytes < IDIST__STREAM_BYTES) return false;
+
+    number = p->count++;
+    first = number < 2 * IDIST__PACE_TIMES;
+    p->way = first ? number % 2 == 1 : p->streams != (number % IDIST__PACE_OTHER == 0);
+    if (first || number % IDIST__PACE_TIMED == 0) *begin_ns = idist__os_clock_now_ns();
+
+    return p->way;
+}
+
+static inline void idist__pace_end(idist__pace *p, int64_t begin_ns, size_t nbytes) {
+    if (begin_ns) idist__pace_add(p, p->way, idist__os_clock_now_ns() - begin_ns, nbytes);
+}
+
+// Copies in the way that is faster.
+static inline void idist__pace_copy(idist__pace *p, char *to, const char *from, size_t nbytes) {
+    int64_t begin_ns;
+
+    if (idist__pace_begin(p, nbytes, &begin_ns)) idist__os_cpu_stream(to, from, nbytes);
+    else memcpy(to, from, nbytes);
+    idist__pace_end(p, begin_ns, nbytes);
+}
+
+// ---- ring/shm/segment.h --------------------------------------------------------------------------
+
+// ring/shm/segment.h: layout of the shared file, and reading the memory of other processes
+//
+// WHAT IT IS
+//
+// A file in memory that all ranks of a host have mapped, and two things made of it: a doorbell for
+// each rank, on which it sleeps until another one wakes it, and a pipe for each pair of ranks, the
+// transport of their link. The rest of the file is for collectives (ring/share/) and for
+// idist_alloc. The ranks need no connection to each other, and a rank has as many descriptors on a
+// host of 1,000 ranks as on one of two.
+//
+// HOW IT FITS
+//
+// ring/join/join_share.h creates and maps the file; from then on the links inside the host use
+// idist__pipe_transport. ring/engine/sleep.h sleeps on the doorbell.
+//
+// A MESSAGE THROUGH A PIPE
+//
+// idist__pipe_write            copy to the ring buffer, publish the new tail
+// idist__doorbell_any_asleep   one load in the common case: nobody sleeps
+// idist__doorbell_wake         futex, or the beacon of the rank
+// idist__pipe_read             load the tail, copy out, publish the new head
+//
+// One file in memory, without a name, mapped by all ranks of the host. Ranks are numbered from 0 in
+// the order of their world ranks.
+//
+//   | header | front 0 | front 1 | ... | part 0 | part 1 | ... | window 0 | window 1 | ...
+//
+//   front    doorbell | head of region 0, for the collectives of the world (ring/share/region.h)
+//   part     catalog | a pipe from each rank | buffers of region 0 | head and buffers of region 1
+//   ... window   a hole, until idist_alloc fills pages of it (base/window.h); not mapped before
+//   that
+//
+// Each rank has one of each. What all ranks of the world look at often is in the fronts, to need
+// fewer page tables, which every process has for itself: with parts of 4 MiB and one look at each,
+// 512 processes would have 1 GiB of them.
+//
+// Memory is reserved before anybody uses it, so that no access to it can fail: for doorbells, pipes
+// and the world's region when the file is mapped, for another region when it is first lent to a
+// group (ring/share/pool.h).
+
+#define IDIST__LINE ((size_t)64)   // of a cache
+#define IDIST__PAGE ((size_t)4096) // the layout's unit
+// Programs align buffers to pages. Ours are not: copies between addresses that agree in their low
+// 12 bits are several times as slow, because the processor takes loads and stores for dependent.
+#define IDIST__BUFFERS_SKEW ((size_t)1152)
+#define IDIST__REMOTE_PIECE ((size_t)128 * 1024) // of a cross-memory read that is reduced at once
+#define IDIST__SAMPLE_BYTES ((size_t)64 * 1024)  // read to find out how fast that is, ...
+#define IDIST__SAMPLE_PIECE ((size_t)16 * 1024)  // ... in such pieces
+// A write or read of a pipe lets the other side go on after so many bytes: while one copies in, the
+// other copies out.
+#define IDIST__SLICE_BYTES ((size_t)32 * 1024)
+// Two ranks that send to each other both write until the pipes are full, then both read. The larger
+// the pipe, the less often they wait for each other in between.
+#define IDIST__PIPE_MAX ((size_t)512 * 1024)
+#define IDIST__PREFETCH_BYTES ((size_t)1024) // to prefetch for writing, at most
+
+typedef struct idist__doorbell {
+    uint32_t asleep;  // an idist__sleep_place
+    uint32_t awaited; // 1 + the rank of this host of which the sleeper awaits a step; 0: of any
+    uint32_t attends; // 1 while it is in a call that waits
+    char pad[52];
+    int64_t pid; // of the process whose memory this rank is in, ...
+    uint64_t proof,
+        proof_address;        // ... a random number in it, and where: who reads that can read all
+    idist__counter withdrawn; // sends that ended early: what was read in their buffers is invalid
+    uint64_t sample_address;  // and of a block in it, for idist__join_share_reads_fast
+    uint32_t ended;           // an idist__ended_how
+    char pad2[20];
+} idist__doorbell;
+
+typedef struct idist__segment_header {
+    uint32_t sleeper_count; // ranks that sleep or are about to; spares the others a look at each
+                            // doorbell
+    char pad[60];
+    uint32_t fenced;        // set once by the lowest rank, for all; see idist__doorbell_any_asleep
+    uint32_t ncores;        // processors that all ranks together may use, ...
+    idist__os_cpu_set cpus; // ... and which
+    uint32_t ended_count;   // goes up with each doorbell that says `ended`, and each closed pipe
+    uint32_t extent_count;  // of all windows together
+} idist__segment_header;
+
+// The window of a rank as the others see it; written by that rank only. Behind the catalog each
+// rank has an array with an entry for each rank k: the number of extents of k that it has mapped.
+typedef struct idist__catalog {
+    uint32_t extent_count; // written last
+    uint32_t pad;
+    struct {
+        uint64_t at, nbytes; // within the window
+    } extents[IDIST__EXTENTS];
+} idist__catalog;
+
+// A ring buffer from one rank to another; the bytes follow. The counters never go back, and each is
+// written by one side only.
+typedef struct idist__pipe {
+    idist__counter tail; // bytes written so far
+    uint32_t closed;     // nothing more will be written
+    char pad[52];
+    idist__counter head; // bytes read so far
+    char pad2[56];
+} idist__pipe;
+
+typedef struct idist__pipe_port { // our end of a link through two pipes
+    struct idist__segment *shm;
+    idist__pipe *in, *out;
+    uint64_t head, tail;      // our own counters, kept where the peer cannot change them
+    uint64_t out_head;        // how far the peer had read when we last had to look
+    idist__pace pace;         // of our writes
+    int peer;                 // its rank on this host
+    bool look;                // some process or pipe has ended; it may be this one
+    idist__os_address beacon; // of the peer
+} idist__pipe_port;
+
+typedef struct idist__view { // of the window of a rank: what is mapped here
+    uint32_t extent_count;
+    struct {
+        char *map;
+        size_t at, nbytes; // within the window
+    } extents[IDIST__EXTENTS];
+} idist__view;
+
+typedef struct idist__segment {
+    int fd;                       // of the file
+    char *base;                   // everything but the windows
+    idist__window *window;        // ours; NULL: there are no windows
+    idist__view *views;           // of the windows, by rank on this host
+    uint32_t extents_seen;        // how much of header->extent_count the views show
+    bool maps_no_more;            // an extent of another rank could not be mapped
+    int n, me;                    // ranks on this host, and ours
+    bool oversubscribed;          // there are more ranks than cores
+    bool fenced;                  // see idist__doorbell_any_asleep
+    bool reads_remote;            // each rank can read the memory of all others, ...
+    bool reads_fast;              // ... and it takes no longer than two copies
+    idist__pace pace;             // of our writes to the buffers of collectives, ...
+    idist__pace window_pace;      // ... and to the windows of other ranks
+    uint64_t proof;               // the others read it to find that out
+    idist__os_process *processes; // by rank on this host
+    char *remote_pieces; // cross-memory reads to be reduced: IDIST__REMOTE_PIECE for each rank
+    int *local;          // rank on this host by world rank; -1: on another one
+
+    size_t pipe_nbytes;              // of the bytes in one
+    size_t front_nbytes;             // the fronts come behind the first page
+    size_t parts_at, part_nbytes;    // offset of the first part; of each part
+    size_t window_at, window_nbytes; // the same for the windows, which are not mapped
+    size_t pipes_at;                 // offset in a part: the pipes
+    size_t buffers_at;               // offset in a part: the buffers of region 0, then the others
+    size_t chunk_nbytes[2];          // of a buffer in region 0, and in the others
+
+    int region_count;            // regions of each rank
+    int reserved_count;          // how many of ours have memory: the first ones
+    bool taken[64];              // ours: whether a group has it, ...
+    uint32_t region_members[64]; // ... how many members of it are on this host, ...
+    uint64_t region_groups[64];  // ... and its ctx
+
+    idist__pipe_port *ports; // by rank on this host
+
+    int beacon, observer; // ours, and the descriptor with which we look at those of the others
+    int next_look;        // the rank whose beacon we look at next
+    uint32_t ended_seen;  // how much of ended_count has reached our ports
+    int blind_error;      // the errno with which a look at a beacon failed; 0: none did
+} idist__segment;
+
+static char *idist__segment_front(const idist__segment *m, int rank) {
+    return m->base + IDIST__PAGE + (size_t)rank * m->front_nbytes;
+}
+
+static char *idist__segment_part(const idist__segment *m, int rank) {
+    return m->base + m->parts_at + (size_t)rank * m->part_nbytes;
+}
+
+static idist__segment_header *idist__segment_header_of(const idist__segment *m) {
+    return (idist__segment_header *)(void *)m->base;
+}
+
+static idist__doorbell *idist__segment_doorbell(const idist__segment *m, int rank) {
+    return (idist__doorbell *)(void *)idist__segment_front(m, rank);
+}
+
+static idist__pipe *idist__segment_pipe(const idist__segment *m, int from, int to) {
+    size_t pipe_nbytes = sizeof(idist__pipe) + m->pipe_nbytes;
+    char *part = idist__segment_part(m, to);
+
+    return (idist__pipe *)(void *)(part + m->pipes_at + (size_t)from * pipe_nbytes);
+}
+
+static idist__catalog *idist__segment_catalog(const idist__segment *m, int rank) {
+    return (idist__catalog *)(void *)idist__segment_part(m, rank);
+}
+
+// How many extents of other ranks a rank has mapped: one number for each rank.
+static uint32_t *idist__segment_mapped(const idist__segment *m, int rank) {
+    return (uint32_t *)(void *)(idist__segment_catalog(m, rank) + 1);
+}
+
+// Copies from the memory of another rank's process. 0, or an errno.
+static int idist__segment_read_remote(const idist__segment *m, int rank, uint64_t address,
+                                      void *buf, size_t nbytes) {
+    return idist__os_process_read_memory(m->processes[rank], address, buf, nbytes);
+}
+
+// ---- ring/shm/view.h -----------------------------------------------------------------------------
+
+// ring/shm/view.h: reaching what other ranks got from idist_alloc
+//
+// A rank that gets memory in a new extent of its window writes that into its catalog. The others
+// map the extent when they next look, and count it. From then on, and not before, the owner offers
+// the others its buffers in the extent. So a rank that can map no more, because of a limit, costs a
+// copy and fails nothing:
+//
+//   owner     maps extent 3, catalog.extent_count = 4   ...   reads mapped[owner] == 4 everywhere
+//   others    see header.extent_count, map extent 3, mapped[owner] = 4
+//
+// Whether a buffer is offered depends on timing, and the result does not: ranks reduce in the same
+// order either way.
+
+// Tells the others of the extents that our window has by now. Any thread.
+static void idist__view_publish(idist__segment *m) {
+    idist__catalog *catalog = idist__segment_catalog(m, m->me);
+    uint32_t i, count;
+
+    idist__os_mutex_lock(&idist__windows_lock);
+    count = m->window->extent_count;
+
+    for (i = catalog->extent_count; i < count; i++) {
+        catalog->extents[i].at = m->window->extents[i].at;
+        catalog->extents[i].nbytes = m->window->extents[i].nbytes;
+        __atomic_store_n(&catalog->extent_count, i + 1, __ATOMIC_RELEASE);
+        __atomic_fetch_add(&idist__segment_header_of(m)->extent_count, 1, __ATOMIC_RELEASE);
+    }
+
+    idist__os_mutex_unlock(&idist__windows_lock);
+}
+
+// Maps one more extent of another rank. False: there are no addresses, or the rank has written
+// something impossible.
+static bool idist__view_map_next(const idist__segment *m, int rank, idist__view *view) {
+    const idist__catalog *catalog = idist__segment_catalog(m, rank);
+    uint32_t i = view->extent_count;
+    size_t at = (size_t)catalog->extents[i].at, nbytes = (size_t)catalog->extents[i].nbytes;
+    size_t expected = i ? view->extents[i - 1].at + view->extents[i - 1].nbytes : 0;
+    size_t begin = m->window_at + (size_t)rank * m->window_nbytes;
+    char *map;
+
+    if (at != expected || !nbytes || nbytes > m->window_nbytes - at) return false;
+    map = (char *)idist__os_memory_map(m->fd, begin + at, nbytes);
+    if (!map) return false;
+
+    view->extents[i].map = map;
+    view->extents[i].at = at;
+    view->extents[i].nbytes = nbytes;
+    view->extent_count++;
+
+    return true;
+}
+
+// Returns true if an extent has come that the views do not show.
+static inline bool idist__view_is_news(const idist__segment *m) {
+    uint32_t *count = &idist__segment_header_of(m)->extent_count;
+    return __atomic_load_n(count, __ATOMIC_RELAXED) != m->extents_seen;
+}
+
+// Adds the extents of our own window to its view.
+static void idist__view_map_own(const idist__segment *m) {
+    uint32_t count = __atomic_load_n(&m->window->extent_count, __ATOMIC_ACQUIRE);
+    idist__view *view = &m->views[m->me];
+
+    for (; view->extent_count < count; view->extent_count++) {
+        const idist__window_extent *extent = &m->window->extents[view->extent_count];
+
+        view->extents[view->extent_count].map = extent->map;
+        view->extents[view->extent_count].at = extent->at;
+        view->extents[view->extent_count].nbytes = extent->nbytes;
+    }
+}
+
+// Maps the extents that have come since the last look. False: one could not be mapped. Under the
+// lock of the world.
+static bool idist__view_look(idist__segment *m) {
+    uint32_t seen = __atomic_load_n(&idist__segment_header_of(m)->extent_count, __ATOMIC_ACQUIRE);
+    uint32_t *mapped = idist__segment_mapped(m, m->me);
+    int i;
+
+    m->extents_seen = seen;
+    idist__view_map_own(m);
+    if (m->maps_no_more) return true;
+
+    for (i = 0; i < m->n; i++) {
+        const idist__catalog *catalog = idist__segment_catalog(m, i);
+        uint32_t count = __atomic_load_n(&catalog->extent_count, __ATOMIC_ACQUIRE);
+        idist__view *view = &m->views[i];
+
+        if (i == m->me) continue;
+        while (view->extent_count < count && view->extent_count < IDIST__EXTENTS &&
+               !m->maps_no_more)
+            m->maps_no_more = !idist__view_map_next(m, i, view);
+        __atomic_store_n(&mapped[i], view->extent_count, __ATOMIC_RELEASE);
+    }
+
+    return !m->maps_no_more;
+}
+
+// Returns how many extents of our window a rank of this host has mapped.
+static uint32_t idist__view_mapped_by(const idist__segment *m, int rank) {
+    return __atomic_load_n(&idist__segment_mapped(m, rank)[m->me], __ATOMIC_ACQUIRE);
+}
+
+// Finds a buffer of ours in our window: its offset in the file, and the number of its extent. 0: it
+// lies in none. Under the lock of the world.
+static uint64_t idist__view_offset(const idist__segment *m, const void *p, size_t nbytes,
+                                   uint32_t *extent) {
+    const idist__view *view = &m->views[m->me];
+    uint32_t i;
+
+    for (i = 0; i < view->extent_count; i++) {
+        const char *map = view->extents[i].map;
+        size_t at = (size_t)((const char *)p - map);
+
+        if ((const char *)p < map || at >= view->extents[i].nbytes) continue;
+        if (nbytes > view->extents[i].nbytes - at) return 0;
+        *extent = i;
+        return m->window->at + view->extents[i].at + at;
+    }
+
+    return 0;
+}
+
+// Returns the address here of an offset that another rank gave; NULL: it lies in no extent that is
+// mapped here.
+static char *idist__view_pointer(const idist__segment *m, uint64_t offset, size_t nbytes) {
+    const idist__view *view;
+    uint64_t rank, at;
+    uint32_t i;
+
+    if (offset < m->window_at || !m->window) return NULL;
+    rank = (offset - m->window_at) / m->window_nbytes;
+    at = (offset - m->window_at) % m->window_nbytes;
+    if (rank >= (uint64_t)m->n) return NULL;
+
+    view = &m->views[rank];
+    for (i = 0; i < view->extent_count; i++) {
+        uint64_t begin = view->extents[i].at, size = view->extents[i].nbytes;
+        if (at >= begin && at - begin < size)
+            return nbytes > size - (at - begin) ? NULL : view->extents[i].map + (at - begin);
+    }
+
+    return NULL;
+}
+
+// Unmaps the windows of the other ranks, and closes ours.
+static void idist__view_unmap_all(idist__segment *m) {
+    uint32_t k;
+    int i;
+
+    for (i = 0; i < m->n && m->views; i++)
+        for (k = 0; k < m->views[i].extent_count && i != m->me; k++)
+            idist__os_memory_unmap(m->views[i].extents[k].map, m->views[i].extents[k].nbytes);
+    if (m->window) idist__window_close(m->window);
+}
+
+// ---- ring/shm/doorbell.h -------------------------------------------------------------------------
+
+// ring/shm/doorbell.h: sleeping until another rank writes something
+//
+// A rank that writes something that another one may wait for looks afterwards whether that one
+// sleeps, and wakes it. A rank that is about to sleep says so in its doorbell, and then looks once
+// more for what was written. One of the two always sees the other, provided that neither's look can
+// overtake its own write:
+//
+//   writer    write data     fence   load asleep: wake it
+//   sleeper   store asleep   fence   load data: do not sleep
+//
+// The writer's fence would wait until the line that it wrote has come over from the other core,
+// which takes as long as a small collective. So where the kernel can make the other processes fence
+// (membarrier), the sleeper asks for that and the writers have no fence of their own. When cores
+// are oversubscribed, sleep is common and each writer has its own (`fenced`).
+//
+// In a collective a rank usually waits for the next step of one certain member, and says that too:
+// if each of n members woke all who wait, a barrier would take n * n wake-ups.
+
+typedef enum idist__sleep_place {
+    IDIST__AWAKE = 0,
+    IDIST__ASLEEP_ON_WORD = 1, // in a futex, on the doorbell
+    IDIST__ASLEEP_IN_POLL = 2  // its beacon ends it
+} idist__sleep_place;
+
+// Wakes a rank if it sleeps or is about to. The caller has called idist__doorbell_any_asleep since
+// it wrote.
+static void idist__doorbell_wake(const idist__segment *m, int rank) {
+    idist__doorbell *bell = idist__segment_doorbell(m, rank);
+    uint32_t place = __atomic_load_n(&bell->asleep, __ATOMIC_RELAXED);
+
+    if (place) place = __atomic_exchange_n(&bell->asleep, IDIST__AWAKE, __ATOMIC_ACQ_REL);
+    if (place == IDIST__ASLEEP_ON_WORD) idist__os_wake_word(&bell->asleep);
+    if (place == IDIST__ASLEEP_IN_POLL) idist__os_beacon_wake(m->observer, &m->ports[rank].beacon);
+}
+
+// The same after a step in a collective, which concerns a rank only if it waits for our steps.
+static void idist__doorbell_wake_for_step(const idist__segment *m, int rank) {
+    const idist__doorbell *bell = idist__segment_doorbell(m, rank);
+    uint32_t awaited = __atomic_load_n(&bell->awaited, __ATOMIC_RELAXED);
+
+    if (!awaited || awaited == 1 + (uint32_t)m->me) idist__doorbell_wake(m, rank);
+}
+
+// Whether any rank sleeps, after something was written.
+static bool idist__doorbell_any_asleep(const idist__segment *m) {
+    if (m->fenced) __atomic_thread_fence(__ATOMIC_SEQ_CST);
+    else __atomic_signal_fence(__ATOMIC_SEQ_CST);
+    return __atomic_load_n(&idist__segment_header_of(m)->sleeper_count, __ATOMIC_RELAXED) != 0;
+}
+
+// Says that we are about to sleep, and of which rank of this host we await a step (-1: of any). The
+// caller looks for what was written, sleeps if there is nothing, and calls idist__doorbell_disarm.
+static void idist__doorbell_arm(const idist__segment *m, uint32_t place, int awaited) {
+    idist__doorbell *bell = idist__segment_doorbell(m, m->me);
+
+    __atomic_fetch_add(&idist__segment_header_of(m)->sleeper_count, 1u, __ATOMIC_RELAXED);
+    __atomic_store_n(&bell->awaited, (uint32_t)(awaited + 1), __ATOMIC_RELAXED);
+    __atomic_store_n(&bell->asleep, place, __ATOMIC_RELAXED);
+    __atomic_thread_fence(__ATOMIC_SEQ_CST);
+    if (!m->fenced) idist__os_cpu_fence_others(false);
+}
+
+// Another thread of this process is about to begin a call: the one that sleeps must be woken by any
+// rank's step from now on.
+static void idist__doorbell_widen(const idist__segment *m) {
+    idist__doorbell *bell = idist__segment_doorbell(m, m->me);
+
+    if (!__atomic_load_n(&bell->asleep, __ATOMIC_RELAXED)) return;
+    __atomic_store_n(&bell->awaited, 0u, __ATOMIC_RELAXED);
+    __atomic_thread_fence(__ATOMIC_SEQ_CST);
+    if (!m->fenced) idist__os_cpu_fence_others(false);
+}
+
+// Whether another rank has woken us since idist__doorbell_arm.
+static bool idist__doorbell_was_rung(const idist__segment *m) {
+    return __atomic_load_n(&idist__segment_doorbell(m, m->me)->asleep, __ATOMIC_RELAXED) ==
+           IDIST__AWAKE;
+}
+
+static void idist__doorbell_disarm(const idist__segment *m) {
+    __atomic_store_n(&idist__segment_doorbell(m, m->me)->asleep, IDIST__AWAKE, __ATOMIC_RELAXED);
+    __atomic_fetch_sub(&idist__segment_header_of(m)->sleeper_count, 1u, __ATOMIC_RELAXED);
+}
+
+// This rank begins or ends to wait in calls.
+static void idist__doorbell_attend(const idist__segment *m, bool waits) {
+    __atomic_store_n(&idist__segment_doorbell(m, m->me)->attends, waits ? 1u : 0u,
+                     __ATOMIC_RELAXED);
+}
+
+// Whether a rank waits in a call, and does not sleep.
+static bool idist__doorbell_attends(const idist__segment *m, int rank) {
+    const idist__doorbell *bell = idist__segment_doorbell(m, rank);
+
+    return __atomic_load_n(&bell->attends, __ATOMIC_RELAXED) &&
+           !__atomic_load_n(&bell->asleep, __ATOMIC_RELAXED);
+}
+
+// ---- ring/shm/liveness.h -------------------------------------------------------------------------
+
+// ring/shm/liveness.h: noticing that a process has ended
+//
+// Memory does not tell when the process that writes to it ends; its beacon does. Each rank that
+// sleeps looks now and then at the beacons of some others, at all of them in turn. Whoever finds
+// that one has gone out writes that down for all, and wakes them:
+//
+//   doorbell.ended   the process of this rank has died, or has left the world
+//   pipe.closed      the rank writes nothing more to this pipe
+//   ended_count      incremented whenever one of the two is set
+//
+// A rank that sees the count go up looks at all of its pipes.
+
+typedef enum idist__ended_how {
+    IDIST__ENDED_NOT = 0,
+    IDIST__ENDED_LEFT = 1, // it says so itself
+    IDIST__ENDED_DIED = 2  // somebody has found that its beacon had gone out
+} idist__ended_how;
+
+// Up to this many sleepers share the work; if there are more, each sleeps longer.
+enum { IDIST__ENDED_SHARERS = 32, IDIST__ENDED_LOOKS_LEAST = 8 };
+
+// Makes all others look at their pipes.
+static void idist__liveness_wake_all(const idist__segment *m) {
+    int i;
+
+    __atomic_fetch_add(&idist__segment_header_of(m)->ended_count, 1u, __ATOMIC_RELEASE);
+    if (!idist__doorbell_any_asleep(m)) return;
+    for (i = 0; i < m->n; i++)
+        if (i != m->me) idist__doorbell_wake(m, i);
+}
+
+// The process of a rank has ended in this way. The first report wins.
+static void idist__liveness_tell(const idist__segment *m, int rank, idist__ended_how how) {
+    uint32_t *ended = &idist__segment_doorbell(m, rank)->ended, not_yet = IDIST__ENDED_NOT;
+
+    if (__atomic_compare_exchange_n(ended, &not_yet, (uint32_t)how, false, __ATOMIC_ACQ_REL,
+                                    __ATOMIC_ACQUIRE))
+        idist__liveness_wake_all(m);
+}
+
+static idist__ended_how idist__liveness_get(const idist__segment *m, int rank) {
+    return (idist__ended_how)__atomic_load_n(&idist__segment_doorbell(m, rank)->ended,
+                                             __ATOMIC_ACQUIRE);
+}
+
+// Looks at the beacon of a rank, and tells all if it has gone out. Returns whether the process has
+// ended.
+static bool idist__liveness_look_at(idist__segment *m, int rank) {
+    int error;
+
+    if (rank == m->me) return false;
+    if (idist__liveness_get(m, rank) != IDIST__ENDED_NOT) return true;
+    error = idist__os_beacon_look(m->observer, &m->ports[rank].beacon);
+    if (error && error != ECONNREFUSED) m->blind_error = error;
+    if (error != ECONNREFUSED) return false;
+
+    idist__liveness_tell(m, rank, IDIST__ENDED_DIED);
+
+    return true;
+}
+
+// Ranks of this host that sleep, ourselves included.
+static int idist__liveness_sleepers(const idist__segment *m) {
+    uint32_t count = __atomic_load_n(&idist__segment_header_of(m)->sleeper_count, __ATOMIC_RELAXED);
+    if (count > (uint32_t)m->n) count = (uint32_t)m->n;
+    return count ? (int)count : 1;
+}
+
+// How many times longer than alone a rank sleeps between two looks.
+static int idist__liveness_patience(const idist__segment *m) {
+    int sleepers = idist__liveness_sleepers(m);
+    return sleepers > IDIST__ENDED_SHARERS ? sleepers / IDIST__ENDED_SHARERS : 1;
+}
+
+// At how many beacons a rank that sleeps looks at a time. Alone it looks at all; with others that
+// sleep, all of them together do, in about the same time.
+static int idist__liveness_share(const idist__segment *m) {
+    int sleepers = idist__liveness_sleepers(m), share;
+
+    if (sleepers > IDIST__ENDED_SHARERS) sleepers = IDIST__ENDED_SHARERS;
+    share = m->n / sleepers;
+
+    return share > IDIST__ENDED_LOOKS_LEAST ? share : IDIST__ENDED_LOOKS_LEAST;
+}
+
+// Looks at the next beacons, about 1 us each. The rank that noticed an end may itself have been
+// killed before it told the others, so we read the pipe of a rank that has ended in any case.
+static void idist__liveness_look(idist__segment *m, int looks) {
+    int i;
+
+    for (i = 0; i < looks && i < m->n; i++) {
+        if (idist__liveness_look_at(m, m->next_look)) m->ports[m->next_look].look = true;
+        m->next_look = (m->next_look + 1) % m->n;
+    }
+}
+
+// Whether any process or pipe has ended since the last call; then reading will find out which one.
+static bool idist__liveness_any(idist__segment *m) {
+    uint32_t count = __atomic_load_n(&idist__segment_header_of(m)->ended_count, __ATOMIC_ACQUIRE);
+    int i;
+
+    if (count == m->ended_seen) return false;
+    m->ended_seen = count;
+    for (i = 0; i < m->n; i++) m->ports[i].look = true;
+
+    return true;
+}
+
+// ---- ring/shm/pipe.h -----------------------------------------------------------------------------
+
+// ring/shm/pipe.h: a transport through shared memory
+//
+// Two ring buffers, one for each direction.
+
+// Copies to or from the bytes of a pipe that begin at a value of its counters.
+static inline void idist__pipe_copy_out(const idist__pipe_port *p, uint64_t head, void *buf,
+                                        size_t nbytes) {
+    const char *data = (const char *)(p->in + 1);
+    size_t size = p->shm->pipe_nbytes, at = (size_t)head & (size - 1), first = size - at;
+
+    if (nbytes <= first) {
+        memcpy(buf, data + at, nbytes);
+    } else {
+        memcpy(buf, data + at, first);
+        memcpy((char *)buf + first, data, nbytes - first);
+    }
+}
+
+static inline void idist__pipe_copy_in(idist__pipe_port *p, uint64_t tail, const void *buf,
+                                       size_t nbytes) {
+    char *data = (char *)(p->out + 1);
+    const char *from = (const char *)buf;
+    size_t size = p->shm->pipe_nbytes, at = (size_t)tail & (size - 1), first = size - at;
+    int64_t begin_ns;
+
+    if (nbytes < first) first = nbytes;
+
+    if (idist__pace_begin(&p->pace, nbytes, &begin_ns)) {
+        idist__os_cpu_stream(data + at, from, first);
+        idist__os_cpu_stream(data, from + first, nbytes - first);
+    } else {
+        memcpy(data + at, from, first);
+        if (nbytes > first) memcpy(data, from + first, nbytes - first);
+    }
+
+    idist__pace_end(&p->pace, begin_ns, nbytes);
+}
+
+// The peer may read what was written.
+static void idist__pipe_publish(idist__pipe_port *p, size_t nbytes) {
+    p->tail += nbytes;
+    idist__os_thread_handover();
+    __atomic_store_n(&p->out->tail, p->tail, __ATOMIC_RELEASE);
+    if (idist__doorbell_any_asleep(p->shm)) idist__doorbell_wake(p->shm, p->peer);
+}
+
+// The peer may use the space of what was read; it waits for that only when the pipe is full.
+// unread: bytes before.
+static void idist__pipe_consume(idist__pipe_port *p, size_t nbytes, uint64_t unread) {
+    p->head += nbytes;
+    __atomic_store_n(&p->in->head, p->head, __ATOMIC_RELEASE);
+    if (unread > p->shm->pipe_nbytes / 2 && idist__doorbell_any_asleep(p->shm))
+        idist__doorbell_wake(p->shm, p->peer);
+}
+
+static uint64_t idist__pipe_unread(const idist__pipe_port *p) {
+    return __atomic_load_n(&p->in->tail, __ATOMIC_ACQUIRE) - p->head;
+}
+
+// Whether the peer writes nothing more: what is in the pipe now is the last.
+static bool idist__pipe_has_ended(const idist__pipe_port *p) {
+    return __atomic_load_n(&p->in->closed, __ATOMIC_ACQUIRE) ||
+           idist__liveness_get(p->shm, p->peer) != IDIST__ENDED_NOT;
+}
+
+static ptrdiff_t idist__pipe_read(void *port, void *buf, size_t nbytes) {
+    idist__pipe_port *p = (idist__pipe_port *)port;
+    uint64_t unread = idist__pipe_unread(p);
+    size_t at, slice;
+
+    if (!unread && p->look) {
+        bool ended = idist__pipe_has_ended(p);
+
+        unread = idist__pipe_unread(p); // the last that it wrote
+        if (ended && !unread) {
+            errno = 0;
+            return -1;
+        }
+
+        p->look = ended;
+    }
+
+    if (!unread) return 0;
+
+    if (unread > p->shm->pipe_nbytes) {
+        errno = EPROTO;
+        return -1;
+    }
+
+    idist__os_thread_handover();
+    if (nbytes > unread) nbytes = (size_t)unread;
+
+    for (at = 0; at < nbytes; at += slice) {
+        slice = nbytes - at < IDIST__SLICE_BYTES ? nbytes - at : IDIST__SLICE_BYTES;
+        idist__pipe_copy_out(p, p->head, (char *)buf + at, slice);
+        idist__pipe_consume(p, slice, unread);
+    }
+
+    return (ptrdiff_t)nbytes;
+}
+
+static ptrdiff_t idist__pipe_write(void *port, const idist__os_part *parts, int nparts) {
+    idist__pipe_port *p = (idist__pipe_port *)port;
+    size_t space = p->shm->pipe_nbytes, moved = 0, unpublished = 0, wanted = 0;
+    uint64_t unread;
+    int i;
+
+    for (i = 0; i < nparts; i++) wanted += parts[i].nbytes;
+    if (wanted > space - (size_t)(p->tail - p->out_head))
+        p->out_head = __atomic_load_n(&p->out->head, __ATOMIC_ACQUIRE);
+
+    unread = p->tail - p->out_head;
+    if (unread > space) {
+        errno = EPROTO;
+        return -1;
+    }
+
+    space -= (size_t)unread;
+
+    for (i = 0; i < nparts && space; i++) {
+        const char *data = (const char *)parts[i].data;
+        size_t k = parts[i].nbytes < space ? parts[i].nbytes : space, at, slice;
+
+        for (at = 0; at < k; at += slice) {
+            slice = k - at < IDIST__SLICE_BYTES ? k - at : IDIST__SLICE_BYTES;
+            idist__pipe_copy_in(p, p->tail + unpublished, data + at, slice);
+            unpublished += slice;
+            if (unpublished < IDIST__SLICE_BYTES) continue;
+            idist__pipe_publish(p, unpublished);
+            unpublished = 0;
+        }
+
+        moved += k;
+        space -= k;
+    }
+
+    if (unpublished) idist__pipe_publish(p, unpublished);
+
+    return (ptrdiff_t)moved;
+}
+
+static bool idist__pipe_peek_header(void *port, void *header) {
+    const idist__pipe_port *p = (const idist__pipe_port *)port;
+    size_t size = p->shm->pipe_nbytes;
+    uint64_t unread = idist__pipe_unread(p), at;
+
+    if (unread < IDIST__HEADER_BYTES || unread > size) return false;
+    idist__os_thread_handover();
+
+    // What follows will be wanted next.
+    for (at = IDIST__HEADER_BYTES; at < unread && at < 4 * IDIST__LINE; at += IDIST__LINE)
+        __builtin_prefetch((const char *)(p->in + 1) + ((p->head + at) & (size - 1)));
+    idist__pipe_copy_out(p, p->head, header, IDIST__HEADER_BYTES);
+
+    return true;
+}
+
+static bool idist__pipe_read_message(void *port, void *payload, size_t nbytes) {
+    idist__pipe_port *p = (idist__pipe_port *)port;
+    size_t message_nbytes = IDIST__HEADER_BYTES + nbytes;
+    uint64_t unread = idist__pipe_unread(p);
+
+    if (unread < message_nbytes || unread > p->shm->pipe_nbytes) return false;
+    idist__os_thread_handover();
+    if (nbytes) idist__pipe_copy_out(p, p->head + IDIST__HEADER_BYTES, payload, nbytes);
+    idist__pipe_consume(p, message_nbytes, unread);
+
+    return true;
+}
+
+// Whether a write of so many bytes would go through as a whole.
+static bool idist__pipe_has_space(idist__pipe_port *p, size_t nbytes) {
+    size_t size = p->shm->pipe_nbytes;
+
+    if (nbytes > size - (size_t)(p->tail - p->out_head))
+        p->out_head = __atomic_load_n(&p->out->head, __ATOMIC_ACQUIRE);
+    return p->tail - p->out_head <= size && nbytes <= size - (size_t)(p->tail - p->out_head);
+}
+
+// Prefetches the lines that the next write is likely to fill: the peer has them in its cache since
+// it read them a lap ago.
+static void idist__pipe_prefetch_space(const idist__pipe_port *p, size_t nbytes) {
+    const char *data = (const char *)(p->out + 1);
+    size_t at;
+
+    for (at = 0; at < nbytes && at < IDIST__PREFETCH_BYTES; at += IDIST__LINE)
+        idist__os_cpu_prefetch_for_write(data + ((p->tail + at) & (p->shm->pipe_nbytes - 1)));
+}
+
+static bool idist__pipe_write_message(void *port, const void *header, const void *payload,
+                                      size_t nbytes) {
+    idist__pipe_port *p = (idist__pipe_port *)port;
+    size_t message_nbytes = IDIST__HEADER_BYTES + nbytes;
+    size_t size = p->shm->pipe_nbytes, at = (size_t)p->tail & (size - 1);
+    char *data = (char *)(p->out + 1);
+
+    if (!idist__pipe_has_space(p, message_nbytes)) return false;
+
+    if (nbytes < IDIST__STREAM_BYTES && message_nbytes <= size - at) { // not timed, not split
+        memcpy(data + at, header, IDIST__HEADER_BYTES);
+        if (nbytes) memcpy(data + at + IDIST__HEADER_BYTES, payload, nbytes);
+    } else {
+        idist__pipe_copy_in(p, p->tail, header, IDIST__HEADER_BYTES);
+        if (nbytes) idist__pipe_copy_in(p, p->tail + IDIST__HEADER_BYTES, payload, nbytes);
+    }
+
+    idist__pipe_publish(p, message_nbytes);
+    if (!p->pace.streams || nbytes < IDIST__STREAM_BYTES) // else the next one needs no lines
+        idist__pipe_prefetch_space(p, message_nbytes);
+
+    return true;
+}
+
+static bool idist__pipe_exposes_memory(void *port, uint8_t *withdrawn) {
+    const idist__segment *m = ((const idist__pipe_port *)port)->shm;
+
+    if (m->reads_remote && withdrawn)
+        *withdrawn = (uint8_t)idist__segment_doorbell(m, m->me)->withdrawn;
+    return m->reads_remote;
+}
+
+static bool idist__pipe_reads_slowly(void *port) {
+    return !((const idist__pipe_port *)port)->shm->reads_fast;
+}
+
+static bool idist__pipe_attends(void *port) {
+    const idist__pipe_port *p = (const idist__pipe_port *)port;
+    return !p->shm->oversubscribed && idist__doorbell_attends(p->shm, p->peer);
+}
+
+static bool idist__pipe_pull(void *port, uint64_t address, uint8_t withdrawn, void *buf,
+                             size_t nbytes) {
+    const idist__pipe_port *p = (const idist__pipe_port *)port;
+    const idist__counter *now = &idist__segment_doorbell(p->shm, p->peer)->withdrawn;
+
+    if (!p->shm->reads_remote ||
+        idist__segment_read_remote(p->shm, p->peer, address, buf, nbytes) != 0)
+        return false;
+    __atomic_thread_fence(__ATOMIC_ACQUIRE);
+    return (uint8_t)__atomic_load_n(now, __ATOMIC_ACQUIRE) == withdrawn;
+}
+
+// Whether the peer's process has ended, also while there are unread bytes of it. Tells all if so.
+static bool idist__pipe_peer_gone(const idist__pipe_port *p) {
+    return idist__liveness_look_at(p->shm, p->peer);
+}
+
+// There is no descriptor: see ring/shm/liveness.h.
+static int idist__pipe_descriptor(void *port, bool output) {
+    (void)port;
+    (void)output;
+    return -1;
+}
+
+static void idist__pipe_close(void *port) {
+    const idist__pipe_port *p = (const idist__pipe_port *)port;
+
+    if (idist__liveness_get(p->shm, p->shm->me) != IDIST__ENDED_NOT) return; // all know
+    __atomic_store_n(&p->out->closed, 1u, __ATOMIC_RELEASE);
+    __atomic_fetch_add(&idist__segment_header_of(p->shm)->ended_count, 1u, __ATOMIC_RELEASE);
+    if (idist__doorbell_any_asleep(p->shm)) idist__doorbell_wake(p->shm, p->peer);
+}
+
+static const idist__transport idist__pipe_transport = {"shm",
+                                                       idist__pipe_read,
+                                                       idist__pipe_write,
+                                                       idist__pipe_close,
+                                                       idist__pipe_descriptor,
+                                                       false,
+                                                       false,
+                                                       idist__pipe_peek_header,
+                                                       idist__pipe_read_message,
+                                                       idist__pipe_write_message,
+                                                       idist__pipe_exposes_memory,
+                                                       idist__pipe_reads_slowly,
+                                                       idist__pipe_attends,
+                                                       idist__pipe_pull};
+
+// ---- ring/msg/ring_model.h -----------------------------------------------------------------------
+
+// ring/msg/ring_model.h: frames, links, messages and transfers as data; the failure of a group
 
 //------------------------------------------------------------------------------
-// [ring:close]  leaving the other ranks
-// uses clock mutex poll socket model msg:types link pool connector
-// uses engine:progress engine:wait join:open
+// frames, transfers, messages, links, the backend's part of world and group
+//------------------------------------------------------------------------------
+
+// A frame is 64 bytes, in the byte order that the handshake found equal on both sides. `nbytes` of
+// payload may follow.
+//
+//   type    meaning                       payload    fields besides ctx
+//   EAGER   a whole message               message    print, tag, nbytes, past; id and aux: the
+//                                                    previous call (idist__history_tell_past)
+//   RTS     a message is ready            -          print, tag, past, id (the sender's number for
+//                                                    it), nbytes (its size), aux (its address),
+//                                                    flags (low bits of the number of sends that
+//                                                    the rank has withdrawn)
+//   CTS     send it                       -          id (as in RTS), aux (the receiver's number);
+//                                                    granted: id is 0; print, tag
+//   DATA    a piece of it                 piece      id (the receiver's number), nbytes, aux (size
+//                                                    of the message), print, tag, past
+//   PULLED  I have read it myself         -          id (as in RTS)
+//   CREDIT  eager bytes were consumed     -          nbytes (how many)
+//   WAITS   I am waiting in a call        -          print, flags, tag (the last collective of the
+//                                                    group that I have entered), aux (send / recv
+//                                                    messages received so far), id (of an RTS)
+//   HERE    I have entered it too         -          print, of that call or of the last one that
+//                                                    I have entered
+//   ABORT   the group has failed          text       aux (the status), nbytes
+//   LEFT    I have freed the group        -          -
+//   ASK     whom do you wait for?         -          flags (PASS_ON)
+//   ANSWER  I wait for a rank             -          aux (1 + rank in the world; 0: for none),
+//                                                    print (of the call), flags (UNANSWERED)
+//   BYE     I leave the world             text       aux (0: in order, after the last barrier;
+//                                                    else the status with which the world failed),
+//                                                    nbytes (of the text; in order: 0)
+typedef struct idist__frame {
+    uint8_t type, flags;
+    uint16_t past; // of EAGER, RTS and DATA in a collective: digest of the calls before it
+    uint32_t tag;  // step of a collective, or the user's tag
+    uint64_t ctx;  // group
+    idist__fingerprint fingerprint;
+    uint64_t nbytes;
+    uint64_t id;
+    uint64_t aux;
+} idist__frame;
+
+enum {
+    IDIST__EAGER = 1,
+    IDIST__RTS,
+    IDIST__CTS,
+    IDIST__DATA,
+    IDIST__PULLED,
+    IDIST__CREDIT,
+    IDIST__WAITS,
+    IDIST__HERE,
+    IDIST__ABORT,
+    IDIST__LEFT,
+    IDIST__BYE,
+    IDIST__ASK,
+    IDIST__ANSWER
+};
+
+enum { IDIST__NEEDS_YOU = 1, IDIST__ONLY_CALL = 2 }; // flags of WAITS
+enum { IDIST__PASS_ON = 1 };                         // of ASK: ask the rank that you wait for
+enum { IDIST__UNANSWERED = 1 };                      // of ANSWER: that rank does not answer me
+
+#define IDIST__FRAME_BYTES sizeof(idist__frame)
+typedef char idist__frame_is_a_header[IDIST__FRAME_BYTES == IDIST__HEADER_BYTES ? 1 : -1];
+// Payload of a DATA frame. Frames of other messages wait this long behind it.
+#define IDIST__PIECE_BYTES ((size_t)1 << 20)
+// Eager bytes, frames included, that are under way to one rank or wait there to be consumed. Credit
+// comes back only when half has been consumed, so this is twice what MPI programs often have under
+// way: 64 messages of 16 KiB.
+#define IDIST__WINDOW_BYTES ((size_t)2 << 20)
+// The largest eager message where the receiver can read larger ones in our memory, and fast.
+#define IDIST__EAGER_EXPOSED_BYTES ((size_t)8192)
+// The largest message that goes through a pipe in shared memory where the receiver could also read
+// it fast in our memory. Of larger ones the pipe would displace too much from the caches.
+#define IDIST__COPIED_BYTES ((size_t)1 << 20)
+#define IDIST__TEXT_BYTES ((size_t)400) // of an ABORT
+#define IDIST__STAGE_BYTES ((size_t)32 * 1024)
+#define IDIST__QUICK_YIELDS 16 // polls of the quick way when cores are oversubscribed
+#define IDIST__TURN_NS 64      // a poll of the quick way takes about this long
+#define IDIST__HISTORY 64
+// A rank that sleeps looks this often whether processes of its host have ended, or less often: see
+// ring/shm/liveness.h.
+#ifndef IDIST__LOOK_NS // a test sets it so high that nobody ever looks
+#define IDIST__LOOK_NS (10 * IDIST__MS)
+#endif
+
+enum { IDIST__CLOSED = 256 };       // groups whose end a ring remembers
+enum { IDIST__UNKNOWN_MAX = 1024 }; // messages of a rank that are kept for groups not known here
+enum { IDIST__BUCKETS = 1024 };
+
+// A node of a hash table, inside of what it finds; see ring/msg/transfer.h.
+typedef struct idist__index_node {
+    struct idist__index_node *next, **at; // `at` is what points to it
+    struct idist__index_bucket *bucket;   // NULL: it is in no table
+} idist__index_node;
+
+typedef struct idist__index_bucket {
+    idist__index_node *first, **end; // oldest first; `end` is valid unless the bucket is empty
+} idist__index_bucket;
+
+// One send or receive under way. It is in at most one list: a link's out, waiting, posted or
+// receiving, a group's recvs or wild, or the ring's idle ones. It is in none while it is the
+// in_transfer of an EAGER frame, or the claim on a message.
+typedef struct idist__transfer {
+    struct idist__transfer *next;
+    struct idist__transfer **at;       // what points to it
+    struct idist__transfer_list *list; // the list that holds it, if that is an idist__transfer_list
+    idist__index_node hook;            // in ring->transfers, if frames look it up
+    idist__task *task;         // NULL for control frames and for the rest of a cancelled message
+    int slot;                  // of a receive in a collective; -1: none
+    bool send;                 // false: a receive
+    bool started;              // the peer has been told of it
+    char *data;                // the user's buffer
+    size_t nbytes, moved;      // of the whole message
+    idist__frame frame;        // what goes out, or what the receive wants
+    size_t frame_moved;        // bytes of the frame that have gone out
+    size_t piece, piece_moved; // payload behind the frame
+    uint64_t id;               // our number for it in RTS, CTS, DATA and PULLED; 0: none
+    bool granted;              // a receive whose message the peer may send at once
+    uint64_t stamp;            // order of posting
+    char *owned;               // payload that is freed with the transfer
+} idist__transfer;
+
+typedef struct idist__transfer_list {
+    idist__transfer *first, **end; // oldest first; `end` is valid unless the list is empty
+} idist__transfer_list;
+
+// What arrived before this rank could use it: an EAGER or RTS without a receive, a CTS without its
+// send, an ABORT for a group that does not exist here yet.
+typedef struct idist__message {
+    struct idist__message *next, **at; // in its link's list; `at` is what points to it
+    idist__index_node hook;            // in ring->messages
+    int peer;
+    idist__frame frame;
+    char *data;             // the payload of an EAGER or the text of an ABORT, behind this struct
+    size_t moved;           // bytes of it that have arrived
+    idist__transfer *claim; // the receive that gets it once it has arrived completely
+    idist__transfer *self_send; // to ourselves: the payload is still in the sender's buffer
+    bool unknown;               // its group did not exist here when it arrived
+    uint64_t stamp;             // order of arrival
+} idist__message;
+
+enum { IDIST__SOCKETS_MAX = IDIST__CONFIG_SOCKETS_MAX }; // of a link
+
+typedef struct idist__sockets {  // of a link; see ring/msg/sockets.h
+    int fds[IDIST__SOCKETS_MAX]; // -1: not connected yet
+    int count;
+    int in, out;              // which socket is read next, and which one is written next
+    size_t in_left, out_left; // bytes until another one is
+} idist__sockets;
+
+// Sends of up to IDIST__CORK_MESSAGE bytes that follow each other within IDIST__CORK_NS wait for
+// each other, up to IDIST__CORK_BYTES of them.
+#define IDIST__CORK_MESSAGE ((size_t)4096)
+#define IDIST__CORK_BYTES ((size_t)32 * 1024)
+#define IDIST__CORK_NS ((int64_t)20000)
+enum { IDIST__PARTS = 64 }; // that one write takes: frames and payloads
+
+typedef struct idist__link { // the connection to one rank
+    const idist__transport *transport;
+    idist__sockets sockets;
+    void *port; // the transport's: &sockets, or an idist__pipe_port for shared memory
+    bool open;
+    bool polled;                 // as its transport says
+    int watched_in, watched_out; // descriptors that ring->watch watches for it; -1: none
+    bool bye;                    // the peer has left the world: the end of the stream is no loss
+    idist_status bye_status;     // IDIST_OK: in order; else how the world failed, as `text` says
+    bool ended; // the stream is at its end; ring/engine/progress.h decides what that means
+    int ended_errno;
+    bool write_dead; // writing has failed; reading will tell why
+    bool corked;     // some of what goes out waits for more, see idist__link_may_cork
+
+    idist__transfer *out, **out_end; // going out, in order
+    size_t corked_nbytes;            // of those that wait for more
+    int64_t sent_ns;                 // when the last send of the program began
+    idist__transfer_list waiting;    // sends that wait for CTS or PULLED
+    idist__transfer_list posted;     // receives of collectives, not matched yet
+    idist__transfer_list receiving;  // matched; DATA is coming
+
+    idist__message *early, **early_end; // unexpected messages, in order of arrival
+    int unknown_count;                  // of those, for groups that do not exist here
+
+    // Credits. window + what is on its way, lies unread at the peer, or is owed to us there
+    // = IDIST__WINDOW_BYTES, at all times.
+    size_t window;       // eager bytes that we may still send
+    size_t owed;         // eager bytes that we have consumed and not yet told the peer
+    size_t their_window; // eager bytes that the peer may still send
+
+    char *stage; // our part of ring->stages: bytes read ahead, of which [at .. end) are unread
+    size_t at, end;
+    idist__frame in;                  // the frame that is being read
+    size_t in_moved;                  // bytes of it
+    size_t left;                      // payload of it still to come, ...
+    char *target;                     // ... where it goes (NULL: nowhere), ...
+    idist__transfer *in_transfer;     // ... and what it belongs to: a transfer
+    idist__message *in_message;       // or a message
+    char text[IDIST__TEXT_BYTES + 1]; // of an ABORT or a BYE
+
+    idist__frame peer_waits;         // the last WAITS, while nothing else has come after it
+    uint64_t p2p_sent, p2p_received; // messages of send / recv
+    int64_t here_ns;                 // when the last HERE came
+    int64_t asked_ns;                // when the last ASK went out
+    int64_t answered_ns;             // when the last ANSWER came, ...
+    idist__frame answer;             // ... which is this one
+
+    struct idist__link *next_wanted; // see ring->wanted
+    bool wanted;
+    bool asks; // an ASK has not been answered
+} idist__link;
+
+typedef struct idist__closed { // a group that has been closed
+    uint64_t ctx;
+    idist_status status;
+} idist__closed;
+
+typedef struct idist__ring { // the backend's part of a world
+    idist__world *w;
+    idist__link *links;          // by world rank; our own one holds messages to ourselves
+    idist__os_poll_entry *polls; // scratch of ring/engine/progress.h: two sets, ...
+    size_t poll_capacity;        // ... of so many entries each
+    int watch;                   // of the descriptors of links, each tagged with its rank; -1: none
+    char *stages;                // of all links, in one allocation; most are never touched
+    int wake;                    // descriptor that ends a sleep
+    int corked_count;            // links that are corked
+    struct idist__segment *shm;  // memory that the ranks of this host share, or NULL
+    int polled_link_count;       // open links that are polled
+    uint32_t polled_count;       // how often a caller has polled
+    idist__link *wanted;         // links without a connection through which a message is to go
+    struct idist__connector *connector; // NULL: no rank makes connections any more
+    bool said_bye;                      // all that have a connection were told that we leave, ...
+    idist_status bye_status;            // ... and why: IDIST_OK: in order
+    int left_count;                     // ranks that have said that they leave
+    int64_t asking_ns;                  // when the last round of questions began: ring/engine/ask.h
+    int64_t ask_again_ns;               // when its ranks are asked once more; 0: never
+    char unreachable[200];              // why the last connection that was needed could not be made
+    int64_t no_fds_ns;                  // when descriptors were short the last time; 0: never
+    bool told_blind;        // the log says that we cannot look for processes that have ended
+    int64_t looked_ns;      // when we last looked for processes of this host that have ended
+    int64_t extra_sleep_ns; // how much longer than IDIST__LOOK_NS we sleep beside them by now
+    int64_t last_start_ns;  // when the last task started; after a pause of 1 ms the next one reads
+                            // the links first
+    idist__transfer *idle;  // transfers that can be used again
+    uint64_t stamp, next_id;
+    idist__closed closed[IDIST__CLOSED]; // groups that were closed last: what still arrives for
+    uint32_t nclosed;                    // them is dropped
+
+    // A failure that is noticed in the middle of something; see ring/msg/ring_model.h.
+    idist_group *failed;
+    idist_status failed_status;
+    char failed_cause[400];
+
+    idist__index_bucket transfers[IDIST__BUCKETS], messages[IDIST__BUCKETS]; // see ring/msg/transfer.h
+} idist__ring;
+
+typedef struct idist__seen {        // what is known of a member's progress in a group
+    uint32_t seq;                   // it has entered this call, ...
+    idist__fingerprint fingerprint; // ... which is this one
+} idist__seen;
+
+typedef struct idist__ring_group { // the backend's part of a group
+    int *rank_of;                  // rank in the group by world rank; -1: not a member
+    idist__seen *seen;             // by rank in the group
+    idist__transfer_list recvs;    // receives of recv, ...
+    idist__transfer_list wild;     // ... and those from any source or with any tag
+
+    idist__fingerprint history[IDIST__HISTORY]; // of our own calls, by seq; see ring/msg/history.h
+    uint16_t past[IDIST__HISTORY];              // digest of the calls before each
+    uint16_t digest;                            // of all calls so far
+
+    struct idist__share *share; // of members that share memory; NULL: collectives are messages
+    bool met;                   // all members know of all members' regions
+
+    // A group over several hosts; see ring/algo/host.h.
+    bool spans_hosts;
+    int nhosts;                // 0: its collectives do not go by host
+    bool in_order;             // the members on each host have successive ranks
+    idist_group *near, *leads; // the members on this host; the first members of all hosts (or NULL)
+    idist_group *whole;        // the group of which this one is `near` or `leads`
+    idist__task *first, *last; // calls by host under way; only the first one runs
+} idist__ring_group;
+
+static idist__ring *idist__ring_of(const idist__world *w) { return (idist__ring *)w->impl; }
+
+static idist__ring_group *idist__ring_group_of(const idist_group *g) {
+    return (idist__ring_group *)g->impl;
+}
+
+//------------------------------------------------------------------------------
+// failures that are noticed in the middle of something
+//
+// Failing a group cancels its tasks and frees their transfers. That must not happen while one of
+// them is in use further up the stack, so the failure is only recorded where it is noticed. The
+// engine carries it out after each frame and at the end of each step, and the loops that run tasks
+// stop at a recorded failure. So there is at most one at a time.
+//------------------------------------------------------------------------------
+
+// Records a failure. The first one counts.
+static void idist__ring_fail(idist__ring *ring, idist_group *g, idist_status status,
+                             const char *cause) {
+    if (ring->failed || g->status != IDIST_OK) return;
+    ring->failed = g;
+    ring->failed_status = status;
+    idist__text_copy(ring->failed_cause, sizeof ring->failed_cause, cause);
+}
+
+// The same as idist__group_fail_memory.
+static void idist__ring_fail_memory(idist__ring *ring, idist_group *g) {
+    const idist__world *w = ring->w;
+    char cause[400];
+
+    snprintf(cause, sizeof cause, "rank %d on %s is out of memory", w->group.rank, w->hostname);
+    idist__ring_fail(ring, g, IDIST_ERR_NO_MEMORY, cause);
+}
+
+// Carries out the failure that was recorded, and those that this one brings about.
+static void idist__ring_settle(idist__ring *ring) {
+    while (ring->failed) {
+        idist_group *g = ring->failed;
+        ring->failed = NULL;
+        idist__group_fail(g, ring->failed_status, ring->failed_cause);
+    }
+}
+
+// ---- ring/msg/sockets.h --------------------------------------------------------------------------
+
+// ring/msg/sockets.h: bytes over stream sockets, and none without a connection
+//
+// A link over TCP has one socket or several, because one cannot always fill a network: the buffers
+// that the system allows bound what is under way in it, and some clouds limit the bandwidth of each
+// connection. The bytes of the link go through its sockets in stripes, in each direction:
+//
+//   stripe   | 0 | 1 | 2 | 3 | 4 | ...     IDIST__STRIPE_BYTES each
+//   socket     0   1   2   0   1
+//
+// Sender and receiver both count bytes, so nothing has to say where a stripe begins. A stripe is
+// large enough that hardly any small message is cut, and small against what is under way.
+
+#ifndef IDIST__STRIPE_BYTES // a test cuts frames and payloads anywhere
+#define IDIST__STRIPE_BYTES ((size_t)256 * 1024)
+#endif
+
+static size_t idist__sockets_stripe(const idist__sockets *s) {
+    return s->count > 1 ? IDIST__STRIPE_BYTES : SIZE_MAX;
+}
+
+static void idist__sockets_init(idist__sockets *s) {
+    int i;
+
+    memset(s, 0, sizeof *s);
+    for (i = 0; i < IDIST__SOCKETS_MAX; i++) s->fds[i] = -1;
+}
+
+// How many sockets the link has, before they are connected.
+static void idist__sockets_set_count(idist__sockets *s, int count) {
+    s->count = count;
+    s->in_left = idist__sockets_stripe(s);
+    s->out_left = idist__sockets_stripe(s);
+}
+
+static bool idist__sockets_is_complete(const idist__sockets *s) {
+    int i;
+
+    for (i = 0; i < s->count; i++)
+        if (s->fds[i] < 0) return false;
+
+    return true;
+}
+
+// Bytes have moved through the socket number *turn, *left of which belong to its stripe.
+static void idist__sockets_moved(const idist__sockets *s, int *turn, size_t *left, size_t nbytes) {
+    *left -= nbytes;
+    if (*left) return;
+    *turn = (*turn + 1) % s->count;
+    *left = idist__sockets_stripe(s);
+}
+
+static ptrdiff_t idist__sockets_read(void *port, void *buf, size_t nbytes) {
+    idist__sockets *s = (idist__sockets *)port;
+    size_t most = nbytes < s->in_left ? nbytes : s->in_left;
+    ptrdiff_t n = idist__os_socket_read(s->fds[s->in], buf, most);
+
+    if (n > 0) idist__sockets_moved(s, &s->in, &s->in_left, (size_t)n);
+
+    return n;
+}
+
+static ptrdiff_t idist__sockets_write(void *port, const idist__os_part *parts, int nparts) {
+    idist__sockets *s = (idist__sockets *)port;
+    idist__os_part of_stripe[IDIST__PARTS];
+    size_t left = s->out_left;
+    ptrdiff_t n;
+    int i;
+
+    for (i = 0; i < nparts && i < IDIST__PARTS && left; i++) {
+        of_stripe[i] = parts[i];
+        if (of_stripe[i].nbytes > left) of_stripe[i].nbytes = left;
+        left -= of_stripe[i].nbytes;
+    }
+
+    n = idist__os_socket_write(s->fds[s->out], of_stripe, i);
+
+    // Reading is to tell why, and may be at another socket, which knows nothing of this.
+    for (i = 0; n < 0 && s->count > 1 && i < s->count; i++) idist__os_socket_end(s->fds[i]);
+
+    if (n > 0) idist__sockets_moved(s, &s->out, &s->out_left, (size_t)n);
+
+    return n;
+}
+
+static void idist__sockets_close(void *port) {
+    idist__sockets *s = (idist__sockets *)port;
+    int i;
+
+    for (i = 0; i < IDIST__SOCKETS_MAX; i++) idist__os_descriptor_close(&s->fds[i]);
+}
+
+static int idist__sockets_descriptor(void *port, bool output) {
+    const idist__sockets *s = (const idist__sockets *)port;
+    return s->fds[output ? s->out : s->in];
+}
+
+static const idist__transport idist__transport_tcp = {"tcp",
+                                                      idist__sockets_read,
+                                                      idist__sockets_write,
+                                                      idist__sockets_close,
+                                                      idist__sockets_descriptor,
+                                                      true,
+                                                      true,
+                                                      NULL,
+                                                      NULL,
+                                                      NULL,
+                                                      NULL,
+                                                      NULL,
+                                                      NULL,
+                                                      NULL};
+
+static const idist__transport idist__transport_unix = {"unix",
+                                                       idist__sockets_read,
+                                                       idist__sockets_write,
+                                                       idist__sockets_close,
+                                                       idist__sockets_descriptor,
+                                                       true,
+                                                       false,
+                                                       NULL,
+                                                       NULL,
+                                                       NULL,
+                                                       NULL,
+                                                       NULL,
+                                                       NULL,
+                                                       NULL};
+
+// A link without a connection: what is to go out waits until there is one. It counts as polled, so
+// that the rank sleeps in poll, where the connector's sockets can wake it.
+
+static ptrdiff_t idist__sockets_read_nothing(void *port, void *buf, size_t nbytes) {
+    (void)port;
+    (void)buf;
+    (void)nbytes;
+    return 0;
+}
+
+static ptrdiff_t idist__sockets_write_nothing(void *port, const idist__os_part *parts, int nparts) {
+    (void)port;
+    (void)parts;
+    (void)nparts;
+    return 0;
+}
+
+static void idist__sockets_close_nothing(void *port) { (void)port; }
+
+static int idist__sockets_no_descriptor(void *port, bool output) {
+    (void)port;
+    (void)output;
+    return -1;
+}
+
+static const idist__transport idist__transport_none = {"none",
+                                                       idist__sockets_read_nothing,
+                                                       idist__sockets_write_nothing,
+                                                       idist__sockets_close_nothing,
+                                                       idist__sockets_no_descriptor,
+                                                       true,
+                                                       false,
+                                                       NULL,
+                                                       NULL,
+                                                       NULL,
+                                                       NULL,
+                                                       NULL,
+                                                       NULL,
+                                                       NULL};
+
+// ---- ring/msg/op.h -------------------------------------------------------------------------------
+
+// ring/msg/op.h: a collective under way, and the macros that let an algorithm wait
+//
+// An algorithm is a function that is called again whenever one of its sends or receives completes.
+// It keeps its place either by itself (streams, see ring/algo/stream.h), or as a coroutine:
+// straight code between CO_BEGIN and CO_END, in which CO_AWAIT leaves the function until its
+// condition holds. No local variable keeps its value across an AWAIT; state lives in idist__op.
+
+// Receives of a stream that are posted ahead, at least and at most. The peer may send all of them
+// at once, so twice the least are slower on one host: 2 MiB on their way fall out of the caches.
+#define IDIST__SLOTS 4
+#define IDIST__SLOTS_MOST 32
+#define IDIST__CHUNK_BYTES ((size_t)256 * 1024) // unit of a stream
+
+typedef struct idist__op idist__op;
+
+typedef struct idist__item { // of a stream
+    int peer;                // rank in the group
+    char *data;
+    size_t nbytes;
+} idist__item;
+
+// ---- state of an algorithm, one struct per family ----
+
+typedef struct idist__stream_op {  // ring/algo/stream.h, and so ring/algo/ring_algo.h and ring/algo/chain.h
+    size_t recv_total, send_total; // items
+    size_t head;                   // items that can be sent before anything has been received
+    size_t posted, taken, sent;    // items so far: receives posted, items taken, sends posted
+    size_t chunk_count;            // elements of a chunk
+    size_t block_chunks;           // chunks of a block
+    char *slots;                   // scratch for receives without an address of their own
+    idist__item (*recv_at)(idist__task *t, size_t index);
+    idist__item (*send_at)(idist__task *t, size_t index);
+    void (*take)(idist__task *t, size_t index);
+} idist__stream_op;
+
+typedef struct idist__direct_op {  // ring/algo/direct.h
+    size_t recv_total, send_total; // messages
+    size_t posted, sent;           // so far
+} idist__direct_op;
+
+typedef struct idist__dissemination_op { // ring/algo/tree.h
+    int distance;                        // of the current round, a power of two
+} idist__dissemination_op;
+
+typedef struct idist__tree_op { // ring/algo/tree.h
+    int distance; // to the child of the current step, and after the last one to the parent
+} idist__tree_op;
+
+typedef struct idist__doubling_op { // ring/algo/doubling.h
+    int distance;                   // to the partner of the current round, a power of two
+    int active_ranks; // ranks that exchange: the largest power of two within the group
+} idist__doubling_op;
+
+typedef struct idist__bruck_op { // ring/algo/bruck.h
+    int distance;                // of the current round, a power of two
+    size_t packed_blocks;        // all_to_all: blocks that travel in this round
+} idist__bruck_op;
+
+enum { IDIST__HOST_ROUND = 3 }; // steps of a plan that run at once
+
+typedef struct idist__host_op {     // ring/algo/host.h
+    struct idist__host_step *steps; // the plan; NULL: not made yet
+    size_t step_count;
+    size_t current;                          // the first step of the round under way
+    size_t running_count;                    // steps of that round
+    idist__task *running[IDIST__HOST_ROUND]; // their tasks, until we have seen them all end
+    idist__task *next;                       // the next call in the queue of the group
+} idist__host_op;
+
+typedef struct idist__shared_op { // ring/share/
+    uint32_t call_number;         // among the shared calls of the group
+    int next_rank;                // where the check of the other members goes on
+    int awaited;                  // the member whose next step is awaited
+    bool entered;                 // our slot announces the call
+    bool remote;                  // contributions may be read across memories, through the kernel
+    bool in_place;                // our contribution is read where it is
+    bool direct;                  // the others write to our result
+    uint64_t first_chunk;         // number of the call's first chunk, over all calls of the group
+    size_t nchunks;
+    size_t chunk_count;   // elements of a block in each chunk
+    size_t chunk;         // the chunk under way
+    size_t exposed;       // chunks that we have exposed
+    size_t largest_count; // v-forms: elements of the largest part
+    idist__task *next;    // the next call in the queue of the group
+} idist__shared_op;
+
+// The backend's part of a task. Sends and receives of the program use `transfer` alone; the rest is
+// not cleared for them.
+struct idist__op {
+    idist__transfer *transfer; // of a send or receive of the program; NULL when it has ended
+
+    // Every collective.
+    void (*run)(idist__task *t);
+    void (*finish)(idist__task *t);   // after the last step, to copy the result to its place, say
+    idist__algorithm algorithm;       // part of the fingerprint
+    int line;                         // where the coroutine goes on
+    bool running;                     // run is on the stack
+    uint16_t past;                    // digest of the calls before
+    uint32_t slots_pending;           // bit k: the receive in slot k is not complete
+    size_t slot_count;                // receives of a stream that are posted ahead
+    int sends_pending, recvs_pending; // not complete
+
+    // What it works on.
+    int n, rank, root; // size of the group, our rank
+    size_t size;       // of an element as it is reduced: over messages, F16 is carried as F32
+    size_t count;
+    size_t nbytes; // count * size
+    idist__reduce_fn reduce;
+    const idist__user_op *user; // &user_op, or NULL
+    idist__user_op user_op;     // a copy: the op may be freed while the call runs
+    const char *in;             // our contribution
+    char *out;                  // our result
+    char *work;                 // scratch of the algorithm
+    char *element;              // scratch for one element that is larger than IDIST__OP_PIECE
+    char *memory;               // all scratch, in one allocation
+
+    union { // which one is valid follows from `algorithm` and the kind of the call
+        idist__stream_op stream;
+        idist__direct_op direct;
+        idist__dissemination_op dissemination;
+        idist__tree_op tree;
+        idist__doubling_op doubling;
+        idist__bruck_op bruck;
+        idist__host_op host;
+        idist__shared_op shared;
+    } u;
+};
+
+static idist__op *idist__op_of(const idist__task *t) { return (idist__op *)t->impl; }
+
+#define IDIST__CO_BEGIN(o) \
+    switch ((o)->line) {   \
+    case 0:
+#define IDIST__CO_AWAIT(o, condition) \
+    do {                              \
+        (o)->line = __LINE__;         \
+        __attribute__((fallthrough)); \
+    case __LINE__:                    \
+        if (!(condition)) return;     \
+    } while (0)
+#define IDIST__CO_END(o) \
+    default: break;      \
+        }
+
+// A buffer that nobody reads or writes may be NULL. Algorithms add offsets to it, which C does not
+// allow for null pointers.
+static char *idist__op_buffer(const void *buffer) {
+    static const char nothing[1] = {0};
+    return (char *)(uintptr_t)(buffer ? buffer : nothing);
+}
+
+// Fills in what a collective works on, as its call says.
+static void idist__op_prepare(idist__task *t) {
+    idist__op *o = idist__op_of(t);
+    const idist__call *c = &t->call;
+
+    o->n = t->group->size;
+    o->rank = t->group->rank;
+    o->root = c->root;
+    o->user = NULL;
+
+    if (idist__kind_reduces(c->kind) && (int)c->op >= IDIST_OP_USER) {
+        o->user_op = *idist__world_user_op(t->group, c);
+        o->user = &o->user_op;
+    }
+
+    o->size = idist_dtype_size(c->dtype);
+    o->count = c->count;
+    o->nbytes = o->count * o->size;
+    o->in = idist__op_buffer(c->send);
+    o->out = idist__op_buffer(c->recv);
+}
+
+// What the messages of a collective carry. In all_to_allv each pair of ranks compares its dtype.
+static idist__fingerprint idist__op_fingerprint(const idist__task *t) {
+    idist__fingerprint p = idist__fingerprint_of_task(t, idist__op_of(t)->algorithm);
+
+    if (t->call.kind == IDIST__ALL_TO_ALLV) {
+        p.dtype = (uint8_t)t->call.dtype;
+        p.check = idist__fingerprint_tagged(t->group->w, &t->call, 0);
+    }
+
+    return p;
+}
+
+static void idist__op_done(idist__task *t) {
+    idist__op *o = idist__op_of(t);
+
+    if (t->done || idist__ring_of(t->group->w)->failed == t->group) return;
+    if (o->finish) o->finish(t);
+    idist__mem_free(&t->group->w->cfg.mem, o->memory);
+    o->memory = NULL;
+    idist__task_complete(t, IDIST_OK, "");
+}
+
+static void idist__op_run(idist__task *t) {
+    idist__op *o = idist__op_of(t);
+
+    if (o->running || t->done) return;
+    o->running = true; // a transfer that completes at once must not call the algorithm recursively
+    o->run(t);
+    o->running = false;
+}
+
+// ---- ring/msg/transfer.h -------------------------------------------------------------------------
+
+// ring/msg/transfer.h: sends and receives under way, and finding them by what they wait for
+
+//------------------------------------------------------------------------------
+// finding transfers and messages by what frames say
+//
+// Thousands of sends and receives may be under way at once, and every frame asks for one of them.
+// So the ring has two hash tables: ring->transfers, and ring->messages for the unexpected messages.
+//
+//     what a frame asks for                          its key
+//     a posted receive                               group, peer, and tag or number of the call
+//     an unexpected message                          the same
+//     a send that waits for a grant                  the same
+//     a send that waits for the answer to its RTS    the id that the frame gives
+//     a receive that waits for DATA                  the id that the frame gives
+//
+// Send / recv has the tag in its key, a collective the sequence number of its call. In a bucket,
+// and so among equal keys, the oldest comes first.
+//------------------------------------------------------------------------------
+
+static void idist__index_insert(idist__index_node *hook, idist__index_bucket *table, uint64_t key) {
+    idist__index_bucket *bucket = &table[key % IDIST__BUCKETS];
+
+    hook->next = NULL;
+    hook->at = bucket->first ? bucket->end : &bucket->first;
+    hook->bucket = bucket;
+    *hook->at = hook;
+    bucket->end = &hook->next;
+}
+
+static void idist__index_remove(idist__index_node *hook) {
+    *hook->at = hook->next;
+    if (hook->next) hook->next->at = hook->at;
+    else hook->bucket->end = hook->at;
+    hook->bucket = NULL;
+}
+
+static idist__transfer *idist__index_transfer(idist__index_node *hook) {
+    return (idist__transfer *)(void *)((char *)hook - offsetof(idist__transfer, hook));
+}
+
+static idist__message *idist__index_message(idist__index_node *hook) {
+    return (idist__message *)(void *)((char *)hook - offsetof(idist__message, hook));
+}
+
+// The key of what a rank sends in a group: a message of send / recv (p2p) with this tag, or a step
+// of the collective with this sequence number.
+static uint64_t idist__index_key(uint64_t ctx, int peer, bool p2p, uint32_t tag_or_seq) {
+    return idist__hash_mix(ctx + ((uint64_t)(uint32_t)peer << 33),
+                           ((uint64_t)p2p << 32) | tag_or_seq);
+}
+
+static uint64_t idist__index_frame_key(int peer, const idist__frame *f) {
+    bool p2p = f->fingerprint.kind == IDIST__SEND;
+    return idist__index_key(f->ctx, peer, p2p, p2p ? f->tag : f->fingerprint.seq);
+}
+
+static uint64_t idist__index_id_key(uint64_t id) { return idist__hash_mix(id, 0); }
+
+//------------------------------------------------------------------------------
+// the life of a send or receive
+//------------------------------------------------------------------------------
+
+static idist__transfer *idist__transfer_new(idist__ring *ring) {
+    idist__transfer *v = ring->idle;
+
+    if (v) {
+        ring->idle = v->next;
+        idist__mem_clear(v, sizeof *v);
+    } else {
+        v = (idist__transfer *)idist__mem_alloc(&ring->w->cfg.mem, sizeof *v);
+    }
+
+    if (v) {
+        v->slot = -1;
+        v->stamp = ++ring->stamp;
+    }
+
+    return v;
+}
+
+static void idist__transfer_append(idist__transfer_list *list, idist__transfer *v) {
+    v->next = NULL;
+    v->at = list->first ? list->end : &list->first;
+    v->list = list;
+    *v->at = v;
+    list->end = &v->next;
+}
+
+// The same for one that frames ask for.
+static void idist__transfer_put(idist__ring *ring, idist__transfer_list *list, idist__transfer *v,
+                                uint64_t key) {
+    idist__transfer_append(list, v);
+    idist__index_insert(&v->hook, ring->transfers, key);
+}
+
+// Takes it out of its list and of the index.
+static void idist__transfer_take(idist__transfer *v) {
+    *v->at = v->next;
+    if (v->next) v->next->at = v->at;
+    else v->list->end = v->at; // NOLINT(clang-analyzer-core.NullDereference): it is in one
+    v->list = NULL;
+    if (v->hook.bucket) idist__index_remove(&v->hook);
+}
+
+// The transfer with this number, among those that wait for CTS, PULLED or DATA.
+static idist__transfer *idist__transfer_find(idist__ring *ring, const idist__transfer_list *list,
+                                             uint64_t id) {
+    idist__index_node *hook = ring->transfers[idist__index_id_key(id) % IDIST__BUCKETS].first;
+
+    for (; hook; hook = hook->next) {
+        idist__transfer *v = idist__index_transfer(hook);
+        if (v->list == list && v->id == id) return v;
+    }
+
+    return NULL;
+}
+
+static void idist__transfer_free(idist__ring *ring, idist__transfer *v) {
+    idist__mem_free(&ring->w->cfg.mem, v->owned);
+    if (v->task && idist__kind_is_p2p(v->task->call.kind)) idist__op_of(v->task)->transfer = NULL;
+    v->next = ring->idle;
+    ring->idle = v;
+}
+
+// A transfer is complete: completes its task, or resumes the algorithm.
+static void idist__transfer_done(idist__ring *ring, idist__transfer *v) {
+    idist__task *t = v->task;
+    bool send = v->send;
+    int slot = v->slot;
+    idist__op *o;
+
+    idist__transfer_free(ring, v);
+    if (!t || t->done) return;
+    ring->w->moved_count++;
+
+    if (t->call.kind == IDIST__SEND) {
+        idist__task_complete(t, IDIST_OK, "");
+        return;
+    }
+
+    o = idist__op_of(t);
+    if (send) o->sends_pending--;
+    else o->recvs_pending--;
+    if (slot >= 0) o->slots_pending &= ~(1u << slot);
+    idist__op_run(t);
+}
+
+// A receive is complete, of recv or of a collective.
+static void idist__transfer_received(idist__ring *ring, idist__transfer *v, int peer) {
+    idist__task *t = v->task;
+    int tag = (int)v->frame.tag;
+    size_t count = (size_t)idist__fingerprint_count(&v->frame.fingerprint);
+
+    if (!t || t->call.kind != IDIST__RECV) {
+        idist__transfer_done(ring, v);
+        return;
+    }
+
+    idist__transfer_free(ring, v);
+    idist__matching_received(t, idist__ring_group_of(t->group)->rank_of[peer], tag, count);
+}
+
+// ---- ring/msg/combine.h --------------------------------------------------------------------------
+
+// ring/msg/combine.h: reducing operands that have arrived
+
+enum { IDIST__OP_PIECE = 4096 };
+
+// Calls the op of a program. False: the op has thrown an exception, and the group has failed.
+IDIST__NOINLINE static bool idist__combine_by_user(const idist__task *t, const void *in,
+                                                   void *inout, size_t count, idist_dtype dtype) {
+    const idist__op *o = idist__op_of(t);
+    const idist__world *w = t->group->w;
+    uint32_t mode = idist__mode_enter();
+    char cause[400];
+
+    IDIST__CALLBACK(o->user->fn(in, inout, count, dtype, o->user->arg));
+    idist__mode_leave(mode);
+    if (!idist__me.thrown[0]) return true;
+
+    snprintf(cause, sizeof cause, "rank %d on %s: its user op threw an exception: %s",
+             w->group.rank, w->hostname, idist__me.thrown);
+    idist__me.thrown[0] = 0;
+    idist__ring_fail(idist__ring_of(w), t->group, IDIST_ERR_CALLBACK, cause);
+
+    return false;
+}
+
+// acc = lo (op) hi over count elements; acc is one of them or neither. A user op works in place on
+// its second operand, so where that must survive it is copied, in pieces. If the op throws, the
+// group fails, and nothing more is sent for it.
+static void idist__combine(const idist__task *t, char *acc, const char *lo, const char *hi,
+                           size_t count, idist_dtype dtype) {
+    const idist__op *o = idist__op_of(t);
+    uint64_t some[IDIST__OP_PIECE / sizeof(uint64_t)];
+    char *piece = o->element ? o->element : (char *)some;
+    size_t at, k, most = o->element ? 1 : sizeof some / o->size;
+
+    if (!o->user || !o->user->fn) {
+        idist__reduce_by(o->reduce, acc, lo, hi, count);
+        return;
+    }
+
+    if (acc == hi) {
+        (void)idist__combine_by_user(t, lo, acc, count, dtype);
+        return;
+    }
+
+    for (at = 0; at < count; at += k) {
+        k = count - at < most ? count - at : most;
+        memcpy(piece, hi + at * o->size, k * o->size);
+        if (!idist__combine_by_user(t, lo + at * o->size, piece, k, dtype)) return;
+        memcpy(acc + at * o->size, piece, k * o->size);
+    }
+}
+
+// ---- ring/msg/link.h -----------------------------------------------------------------------------
+
+// ring/msg/link.h: frames out of one link, credits, rendezvous
+//
+// WHAT IT IS
+//
+// Non-blocking messages between two ranks over one link, on any transport. idist_send and
+// idist_recv are such messages; collectives are algorithms made of them (ring/algo/).
+//
+//   transfer   one send or receive under way, posted by this rank
+//   message    one that has arrived before a receive for it was posted (unexpected)
+//   frame      64 bytes that begin everything that goes through a link
+//   link       the connection to one rank: what goes out, what is coming in, credits
+//
+// HOW IT FITS
+//
+// The algorithms and calls above post transfers. ring/engine/progress.h reads the links and tells
+// this file of the frames that arrive. No section asks which transport a link has: a transport says
+// what it can do (idist__transport in ring/shm/).
+//
+// A SMALL MESSAGE (eager)
+//
+// sender     idist__send_post -> idist__link_push -> idist__link_flush -> transport->write
+// receiver   idist__progress_read (engine) -> idist__match_frame -> payload goes to the buffer of
+//            the receive, or into a message if none is posted -> idist__transfer_received
+// sender     gets CREDIT back when half of its window has been consumed
+//
+// A LARGE MESSAGE (rendezvous)
+//
+// sender     RTS                      a message is ready, and where
+// receiver   PULLED                   it has read the message in the sender's memory, or
+//            CTS                      it has a place for it
+// sender     DATA, DATA, ...          pieces of 1 MiB, between which other frames may go
+//
+// Where the receiver could read it, idist__link_wants_data chooses.
+//
+// A LARGE MESSAGE OF A COLLECTIVE, WHERE THE RECEIVER CANNOT READ THE SENDER'S MEMORY (granted)
+//
+// Both ranks know of the message before it is sent, so the receiver need not be asked.
+//
+// receiver   CTS                      when the receive is posted
+// sender     DATA, DATA, ...          when the send is posted and the CTS has come
+//
+// Each such message takes one CTS. A sender that has to wait for it sends an RTS, whose
+// fingerprint tells the receiver which call this rank is in; it needs no answer.
+
+static int idist__link_rank(const idist__ring *ring, const idist__link *l) {
+    return (int)(l - ring->links);
+}
+
+// Watches one descriptor for bytes and one for space, instead of those that were watched; -1: none.
+// False: errno says why it cannot.
+static bool idist__link_watch(const idist__ring *ring, idist__link *l, int in, int out) {
+    int rank = idist__link_rank(ring, l), was[2], i;
+    bool ok = true;
+
+    if (l->watched_in == in && l->watched_out == out) return true;
+    was[0] = l->watched_in;
+    was[1] = l->watched_out != l->watched_in ? l->watched_out : -1;
+    l->watched_in = in;
+    l->watched_out = out;
+
+    for (i = 0; i < 2; i++)
+        if (was[i] >= 0 && was[i] != in && was[i] != out)
+            idist__os_watch_set(ring->watch, was[i], rank, false, false);
+
+    if (in >= 0) ok = idist__os_watch_set(ring->watch, in, rank, true, in == out);
+    if (ok && out >= 0 && out != in) ok = idist__os_watch_set(ring->watch, out, rank, false, true);
+
+    return ok;
+}
+
+// Watches what is to be read next and, while output is queued that found no space, what is to be
+// written next.
+static void idist__link_watch_next(idist__ring *ring, idist__link *l, bool awaits_space) {
+    int in = l->transport->descriptor(l->port, false);
+    int out = awaits_space ? l->transport->descriptor(l->port, true) : -1;
+
+    if (!idist__link_watch(ring, l, in, out))
+        idist__ring_fail(ring, &ring->w->group, IDIST_ERR_NO_MEMORY,
+                         "a rank cannot watch its connections");
+}
+
+static void idist__link_leave_transport(idist__ring *ring, idist__link *l) {
+    l->transport->close(l->port);
+    if (l->polled) ring->polled_link_count--;
+}
+
+static void idist__link_close(idist__ring *ring, idist__link *l) {
+    if (!l->open) return;
+    l->open = false;
+    if (l->corked) ring->corked_count--;
+    l->corked = false;
+    idist__link_watch(ring, l, -1, -1);
+    idist__link_leave_transport(ring, l);
+}
+
+// Gives a link the transport that moves its bytes from now on. False: errno says why it cannot, and
+// the link is as it was.
+static bool idist__link_open(idist__ring *ring, idist__link *l, const idist__transport *transport,
+                             void *port) {
+    if (!idist__link_watch(ring, l, transport->descriptor(port, false), -1)) {
+        l->watched_in = -1;
+        return false;
+    }
+
+    if (l->open) idist__link_leave_transport(ring, l);
+    l->transport = transport;
+    l->port = port;
+    l->open = true;
+    l->polled = transport->polled;
+    if (l->polled) ring->polled_link_count++;
+
+    return true;
+}
+
+static bool idist__link_is_connected(const idist__link *l) {
+    return l->open && l->transport != &idist__transport_none;
+}
+
+// A message is to go through this link, in either direction: asks for a connection, if there is
+// none. The receiver asks too, because otherwise it would not learn that its peer has died.
+static void idist__link_want(idist__ring *ring, idist__link *l) {
+    if (l->wanted || !l->open || l->transport != &idist__transport_none) return;
+    l->wanted = true;
+    l->next_wanted = ring->wanted;
+    ring->wanted = l;
+}
+
+static void idist__link_push(idist__link *l, idist__transfer *v) {
+    v->next = NULL;
+    v->frame_moved = v->piece_moved = 0;
+    *l->out_end = v;
+    l->out_end = &v->next;
+}
+
+static void idist__link_pop(idist__link *l) {
+    l->out = l->out->next;
+    if (!l->out) l->out_end = &l->out;
+}
+
+// Drops the control frames that were to go out, because the peer reads no more. What tasks wait for
+// stays: when reading tells whether the peer was lost or has left, the tasks end with their group.
+static void idist__link_write_failed(idist__ring *ring, idist__link *l) {
+    idist__transfer **at = &l->out;
+
+    l->write_dead = true;
+
+    while (*at) {
+        idist__transfer *v = *at;
+
+        if (v->task) {
+            at = &v->next;
+            continue;
+        }
+
+        *at = v->next;
+        idist__transfer_free(ring, v);
+    }
+
+    l->out_end = at;
+}
+
+// A frame and its payload have gone out.
+static void idist__link_sent(idist__ring *ring, idist__link *l, idist__transfer *v) {
+    size_t left;
+
+    idist__link_pop(l);
+
+    if (v->frame.type == IDIST__RTS && v->id) { // it asks for an answer
+        idist__transfer_put(ring, &l->waiting, v, idist__index_id_key(v->id));
+        return;
+    }
+
+    if (v->frame.type == IDIST__DATA) v->moved += v->piece;
+
+    if (v->frame.type != IDIST__DATA || v->moved >= v->nbytes) {
+        idist__transfer_done(ring, v);
+        return;
+    }
+
+    left = v->nbytes - v->moved;
+    v->piece = left < IDIST__PIECE_BYTES ? left : IDIST__PIECE_BYTES;
+    v->frame.nbytes = v->piece;
+    idist__link_push(l, v); // behind the others: a large message does not hold up small ones
+}
+
+static bool idist__link_is_out(const idist__transfer *v) {
+    return v->frame_moved == IDIST__FRAME_BYTES && v->piece_moved == v->piece;
+}
+
+// Collects frames and payloads that go out next. Returns how many parts there are.
+static int idist__link_gather(const idist__link *l, idist__os_part *parts) {
+    idist__transfer *v;
+    int n = 0;
+
+    for (v = l->out; v && n + 2 <= IDIST__PARTS; v = v->next) {
+        size_t frame_left = IDIST__FRAME_BYTES - v->frame_moved;
+
+        if (frame_left) {
+            parts[n].data = (char *)&v->frame + v->frame_moved;
+            parts[n++].nbytes = frame_left;
+        }
+
+        if (v->piece_moved < v->piece) {
+            parts[n].data = v->data + v->moved + v->piece_moved;
+            parts[n++].nbytes = v->piece - v->piece_moved;
+        }
+    }
+
+    return n;
+}
+
+// n bytes of what idist__link_gather has collected have gone out.
+static void idist__link_account(const idist__link *l, size_t n) {
+    idist__transfer *v;
+
+    for (v = l->out; n; v = v->next) {
+        size_t left = IDIST__FRAME_BYTES - v->frame_moved, k = n < left ? n : left;
+
+        v->started = true;
+        v->frame_moved += k;
+        n -= k;
+        left = v->piece - v->piece_moved;
+        k = n < left ? n : left;
+        v->piece_moved += k;
+        n -= k;
+    }
+}
+
+// Writes as much as the transport takes. A transfer that has gone out may end its task, and that
+// may send more and come here again; so all that a write has moved is accounted for first.
+static void idist__link_flush(idist__ring *ring, idist__link *l) {
+    bool full = false;
+
+    if (l->corked) ring->corked_count--;
+    l->corked = false;
+    l->corked_nbytes = 0;
+
+    while (l->out && !l->write_dead && !full) {
+        idist__os_part parts[IDIST__PARTS];
+        ptrdiff_t n;
+
+        if (idist__link_is_out(l->out)) {
+            idist__link_sent(ring, l, l->out);
+            continue;
+        }
+
+        n = l->transport->write(l->port, parts, idist__link_gather(l, parts));
+        if (n < 0) idist__link_write_failed(ring, l);
+        else idist__link_account(l, (size_t)n);
+        full = n == 0;
+    }
+
+    if (l->polled) idist__link_watch_next(ring, l, full);
+}
+
+// Whether a small send that the program does not wait for may wait for the next one, so that one
+// system call takes both. Only in a burst: the first send goes out at once. The others go out with
+// the next progress, which comes as soon as the program waits, or the progress thread looks.
+static bool idist__link_may_cork(const idist__link *l, const idist__task *t, size_t nbytes) {
+    bool in_burst = t->started_ns - l->sent_ns < IDIST__CORK_NS;
+    bool waits = !t->async && !idist__me.group_depth;
+
+    return l->polled && in_burst && !waits && nbytes <= IDIST__CORK_MESSAGE &&
+           l->corked_nbytes + nbytes <= IDIST__CORK_BYTES && idist__link_is_connected(l);
+}
+
+static void idist__link_cork(idist__ring *ring, idist__link *l, size_t nbytes) {
+    if (!l->corked) ring->corked_count++;
+    l->corked = true;
+    l->corked_nbytes += nbytes + IDIST__FRAME_BYTES;
+}
+
+// The text of an ABORT goes behind its frame. Without memory for it the frame goes alone.
+static void idist__link_add_text(idist__ring *ring, idist__transfer *v, const char *text) {
+    size_t nbytes = strlen(text);
+
+    v->owned = (char *)idist__mem_alloc(&ring->w->cfg.mem, nbytes + 1);
+
+    if (v->owned) {
+        memcpy(v->owned, text, nbytes);
+        v->data = v->owned;
+        v->nbytes = v->piece = nbytes;
+    }
+
+    v->frame.nbytes = v->nbytes;
+}
+
+// Queues a control frame, for which no task waits. `text`, if not NULL, follows it. Without a
+// connection, RTS and CTS are kept until there is one. All other frames are dropped;
+// idist__announce_late tells a new peer what it has missed.
+static void idist__link_control(idist__ring *ring, idist__link *l, const idist__frame *f,
+                                const char *text) {
+    bool waits = f->type == IDIST__RTS || f->type == IDIST__CTS;
+    idist__transfer *v;
+
+    if (!l->open || l->write_dead || !(waits || idist__link_is_connected(l))) return;
+    v = idist__transfer_new(ring);
+
+    if (!v) { // the peer would wait for what the frame says
+        idist_group *g = idist__world_find_group(ring->w, f->ctx);
+        idist__ring_fail_memory(ring, g ? g : &ring->w->group);
+        return;
+    }
+
+    v->send = true;
+    v->frame = *f;
+    if (text) idist__link_add_text(ring, v, text);
+
+    idist__link_push(l, v);
+    idist__link_flush(ring, l);
+}
+
+// Tells a rank that this one leaves the world, and how the world failed if it did.
+static void idist__link_bye(idist__ring *ring, idist__link *l) {
+    bool failed = ring->bye_status != IDIST_OK;
+    idist__frame f;
+
+    memset(&f, 0, sizeof f);
+    f.type = IDIST__BYE;
+    f.aux = (uint64_t)(int64_t)ring->bye_status;
+    idist__link_control(ring, l, &f, failed ? ring->w->group.cause : NULL);
+}
+
+// Tells a rank that a group has failed.
+static void idist__link_abort(idist__ring *ring, idist__link *l, uint64_t ctx, idist_status status,
+                              const char *cause) {
+    idist__frame f;
+
+    memset(&f, 0, sizeof f);
+    f.type = IDIST__ABORT;
+    f.ctx = ctx;
+    f.aux = (uint64_t)(int64_t)status;
+    idist__link_control(ring, l, &f, cause);
+}
+
+// Eager bytes have been consumed. The sender gets them back as credit once they amount to half of
+// its window.
+static void idist__link_consumed(idist__ring *ring, idist__link *l, size_t nbytes) {
+    idist__frame f;
+
+    l->owed += nbytes + IDIST__FRAME_BYTES;
+    if (l->owed < IDIST__WINDOW_BYTES / 2) return;
+
+    memset(&f, 0, sizeof f);
+    f.type = IDIST__CREDIT;
+    f.nbytes = l->owed;
+    l->their_window += l->owed;
+    l->owed = 0;
+    idist__link_control(ring, l, &f, NULL);
+}
+
+// Whether the peer may read messages in our memory by itself. `withdrawn` (may be NULL) gets the
+// count of our withdrawn sends that its RTS has to carry.
+static bool idist__link_exposes_memory(const idist__link *l, uint8_t *withdrawn) {
+    return l->transport->exposes_memory && l->transport->exposes_memory(l->port, withdrawn);
+}
+
+// Whether such a read is slower than a copy through the link.
+static bool idist__link_reads_slowly(const idist__link *l) {
+    return l->transport->reads_slowly && l->transport->reads_slowly(l->port);
+}
+
+// Whether a message of this size goes out at once, given the credits for it.
+static bool idist__link_is_eager(const idist__link *l, size_t nbytes) {
+    if (nbytes <= IDIST__EAGER_EXPOSED_BYTES) return true;
+    if (nbytes > IDIST__EAGER_BYTES) return false;
+    return !idist__link_exposes_memory(l, NULL) || idist__link_reads_slowly(l);
+}
+
+// Whether a message of a collective is sent by grant. The same on both sides.
+static bool idist__link_grants(const idist__link *l, size_t nbytes) {
+    return nbytes > IDIST__EAGER_BYTES && !idist__link_exposes_memory(l, NULL);
+}
+
+// A receive has been posted whose message the peer may send at once.
+static void idist__link_grant(idist__ring *ring, idist__link *l, idist__transfer *v) {
+    idist__frame cts = v->frame;
+
+    v->granted = true;
+    v->id = ++ring->next_id;
+    cts.type = IDIST__CTS;
+    cts.aux = v->id;
+    idist__link_control(ring, l, &cts, NULL);
+}
+
+// The peer has a place for a message, under this number.
+static void idist__link_send_data(idist__ring *ring, idist__link *l, idist__transfer *v,
+                                  uint64_t id) {
+    v->frame.type = IDIST__DATA;
+    v->frame.id = id;
+    v->frame.aux = v->nbytes;
+    v->piece = v->nbytes < IDIST__PIECE_BYTES ? v->nbytes : IDIST__PIECE_BYTES;
+    v->frame.nbytes = v->piece;
+    idist__link_push(l, v);
+    idist__link_flush(ring, l);
+}
+
+// Whether a send of this rank has been announced and not been answered.
+static bool idist__link_any_waits(const idist__ring *ring) {
+    int i;
+
+    for (i = 0; i < ring->w->group.size; i++)
+        if (ring->links[i].waiting.first) return true;
+    return false;
+}
+
+// Whether an announced message should come as DATA, rather than be read in the memory of its
+// sender. Then two processors copy, one into the pipe and one out of it, in as little as half the
+// time. The sender must be waiting in a call; this rank need not, since its thread reads the pipe
+// as well. Where reads are fast, the message must be small enough for the caches, and this rank
+// must have no announced send of its own. A receive with a time-out of its own is excluded: DATA
+// arrives only while the sender, or its thread, keeps running.
+static bool idist__link_wants_data(const idist__ring *ring, const idist__link *l,
+                                   const idist__transfer *receive, const idist__frame *f) {
+    if (f->fingerprint.kind != IDIST__SEND || !receive->task->patient) return false;
+    if (!l->transport->attends || !l->transport->attends(l->port)) return false;
+    if (idist__link_reads_slowly(l)) return true;
+    return f->nbytes <= IDIST__COPIED_BYTES && !idist__link_any_waits(ring);
+}
+
+// Reads an announced message in the memory of its sender. False: that is not possible, or the
+// sender may have given up meanwhile and reused the memory.
+static bool idist__link_pull(idist__ring *ring, idist__link *l, int peer, idist__transfer *v,
+                             const idist__frame *f) {
+    idist__frame pulled;
+
+    if (!f->aux || !l->transport->pull) return false;
+    if (!l->transport->pull(l->port, f->aux, f->flags, v->data, (size_t)f->nbytes)) return false;
+
+    memset(&pulled, 0, sizeof pulled);
+    pulled.type = IDIST__PULLED;
+    pulled.ctx = f->ctx;
+    pulled.id = f->id;
+    v->frame = *f;
+    idist__link_control(ring, l, &pulled, NULL);
+    idist__transfer_received(ring, v, peer);
+
+    return true;
+}
+
+// Answers an RTS that has found its receive, which is in no list: reads the message from the
+// sender's memory, or sends CTS. A granted receive has sent its CTS already and goes back to
+// `posted`.
+static void idist__link_answer_rts(idist__ring *ring, idist__link *l, int peer, idist__transfer *v,
+                                   const idist__frame *f) {
+    idist__frame cts;
+
+    if (v->granted) {
+        idist__transfer_put(ring, &l->posted, v, idist__index_frame_key(peer, f));
+        return;
+    }
+
+    if (!idist__link_wants_data(ring, l, v, f) && idist__link_pull(ring, l, peer, v, f)) return;
+
+    v->id = ++ring->next_id;
+    v->nbytes = (size_t)f->nbytes;
+    v->moved = 0;
+    v->frame = *f;
+    v->started = true;
+    idist__transfer_put(ring, &l->receiving, v, idist__index_id_key(v->id));
+
+    memset(&cts, 0, sizeof cts);
+    cts.type = IDIST__CTS;
+    cts.ctx = f->ctx;
+    cts.id = f->id;
+    cts.aux = v->id;
+    idist__link_control(ring, l, &cts, NULL);
+}
+
+// ---- ring/msg/message.h --------------------------------------------------------------------------
+
+// ring/msg/message.h: messages that nobody has asked for yet
+
+static void idist__message_free(idist__ring *ring, idist__link *l, idist__message *m) {
+    *m->at = m->next;
+    if (m->next) m->next->at = m->at;
+    else l->early_end = m->at;
+    idist__index_remove(&m->hook);
+
+    if (l->in_message == m) {
+        l->in_message = NULL;
+        l->target = NULL;
+    }
+
+    if (m->unknown) l->unknown_count--;
+    idist__mem_free(&ring->w->cfg.mem, m);
+}
+
+// Drops the oldest message of a rank for groups that do not exist here. Correct programs leave some
+// behind, for groups that were freed before all had arrived; so too many of them are no error.
+static void idist__message_drop_unknown(idist__ring *ring, idist__link *l) {
+    idist__message *m = l->early;
+    bool complete;
+    size_t nbytes;
+
+    while (m && (!m->unknown || m == l->in_message)) m = m->next;
+    if (!m) return;
+
+    complete = m->frame.type == IDIST__EAGER && m->moved == m->frame.nbytes;
+    nbytes = (size_t)m->frame.nbytes;
+    idist__message_free(ring, l, m);
+    if (complete) idist__link_consumed(ring, l, nbytes);
+}
+
+// The group, if it is one of those that were closed last; else NULL.
+static const idist__closed *idist__message_find_closed(const idist__ring *ring, uint64_t ctx) {
+    uint32_t i;
+
+    for (i = 0; i < IDIST__CLOSED && i < ring->nclosed; i++)
+        if (ring->closed[i].ctx == ctx) return &ring->closed[i];
+
+    return NULL;
+}
+
+// Allocates a message that begins with this frame, with a buffer of `payload` bytes. NULL: out of
+// memory.
+static idist__message *idist__message_new(idist__ring *ring, idist__link *l, const idist__frame *f,
+                                          size_t payload) {
+    idist__message *m = (idist__message *)idist__mem_raw(&ring->w->cfg.mem, sizeof *m + payload);
+
+    if (!m) return NULL;
+    idist__mem_clear(m, sizeof *m);
+    m->frame = *f;
+    m->data = (char *)(m + 1);
+    m->stamp = ++ring->stamp;
+    m->peer = idist__link_rank(ring, l);
+
+    m->unknown = !idist__world_find_group(ring->w, f->ctx);
+    if (m->unknown && ++l->unknown_count > IDIST__UNKNOWN_MAX) idist__message_drop_unknown(ring, l);
+
+    m->at = l->early_end;
+    *l->early_end = m;
+    l->early_end = &m->next;
+    idist__index_insert(&m->hook, ring->messages, idist__index_frame_key(m->peer, f));
+
+    return m;
+}
+
+// No receive has taken a message. If a matched probe has found it, its tag is new, and so is its
+// key.
+static void idist__message_rekey(idist__ring *ring, idist__message *m, uint32_t old_tag) {
+    if (m->frame.tag == old_tag) return;
+    idist__index_remove(&m->hook);
+    idist__index_insert(&m->hook, ring->messages, idist__index_frame_key(m->peer, &m->frame));
+}
+
+// Gives a message to a receive. The payload of an eager one may still be arriving.
+static void idist__message_give(idist__ring *ring, idist__link *l, int peer, idist__message *m,
+                                idist__transfer *v) {
+    v->frame = m->frame;
+
+    if (m->self_send) {
+        idist__transfer *sender = m->self_send;
+        idist__block_copy(v->data, sender->data, sender->nbytes);
+        idist__message_free(ring, l, m);
+        idist__transfer_done(ring, sender);
+        idist__transfer_received(ring, v, peer);
+    } else if (m->frame.type == IDIST__RTS) {
+        idist__frame f = m->frame;
+        idist__message_free(ring, l, m);
+        idist__link_answer_rts(ring, l, peer, v, &f);
+    } else if (m->moved < m->frame.nbytes) {
+        m->claim = v;
+    } else {
+        size_t nbytes = (size_t)m->frame.nbytes;
+        idist__block_copy(v->data, m->data, nbytes);
+        idist__message_free(ring, l, m);
+        if (peer != ring->w->group.rank) idist__link_consumed(ring, l, nbytes);
+        idist__transfer_received(ring, v, peer);
+    }
+}
+
+// ---- ring/msg/history.h --------------------------------------------------------------------------
+
+// ring/msg/history.h: whether two ranks make the same calls
+//
+// Every frame and every slot of a collective carries the fingerprint of its call, which is compared
+// with ours. That alone is not enough: a rank may complete a call in which it only sends, and the
+// next one too, before it has read the frame that differs. So frames and slots also carry a digest
+// of all calls before (`past`): any rank that gets a later one can tell.
+
+// Two ranks are in different calls: the group fails on all of them.
+static void idist__history_mismatch(idist__ring *ring, idist_group *g, int peer,
+                                    const idist__fingerprint *theirs,
+                                    const idist__fingerprint *ours, const char *field) {
+    char cause[400];
+    int me = ring->w->group.rank;
+
+    if (me < peer)
+        idist__explain_mismatch(ring->w, field, me, ours, peer, theirs, cause, sizeof cause);
+    else idist__explain_mismatch(ring->w, field, peer, theirs, me, ours, cause, sizeof cause);
+    idist__ring_fail(ring, g, IDIST_ERR_MISMATCH, cause);
+}
+
+// The digest of the calls before a new one. That of a part also covers the calls before its parent.
+static uint16_t idist__history_past(const idist__task *t) {
+    return (uint16_t)(idist__ring_group_of(t->group)->digest ^ t->parent_past);
+}
+
+// Adds a call to the history; `past` is the digest of those before it.
+static void idist__history_append(idist__ring_group *rg, const idist__fingerprint *fingerprint,
+                                  uint16_t past) {
+    uint32_t index = fingerprint->seq % IDIST__HISTORY;
+    uint32_t words[2]; // kind, dtype, op and algorithm; root: with these a fingerprint begins
+    uint64_t what;
+
+    memcpy(words, fingerprint, sizeof words);
+    words[1] &= IDIST__ROOT_MASK; // whether a rank uses a plan is no difference
+    memcpy(&what, words, sizeof what);
+    what = (what ^ rg->digest) * 0x9e3779b97f4a7c15u;
+
+    rg->past[index] = past;
+    rg->history[index] = *fingerprint;
+    rg->digest = (uint16_t)(((what ^ what >> 32) + fingerprint->check) * 0xd6e8feb86659fd93u >> 48);
+}
+
+// A call begins: adds it to the history.
+static void idist__history_add(idist__task *t, idist__op *o, idist__algorithm algorithm) {
+    idist__fingerprint fingerprint = idist__fingerprint_of_task(t, algorithm);
+
+    o->past = idist__history_past(t);
+    idist__history_append(idist__ring_group_of(t->group), &fingerprint, o->past);
+}
+
+// What this rank called before the call with this fingerprint, on the group that the user knows.
+// NULL: that is forgotten.
+static const idist__fingerprint *idist__history_before(const idist_group *g,
+                                                       const idist__fingerprint *fingerprint) {
+    uint32_t seq = (fingerprint->whole ? fingerprint->whole : fingerprint->seq) - 1;
+    const idist__fingerprint *before;
+
+    if (fingerprint->whole) g = idist__ring_group_of(g)->whole;
+    if (!g) return NULL;
+    before = &idist__ring_group_of(g)->history[seq % IDIST__HISTORY];
+    return before->seq == seq ? before : NULL;
+}
+
+// Writes the digest to a frame. id and aux are free in EAGER: there they tell the previous call, if
+// it is still known, for the error text of the receiver.
+static void idist__history_tell_past(const idist__task *t, idist__frame *f) {
+    const idist__fingerprint *before;
+
+    f->past = idist__op_of(t)->past;
+    if (f->type != IDIST__EAGER) return;
+    before = idist__history_before(t->group, &f->fingerprint);
+    if (!before) return;
+
+    memcpy(&f->id, before, sizeof f->id);
+    f->aux = before->check;
+}
+
+// Two ranks are in the same call, and made different calls before. `theirs` is the peer's previous
+// call, if its kind is not 0.
+static void idist__history_differs_before(idist__ring *ring, idist_group *g, int peer,
+                                          const idist__fingerprint *fingerprint,
+                                          const idist__fingerprint *theirs) {
+    const idist__fingerprint *before = idist__history_before(g, fingerprint);
+    const char *field =
+        before && theirs->kind ? idist__fingerprint_difference(theirs, before) : NULL;
+
+    if (field) {
+        idist__history_mismatch(ring, g, peer, theirs, before, field);
+        return;
+    }
+
+    idist__history_mismatch(ring, g, peer, fingerprint, fingerprint, "sequence of calls before it");
+}
+
+// The same, found out from a frame. See idist__history_tell_past.
+static void idist__history_past_differs(idist__ring *ring, idist_group *g, int peer,
+                                        const idist__frame *f) {
+    const idist__fingerprint *before = idist__history_before(g, &f->fingerprint);
+    idist__fingerprint theirs;
+
+    memset(&theirs, 0, sizeof theirs);
+
+    if (before && f->type == IDIST__EAGER) {
+        theirs = *before; // for its sequence number
+        memcpy(&theirs, &f->id, sizeof f->id);
+        theirs.check = f->aux;
+    }
+
+    idist__history_differs_before(ring, g, peer, &f->fingerprint, &theirs);
+}
+
+// Compares a frame of a collective with our call of the same number, running or finished. False: a
+// mismatch. A frame for a call that we have not entered tells nothing yet.
+static bool idist__history_agrees(idist__ring *ring, idist_group *g, int peer,
+                                  const idist__frame *f) {
+    idist__ring_group *rg = idist__ring_group_of(g);
+    idist__seen *seen = &rg->seen[rg->rank_of[peer]];
+    const idist__fingerprint *ours = &rg->history[f->fingerprint.seq % IDIST__HISTORY];
+    const idist__task *t = ring->w->tasks;
+    bool is_message = f->type <= IDIST__RTS || f->type == IDIST__DATA;
+    const char *field;
+
+    if ((int32_t)(f->fingerprint.seq - seen->seq) >= 0) {
+        seen->seq = f->fingerprint.seq;
+        seen->fingerprint = f->fingerprint;
+    }
+
+    if ((int32_t)(f->fingerprint.seq - g->seq) > 0 || ours->seq != f->fingerprint.seq) return true;
+
+    // A message is left over from a finished call that looked the same: the calls were not the same
+    // after all.
+    field = idist__fingerprint_difference(&f->fingerprint, ours);
+    while (t && (t->group != g || t->seq != f->fingerprint.seq)) t = t->next;
+    if (!field && is_message && !t) field = "sequence";
+
+    if (field) {
+        idist__history_mismatch(ring, g, peer, &f->fingerprint, ours, field);
+        return false;
+    }
+
+    if (is_message && f->past != rg->past[ours->seq % IDIST__HISTORY]) {
+        idist__history_past_differs(ring, g, peer, f);
+        return false;
+    }
+
+    return true;
+}
+
+// ---- ring/msg/match.h ----------------------------------------------------------------------------
+
+// ring/msg/match.h: which receive gets which message
+//
+// Messages of send / recv match the oldest receive of the group that wants this source and tag.
+// Steps of a collective match the receive of the same call and step.
+
+// The oldest receive of recv that wants this message, or NULL.
+static idist__transfer *idist__match_oldest(idist__ring *ring, const idist_group *g, int peer,
+                                            const idist__frame *f) {
+    idist__ring_group *rg = idist__ring_group_of(g);
+    idist__transfer *wild = rg->wild.first, *exact = NULL;
+    idist__index_node *hook = NULL;
+
+    if (rg->recvs.first)
+        hook = ring->transfers[idist__index_frame_key(peer, f) % IDIST__BUCKETS].first;
+
+    for (; hook && !exact; hook = hook->next) {
+        idist__transfer *v = idist__index_transfer(hook);
+        if (v->list == &rg->recvs && idist__matching_matches(v->task, peer, (int)f->tag)) exact = v;
+    }
+
+    while (wild && !idist__matching_matches(wild->task, peer, (int)f->tag)) wild = wild->next;
+
+    return !exact || (wild && wild->stamp < exact->stamp) ? wild : exact;
+}
+
+// Takes the receive that gets this message out of its list. Receives for which the message is too
+// large, or of another dtype, fail; the message stays, perhaps with a new tag.
+static idist__transfer *idist__match_recv(idist__ring *ring, idist_group *g, int peer,
+                                          idist__frame *f) {
+    idist__transfer *v;
+
+    while ((v = idist__match_oldest(ring, g, peer, f)) != NULL) {
+        int from = idist__ring_group_of(g)->rank_of[peer], tag = (int)f->tag;
+        idist_status status;
+        char text[256];
+
+        idist__transfer_take(v);
+
+        if (idist__matching_fits(v->task, &f->fingerprint, from, &tag, &status, text,
+                                 sizeof text)) {
+            if (f->nbytes <= v->nbytes) return v;
+            status = IDIST_ERR_MISMATCH; // two dtypes of the program whose tags happen to be equal
+            if (v->task->call.u.message) v->task->call.u.message->group = g; // it keeps the message
+            snprintf(text, sizeof text, "rank %d has defined the dtype differently", from);
+        }
+
+        f->tag = (uint32_t)tag;
+        idist__task_complete(v->task, status, text);
+        idist__transfer_free(ring, v);
+    }
+
+    return NULL;
+}
+
+// Takes the send or receive of a collective that this frame is for out of a list of its link.
+static idist__transfer *idist__match_step(idist__ring *ring, const idist__transfer_list *list,
+                                          int peer, const idist__frame *f) {
+    idist__index_node *hook =
+        ring->transfers[idist__index_frame_key(peer, f) % IDIST__BUCKETS].first;
+
+    for (; hook; hook = hook->next) {
+        idist__transfer *v = idist__index_transfer(hook);
+        if (v->list != list || v->frame.ctx != f->ctx) continue;
+        if (v->frame.fingerprint.seq != f->fingerprint.seq || v->frame.tag != f->tag) continue;
+        idist__transfer_take(v);
+        return v;
+    }
+
+    return NULL;
+}
+
+// Whether a receive of a collective expects what a frame brings. In all_to_allv every pair of ranks
+// may have a dtype of its own.
+static bool idist__match_agrees(const idist__transfer *v, const idist__frame *f) {
+    bool same_dtype = v->frame.fingerprint.dtype == f->fingerprint.dtype &&
+                      v->frame.fingerprint.check == f->fingerprint.check;
+    return v->nbytes == f->nbytes && (same_dtype || !v->nbytes);
+}
+
+static void idist__match_explain(const idist__transfer *v, int peer, const idist__frame *f,
+                                 char *cause, size_t cap) {
+    const idist__task *t = v->task;
+    const idist__world *w = t->group->w;
+    bool same_number = v->frame.fingerprint.dtype == f->fingerprint.dtype;
+    bool same_definition = v->frame.fingerprint.check == f->fingerprint.check;
+    idist__call theirs = t->call;
+    int me = w->group.rank, from = idist__ring_group_of(t->group)->rank_of[peer];
+    size_t size;
+
+    theirs.dtype = idist__world_dtype(w, f->fingerprint.dtype);
+    size = idist_dtype_size(theirs.dtype);
+
+    if (t->call.kind == IDIST__ALL_TO_ALLV && size && (same_definition || !same_number))
+        idist__explain_pair(peer, idist__fingerprint_pair(w, &theirs, f->nbytes / size), me,
+                            idist__extent_pair(t->group, &t->call, from, false), t, cause, cap);
+    else
+        idist__explain_sizes(same_definition ? "count" : "definition of the dtype", peer, f->nbytes,
+                             me, v->nbytes, t, cause, cap);
+}
+
+// The receive for a frame that begins a message. NULL: none is posted yet, or the group has failed.
+static idist__transfer *idist__match_frame(idist__ring *ring, idist__link *l, int peer,
+                                           idist__frame *f) {
+    idist_group *g = idist__world_find_group(ring->w, f->ctx);
+    idist__transfer *v;
+    char cause[400];
+
+    if (!g || g->status != IDIST_OK) return NULL;
+    if (f->fingerprint.kind == IDIST__SEND) return idist__match_recv(ring, g, peer, f);
+    if (!idist__history_agrees(ring, g, peer, f)) return NULL;
+
+    v = idist__match_step(ring, &l->posted, peer, f);
+    if (!v || idist__match_agrees(v, f)) return v;
+
+    idist__match_explain(v, peer, f, cause, sizeof cause);
+    idist__transfer_put(ring, &l->posted, v, idist__index_frame_key(peer, f));
+    idist__ring_fail(ring, g, IDIST_ERR_MISMATCH, cause);
+
+    return NULL;
+}
+
+// The receive for the first DATA of a message; the caller checks that it granted this number. NULL:
+// none, or the group has failed.
+static idist__transfer *idist__match_granted(idist__ring *ring, idist__link *l, int peer,
+                                             const idist__frame *f) {
+    idist__frame whole = *f;
+    idist__transfer *v;
+
+    if (f->fingerprint.kind == IDIST__SEND) return NULL; // its receive was cancelled
+    whole.nbytes = f->aux;
+    v = idist__match_frame(ring, l, peer, &whole);
+    if (v) idist__transfer_put(ring, &l->receiving, v, idist__index_id_key(v->id));
+
+    return v;
+}
+
+// ---- ring/msg/send.h -----------------------------------------------------------------------------
+
+// ring/msg/send.h: posting sends
+
+// The CTS for a message of a collective that came before its send was posted, or NULL.
+static idist__message *idist__send_find_grant(idist__ring *ring, int peer, const idist__frame *f) {
+    idist__index_node *hook =
+        ring->messages[idist__index_frame_key(peer, f) % IDIST__BUCKETS].first;
+
+    for (; hook; hook = hook->next) {
+        idist__message *m = idist__index_message(hook);
+
+        if (m->frame.type != IDIST__CTS || m->peer != peer || m->frame.ctx != f->ctx) continue;
+        if (m->frame.fingerprint.seq == f->fingerprint.seq && m->frame.tag == f->tag) return m;
+    }
+
+    return NULL;
+}
+
+// Sends a large message of a collective once the receiver has granted it.
+static void idist__send_by_grant(idist__task *t, int peer, idist__transfer *v) {
+    idist__ring *ring = idist__ring_of(t->group->w);
+    idist__link *l = &ring->links[peer];
+    idist__message *grant = idist__send_find_grant(ring, peer, &v->frame);
+    const idist__transfer *oldest = l->waiting.first;
+    idist__frame rts = v->frame;
+
+    if (grant) {
+        uint64_t id = grant->frame.aux;
+        idist__message_free(ring, l, grant);
+        idist__link_send_data(ring, l, v, id);
+        return;
+    }
+
+    idist__transfer_put(ring, &l->waiting, v, idist__index_frame_key(peer, &v->frame));
+    if (oldest && oldest->task == t) return; // whose RTS has told the peer of this call
+    rts.type = IDIST__RTS;
+    idist__link_control(ring, l, &rts, NULL);
+}
+
+// How a message goes: at once, once it is granted, or once it is asked for.
+static void idist__send_choose(idist__ring *ring, idist__link *l, idist__transfer *v) {
+    size_t nbytes = v->nbytes;
+
+    if (v->frame.fingerprint.kind != IDIST__SEND && idist__link_grants(l, nbytes)) {
+        v->frame.type = IDIST__DATA;
+    } else if (idist__link_is_eager(l, nbytes) && l->window >= nbytes + IDIST__FRAME_BYTES) {
+        v->frame.type = IDIST__EAGER;
+        v->piece = nbytes;
+        l->window -= nbytes + IDIST__FRAME_BYTES;
+    } else {
+        v->frame.type = IDIST__RTS;
+        v->id = v->frame.id = ++ring->next_id;
+        if (idist__link_exposes_memory(l, &v->frame.flags))
+            v->frame.aux = (uint64_t)(uintptr_t)v->data;
+    }
+}
+
+static void idist__send_post(idist__task *t, int world_rank, uint32_t tag, const void *data,
+                             size_t nbytes, const idist__fingerprint *fingerprint) {
+    idist__ring *ring = idist__ring_of(t->group->w);
+    idist__link *l = &ring->links[world_rank];
+    idist__transfer *v;
+
+    if (ring->failed == t->group) return; // what there is to send may be wrong
+
+    v = idist__transfer_new(ring);
+
+    if (!v) {
+        idist__ring_fail_memory(ring, t->group);
+        return;
+    }
+
+    v->task = t;
+    v->send = true;
+    v->data = (char *)(uintptr_t)data;
+    v->nbytes = nbytes;
+    v->frame.ctx = t->group->ctx;
+    v->frame.tag = tag;
+    v->frame.fingerprint = *fingerprint;
+    v->frame.nbytes = nbytes;
+
+    if (fingerprint->kind == IDIST__SEND) {
+        l->p2p_sent++;
+        idist__op_of(t)->transfer = v;
+    }
+
+    idist__send_choose(ring, l, v);
+    if (fingerprint->kind != IDIST__SEND) idist__history_tell_past(t, &v->frame);
+
+    if (!l->open || l->write_dead) {
+        idist__link_push(l, v); // its task ends with its group: that rank was lost, or has left
+        return;
+    }
+
+    idist__link_want(ring, l);
+
+    if (v->frame.type == IDIST__DATA) {
+        idist__send_by_grant(t, world_rank, v);
+        return;
+    }
+
+    idist__link_push(l, v);
+
+    if (fingerprint->kind == IDIST__SEND) {
+        bool may_wait = v->frame.type == IDIST__EAGER && idist__link_may_cork(l, t, nbytes);
+
+        l->sent_ns = t->started_ns;
+
+        if (may_wait) {
+            idist__link_cork(ring, l, nbytes);
+            return;
+        }
+    }
+
+    idist__link_flush(ring, l);
+}
+
+// A step of a collective: nbytes go to a rank of the group.
+static void idist__send_step(idist__task *t, int to, uint32_t step, const void *data,
+                             size_t nbytes) {
+    idist__op *o = idist__op_of(t);
+    idist__fingerprint fingerprint = idist__op_fingerprint(t);
+
+    o->sends_pending++;
+    idist__send_post(t, idist__group_world_rank(t->group, to), step, data, nbytes, &fingerprint);
+}
+
+// A message to ourselves waits among the unexpected ones of our own link. A small one is copied; of
+// a large one the receive copies from the sender's buffer.
+static void idist__send_to_self(idist__task *t, const idist__fingerprint *fingerprint) {
+    idist__ring *ring = idist__ring_of(t->group->w);
+    int me = ring->w->group.rank;
+    idist__link *l = &ring->links[me];
+    size_t nbytes = t->call.count * idist_dtype_size(t->call.dtype);
+    bool eager = nbytes <= IDIST__EAGER_BYTES;
+    idist__transfer *sender = eager ? NULL : idist__transfer_new(ring), *v;
+    idist__message *m;
+    idist__frame f;
+
+    memset(&f, 0, sizeof f);
+    f.type = IDIST__EAGER;
+    f.ctx = t->group->ctx;
+    f.tag = (uint32_t)t->call.tag;
+    f.fingerprint = *fingerprint;
+    f.nbytes = nbytes;
+    m = idist__message_new(ring, l, &f, eager ? nbytes : 0);
+
+    if (!m || (!eager && !sender)) {
+        if (m) idist__message_free(ring, l, m);
+        if (sender) idist__transfer_free(ring, sender);
+        idist__task_complete(t, IDIST_ERR_NO_MEMORY, "out of memory");
+        return;
+    }
+
+    m->moved = nbytes;
+
+    if (eager) {
+        idist__block_copy(m->data, t->call.send, nbytes);
+        idist__task_complete(t, IDIST_OK, "");
+    } else {
+        sender->task = t;
+        sender->send = true;
+        sender->data = (char *)(uintptr_t)t->call.send;
+        sender->nbytes = nbytes;
+        m->self_send = sender;
+    }
+
+    v = idist__match_recv(ring, t->group, me, &m->frame);
+    if (v) idist__message_give(ring, l, me, m, v);
+    else idist__message_rekey(ring, m, f.tag);
+}
+
+static idist__fingerprint idist__send_fingerprint(const idist_group *g, const idist__call *c) {
+    idist__fingerprint fingerprint;
+
+    memset(&fingerprint, 0, sizeof fingerprint);
+    fingerprint.kind = IDIST__SEND;
+    fingerprint.dtype = (uint8_t)c->dtype;
+    fingerprint.check = idist__fingerprint_tagged(g->w, c, c->count);
+    fingerprint.root = g->rank;
+
+    return fingerprint;
+}
+
+static void idist__send_start(idist__task *t) {
+    const idist__call *c = &t->call;
+    idist__fingerprint fingerprint = idist__send_fingerprint(t->group, c);
+
+    if (c->root == t->group->rank) {
+        idist__send_to_self(t, &fingerprint);
+        return;
+    }
+
+    idist__send_post(t, idist__group_world_rank(t->group, c->root), (uint32_t)c->tag, c->send,
+                     c->count * idist_dtype_size(c->dtype), &fingerprint);
+}
+
+// Waits a moment for another rank, in a call that needs nothing but that rank. False: it has waited
+// long enough, or others need the lock; the call has to go on as a task.
+static bool idist__send_quick_wait(const idist__ring *ring, int turns) {
+    const idist__world *w = ring->w;
+    int most = w->spin_ns ? (int)(w->spin_budget_ns / IDIST__TURN_NS) : IDIST__QUICK_YIELDS;
+
+    if (ring->failed || __atomic_load_n(&w->lock_waiter_count, __ATOMIC_RELAXED)) return false;
+    if (turns >= most) return false;
+    if (w->spin_ns) idist__os_cpu_relax();
+    else idist__os_thread_yield();
+
+    return true;
+}
+
+// A send goes out at once if the transport takes all of it, and no earlier one waits for space.
+// Needs no task, transfer or clock.
+static bool idist__send_quick(idist_group *g, const idist__call *c) {
+    idist__ring *ring = idist__ring_of(g->w);
+    idist__link *l = &ring->links[idist__group_world_rank(g, c->root)];
+    idist__frame f;
+
+    if (!l->open || !l->transport->write_message || l->out || l->write_dead) return false;
+    if (ring->failed || c->count > IDIST__EAGER_BYTES) return false;
+
+    memset(&f, 0, sizeof f);
+    f.type = IDIST__EAGER;
+    f.ctx = g->ctx;
+    f.tag = (uint32_t)c->tag;
+    f.fingerprint = idist__send_fingerprint(g, c);
+    f.nbytes = c->count * idist_dtype_size(c->dtype);
+
+    if (!idist__link_is_eager(l, (size_t)f.nbytes)) return false;
+    if (l->window < f.nbytes + sizeof f) return false;
+
+    if (!l->transport->write_message(l->port, &f, c->send, (size_t)f.nbytes)) return false;
+
+    l->window -= (size_t)f.nbytes + sizeof f;
+    l->p2p_sent++;
+
+    return true;
+}
+
+// ---- ring/msg/recv.h -----------------------------------------------------------------------------
+
+// ring/msg/recv.h: posting receives
+
+// A step of a collective: nbytes come from a rank of the group, into slot 0 .. 31 (-1: only
+// counted).
+static void idist__recv_step(idist__task *t, int slot, int from, uint32_t step, void *data,
+                             size_t nbytes) {
+    idist__op *o = idist__op_of(t);
+    idist__ring *ring = idist__ring_of(t->group->w);
+    int peer = idist__group_world_rank(t->group, from);
+    idist__link *l = &ring->links[peer];
+    idist__transfer *v = idist__transfer_new(ring);
+    idist__index_node *hook;
+    uint64_t key;
+
+    o->recvs_pending++;
+    if (slot >= 0) o->slots_pending |= 1u << slot;
+
+    if (!v) {
+        idist__ring_fail_memory(ring, t->group);
+        return;
+    }
+
+    v->task = t;
+    v->slot = slot;
+    v->data = (char *)data;
+    v->nbytes = nbytes;
+    v->frame.ctx = t->group->ctx;
+    v->frame.tag = step;
+    v->frame.fingerprint = idist__op_fingerprint(t);
+    key = idist__index_key(v->frame.ctx, peer, false, t->seq);
+    idist__transfer_put(ring, &l->posted, v, key);
+    idist__link_want(ring, l);
+    if (idist__link_grants(l, nbytes)) idist__link_grant(ring, l, v);
+
+    for (hook = ring->messages[key % IDIST__BUCKETS].first; hook; hook = hook->next) {
+        idist__message *m = idist__index_message(hook);
+
+        if (m->peer != peer || m->claim || m->frame.ctx != v->frame.ctx) continue;
+        if (m->frame.fingerprint.kind == IDIST__SEND || m->frame.type > IDIST__RTS) continue;
+        if (m->frame.fingerprint.seq != t->seq || m->frame.tag != step) continue;
+        v = idist__match_frame(ring, l, peer, &m->frame);
+        if (v) idist__message_give(ring, l, peer, m, v);
+        return;
+    }
+}
+
+// The link from which a receive may take the next message itself. NULL: there is none.
+static idist__link *idist__recv_link(const idist_group *g, const idist__call *c) {
+    idist__ring *ring = idist__ring_of(g->w);
+    idist__link *l = c->root >= 0 ? &ring->links[idist__group_world_rank(g, c->root)] : NULL;
+
+    if (!l || !l->open || !l->transport->peek_header) return NULL;
+
+    return l->early || l->in_moved || l->ended || ring->failed ? NULL : l;
+}
+
+// Whether a receive takes the message that begins with this frame, as it is. Otherwise it has to go
+// on as a task.
+static bool idist__recv_wants(const idist_group *g, const idist__call *c, const idist__link *l,
+                              const idist__frame *f) {
+    if (f->type != IDIST__EAGER || f->ctx != g->ctx || f->fingerprint.kind != IDIST__SEND)
+        return false;
+    if (f->fingerprint.dtype != (int)c->dtype || f->fingerprint.check > c->count) return false;
+    if (!idist__matching_has_tag(c, (int)f->tag)) return false;
+    if (f->nbytes > IDIST__EAGER_BYTES || f->nbytes + sizeof *f > l->their_window) return false;
+
+    return f->nbytes == f->fingerprint.check * idist_dtype_size(c->dtype);
+}
+
+// Accounts for a message that a receive has taken.
+static void idist__recv_taken(idist__ring *ring, const idist__call *c, idist__link *l,
+                              const idist__frame *f) {
+    l->p2p_received++;
+    l->peer_waits.type = 0;
+    l->their_window -= (size_t)f->nbytes + sizeof *f;
+    idist__link_consumed(ring, l, (size_t)f->nbytes);
+    idist__matching_describe(c, c->root, (int)f->tag, c->dtype, (size_t)f->fingerprint.check);
+}
+
+// Takes the message with this header out of the link, if the receive wants it and it is there
+// completely.
+static bool idist__recv_take(const idist_group *g, const idist__call *c, idist__link *l,
+                             const idist__frame *f) {
+    if (!idist__recv_wants(g, c, l, f)) return false;
+    if (!l->transport->read_message(l->port, c->recv, (size_t)f->nbytes)) return false;
+    idist__recv_taken(idist__ring_of(g->w), c, l, f);
+
+    return true;
+}
+
+// A blocking receive while nothing else is under way: waits a moment for its message, and takes it
+// if it is the next one and there completely.
+static bool idist__recv_quick(const idist_group *g, const idist__call *c) {
+    idist__ring *ring = idist__ring_of(g->w);
+    idist__link *l = idist__recv_link(g, c);
+    idist__frame f;
+    int turns;
+
+    if (!l) return false;
+    for (turns = 0; !l->transport->peek_header(l->port, &f); turns++)
+        if (!idist__send_quick_wait(ring, turns)) return false;
+
+    return idist__recv_take(g, c, l, &f);
+}
+
+// Whether a receive of recv wants this message, as one from world rank `from`.
+static bool idist__recv_takes(const idist__task *t, const idist__message *m, int from) {
+    if (m->peer != from || m->claim || m->frame.type > IDIST__RTS) return false;
+    if (m->frame.fingerprint.kind != IDIST__SEND || m->frame.ctx != t->group->ctx) return false;
+    return idist__matching_matches(t, from, (int)m->frame.tag);
+}
+
+// The first message of a rank that a receive wants: messages of one rank keep their order.
+static idist__message *idist__recv_first(idist__ring *ring, const idist__task *t, int from) {
+    idist__message *m = ring->links[from].early;
+    idist__index_node *hook;
+    uint64_t key = idist__index_key(t->group->ctx, from, true, (uint32_t)t->call.tag);
+
+    if (!m || t->call.tag == IDIST_ANY_TAG) {
+        while (m && !idist__recv_takes(t, m, from)) m = m->next;
+        return m;
+    }
+
+    hook = ring->messages[key % IDIST__BUCKETS].first;
+    while (hook && !idist__recv_takes(t, idist__index_message(hook), from)) hook = hook->next;
+
+    return hook ? idist__index_message(hook) : NULL;
+}
+
+// Puts a receive of recv into the list for its kind.
+static void idist__recv_post(idist__ring *ring, idist__task *t, idist__transfer *v) {
+    idist__ring_group *rg = idist__ring_group_of(t->group);
+    int root = t->call.root;
+    uint64_t key;
+
+    if (root >= 0) idist__link_want(ring, &ring->links[t->group->ranks[root]]);
+
+    if (root == IDIST_ANY_SOURCE || t->call.tag == IDIST_ANY_TAG) {
+        idist__transfer_append(&rg->wild, v);
+        return;
+    }
+
+    key = idist__index_key(t->group->ctx, t->group->ranks[root], true, (uint32_t)t->call.tag);
+    idist__transfer_put(ring, &rg->recvs, v, key);
+}
+
+// Posts a receive of recv, and gives it the earliest message that it wants, over all links that one
+// may come from.
+static void idist__recv_start(idist__task *t) {
+    idist__ring *ring = idist__ring_of(t->group->w);
+    idist__transfer *v = idist__transfer_new(ring);
+    idist__message *m, *earliest = NULL;
+    int from = t->call.root, end = from + 1;
+    uint32_t tag;
+
+    if (!v) {
+        idist__task_complete(t, IDIST_ERR_NO_MEMORY, "out of memory");
+        return;
+    }
+
+    v->task = t;
+    v->data = (char *)t->call.recv;
+    v->nbytes = t->call.count * idist_dtype_size(t->call.dtype);
+    idist__op_of(t)->transfer = v;
+    idist__recv_post(ring, t, v);
+
+    if (from == IDIST_ANY_SOURCE) {
+        from = 0;
+        end = t->group->size;
+    }
+
+    for (; from < end; from++) {
+        m = idist__recv_first(ring, t, t->group->ranks[from]);
+        if (m && (!earliest || m->stamp < earliest->stamp)) earliest = m;
+    }
+
+    if (!earliest) return;
+    // Older receives did not want it, so it goes to this one, or this one fails.
+    tag = earliest->frame.tag;
+    v = idist__match_recv(ring, t->group, earliest->peer, &earliest->frame);
+    if (v) idist__message_give(ring, &ring->links[earliest->peer], earliest->peer, earliest, v);
+    else idist__message_rekey(ring, earliest, tag);
+}
+
+// ---- ring/share/region.h -------------------------------------------------------------------------
+
+// ring/share/region.h: the memory that a rank shows the others
+//
+//   head      slot 0 | slot 1 | ... | slot 31 | progress
+//   buffers   buffer 0 | buffer 1 | buffer 2
+//
+// A slot announces one call: its number, its fingerprint and a small contribution. A large
+// contribution passes through the three buffers, a chunk at a time. The progress counters count
+// chunks over all calls of the group:
+//
+//   EXPOSED   our part of the chunk is in our buffer
+//   REDUCED   our block of the chunk is reduced over all ranks and in our buffer; only in
+//             all_reduce and reduce
+//   FREED     we have read what we need of the chunk
+
+#define IDIST__REGION_SLOTS 32
+#define IDIST__SLOTS_AHEAD 16 // half of them; see ring/share/slot.h
+#define IDIST__FLAT_BYTES ((size_t)4096)
+#define IDIST__INLINE_BYTES ((size_t)32)
+// The last line holds the fingerprint of the previous call if that was made of messages.
+#define IDIST__SLOT_BYTES (2 * IDIST__LINE + IDIST__FLAT_BYTES)
+#define IDIST__REGION_HEAD_BYTES \
+    (IDIST__REGION_SLOTS * IDIST__SLOT_BYTES + sizeof(idist__region_progress))
+#define IDIST__CHUNK_MAX ((size_t)384 * 1024)
+enum { IDIST__BUFFERS = 3 };
+
+typedef struct idist__call_slot { // one cache line; IDIST__FLAT_BYTES follow
+    uint32_t call_number;         // number of the shared call; written last
+    uint16_t past;                // digest of the calls before it
+    uint16_t zero;
+    idist__fingerprint fingerprint;
+    union {
+        char bytes[IDIST__INLINE_BYTES]; // FLAT: a contribution of at most this size
+        struct {                         // CHUNKED
+            uint64_t send_at, recv_at;   // offsets of the buffers in the file; 0: not in a window
+            uint64_t remote_send;        // their addresses in the rank's own memory;
+            uint64_t remote_recv;        // 0: not to be read through the kernel
+        } buffers;
+        struct {              // CHUNKED, v-forms; the counts follow the line
+            uint64_t largest; // elements of the largest part
+        } parts;
+    } u;
+} idist__call_slot;
+
+typedef enum idist__milestone {
+    IDIST__EXPOSED,
+    IDIST__REDUCED,
+    IDIST__FREED,
+    IDIST__MILESTONES
+} idist__milestone;
+
+typedef struct idist__region_progress { // two cache lines; others write only to members_done
+    idist__counter reached[IDIST__MILESTONES];
+    char pad[40];
+    uint32_t members_done; // members that freed the group: then the region can serve another one
+    char pad2[60];
+} idist__region_progress;
+
+// Where a rank's contribution and result are: mapped here if they lie in a window (else NULL), or
+// at an address in that rank's memory, which the kernel reads for us (else 0).
+typedef struct idist__location {
+    char *send, *recv;
+    uint64_t remote_send, remote_recv;
+} idist__location;
+
+typedef struct idist__share { // a group's part, where its members share memory
+    idist__segment *shm;
+    char **heads, **buffers;    // of the regions, by rank in the group
+    uint32_t *entered;          // by rank: the last shared call that it is known to have entered
+    const void **operands;      // scratch, one per rank
+    idist__location *locations; // CHUNKED: by rank, in the current call
+    size_t chunk_nbytes;        // of a buffer
+
+    idist__fingerprint fingerprints[IDIST__REGION_SLOTS]; // a copy of what our own slots say
+    uint16_t pasts[IDIST__REGION_SLOTS];
+    uint32_t calls_entered;  // shared calls that we have entered
+    uint32_t compared_calls; // up to this call, all ranks' slots are known and compared
+    uint64_t chunks_done;
+    size_t recent_nbytes[2];   // of the contributions in our last two slots
+    idist__task *first, *last; // shared calls under way; only the first one runs
+    idist__task *quick_task;   // what idist__share_quick works with
+    bool entered_early;        // idist__share_quick has entered the call that comes next
+    uint32_t extents_open;     // extents of our window that all members here have mapped
+} idist__share;
+
+static idist__call_slot *idist__region_slot(const idist__share *share, int rank,
+                                            uint32_t call_number) {
+    size_t at = (call_number % IDIST__REGION_SLOTS) * IDIST__SLOT_BYTES;
+    return (idist__call_slot *)(void *)(share->heads[rank] + at);
+}
+
+// The fingerprint of the call that the rank made before this one. Written only if that one was made
+// of messages: compare its sequence number before use.
+static idist__fingerprint *idist__region_previous_call(const idist__share *share, int rank,
+                                                       uint32_t call_number) {
+    char *slot = (char *)idist__region_slot(share, rank, call_number);
+    return (idist__fingerprint *)(void *)(slot + IDIST__LINE + IDIST__FLAT_BYTES);
+}
+
+static idist__region_progress *idist__region_progress_of(const idist__share *share, int rank) {
+    size_t at = IDIST__REGION_SLOTS * IDIST__SLOT_BYTES;
+    return (idist__region_progress *)(void *)(share->heads[rank] + at);
+}
+
+static uint64_t idist__region_reached(const idist__share *share, int rank,
+                                      idist__milestone milestone) {
+    const idist__region_progress *progress = idist__region_progress_of(share, rank);
+    return __atomic_load_n(&progress->reached[milestone], __ATOMIC_ACQUIRE);
+}
+
+static char *idist__region_buffer(const idist__share *share, int rank, uint64_t chunk) {
+    return share->buffers[rank] + (size_t)(chunk % IDIST__BUFFERS) * share->chunk_nbytes;
+}
+
+// Copies to lines that other cores have in their caches: past the caches, or prefetching the lines
+// further on while it writes.
+static void idist__region_write(const idist__share *share, char *to, const char *from,
+                                size_t nbytes) {
+    idist__pace *pace = &share->shm->pace;
+    size_t at, lines = nbytes & ~(IDIST__LINE - 1);
+    int64_t begin_ns;
+
+    if (idist__pace_begin(pace, nbytes, &begin_ns)) {
+        idist__os_cpu_stream(to, from, nbytes);
+        idist__pace_end(pace, begin_ns, nbytes);
+        return;
+    }
+
+    for (at = 0; at < lines; at += IDIST__LINE) {
+        if (at + IDIST__PREFETCH_BYTES < lines)
+            idist__os_cpu_prefetch_for_write(to + at + IDIST__PREFETCH_BYTES);
+        memcpy(to + at, from + at, IDIST__LINE);
+    }
+
+    if (nbytes > lines) memcpy(to + lines, from + lines, nbytes - lines);
+    idist__pace_end(pace, begin_ns, nbytes);
+}
+
+static idist__share *idist__region_share(const idist__task *t) {
+    return idist__ring_group_of(t->group)->share;
+}
+
+// Wakes the members that sleep, after something was written that they may wait for.
+static void idist__region_wake_members(const idist__share *share, const idist_group *g) {
+    int i;
+
+    if (!idist__doorbell_any_asleep(share->shm)) return;
+    for (i = 0; i < g->size; i++)
+        if (i != g->rank) idist__doorbell_wake_for_step(share->shm, share->shm->local[g->ranks[i]]);
+}
+
+// Says that this rank has reached a milestone in all chunks before number `chunks`.
+static void idist__region_publish(idist__task *t, idist__milestone milestone, uint64_t chunks) {
+    idist__share *share = idist__region_share(t);
+    idist__region_progress *progress = idist__region_progress_of(share, t->group->rank);
+
+    idist__os_thread_handover();
+    __atomic_store_n(&progress->reached[milestone], chunks, __ATOMIC_RELEASE);
+    idist__region_wake_members(share, t->group);
+    t->group->w->moved_count++;
+}
+
+// ---- ring/share/flow.h ---------------------------------------------------------------------------
+
+// ring/share/flow.h: which ranks contribute to a call, which read, and how much
+
+// From this size on (times the square of the number of ranks), it is faster for each rank to reduce
+// one block for all than for everybody to reduce everything.
+#define IDIST__SPLIT_BYTES ((size_t)128 * 1024)
+
+// Whether a contribution is one block per rank of the group, rather than one block for all.
+static bool idist__flow_is_per_rank(idist__kind kind) {
+    return kind == IDIST__REDUCE_SCATTER || kind == IDIST__SCATTER || kind == IDIST__ALL_TO_ALL ||
+           kind == IDIST__SCATTERV || kind == IDIST__ALL_TO_ALLV || kind == IDIST__REDUCE_SCATTERV;
+}
+
+static bool idist__flow_contributes(const idist__op *o, idist__kind kind, int rank) {
+    if (kind == IDIST__BROADCAST || kind == IDIST__SCATTER || kind == IDIST__SCATTERV)
+        return rank == o->root;
+    return kind != IDIST__BARRIER;
+}
+
+// Whether this rank reads, or waits for, what another one contributes.
+static bool idist__flow_reads(const idist__task *t, int rank) {
+    const idist__op *o = idist__op_of(t);
+
+    switch (t->call.kind) {
+    case IDIST__BROADCAST:
+    case IDIST__SCATTER:
+    case IDIST__SCATTERV: return rank == o->root;
+    case IDIST__GATHER:
+    case IDIST__GATHERV: return o->rank == o->root;
+    case IDIST__REDUCE: return o->rank == o->root || o->algorithm == IDIST__ALGO_CHUNKED;
+    case IDIST__SCAN:
+    case IDIST__EXSCAN: return rank < o->rank;
+    default: return true;
+    }
+}
+
+// Whether each rank reduces one block for all.
+static bool idist__flow_is_split(const idist__op *o, idist__kind kind) {
+    return kind == IDIST__REDUCE ||
+           (kind == IDIST__ALL_REDUCE && (size_t)(o->n * o->n) * o->nbytes > IDIST__SPLIT_BYTES);
+}
+
+// Whether contributions are multiplied by a factor before the sum (idist_op_create_premul_sum).
+static bool idist__flow_is_scaled(const idist__op *o) { return o->user && !o->user->fn; }
+
+// Block `to` of our contribution.
+static size_t idist__flow_send_count(const idist__task *t, int to) {
+    return t->call.sendcounts ? t->call.sendcounts[to] : t->call.count;
+}
+
+static const char *idist__flow_send_at(const idist__task *t, int to) {
+    const idist__op *o = idist__op_of(t);
+
+    if (!idist__flow_is_per_rank(t->call.kind)) return o->in;
+    if (t->call.sendcounts)
+        return o->in + idist__extent_displ(t->call.sendcounts, t->call.senddispls, to) * o->size;
+    return o->in + (size_t)to * o->nbytes;
+}
+
+static size_t idist__flow_min(size_t a, size_t b) { return a < b ? a : b; }
+
+#define IDIST__PART_PREFETCH_BYTES ((size_t)512)
+
+// The processor foresees what comes next within a part, but not where the next one begins.
+static void idist__flow_prefetch_part(const idist__task *t, int k) {
+    const idist__part *part = &t->call.parts[k];
+    size_t count, nbytes, at;
+
+    if (k >= t->call.part_count) return;
+    count = part->end - part[-1].end;
+    nbytes = idist__flow_min(count * idist__op_of(t)->size, IDIST__PART_PREFETCH_BYTES);
+    for (at = 0; at < nbytes; at += IDIST__LINE) idist__os_cpu_prefetch_for_write(part->data + at);
+}
+
+// Where element `at` of a buffer of ours is that begins at `base` or is in parts, and how many
+// elements lie there in a row, at most `count`.
+static char *idist__flow_place(const idist__task *t, char *base, size_t at, size_t count,
+                               size_t *run) {
+    const idist__part *parts = t->call.parts;
+    size_t size = idist__op_of(t)->size, first;
+    int low = 0, high = t->call.part_count - 1; // the part with this element is among them
+
+    *run = count;
+    if (!t->call.part_count) return base + at * size;
+
+    while (low < high) {
+        int middle = (low + high) / 2;
+        if (parts[middle].end <= at) low = middle + 1;
+        else high = middle;
+    }
+
+    idist__flow_prefetch_part(t, low + 1);
+    first = low ? parts[low - 1].end : 0;
+    if (*run > parts[low].end - at) *run = parts[low].end - at;
+
+    return parts[low].data + (at - first) * size;
+}
+
+static size_t idist__flow_send_nbytes(const idist__task *t) {
+    const idist__op *o = idist__op_of(t);
+    return (idist__flow_is_per_rank(t->call.kind) ? (size_t)o->n : 1) * o->nbytes;
+}
+
+// What comes from a rank in calls that do not reduce.
+static size_t idist__flow_recv_count(const idist__task *t, int from) {
+    return t->call.recvcounts ? t->call.recvcounts[from] : t->call.count;
+}
+
+static char *idist__flow_recv_at(const idist__task *t, int from) {
+    const idist__op *o = idist__op_of(t);
+    const idist__call *c = &t->call;
+
+    if (c->kind == IDIST__BROADCAST || c->kind == IDIST__SCATTER || c->kind == IDIST__SCATTERV)
+        return o->out;
+    if (c->recvcounts)
+        return o->out + idist__extent_displ(c->recvcounts, c->recvdispls, from) * o->size;
+    return o->out + (size_t)from * o->nbytes;
+}
+
+// Elements of a block of `count` in the chunk that begins at element `at`.
+static size_t idist__flow_chunk_count(const idist__op *o, size_t count, size_t at) {
+    return at < count ? idist__flow_min(count - at, o->u.shared.chunk_count) : 0;
+}
+
+// ---- ring/share/slot.h ---------------------------------------------------------------------------
+
+// ring/share/slot.h: announcing a call, and comparing it with the calls of the others
+//
+// A rank enters a call by writing its slot. A rank that enters call k has compared the slots of all
+// ranks up to call k - 16 with its own calls, and, of the ranks it reads from, up to k. So a rank
+// that has entered call k no longer needs the slots of k - 16. There are 32 in turn: the slot of
+// k - 16 may be overwritten by that of k + 16.
+//
+// Ranks that wait for nobody get ahead: the root of a broadcast, all but the root of a gather. That
+// matters where ranks share a processor: the further they get, the fewer switches.
+//
+// Where a contribution of a CHUNKED call is read:
+//
+//   in a buffer       a chunk at a time; the general case
+//   in a window       the buffer was allocated by idist_alloc: all ranks have it mapped
+//   cross-memory      the kernel lets us read the memory of the other processes; the slot has the
+//                     address. Copies once only, but system calls are expensive, the kernel copies
+//                     slowly, and a chunk in a buffer that many ranks read stays in the cache. Not
+//                     on processors where it is too slow (idist__join_share_reads_fast), unless
+//                     IDIST_ALGO is "remote"
+//
+// A rank whose buffers are read in place does not return from the call until all have read them.
+
+// Cross-memory reads pay from these sizes on, by measurement.
+#define IDIST__REMOTE_BYTES ((size_t)8 * 1024) // of a block
+#define IDIST__REMOTE_OVERSUBSCRIBED ((size_t)64 * 1024)
+#define IDIST__REMOTE_BROADCAST_MAX ((size_t)2 << 20)
+#define IDIST__REMOTE_REDUCTION ((size_t)2 << 20) // of a whole contribution
+
+static bool idist__slot_has_entered(idist__share *share, int rank, uint32_t call_number) {
+    uint32_t seen;
+
+    if ((int32_t)(share->entered[rank] - call_number) >= 0) return true;
+    seen = __atomic_load_n(&idist__region_slot(share, rank, call_number)->call_number,
+                           __ATOMIC_ACQUIRE);
+    if ((int32_t)(seen - call_number) < 0) return false;
+
+    idist__os_thread_handover();
+    share->entered[rank] = seen;
+    return true;
+}
+
+// Whether a rank is still in the call: a rank that leaves a call with an error withdraws its slots.
+static bool idist__slot_is_current(const idist__share *share, int rank, uint32_t call_number) {
+    const idist__call_slot *slot = idist__region_slot(share, rank, call_number);
+    return __atomic_load_n(&slot->call_number, __ATOMIC_ACQUIRE) == call_number;
+}
+
+// The slots of a rank and of ourselves differ: the group fails.
+static void idist__slot_mismatch(idist__task *t, int rank, uint32_t call_number) {
+    idist__share *share = idist__region_share(t);
+    idist__ring *ring = idist__ring_of(t->group->w);
+    const idist__fingerprint *ours = &share->fingerprints[call_number % IDIST__REGION_SLOTS],
+                             *before = idist__history_before(t->group, ours);
+    idist__fingerprint theirs = idist__region_slot(share, rank, call_number)->fingerprint;
+    int peer = t->group->ranks[rank];
+    const char *field = idist__fingerprint_difference(&theirs, ours);
+
+    if (field || !idist__fingerprint_equal(&theirs, ours)) {
+        idist__history_mismatch(ring, t->group, peer, &theirs, ours, field ? field : "sequence");
+        return;
+    }
+
+    theirs = *idist__region_previous_call(share, rank, call_number);
+    if (!before || theirs.seq != before->seq) theirs.kind = 0;
+    idist__history_differs_before(ring, t->group, peer, ours, &theirs);
+}
+
+// Compares the calls of a rank with ours, from the last comparison up to this call.
+static bool idist__slot_compare(idist__task *t, int rank, uint32_t call_number) {
+    idist__share *share = idist__region_share(t);
+    uint32_t oldest = call_number - IDIST__SLOTS_AHEAD, number = share->compared_calls + 1;
+
+    if ((int32_t)(oldest - share->compared_calls) > 0) number = oldest;
+
+    for (; (int32_t)(call_number - number) >= 0; number++) {
+        // Our own slot is not read: its line is on its way to the other cores.
+        uint32_t index = number % IDIST__REGION_SLOTS;
+        const idist__call_slot *slot = idist__region_slot(share, rank, number);
+
+        if (idist__fingerprint_equal(&slot->fingerprint, &share->fingerprints[index]) &&
+            slot->past == share->pasts[index])
+            continue;
+        idist__slot_mismatch(t, rank, number);
+        return false;
+    }
+
+    return true;
+}
+
+// Whether all other ranks have entered this call; if so, compares the calls up to it with ours.
+static bool idist__slot_compare_all(idist__task *t, uint32_t call_number) {
+    idist__share *share = idist__region_share(t);
+    int i;
+
+    for (i = 0; i < t->group->size; i++) {
+        if (i == t->group->rank) continue;
+        idist__op_of(t)->u.shared.awaited = i;
+        if (!idist__slot_has_entered(share, i, call_number)) return false;
+    }
+
+    for (i = 0; i < t->group->size; i++)
+        if (i != t->group->rank && !idist__slot_compare(t, i, call_number)) return false;
+
+    share->compared_calls = call_number;
+    return true;
+}
+
+// Whether all ranks have read the slot that the next call overwrites. Looks further at first, so as
+// not to look in every call.
+static bool idist__slot_may_enter(idist__task *t) {
+    const idist__share *share = idist__region_share(t);
+    uint32_t call_number = share->calls_entered + 1 - IDIST__SLOTS_AHEAD;
+
+    if ((int32_t)(share->compared_calls - call_number) >= 0) return true;
+    if (idist__slot_compare_all(t, call_number + IDIST__SLOTS_AHEAD / 2)) return true;
+    if (idist__ring_of(t->group->w)->failed) return false; // the calls differ
+
+    return idist__slot_compare_all(t, call_number);
+}
+
+// Maps the windows of other ranks as far as they have grown.
+static void idist__slot_look_at_windows(const idist__task *t) {
+    idist__world *w = t->group->w;
+    idist__segment *m = idist__region_share(t)->shm;
+
+    if (!m->window || !idist__view_is_news(m) || idist__view_look(m)) return;
+    idist__log_print(
+        &w->log, IDIST_LOG_INFO,
+        "memory that another rank has from idist_alloc cannot be mapped: buffers in it "
+        "are copied");
+}
+
+// Counts the extents of our window that all members of the group on this host have mapped.
+static uint32_t idist__slot_count_open(const idist__task *t) {
+    const idist__segment *m = idist__region_share(t)->shm;
+    uint32_t open = IDIST__EXTENTS;
+    int i;
+
+    for (i = 0; i < t->group->size; i++) {
+        int rank = m->local[t->group->ranks[i]];
+        uint32_t count = rank == m->me ? open : idist__view_mapped_by(m, rank);
+        if (count < open) open = count;
+    }
+
+    return open;
+}
+
+// Returns the offset in the file of a buffer of ours that all members can read in place, or 0.
+static uint64_t idist__slot_window_offset(const idist__task *t, const void *p, size_t nbytes) {
+    idist__share *share = idist__region_share(t);
+    uint64_t offset;
+    uint32_t extent = 0;
+
+    if (!share->shm->window) return 0;
+    offset = idist__view_offset(share->shm, p, nbytes, &extent);
+    if (!offset || extent < share->extents_open) return offset;
+    share->extents_open = idist__slot_count_open(t);
+
+    return extent < share->extents_open ? offset : 0;
+}
+
+// Whether contributions are read across memories. The same on all ranks.
+static bool idist__slot_is_remote(const idist__task *t) {
+    const idist__op *o = idist__op_of(t);
+    const idist__segment *m = idist__region_share(t)->shm;
+    idist__kind kind = t->call.kind;
+    int setting = t->group->w->cfg.algorithm;
+
+    if (!m->reads_remote || setting == IDIST__ALGO_CHUNKED) return false;
+    if (!m->reads_fast && setting != IDIST__ALGO_REMOTE) return false;
+    if (idist__kind_reduces(kind))
+        return !m->oversubscribed && idist__flow_send_nbytes(t) >= IDIST__REMOTE_REDUCTION;
+    if (kind == IDIST__BROADCAST)
+        return !m->oversubscribed && o->nbytes >= IDIST__REMOTE_BYTES &&
+               o->nbytes < IDIST__REMOTE_BROADCAST_MAX;
+    if (kind == IDIST__ALL_GATHER && m->oversubscribed && o->n > 4) return false;
+
+    return o->nbytes >= (m->oversubscribed ? IDIST__REMOTE_OVERSUBSCRIBED : IDIST__REMOTE_BYTES);
+}
+
+// Notes where the buffers of a rank are in a CHUNKED call.
+static void idist__slot_locate(idist__task *t, int rank, const idist__call_slot *slot) {
+    const idist__op *o = idist__op_of(t);
+    idist__share *share = idist__region_share(t);
+    idist__location *location = &share->locations[rank];
+
+    if (o->algorithm == IDIST__ALGO_FLAT) return;
+    location->send =
+        idist__view_pointer(share->shm, slot->u.buffers.send_at, idist__flow_send_nbytes(t));
+    location->recv = idist__view_pointer(share->shm, slot->u.buffers.recv_at, o->nbytes);
+    location->remote_send = location->send ? 0 : slot->u.buffers.remote_send;
+    location->remote_recv = slot->u.buffers.remote_recv;
+}
+
+// FLAT: the contribution of a rank.
+static char *idist__slot_payload(const idist__task *t, int rank) {
+    const idist__op *o = idist__op_of(t);
+    idist__call_slot *slot =
+        idist__region_slot(idist__region_share(t), rank, o->u.shared.call_number);
+
+    return idist__flow_send_nbytes(t) <= sizeof slot->u.bytes ? slot->u.bytes : (char *)(slot + 1);
+}
+
+static void idist__slot_scale(const idist__task *t, char *buf, size_t count) {
+    const idist__op *o = idist__op_of(t);
+    if (idist__flow_is_scaled(o)) idist__reduce_scale(buf, count, t->call.dtype, o->user->factor);
+}
+
+// all_to_all in place would overwrite what others read: contributes a copy instead. (It cannot use
+// buffers instead, because all ranks must go the same way.) False: the group has failed.
+static bool idist__slot_copy_contribution(idist__task *t) {
+    idist__op *o = idist__op_of(t);
+    size_t nbytes = idist__flow_send_nbytes(t);
+
+    o->memory = (char *)idist__mem_raw(&t->group->w->cfg.mem, nbytes);
+
+    if (!o->memory) {
+        idist__ring_fail_memory(idist__ring_of(t->group->w), t->group);
+        return false;
+    }
+
+    memcpy(o->memory, o->in, nbytes);
+    o->in = o->memory;
+
+    return true;
+}
+
+// Writes to the slot where the others find our buffers in our memory, if the kernel lets them read
+// these. Otherwise a contribution to a reduction goes through shared memory, and another one is
+// copied. False: the group has failed.
+static bool idist__slot_offer_remote(idist__task *t, idist__call_slot *slot) {
+    idist__op *o = idist__op_of(t);
+    size_t nbytes = idist__flow_send_nbytes(t);
+    bool is_open = slot->u.buffers.send_at || idist__os_process_memory_is_open(o->in, nbytes);
+
+    if (!is_open && !idist__kind_reduces(t->call.kind)) {
+        if (!o->memory && !idist__slot_copy_contribution(t)) return false;
+        is_open = true; // a copy is
+    }
+
+    if (!is_open) return true;
+    slot->u.buffers.remote_send = (uint64_t)(uintptr_t)o->in;
+    if (t->call.kind == IDIST__ALL_REDUCE && idist__os_process_memory_is_open(o->out, o->nbytes))
+        slot->u.buffers.remote_recv = (uint64_t)(uintptr_t)o->out;
+
+    return true;
+}
+
+// Writes to the slot where our buffers are, so that the others read them in place, unless we would
+// overwrite what they read. False: the group has failed.
+static bool idist__slot_offer_buffers(idist__task *t, idist__call_slot *slot) {
+    idist__op *o = idist__op_of(t);
+    idist__share *share = idist__region_share(t);
+    const idist__call *c = &t->call;
+    bool scaled = idist__flow_is_scaled(o), all = c->kind == IDIST__ALL_REDUCE;
+    bool overwrites = c->send == c->recv &&
+                      (c->kind == IDIST__ALL_TO_ALL || c->kind == IDIST__SCAN ||
+                       c->kind == IDIST__EXSCAN || (all && !idist__flow_is_split(o, c->kind)));
+
+    idist__slot_look_at_windows(t);
+    memset(&slot->u, 0, sizeof slot->u);
+    memset(share->locations, 0, sizeof *share->locations * (size_t)o->n);
+    o->u.shared.remote = !scaled && idist__slot_is_remote(t);
+
+    if (o->u.shared.remote && overwrites && c->kind == IDIST__ALL_TO_ALL) {
+        if (!idist__slot_copy_contribution(t)) return false;
+        overwrites = false;
+    }
+
+    if (!idist__flow_contributes(o, c->kind, o->rank) || scaled || overwrites) return true;
+    if (c->part_count) return true;
+
+    slot->u.buffers.send_at = idist__slot_window_offset(t, o->in, idist__flow_send_nbytes(t));
+    if (all) slot->u.buffers.recv_at = idist__slot_window_offset(t, o->out, o->nbytes);
+    if (o->u.shared.remote && !idist__slot_offer_remote(t, slot)) return false;
+    idist__slot_locate(t, o->rank, slot);
+    o->u.shared.in_place = slot->u.buffers.send_at || slot->u.buffers.remote_send;
+
+    return true;
+}
+
+// What two ranks of a v-form compare. An all_to_allv counts bytes here, because each pair of ranks
+// may have a dtype of its own (idist__share_count_bytes).
+static uint64_t idist__slot_pair(const idist__task *t, size_t count) {
+    const idist__call *c = &t->call;
+    size_t size = c->kind == IDIST__ALL_TO_ALLV ? idist_dtype_size(c->dtype) : 1;
+
+    if (!count || !size) return 0;
+    return idist__fingerprint_pair(t->group->w, c, count / size);
+}
+
+// Writes to the slot the counts of a v-form, which the others compare with what they expect.
+static void idist__slot_offer_counts(idist__task *t, idist__call_slot *slot) {
+    idist__op *o = idist__op_of(t);
+    idist__share *share = idist__region_share(t);
+    const idist__call *c = &t->call;
+    uint64_t *counts = (uint64_t *)(void *)(slot + 1);
+    size_t largest = c->count;
+    int i;
+
+    memset(share->locations, 0, sizeof *share->locations * (size_t)o->n);
+
+    for (i = 0; i < o->n; i++) {
+        size_t count = idist__flow_send_count(t, i);
+
+        counts[i] = idist__slot_pair(t, count);
+        if (count > largest) largest = count;
+        if (c->recvcounts && c->recvcounts[i] > largest) largest = c->recvcounts[i];
+    }
+
+    o->u.shared.largest_count = largest;
+    slot->u.parts.largest = largest;
+}
+
+// Writes a small contribution to the slot.
+static void idist__slot_write_payload(const idist__task *t) {
+    const idist__op *o = idist__op_of(t);
+    char *payload = idist__slot_payload(t, o->rank);
+    size_t nbytes = idist__flow_send_nbytes(t);
+    size_t count = nbytes / (o->size ? o->size : 1); // NOLINT(clang-analyzer-core.DivideZero)
+
+    idist__region_write(idist__region_share(t), payload, o->in, nbytes);
+    idist__slot_scale(t, payload, count);
+}
+
+// Prefetches the lines of our next slot for writing while there is nothing to do but wait. Its size
+// is likely to be that of one of the last two.
+static void idist__slot_prefetch_next(const idist__task *t) {
+    const idist__op *o = idist__op_of(t);
+    idist__share *share = idist__region_share(t);
+    char *next = (char *)idist__region_slot(share, o->rank, o->u.shared.call_number + 1);
+    size_t *recent = share->recent_nbytes, nbytes, at;
+
+    recent[o->u.shared.call_number % 2] =
+        o->algorithm == IDIST__ALGO_FLAT ? idist__flow_send_nbytes(t) : 0;
+    nbytes = recent[0] > recent[1] ? recent[0] : recent[1];
+    if (nbytes <= sizeof(idist__call_slot) - offsetof(idist__call_slot, u)) nbytes = 0;
+    nbytes = idist__flow_min(nbytes, IDIST__PREFETCH_BYTES) + IDIST__LINE;
+    for (at = 0; at < nbytes; at += IDIST__LINE) idist__os_cpu_prefetch_for_write(next + at);
+}
+
+// Writes the call before this one to the slot, for the error text of a rank that made another call
+// before.
+static void idist__slot_tell_previous(const idist__task *t, const idist__fingerprint *fingerprint) {
+    const idist__op *o = idist__op_of(t);
+    const idist__fingerprint *before = idist__history_before(t->group, fingerprint);
+
+    if (before && (before->algorithm & ~IDIST__ON_DEVICE) <= IDIST__ALGO_BANDWIDTH)
+        *idist__region_previous_call(idist__region_share(t), o->rank, o->u.shared.call_number) =
+            *before;
+}
+
+// Enters the call: fills our slot and publishes it. False: it could not, and the group has failed.
+static bool idist__slot_enter(idist__task *t) {
+    idist__op *o = idist__op_of(t);
+    idist__share *share = idist__region_share(t);
+    idist__call_slot *slot;
+    idist__fingerprint fingerprint;
+    uint32_t number = ++share->calls_entered;
+
+    o->u.shared.call_number = number;
+    slot = idist__region_slot(share, o->rank, number);
+
+    if (o->algorithm == IDIST__ALGO_CHUNKED) {
+        if (idist__kind_is_v(t->call.kind)) idist__slot_offer_counts(t, slot);
+        else if (!idist__slot_offer_buffers(t, slot)) return false;
+    } else if (idist__flow_contributes(o, t->call.kind, o->rank)) {
+        idist__slot_write_payload(t);
+    }
+
+    fingerprint = idist__fingerprint_of_task(t, o->algorithm);
+    idist__slot_tell_previous(t, &fingerprint);
+    share->fingerprints[number % IDIST__REGION_SLOTS] = fingerprint;
+    share->pasts[number % IDIST__REGION_SLOTS] = o->past;
+
+    // The first line comes last, in one go: the others poll it, and would take it from our cache
+    // between two writes.
+    slot->fingerprint = fingerprint;
+    slot->past = o->past;
+    idist__os_thread_handover();
+    __atomic_store_n(&slot->call_number, number, __ATOMIC_RELEASE);
+    idist__region_wake_members(share, t->group);
+
+    idist__slot_prefetch_next(t);
+    o->u.shared.entered = true;
+    o->u.shared.next_rank = 0;
+
+    return true;
+}
+
+// Compares the call of a rank with ours. In v-forms also the count that only the two of us know.
+static bool idist__slot_agree(idist__task *t, int rank) {
+    idist__op *o = idist__op_of(t);
+    const idist__call_slot *slot =
+        idist__region_slot(idist__region_share(t), rank, o->u.shared.call_number);
+    uint64_t given, expected;
+    char cause[400];
+
+    if (!idist__slot_compare(t, rank, o->u.shared.call_number)) return false;
+
+    if (!idist__kind_is_v(t->call.kind)) {
+        idist__slot_locate(t, rank, slot);
+        return true;
+    }
+
+    if (slot->u.parts.largest > o->u.shared.largest_count)
+        o->u.shared.largest_count = (size_t)slot->u.parts.largest;
+    if (!idist__flow_contributes(o, t->call.kind, rank) || !idist__flow_reads(t, rank)) return true;
+
+    given = ((const uint64_t *)(const void *)(slot + 1))[o->rank];
+    expected = idist__slot_pair(t, idist__flow_recv_count(t, rank));
+    if (given == expected) return true;
+
+    idist__explain_pair(t->group->ranks[rank], given, t->group->ranks[o->rank], expected, t, cause,
+                        sizeof cause);
+    idist__ring_fail(idist__ring_of(t->group->w), t->group, IDIST_ERR_MISMATCH, cause);
+
+    return false;
+}
+
+// Whether the ranks that we read from, or all, have entered this call as well.
+static bool idist__slot_all_entered(idist__task *t, bool all) {
+    idist__op *o = idist__op_of(t);
+    idist__share *share = idist__region_share(t);
+    bool compared_all = true;
+    int i;
+
+    for (; o->u.shared.next_rank < o->n; o->u.shared.next_rank++) {
+        int rank = o->u.shared.next_rank;
+        if (rank == o->rank) continue;
+        if (!all && !idist__flow_reads(t, rank)) continue;
+        o->u.shared.awaited = rank;
+        if (!idist__slot_has_entered(share, rank, o->u.shared.call_number)) return false;
+        if (!idist__slot_agree(t, rank)) return false;
+    }
+
+    o->u.shared.next_rank = 0;
+    for (i = 0; i < o->n && compared_all; i++)
+        compared_all = all || i == o->rank || idist__flow_reads(t, i);
+    if (compared_all) share->compared_calls = o->u.shared.call_number;
+
+    return true;
+}
+
+// The call is complete: the group's next shared call is first in line.
+static void idist__slot_leave(idist__task *t) {
+    idist__op *o = idist__op_of(t);
+    idist__share *share = idist__region_share(t);
+
+    share->first = o->u.shared.next;
+    if (!share->first) share->last = NULL;
+    idist__op_done(t);
+}
+
+// ---- ring/share/fetch.h --------------------------------------------------------------------------
+
+// ring/share/fetch.h: reading contributions and reducing them
+
+// Where block `to` of what a rank contributes can be read, from element `at` on.
+static const char *idist__fetch_source(const idist__task *t, int rank, int to, size_t at) {
+    const idist__op *o = idist__op_of(t);
+    const idist__share *share = idist__region_share(t);
+    bool per_rank = idist__flow_is_per_rank(t->call.kind);
+    size_t block = per_rank ? (size_t)to : 0, within;
+
+    if (rank == o->rank && t->call.part_count) return idist__flow_place(t, NULL, at, 1, &within);
+    if (rank == o->rank && !idist__flow_is_scaled(o))
+        return idist__flow_send_at(t, to) + at * o->size;
+    if (o->algorithm == IDIST__ALGO_FLAT) return idist__slot_payload(t, rank) + block * o->nbytes;
+    if (share->locations[rank].send)
+        return share->locations[rank].send + block * o->nbytes + at * o->size;
+
+    within = at - o->u.shared.chunk * o->u.shared.chunk_count;
+    return idist__region_buffer(share, rank, o->u.shared.first_chunk + o->u.shared.chunk) +
+           (block * o->u.shared.chunk_count + within) * o->size;
+}
+
+// out = in[0] (op) ... (op) in[n - 1] with the user's function; out may be one of them. The
+// function works on its second operand, so a copy of that is folded from the right, in pieces.
+// False: the function has thrown an exception, and the group has failed.
+static bool idist__fetch_reduce_user(const idist__task *t, void *out, const void *const *in, int n,
+                                     size_t count) {
+    const idist__op *o = idist__op_of(t);
+    uint64_t piece[IDIST__OP_PIECE / sizeof(uint64_t)];
+    size_t at, k, most = sizeof piece / o->size; // NOLINT(clang-analyzer-core.DivideZero)
+    int i;
+
+    for (at = 0; at < count; at += k) {
+        k = idist__flow_min(count - at, most);
+        memcpy(piece, (const char *)in[n - 1] + at * o->size, k * o->size);
+        for (i = n - 2; i >= 0; i--)
+            if (!idist__combine_by_user(t, (const char *)in[i] + at * o->size, piece, k,
+                                        t->call.dtype))
+                return false;
+        memcpy((char *)out + at * o->size, piece, k * o->size);
+    }
+
+    return true;
+}
+
+// False: the group has failed.
+static bool idist__fetch_reduce(const idist__task *t, void *out, const void *const *in, int n,
+                                size_t count) {
+    const idist__op *o = idist__op_of(t);
+
+    if (o->user && o->user->fn) return idist__fetch_reduce_user(t, out, in, n, count);
+
+    idist__reduce_many(out, in, n, count, t->call.dtype, o->user ? IDIST_SUM : t->call.op,
+                       t->call.op == IDIST_AVG ? o->n : 0);
+    return true;
+}
+
+// Copies from an address in another rank's memory. False: the group has failed, or that rank has
+// left the call, and the reason is on its way.
+static bool idist__fetch_remote(idist__task *t, int rank, uint64_t address, char *buf,
+                                size_t nbytes) {
+    const idist__op *o = idist__op_of(t);
+    const idist__share *share = idist__region_share(t);
+    int world_rank = t->group->ranks[rank];
+    int err =
+        idist__segment_read_remote(share->shm, share->shm->local[world_rank], address, buf, nbytes);
+    char cause[300];
+
+    if (!err) return true;
+    __atomic_thread_fence(__ATOMIC_ACQUIRE);
+    if (!idist__slot_is_current(share, rank, o->u.shared.call_number)) return false;
+
+    snprintf(cause, sizeof cause,
+             err == ESRCH ? "rank %d on %s was lost: its process ended"
+                          : "the buffer of rank %d on %s cannot be read: %s",
+             world_rank, t->group->w->nodes[world_rank].hostname, strerror(err));
+    idist__ring_fail(idist__ring_of(t->group->w), t->group,
+                     err == ESRCH ? IDIST_ERR_PEER_LOST : IDIST_ERR_SYSTEM, cause);
+
+    return false;
+}
+
+// The address, in its own memory, of block `to` of what a rank contributes, from element `at` on; 0
+// if it is not to be read there.
+static uint64_t idist__fetch_remote_source(const idist__task *t, int rank, int to, size_t at) {
+    const idist__op *o = idist__op_of(t);
+    uint64_t address;
+
+    if (!o->u.shared.remote || rank == o->rank) return 0;
+    address = idist__region_share(t)->locations[rank].remote_send;
+    if (!address) return 0;
+
+    return address + (idist__flow_is_per_rank(t->call.kind) ? (size_t)to * o->nbytes : 0) +
+           at * o->size;
+}
+
+// Reduces `count` elements, from element `at` of block `to` on, over the contributions of ranks
+// 0 .. n - 1. What is in other memories is copied here first, in pieces.
+static bool idist__fetch_sum(idist__task *t, char *out, int n, int to, size_t at, size_t count) {
+    const idist__op *o = idist__op_of(t);
+    idist__share *share = idist__region_share(t);
+    size_t done, k, most = count;
+    int i;
+
+    if (o->u.shared.remote)
+        most = IDIST__REMOTE_PIECE / o->size; // NOLINT(clang-analyzer-core.DivideZero)
+
+    for (done = 0; done < count; done += k) {
+        k = idist__flow_min(count - done, most);
+
+        for (i = 0; i < n; i++) {
+            char *piece = share->shm->remote_pieces + (size_t)i * IDIST__REMOTE_PIECE;
+            uint64_t address = idist__fetch_remote_source(t, i, to, at + done);
+
+            if (address && !idist__fetch_remote(t, i, address, piece, k * o->size)) return false;
+            share->operands[i] = address ? piece : idist__fetch_source(t, i, to, at + done);
+        }
+
+        if (!idist__fetch_reduce(t, out + done * o->size, share->operands, n, k)) return false;
+    }
+
+    return true;
+}
+
+// FLAT: the same, over the contributions in the slots.
+static bool idist__fetch_sum_flat(const idist__task *t, int n) {
+    const idist__op *o = idist__op_of(t);
+    const idist__share *share = idist__region_share(t);
+    size_t given = idist__flow_send_nbytes(t);
+    size_t at = given <= IDIST__INLINE_BYTES ? offsetof(idist__call_slot, u) : IDIST__LINE;
+    int i;
+
+    if (given > o->nbytes) at += (size_t)o->rank * o->nbytes; // our block of theirs
+    for (i = 0; i < n; i++)
+        share->operands[i] =
+            (const char *)idist__region_slot(share, i, o->u.shared.call_number) + at;
+    if (o->rank < n && !idist__flow_is_scaled(o))
+        share->operands[o->rank] = idist__flow_send_at(t, o->rank);
+    return idist__fetch_reduce(t, o->out, share->operands, n, o->count);
+}
+
+// Ranks 0 .. n - 1 are reduced into the result of this rank.
+static int idist__fetch_operand_count(const idist__task *t) {
+    const idist__op *o = idist__op_of(t);
+
+    if (t->call.kind == IDIST__SCAN) return o->rank + 1;
+    if (t->call.kind == IDIST__EXSCAN) return o->rank;
+    return o->n;
+}
+
+// Copies our block of what each rank contributes, from element `at` on.
+static bool idist__fetch_blocks(idist__task *t, size_t at) {
+    const idist__op *o = idist__op_of(t);
+    int i;
+
+    for (i = 0; i < o->n; i++) {
+        int from = idist__block_wrap(o->rank + i, o->n); // each rank begins with another one
+        uint64_t address;
+        size_t count;
+        char *to;
+
+        if (!idist__flow_reads(t, from)) continue;
+        count = idist__flow_chunk_count(o, idist__flow_recv_count(t, from), at);
+        if (!count) continue;
+
+        to = idist__flow_recv_at(t, from) + at * o->size;
+        address = idist__fetch_remote_source(t, from, o->rank, at);
+        if (address && !idist__fetch_remote(t, from, address, to, count * o->size)) return false;
+        if (!address)
+            idist__block_copy(to, idist__fetch_source(t, from, o->rank, at), count * o->size);
+    }
+
+    return true;
+}
+
+// All that this rank needs of the chunk at element `at` (FLAT: of the call), in calls that are not
+// split.
+static bool idist__fetch_chunk(idist__task *t, size_t at) {
+    const idist__op *o = idist__op_of(t);
+    int n = idist__fetch_operand_count(t);
+    size_t count;
+
+    if (t->call.kind == IDIST__BARRIER) return true;
+    if (!idist__kind_reduces(t->call.kind)) return idist__fetch_blocks(t, at);
+
+    count = idist__flow_chunk_count(o, o->count, at); // of a reduce_scatterv, our own block
+    if ((t->call.kind == IDIST__REDUCE && o->rank != o->root) || !n || !count) return true;
+    if (o->algorithm != IDIST__ALGO_FLAT)
+        return idist__fetch_sum(t, o->out + at * o->size, n, o->rank, at, count);
+
+    return idist__fetch_sum_flat(t, n);
+}
+
+// Whether what we have just read in the buffers of others was valid. A rank that leaves the call
+// with an error may reuse its buffers, but withdraws its slots first. In that case the reason is on
+// its way.
+static bool idist__fetch_was_valid(idist__task *t) {
+    const idist__op *o = idist__op_of(t);
+    const idist__share *share = idist__region_share(t);
+    int i;
+
+    __atomic_thread_fence(__ATOMIC_ACQUIRE);
+
+    for (i = 0; i < o->n; i++) {
+        if (i == o->rank || !idist__flow_reads(t, i)) continue;
+        if (!idist__slot_is_current(share, i, o->u.shared.call_number)) return false;
+    }
+
+    return true;
+}
+
+// ---- ring/share/chunk.h --------------------------------------------------------------------------
+
+// ring/share/chunk.h: collectives of small contributions at once, of large ones a chunk at a time
+
+//------------------------------------------------------------------------------
+// collectives of small contributions
+//
+// Every rank writes its contribution to its slot (one line, if it has at most 32 bytes), reads the
+// slots of all others, and computes the result by itself. All reduce in the order of the ranks, so
+// all get the same bits. One round of n - 1 cache misses, no synchronization at the end: the slots
+// are not reused before all have read them.
+//------------------------------------------------------------------------------
+
+static void idist__flat_run(idist__task *t) {
+    idist__op *o = idist__op_of(t);
+
+    IDIST__CO_BEGIN(o)
+
+    if (!o->u.shared.entered) {
+        IDIST__CO_AWAIT(o, idist__slot_may_enter(t));
+        idist__slot_enter(t);
+    }
+
+    IDIST__CO_AWAIT(o, idist__slot_all_entered(t, false));
+    if (idist__fetch_chunk(t, 0)) idist__slot_leave(t);
+    IDIST__CO_END(o)
+}
+
+//------------------------------------------------------------------------------
+// collectives of large contributions, one chunk at a time
+//
+//   rank 0   expose 0   expose 1   take 0   expose 2   take 1   ...
+//   rank 1   expose 0   expose 1   take 0   expose 2   take 1   ...
+//
+// A rank exposes up to one chunk ahead, so that nobody waits while there is something to copy. It
+// writes to a buffer again when all have freed the chunk that is in it.
+//------------------------------------------------------------------------------
+
+#define IDIST__CHUNK_OVERSUBSCRIBED ((size_t)128 * 1024)
+
+// Whether all members, or those that we read from, have reached a milestone in all chunks before
+// number `chunks`.
+static bool idist__chunk_all_reached(idist__task *t, idist__milestone milestone, uint64_t chunks,
+                                     bool only_sources) {
+    idist__op *o = idist__op_of(t);
+    idist__share *share = idist__region_share(t);
+
+    for (; o->u.shared.next_rank < o->n; o->u.shared.next_rank++) {
+        int rank = o->u.shared.next_rank;
+        if (rank == o->rank || (only_sources && !idist__flow_reads(t, rank))) continue;
+        o->u.shared.awaited = rank;
+        if (idist__region_reached(share, rank, milestone) < chunks) return false;
+    }
+
+    idist__os_thread_handover();
+    o->u.shared.next_rank = 0;
+
+    return true;
+}
+
+static bool idist__chunk_all(idist__task *t, idist__milestone milestone, uint64_t chunks) {
+    return idist__chunk_all_reached(t, milestone, chunks, false);
+}
+
+static bool idist__chunk_sources(idist__task *t, idist__milestone milestone, uint64_t chunks) {
+    return idist__chunk_all_reached(t, milestone, chunks, true);
+}
+
+// The elements of a cache line, or one element that is larger.
+static size_t idist__chunk_line(const idist__op *o) {
+    return o->size < IDIST__LINE ? IDIST__LINE / o->size
+                                 : 1; // NOLINT(clang-analyzer-core.DivideZero)
+}
+
+// Where block `b` of a chunk of `count` elements begins. Blocks are whole lines, so that no two
+// ranks write to the same one.
+static size_t idist__chunk_block_at(const idist__op *o, size_t count, int b) {
+    size_t line = idist__chunk_line(o);
+    size_t nlines = (count + line - 1) / line;
+
+    return idist__flow_min(idist__block_at(nlines, o->n, b) * line, count);
+}
+
+// Copies elements of ours to a buffer.
+static void idist__chunk_write(const idist__task *t, char *to, size_t at, size_t count) {
+    const idist__op *o = idist__op_of(t);
+    size_t run;
+
+    for (; count; at += run, count -= run) {
+        const char *from = idist__flow_place(t, (char *)o->in, at, count, &run);
+        idist__region_write(idist__region_share(t), to, from, run * o->size);
+        to += run * o->size;
+    }
+}
+
+// Copies our part of a chunk to a buffer; in a split reduction all but the block that we reduce
+// ourselves.
+static void idist__chunk_copy(idist__task *t, size_t chunk) {
+    idist__op *o = idist__op_of(t);
+    idist__share *share = idist__region_share(t);
+    char *buffer = idist__region_buffer(share, o->rank, o->u.shared.first_chunk + chunk);
+    bool per_rank = idist__flow_is_per_rank(t->call.kind), scaled = idist__flow_is_scaled(o);
+    size_t at = chunk * o->u.shared.chunk_count;
+    int to;
+
+    if (idist__flow_is_split(o, t->call.kind) && !scaled) {
+        size_t count = idist__flow_chunk_count(o, o->count, at);
+        size_t begin = idist__chunk_block_at(o, count, o->rank),
+               end = idist__chunk_block_at(o, count, o->rank + 1);
+        idist__chunk_write(t, buffer, at, begin);
+        idist__chunk_write(t, buffer + end * o->size, at + end, count - end);
+        return;
+    }
+
+    for (to = 0; to < (per_rank ? o->n : 1); to++) {
+        size_t count = idist__flow_chunk_count(o, idist__flow_send_count(t, to), at);
+        char *block = buffer + (size_t)to * o->u.shared.chunk_count * o->size;
+
+        if (per_rank && to == o->rank && !scaled) continue;
+        idist__region_write(share, block, idist__flow_send_at(t, to) + at * o->size,
+                            count * o->size);
+        idist__slot_scale(t, block, count);
+    }
+}
+
+// Exposes the current chunk and, if a buffer is free, the next one. Returns whether the current one
+// is exposed.
+static bool idist__chunk_expose(idist__task *t) {
+    idist__op *o = idist__op_of(t);
+    idist__shared_op *shared = &o->u.shared;
+    bool copies = idist__flow_contributes(o, t->call.kind, o->rank) && !shared->in_place;
+
+    while (shared->exposed < shared->nchunks && shared->exposed < shared->chunk + 2) {
+        uint64_t number = shared->first_chunk + shared->exposed;
+
+        if (copies && number >= IDIST__BUFFERS &&
+            !idist__chunk_all(t, IDIST__FREED, number - IDIST__BUFFERS + 1))
+            break;
+        if (copies) idist__chunk_copy(t, shared->exposed);
+        shared->exposed++;
+        idist__region_publish(t, IDIST__EXPOSED, number + 1);
+    }
+
+    return shared->exposed > shared->chunk;
+}
+
+// Of a chunk; all ranks of an oversubscribed host share the caches.
+static size_t idist__chunk_nbytes(const idist__share *share) {
+    return share->shm->oversubscribed
+               ? idist__flow_min(share->chunk_nbytes, IDIST__CHUNK_OVERSUBSCRIBED)
+               : share->chunk_nbytes;
+}
+
+// Whether elements of this size go through chunks, and through the pieces in which they are
+// reduced.
+static bool idist__chunk_takes(const idist_group *g, const idist__share *share, size_t size) {
+    return size <= IDIST__OP_PIECE && size <= idist__chunk_nbytes(share) / (size_t)g->size;
+}
+
+// Determines the chunks of a call.
+static void idist__chunk_plan(idist__task *t) {
+    idist__op *o = idist__op_of(t);
+    idist__share *share = idist__region_share(t);
+    size_t nblocks = idist__flow_is_per_rank(t->call.kind) ? (size_t)o->n : 1;
+    size_t count = idist__kind_is_v(t->call.kind) ? o->u.shared.largest_count : o->count;
+    size_t line = idist__chunk_line(o);
+    size_t nbytes = idist__chunk_nbytes(share), chunk_count;
+
+    chunk_count = nbytes / nblocks / o->size;
+    if (chunk_count > line) chunk_count -= chunk_count % line;
+    if (o->u.shared.remote && !idist__kind_reduces(t->call.kind)) chunk_count = count; // no buffers
+
+    o->u.shared.chunk_count = chunk_count;
+    o->u.shared.nchunks = count ? (count - 1) / chunk_count + 1 : 1;
+    o->u.shared.first_chunk = share->chunks_done;
+    o->u.shared.next_rank = 0;
+}
+
+static void idist__chunk_run(idist__task *t) {
+    idist__op *o = idist__op_of(t);
+    idist__shared_op *shared = &o->u.shared;
+
+    IDIST__CO_BEGIN(o)
+    IDIST__CO_AWAIT(o, idist__slot_may_enter(t));
+    if (!idist__slot_enter(t)) return;
+
+    if (idist__kind_is_v(t->call.kind)) {
+        IDIST__CO_AWAIT(o, idist__slot_all_entered(t, true));
+        idist__chunk_plan(t);
+    } else {
+        idist__chunk_plan(t);
+        idist__chunk_expose(t);
+        shared->next_rank = 0;
+        IDIST__CO_AWAIT(o, idist__slot_all_entered(t, false));
+    }
+
+    for (shared->chunk = 0; shared->chunk < shared->nchunks; shared->chunk++) {
+        IDIST__CO_AWAIT(o, idist__chunk_expose(t));
+        shared->next_rank = 0;
+        IDIST__CO_AWAIT(o, idist__chunk_sources(t, IDIST__EXPOSED,
+                                                shared->first_chunk + shared->chunk + 1));
+        if (!idist__fetch_chunk(t, shared->chunk * shared->chunk_count)) return;
+        if (!idist__fetch_was_valid(t)) return;
+        idist__region_publish(t, IDIST__FREED, shared->first_chunk + shared->chunk + 1);
+    }
+
+    if (shared->in_place) // the caller may change its buffer when we return
+        IDIST__CO_AWAIT(o,
+                        idist__chunk_all(t, IDIST__FREED, shared->first_chunk + shared->nchunks));
+
+    idist__region_share(t)->chunks_done = shared->first_chunk + shared->nchunks;
+    idist__slot_leave(t);
+    IDIST__CO_END(o)
+}
+
+// ---- ring/share/split_reduce.h -------------------------------------------------------------------
+
+// ring/share/split_reduce.h: all_reduce and reduce, in which each rank reduces one block
+//
+// A reduce-scatter and an all-gather in one buffer. Each rank reads 1/n of every contribution and
+// 1/n of the result from every other rank, so all cores and the whole memory bandwidth are used:
+//
+//   through buffers   expose a chunk; reduce our block of it into our buffer; copy the other blocks
+//                     out of the buffers of the others
+//   direct            all buffers of an all_reduce are in windows: reduce our block of all of them,
+//                     write it to the results of all. Every byte is read once and written once
+//   cross-memory      reduce our block into our own result; read the others out of their results
+
+#define IDIST__DIRECT_PIECE ((size_t)16384) // stays in the first-level cache
+
+static bool idist__split_reduce_sum_block(idist__task *t) {
+    idist__op *o = idist__op_of(t);
+    idist__share *share = idist__region_share(t);
+    size_t at = o->u.shared.chunk * o->u.shared.chunk_count,
+           chunk_count = idist__flow_chunk_count(o, o->count, at),
+           begin = idist__chunk_block_at(o, chunk_count, o->rank),
+           count = idist__chunk_block_at(o, chunk_count, o->rank + 1) - begin;
+    char *buffer =
+        idist__region_buffer(share, o->rank, o->u.shared.first_chunk + o->u.shared.chunk);
+    char *sum = buffer + begin * o->size, *out = o->out + (at + begin) * o->size;
+    size_t run;
+
+    if (!count) return true;
+
+    if (t->call.kind == IDIST__REDUCE) // only the root wants it
+        return idist__fetch_sum(t, o->rank == o->root ? out : sum, o->n, 0, at + begin, count);
+
+    for (at += begin; count; at += run, count -= run) {
+        out = idist__flow_place(t, o->out, at, count, &run);
+        if (!idist__fetch_sum(t, out, o->n, 0, at, run)) return false;
+        idist__region_write(share, sum, out, run * o->size);
+        sum += run * o->size;
+    }
+
+    return true;
+}
+
+// Copies elements from a buffer to our result.
+static void idist__split_reduce_take(const idist__task *t, const char *from, size_t at,
+                                     size_t count) {
+    const idist__op *o = idist__op_of(t);
+    size_t run;
+
+    for (; count; at += run, count -= run) {
+        char *to = idist__flow_place(t, o->out, at, count, &run);
+        idist__block_copy(to, from, run * o->size);
+        from += run * o->size;
+    }
+}
+
+// Copies the blocks of a chunk that the others have reduced.
+static void idist__split_reduce_take_blocks(idist__task *t) {
+    idist__op *o = idist__op_of(t);
+    idist__share *share = idist__region_share(t);
+    size_t at = o->u.shared.chunk * o->u.shared.chunk_count,
+           count = idist__flow_chunk_count(o, o->count, at);
+    int i;
+
+    if (t->call.kind == IDIST__REDUCE && o->rank != o->root) return;
+
+    for (i = 0; i < o->n; i++) {
+        size_t begin = idist__chunk_block_at(o, count, i),
+               end = idist__chunk_block_at(o, count, i + 1);
+        const char *buffer =
+            idist__region_buffer(share, i, o->u.shared.first_chunk + o->u.shared.chunk);
+
+        if (i == o->rank) continue;
+        idist__split_reduce_take(t, buffer + begin * o->size, at + begin, end - begin);
+    }
+}
+
+// Whether all buffers are in windows.
+static bool idist__split_reduce_is_direct(const idist__task *t) {
+    const idist__op *o = idist__op_of(t);
+    const idist__share *share = idist__region_share(t);
+    int i;
+
+    for (i = 0; i < o->n; i++)
+        if (!share->locations[i].send || !share->locations[i].recv) return false;
+    return true;
+}
+
+// Reduces our block of all contributions into the results of all ranks. Checks before each piece
+// that all ranks are still in the call, because a rank that has left it may reuse its buffer.
+static bool idist__split_reduce_sum_direct(idist__task *t) {
+    idist__op *o = idist__op_of(t);
+    idist__share *share = idist__region_share(t);
+    size_t at = idist__chunk_block_at(o, o->count, o->rank),
+           end = idist__chunk_block_at(o, o->count, o->rank + 1), k;
+    int i;
+
+    for (; at < end; at += k) {
+        char *out = o->out + at * o->size;
+
+        k = idist__flow_min(end - at, IDIST__DIRECT_PIECE / o->size);
+        if (!idist__fetch_sum(t, out, o->n, 0, at, k)) return false;
+        if (!idist__fetch_was_valid(t)) return false;
+        for (i = 0; i < o->n; i++)
+            if (i != o->rank)
+                idist__pace_copy(&share->shm->window_pace, share->locations[i].recv + at * o->size,
+                                 out, k * o->size);
+    }
+
+    return true;
+}
+
+// Reduces our block of all contributions into our own result.
+static bool idist__split_reduce_sum_remote(idist__task *t) {
+    idist__op *o = idist__op_of(t);
+    size_t at = idist__chunk_block_at(o, o->count, o->rank),
+           end = idist__chunk_block_at(o, o->count, o->rank + 1);
+
+    return idist__fetch_sum(t, o->out + at * o->size, o->n, 0, at, end - at);
+}
+
+// Reads the blocks that the others have reduced, out of their results.
+static bool idist__split_reduce_take_remote(idist__task *t) {
+    idist__op *o = idist__op_of(t);
+    const idist__share *share = idist__region_share(t);
+    int i;
+
+    for (i = 1; i < o->n; i++) {
+        int from = idist__block_wrap(o->rank + i, o->n);
+        size_t at = idist__chunk_block_at(o, o->count, from) * o->size,
+               end = idist__chunk_block_at(o, o->count, from + 1) * o->size;
+
+        if (end > at && !idist__fetch_remote(t, from, share->locations[from].remote_recv + at,
+                                             o->out + at, end - at))
+            return false;
+    }
+
+    return true;
+}
+
+static bool idist__split_reduce_sum_in_place(idist__task *t) {
+    bool summed = idist__op_of(t)->u.shared.remote ? idist__split_reduce_sum_remote(t)
+                                                   : idist__split_reduce_sum_direct(t);
+
+    return summed && idist__fetch_was_valid(t);
+}
+
+// Whether each rank can read the results of all others through the kernel. The same on all ranks.
+static bool idist__split_reduce_is_remote(const idist__task *t) {
+    const idist__share *share = idist__region_share(t);
+    int i;
+
+    if (!idist__op_of(t)->u.shared.remote) return false;
+    for (i = 0; i < t->group->size; i++)
+        if (!share->locations[i].remote_recv) return false;
+
+    return true;
+}
+
+// Chooses between direct and cross-memory; false: through buffers.
+static bool idist__split_reduce_skips_buffers(idist__task *t) {
+    idist__shared_op *shared = &idist__op_of(t)->u.shared;
+    bool direct;
+
+    if (t->call.kind != IDIST__ALL_REDUCE) return false;
+    direct = idist__split_reduce_is_direct(t);
+    if (!direct && !idist__split_reduce_is_remote(t)) return false;
+
+    shared->remote = !direct;
+    shared->direct = direct;
+    shared->nchunks = 1;
+
+    return true;
+}
+
+static void idist__split_reduce_run(idist__task *t) {
+    idist__op *o = idist__op_of(t);
+    idist__shared_op *shared = &o->u.shared;
+    uint64_t next = shared->first_chunk + shared->chunk + 1; // of the chunk under way
+
+    IDIST__CO_BEGIN(o)
+    IDIST__CO_AWAIT(o, idist__slot_may_enter(t));
+    if (!idist__slot_enter(t)) return;
+    idist__chunk_plan(t);
+    if (!shared->in_place) idist__chunk_expose(t); // whatever the others do, the buffer is ours
+    shared->next_rank = 0;
+    IDIST__CO_AWAIT(o, idist__slot_all_entered(t, false));
+
+    if (idist__split_reduce_skips_buffers(t)) {
+        if (!idist__split_reduce_sum_in_place(t)) return;
+        idist__region_publish(t, IDIST__REDUCED, shared->first_chunk + 1);
+        IDIST__CO_AWAIT(o, idist__chunk_all(t, IDIST__REDUCED, shared->first_chunk + 1));
+        if (shared->remote && !idist__split_reduce_take_remote(t)) return;
+        if (shared->remote && !idist__fetch_was_valid(t)) return;
+        idist__region_publish(t, IDIST__FREED, shared->first_chunk + 1);
+        if (shared->remote)
+            IDIST__CO_AWAIT(o, idist__chunk_all(t, IDIST__FREED, shared->first_chunk + 1));
+    } else {
+        for (shared->chunk = 0; shared->chunk < shared->nchunks; shared->chunk++) {
+            IDIST__CO_AWAIT(o, idist__chunk_expose(t));
+            shared->next_rank = 0;
+            next = shared->first_chunk + shared->chunk + 1;
+            IDIST__CO_AWAIT(o, idist__chunk_all(t, IDIST__EXPOSED, next));
+            if (!idist__split_reduce_sum_block(t) || !idist__fetch_was_valid(t)) return;
+            idist__region_publish(t, IDIST__REDUCED, next);
+            if (t->call.kind == IDIST__ALL_REDUCE || o->rank == o->root)
+                IDIST__CO_AWAIT(o, idist__chunk_all(t, IDIST__REDUCED, next));
+            idist__split_reduce_take_blocks(t);
+            idist__region_publish(t, IDIST__FREED, next);
+        }
+
+        if (shared->in_place)
+            IDIST__CO_AWAIT(o, idist__chunk_all(t, IDIST__REDUCED,
+                                                shared->first_chunk + shared->nchunks));
+    }
+
+    idist__region_share(t)->chunks_done = shared->first_chunk + shared->nchunks;
+    idist__slot_leave(t);
+    IDIST__CO_END(o)
+}
+
+// ---- ring/share/share.h --------------------------------------------------------------------------
+
+// ring/share/share.h: choosing, starting, progressing and cancelling shared calls
+//
+// WHAT IT IS
+//
+// Collectives of a group whose members all run on one host. Each member owns a region of shared
+// memory that the others can read. It writes its contribution and its progress there, and reads
+// the regions of the others. No member ever writes to another member's region, so there are no
+// locks.
+//
+// HOW IT FITS
+//
+// ring/algo/choose.h decides how a call runs. The algorithms FLAT and CHUNKED are served here;
+// everything else is made of messages (ring/algo/).
+//
+// A SMALL ALL_REDUCE (up to 4 KiB, FLAT)
+//
+// idist__share_quick         nothing else is under way: no task, no clock
+// idist__slot_may_enter      the slot to be overwritten has been read by all
+// idist__slot_enter          write fingerprint and contribution to our slot, publish its number
+// idist__slot_all_entered    poll the slots of the others, compare their fingerprints with ours
+// idist__fetch_chunk         reduce all slots, in rank order, into the result
+//
+// A LARGE ALL_REDUCE (CHUNKED)
+//
+// idist__share_start         queue the task behind the group's other shared calls
+// idist__split_reduce_run           a coroutine, resumed by idist__share_progress:
+//   idist__slot_enter          publish the slot; it says where our buffers are
+//   idist__chunk_expose        copy our part of chunk i to buffer i % 3, publish EXPOSED
+//   idist__split_reduce_sum_block     reduce our block of the chunk over all ranks, publish
+// REDUCED idist__split_reduce_take_blocks   copy the blocks of the others to our result, publish FREED
+// idist__slot_leave          complete the task; the next one is first in line
+//
+// SOURCES
+//
+// Flat slots: Graham and Shipman, "MPI Support for Multi-core Architectures", 2008. Chunks, with
+// reduce-scatter and all-gather in one buffer: Jain et al., "Framework for Scalable Intra-Node
+// Collective Operations using Shared Memory", 2018.
+
+#define IDIST__WRITERS_MS 100
+
+static bool idist__share_serves(idist__algorithm algorithm) {
+    return algorithm == IDIST__ALGO_FLAT || algorithm == IDIST__ALGO_CHUNKED;
+}
+
+// FLAT, CHUNKED, or AUTO if the call does not go through shared memory. The same on all members.
+static idist__algorithm idist__share_choose(const idist_group *g, const idist__call *c) {
+    const idist__share *share = idist__ring_group_of(g)->share;
+    int setting = g->w->cfg.algorithm;
+    size_t nbytes;
+    bool scaled = (int)c->op >= IDIST_OP_USER && idist__kind_reduces(c->kind) &&
+                  !idist__world_user_op(g, c)->fn;
+
+    if (!share || setting == IDIST__ALGO_LATENCY || setting == IDIST__ALGO_BANDWIDTH)
+        return IDIST__ALGO_AUTO;
+    if (scaled && idist__dtype_is_narrow(c->dtype)) return IDIST__ALGO_AUTO;
+    if (c->kind != IDIST__ALL_TO_ALLV && c->kind != IDIST__BARRIER &&
+        !idist__chunk_takes(g, share, idist_dtype_size(c->dtype)))
+        return IDIST__ALGO_AUTO;
+    if (idist__kind_is_v(c->kind))
+        return (size_t)g->size * sizeof(uint64_t) <= IDIST__FLAT_BYTES ? IDIST__ALGO_CHUNKED
+                                                                       : IDIST__ALGO_AUTO;
+
+    if (setting == IDIST__ALGO_CHUNKED && c->count) return IDIST__ALGO_CHUNKED;
+    if (!c->count) return IDIST__ALGO_FLAT;
+    if (c->count > IDIST__FLAT_BYTES) return IDIST__ALGO_CHUNKED; // before the product can overflow
+    nbytes = c->count * idist_dtype_size(c->dtype);
+    if (idist__flow_is_per_rank(c->kind)) nbytes *= (size_t)g->size;
+
+    return nbytes <= IDIST__FLAT_BYTES ? IDIST__ALGO_FLAT : IDIST__ALGO_CHUNKED;
+}
+
+// Whether a call of ours may have its buffer in parts: if it goes through buffers, block by block.
+static bool idist__share_takes_parts(const idist_group *g, const idist__call *c) {
+    size_t n = (size_t)g->size, nbytes = c->count * idist_dtype_size(c->dtype);
+
+    if (c->kind != IDIST__ALL_REDUCE || (int)c->op >= IDIST_OP_USER) return false;
+    if (n * n * nbytes <= IDIST__SPLIT_BYTES || nbytes >= IDIST__REMOTE_REDUCTION) return false;
+
+    return idist__share_choose(g, c) == IDIST__ALGO_CHUNKED;
+}
+
+// An all_to_allv counts bytes, because each pair of ranks may have a dtype of its own. False: no
+// memory for the counts.
+static bool idist__share_count_bytes(idist__task *t) {
+    idist__op *o = idist__op_of(t);
+    idist__call *c = &t->call;
+    size_t n = (size_t)o->n, *counts, i;
+
+    counts = (size_t *)idist__mem_raw(&t->group->w->cfg.mem, 4 * n * sizeof *counts);
+    if (!counts) return false;
+
+    for (i = 0; i < n; i++) {
+        counts[i] = c->sendcounts[i] * o->size;
+        counts[n + i] = idist__extent_displ(c->sendcounts, c->senddispls, (int)i) * o->size;
+        counts[2 * n + i] = c->recvcounts[i] * o->size;
+        counts[3 * n + i] = idist__extent_displ(c->recvcounts, c->recvdispls, (int)i) * o->size;
+    }
+
+    o->memory = (char *)counts;
+    o->size = 1;
+    c->sendcounts = counts;
+    c->senddispls = counts + n;
+    c->recvcounts = counts + 2 * n;
+    c->recvdispls = counts + 3 * n;
+
+    return true;
+}
+
+// Sets up what a shared call works on. Unlike the algorithms over messages, it takes narrow floats
+// as they are. False: no memory.
+static bool idist__share_prepare(idist__task *t, idist__algorithm algorithm) {
+    idist__op *o = idist__op_of(t);
+    idist__kind kind = t->call.kind;
+
+    idist__op_prepare(t);
+    o->algorithm = algorithm;
+    o->u.shared.chunk_count = o->count;
+    if (kind == IDIST__BROADCAST) o->in = o->out;
+
+    if ((kind == IDIST__GATHERV || kind == IDIST__SCATTERV) && o->rank != o->root) {
+        // Only the root's are valid.
+        t->call.sendcounts = t->call.senddispls = NULL;
+        t->call.recvcounts = t->call.recvdispls = NULL;
+    }
+
+    return kind != IDIST__ALL_TO_ALLV || idist__share_count_bytes(t);
+}
+
+// Queues a call behind the group's other shared calls; starts it if it is the first one.
+static void idist__share_start(idist__task *t) {
+    idist__op *o = idist__op_of(t);
+    idist__share *share = idist__region_share(t);
+
+    if (o->algorithm == IDIST__ALGO_FLAT) o->run = idist__flat_run;
+    else if (idist__flow_is_split(o, t->call.kind)) o->run = idist__split_reduce_run;
+    else o->run = idist__chunk_run;
+
+    if (share->entered_early) {
+        o->u.shared.call_number = share->calls_entered;
+        o->u.shared.entered = true;
+        share->entered_early = false;
+    }
+
+    if (share->last) idist__op_of(share->last)->u.shared.next = t;
+    else share->first = t;
+    share->last = t;
+    if (share->first == t) idist__op_run(t);
+}
+
+// In a quick call, which has not read the links, the calls differ. Perhaps another rank has aborted
+// the group, and the rank that we differ from has not heard of it: the call is started as usual,
+// which reads the links first and then compares again.
+static void idist__share_reconsider(idist__ring *ring) {
+    if (!ring->failed) return;
+    ring->failed = NULL;
+    ring->last_start_ns = 0;
+}
+
+// A small blocking collective while nothing else is under way: needs no task and no clock. False:
+// the call has to be started as usual. It may have been entered by then.
+static bool idist__share_quick(idist_group *g, const idist__call *c) {
+    idist__ring *ring = idist__ring_of(g->w);
+    idist__share *share = idist__ring_group_of(g)->share;
+    idist__task *t;
+    const idist__fingerprint *fingerprint;
+    int turns;
+
+    if (!share || share->first || ring->failed) return false;
+    if (idist__share_choose(g, c) != IDIST__ALGO_FLAT) return false;
+    if ((int)c->op >= IDIST_OP_USER && idist__kind_reduces(c->kind)) return false; // it may throw
+
+    t = share->quick_task;
+    t->call = *c;
+    t->seq = g->seq + 1;
+    (void)idist__share_prepare(t, IDIST__ALGO_FLAT); // only a v-form needs memory
+    idist__op_of(t)->past = idist__history_past(t);
+
+    if (!idist__slot_may_enter(t)) {
+        idist__share_reconsider(ring);
+        return false;
+    }
+
+    idist__slot_enter(t);
+
+    for (turns = 0; !idist__slot_all_entered(t, false); turns++) {
+        if (idist__send_quick_wait(ring, turns)) continue;
+        idist__share_reconsider(ring);
+        share->entered_early = true;
+        return false;
+    }
+
+    (void)idist__fetch_chunk(t, 0); // fails only if an op of the program does
+    g->seq++;
+    fingerprint = &share->fingerprints[share->calls_entered % IDIST__REGION_SLOTS];
+    idist__history_append(idist__ring_group_of(g), fingerprint, idist__op_of(t)->past);
+
+    return true;
+}
+
+// Resumes the first shared call of each group.
+static void idist__share_progress(idist__ring *ring) {
+    idist_group *g;
+
+    for (g = &ring->w->group; g; g = g->next) {
+        idist__share *share = g->rank >= 0 && g->impl ? idist__ring_group_of(g)->share : NULL;
+
+        while (share && share->first) {
+            const idist__task *t = share->first;
+            idist__op_run(share->first);
+            if (share->first == t || ring->failed) break;
+        }
+
+        if (ring->failed) break;
+    }
+}
+
+// The rank of this host whose next step is all that we wait for, or -1.
+static int idist__share_awaited(const idist__ring *ring) {
+    const idist__task *t = ring->w->tasks;
+    const idist__share *share;
+
+    if (!t || t->next || t->call.kind >= IDIST__SEND || t->group->size == 1) return -1;
+    if (!idist__share_serves(idist__op_of(t)->algorithm)) return -1;
+    share = idist__region_share(t);
+    if (!share || share->first != t) return -1;
+
+    return ring->shm->local[t->group->ranks[idist__op_of(t)->u.shared.awaited]];
+}
+
+// The group has failed here. A rank that comes late must not go on with what our slots say; it
+// reads its links instead, and learns of the failure there.
+static void idist__share_withdraw(idist_group *g) {
+    idist__share *share = idist__ring_group_of(g)->share;
+    uint32_t i;
+
+    for (i = 0; share && i < IDIST__REGION_SLOTS; i++)
+        __atomic_store_n(&idist__region_slot(share, g->rank, i)->call_number,
+                         share->calls_entered - ((uint32_t)1 << 30), __ATOMIC_RELEASE);
+
+    __atomic_thread_fence(__ATOMIC_SEQ_CST); // before the caller has its buffers back
+}
+
+// Whether a member may still write to our result. It checks our slot before every piece that it
+// writes.
+static bool idist__share_may_write(const idist_group *g, const idist__op *o, int rank) {
+    const idist__ring *ring = idist__ring_of(g->w);
+    const idist__share *share = idist__ring_group_of(g)->share;
+
+    return rank != g->rank && ring->links[g->ranks[rank]].open &&
+           idist__region_reached(share, rank, IDIST__REDUCED) <= o->u.shared.first_chunk &&
+           idist__slot_is_current(share, rank, o->u.shared.call_number);
+}
+
+// A call in which the others write to our result (direct) ends early: waits until each of them has
+// done that, has left the call as well, or is dead. We may not know of a death yet, because the
+// failure may come from another rank; and a rank that is stopped would never answer, hence the
+// deadline.
+static void idist__share_await_writers(const idist_group *g) {
+    const idist__ring *ring = idist__ring_of(g->w);
+    const idist__share *share = idist__ring_group_of(g)->share;
+    const idist__op *o = share && share->first ? idist__op_of(share->first) : NULL;
+    int64_t until_ns = idist__os_clock_deadline(IDIST__WRITERS_MS);
+    int i;
+
+    if (!o || !o->u.shared.direct) return;
+
+    for (i = 0; i < g->size; i++) {
+        const idist__pipe_port *port = &ring->shm->ports[ring->shm->local[g->ranks[i]]];
+
+        while (idist__share_may_write(g, o, i) && !idist__pipe_peer_gone(port) &&
+               idist__os_clock_now_ns() < until_ns)
+            idist__os_thread_yield();
+    }
+}
+
+// Takes a call out of the queue.
+static void idist__share_cancel(idist__task *t) {
+    idist__share *share = idist__region_share(t);
+    idist__task **at, *last = NULL;
+
+    if (!share) return;
+    for (at = &share->first; *at && *at != t; at = &idist__op_of(*at)->u.shared.next) last = *at;
+    if (*at) *at = idist__op_of(t)->u.shared.next;
+    if (share->last == t) share->last = last;
+}
+
+// Whether a call cannot complete before this rank of the group enters it, or an earlier one.
+static bool idist__share_needs(const idist__task *t, int rank) {
+    const idist__op *o = idist__op_of(t);
+    const idist__shared_op *shared = &o->u.shared;
+    idist__share *share = idist__region_share(t);
+    uint64_t number = shared->first_chunk + shared->exposed; // of the next chunk to expose
+
+    if (!share || share->first != t) return false;
+    if (!shared->entered) // see idist__slot_may_enter
+        return !idist__slot_has_entered(share, rank, share->calls_entered + 1 - IDIST__SLOTS_AHEAD);
+    if (idist__slot_has_entered(share, rank, shared->call_number)) return false;
+    if (idist__flow_reads(t, rank)) return true;
+    if (o->algorithm != IDIST__ALGO_CHUNKED) return false;
+    if (!idist__flow_contributes(o, t->call.kind, o->rank)) return false;
+
+    // It has to read what we contribute: all of it, if that is read in place; else the chunk whose
+    // buffer we need next.
+    if (shared->in_place) return true;
+    if (shared->exposed >= shared->nchunks || number < IDIST__BUFFERS) return false;
+    return idist__region_reached(share, rank, IDIST__FREED) < number - IDIST__BUFFERS + 1;
+}
+
+// For error texts: reads in the slots how far the others are.
+static void idist__share_update_seen(const idist__task *t) {
+    idist__ring_group *rg = idist__ring_group_of(t->group);
+    int i, index;
+
+    for (i = 0; rg->share && i < t->group->size; i++) {
+        for (index = 0; index < IDIST__REGION_SLOTS; index++) {
+            idist__call_slot *slot = idist__region_slot(rg->share, i, (uint32_t)index);
+            uint32_t number = __atomic_load_n(&slot->call_number, __ATOMIC_ACQUIRE);
+            idist__fingerprint fingerprint = slot->fingerprint;
+
+            __atomic_thread_fence(__ATOMIC_ACQUIRE);
+            if (!number || __atomic_load_n(&slot->call_number, __ATOMIC_RELAXED) != number)
+                continue; // its owner is writing
+            if ((int32_t)(fingerprint.seq - rg->seen[i].seq) <= 0) continue;
+            rg->seen[i].seq = fingerprint.seq;
+            rg->seen[i].fingerprint = fingerprint;
+        }
+    }
+}
+
+// ---- ring/share/pool.h ---------------------------------------------------------------------------
+
+// ring/share/pool.h: lending regions to groups
+//
+// Every rank has a few regions in the shared file. The first one, which the world gets without an
+// exchange, has memory from the start; the others get it when they are first needed, in their
+// order. A new group gets one of each member: the members exchange the numbers of the regions
+// that they offer (idist__pool_offer_region), and if everybody has one, the group's collectives run
+// in them (idist__pool_meet). Otherwise they are made of messages. A region is free again when all
+// members have freed the group. They count themselves in the region (members_done), or, if they
+// never learnt its number, send LEFT.
+
+// The first region of a rank has larger buffers than the others, and its head is in the front.
+static char *idist__pool_head(const idist__segment *m, int rank, int index) {
+    char *second = idist__segment_part(m, rank) + m->buffers_at;
+    size_t nbytes = IDIST__REGION_HEAD_BYTES + IDIST__BUFFERS * m->chunk_nbytes[1];
+
+    if (index == 0) return idist__segment_front(m, rank) + sizeof(idist__doorbell);
+    second += IDIST__BUFFERS * m->chunk_nbytes[0];
+    return second + (size_t)(index - 1) * nbytes;
+}
+
+static char *idist__pool_buffers(const idist__segment *m, int rank, int index) {
+    if (index == 0) return idist__segment_part(m, rank) + m->buffers_at;
+    return idist__pool_head(m, rank, index) + IDIST__REGION_HEAD_BYTES;
+}
+
+static idist__region_progress *idist__pool_progress(const idist__segment *m, int rank, int index) {
+    size_t at = IDIST__REGION_SLOTS * IDIST__SLOT_BYTES;
+    return (idist__region_progress *)(void *)(idist__pool_head(m, rank, index) + at);
+}
+
+// Takes memory for one of our regions, once. 0, or an errno.
+static int idist__pool_reserve(idist__segment *m, int index) {
+    int error;
+    const char *head = idist__pool_head(m, m->me, index);
+    const char *buffers = idist__pool_buffers(m, m->me, index);
+    size_t nbytes = IDIST__BUFFERS * m->chunk_nbytes[index > 0];
+
+    if (index < m->reserved_count) return 0;
+    error = idist__os_memory_reserve(m->fd, (size_t)(head - m->base), IDIST__REGION_HEAD_BYTES);
+    if (!error) error = idist__os_memory_reserve(m->fd, (size_t)(buffers - m->base), nbytes);
+    if (!error) m->reserved_count = index + 1;
+
+    return error;
+}
+
+// Forgets the calls of the group that had this region of ours before. Contributions may stay: they
+// are read only in calls that have been entered.
+static void idist__pool_clear(const idist__segment *m, int index) {
+    char *head = idist__pool_head(m, m->me, index);
+    size_t at;
+
+    for (at = 0; at < IDIST__REGION_SLOTS * IDIST__SLOT_BYTES; at += IDIST__SLOT_BYTES) {
+        memset(head + at, 0, IDIST__LINE);
+        memset(head + at + IDIST__LINE + IDIST__FLAT_BYTES, 0, IDIST__LINE);
+    }
+
+    memset(idist__pool_progress(m, m->me, index), 0, sizeof(idist__region_progress));
+}
+
+// What we offer the other members of a new group: the number of a region, from 1 on; 0 for none.
+static uint64_t idist__pool_offer_region(idist_group *g) {
+    idist__segment *m = idist__ring_of(g->w)->shm;
+    uint32_t nmembers = 0;
+    int i;
+
+    for (i = 0; m && i < g->size; i++) nmembers += m->local[g->ranks[i]] >= 0;
+    if (nmembers < 2) return 0;
+    if (g->status != IDIST_OK) return 0; // a member that knows of the failure may have left
+
+    for (i = 0; i < m->region_count; i++) {
+        if (m->taken[i]) {
+            const idist__region_progress *progress = idist__pool_progress(m, m->me, i);
+            uint32_t done = __atomic_load_n(&progress->members_done, __ATOMIC_ACQUIRE);
+            if (done < m->region_members[i]) continue;
+        }
+
+        if (idist__pool_reserve(m, i)) return 0;
+        idist__pool_clear(m, i);
+        m->taken[i] = true;
+        m->region_members[i] = nmembers;
+        m->region_groups[i] = g->ctx;
+        return (uint64_t)i + 1;
+    }
+
+    return 0;
+}
+
+static void idist__pool_discard(const idist_allocator *mem, idist__share *share) {
+    idist__mem_free(mem, share->quick_task);
+    idist__mem_free(mem, share->heads);
+    idist__mem_free(mem, share->buffers);
+    idist__mem_free(mem, share->entered);
+    idist__mem_free(mem, share->operands);
+    idist__mem_free(mem, share->locations);
+    idist__mem_free(mem, share);
+}
+
+// A member has freed the group for which we offered a region, without having used it.
+static void idist__pool_member_left(const idist__ring *ring, uint64_t ctx) {
+    idist__segment *m = ring->shm;
+    int i;
+
+    for (i = 0; m && i < m->region_count; i++) {
+        if (!m->taken[i] || m->region_groups[i] != ctx) continue;
+        __atomic_fetch_add(&idist__pool_progress(m, m->me, i)->members_done, 1u, __ATOMIC_RELEASE);
+    }
+}
+
+// The exchange of region numbers failed, so we do not know the regions of the others: tells them by
+// a message that we are done with them.
+static void idist__pool_decline(const idist_group *g) {
+    idist__ring *ring = idist__ring_of(g->w);
+    idist__frame frame;
+    int i;
+
+    memset(&frame, 0, sizeof frame);
+    frame.type = IDIST__LEFT;
+    frame.ctx = g->ctx;
+
+    for (i = 0; i < g->size; i++) {
+        if (i == g->rank) idist__pool_member_left(ring, g->ctx);
+        else if (ring->shm->local[g->ranks[i]] >= 0)
+            idist__link_control(ring, &ring->links[g->ranks[i]], &frame, NULL);
+    }
+}
+
+// The group is freed: gives the regions of its members back.
+static void idist__pool_leave(idist_group *g) {
+    idist__ring_group *rg = idist__ring_group_of(g);
+    idist__share *share = rg->share;
+    int i;
+
+    if (!rg->met && !g->inner && idist__ring_of(g->w)->shm) idist__pool_decline(g);
+    if (!share) return;
+
+    for (i = 0; i < g->size; i++) {
+        if (!share->heads[i]) continue;
+        __atomic_fetch_add(&idist__region_progress_of(share, i)->members_done, 1u,
+                           __ATOMIC_RELEASE);
+    }
+
+    idist__pool_discard(&g->w->cfg.mem, share);
+    rg->share = NULL;
+}
+
+static idist__share *idist__pool_new_share(const idist_allocator *mem, size_t size) {
+    idist__share *share = (idist__share *)idist__mem_alloc(mem, sizeof *share);
+
+    if (!share) return NULL;
+    share->heads = (char **)idist__mem_alloc(mem, sizeof *share->heads * size);
+    share->buffers = (char **)idist__mem_alloc(mem, sizeof *share->buffers * size);
+    share->entered = (uint32_t *)idist__mem_alloc(mem, sizeof *share->entered * size);
+    share->operands = (const void **)idist__mem_alloc(mem, sizeof *share->operands * size);
+    share->locations = (idist__location *)idist__mem_alloc(mem, sizeof *share->locations * size);
+    share->quick_task =
+        (idist__task *)idist__mem_alloc(mem, sizeof(idist__task) + sizeof(idist__op));
+
+    if (!share->heads || !share->buffers || !share->entered || !share->operands ||
+        !share->locations || !share->quick_task) {
+        idist__pool_discard(mem, share);
+        return NULL;
+    }
+
+    return share;
+}
+
+// All members have told which regions they offer. If one offers none, the group's collectives are
+// made of messages.
+static idist_status idist__pool_meet(idist_group *g, const uint64_t *offers) {
+    idist__segment *m = idist__ring_of(g->w)->shm;
+    idist__share *share;
+    int i;
+
+    for (i = 0; i < g->size; i++) {
+        if (!m || m->local[g->ranks[i]] < 0) break;
+        if (!offers[i] || offers[i] > (uint64_t)m->region_count) break;
+    }
+
+    if (i < g->size || (size_t)g->size * IDIST__LINE > m->chunk_nbytes[1]) {
+        if (m && offers[g->rank]) m->region_members[offers[g->rank] - 1] = 0; // free at once
+        return IDIST_OK;
+    }
+
+    share = idist__pool_new_share(&g->w->cfg.mem, (size_t)g->size);
+    if (!share) return IDIST_ERR_NO_MEMORY;
+
+    idist__ring_group_of(g)->share = share;
+    share->shm = m;
+    share->chunk_nbytes = m->chunk_nbytes[0];
+    share->quick_task->group = g;
+    share->quick_task->impl = share->quick_task + 1;
+
+    for (i = 0; i < g->size; i++) {
+        share->heads[i] = idist__pool_head(m, m->local[g->ranks[i]], (int)offers[i] - 1);
+        share->buffers[i] = idist__pool_buffers(m, m->local[g->ranks[i]], (int)offers[i] - 1);
+        // All members cut a call into the same chunks: those of the smallest region.
+        if (offers[i] > 1) share->chunk_nbytes = m->chunk_nbytes[1];
+    }
+
+    return IDIST_OK;
+}
+
+// ---- ring/algo/stream.h --------------------------------------------------------------------------
+
+// ring/algo/stream.h: pipelines: chunks that are received, reduced and sent on
+//
+// The bandwidth algorithms cut a block into chunks of IDIST__CHUNK_BYTES, so that a rank can reduce
+// and send on one chunk while it receives the next:
+//
+//   receive   | c0 | c1 | c2 | c3 |
+//   take           | c0 | c1 | c2 | c3 |          take: reduce into the result, for example
+//   send                | c0 | c1 | c2 | c3 |
+//
+// An algorithm describes its stream by numbers and three functions:
+//
+//   recv_at(i)   peer, address and size of the i-th item to receive; address NULL: a scratch slot
+//   take(i)      what to do once item i has arrived; NULL: nothing
+//   send_at(i)   peer, address and size of the i-th item to send
+//   head         items that can be sent before anything has been received
+//
+// Item i is sent when i < head or item i - head has been taken: a ring sends its own block first
+// (head = its chunks) and then forwards what it took; an inner link of a chain only forwards
+// (head = 0). Items are taken in order. The tag of a message is the index of its item.
+//
+// Some receives are posted ahead, each in a slot. The sender may send only what it knows to be
+// posted, so on a network of high latency it takes more slots: enough for the data in flight, and a
+// few that are being taken.
+
+static size_t idist__stream_slot_count(const idist_group *g) {
+    uint64_t under_way = idist__ring_group_of(g)->spans_hosts ? g->w->network_nbytes : 0;
+    uint64_t count = (under_way + IDIST__CHUNK_BYTES - 1) / IDIST__CHUNK_BYTES + 2;
+
+    if (count < IDIST__SLOTS) return IDIST__SLOTS;
+    return count < IDIST__SLOTS_MOST ? (size_t)count : IDIST__SLOTS_MOST;
+}
+
+static char *idist__stream_slot(const idist__op *o, size_t index) {
+    const idist__stream_op *stream = &o->u.stream;
+    return stream->slots + (index % o->slot_count) * stream->chunk_count * o->size;
+}
+
+static void idist__stream_run(idist__task *t) {
+    idist__op *o = idist__op_of(t);
+    idist__stream_op *stream = &o->u.stream;
+
+    for (;;) {
+        while (stream->posted < stream->recv_total &&
+               stream->posted < stream->taken + o->slot_count) {
+            size_t index = stream->posted++;
+            idist__item item = stream->recv_at(t, index);
+            char *data = item.data;
+
+            if (!data && stream->slots) data = idist__stream_slot(o, index);
+            idist__recv_step(t, (int)(index % o->slot_count), item.peer, (uint32_t)index, data,
+                             item.nbytes);
+        }
+
+        while (stream->sent < stream->send_total &&
+               (stream->sent < stream->head || stream->sent - stream->head < stream->taken) &&
+               o->sends_pending < (int)o->slot_count) {
+            size_t index = stream->sent++;
+            idist__item item = stream->send_at(t, index);
+            idist__send_step(t, item.peer, (uint32_t)index, item.data, item.nbytes);
+        }
+
+        if (stream->taken == stream->posted ||
+            (o->slots_pending & (1u << (stream->taken % o->slot_count))))
+            break;
+        if (stream->take) stream->take(t, stream->taken);
+        stream->taken++;
+    }
+
+    if (stream->taken == stream->recv_total && stream->sent == stream->send_total &&
+        !o->sends_pending)
+        idist__op_done(t);
+}
+
+// Chunk `index` of a block of `count` elements. Chunks beyond the end of the block are empty.
+static idist__item idist__stream_chunk(const idist__op *o, char *block, size_t count, size_t index,
+                                       int peer) {
+    const idist__stream_op *stream = &o->u.stream;
+    idist__item item;
+    size_t first = index * stream->chunk_count < count ? index * stream->chunk_count : count;
+    size_t chunk_count = count - first < stream->chunk_count ? count - first : stream->chunk_count;
+
+    item.peer = peer;
+    item.data = block ? block + first * o->size : NULL;
+    item.nbytes = chunk_count * o->size;
+
+    return item;
+}
+
+// Cuts blocks of at most `count` elements into chunks.
+static void idist__stream_cut(idist__op *o, size_t count) {
+    idist__stream_op *stream = &o->u.stream;
+    size_t chunk_count = IDIST__CHUNK_BYTES / (o->size ? o->size : 1);
+
+    if (!chunk_count) chunk_count = 1; // an element is larger than a chunk
+    stream->chunk_count = chunk_count;
+    stream->block_chunks = 1;
+    if (count) stream->block_chunks = (count - 1) / chunk_count + 1;
+    if (stream->block_chunks == 1) stream->chunk_count = count ? count : 1;
+}
+
+static void idist__stream_begin(idist__op *o, size_t recv_count, size_t send_count, size_t head,
+                                idist__item (*recv_at)(idist__task *, size_t),
+                                idist__item (*send_at)(idist__task *, size_t),
+                                void (*take)(idist__task *, size_t)) {
+    idist__stream_op *stream = &o->u.stream;
+
+    stream->recv_total = recv_count;
+    stream->send_total = send_count;
+    stream->head = head;
+    stream->recv_at = recv_at;
+    stream->send_at = send_at;
+    stream->take = take;
+    o->run = idist__stream_run;
+}
+
+// ---- ring/algo/ring_algo.h -----------------------------------------------------------------------
+
+// ring/algo/ring_algo.h: all_reduce, reduce_scatter and all_gather of large messages
+//
+// The ranks form a ring. Each one sends to its right neighbour (rank + 1) and receives from its
+// left one, so all links are busy in both directions all the time.
+//
+// all_reduce. The buffer is cut into n blocks, and the blocks travel around the ring twice. In step
+// s rank r sends block r - s (mod n) and receives block r - s - 1:
+//
+//            first lap: reduce               second lap: copy
+//            step 0   step 1   step 2        step 3   step 4   step 5
+//   rank 0   sends 0  sends 3  sends 2  ->1  sends 1  sends 0  sends 3
+//   rank 1   sends 1  sends 0  sends 3  ->2  sends 2  sends 1  sends 0      ->b: holds the complete
+//   rank 2   sends 2  sends 1  sends 0  ->3  sends 3  sends 2  sends 1           sum of block b
+//   rank 3   sends 3  sends 2  sends 1  ->0  sends 0  sends 3  sends 2
+//
+// In the first lap a rank adds its own part to each block it receives and forwards the sum; after
+// n - 1 steps every rank holds the complete sum of one block. The second lap hands those sums to
+// everybody.
+//
+//   bytes sent per rank   2 B (n - 1) / n, the least possible, whatever n is
+//   latency               2 (n - 1) messages in sequence: the reason to prefer doubling for small B
+//
+// Nothing is copied beforehand: the first sends come straight from the send buffer, and sums are
+// written straight to the receive buffer. In place is safe because the second lap overwrites a
+// block only with data that depends on our first send of it.
+//
+// reduce_scatter is the first lap alone, begun one block earlier, so that rank r ends up with block
+// r: (n - 1) messages of B bytes. Partial sums stay in scratch; the last one goes to the receive
+// buffer.
+//
+// all_gather and all_gatherv are the second lap alone: (n - 1) messages of B bytes.
+//
+// All three start at a different rank for each block, so a reduction needs an operation that
+// commutes.
+
+// The block that item `index` belongs to, `back` ranks further left.
+static int idist__ring_algo_block(const idist__op *o, size_t index, int back) {
+    return idist__block_wrap(o->rank - (int)(index / o->u.stream.block_chunks) - back, o->n);
+}
+
+static int idist__ring_algo_left(const idist__op *o) {
+    return idist__block_wrap(o->rank - 1, o->n);
+}
+
+static int idist__ring_algo_right(const idist__op *o) {
+    return idist__block_wrap(o->rank + 1, o->n);
+}
+
+// ---- all_reduce ----
+
+static bool idist__ring_algo_in_first_lap(const idist__op *o, size_t index) {
+    return index < (size_t)(o->n - 1) * o->u.stream.block_chunks;
+}
+
+// The chunk of item `index` in a block of a buffer; no address when there is no buffer.
+static idist__item idist__ring_algo_all_reduce_item(const idist__op *o, const char *buffer,
+                                                    size_t index, int block, int peer) {
+    size_t at = idist__block_at(o->count, o->n, block) * o->size;
+    char *data = buffer ? (char *)(uintptr_t)buffer + at : NULL;
+
+    return idist__stream_chunk(o, data, idist__block_count(o->count, o->n, block),
+                               index % o->u.stream.block_chunks, peer);
+}
+
+static idist__item idist__ring_algo_all_reduce_recv(idist__task *t, size_t index) {
+    const idist__op *o = idist__op_of(t);
+    const char *to = idist__ring_algo_in_first_lap(o, index) ? NULL : o->out;
+    return idist__ring_algo_all_reduce_item(o, to, index, idist__ring_algo_block(o, index, 1),
+                                            idist__ring_algo_left(o));
+}
+
+static idist__item idist__ring_algo_all_reduce_send(idist__task *t, size_t index) {
+    const idist__op *o = idist__op_of(t);
+    const char *from = index < o->u.stream.block_chunks ? o->in : o->out;
+    return idist__ring_algo_all_reduce_item(o, from, index, idist__ring_algo_block(o, index, 0),
+                                            idist__ring_algo_right(o));
+}
+
+// Whether the item completes the sum of its chunk: it is in the last step of the first lap.
+static bool idist__ring_algo_completes_sum(const idist__op *o, size_t index) {
+    return index >= (size_t)(o->n - 2) * o->u.stream.block_chunks;
+}
+
+// AVG divides a chunk here, once for all ranks and while it is in the cache.
+static void idist__ring_algo_all_reduce_take(idist__task *t, size_t index) {
+    const idist__op *o = idist__op_of(t);
+    idist_dtype dtype = idist__dtype_is_narrow(t->call.dtype) ? IDIST_F32 : t->call.dtype;
+    int block = idist__ring_algo_block(o, index, 1);
+    idist__item own, sum;
+    const void *both[2];
+    size_t count;
+
+    if (!idist__ring_algo_in_first_lap(o, index)) return; // it was received where it belongs
+    own = idist__ring_algo_all_reduce_item(o, o->in, index, block, 0);
+    sum = idist__ring_algo_all_reduce_item(o, o->out, index, block, 0);
+    count = own.nbytes / o->size;
+    both[0] = idist__stream_slot(o, index);
+    both[1] = own.data;
+
+    if (t->call.op == IDIST_AVG && idist__ring_algo_completes_sum(o, index))
+        idist__reduce_many(sum.data, both, 2, count, dtype, IDIST_AVG, o->n);
+    else idist__combine(t, sum.data, (const char *)both[0], own.data, count, t->call.dtype);
+}
+
+static void idist__ring_algo_all_reduce(idist__task *t) {
+    idist__op *o = idist__op_of(t);
+    idist__stream_op *stream = &o->u.stream;
+    size_t steps = 2 * (size_t)(o->n - 1);
+
+    idist__stream_cut(o, idist__block_count(o->count, o->n, 0));
+    idist__stream_begin(o, steps * stream->block_chunks, steps * stream->block_chunks,
+                        stream->block_chunks, idist__ring_algo_all_reduce_recv,
+                        idist__ring_algo_all_reduce_send, idist__ring_algo_all_reduce_take);
+}
+
+// ---- reduce_scatter, reduce_scatterv ----
+
+// The elements of the largest block.
+static size_t idist__ring_algo_largest_block(const idist__op *o, const idist__call *c) {
+    size_t largest = 0;
+    int i;
+
+    for (i = 0; i < o->n; i++)
+        if (idist__extent_block_count(c, i) > largest) largest = idist__extent_block_count(c, i);
+    return largest;
+}
+
+// The chunk of item `index` in a block of a buffer of n blocks; no address when there is no buffer.
+static idist__item idist__ring_algo_reduce_scatter_item(const idist__task *t, const char *buffer,
+                                                        size_t index, int block, int peer) {
+    const idist__op *o = idist__op_of(t);
+    size_t at = idist__extent_block_at(&t->call, block) * o->size;
+    char *data = buffer ? (char *)(uintptr_t)buffer + at : NULL;
+
+    return idist__stream_chunk(o, data, idist__extent_block_count(&t->call, block),
+                               index % o->u.stream.block_chunks, peer);
+}
+
+static idist__item idist__ring_algo_reduce_scatter_recv(idist__task *t, size_t index) {
+    const idist__op *o = idist__op_of(t);
+    return idist__ring_algo_reduce_scatter_item(t, NULL, index, idist__ring_algo_block(o, index, 2),
+                                                idist__ring_algo_left(o));
+}
+
+static idist__item idist__ring_algo_reduce_scatter_send(idist__task *t, size_t index) {
+    const idist__op *o = idist__op_of(t);
+    const idist__stream_op *stream = &o->u.stream;
+    const char *from = index < stream->block_chunks ? o->in : o->work;
+
+    return idist__ring_algo_reduce_scatter_item(t, from, index, idist__ring_algo_block(o, index, 1),
+                                                idist__ring_algo_right(o));
+}
+
+static void idist__ring_algo_reduce_scatter_take(idist__task *t, size_t index) {
+    const idist__op *o = idist__op_of(t);
+    const idist__stream_op *stream = &o->u.stream;
+    int block = idist__ring_algo_block(o, index, 2);
+    idist__item own, sum;
+
+    own = idist__ring_algo_reduce_scatter_item(t, o->in, index, block, 0);
+    if (idist__ring_algo_completes_sum(o, index))
+        sum = idist__stream_chunk(o, o->out, o->count, index % stream->block_chunks, 0);
+    else sum = idist__ring_algo_reduce_scatter_item(t, o->work, index, block, 0);
+    idist__combine(t, sum.data, idist__stream_slot(o, index), own.data, own.nbytes / o->size,
+                   t->call.dtype);
+}
+
+static void idist__ring_algo_reduce_scatter(idist__task *t) {
+    idist__op *o = idist__op_of(t);
+    idist__stream_op *stream = &o->u.stream;
+    size_t items;
+
+    idist__stream_cut(o, idist__ring_algo_largest_block(o, &t->call));
+    items = (size_t)(o->n - 1) * stream->block_chunks;
+    idist__stream_begin(o, items, items, stream->block_chunks, idist__ring_algo_reduce_scatter_recv,
+                        idist__ring_algo_reduce_scatter_send, idist__ring_algo_reduce_scatter_take);
+}
+
+// ---- all_gather, all_gatherv ----
+
+static size_t idist__ring_algo_all_gather_at(const idist__task *t, int block) {
+    const idist__call *c = &t->call;
+    if (c->recvcounts) return idist__extent_displ(c->recvcounts, c->recvdispls, block);
+    return (size_t)block * idist__op_of(t)->count;
+}
+
+static idist__item idist__ring_algo_all_gather_item(const idist__task *t, size_t index, int block,
+                                                    int peer) {
+    const idist__op *o = idist__op_of(t);
+    size_t count = t->call.recvcounts ? t->call.recvcounts[block] : o->count;
+    char *data = o->out + idist__ring_algo_all_gather_at(t, block) * o->size;
+    return idist__stream_chunk(o, data, count, index % o->u.stream.block_chunks, peer);
+}
+
+static idist__item idist__ring_algo_all_gather_recv(idist__task *t, size_t index) {
+    const idist__op *o = idist__op_of(t);
+    return idist__ring_algo_all_gather_item(t, index, idist__ring_algo_block(o, index, 1),
+                                            idist__ring_algo_left(o));
+}
+
+static idist__item idist__ring_algo_all_gather_send(idist__task *t, size_t index) {
+    const idist__op *o = idist__op_of(t);
+    return idist__ring_algo_all_gather_item(t, index, idist__ring_algo_block(o, index, 0),
+                                            idist__ring_algo_right(o));
+}
+
+static void idist__ring_algo_all_gather(idist__task *t) {
+    idist__op *o = idist__op_of(t);
+    idist__stream_op *stream = &o->u.stream;
+    const size_t *counts = t->call.recvcounts;
+    size_t largest = o->count;
+    size_t items;
+    int i;
+
+    for (i = 0; counts && i < o->n; i++)
+        if (counts[i] > largest) largest = counts[i];
+
+    idist__block_copy(o->out + idist__ring_algo_all_gather_at(t, o->rank) * o->size, o->in,
+                      o->nbytes);
+    idist__stream_cut(o, largest);
+    items = (size_t)(o->n - 1) * stream->block_chunks;
+    idist__stream_begin(o, items, items, stream->block_chunks, idist__ring_algo_all_gather_recv,
+                        idist__ring_algo_all_gather_send, NULL);
+}
+
+// ---- ring/algo/chain.h ---------------------------------------------------------------------------
+
+// ring/algo/chain.h: broadcast, reduce and scan of large messages
+//
+// The ranks stand in a line, and chunks travel along it like buckets in a bucket brigade. Once the
+// first chunk has reached the end, every link carries data all the time:
+//
+//   n = 4, c = 3    step 0   step 1   step 2   step 3   step 4
+//   link 0 -> 1     chunk 0  chunk 1  chunk 2
+//   link 1 -> 2              chunk 0  chunk 1  chunk 2
+//   link 2 -> 3                       chunk 0  chunk 1  chunk 2
+//
+//   bytes sent per rank   B
+//   latency               n - 2 + c steps of one chunk each: hardly more than B when c is large
+//
+// v numbers the ranks from the root. A broadcast runs upwards from v = 0; a reduction runs from the
+// last rank down to v = 0, each rank adding its own part. A scan runs along the ranks themselves
+// and keeps their order, so it also serves operations that do not commute.
+//
+// A binomial tree sends B bytes log n times in sequence; it is faster while B is small.
+
+static int idist__chain_relative_rank(const idist__op *o) { // v
+    return idist__block_wrap(o->rank - o->root, o->n);
+}
+
+// ---- broadcast ----
+
+static idist__item idist__chain_broadcast_recv(idist__task *t, size_t index) {
+    const idist__op *o = idist__op_of(t);
+    return idist__stream_chunk(o, o->out, o->count, index, idist__block_wrap(o->rank - 1, o->n));
+}
+
+static idist__item idist__chain_broadcast_send(idist__task *t, size_t index) {
+    const idist__op *o = idist__op_of(t);
+    return idist__stream_chunk(o, o->out, o->count, index, idist__block_wrap(o->rank + 1, o->n));
+}
+
+static void idist__chain_broadcast(idist__task *t) {
+    idist__op *o = idist__op_of(t);
+    idist__stream_op *stream = &o->u.stream;
+    int v = idist__chain_relative_rank(o);
+    bool first = v == 0;
+    bool last = v == o->n - 1;
+
+    idist__stream_cut(o, o->count);
+    idist__stream_begin(o, first ? 0 : stream->block_chunks, last ? 0 : stream->block_chunks,
+                        first ? stream->block_chunks : 0, idist__chain_broadcast_recv,
+                        idist__chain_broadcast_send, NULL);
+}
+
+// ---- reduce ----
+
+static idist__item idist__chain_reduce_recv(idist__task *t, size_t index) {
+    const idist__op *o = idist__op_of(t);
+    return idist__stream_chunk(o, NULL, o->count, index, idist__block_wrap(o->rank + 1, o->n));
+}
+
+static idist__item idist__chain_reduce_send(idist__task *t, size_t index) {
+    const idist__op *o = idist__op_of(t);
+    const char *from = idist__chain_relative_rank(o) == o->n - 1 ? o->in : o->work;
+    return idist__stream_chunk(o, (char *)(uintptr_t)from, o->count, index,
+                               idist__block_wrap(o->rank - 1, o->n));
+}
+
+static void idist__chain_reduce_take(idist__task *t, size_t index) {
+    const idist__op *o = idist__op_of(t);
+    idist__item own = idist__stream_chunk(o, (char *)(uintptr_t)o->in, o->count, index, 0);
+    char *to = o->rank == o->root ? o->out : o->work;
+    idist__item sum = idist__stream_chunk(o, to, o->count, index, 0);
+
+    idist__combine(t, sum.data, own.data, idist__stream_slot(o, index), own.nbytes / o->size,
+                   t->call.dtype);
+}
+
+static void idist__chain_reduce(idist__task *t) {
+    idist__op *o = idist__op_of(t);
+    idist__stream_op *stream = &o->u.stream;
+    int v = idist__chain_relative_rank(o);
+    bool first = v == o->n - 1;
+    bool last = v == 0;
+
+    idist__stream_cut(o, o->count);
+    idist__stream_begin(o, first ? 0 : stream->block_chunks, last ? 0 : stream->block_chunks,
+                        first ? stream->block_chunks : 0, idist__chain_reduce_recv,
+                        idist__chain_reduce_send, idist__chain_reduce_take);
+}
+
+// ---- scan, exscan ----
+//
+// A rank sends on the prefix that includes its own part. Its result is that prefix (scan) or the
+// one it received (exscan).
+
+static idist__item idist__chain_scan_recv(idist__task *t, size_t index) {
+    const idist__op *o = idist__op_of(t);
+    return idist__stream_chunk(o, NULL, o->count, index, o->rank - 1);
+}
+
+static idist__item idist__chain_scan_send(idist__task *t, size_t index) {
+    const idist__op *o = idist__op_of(t);
+    const char *from = t->call.kind == IDIST__SCAN ? o->out : o->work;
+
+    if (o->rank == 0) from = o->in;
+    return idist__stream_chunk(o, (char *)(uintptr_t)from, o->count, index, o->rank + 1);
+}
+
+static void idist__chain_scan_take(idist__task *t, size_t index) {
+    const idist__op *o = idist__op_of(t);
+    idist__item own = idist__stream_chunk(o, (char *)(uintptr_t)o->in, o->count, index, 0);
+    idist__item out = idist__stream_chunk(o, o->out, o->count, index, 0);
+    char *received = idist__stream_slot(o, index);
+    size_t count = own.nbytes / o->size;
+
+    if (t->call.kind == IDIST__SCAN) {
+        idist__combine(t, out.data, received, own.data, count, t->call.dtype);
+        return;
+    }
+
+    if (o->rank < o->n - 1) {
+        idist__item sum = idist__stream_chunk(o, o->work, o->count, index, 0);
+        idist__combine(t, sum.data, received, own.data, count, t->call.dtype);
+    }
+
+    idist__block_copy(out.data, received, out.nbytes); // last: in place, this overwrites `own`
+}
+
+static void idist__chain_scan(idist__task *t) {
+    idist__op *o = idist__op_of(t);
+    idist__stream_op *stream = &o->u.stream;
+    bool first = o->rank == 0;
+    bool last = o->rank == o->n - 1;
+
+    if (first && t->call.kind == IDIST__SCAN) idist__block_copy(o->out, o->in, o->nbytes);
+    idist__stream_cut(o, o->count);
+    idist__stream_begin(o, first ? 0 : stream->block_chunks, last ? 0 : stream->block_chunks,
+                        first ? stream->block_chunks : 0, idist__chain_scan_recv,
+                        idist__chain_scan_send, idist__chain_scan_take);
+}
+
+// ---- ring/algo/direct.h --------------------------------------------------------------------------
+
+// ring/algo/direct.h: one message per pair of ranks: gather, scatter, all_to_all, v-forms
+//
+// Every pair of ranks that has something to exchange does so in one message. In step s a rank sends
+// to rank + 1 + s and receives from rank - 1 - s, so that no rank is everybody's first target:
+//
+//   n = 4    step 0   step 1   step 2
+//   rank 0   -> 1     -> 2     -> 3
+//   rank 1   -> 2     -> 3     -> 0
+//   rank 2   -> 3     -> 0     -> 1
+//   rank 3   -> 0     -> 1     -> 2
+//
+//   bytes sent per rank   B (n - 1) for all_to_all; B to or from the root for gather and scatter
+//   latency               n - 1 messages, of which 8 each way are under way at a time
+//
+// Each byte travels once, where trees and Bruck's algorithm carry blocks through other ranks. The
+// v-forms always work this way, because only the two ends of a message know its size.
+//
+// The tag of a message is the distance between its two ranks, which both ends know.
+
+enum { IDIST__DIRECT_MESSAGES = 8 }; // under way at a time, each way
+
+// The message to or from a peer; for the own rank, what it contributes and where that goes.
+static idist__item idist__direct_item(const idist__task *t, int peer, bool receives) {
+    const idist__op *o = idist__op_of(t);
+    const idist__call *c = &t->call;
+    const size_t *counts = receives ? c->recvcounts : c->sendcounts;
+    const size_t *displs = receives ? c->recvdispls : c->senddispls;
+    const char *buffer = receives ? o->out : o->in;
+    size_t count = counts ? counts[peer] : o->count;
+    size_t at = 0;
+    bool has_block_per_rank;
+    idist__item item;
+
+    if (receives) has_block_per_rank = c->kind != IDIST__SCATTER && c->kind != IDIST__SCATTERV;
+    else has_block_per_rank = c->kind != IDIST__GATHER && c->kind != IDIST__GATHERV;
+    if (has_block_per_rank)
+        at = counts ? idist__extent_displ(counts, displs, peer) : (size_t)peer * o->count;
+
+    item.peer = peer;
+    item.nbytes = count * o->size;
+    item.data = (char *)(uintptr_t)buffer + at * o->size;
+
+    return item;
+}
+
+// The peer at this distance; for a rank other than the root of a gather or scatter, the root.
+static int idist__direct_peer(const idist__task *t, int distance) {
+    const idist__op *o = idist__op_of(t);
+    if (idist__kind_has_root(t->call.kind) && o->rank != o->root) return o->root;
+    return idist__block_wrap(o->rank + distance, o->n);
+}
+
+static idist__item idist__direct_recv(idist__task *t, size_t index) {
+    return idist__direct_item(t, idist__direct_peer(t, -1 - (int)index), true);
+}
+
+static idist__item idist__direct_send(idist__task *t, size_t index) {
+    return idist__direct_item(t, idist__direct_peer(t, 1 + (int)index), false);
+}
+
+// Like idist__stream_run, but no send waits for a receive.
+static void idist__direct_run(idist__task *t) {
+    idist__op *o = idist__op_of(t);
+    idist__direct_op *state = &o->u.direct;
+
+    for (;;) {
+        while (state->posted < state->recv_total && o->recvs_pending < IDIST__DIRECT_MESSAGES) {
+            idist__item item = idist__direct_recv(t, state->posted++);
+            idist__recv_step(t, -1, item.peer,
+                             (uint32_t)idist__block_wrap(o->rank - item.peer, o->n), item.data,
+                             item.nbytes);
+        }
+
+        if (state->sent == state->send_total || o->sends_pending >= IDIST__DIRECT_MESSAGES) break;
+
+        {
+            idist__item item = idist__direct_send(t, state->sent++);
+            idist__send_step(t, item.peer, (uint32_t)idist__block_wrap(item.peer - o->rank, o->n),
+                             item.data, item.nbytes);
+        }
+    }
+
+    if (state->posted == state->recv_total && !o->recvs_pending &&
+        state->sent == state->send_total && !o->sends_pending)
+        idist__op_done(t);
+}
+
+static void idist__direct_begin(idist__task *t) {
+    idist__op *o = idist__op_of(t);
+    idist__kind kind = t->call.kind;
+    bool scatters = kind == IDIST__SCATTER || kind == IDIST__SCATTERV;
+    bool is_root = o->rank == o->root;
+    size_t recv_count = (size_t)(o->n - 1);
+    size_t send_count = (size_t)(o->n - 1);
+
+    if (idist__kind_has_root(kind)) {
+        size_t peers = is_root ? (size_t)(o->n - 1) : 1;
+        bool sends = scatters == is_root;
+        send_count = sends ? peers : 0;
+        recv_count = sends ? 0 : peers;
+    }
+
+    if (!idist__kind_has_root(kind) || is_root) { // our own part
+        idist__item from = idist__direct_item(t, o->rank, false);
+        idist__item to = idist__direct_item(t, o->rank, true);
+        idist__block_copy(to.data, from.data, to.nbytes);
+    }
+
+    o->u.direct.recv_total = recv_count;
+    o->u.direct.send_total = send_count;
+    o->run = idist__direct_run;
+}
+
+// In place the messages would overwrite each other, so the contribution moves to scratch first.
+static void idist__direct_all_to_all(idist__task *t) {
+    idist__op *o = idist__op_of(t);
+
+    if (t->call.send == t->call.recv && o->nbytes) {
+        idist__block_copy(o->work, o->in, (size_t)o->n * o->nbytes);
+        o->in = o->work;
+    }
+
+    idist__direct_begin(t);
+}
+
+// ---- ring/algo/tree.h ----------------------------------------------------------------------------
+
+// ring/algo/tree.h: barrier; broadcast, reduce, gather and scatter of small messages
+
+//------------------------------------------------------------------------------
+// barrier
+//
+// In round k every rank signals the rank 2^k further on and waits for the one 2^k before it. After
+// log n rounds each rank has heard, directly or through others, from all n (Hensgen, Finkel, Manber
+// 1988):
+//
+//   n = 5, what rank 0 knows of    round 0: 0 4     round 1: 0 4 3 2     round 2: 0 4 3 2 1
+//
+//   bytes sent per rank   none: log n empty messages
+//   latency               log n, for any n
+//
+// From here on algorithms are written as straight code between CO_BEGIN and CO_END; see
+// ring/msg/op.h. State that must survive an AWAIT lives in idist__op; for a barrier that is 2^k.
+//------------------------------------------------------------------------------
+
+static void idist__dissemination_run(idist__task *t) {
+    idist__op *o = idist__op_of(t);
+    idist__dissemination_op *state = &o->u.dissemination;
+    int n = o->n;
+    int rank = o->rank;
+
+    IDIST__CO_BEGIN(o)
+
+    for (state->distance = 1; state->distance < n; state->distance *= 2) {
+        idist__recv_step(t, 0, idist__block_wrap(rank - state->distance, n),
+                         (uint32_t)state->distance, NULL, 0);
+        idist__send_step(t, idist__block_wrap(rank + state->distance, n), (uint32_t)state->distance,
+                         NULL, 0);
+        IDIST__CO_AWAIT(o, !o->slots_pending);
+    }
+
+    IDIST__CO_AWAIT(o, !o->sends_pending);
+    idist__op_done(t);
+    IDIST__CO_END(o)
+}
+
+//------------------------------------------------------------------------------
+// broadcast, reduce, gather and scatter of small messages
+//
+// A binomial tree over v, the rank counted from the root. The parent of v is v without its lowest
+// set bit; its children are v plus each power of two below that bit:
+//
+//               0
+//         ______|______
+//        4      2      1        n = 8. The subtree of v is v .. v + (lowest set bit) - 1, a run of
+//       / \     |               consecutive ranks: a rank of gather or scatter holds one run of
+//      6   5    3               blocks.
+//      |
+//      7
+//
+//   bytes sent per rank   broadcast, reduce: B to each child or to the parent; gather, scatter: the
+//                         blocks of a whole subtree at once
+//   latency               log n messages in sequence
+//
+// broadcast and scatter start with the child that has the largest subtree; reduce and gather are
+// the same trees in the other direction.
+//------------------------------------------------------------------------------
+
+// Our v. A reduction with an operation that does not commute uses a tree on rank 0, so that it
+// keeps the order of the ranks.
+static int idist__tree_relative_rank(const idist__task *t) {
+    const idist__op *o = idist__op_of(t);
+    bool commutes = !o->user || o->user->commutative;
+    bool from_root = t->call.kind != IDIST__REDUCE || commutes;
+
+    return from_root ? idist__block_wrap(o->rank - o->root, o->n) : o->rank;
+}
+
+// The distance from v to its parent: its lowest set bit. Of the root: a power of two that is not
+// below n.
+static int idist__tree_distance(int v, int n) {
+    int distance;
+    for (distance = 1; distance < n && !(v & distance); distance *= 2) continue;
+    return distance;
+}
+
+// The number of ranks in the subtree of v, v included.
+static int idist__tree_size(int v, int n) {
+    int distance = idist__tree_distance(v, n);
+    return v + distance < n ? distance : n - v;
+}
+
+static void idist__tree_broadcast(idist__task *t) {
+    idist__op *o = idist__op_of(t);
+    idist__tree_op *state = &o->u.tree;
+    int n = o->n;
+    int v = idist__tree_relative_rank(t);
+
+    IDIST__CO_BEGIN(o)
+    state->distance = idist__tree_distance(v, n);
+
+    if (v) {
+        idist__recv_step(t, 0, idist__block_wrap(v - state->distance + o->root, n), 0, o->out,
+                         o->nbytes);
+        IDIST__CO_AWAIT(o, !o->slots_pending);
+    }
+
+    // A large message goes to one child after the other, the one with the largest subtree first:
+    // were they sent at once, all children would have it only when the last one has.
+    for (state->distance /= 2; state->distance; state->distance /= 2) {
+        if (v + state->distance >= n) continue;
+        idist__send_step(t, idist__block_wrap(v + state->distance + o->root, n), 0, o->out,
+                         o->nbytes);
+        IDIST__CO_AWAIT(o, !o->sends_pending || o->nbytes <= IDIST__EAGER_BYTES);
+    }
+
+    IDIST__CO_AWAIT(o, !o->sends_pending);
+    idist__op_done(t);
+    IDIST__CO_END(o)
+}
+
+// Our sum covers the ranks v .. v + distance - 1; what arrives covers the next `distance` ranks, so
+// the order of the ranks is kept. If the operation does not commute, v is the rank, and rank 0
+// passes the result on to the root.
+//
+// Scratch: the sum, then one message.
+static void idist__tree_reduce(idist__task *t) {
+    idist__op *o = idist__op_of(t);
+    idist__tree_op *state = &o->u.tree;
+    int n = o->n;
+    int v = idist__tree_relative_rank(t);
+    int base = idist__block_wrap(o->rank - v, n); // the rank with v = 0
+    char *received = o->work + o->nbytes;
+
+    IDIST__CO_BEGIN(o)
+    idist__block_copy(o->work, o->in, o->nbytes);
+
+    for (state->distance = 1; state->distance < n && !(v & state->distance); state->distance *= 2) {
+        if (v + state->distance >= n) continue;
+        idist__recv_step(t, 0, idist__block_wrap(v + state->distance + base, n), 0, received,
+                         o->nbytes);
+        IDIST__CO_AWAIT(o, !o->slots_pending);
+        idist__combine(t, o->work, o->work, received, o->count, t->call.dtype);
+    }
+
+    if (v)
+        idist__send_step(t, idist__block_wrap(v - state->distance + base, n), 0, o->work,
+                         o->nbytes);
+    else if (o->rank != o->root) idist__send_step(t, o->root, 1, o->work, o->nbytes);
+
+    if (o->rank == o->root && v) {
+        idist__recv_step(t, 0, base, 1, o->out, o->nbytes);
+        IDIST__CO_AWAIT(o, !o->slots_pending);
+    } else if (o->rank == o->root) {
+        idist__block_copy(o->out, o->work, o->nbytes);
+    }
+
+    IDIST__CO_AWAIT(o, !o->sends_pending);
+    idist__op_done(t);
+    IDIST__CO_END(o)
+}
+
+// Scratch: the blocks of v, v + 1, ... in this order. The root puts them where they belong.
+static void idist__tree_gather(idist__task *t) {
+    idist__op *o = idist__op_of(t);
+    idist__tree_op *state = &o->u.tree;
+    int n = o->n;
+    int v = idist__tree_relative_rank(t);
+    int i;
+
+    IDIST__CO_BEGIN(o)
+    idist__block_copy(o->work, o->in, o->nbytes);
+
+    for (state->distance = 1; state->distance < n && !(v & state->distance); state->distance *= 2)
+        if (v + state->distance < n)
+            idist__recv_step(t, -1, idist__block_wrap(v + state->distance + o->root, n), 0,
+                             o->work + (size_t)state->distance * o->nbytes,
+                             (size_t)idist__tree_size(v + state->distance, n) * o->nbytes);
+
+    IDIST__CO_AWAIT(o, !o->recvs_pending);
+
+    if (v)
+        idist__send_step(t, idist__block_wrap(v - state->distance + o->root, n), 0, o->work,
+                         (size_t)idist__tree_size(v, n) * o->nbytes);
+    else
+        for (i = 0; i < n; i++)
+            idist__block_copy(o->out + (size_t)idist__block_wrap(i + o->root, n) * o->nbytes,
+                              o->work + (size_t)i * o->nbytes, o->nbytes);
+
+    IDIST__CO_AWAIT(o, !o->sends_pending);
+    idist__op_done(t);
+    IDIST__CO_END(o)
+}
+
+// Scratch: as for gather.
+static void idist__tree_scatter(idist__task *t) {
+    idist__op *o = idist__op_of(t);
+    idist__tree_op *state = &o->u.tree;
+    int n = o->n;
+    int v = idist__tree_relative_rank(t);
+    int i;
+
+    IDIST__CO_BEGIN(o)
+    state->distance = idist__tree_distance(v, n);
+
+    if (v) {
+        idist__recv_step(t, 0, idist__block_wrap(v - state->distance + o->root, n), 0, o->work,
+                         (size_t)idist__tree_size(v, n) * o->nbytes);
+        IDIST__CO_AWAIT(o, !o->slots_pending);
+    } else {
+        for (i = 0; i < n; i++)
+            idist__block_copy(o->work + (size_t)i * o->nbytes,
+                              o->in + (size_t)idist__block_wrap(i + o->root, n) * o->nbytes,
+                              o->nbytes);
+    }
+
+    for (state->distance /= 2; state->distance; state->distance /= 2)
+        if (v + state->distance < n)
+            idist__send_step(t, idist__block_wrap(v + state->distance + o->root, n), 0,
+                             o->work + (size_t)state->distance * o->nbytes,
+                             (size_t)idist__tree_size(v + state->distance, n) * o->nbytes);
+
+    IDIST__CO_AWAIT(o, !o->sends_pending);
+    idist__block_copy(o->out, o->work, o->nbytes);
+    idist__op_done(t);
+    IDIST__CO_END(o)
+}
+
+// ---- ring/algo/doubling.h ------------------------------------------------------------------------
+
+// ring/algo/doubling.h: all_reduce, reduce_scatter and scan of small messages
+//
+// Recursive doubling. In round k partners at distance 2^k exchange their sums and add them; after
+// log n rounds every rank has the sum of all:
+//
+//   n = 4     rank 0      rank 1      rank 2      rank 3
+//   start     0           1           2           3
+//   round 0   0 1 <-----> 0 1         2 3 <-----> 2 3
+//   round 1   0 1 2 3     0 1 2 3     0 1 2 3     0 1 2 3      0 <-> 2, 1 <-> 3
+//
+//   bytes sent per rank   B log n (reduce_scatter: of all n blocks)
+//   latency               log n messages, the least possible
+//
+// The sum of a partner covers the ranks just below or just above ours, so the order of the ranks is
+// kept, and all ranks combine the same operands in the same order.
+//
+// When n is not a power of two, let p be the largest one below it. The first 2 (n - p) ranks form
+// pairs; the odd rank of a pair gives its contribution to the even one, sits out, and gets the
+// result at the end:
+//
+//   n = 6, p = 4    1 -> 0, 3 -> 2;   0, 2, 4, 5 act as ranks 0, 1, 2, 3;   0 -> 1, 2 -> 3
+//
+// scan (Hillis and Steele): in round k a rank sends its sum to the rank 2^k above and adds what it
+// gets from the one 2^k below; then its sum covers the 2^(k+1) ranks up to itself. exscan hands the
+// finished prefix to the next rank.
+
+enum { IDIST__DOUBLING_RESULT = 1 << 30 }; // tag of a finished result
+
+// p, computed once for a call.
+static int idist__doubling_active_ranks(idist__doubling_op *state, int n) {
+    if (!state->active_ranks) state->active_ranks = 1;
+    while (state->active_ranks * 2 <= n) state->active_ranks *= 2;
+    return state->active_ranks;
+}
+
+// all_reduce and reduce_scatter. The sum is built in the result of all_reduce, in scratch for
+// reduce_scatter; one received message follows in scratch.
+static void idist__doubling_reduce(idist__task *t) {
+    idist__op *o = idist__op_of(t);
+    idist__doubling_op *state = &o->u.doubling;
+    int rank = o->rank;
+    int excess = o->n - idist__doubling_active_ranks(state, o->n);
+    int partner;
+    bool is_paired = rank < 2 * excess;
+    bool sits_out = is_paired && rank % 2;
+    int number = is_paired ? rank / 2 : rank - excess; // among the p ranks that exchange
+    bool scatter = idist__kind_scatters_sum(t->call.kind);
+    size_t count = scatter ? idist__extent_block_at(&t->call, o->n) : o->count;
+    size_t nbytes = count * o->size;
+    char *sum = scatter ? o->work : o->out;
+    char *received = scatter ? o->work + nbytes : o->work;
+
+    IDIST__CO_BEGIN(o)
+    idist__block_copy(sum, o->in, nbytes);
+
+    if (sits_out) {
+        idist__send_step(t, rank - 1, 0, sum, nbytes);
+    } else if (is_paired) {
+        idist__recv_step(t, 0, rank + 1, 0, received, nbytes);
+        IDIST__CO_AWAIT(o, !o->slots_pending);
+        idist__combine(t, sum, sum, received, count, t->call.dtype);
+    }
+
+    for (state->distance = 1; state->distance < state->active_ranks && !sits_out;
+         state->distance *= 2) {
+        partner = number ^ state->distance;
+        partner = partner < excess ? 2 * partner : partner + excess;
+        idist__recv_step(t, 0, partner, (uint32_t)state->distance, received, nbytes);
+        idist__send_step(t, partner, (uint32_t)state->distance, sum, nbytes);
+        IDIST__CO_AWAIT(o, !o->slots_pending && !o->sends_pending);
+        if (number & state->distance) idist__combine(t, sum, received, sum, count, t->call.dtype);
+        else idist__combine(t, sum, sum, received, count, t->call.dtype);
+    }
+
+    if (sits_out) {
+        IDIST__CO_AWAIT(o, !o->sends_pending);
+        idist__recv_step(t, 0, rank - 1, IDIST__DOUBLING_RESULT, sum, nbytes);
+    } else if (is_paired) {
+        idist__send_step(t, rank + 1, IDIST__DOUBLING_RESULT, sum, nbytes);
+    }
+
+    IDIST__CO_AWAIT(o, !o->slots_pending && !o->sends_pending);
+    if (scatter)
+        idist__block_copy(o->out, sum + idist__extent_block_at(&t->call, rank) * o->size,
+                          o->nbytes);
+    idist__op_done(t);
+    IDIST__CO_END(o)
+}
+
+// Scratch: the sum, then one message.
+static void idist__doubling_scan(idist__task *t) {
+    idist__op *o = idist__op_of(t);
+    idist__doubling_op *state = &o->u.doubling;
+    int n = o->n;
+    int rank = o->rank;
+    char *sum = o->work;
+    char *received = o->work + o->nbytes;
+
+    IDIST__CO_BEGIN(o)
+    idist__block_copy(sum, o->in, o->nbytes);
+
+    for (state->distance = 1; state->distance < n; state->distance *= 2) {
+        if (rank >= state->distance)
+            idist__recv_step(t, 0, rank - state->distance, (uint32_t)state->distance, received,
+                             o->nbytes);
+        if (rank + state->distance < n)
+            idist__send_step(t, rank + state->distance, (uint32_t)state->distance, sum, o->nbytes);
+        IDIST__CO_AWAIT(o, !o->slots_pending && !o->sends_pending);
+        if (rank >= state->distance) idist__combine(t, sum, received, sum, o->count, t->call.dtype);
+    }
+
+    if (t->call.kind == IDIST__SCAN) {
+        idist__block_copy(o->out, sum, o->nbytes);
+    } else {
+        if (rank) idist__recv_step(t, 0, rank - 1, IDIST__DOUBLING_RESULT, o->out, o->nbytes);
+        if (rank + 1 < n) idist__send_step(t, rank + 1, IDIST__DOUBLING_RESULT, sum, o->nbytes);
+    }
+
+    IDIST__CO_AWAIT(o, !o->slots_pending && !o->sends_pending);
+    idist__op_done(t);
+    IDIST__CO_END(o)
+}
+
+// ---- ring/algo/bruck.h ---------------------------------------------------------------------------
+
+// ring/algo/bruck.h: all_gather and all_to_all of small messages
+//
+// Both algorithms (Bruck et al. 1997) need log n rounds for any n; a power of two is not special.
+//
+// all_gather. After round k rank r holds the blocks r, r + 1, ... r + 2^(k+1) - 1 (mod n) in
+// scratch, in this order; the last round fetches only what is missing. At the end the run is
+// rotated into place:
+//
+//   n = 5, rank 3    start: 3     round 0: 3 4     round 1: 3 4 0 1     round 2: 3 4 0 1 2
+//
+//   bytes sent per rank   B (n - 1), as in a ring
+//   latency               log n messages instead of n - 1
+//
+// all_to_all. Number the blocks by the distance they have to travel: block i is for the rank i
+// further on. In round k all blocks whose number has bit k travel 2^k ranks in one message, so each
+// block arrives after the rounds of its bits:
+//
+//   n = 8            round 0: 1 rank     round 1: 2 ranks     round 2: 4 ranks
+//   blocks sent      1 3 5 7             2 3 6 7              4 5 6 7
+//
+//   bytes sent per rank   B n/2 log n: blocks travel up to log n times
+//   latency               log n messages instead of n - 1
+
+static void idist__bruck_all_gather(idist__task *t) {
+    idist__op *o = idist__op_of(t);
+    idist__bruck_op *state = &o->u.bruck;
+    int n = o->n;
+    int rank = o->rank;
+    int blocks;
+
+    IDIST__CO_BEGIN(o)
+    idist__block_copy(o->work, o->in, o->nbytes);
+
+    for (state->distance = 1; state->distance < n; state->distance *= 2) {
+        blocks = state->distance < n - state->distance ? state->distance : n - state->distance;
+        idist__recv_step(t, 0, idist__block_wrap(rank + state->distance, n),
+                         (uint32_t)state->distance, o->work + (size_t)state->distance * o->nbytes,
+                         (size_t)blocks * o->nbytes);
+        idist__send_step(t, idist__block_wrap(rank - state->distance, n), (uint32_t)state->distance,
+                         o->work, (size_t)blocks * o->nbytes);
+        IDIST__CO_AWAIT(o, !o->slots_pending && !o->sends_pending);
+    }
+
+    idist__block_copy(o->out + (size_t)rank * o->nbytes, o->work, (size_t)(n - rank) * o->nbytes);
+    idist__block_copy(o->out, o->work + (size_t)(n - rank) * o->nbytes, (size_t)rank * o->nbytes);
+    idist__op_done(t);
+    IDIST__CO_END(o)
+}
+
+// Copies the blocks that travel over this distance into `packed`, or back. Returns how many there
+// are.
+static size_t idist__bruck_pack(const idist__op *o, int distance, char *packed, bool unpack) {
+    size_t blocks = 0;
+    int i;
+
+    for (i = 0; i < o->n; i++) {
+        char *block = o->work + (size_t)i * o->nbytes;
+        char *in_pack = packed + blocks * o->nbytes;
+
+        if (!(i & distance)) continue;
+        if (unpack) idist__block_copy(block, in_pack, o->nbytes);
+        else idist__block_copy(in_pack, block, o->nbytes);
+        blocks++;
+    }
+
+    return blocks;
+}
+
+// Scratch: n blocks, the blocks to send, the blocks received.
+static void idist__bruck_all_to_all(idist__task *t) {
+    idist__op *o = idist__op_of(t);
+    idist__bruck_op *state = &o->u.bruck;
+    int n = o->n;
+    int rank = o->rank;
+    int i;
+    char *packed = o->work + (size_t)n * o->nbytes;
+    char *received = packed + (size_t)n * o->nbytes;
+
+    IDIST__CO_BEGIN(o)
+
+    for (i = 0; i < n; i++)
+        idist__block_copy(o->work + (size_t)i * o->nbytes,
+                          o->in + (size_t)idist__block_wrap(rank + i, n) * o->nbytes, o->nbytes);
+
+    for (state->distance = 1; state->distance < n; state->distance *= 2) {
+        state->packed_blocks = idist__bruck_pack(o, state->distance, packed, false);
+        idist__recv_step(t, 0, idist__block_wrap(rank - state->distance, n),
+                         (uint32_t)state->distance, received, state->packed_blocks * o->nbytes);
+        idist__send_step(t, idist__block_wrap(rank + state->distance, n), (uint32_t)state->distance,
+                         packed, state->packed_blocks * o->nbytes);
+        IDIST__CO_AWAIT(o, !o->slots_pending && !o->sends_pending);
+        idist__bruck_pack(o, state->distance, received, true);
+    }
+
+    // Block i has come from the rank i before us.
+    for (i = 0; i < n; i++)
+        idist__block_copy(o->out + (size_t)idist__block_wrap(rank - i, n) * o->nbytes,
+                          o->work + (size_t)i * o->nbytes, o->nbytes);
+
+    idist__op_done(t);
+    IDIST__CO_END(o)
+}
+
+// ---- ring/algo/host.h ----------------------------------------------------------------------------
+
+// ring/algo/host.h: several hosts: first inside each host, then between their leaders
+//
+// Ranks of one host share memory, while hosts share a slower network. So a collective over several
+// hosts becomes a sequence of collectives on two smaller groups:
+//
+//   near    the members on this host
+//   leads   the first member of each host, its lead
+//
+//                    step 1                   step 2                     step 3
+//   all_reduce       near: reduce to lead     leads: all_reduce          near: broadcast
+//   reduce           near: reduce to lead     leads: reduce to the       near: the lead sends it
+//                                             lead of the root's host    to the root
+//   reduce_scatter   near: reduce to lead     leads: reduce, one per     near: scatter
+//                                             host
+//   all_gather       near: gather on lead     leads: all_gatherv         near: broadcast
+//   broadcast        near, on root's host     leads: broadcast           near, on other hosts
+//   barrier          near                     leads                      near
+//
+//   bytes over the network   what one rank sends, per host instead of per rank
+//   latency                  two local steps, and one among as many ranks as there are hosts
+//
+// A large all_reduce, reduce or broadcast is cut into pieces, so that the network is used from the
+// first piece to the last:
+//
+//   round      0   1   2   3
+//   step 1     a   b   c
+//   step 2         a   b   c
+//   step 3             a   b   c
+//
+// A call makes a plan, a list of steps in rounds, and carries out one round after the other; each
+// step is a task of its own on near or leads. Calls on the same group queue up
+// (idist__ring_group.first), so that all ranks take the steps in the same order.
+//
+//   idist__host_serves      whether a call can go this way
+//   idist__host_start       appends it to the queue, and runs it if the queue was empty
+//   idist__host_run         makes the plan; then for each round: begin, wait, divide an average
+//   idist__host_progress    resumes the first call of each group once its round has completed
+//
+// Used when a group spans several hosts, at least one of them has several members, and IDIST_ALGO
+// is auto. These are made of messages among all ranks instead:
+//
+//   reductions of narrow floats                they would be rounded twice
+//   operations that do not commute             they need the order of the ranks
+//   all_gather, reduce_scatter                 only if the ranks of some host are not consecutive
+//   gather, scatter, all_to_all, scan, v-forms
+
+typedef struct idist__host_step { // a call on near or leads
+    idist_group *group;
+    idist__kind kind;
+    const void *send;
+    void *recv;
+    size_t count;
+    const size_t *recvcounts, *recvdispls; // of an all_gatherv
+    int root;
+    size_t round;
+    bool completes_sum; // recv holds the sum over all ranks: divide it for AVG
+} idist__host_step;
+
+enum { IDIST__HOST_STEPS = 3 }; // for each piece, without one reduction per host in reduce_scatter
+// Size of a piece, per host: smaller pieces cost more in latency than they gain. On a network of
+// high latency, so many times the bandwidth-delay product, because the hosts synchronize after each
+// piece.
+#define IDIST__HOST_PIECE_BYTES ((size_t)512 * 1024)
+#define IDIST__HOST_PIECE_NETWORKS 8
+
+static uint64_t idist__host_of(const idist_group *g, int rank) {
+    return g->w->nodes[g->ranks[rank]].host;
+}
+
+static bool idist__host_serves(const idist_group *g, const idist__call *c) {
+    const idist__ring_group *rg = idist__ring_group_of(g);
+    int setting = g->w->cfg.algorithm;
+
+    if (!rg->nhosts || (setting != IDIST__ALGO_AUTO && setting != IDIST__ALGO_REMOTE)) return false;
+
+    switch (c->kind) {
+    case IDIST__BARRIER:
+    case IDIST__BROADCAST: return true;
+    case IDIST__ALL_GATHER: return rg->in_order;
+    case IDIST__ALL_REDUCE:
+    case IDIST__REDUCE: break;
+    case IDIST__REDUCE_SCATTER:
+        if (!rg->in_order) return false;
+        break;
+    default: return false;
+    }
+
+    if (idist__dtype_is_narrow(c->dtype)) return false;
+
+    return (int)c->op < IDIST_OP_USER || idist__world_user_op(g, c)->commutative;
+}
+
+// ---- the plan of a call ----
+
+typedef struct idist__host_piece { // of a call's elements
+    size_t at;                     // in bytes
+    size_t count;
+} idist__host_piece;
+
+// How many pieces a call has: the same on all ranks.
+static size_t idist__host_piece_count(const idist__task *t) {
+    const idist__op *o = idist__op_of(t);
+    uint64_t of_host = IDIST__HOST_PIECE_NETWORKS * t->group->w->network_nbytes, nbytes;
+    bool is_cut = t->call.kind == IDIST__ALL_REDUCE || t->call.kind == IDIST__REDUCE ||
+                  t->call.kind == IDIST__BROADCAST;
+
+    if (of_host < IDIST__HOST_PIECE_BYTES) of_host = IDIST__HOST_PIECE_BYTES;
+    nbytes = of_host * (uint64_t)idist__ring_group_of(t->group)->nhosts;
+
+    return is_cut && o->nbytes > nbytes ? (size_t)(o->nbytes / nbytes) : 1;
+}
+
+// Piece number `index` of n. False: there is none.
+static bool idist__host_cut(const idist__op *o, size_t n, size_t index, idist__host_piece *piece) {
+    size_t count = o->count / n, rest = o->count % n; // the first ones have one element more
+
+    if (index >= n) return false;
+    piece->count = count + (index < rest ? 1 : 0);
+    piece->at = (count * index + (index < rest ? index : rest)) * o->size;
+
+    return true;
+}
+
+static idist__host_step *idist__host_add(idist__op *o, size_t round, idist_group *group,
+                                         idist__kind kind, const void *send, void *recv,
+                                         size_t count, int root) {
+    idist__host_step *step = &o->u.host.steps[o->u.host.step_count++];
+
+    step->round = round;
+    step->group = group;
+    step->kind = kind;
+    step->send = send;
+    step->recv = recv;
+    step->count = count;
+    step->root = root;
+
+    return step;
+}
+
+// What a plan needs to know besides the call.
+typedef struct idist__host_plan {
+    char *collected;         // scratch of a lead: what it collects from its host
+    size_t *counts, *displs; // of the blocks of each host, in elements
+    int lead_root;           // the root's host, as a rank of leads
+    int near_root;           // the root as a rank of near; -1: it is on another host
+} idist__host_plan;
+
+// The first step of reductions: the sum over this host, on its lead.
+static void idist__host_reduce_near(idist__task *t, size_t round, const void *in, char *sum,
+                                    size_t count) {
+    idist__op *o = idist__op_of(t);
+    idist_group *near = idist__ring_group_of(t->group)->near;
+
+    if (near) {
+        idist__host_add(o, round, near, IDIST__REDUCE, in, sum, count, 0);
+        return;
+    }
+
+    idist__block_copy(sum, in, count * o->size);
+    if (o->user && !o->user->fn) idist__reduce_scale(sum, count, t->call.dtype, o->user->factor);
+}
+
+static void idist__host_plan_all_reduce(idist__task *t) {
+    idist__op *o = idist__op_of(t);
+    const idist__ring_group *rg = idist__ring_group_of(t->group);
+    size_t n = idist__host_piece_count(t), round;
+    idist__host_piece piece;
+    idist__host_step *step;
+
+    for (round = 0; round < n + 2; round++) {
+        if (idist__host_cut(o, n, round, &piece))
+            idist__host_reduce_near(t, round, o->in + piece.at, o->out + piece.at, piece.count);
+
+        if (rg->leads && idist__host_cut(o, n, round - 1, &piece)) {
+            step = idist__host_add(o, round, rg->leads, IDIST__ALL_REDUCE, o->out + piece.at,
+                                   o->out + piece.at, piece.count, -1);
+            step->completes_sum = true;
+        }
+
+        if (rg->near && idist__host_cut(o, n, round - 2, &piece))
+            idist__host_add(o, round, rg->near, IDIST__BROADCAST, NULL, o->out + piece.at,
+                            piece.count, 0);
+    }
+}
+
+// The last step of a reduce, where the root is not the lead of its host.
+static void idist__host_reduce_end(idist__task *t, const idist__host_plan *plan, size_t round,
+                                   char *sum, size_t count) {
+    idist__op *o = idist__op_of(t);
+    const idist__ring_group *rg = idist__ring_group_of(t->group);
+    idist__host_step *step;
+
+    if (rg->leads) {
+        idist__host_add(o, round, rg->near, IDIST__SEND, sum, NULL, count, plan->near_root);
+    } else if (o->rank == o->root) {
+        step = idist__host_add(o, round, rg->near, IDIST__RECV, NULL, sum, count, 0);
+        step->completes_sum = true;
+    }
+}
+
+static void idist__host_plan_reduce(idist__task *t, const idist__host_plan *plan) {
+    idist__op *o = idist__op_of(t);
+    const idist__ring_group *rg = idist__ring_group_of(t->group);
+    char *sum = o->rank == o->root ? o->out : plan->collected;
+    size_t n = idist__host_piece_count(t), round;
+    idist__host_piece piece;
+    idist__host_step *step;
+
+    for (round = 0; round < n + 2; round++) {
+        if (idist__host_cut(o, n, round, &piece))
+            idist__host_reduce_near(t, round, o->in + piece.at, sum + piece.at, piece.count);
+
+        if (rg->leads && idist__host_cut(o, n, round - 1, &piece)) {
+            step = idist__host_add(o, round, rg->leads, IDIST__REDUCE, sum + piece.at,
+                                   sum + piece.at, piece.count, plan->lead_root);
+            step->completes_sum = plan->near_root == 0;
+        }
+
+        // near_root <= 0: the root is this host's lead, or on another host
+        if (plan->near_root > 0 && idist__host_cut(o, n, round - 2, &piece))
+            idist__host_reduce_end(t, plan, round, sum + piece.at, piece.count);
+    }
+}
+
+static void idist__host_plan_reduce_scatter(idist__task *t, const idist__host_plan *plan) {
+    idist__op *o = idist__op_of(t);
+    const idist__ring_group *rg = idist__ring_group_of(t->group);
+    char *sum = plan->collected;
+    char *own = sum + (size_t)o->rank * o->nbytes; // of a lead: where the blocks of its host begin
+    idist__host_step *step;
+    size_t round = 0;
+    int host;
+
+    idist__host_reduce_near(t, round++, o->in, sum, o->count * (size_t)o->n);
+
+    for (host = 0; rg->leads && host < rg->nhosts; host++) {
+        char *blocks = sum + plan->displs[host] * o->size;
+        bool is_result = host == rg->leads->rank && !rg->near;
+
+        step = idist__host_add(o, round++, rg->leads, IDIST__REDUCE, blocks,
+                               is_result ? o->out : blocks, plan->counts[host], host);
+        step->completes_sum = is_result;
+    }
+
+    if (rg->near) {
+        step = idist__host_add(o, round, rg->near, IDIST__SCATTER, own, o->out, o->count, 0);
+        step->completes_sum = true;
+    }
+}
+
+static void idist__host_plan_all_gather(idist__task *t, const idist__host_plan *plan) {
+    idist__op *o = idist__op_of(t);
+    const idist__ring_group *rg = idist__ring_group_of(t->group);
+    char *own = o->out + (size_t)o->rank * o->nbytes;
+    idist__host_step *step;
+
+    if (rg->near) idist__host_add(o, 0, rg->near, IDIST__GATHER, o->in, own, o->count, 0);
+    else if (o->in != own) idist__block_copy(own, o->in, o->nbytes);
+
+    if (rg->leads) {
+        step = idist__host_add(o, 1, rg->leads, IDIST__ALL_GATHERV, own, o->out,
+                               plan->counts[rg->leads->rank], -1);
+        step->recvcounts = plan->counts;
+        step->recvdispls = plan->displs;
+    }
+
+    if (rg->near)
+        idist__host_add(o, 2, rg->near, IDIST__BROADCAST, NULL, o->out, o->count * (size_t)o->n, 0);
+}
+
+static void idist__host_plan_broadcast(idist__task *t, const idist__host_plan *plan) {
+    idist__op *o = idist__op_of(t);
+    const idist__ring_group *rg = idist__ring_group_of(t->group);
+    size_t n = idist__host_piece_count(t), round;
+    idist__host_piece piece;
+
+    for (round = 0; round < n + 2; round++) {
+        if (rg->near && plan->near_root >= 0 && idist__host_cut(o, n, round, &piece))
+            idist__host_add(o, round, rg->near, IDIST__BROADCAST, NULL, o->out + piece.at,
+                            piece.count, plan->near_root);
+        if (rg->leads && idist__host_cut(o, n, round - 1, &piece))
+            idist__host_add(o, round, rg->leads, IDIST__BROADCAST, NULL, o->out + piece.at,
+                            piece.count, plan->lead_root);
+        if (rg->near && plan->near_root < 0 && idist__host_cut(o, n, round - 2, &piece))
+            idist__host_add(o, round, rg->near, IDIST__BROADCAST, NULL, o->out + piece.at,
+                            piece.count, 0);
+    }
+}
+
+static void idist__host_plan_barrier(idist__task *t) {
+    idist__op *o = idist__op_of(t);
+    const idist__ring_group *rg = idist__ring_group_of(t->group);
+
+    if (rg->near) idist__host_add(o, 0, rg->near, IDIST__BARRIER, NULL, NULL, 0, -1);
+    if (rg->leads) idist__host_add(o, 1, rg->leads, IDIST__BARRIER, NULL, NULL, 0, -1);
+    if (rg->near) idist__host_add(o, 2, rg->near, IDIST__BARRIER, NULL, NULL, 0, -1);
+}
+
+static void idist__host_find_root(const idist__task *t, idist__host_plan *plan) {
+    const idist__op *o = idist__op_of(t);
+    const idist_group *g = t->group;
+    const idist__ring_group *rg = idist__ring_group_of(g);
+    int i;
+
+    plan->lead_root = 0;
+    plan->near_root = o->root == o->rank ? 0 : -1;
+    if (o->root < 0) return;
+
+    for (i = 0; rg->leads && i < rg->nhosts; i++)
+        if (idist__host_of(rg->leads, i) == idist__host_of(g, o->root)) plan->lead_root = i;
+    for (i = 0; rg->near && i < rg->near->size; i++)
+        if (rg->near->ranks[i] == g->ranks[o->root]) plan->near_root = i;
+}
+
+// Finds the blocks of each host; the ranks of a host are consecutive.
+static void idist__host_count_blocks(const idist__task *t, const idist__host_plan *plan) {
+    const idist__op *o = idist__op_of(t);
+    const idist_group *g = t->group;
+    int i, host = -1;
+
+    for (i = 0; i < o->n; i++) {
+        if (i == 0 || idist__host_of(g, i) != idist__host_of(g, i - 1))
+            plan->displs[++host] = (size_t)i * o->count;
+        plan->counts[host] += o->count;
+    }
+}
+
+// Fills o->memory: steps | counts and displs of the hosts | what a lead collects. False when memory
+// is short.
+static bool idist__host_make_plan(idist__task *t) {
+    idist__op *o = idist__op_of(t);
+    const idist__ring_group *rg = idist__ring_group_of(t->group);
+    size_t nhosts = (size_t)rg->nhosts;
+    size_t max_steps = IDIST__HOST_STEPS * idist__host_piece_count(t) + nhosts;
+    size_t steps_nbytes = max_steps * sizeof(idist__host_step);
+    size_t table_nbytes = steps_nbytes + 2 * nhosts * sizeof(size_t);
+    size_t collected_nbytes = 0;
+    idist__host_plan plan;
+
+    if (rg->leads && t->call.kind == IDIST__REDUCE) collected_nbytes = o->nbytes;
+    if (rg->leads && t->call.kind == IDIST__REDUCE_SCATTER)
+        collected_nbytes = o->nbytes * (size_t)o->n;
+
+    o->memory = (char *)idist__mem_raw(&t->group->w->cfg.mem, table_nbytes + collected_nbytes);
+    if (!o->memory) return false;
+    memset(o->memory, 0, table_nbytes);
+    o->u.host.steps = (idist__host_step *)(void *)o->memory;
+
+    plan.counts = (size_t *)(void *)(o->memory + steps_nbytes);
+    plan.displs = plan.counts + nhosts;
+    plan.collected = o->memory + table_nbytes;
+    if (rg->in_order) idist__host_count_blocks(t, &plan);
+    idist__host_find_root(t, &plan);
+
+    switch (t->call.kind) {
+    case IDIST__ALL_REDUCE: idist__host_plan_all_reduce(t); break;
+    case IDIST__REDUCE: idist__host_plan_reduce(t, &plan); break;
+    case IDIST__REDUCE_SCATTER: idist__host_plan_reduce_scatter(t, &plan); break;
+    case IDIST__ALL_GATHER: idist__host_plan_all_gather(t, &plan); break;
+    case IDIST__BROADCAST: idist__host_plan_broadcast(t, &plan); break;
+    default: idist__host_plan_barrier(t); break;
+    }
+
+    return true;
+}
+
+// ---- carrying it out ----
+
+static void idist__host_no_memory(const idist__task *t) {
+    idist__ring_fail_memory(idist__ring_of(t->group->w), t->group);
+}
+
+// Begins a step. We own its task, *begun, until idist__host_round_done has seen it end. It may end
+// at once, and the call with it, if it fails; NULL: it could not begin, and the call fails.
+static void idist__host_step_begin(idist__task *t, const idist__host_step *step,
+                                   idist__task **begun) {
+    idist__op *o = idist__op_of(t);
+    idist_group *group = step->group;
+    bool on_leads = group == idist__ring_group_of(t->group)->leads;
+    bool scales = o->user && !o->user->fn;
+    idist__task *child;
+
+    if (group->status != IDIST_OK) { // NOLINT(clang-analyzer-core.NullDereference)
+        idist__ring_fail(idist__ring_of(t->group->w), t->group, group->status, group->cause);
+        return;
+    }
+
+    child = idist__task_new(group);
+    if (!child) {
+        idist__host_no_memory(t);
+        return;
+    }
+
+    child->call = t->call;
+    child->call.kind = step->kind;
+    child->call.send = step->send;
+    child->call.recv = step->recv;
+    child->call.count = step->count;
+    child->call.recvcounts = step->recvcounts;
+    child->call.recvdispls = step->recvdispls;
+    child->call.root = step->root;
+    child->call.u.user = o->user;
+    if (t->call.op == IDIST_AVG || (scales && on_leads)) child->call.op = IDIST_SUM;
+
+    child->whole = idist__fingerprint_of_task(t, IDIST__ALGO_BY_HOST);
+    child->parent_past = o->past;
+    child->timeout_ms = -1; // the parent has a deadline, and says what it waits for
+    child->announced = true;
+    child->warned = true;
+    *begun = child;
+    idist__task_start(child);
+}
+
+// Begins all steps of the current round.
+static void idist__host_round_begin(idist__task *t) {
+    idist__host_op *host = &idist__op_of(t)->u.host;
+    const idist__host_step *first = &host->steps[host->current];
+    size_t i, left = host->step_count - host->current;
+
+    for (i = 0; i < left && first[i].round == first->round; i++) {
+        host->running_count = i + 1;
+        idist__host_step_begin(t, &first[i], &host->running[i]);
+        if (t->group->status != IDIST_OK || !host->running[i]) return; // the plan may be gone
+    }
+}
+
+// Whether all steps under way have ended, or one has failed, and nobody has looked at them yet.
+static bool idist__host_round_ended(const idist__host_op *host) {
+    size_t i, done_count = 0;
+
+    for (i = 0; i < host->running_count && host->running[i]; i++) {
+        if (!host->running[i]->done) continue;
+        if (host->running[i]->status != IDIST_OK) return true;
+        done_count++;
+    }
+
+    return done_count && done_count == host->running_count;
+}
+
+// The step that a call waits for. NULL: none.
+IDIST__UNUSED static idist__task *idist__host_step_of(const idist__task *t) {
+    const idist__host_op *host = &idist__op_of(t)->u.host;
+    size_t i;
+
+    for (i = 0; i < host->running_count; i++)
+        if (host->running[i] && !host->running[i]->done) return host->running[i];
+
+    return NULL;
+}
+
+// Whether the round under way has completed. If a step failed, so does the call, which then forgets
+// them all.
+static bool idist__host_round_done(idist__task *t) {
+    idist__host_op *host = &idist__op_of(t)->u.host;
+    size_t i;
+
+    if (!idist__host_round_ended(host)) return false;
+
+    for (i = 0; i < host->running_count; i++) {
+        const idist__task *child = host->running[i];
+
+        if (!child || !child->done || child->status == IDIST_OK) continue;
+        idist__ring_fail(idist__ring_of(t->group->w), t->group, child->status, // or with its group
+                         child->group->status == IDIST_OK ? child->text : child->group->cause);
+        return false;
+    }
+
+    for (i = 0; i < host->running_count; i++) {
+        if (host->running[i]) idist__task_free(host->running[i]);
+        host->running[i] = NULL;
+    }
+
+    return true;
+}
+
+// The averages that the current round has completed. Goes on to the next round.
+static void idist__host_round_end(idist__task *t) {
+    const idist__op *o = idist__op_of(t);
+    idist__host_op *host = &idist__op_of(t)->u.host;
+    size_t end = host->current + host->running_count;
+
+    for (; host->current < end; host->current++) {
+        const idist__host_step *step = &host->steps[host->current];
+        if (step->completes_sum && t->call.op == IDIST_AVG)
+            idist__reduce_divide(step->recv, step->count, t->call.dtype, o->n);
+    }
+
+    host->running_count = 0;
+}
+
+// Takes a call out of the queue of its group.
+static void idist__host_remove(idist__task *t) {
+    idist__ring_group *rg = idist__ring_group_of(t->group);
+    idist__task **at, *before = NULL;
+
+    for (at = &rg->first; *at && *at != t; at = &idist__op_of(*at)->u.host.next) before = *at;
+
+    if (*at) *at = idist__op_of(t)->u.host.next;
+    if (rg->last == t) rg->last = before;
+}
+
+static void idist__host_run(idist__task *t) {
+    idist__op *o = idist__op_of(t);
+    idist__host_op *host = &o->u.host;
+
+    if (!host->steps && !idist__host_make_plan(t)) {
+        idist__host_no_memory(t);
+        return;
+    }
+
+    IDIST__CO_BEGIN(o)
+
+    while (host->current < host->step_count) {
+        idist__host_round_begin(t);
+        IDIST__CO_AWAIT(o, idist__host_round_done(t));
+        idist__host_round_end(t);
+    }
+
+    idist__host_remove(t);
+    idist__op_done(t);
+    IDIST__CO_END(o)
+}
+
+static void idist__host_prepare(idist__task *t) {
+    idist__op_prepare(t);
+    idist__op_of(t)->algorithm = IDIST__ALGO_BY_HOST;
+    idist__op_of(t)->run = idist__host_run;
+}
+
+static void idist__host_start(idist__task *t) {
+    idist__ring_group *rg = idist__ring_group_of(t->group);
+
+    if (rg->last) idist__op_of(rg->last)->u.host.next = t;
+    else rg->first = t;
+    rg->last = t;
+    if (rg->first == t) idist__op_run(t);
+}
+
+// Forgets a call. near and leads fail before the group that they belong to, so no step is under way
+// any more. False: one is, and it uses the memory of the call.
+static bool idist__host_cancel(idist__task *t) {
+    idist__host_op *host = &idist__op_of(t)->u.host;
+    size_t i;
+
+    for (i = 0; i < host->running_count; i++)
+        if (host->running[i] && !host->running[i]->done) return false;
+
+    idist__host_remove(t);
+
+    for (i = 0; i < host->running_count; i++) {
+        if (host->running[i]) idist__task_free(host->running[i]);
+        host->running[i] = NULL;
+    }
+
+    return true;
+}
+
+// Resumes the first call of each group once its round has completed, and the next call once that
+// one is done.
+static void idist__host_progress(idist__ring *ring) {
+    const idist_group *g;
+
+    for (g = &ring->w->group; g; g = g->next) {
+        idist__ring_group *rg = g->rank >= 0 && g->impl ? idist__ring_group_of(g) : NULL;
+
+        while (rg && rg->first && !ring->failed) {
+            const idist__task *t = rg->first;
+            const idist__op *o = idist__op_of(t);
+            const idist__host_op *host = &o->u.host;
+
+            if ((host->running_count && !idist__host_round_ended(host)) || o->running) break;
+            idist__op_run(rg->first);
+            if (rg->first == t && !idist__host_round_ended(host)) break;
+        }
+    }
+}
+
+// ---- ring/algo/choose.h --------------------------------------------------------------------------
+
+// ring/algo/choose.h: which algorithm a call uses, and its scratch memory
+//
+// How a collective becomes messages between ranks. Each section holds one family of algorithms and
+// can be read by itself; start here to learn how collectives work. No algorithm sees a socket: it
+// posts non-blocking sends and receives of ring/msg/, and runs again (ring/msg/op.h) whenever one
+// of them completes.
+//
+// ring/engine/start_task.h asks ring/algo/choose.h for the algorithm of a collective: one over
+// messages; ring/algo/host.h, which splits it into calls inside hosts and between them; or one of
+// ring/share/, for ranks that share memory.
+//
+// COSTS
+//
+// n is the number of ranks, B the bytes that one rank contributes, c the number of chunks; log is
+// log2, rounded up. A message takes a latency a, plus b per byte; of the latency, o occupies the
+// sender or the receiver, and the rest of several messages overlaps. A reduction also takes a time
+// per byte received, so it has the factors of b.
+//
+//   operation        few steps (latency)                  few bytes (bandwidth)
+//   barrier          dissemination  a log n               -
+//   broadcast        binomial tree  (a + bB) log n        chain   (a + bB/c) (n - 2 + c)
+//   reduce           binomial tree  (a + bB) log n        chain   (a + bB/c) (n - 2 + c)
+//   all_reduce       doubling       (a + bB) log n        ring    2 (n - 1) (a + bB/n)
+//   reduce_scatter   doubling       (a + bBn) log n       ring    (n - 1) (a + bB)
+//   all_gather       Bruck          a log n + bB (n - 1)  ring    (n - 1) (a + bB)
+//   gather, scatter  binomial tree  a log n + bB (n - 1)  direct  a + (n - 1) (o + bB)
+//   all_to_all       Bruck          (a + bBn/2) log n     direct  a + (n - 1) (o + bB)
+//   scan             doubling       (a + bB) log n        chain   (a + bB/c) (n - 2 + c)
+//   exscan           doubling       (a + bB) (log n + 1)  chain   (a + bB/c) (n - 2 + c)
+//   v-forms          -                                    direct; all_gatherv as a ring;
+//                                                         reduce_scatterv as reduce_scatter
+//
+// For reduce_scatter, scatter and all_to_all B is one block of n; elsewhere it is the whole
+// buffer. Which column a call uses is a table: see idist__choose_table. tests/unit/model.c runs
+// these algorithms on a LogGP network (make model); make tune measures where the columns meet.
+//
+// REPRODUCIBILITY
+//
+// Each block of a result is computed in one place, or by ranks that combine the same operands in
+// the same order. So all ranks get the same bits, and no order depends on which message arrives
+// first.
+//
+// SOURCES
+//
+// Thakur, Rabenseifner, Gropp, "Optimization of Collective Communication Operations in MPICH",
+// 2005. Bruck et al., "Efficient Algorithms for All-to-All Communications", 1997. Patarasuk and
+// Yuan, "Bandwidth optimal all-reduce", 2009. Hensgen, Finkel, Manber, "Two algorithms for barrier
+// synchronization", 1988. Hillis and Steele, "Data parallel algorithms", 1986.
+//
+// idist__choose_algorithm takes the first that can serve the call:
+//
+//   group                                      algorithm
+//   on several hosts, with several members     BY_HOST   the operations that ring/algo/host.h lists
+//   on some of them
+//   whose members share memory                 FLAT      up to 4 KiB in the slot of a rank
+//                                              CHUNKED   more, and v-forms
+//   any                                        LATENCY   as the table below says
+//                                              BANDWIDTH
+//
+// The setting IDIST_ALGO rules out BY_HOST; LATENCY and BANDWIDTH rule out shared memory; CHUNKED
+// rules out FLAT. All members of a group choose the same, so the choice rests on what is the same
+// on all of them, and is part of the fingerprint. tests/unit/algo.c prints it for every operation.
+//
+// Path of a collective made of messages, called by ring/engine/start_task.h:
+//
+//   idist__choose_begin     fills idist__op from the call: ranks, operands, reduction; allocates
+//                           scratch; widens or scales the input of a reduction
+//   idist__history_add      records the fingerprint, which includes the algorithm (ring/msg/)
+//   idist__choose_run       hands the call over to its algorithm
+//   idist__choose_finish    ends a reduction: divides an average, unless a ring has done so, and
+//                           narrows to the dtype of the call
+//
+// Floats of 16 and 8 bits are widened to F32 for a reduction, so that they are rounded only once.
+
+typedef struct idist__choice { // NOLINT(clang-analyzer-optin.performance.Padding)
+    idist__kind kind;
+    void (*latency)(idist__task *t);   // the algorithm itself; NULL: always use the other one
+    size_t latency_kib;                // up to this contribution of one rank it is faster
+    void (*bandwidth)(idist__task *t); // begins the stream; NULL: always use the other one
+    bool keeps_order;                  // `bandwidth` also serves operations that do not commute
+} idist__choice;
+
+// Read a row as: all_reduce uses recursive doubling up to 64 KiB per rank, and a ring beyond. The
+// limits hold for up to IDIST__CHOICE_RANKS ranks; they were measured with idist_perf over unix
+// sockets and loopback TCP at 2 to 8 ranks, and `make tune` measures them on other machines. A
+// limit is low where the latency algorithm carries blocks through several ranks. Of reduce_scatter,
+// scatter and all_to_all it is that of one block. See idist__choose_limit for more ranks, and for
+// networks between hosts.
+static const idist__choice idist__choose_table[] = {
+    // clang-format off
+    // operation             few steps                 KiB  few bytes                        order
+    {IDIST__BARRIER,         idist__dissemination_run, 0,   NULL,                            true},
+    {IDIST__BROADCAST,       idist__tree_broadcast,    256, idist__chain_broadcast,          true},
+    {IDIST__REDUCE,          idist__tree_reduce,       256, idist__chain_reduce,             false},
+    {IDIST__ALL_REDUCE,      idist__doubling_reduce,   64,  idist__ring_algo_all_reduce,     false},
+    {IDIST__REDUCE_SCATTER,  idist__doubling_reduce,   16,  idist__ring_algo_reduce_scatter, false},
+    {IDIST__ALL_GATHER,      idist__bruck_all_gather,  16,  idist__ring_algo_all_gather,     true},
+    {IDIST__GATHER,          idist__tree_gather,       2,   idist__direct_begin,             true},
+    {IDIST__SCATTER,         idist__tree_scatter,      2,   idist__direct_begin,             true},
+    {IDIST__ALL_TO_ALL,      idist__bruck_all_to_all,  2,   idist__direct_all_to_all,        true},
+    {IDIST__SCAN,            idist__doubling_scan,     128, idist__chain_scan,               true},
+    {IDIST__EXSCAN,          idist__doubling_scan,     128, idist__chain_scan,               true},
+    {IDIST__ALL_GATHERV,     NULL,                     0,   idist__ring_algo_all_gather,     true},
+    {IDIST__GATHERV,         NULL,                     0,   idist__direct_begin,             true},
+    {IDIST__SCATTERV,        NULL,                     0,   idist__direct_begin,             true},
+    {IDIST__ALL_TO_ALLV,     NULL,                     0,   idist__direct_begin,             true},
+    {IDIST__REDUCE_SCATTERV, idist__doubling_reduce,   16,  idist__ring_algo_reduce_scatter, false},
+    // clang-format on
+};
+
+static const idist__choice *idist__choose_row(idist__kind kind) {
+    const idist__choice *row = idist__choose_table;
+    while (row->kind != kind) row++;
+    return row;
+}
+
+enum {
+    IDIST__CHOICE_RANKS = 8,
+    IDIST__CHOICE_RANKS_MOST = 65536, // beyond, limits stay
+    IDIST__CHOICE_LATENCY = 8 * 1024, // a / b where the limits of the table were measured
+    IDIST__CHOICE_COPY = 4,           // bytes that memory copies in the time in which one is sent
+    IDIST__CHOICE_OVERHEAD = 12,      // a / o between hosts, roughly
+    // The bandwidth that an interface reports may be wrong, so a / b has a bound, and so have the
+    // limits that follow from it, for each IDIST__CHOICE_RANKS ranks.
+    IDIST__CHOICE_LATENCY_MOST = 512 * 1024,
+    IDIST__CHOICE_MOST = 512 * 1024
+};
+
+// The two algorithms take the same time when a rank contributes this many bytes. It follows from
+// COSTS at the top of this file; the time that reductions take is left out. latency: a / b, the
+// bytes that the network moves in the time of an empty message. UINT64_MAX: the one of few steps
+// is never slower.
+static uint64_t idist__choose_break_even(idist__kind kind, uint64_t n, uint64_t latency) {
+    uint64_t log = 0, direct;
+    uint64_t folded_log; // of doubling: ranks beyond a power of two join before and after
+
+    while ((uint64_t)1 << log < n) log++;
+    folded_log = (n & (n - 1)) ? log + 1 : log;
+
+    switch (kind) {
+    case IDIST__ALL_REDUCE:
+        if (folded_log * n == 2 * (n - 1)) return UINT64_MAX;
+        return (2 * (n - 1) - folded_log) * n * latency / (folded_log * n - 2 * (n - 1));
+    case IDIST__REDUCE_SCATTER:
+    case IDIST__REDUCE_SCATTERV:
+        if (folded_log * n == n - 1 || n - 1 < folded_log) return 0;
+        return (n - 1 - folded_log) * latency / (folded_log * n - (n - 1));
+    case IDIST__ALL_GATHER:                                      // Bruck copies n blocks once more
+        return IDIST__CHOICE_COPY * (n - 1 - log) * latency / n; // NOLINT(*-core.DivideZero)
+    case IDIST__GATHER:
+    case IDIST__SCATTER: // in a tree, half of the blocks wait for the other half
+    case IDIST__ALL_TO_ALL:
+        direct = latency + (n - 1) * latency / IDIST__CHOICE_OVERHEAD;
+        if (direct <= log * latency || n < 4) return 0;
+        return (direct - log * latency) /
+               (kind == IDIST__ALL_TO_ALL ? n * log / 2 - (n - 1) : n / 2);
+    default: break;
+    }
+
+    if (kind == IDIST__EXSCAN) log++;
+    if (n - 1 < log) return 0;
+    if (log == 1) return kind == IDIST__BROADCAST ? UINT64_MAX : IDIST__CHUNK_BYTES;
+
+    // A chain of chunks takes (n - 2) steps of one chunk, a, and b for each byte.
+    return ((n - 2) * (latency + IDIST__CHUNK_BYTES) + latency - log * latency) / (log - 1);
+}
+
+// Whether the other algorithm is direct, whose messages overlap. What that gains on one host is
+// little.
+static bool idist__choose_is_direct(idist__kind kind) {
+    return kind == IDIST__GATHER || kind == IDIST__SCATTER || kind == IDIST__ALL_TO_ALL;
+}
+
+// The limit for a group over several hosts.
+static uint64_t idist__choose_between_hosts(const idist__choice *row, uint64_t n,
+                                            uint64_t latency) {
+    uint64_t groups = (n + IDIST__CHOICE_RANKS - 1) / IDIST__CHOICE_RANKS;
+    uint64_t most = groups * IDIST__CHOICE_MOST;
+    uint64_t even;
+
+    if (idist__choose_is_direct(row->kind)) most = (uint64_t)row->latency_kib * 1024;
+    if (latency > IDIST__CHOICE_LATENCY_MOST) latency = IDIST__CHOICE_LATENCY_MOST;
+    even = idist__choose_break_even(row->kind, n, latency);
+
+    return even < most ? even : most;
+}
+
+// The limit for a group on one host: that of the table. For more ranks it changes as the break-even
+// does.
+static uint64_t idist__choose_inside_host(const idist__choice *row, uint64_t n) {
+    uint64_t limit = (uint64_t)row->latency_kib * 1024;
+    uint64_t at_table, at_n;
+
+    if (n <= IDIST__CHOICE_RANKS || idist__choose_is_direct(row->kind)) return limit;
+    at_table = idist__choose_break_even(row->kind, IDIST__CHOICE_RANKS, IDIST__CHOICE_LATENCY);
+    at_n = idist__choose_break_even(row->kind, n, IDIST__CHOICE_LATENCY);
+
+    return at_table ? limit * at_n / at_table : limit;
+}
+
+// Up to which contribution of a rank the latency algorithm is used. Integer arithmetic, so that
+// every rank computes the same.
+static size_t idist__choose_limit(const idist_group *g, const idist__choice *row) {
+    int n = g->size < IDIST__CHOICE_RANKS_MOST ? g->size : IDIST__CHOICE_RANKS_MOST;
+    uint64_t latency = idist__ring_group_of(g)->spans_hosts ? g->w->latency_nbytes : 0;
+    uint64_t limit = latency && n > 1 ? idist__choose_between_hosts(row, (uint64_t)n, latency)
+                                      : idist__choose_inside_host(row, (uint64_t)n);
+
+    return limit < SIZE_MAX ? (size_t)limit : SIZE_MAX;
+}
+
+// Whether elements are widened to F32 for the reduction.
+static bool idist__choose_widens(const idist__call *c, const idist__user_op *user) {
+    bool is_function = user && user->fn;
+    return idist__kind_reduces(c->kind) && idist__dtype_is_narrow(c->dtype) && !is_function;
+}
+
+// Whether the operation multiplies each contribution by a factor and then sums.
+static bool idist__choose_scales(const idist__call *c, const idist__user_op *user) {
+    return idist__kind_reduces(c->kind) && user && !user->fn;
+}
+
+// Over messages.
+static idist__algorithm idist__choose_over_messages(const idist_group *g, const idist__call *c) {
+    const idist__choice *row = idist__choose_row(c->kind);
+    bool has_user_op = idist__kind_reduces(c->kind) && (int)c->op >= IDIST_OP_USER;
+    const idist__user_op *user = has_user_op ? idist__world_user_op(g, c) : NULL;
+    bool commutes = !has_user_op || user->commutative;
+    size_t size = idist__choose_widens(c, user) ? sizeof(float) : idist_dtype_size(c->dtype);
+    size_t count = c->count;
+
+    if (c->kind == IDIST__REDUCE_SCATTERV) // the same on all ranks: a block of average size
+        count = idist__block_at(idist__extent_block_at(c, g->size), g->size, 1);
+    if (!row->bandwidth) return IDIST__ALGO_LATENCY;
+    if (!row->latency) return IDIST__ALGO_BANDWIDTH;
+    if (!count || (!commutes && !row->keeps_order)) return IDIST__ALGO_LATENCY;
+    if (idist__kind_reduces(c->kind) && size > IDIST__CHUNK_BYTES) // no slot holds an element
+        return IDIST__ALGO_LATENCY;
+    if (g->w->cfg.algorithm == IDIST__ALGO_LATENCY) return IDIST__ALGO_LATENCY;
+    if (g->w->cfg.algorithm == IDIST__ALGO_BANDWIDTH) return IDIST__ALGO_BANDWIDTH;
+
+    return count * size <= idist__choose_limit(g, row) ? IDIST__ALGO_LATENCY
+                                                       : IDIST__ALGO_BANDWIDTH;
+}
+
+static idist__algorithm idist__choose_algorithm(const idist_group *g, const idist__call *c) {
+    idist__algorithm algorithm = idist__share_choose(g, c);
+
+    if (idist__host_serves(g, c)) return IDIST__ALGO_BY_HOST;
+    return algorithm != IDIST__ALGO_AUTO ? algorithm : idist__choose_over_messages(g, c);
+}
+
+// ---- operands ----
+
+static void idist__choose_operands(idist__task *t) {
+    idist__op *o = idist__op_of(t);
+    const idist__call *c = &t->call;
+
+    idist__op_prepare(t);
+
+    if (idist__choose_widens(&t->call, o->user)) {
+        o->size = sizeof(float);
+        o->nbytes = o->count * o->size;
+    }
+
+    if (idist__kind_reduces(c->kind) && !(o->user && o->user->fn))
+        o->reduce = idist__reduce_table[(unsigned)c->dtype]
+                                       [o->user ? (unsigned)IDIST_SUM : (unsigned)c->op];
+}
+
+// How many elements this rank contributes.
+static size_t idist__choose_input_count(const idist__task *t) {
+    const idist__op *o = idist__op_of(t);
+    return idist__kind_scatters_sum(t->call.kind) ? idist__extent_block_at(&t->call, o->n)
+                                                  : o->count;
+}
+
+// ---- scratch memory ----
+//
+//   | widened or scaled input | widened result | what the algorithm works in | slots of a stream |
+//   | one element, if it is larger than IDIST__OP_PIECE |
+//
+// Each part begins at a multiple of 64 bytes, and may be empty.
+
+static size_t idist__choose_align(size_t nbytes) { return (nbytes + 63) & ~(size_t)63; }
+
+static size_t idist__choose_latency_nbytes(const idist__task *t) {
+    const idist__op *o = idist__op_of(t);
+    size_t n = (size_t)o->n;
+
+    switch (t->call.kind) {
+    case IDIST__ALL_REDUCE: return o->nbytes;
+    case IDIST__REDUCE:
+    case IDIST__SCAN:
+    case IDIST__EXSCAN: return 2 * o->nbytes;
+    case IDIST__REDUCE_SCATTER:
+    case IDIST__REDUCE_SCATTERV: return 2 * idist__choose_input_count(t) * o->size;
+    case IDIST__ALL_GATHER: return n * o->nbytes;
+    case IDIST__GATHER:
+    case IDIST__SCATTER:
+        return (size_t)idist__tree_size(idist__tree_relative_rank(t), o->n) * o->nbytes;
+    case IDIST__ALL_TO_ALL: return 3 * n * o->nbytes;
+    default: return 0;
+    }
+}
+
+static size_t idist__choose_bandwidth_nbytes(const idist__task *t) {
+    const idist__op *o = idist__op_of(t);
+    size_t n = (size_t)o->n;
+
+    switch (t->call.kind) {
+    case IDIST__REDUCE: return o->rank != o->root ? o->nbytes : 0;
+    case IDIST__EXSCAN: return o->nbytes;
+    case IDIST__REDUCE_SCATTER:
+    case IDIST__REDUCE_SCATTERV: return idist__choose_input_count(t) * o->size;
+    case IDIST__ALL_TO_ALL: return t->call.send == t->call.recv ? n * o->nbytes : 0;
+    default: return 0;
+    }
+}
+
+static size_t idist__choose_slots_nbytes(const idist__task *t) {
+    const idist__op *o = idist__op_of(t);
+
+    size_t nbytes = o->nbytes;
+
+    if (!idist__kind_reduces(t->call.kind) || o->algorithm != IDIST__ALGO_BANDWIDTH) return 0;
+
+    if (idist__kind_scatters_sum(t->call.kind))
+        nbytes = idist__ring_algo_largest_block(o, &t->call) * o->size;
+    if (nbytes >= IDIST__CHUNK_BYTES) return o->slot_count * IDIST__CHUNK_BYTES;
+    return o->slot_count * idist__choose_align(nbytes);
+}
+
+// False when memory is short.
+static bool idist__choose_allocate(idist__task *t) {
+    idist__op *o = idist__op_of(t);
+    bool widens = idist__choose_widens(&t->call, o->user);
+    size_t input = 0;
+    size_t result = widens ? idist__choose_align(o->nbytes) : 0;
+    size_t work = o->algorithm == IDIST__ALGO_LATENCY ? idist__choose_latency_nbytes(t)
+                                                      : idist__choose_bandwidth_nbytes(t);
+    size_t slots = idist__choose_slots_nbytes(t), element = 0;
+
+    work = idist__choose_align(work);
+    if (o->user && o->user->fn && o->size > IDIST__OP_PIECE) element = o->size;
+    if (widens || idist__choose_scales(&t->call, o->user))
+        input = idist__choose_align(idist__choose_input_count(t) * o->size);
+
+    if (input + result + work + slots + element) {
+        o->memory =
+            (char *)idist__mem_raw(&t->group->w->cfg.mem, input + result + work + slots + element);
+        if (!o->memory) return false;
+    }
+
+    o->work = o->memory ? o->memory + input + result : idist__op_buffer(NULL);
+    if (slots) o->u.stream.slots = o->work + work;
+    if (element) o->element = o->work + work + slots;
+    if (widens && o->memory) o->out = o->memory + input;
+
+    return true;
+}
+
+// Puts the input of a reduction that widens or scales into scratch.
+static void idist__choose_convert_input(idist__task *t) {
+    idist__op *o = idist__op_of(t);
+    idist_dtype dtype = t->call.dtype;
+    size_t count = idist__choose_input_count(t);
+    bool widens = idist__choose_widens(&t->call, o->user);
+    bool scales = idist__choose_scales(&t->call, o->user);
+
+    if (!count || (!widens && !scales)) return;
+    if (widens) idist__small_float_widen((float *)(void *)o->memory, o->in, count, dtype);
+    else idist__block_copy(o->memory, o->in, count * o->size);
+
+    o->in = o->memory;
+    if (scales) idist__reduce_scale(o->memory, count, widens ? IDIST_F32 : dtype, o->user->factor);
+}
+
+// ---- begin, run, finish ----
+
+// o->out holds the result as it was reduced, on the ranks that get one.
+static void idist__choose_finish(idist__task *t) {
+    idist__op *o = idist__op_of(t);
+    const idist__call *c = &t->call;
+    bool widens = idist__choose_widens(&t->call, o->user);
+    bool has_result = (c->kind != IDIST__REDUCE || o->rank == o->root) &&
+                      (c->kind != IDIST__EXSCAN || o->rank != 0);
+    bool is_finished =
+        c->kind == IDIST__ALL_REDUCE && o->algorithm != IDIST__ALGO_LATENCY; // a ring
+
+    if (!has_result) return;
+    if (!o->user && !is_finished)
+        idist__reduce_finish(o->out, o->count, widens ? IDIST_F32 : c->dtype, c->op, o->n);
+    if (widens)
+        idist__small_float_narrow(c->recv, (const float *)(const void *)o->out, o->count, c->dtype);
+}
+
+// Prepares a collective. False when memory is short.
+static bool idist__choose_begin(idist__task *t, idist__algorithm algorithm) {
+    idist__op *o = idist__op_of(t);
+
+    idist__choose_operands(t);
+    o->algorithm = algorithm;
+    o->slot_count = idist__stream_slot_count(t->group);
+    if (!idist__choose_allocate(t)) return false;
+    idist__choose_convert_input(t);
+    if (idist__kind_reduces(t->call.kind)) o->finish = idist__choose_finish;
+
+    return true;
+}
+
+static void idist__choose_run(idist__task *t) {
+    idist__op *o = idist__op_of(t);
+    const idist__choice *row = idist__choose_row(t->call.kind);
+
+    if (o->algorithm == IDIST__ALGO_LATENCY) o->run = row->latency;
+    else row->bandwidth(t);
+}
+
+// ---- ring/connect/attempt.h ----------------------------------------------------------------------
+
+// ring/connect/attempt.h: one rank connects to another
+//
+//     WAITS  ->  CONNECTS  ->  GREETS  ->  the connection becomes a link
+//
+// From CONNECTS and GREETS an attempt may go back to WAITS, for a few milliseconds.
+
+enum {
+    // A connect that is not answered is tried again after this time. A handshake has no limit,
+    // because the peer may not be in a call.
+    IDIST__ATTEMPT_MS = 3000,
+    IDIST__ATTEMPT_WAIT_MS = 20,
+    IDIST__ATTEMPT_NAME_MS = 100 // before a name that is not known yet is looked up again
+};
+
+typedef struct idist__where { // where a rank listens for another one
+    char text[160];           // "tcp:[ADDRESS]:PORT" or "unix:NAME"
+} idist__where;
+
+typedef enum idist__attempt_state {
+    IDIST__ATTEMPT_WAITS,    // until due_ns
+    IDIST__ATTEMPT_CONNECTS, // until due_ns at most
+    IDIST__ATTEMPT_GREETS    // the handshake is under way
+} idist__attempt_state;
+
+typedef struct idist__attempt { // to connect to a rank
+    struct idist__attempt *next;
+    int rank;
+    int socket; // of the link
+    idist__attempt_state state;
+    int64_t due_ns;
+    idist__handshake handshake; // its fd is that of the connection in all states; -1: none
+} idist__attempt;
+
+// What has become of a connection. Functions below return true when there is an event.
+typedef struct idist__connect_event {
+    int rank;            // -1: no rank, this one cannot accept
+    idist_status status; // IDIST_OK: the link of that rank is connected
+    int error;           // the errno with which connecting failed; 0: idist__me.text tells
+} idist__connect_event;
+
+static void idist__attempt_wait(idist__attempt *a, int ms) {
+    idist__os_descriptor_close(&a->handshake.fd);
+    a->state = IDIST__ATTEMPT_WAITS;
+    a->due_ns = idist__os_clock_deadline(ms);
+}
+
+// Whether the peer may know of it, and may have accepted it, because we have proven who we are.
+static bool idist__attempt_is_known(const idist__attempt *a) {
+    return a->state == IDIST__ATTEMPT_GREETS && a->handshake.stage >= IDIST__AUTH_PROOF;
+}
+
+// Connecting failed. Returns false if it will be tried again without an event.
+static bool idist__attempt_failed(idist__attempt *a, int error, idist__connect_event *event) {
+    idist_status status =
+        idist__os_socket_out_of_fds(error) ? IDIST_ERR_NO_FDS : IDIST_ERR_PEER_LOST;
+
+    idist__attempt_wait(a, IDIST__ATTEMPT_WAIT_MS);
+    if (error == EAGAIN || error == ETIMEDOUT || error == EINTR || error == ENOBUFS ||
+        error == ENOMEM) // its accept queue may be full, or memory is short
+        return false;
+    event->rank = a->rank;
+    event->error = error;
+    event->status = status;
+
+    return true;
+}
+
+// WAITS -> CONNECTS.
+static bool idist__attempt_begin(idist__attempt *a, const idist__where *where,
+                                 idist__connect_event *event) {
+    idist__os_address address;
+    int fd;
+
+    event->rank = a->rank;
+    event->status = idist__address_parse(&address, where->text);
+    if (event->status != IDIST_OK) return true;
+    fd = idist__os_socket_connect_begin(&address);
+    if (fd < 0) return idist__attempt_failed(a, errno, event);
+
+    memset(&a->handshake, 0, sizeof a->handshake);
+    a->handshake.fd = fd;
+    a->state = IDIST__ATTEMPT_CONNECTS;
+    a->due_ns = idist__os_clock_deadline(IDIST__ATTEMPT_MS);
+
+    return false;
+}
+
+// ---- ring/connect/connector.h --------------------------------------------------------------------
+
+// ring/connect/connector.h: all that is under way: listeners, attempts, handshakes
+//
+// Connects two ranks by a local socket or TCP. While ranks join (ring/join/) they make the
+// connections that they certainly need. In a world of many ranks that shares no memory these are
+// few; the others are made when a first message is to go through them (ring/engine/).
+//
+//
+//
+// WHO CONNECTS
+//
+// Each rank listens, and either of two may connect to the other. Both ends prove that they know
+// the key of the job, and tell their ranks. When both connect at once, the connection that the
+// higher rank has begun is the one that stays:
+//
+//   - a rank to which a lower one connects turns it away if it has reached that one itself;
+//   - a rank to which a higher one connects gives up its own attempt, and accepts.
+//
+// An accepting rank decides once the other has proven who it is, and before it says so. What it
+// has accepted is a link from then on. A rank that is turned away tries again a little later, but
+// by then, mostly, the other one has connected to it.
+//
+// A link over TCP may have several sockets (see ring/msg/). Each of them is connected by itself,
+// from either end; the link is connected when all are.
+//
+// Strangers may connect too. An incoming handshake that fails is closed and forgotten.
+//
+//     idist__connector_start   starts an attempt to connect to a rank
+//     idist__connector_polls   what to watch in poll
+//     idist__connector_next    advances everything without blocking, up to the next event
+//
+// The event that reports its outcome ends an attempt, except IDIST_ERR_NO_FDS: then it keeps
+// trying.
+
+enum {
+    IDIST__CONNECTOR_POLLS = 2 + IDIST__PENDING_SLOTS, // entries besides those of attempts
+    IDIST__CONNECTOR_LOOK_MS = 50                      // at incoming handshakes that say nothing
+};
+
+typedef struct idist__connector {
+    idist__ring *ring;
+    int rank;                // ours
+    int listeners[2];        // local socket, TCP; -1: none
+    idist__where *where;     // by rank
+    int socket_count;        // of a link over TCP
+    uint64_t job;            // its number
+    uint8_t key[32];         // authenticates connections of this job
+    bool listener_ready;     // somebody may wait at a listener
+    bool leaves;             // no new attempts
+    bool waits_for_names;    // while ranks join: a name may become known
+    int unknown_rank;        // whose name was not known at the last attempt to connect to it, ...
+    char unknown[256];       // ... and how the lookup failed; "": none did
+    int64_t no_fds_until_ns; // while descriptors are short, nothing is accepted before this time;
+                             // 0: they are not short
+    idist__attempt *attempts;
+    idist__pending incoming;
+    int incoming_count; // handshakes in it
+} idist__connector;
+
+static void idist__connector_free(idist__connector *c) {
+    const idist_allocator *mem;
+
+    if (!c) return;
+    mem = &c->ring->w->cfg.mem;
+
+    while (c->attempts) {
+        idist__attempt *a = c->attempts;
+        c->attempts = a->next;
+        idist__os_descriptor_close(&a->handshake.fd);
+        idist__mem_free(mem, a);
+    }
+
+    idist__pending_close(&c->incoming);
+    idist__os_descriptor_close(&c->listeners[0]);
+    idist__os_descriptor_close(&c->listeners[1]);
+    idist__mem_free(mem, c->where);
+    idist__mem_free(mem, c);
+}
+
+static idist__connector *idist__connector_new(idist__ring *ring) {
+    const idist_allocator *mem = &ring->w->cfg.mem;
+    size_t n = (size_t)ring->w->group.size;
+    idist__connector *c = (idist__connector *)idist__mem_alloc(mem, sizeof *c);
+
+    if (!c) return NULL;
+    c->ring = ring;
+    c->rank = ring->w->group.rank;
+    c->listeners[0] = -1;
+    c->listeners[1] = -1;
+    c->socket_count = 1;
+    idist__pending_init(&c->incoming);
+    c->where = (idist__where *)idist__mem_alloc(mem, sizeof *c->where * n);
+    if (c->where) return c;
+
+    idist__connector_free(c);
+
+    return NULL;
+}
+
+// Whether we reach a rank through a local socket.
+static bool idist__connector_is_local(const idist__connector *c, int rank) {
+    return strncmp(c->where[rank].text, "unix:", 5) == 0;
+}
+
+// The place of an attempt in the list, or of the end of the list.
+static idist__attempt **idist__connector_find(idist__connector *c, int rank, int socket) {
+    idist__attempt **at = &c->attempts;
+    while (*at && ((*at)->rank != rank || (*at)->socket != socket)) at = &(*at)->next;
+    return at;
+}
+
+// Gives up an attempt, or forgets one that is done.
+static void idist__connector_drop(idist__connector *c, idist__attempt **at) {
+    idist__attempt *a = *at;
+
+    if (!a) return;
+    *at = a->next;
+    idist__os_descriptor_close(&a->handshake.fd);
+    idist__mem_free(&c->ring->w->cfg.mem, a);
+}
+
+// Gives up connecting to a rank.
+static void idist__connector_give_up(idist__connector *c, int rank) {
+    int i;
+
+    for (i = 0; i < IDIST__SOCKETS_MAX; i++)
+        idist__connector_drop(c, idist__connector_find(c, rank, i));
+}
+
+// Whether the link of a rank has never been connected, and lacks this socket.
+static bool idist__connector_lacks(const idist__connector *c, int rank, int socket) {
+    const idist__link *l = &c->ring->links[rank];
+    bool is_new = !l->transport || (l->open && !idist__link_is_connected(l));
+
+    return is_new && socket < l->sockets.count && l->sockets.fds[socket] < 0;
+}
+
+// Starts to connect to a rank, unless that is under way. False: out of memory.
+static bool idist__connector_start(idist__connector *c, int rank) {
+    int socket;
+
+    for (socket = 0; socket < IDIST__SOCKETS_MAX && !c->leaves; socket++) {
+        idist__attempt **end = idist__connector_find(c, rank, socket), *a;
+
+        if (*end || !idist__connector_lacks(c, rank, socket)) continue;
+        a = (idist__attempt *)idist__mem_alloc(&c->ring->w->cfg.mem, sizeof *a);
+        if (!a) return false;
+        a->rank = rank;
+        a->socket = socket;
+        a->handshake.fd = -1;
+        *end = a;
+    }
+
+    return true;
+}
+
+// A handshake has succeeded: its connection becomes a socket of a link. Returns whether there is an
+// event: the link is connected, or cannot be watched.
+static bool idist__connector_add(idist__connector *c, idist__handshake *h, int socket,
+                                 idist__connect_event *event) {
+    int rank = (int)h->theirs.rank;
+    bool local = idist__connector_is_local(c, rank);
+    idist__link *l = &c->ring->links[rank];
+
+    if (!local) idist__os_socket_measured(h->fd);
+    l->sockets.fds[socket] = h->fd;
+    h->fd = -1;
+    idist__connector_drop(c, idist__connector_find(c, rank, socket));
+    if (!idist__sockets_is_complete(&l->sockets)) return false;
+
+    event->rank = rank;
+    event->status = IDIST_OK;
+
+    if (!idist__link_open(c->ring, l, local ? &idist__transport_unix : &idist__transport_tcp,
+                          &l->sockets)) {
+        event->error = errno;
+        event->status = idist__fail_errno("watching a connection", errno);
+        idist__sockets_close(&l->sockets);
+    }
+
+    return true;
+}
+
+// ---- accepting ----
+
+// Descriptors are short: gives back those of our own attempts that a higher rank may be making as
+// well, so that its connection can be accepted. Otherwise two ranks with one descriptor each would
+// wait for each other. Returns whether there were any.
+static bool idist__connector_give_way(idist__connector *c) {
+    idist__attempt *a;
+    bool any = false;
+
+    for (a = c->attempts; a; a = a->next) {
+        if (a->rank < c->rank || a->state == IDIST__ATTEMPT_WAITS) continue;
+        if (idist__attempt_is_known(a)) continue; // the answer is on its way
+        idist__attempt_wait(a, 2 * IDIST__ATTEMPT_WAIT_MS);
+        any = true;
+    }
+
+    return any;
+}
+
+static bool idist__connector_accept(idist__connector *c, int listener,
+                                    idist__connect_event *event) {
+    idist__handshake *h = idist__pending_slot(&c->incoming);
+
+    while (h) {
+        int fd = idist__os_socket_accept(listener);
+
+        if (fd < 0 && idist__os_socket_out_of_fds(errno)) {
+            c->no_fds_until_ns = idist__os_clock_deadline(IDIST__ATTEMPT_WAIT_MS);
+            if (idist__pending_evict(&c->incoming)) return false; // strangers use them up
+            if (idist__connector_give_way(c)) return false;
+            event->rank = -1;
+            event->status = IDIST_ERR_NO_FDS;
+            return true;
+        }
+
+        if (fd < 0) return false;
+        idist__os_descriptor_close(&h->fd);
+        idist__auth_begin(h, fd, true, c->key, IDIST__ROLE_LINK, c->job, c->rank,
+                          c->ring->w->group.size, idist__os_clock_deadline(IDIST__PENDING_MS));
+        idist__auth_set_secrecy(h, idist__secret_secrecy(&c->ring->w->cfg.secret));
+        h->asks = true;
+        h->ready = true;
+        h = idist__pending_slot(&c->incoming);
+    }
+
+    return false;
+}
+
+// Whether to accept the rank that has proven to be at the other end. A lower one is turned away
+// only if we have reached it ourselves.
+static bool idist__connector_welcomes(idist__connector *c, const idist__handshake *h) {
+    int rank = (int)h->theirs.rank;
+    int socket = (int)h->theirs.socket;
+    const idist__attempt *ours;
+
+    if (rank < 0 || rank >= c->ring->w->group.size || rank == c->rank) return false;
+    if (socket < 0 || !idist__connector_lacks(c, rank, socket)) return false;
+
+    ours = *idist__connector_find(c, rank, socket);
+
+    return rank > c->rank || !ours || ours->state != IDIST__ATTEMPT_GREETS;
+}
+
+// Advances an incoming handshake.
+static bool idist__connector_answer(idist__connector *c, idist__handshake *h,
+                                    idist__connect_event *event) {
+    bool done = false;
+    int socket;
+    idist_status status;
+
+    h->ready = false;
+    status = idist__auth_step(h, &done);
+    socket = (int)h->theirs.socket;
+
+    if (status == IDIST_OK && h->proven) {
+        if (!idist__connector_welcomes(c, h)) {
+            idist__os_descriptor_close(&h->fd);
+            return false;
+        }
+
+        h->asks = false;
+        status = idist__auth_step(h, &done);
+    }
+
+    if (status == IDIST_OK && !done) return false;
+
+    if (status == IDIST_OK && idist__connector_lacks(c, (int)h->theirs.rank, socket))
+        return idist__connector_add(c, h, socket, event);
+
+    idist__os_descriptor_close(&h->fd);
+    if (status != IDIST_OK)
+        idist__log_print(&c->ring->w->log, IDIST_LOG_DEBUG, "a connection was refused: %s",
+                         idist__me.text);
+
+    return false;
+}
+
+// Accepts, and advances all incoming handshakes.
+static bool idist__connector_receive(idist__connector *c, idist__connect_event *event) {
+    int64_t now_ns = idist__os_clock_now_ns();
+    bool is_full = c->incoming_count == IDIST__PENDING_SLOTS;
+    bool waited = c->no_fds_until_ns && now_ns >= c->no_fds_until_ns;
+    bool happened = false;
+    int i;
+
+    if (waited) c->no_fds_until_ns = 0;
+
+    for (i = 0; i < 2 && !c->no_fds_until_ns && (c->listener_ready || is_full || waited); i++)
+        if (c->listeners[i] >= 0 && !happened)
+            happened = idist__connector_accept(c, c->listeners[i], event);
+
+    c->listener_ready = false;
+
+    for (i = 0; i < IDIST__PENDING_SLOTS && !happened; i++) {
+        idist__handshake *h = &c->incoming.place[i];
+
+        if (h->fd >= 0 && h->ready) happened = idist__connector_answer(c, h, event);
+        if (h->fd >= 0 && now_ns >= h->deadline_ns) idist__os_descriptor_close(&h->fd);
+    }
+
+    c->incoming_count = idist__pending_count(&c->incoming);
+
+    return happened;
+}
+
+// ---- connecting ----
+
+// CONNECTS -> GREETS, if it is connected.
+static bool idist__connector_connected(idist__connector *c, idist__attempt *a,
+                                       idist__connect_event *event) {
+    bool local = idist__connector_is_local(c, a->rank);
+    int error, fd = a->handshake.fd;
+
+    if (!idist__os_poll_wait(fd, IDIST__OS_WRITABLE, 0)) {
+        if (idist__os_clock_now_ns() < a->due_ns) return false;
+        return idist__attempt_failed(a, ETIMEDOUT, event);
+    }
+
+    error = idist__os_socket_connect_end(&fd, local);
+    a->handshake.fd = fd;
+    if (error) return idist__attempt_failed(a, error, event);
+
+    idist__auth_begin(&a->handshake, fd, false, c->key, IDIST__ROLE_LINK, c->job, c->rank,
+                      c->ring->w->group.size, IDIST__FOREVER);
+    idist__auth_set_socket(&a->handshake, a->socket);
+    idist__auth_set_secrecy(&a->handshake, idist__secret_secrecy(&c->ring->w->cfg.secret));
+    a->handshake.ready = true;
+    a->state = IDIST__ATTEMPT_GREETS;
+
+    return false;
+}
+
+// Advances the handshake of an attempt.
+static bool idist__connector_greet(idist__connector *c, idist__attempt *a,
+                                   idist__connect_event *event) {
+    idist__handshake *h = &a->handshake;
+    bool done = false;
+    idist_status status;
+
+    h->ready = false;
+    status = idist__auth_step(h, &done);
+    if (status == IDIST_OK && !done) return false;
+
+    if (status != IDIST_OK && h->broke) {         // turned away, or there was no room for us
+        idist__attempt_wait(a, 5 + c->rank % 16); // not all ranks at the same moment
+        return false;
+    }
+
+    if (status == IDIST_OK && (int)h->theirs.rank == a->rank)
+        return idist__connector_add(c, h, a->socket, event); // frees the attempt
+
+    if (status == IDIST_OK)
+        status = idist__fail(IDIST_ERR_AUTH, "another rank listens at its address");
+    event->rank = a->rank;
+    event->status = status;
+
+    return true;
+}
+
+// The name of the rank's host cannot be resolved. Returns false if it will be tried again.
+static bool idist__connector_unknown(idist__connector *c, idist__attempt *a,
+                                     const idist__connect_event *event) {
+    if (!c->waits_for_names || event->error || event->status != IDIST_ERR_SYSTEM) return true;
+
+    if (!c->unknown[0])
+        idist__log_print(&c->ring->w->log, IDIST_LOG_WARN,
+                         "%s (IDIST_ADDR of rank %d); it is looked up until it is known or the "
+                         "time to join is up",
+                         idist__me.text, a->rank);
+    c->unknown_rank = a->rank;
+    idist__text_copy(c->unknown, sizeof c->unknown, idist__me.text);
+    idist__attempt_wait(a, IDIST__ATTEMPT_NAME_MS);
+
+    return false;
+}
+
+// Advances an attempt, which may be gone after that. With an event all attempts to connect to the
+// rank are, unless descriptors are short.
+static bool idist__connector_try(idist__connector *c, idist__attempt *a,
+                                 idist__connect_event *event) {
+    int rank = a->rank;
+    bool happened = false;
+
+    if (a->state == IDIST__ATTEMPT_WAITS && idist__os_clock_now_ns() >= a->due_ns) {
+        happened = idist__attempt_begin(a, &c->where[rank], event);
+        if (happened) happened = idist__connector_unknown(c, a, event);
+        else if (rank == c->unknown_rank) c->unknown[0] = 0;
+    }
+
+    if (!happened && a->state == IDIST__ATTEMPT_CONNECTS)
+        happened = idist__connector_connected(c, a, event);
+    if (!happened && a->state == IDIST__ATTEMPT_GREETS && a->handshake.ready)
+        happened = idist__connector_greet(c, a, event);
+    if (happened && event->status != IDIST_ERR_NO_FDS) idist__connector_give_up(c, rank);
+
+    return happened;
+}
+
+// ---- all of them ----
+
+// This rank leaves the world. Attempts that the peer cannot know of are dropped. One in which we
+// have already proven who we are continues, because the peer may have accepted it; its link then
+// says BYE. Returns whether any is left.
+static bool idist__connector_leave(idist__connector *c) {
+    const idist__attempt *a = c->attempts;
+
+    c->leaves = true;
+
+    while (a) {
+        const idist__attempt *next = a->next;
+
+        if (!idist__attempt_is_known(a))
+            idist__connector_drop(c, idist__connector_find(c, a->rank, a->socket));
+        a = next;
+    }
+
+    return c->attempts != NULL;
+}
+
+// When to go on even if poll reports nothing.
+static int64_t idist__connector_due_ns(const idist__connector *c) {
+    const idist__attempt *a;
+    int64_t due_ns = IDIST__FOREVER;
+
+    if (c->incoming_count) due_ns = idist__os_clock_deadline(IDIST__CONNECTOR_LOOK_MS);
+    if (c->no_fds_until_ns && c->no_fds_until_ns < due_ns) due_ns = c->no_fds_until_ns;
+    for (a = c->attempts; a; a = a->next)
+        if (a->state != IDIST__ATTEMPT_GREETS && a->due_ns < due_ns) due_ns = a->due_ns;
+
+    return due_ns;
+}
+
+// Entries of poll that idist__connector_polls fills at most.
+static size_t idist__connector_capacity(const idist__connector *c) {
+    return IDIST__CONNECTOR_POLLS + (size_t)c->ring->w->group.size * (size_t)c->socket_count;
+}
+
+// Fills entries of poll. Returns how many.
+static int idist__connector_polls(const idist__connector *c, idist__os_poll_entry *entries) {
+    bool accepts = c->incoming_count < IDIST__PENDING_SLOTS && !c->no_fds_until_ns;
+    const idist__attempt *a;
+    int i, count = 0;
+
+    for (i = 0; i < 2; i++)
+        if (c->listeners[i] >= 0 && accepts)
+            idist__os_poll_watch(&entries[count++], c->listeners[i], IDIST__OS_READABLE);
+
+    for (a = c->attempts; a; a = a->next)
+        if (a->state != IDIST__ATTEMPT_WAITS)
+            idist__os_poll_watch(&entries[count++], a->handshake.fd,
+                                 a->state == IDIST__ATTEMPT_CONNECTS
+                                     ? IDIST__OS_WRITABLE
+                                     : idist__auth_awaits(&a->handshake));
+
+    if (c->incoming_count) count += idist__pending_fill_polls(&c->incoming, entries + count);
+
+    return count;
+}
+
+// Poll has reported at least one of these entries. We do not check which, because another thread
+// may have closed some meanwhile: everything tries to advance.
+static void idist__connector_polled(idist__connector *c) {
+    idist__attempt *a;
+    int i;
+
+    c->listener_ready = true;
+    for (a = c->attempts; a; a = a->next) a->handshake.ready = true;
+    for (i = 0; i < IDIST__PENDING_SLOTS && c->incoming_count; i++)
+        c->incoming.place[i].ready = true;
+}
+
+// Goes on until something happens. False: nothing more can happen now.
+static bool idist__connector_next(idist__connector *c, idist__connect_event *event) {
+    idist__attempt *a, *next;
+
+    memset(event, 0, sizeof *event);
+
+    for (a = c->attempts; a; a = next) {
+        next = a->next;
+        if (idist__connector_try(c, a, event)) return true;
+    }
+
+    if (!c->listener_ready && !c->incoming_count && !c->no_fds_until_ns) return false;
+
+    return idist__connector_receive(c, event);
+}
+
+// ---- ring/engine/deadlock.h ----------------------------------------------------------------------
+
+// ring/engine/deadlock.h: two ranks that wait for each other in different calls
+//
+// Calls on different groups, or a receive and a collective, exchange nothing that could be
+// compared. They are found by WAITS, a frame that a rank sends once it has waited for a while.
+// Neither rank can ever go on if all of this holds on both sides:
+//
+//   - the rank has one thread and one call under way, which blocks without a time-out of its own,
+//     so it can do nothing else;
+//   - that call lacks something that only the other rank can begin to send; or it is a collective
+//     that no rank completes before all have entered it, and the other rank, which waits in a send
+//     or receive, has not;
+//   - the other rank has not begun it, and nothing that could provide it is on its way.
+//
+// In any doubt (another thread, a request, a group we no longer know) this section says nothing,
+// and the deadline of the call decides.
+
+static bool idist__deadlock_has_transfer(const idist__transfer_list *list, const idist__task *t) {
+    const idist__transfer *v;
+
+    for (v = list->first; v; v = v->next)
+        if (v->task == t) return true;
+
+    return false;
+}
+
+// Whether a receive has found no message yet.
+static bool idist__deadlock_is_unmatched(const idist__task *t) {
+    const idist__ring_group *rg = idist__ring_group_of(t->group);
+    const idist__transfer *v = idist__op_of(t)->transfer;
+    return v && (v->list == &rg->recvs || v->list == &rg->wild);
+}
+
+// Whether t lacks something that the peer of this link has to begin.
+static bool idist__deadlock_needs(const idist__link *l, const idist__task *t, int group_rank) {
+    const idist__op *o = idist__op_of(t);
+
+    if (t->call.kind == IDIST__RECV)
+        return t->call.root == group_rank && idist__deadlock_is_unmatched(t);
+
+    if (t->call.kind != IDIST__SEND &&
+        o->algorithm == IDIST__ALGO_BY_HOST) { // ask the step under way
+        const idist__task *step = idist__host_step_of(t);
+        int rank = -1;
+
+        if (step) rank = idist__ring_group_of(step->group)->rank_of[t->group->ranks[group_rank]];
+        return rank >= 0 && idist__deadlock_needs(l, step, rank);
+    }
+
+    if (t->call.kind != IDIST__SEND && idist__share_serves(o->algorithm))
+        return idist__share_needs(t, group_rank);
+
+    return idist__deadlock_has_transfer(&l->posted, t) ||
+           idist__deadlock_has_transfer(&l->waiting, t);
+}
+
+// Whether t is a collective that needs all members, and the peer waits in a send or receive before
+// it has entered t. Its contribution may come through other ranks, so there may be no transfer that
+// shows this.
+static bool idist__deadlock_needs_entry(const idist__task *t, const idist__frame *waits) {
+    if (!idist__kind_is_p2p((idist__kind)waits->fingerprint.kind)) return false;
+    if ((int32_t)(t->seq - waits->tag) <= 0) return false; // tag: the last call that it has entered
+
+    switch (t->call.kind) {
+    case IDIST__BARRIER: return true;
+    case IDIST__ALL_REDUCE:
+    case IDIST__ALL_GATHER:
+    case IDIST__REDUCE_SCATTER:
+    case IDIST__ALL_TO_ALL: return t->call.count > 0;
+    default: return false;
+    }
+}
+
+// Whether what the peer waits for may still come from us.
+static bool idist__deadlock_may_answer(idist__ring *ring, const idist__link *l,
+                                       const idist__frame *waits) {
+    const idist_group *g = idist__world_find_group(ring->w, waits->ctx);
+    const idist__message *m;
+
+    if (waits->fingerprint.kind == IDIST__RECV)
+        return waits->aux != l->p2p_sent; // aux: messages it had got from us when it said so
+    if (waits->fingerprint.kind != IDIST__SEND)
+        return !g || (int32_t)(waits->fingerprint.seq - g->seq) <= 0; // we have entered that call
+
+    for (m = l->early; m; m = m->next)
+        if (m->frame.type == IDIST__RTS && m->frame.id == waits->id)
+            return false; // its message is here, and no receive wants it
+
+    return true;
+}
+
+static void idist__deadlock_find(idist__ring *ring, int peer) {
+    idist__link *l = &ring->links[peer];
+    const idist__frame *waits = &l->peer_waits;
+    idist__task *ours;
+    idist_group *theirs;
+    char cause[400];
+    bool same_group;
+    int rank;
+
+    if (waits->type != IDIST__WAITS || waits->flags != (IDIST__NEEDS_YOU | IDIST__ONLY_CALL))
+        return;
+    ours = idist__world_only_call(ring->w);
+    if (!ours || !ours->announced) return;
+    rank = idist__ring_group_of(ours->group)->rank_of[peer];
+    same_group = ours->group->ctx == waits->ctx;
+    if (rank < 0 || (same_group && ours->seq == waits->fingerprint.seq && ours->seq)) return;
+    if (!idist__deadlock_needs(l, ours, rank) &&
+        !(same_group && idist__deadlock_needs_entry(ours, waits)))
+        return;
+    if (idist__deadlock_may_answer(ring, l, waits)) return;
+
+    theirs = idist__world_find_group(ring->w, waits->ctx);
+    idist__explain_deadlock(ours, peer, &waits->fingerprint, same_group, cause, sizeof cause);
+    idist__ring_fail(ring, ours->group, IDIST_ERR_MISMATCH, cause);
+    idist__ring_settle(ring);
+    if (theirs) idist__ring_fail(ring, theirs, IDIST_ERR_MISMATCH, cause);
+}
+
+// ---- ring/engine/ask.h ---------------------------------------------------------------------------
+
+// ring/engine/ask.h: which members hold up a call, and whom those wait for in turn
+
+//------------------------------------------------------------------------------
+// which members hold up a call
+//
+// A rank knows how far each member has come (idist__seen) and, once it has sent WAITS, whether the
+// member answered.
+//------------------------------------------------------------------------------
+
+// Returns the rank of the world whose message a receive is getting, or -1 if none has begun to
+// arrive.
+static int idist__absent_sender(const idist__task *t) {
+    const idist_group *g = t->group;
+    const idist__ring *ring = idist__ring_of(g->w);
+    int i;
+
+    for (i = 0; i < g->size; i++) {
+        const idist__link *l = &ring->links[g->ranks[i]];
+        bool is_sender = l->in_transfer && l->in_transfer->task == t;
+
+        if (is_sender || idist__deadlock_has_transfer(&l->receiving, t)) return g->ranks[i];
+    }
+
+    return -1;
+}
+
+typedef enum idist__absence { // of a member that a call may be waiting for
+    IDIST__ABSENT = 1,        // it has not entered the call
+    IDIST__SILENT = 2,        // it has not answered when it was asked
+    IDIST__NEEDED = 4         // this rank waits for something that only that one can send
+} idist__absence;
+
+static int idist__absent_how(const idist__task *t, int rank) {
+    const idist_group *g = t->group;
+    const idist__seen *seen = &idist__ring_group_of(g)->seen[rank];
+    const idist__link *l = &idist__ring_of(g->w)->links[g->ranks[rank]];
+    bool entered = (int32_t)(seen->seq - t->seq) >= 0;
+    int64_t asked_ns = idist__timer_asked_ns(t);
+    int absence = 0;
+
+    if (t->whole.kind && seen->fingerprint.whole == t->whole.seq)
+        entered = true; // or an earlier step of the same parent
+    if (!entered) absence |= IDIST__ABSENT;
+    if (asked_ns && l->here_ns < asked_ns && !l->bye) absence |= IDIST__SILENT;
+    if (idist__deadlock_needs(l, t, rank)) absence |= IDIST__NEEDED;
+
+    return absence;
+}
+
+// Returns the next member from `rank` on that is absent in all of these ways, or the size of the
+// group if there is none.
+static int idist__absent_next(const idist__task *t, int rank, int absence) {
+    const idist_group *g = t->group;
+
+    while (rank < g->size && (rank == g->rank || (idist__absent_how(t, rank) & absence) != absence))
+        rank++;
+
+    return rank;
+}
+
+// Returns the rank of the world that a call waits for, or -1 if it waits for none in particular. Of
+// several ranks it is one that does not answer, or else one that has not entered the call.
+static int idist__absent_whom(const idist__task *t) {
+    static const int order[] = {IDIST__ABSENT | IDIST__SILENT, IDIST__SILENT | IDIST__NEEDED,
+                                IDIST__ABSENT | IDIST__NEEDED, IDIST__NEEDED, IDIST__ABSENT};
+    const idist_group *g = t->group;
+    int i, rank;
+
+    if (t->call.kind == IDIST__RECV && !idist__deadlock_is_unmatched(t))
+        return idist__absent_sender(t);
+    if (idist__kind_is_p2p(t->call.kind)) return t->call.root < 0 ? -1 : g->ranks[t->call.root];
+
+    idist__share_update_seen(t);
+
+    for (i = 0; i < (int)IDIST__COUNT_OF(order); i++) {
+        rank = idist__absent_next(t, 0, order[i]);
+        if (rank < g->size) return g->ranks[rank];
+    }
+
+    return -1;
+}
+
+//------------------------------------------------------------------------------
+// whom those members wait for in turn
+//
+// A rank that holds up a call may itself wait for another one, which may be stopped. So before a
+// call is given up or a warning is written, this rank asks (ASK) those that it waits for; each says
+// for whom it waits (ANSWER), and that rank is asked next:
+//
+//     rank 0            rank 1              rank 2 (stopped)
+//       | --- ASK ------> |
+//       |                 | --- ASK --------> |     because of PASS_ON: does it answer rank 1?
+//       | <-- ANSWER 2 -- |                   |
+//       | --- ASK ----------------------------> |
+//
+// The ranks are asked once more in the middle of the time that is left. By then they know whether
+// the rank that they wait for answers them. No rank has more than one question open to another one,
+// so what waits in a link is bounded, and nobody asks before a call is nearly out of time.
+//------------------------------------------------------------------------------
+
+enum { IDIST__ASK_MOST = 8 };                  // members that one call asks, and links of a chain
+#define IDIST__ASK_SILENCE_NS (50 * IDIST__MS) // from then on a rank counts as silent
+
+// Returns true if a rank was asked and does not answer.
+static bool idist__ask_is_silent(const idist__link *l) {
+    return l->asks && l->open && idist__os_clock_now_ns() - l->asked_ns >= IDIST__ASK_SILENCE_NS;
+}
+
+static void idist__ask_rank(idist__ring *ring, int rank, uint8_t flags) {
+    idist__link *l = &ring->links[rank];
+    idist__frame f;
+
+    if (rank == ring->w->group.rank || l->asks) return;
+    idist__link_want(ring, l);
+    if (!idist__link_is_connected(l)) return;
+    l->asks = true;
+    l->asked_ns = idist__os_clock_now_ns();
+
+    memset(&f, 0, sizeof f);
+    f.type = IDIST__ASK;
+    f.flags = flags;
+    idist__link_control(ring, l, &f, NULL);
+}
+
+// Asks a rank, unless this round of questions has done so.
+static void idist__ask_once(idist__ring *ring, int rank) {
+    if (ring->links[rank].asked_ns < ring->asking_ns) idist__ask_rank(ring, rank, IDIST__PASS_ON);
+}
+
+// Begins a round of questions for a call that is nearly out of time. Calls that are so at the same
+// time share a round.
+static void idist__ask_begin(idist__ring *ring, const idist__task *t) {
+    static const int order[] = {IDIST__NEEDED, IDIST__ABSENT};
+    int64_t now_ns = idist__os_clock_now_ns(), until_ns, again_ns;
+    int whom = idist__absent_whom(t), i, rank, count = 0;
+
+    if (now_ns - ring->asking_ns > IDIST__ASK_SILENCE_NS) ring->asking_ns = now_ns;
+    (void)idist__timer_ask_at(t, &until_ns);
+    again_ns = now_ns + (until_ns - now_ns) / 2;
+    if (!ring->ask_again_ns || again_ns < ring->ask_again_ns) ring->ask_again_ns = again_ns;
+    if (whom >= 0) idist__ask_once(ring, whom);
+    if (idist__kind_is_p2p(t->call.kind)) return;
+
+    for (i = 0; i < (int)IDIST__COUNT_OF(order); i++) {
+        rank = idist__absent_next(t, 0, order[i]);
+
+        for (; rank < t->group->size && count < IDIST__ASK_MOST; count++) {
+            idist__ask_once(ring, t->group->ranks[rank]);
+            rank = idist__absent_next(t, rank + 1, order[i]);
+        }
+    }
+}
+
+// Asks the ranks that have answered in this round once more, when it is time for that.
+static void idist__ask_again(idist__ring *ring) {
+    int i;
+
+    if (idist__os_clock_now_ns() < ring->ask_again_ns) return;
+    ring->ask_again_ns = 0;
+
+    for (i = 0; i < ring->w->group.size; i++)
+        if (ring->links[i].answered_ns > ring->asking_ns) idist__ask_rank(ring, i, IDIST__PASS_ON);
+}
+
+// Returns the call in which the program waits; NULL: it is not in one.
+static const idist__task *idist__ask_call(const idist__world *w) {
+    const idist__task *t, *oldest = NULL;
+
+    for (t = w->tasks; t && w->blocked_count; t = t->next) {
+        if (t->group->inner || t->detached || t->away) continue;
+        if (!t->async) return t;
+        oldest = t;
+    }
+
+    return oldest;
+}
+
+// Returns the rank that this rank waits for, as it has said in this round; -1: it has not.
+static int idist__ask_answered(const idist__ring *ring, int rank) {
+    const idist__link *l = &ring->links[rank];
+
+    if (idist__ask_is_silent(l) || !l->answered_ns || l->answered_ns < ring->asking_ns) return -1;
+    return (int)l->answer.aux - 1;
+}
+
+// Follows the answers from a rank on, to the end or until two ranks of them wait for each other.
+// Fills chain, which begins with the rank, and returns its length.
+static int idist__ask_follow(const idist__ring *ring, int rank, int *chain) {
+    int count = 1, i;
+
+    chain[0] = rank;
+
+    while (count < IDIST__ASK_MOST) {
+        bool is_end = ring->links[rank].answer.flags & IDIST__UNANSWERED;
+
+        if (rank == ring->w->group.rank) break;
+        rank = idist__ask_answered(ring, rank);
+        if (rank < 0) break;
+        for (i = 0; i < count && chain[i] != rank; i++) continue;
+        if (i < count) break;
+        chain[count++] = rank;
+        if (is_end) break;
+    }
+
+    return count;
+}
+
+// Appends whom a rank waits for, and whom that one waits for, and so on. Of a long chain only the
+// ends are named. Returns whether there was anything to append.
+static bool idist__ask_explain(const idist__ring *ring, int rank, char *text, size_t capacity) {
+    int chain[IDIST__ASK_MOST], count = idist__ask_follow(ring, rank, chain), i;
+    const idist__rank_info *nodes = ring->w->nodes;
+    const idist__link *l = NULL;
+
+    for (i = 0; i + 1 < count; i++) {
+        l = &ring->links[chain[i]];
+        if (i == 1 && count > 3) idist__text_append(text, capacity, "; ...");
+        if (i && i < count - 2) continue;
+        idist__text_append(text, capacity, "; rank %d waits for rank %d on %s in %s", chain[i],
+                           chain[i + 1], nodes[chain[i + 1]].hostname,
+                           idist__kind_names[l->answer.fingerprint.kind]);
+    }
+
+    rank = chain[count - 1];
+
+    if (l && l->answer.flags & IDIST__UNANSWERED)
+        idist__text_append(text, capacity, ", which does not answer rank %d", chain[count - 2]);
+    else if (idist__ask_is_silent(&ring->links[rank]))
+        idist__text_append(text, capacity, "; rank %d does not answer rank %d", rank,
+                           ring->w->group.rank);
+    else return count > 1;
+
+    return true;
+}
+
+// ---- ring/engine/missing.h -----------------------------------------------------------------------
+
+// ring/engine/missing.h: names the ranks that a call waits for
+//
+// A call that waits for long or misses its deadline names the ranks that hold it up, and says in
+// whose eyes: after a network has failed in part, a rank may read there that it does not answer.
+
+// Whether this rank itself could not connect to those that it names.
+static void idist__missing_fds(const idist__task *t, char *text, size_t capacity) {
+    if (idist__ring_of(t->group->w)->no_fds_ns > t->started_ns)
+        idist__text_append(text, capacity,
+                           "; this rank is out of file descriptors: raise ulimit -n");
+}
+
+static bool idist__missing_is_running(const idist_group *g, uint32_t seq) {
+    const idist__task *t = g->w->tasks;
+
+    while (t && (t->group != g || t->seq != seq)) t = t->next;
+
+    return t != NULL;
+}
+
+// The last call before t that this rank has completed and that needs something from every member,
+// so that all of them have entered it. NULL: none is remembered.
+static const idist__fingerprint *idist__missing_common(const idist__task *t) {
+    const idist__ring_group *rg = idist__ring_group_of(t->group);
+    uint32_t back;
+
+    for (back = 1; back < IDIST__HISTORY; back++) {
+        const idist__fingerprint *past = &rg->history[(t->seq - back) % IDIST__HISTORY];
+        bool sums = past->kind == IDIST__ALL_REDUCE && past->dtype < IDIST_DTYPE_COUNT &&
+                    past->check; // with 0 elements nobody waits
+
+        if (past->seq != t->seq - back) return NULL;
+        if (past->algorithm & IDIST__ON_DEVICE || !(sums || past->kind == IDIST__BARRIER)) continue;
+        if (!idist__missing_is_running(t->group, past->seq)) return past;
+    }
+
+    return NULL;
+}
+
+// The last call in which a member was heard, or, if that is later, the last one that it must have
+// entered: in many algorithms a rank receives from only a few others.
+static const idist__fingerprint *idist__missing_last_seen(const idist__task *t, int rank) {
+    const idist__seen *seen = &idist__ring_group_of(t->group)->seen[rank];
+    const idist__fingerprint *common = idist__missing_common(t);
+
+    if (common && (int32_t)(common->seq - seen->seq) > 0) return common;
+
+    return &seen->fingerprint;
+}
+
+// Names the other side of a message, and whom that one waits for.
+static int idist__missing_peer(const idist__task *t, char *text, size_t capacity) {
+    const idist_group *g = t->group;
+    int whom = idist__absent_whom(t), count = 1;
+
+    if (t->call.kind == IDIST__RECV && !idist__deadlock_is_unmatched(t)) {
+        if (!t->patient || whom < 0) return 0; // it gets more time
+        idist__text_append(text, capacity, "rank %d on %s, whose message has begun to arrive", whom,
+                           g->w->nodes[whom].hostname);
+    } else {
+        count = idist__explain_missing_peer(t, text, capacity);
+    }
+
+    if (whom >= 0) idist__ask_explain(idist__ring_of(g->w), whom, text, capacity);
+    idist__missing_fds(t, text, capacity);
+
+    return count;
+}
+
+// Every member has entered the call and answers, but the data does not come. Names the member that
+// this rank needs, if that one has said whom it waits for.
+static int idist__missing_needed(const idist__task *t, char *text, size_t capacity) {
+    const idist_group *g = t->group;
+    char chain[300] = "";
+    int rank = idist__absent_next(t, 0, IDIST__NEEDED);
+
+    if (rank == g->size) return 0;
+    if (!idist__ask_explain(idist__ring_of(g->w), g->ranks[rank], chain, sizeof chain)) return 0;
+    idist__explain_missing_rank(g, rank, idist__missing_last_seen(t, rank), 0, text, capacity);
+    idist__text_append(text, capacity, "%s", chain);
+
+    return 1;
+}
+
+// Which members to name: those of the first row below that fits any. A rank that has not entered
+// the call may itself wait in an earlier one; then it answers. A rank that has entered may have
+// been stopped since, or may have finished the call and be computing; in the second case this rank
+// needs nothing from it.
+static int idist__missing_name(idist__task *t, char *text, size_t capacity) {
+    static const int order[] = {IDIST__ABSENT | IDIST__SILENT, IDIST__SILENT | IDIST__NEEDED,
+                                IDIST__ABSENT, IDIST__SILENT};
+    idist_group *g = t->group;
+    const idist__ring *ring = idist__ring_of(g->w);
+    idist__task *step;
+    int i, row, first = 0, count = 0;
+
+    if (idist__kind_is_p2p(t->call.kind)) return idist__missing_peer(t, text, capacity);
+
+    step = idist__op_of(t)->algorithm == IDIST__ALGO_BY_HOST ? idist__host_step_of(t) : NULL;
+
+    if (step && !t->announced) { // nobody was asked yet
+        if (!idist__missing_name(step, text, capacity))
+            idist__text_append(text, capacity, "ranks of another host");
+        return 1;
+    }
+
+    idist__share_update_seen(t);
+
+    for (row = 0; row < (int)IDIST__COUNT_OF(order) && !count; row++) {
+        first = i = idist__absent_next(t, 0, order[row]);
+        for (; i < g->size; i = idist__absent_next(t, i + 1, order[row]))
+            idist__explain_missing_rank(g, i, idist__missing_last_seen(t, i), count++, text,
+                                        capacity);
+    }
+
+    if (count > 8) idist__text_append(text, capacity, " and %d more", count - 8);
+    if (!count) count = idist__missing_needed(t, text, capacity);
+    else if (order[row - 1] & IDIST__SILENT)
+        idist__text_append(text, capacity, ", which %s not answer rank %d",
+                           count > 1 ? "do" : "does", g->w->group.rank);
+    else idist__ask_explain(ring, g->ranks[first], text, capacity);
+    idist__missing_fds(t, text, capacity);
+
+    return count;
+}
+
+// ---- ring/engine/incoming.h ----------------------------------------------------------------------
+
+// ring/engine/incoming.h: what an arriving frame does
+//
+// A frame is a header of 64 bytes, and for some types a payload; ring/msg/ring_model.h lists them.
+// The reader calls idist__incoming_begin when a header is complete, writes the payload to
+// link.target (NULL: drops it), and calls idist__incoming_end.
+//
+// A peer is authenticated but may be faulty. No frame of its can make this rank write out of bounds
+// or read a payload that its type does not carry: idist__incoming_is_allowed checks every header,
+// and the link is given up when one is malformed. A field that ends up in an error text (a status,
+// the kind and the root of a call) must have a value that a rank of this world can send.
+
+// Writes a text for a failure whose sender had no memory for one.
+static void idist__incoming_excuse(const idist__ring *ring, idist__link *l, int peer) {
+    snprintf(l->text, sizeof l->text, "rank %d on %s reports a failure without its cause", peer,
+             ring->w->nodes[peer].hostname);
+}
+
+// ABORT: another rank failed a group. If the group does not exist here yet, the frame waits for it.
+static void idist__incoming_abort(idist__ring *ring, idist__link *l, int peer) {
+    idist_group *g = idist__world_find_group(ring->w, l->in.ctx);
+    int status = (int)(int64_t)l->in.aux;
+    idist__message *m;
+
+    l->text[l->in.nbytes] = 0;
+    if (!l->in.nbytes) idist__incoming_excuse(ring, l, peer);
+    if (l->peer_waits.ctx == l->in.ctx) l->peer_waits.type = 0; // its call has ended
+
+    if (g) {
+        idist__group_fail(g, (idist_status)status, l->text);
+        return;
+    }
+
+    if (idist__message_find_closed(ring, l->in.ctx)) return;
+    m = idist__message_new(ring, l, &l->in, sizeof l->text);
+    if (!m) return;
+    m->frame.aux = (uint64_t)(int64_t)status;
+    memcpy(m->data, l->text, sizeof l->text);
+}
+
+// WAITS: the peer waits in a call. Since we may be what it waits for, it learns that we entered the
+// call too, or which call of the group was our last. If we are in a different call, both ranks
+// learn that.
+static void idist__incoming_waits(idist__ring *ring, idist__link *l, int peer) {
+    const idist__frame *waits = &l->in;
+    idist_group *g = idist__world_find_group(ring->w, waits->ctx);
+    const idist__closed *closed = g ? NULL : idist__message_find_closed(ring, waits->ctx);
+    bool p2p = waits->fingerprint.kind == IDIST__SEND || waits->fingerprint.kind == IDIST__RECV;
+    idist__frame answer;
+
+    l->peer_waits = *waits;
+
+    // It may not have been connected when the group failed.
+    if (closed && closed->status != IDIST_OK)
+        idist__link_abort(ring, l, waits->ctx, closed->status, "the group has failed before");
+
+    if (!p2p && g && g->status == IDIST_OK) {
+        if (!idist__history_agrees(ring, g, peer, waits)) return;
+        answer = *waits;
+        answer.type = IDIST__HERE;
+        if ((int32_t)(waits->fingerprint.seq - g->seq) > 0)
+            answer.fingerprint = idist__ring_group_of(g)->history[g->seq % IDIST__HISTORY];
+        idist__link_control(ring, l, &answer, NULL);
+    }
+
+    idist__deadlock_find(ring, peer);
+}
+
+// ASK: a call of the peer is nearly out of time. It learns whom this rank waits for, and whether
+// that rank answers this one.
+static void idist__incoming_ask(idist__ring *ring, idist__link *l) {
+    const idist__task *t = idist__ask_call(ring->w);
+    int whom = t ? idist__absent_whom(t) : -1;
+    bool pass_on = l->in.flags & IDIST__PASS_ON;
+    idist__frame answer;
+
+    if (whom == ring->w->group.rank) whom = -1;
+    memset(&answer, 0, sizeof answer);
+    answer.type = IDIST__ANSWER;
+    answer.aux = (uint64_t)whom + 1;
+    if (whom >= 0) answer.fingerprint = idist__fingerprint_of_task(t, IDIST__ALGO_AUTO);
+    if (whom >= 0 && idist__ask_is_silent(&ring->links[whom])) answer.flags = IDIST__UNANSWERED;
+    idist__link_control(ring, l, &answer, NULL);
+    if (whom >= 0 && pass_on) idist__ask_rank(ring, whom, 0);
+}
+
+// ANSWER: to an ASK of ours. The rank that the peer waits for is asked next.
+static void idist__incoming_answer(idist__ring *ring, idist__link *l) {
+    int whom = (int)l->in.aux - 1;
+
+    l->asks = false;
+    l->answered_ns = idist__os_clock_now_ns();
+    l->answer = l->in;
+    if (whom >= 0 && l->asked_ns >= ring->asking_ns && ring->asking_ns) idist__ask_once(ring, whom);
+}
+
+// BYE: the peer leaves the world. After a failure nothing else comes from it, and it reads nothing.
+static void idist__incoming_bye(idist__ring *ring, idist__link *l, int peer) {
+    idist__world *w = ring->w;
+
+    l->bye = true;
+    l->bye_status = (idist_status)(int)(int64_t)l->in.aux;
+    ring->left_count++;
+    if (l->bye_status == IDIST_OK) return;
+
+    l->text[l->in.nbytes] = 0;
+    if (!l->in.nbytes) idist__incoming_excuse(ring, l, peer);
+    if (w->group.rank >= 0) idist__ring_fail(ring, &w->group, l->bye_status, l->text);
+    idist__link_close(ring, l);
+}
+
+// HERE: the answer to a WAITS of ours.
+static void idist__incoming_here(idist__ring *ring, idist__link *l, int peer) {
+    idist_group *g = idist__world_find_group(ring->w, l->in.ctx);
+
+    l->here_ns = idist__os_clock_now_ns();
+    if (g && g->status == IDIST_OK) idist__history_agrees(ring, g, peer, &l->in);
+}
+
+static void idist__incoming_no_memory(idist__ring *ring, idist_group *g) {
+    idist__ring_fail_memory(ring, g ? g : &ring->w->group);
+}
+
+// EAGER or RTS: a message begins. An EAGER payload goes to the receive that wants it, or to memory
+// of its own; nothing follows an RTS. False when the frame is malformed.
+static bool idist__incoming_message(idist__ring *ring, idist__link *l, int peer) {
+    idist__frame *f = &l->in;
+    idist_group *g = idist__world_find_group(ring->w, f->ctx);
+    bool p2p = f->fingerprint.kind == IDIST__SEND;
+    bool closed = !g && idist__message_find_closed(ring, f->ctx);
+    idist__transfer *receive;
+
+    if (p2p && !idist__fingerprint_has_nbytes(&f->fingerprint, f->nbytes)) return false;
+
+    if (p2p) l->p2p_received++;
+    l->peer_waits.type = 0;
+    receive = idist__match_frame(ring, l, peer, f);
+
+    if (f->type == IDIST__RTS) {
+        if (receive) idist__link_answer_rts(ring, l, peer, receive, f);
+        else if (!closed && !idist__message_new(ring, l, f, 0)) idist__incoming_no_memory(ring, g);
+        l->left = 0;
+        return true;
+    }
+
+    l->in_transfer = receive;
+
+    if (receive) {
+        receive->frame = *f;
+        l->target = receive->data;
+    } else if (!closed && (!g || g->status == IDIST_OK)) {
+        l->in_message = idist__message_new(ring, l, f, (size_t)f->nbytes);
+        l->target = l->in_message ? l->in_message->data : NULL;
+        if (!l->in_message) idist__incoming_no_memory(ring, g);
+    }
+
+    return true;
+}
+
+// Takes out the send that a CTS or PULLED answers; NULL: it has been cancelled.
+static idist__transfer *idist__incoming_answered(idist__ring *ring, const idist__link *l) {
+    idist__transfer *v = idist__transfer_find(ring, &l->waiting, l->in.id);
+    if (v) idist__transfer_take(v);
+    return v;
+}
+
+// CTS without an RTS before it: the peer has posted a receive of a collective. If we have not
+// posted the send, the frame waits for it.
+static void idist__incoming_granted(idist__ring *ring, idist__link *l, int peer) {
+    idist_group *g = idist__world_find_group(ring->w, l->in.ctx);
+    idist__transfer *v;
+
+    if (g ? g->status != IDIST_OK : idist__message_find_closed(ring, l->in.ctx) != NULL) return;
+    if (g && !idist__history_agrees(ring, g, peer, &l->in)) return;
+
+    v = idist__match_step(ring, &l->waiting, peer, &l->in);
+    if (v) idist__link_send_data(ring, l, v, l->in.aux);
+    else if (!idist__message_new(ring, l, &l->in, 0)) idist__incoming_no_memory(ring, g);
+}
+
+// CTS: the peer has a place for a message.
+static void idist__incoming_clear_to_send(idist__ring *ring, idist__link *l, int peer) {
+    idist__transfer *v;
+
+    if (!l->in.id) {
+        idist__incoming_granted(ring, l, peer);
+        return;
+    }
+
+    v = idist__incoming_answered(ring, l);
+    if (v) idist__link_send_data(ring, l, v, l->in.aux);
+}
+
+// PULLED: the peer has read a message that we announced in our memory.
+static void idist__incoming_pulled(idist__ring *ring, const idist__link *l) {
+    idist__transfer *v = idist__incoming_answered(ring, l);
+    if (v) idist__transfer_done(ring, v);
+}
+
+// DATA: a piece of a message that we asked for. False when it is longer than the message, or has a
+// number that we did not give.
+static bool idist__incoming_data(idist__ring *ring, idist__link *l, int peer) {
+    idist__transfer *v = idist__transfer_find(ring, &l->receiving, l->in.id);
+
+    if (!v) {
+        v = idist__match_granted(ring, l, peer, &l->in);
+        if (v && (!v->granted || v->id != l->in.id)) return false;
+    }
+
+    if (v && l->in.nbytes > v->nbytes - v->moved) return false;
+    l->in_transfer = v; // NULL: the receive has been cancelled
+    l->target = v ? v->data + v->moved : NULL;
+
+    return true;
+}
+
+// Returns true if the frame carries the status of a failure.
+static bool idist__incoming_has_failure(const idist__frame *f) {
+    int64_t status = (int64_t)f->aux;
+    return status < 0 && status >= INT32_MIN && idist__fail_is_failure((int)status);
+}
+
+// Returns true if a rank of this world can be in the call that the frame names.
+static bool idist__incoming_names_call(const idist__ring *ring, const idist__frame *f) {
+    const idist__fingerprint *p = &f->fingerprint;
+
+    if (f->type == IDIST__HERE && !p->kind && !p->seq) return true; // it has entered none yet
+    if (f->type == IDIST__ANSWER && !f->aux) return true;
+    if (f->type < IDIST__WAITS && p->kind == IDIST__RECV) return false;
+
+    return p->kind > IDIST__NONE && p->kind < IDIST__KIND_COUNT && p->root >= -1 &&
+           idist__fingerprint_root(p) < ring->w->group.size;
+}
+
+// Whether the peer may send this header, of a frame that carries no message.
+static bool idist__incoming_is_control(const idist__ring *ring, const idist__link *l, int peer) {
+    const idist__frame *f = &l->in;
+    bool has_text = f->type == IDIST__ABORT || (f->type == IDIST__BYE && f->aux);
+
+    if (has_text) return f->nbytes <= IDIST__TEXT_BYTES && idist__incoming_has_failure(f);
+    if (f->type == IDIST__CREDIT) return f->nbytes <= IDIST__WINDOW_BYTES - l->window;
+    if (f->nbytes) return false;
+
+    switch (f->type) {
+    case IDIST__CTS: return f->id || idist__incoming_names_call(ring, f);
+    case IDIST__WAITS:
+    case IDIST__HERE: return idist__incoming_names_call(ring, f);
+    case IDIST__LEFT: return ring->shm && ring->shm->local[peer] >= 0;
+    case IDIST__ANSWER:
+        if (f->aux > (uint64_t)ring->w->group.size || !l->asks) return false;
+        return idist__incoming_names_call(ring, f);
+    case IDIST__PULLED:
+    case IDIST__BYE:
+    case IDIST__ASK: return true;
+    default: return false;
+    }
+}
+
+// Whether the peer may send this header. Messages that no receive wants yet are bounded by the
+// eager window and, for groups that do not exist here, by a fixed number. Frames without payload
+// (RTS, CTS) for groups that do exist are not bounded: a correct rank may have any number of calls
+// under way.
+static bool idist__incoming_is_allowed(const idist__ring *ring, const idist__link *l, int peer) {
+    const idist__frame *f = &l->in;
+    const idist_group *g = idist__world_find_group(ring->w, f->ctx);
+    bool names_group =
+        f->type <= IDIST__DATA || (f->type >= IDIST__WAITS && f->type <= IDIST__LEFT);
+
+    if (names_group && g && idist__ring_group_of(g)->rank_of[peer] < 0) return false;
+
+    switch (f->type) {
+    case IDIST__EAGER:
+        if (f->nbytes > IDIST__EAGER_BYTES || !idist__incoming_names_call(ring, f)) return false;
+        return f->nbytes + IDIST__FRAME_BYTES <= l->their_window;
+    case IDIST__RTS: return idist__incoming_names_call(ring, f);
+    case IDIST__DATA: return f->nbytes <= IDIST__PIECE_BYTES && idist__incoming_names_call(ring, f);
+    default: return idist__incoming_is_control(ring, l, peer);
+    }
+}
+
+// A header is complete. False when it is malformed.
+static bool idist__incoming_begin(idist__ring *ring, idist__link *l, int peer) {
+    bool ok = true;
+
+    l->in_transfer = NULL;
+    l->in_message = NULL;
+    l->target = NULL;
+    if (!idist__incoming_is_allowed(ring, l, peer)) return false;
+
+    l->left = (size_t)l->in.nbytes;
+
+    switch (l->in.type) {
+    case IDIST__EAGER:
+        l->their_window -= (size_t)l->in.nbytes + IDIST__FRAME_BYTES;
+        ok = idist__incoming_message(ring, l, peer);
+        break;
+    case IDIST__RTS: ok = idist__incoming_message(ring, l, peer); break;
+    case IDIST__CTS: idist__incoming_clear_to_send(ring, l, peer); break;
+    case IDIST__DATA: ok = idist__incoming_data(ring, l, peer); break;
+    case IDIST__PULLED: idist__incoming_pulled(ring, l); break;
+    case IDIST__CREDIT:
+        l->window += (size_t)l->in.nbytes;
+        l->left = 0; // nbytes is the credit; no payload follows
+        break;
+    case IDIST__WAITS: idist__incoming_waits(ring, l, peer); break;
+    case IDIST__HERE: idist__incoming_here(ring, l, peer); break;
+    case IDIST__ABORT: l->target = l->text; break;
+    case IDIST__LEFT: idist__pool_member_left(ring, l->in.ctx); break;
+    case IDIST__ASK: idist__incoming_ask(ring, l); break;
+    case IDIST__ANSWER: idist__incoming_answer(ring, l); break;
+    default: l->target = l->text; break; // IDIST__BYE
+    }
+
+    return ok;
+}
+
+// A frame and its payload are complete.
+static void idist__incoming_end(idist__ring *ring, idist__link *l, int peer) {
+    idist__transfer *v = l->in_transfer;
+    idist__message *m = l->in_message;
+
+    l->in_transfer = NULL;
+    l->in_message = NULL;
+
+    if (l->in.type == IDIST__EAGER) {
+        if (m) {
+            m->moved = (size_t)l->in.nbytes;
+            if (m->claim) idist__message_give(ring, l, peer, m, m->claim);
+            return;
+        }
+
+        idist__link_consumed(ring, l, (size_t)l->in.nbytes);
+        if (v) idist__transfer_received(ring, v, peer);
+    } else if (l->in.type == IDIST__DATA && v) {
+        v->moved += (size_t)l->in.nbytes;
+        if (v->moved < v->nbytes) return;
+        idist__transfer_take(v);
+        idist__transfer_received(ring, v, peer);
+    } else if (l->in.type == IDIST__ABORT) {
+        idist__incoming_abort(ring, l, peer);
+    } else if (l->in.type == IDIST__BYE) {
+        idist__incoming_bye(ring, l, peer);
+    }
+}
+
+// ---- ring/engine/announce.h ----------------------------------------------------------------------
+
+// ring/engine/announce.h: tells other members that this rank waits in a call
+//
+// A call that waits is announced to the members to which there is a connection, and to others when
+// there is one. When they are asked once more before the call is given up (g->asked_ns),
+// connections are made to all: those that do not answer will be named.
+
+// Tells a member, by its rank in the group, that this rank waits in t.
+static void idist__announce_to(idist__ring *ring, const idist__task *t, bool only_call, int rank) {
+    const idist__ring_group *rg = idist__ring_group_of(t->group);
+    idist__link *l = &ring->links[t->group->ranks[rank]];
+    bool p2p = idist__kind_is_p2p(t->call.kind);
+    const idist__transfer *v;
+    idist__frame f;
+
+    if (rank == t->group->rank || (p2p && t->call.root != rank)) return;
+    memset(&f, 0, sizeof f);
+    f.type = IDIST__WAITS;
+    f.ctx = t->group->ctx;
+    f.fingerprint = p2p ? idist__fingerprint_of_task(t, IDIST__ALGO_AUTO)
+                        : rg->history[t->seq % IDIST__HISTORY];
+    f.aux = l->p2p_received;
+    f.tag = t->group->seq;
+
+    // Only the search for deadlocks needs these, and there is no deadlock while this rank can do
+    // something else.
+    if (only_call) f.flags = IDIST__ONLY_CALL;
+    if (only_call && idist__deadlock_needs(l, t, rank)) f.flags |= IDIST__NEEDS_YOU;
+    for (v = l->waiting.first; v && p2p && only_call; v = v->next)
+        if (v->task == t) f.id = v->id;
+
+    idist__link_control(ring, l, &f, NULL);
+    idist__deadlock_find(ring, t->group->ranks[rank]);
+}
+
+// Tells the other members, so that they can object, and answer that they are there.
+static void idist__announce_wait(idist__task *t) {
+    idist__ring *ring = idist__ring_of(t->group->w);
+    bool asks_all = t->group->asked_ns > t->started_ns;
+    bool only_call = idist__world_only_call(ring->w) == t;
+    int i;
+
+    if (!t->group->inner && !t->away && (t->asked || asks_all)) idist__ask_begin(ring, t);
+    if (t->asked) return; // the peer of a message knows already
+
+    for (i = 0; i < t->group->size && t->group->size > 1; i++) {
+        idist__announce_to(ring, t, only_call, i);
+        if (asks_all) idist__link_want(ring, &ring->links[t->group->ranks[i]]);
+    }
+
+    idist__ring_settle(ring);
+}
+
+// There is a connection to a rank now: it learns what others were told before.
+static void idist__announce_late(idist__ring *ring, int peer) {
+    idist__world *w = ring->w;
+    idist__link *l = &ring->links[peer];
+    const idist__task *t, *only = idist__world_only_call(w);
+    const idist_group *g;
+
+    // While the world is being closed its tables are gone, but its news is still true.
+    for (g = &w->group; g; g = g->next)
+        if (g->status != IDIST_OK &&
+            (g == &w->group || (g->rank >= 0 && idist__ring_group_of(g)->rank_of[peer] >= 0)))
+            idist__link_abort(ring, l, g->ctx, g->status, g->cause);
+
+    for (t = w->tasks; t && !ring->failed; t = t->next) {
+        int rank = idist__ring_group_of(t->group)->rank_of[peer];
+        if (t->announced && !t->done && !t->group->inner && rank >= 0)
+            idist__announce_to(ring, t, t == only, rank);
+    }
+
+    if (ring->said_bye) idist__link_bye(ring, l);
+    idist__link_flush(ring, l);
+}
+
+// ---- ring/engine/progress.h ----------------------------------------------------------------------
+
+// ring/engine/progress.h: reads links, writes what is queued, finds links that ended
+//
+// What makes the calls of the ring backend move. Calls start and are cancelled; frames arrive
+// from other ranks and complete sends and receives; a rank with nothing to do sleeps; a call that
+// waits too long names the ranks it waits for.
+//
+// Everything runs under the lock of the world, which only sleeping releases.
+//
+// PATH OF A MESSAGE
+//
+// idist__progress_run   a caller polls, or the progress thread does
+// idist__progress_move_all       each link in turn: writes what is queued, reads what has arrived
+// idist__progress_read   bytes, straight into a large message or through the stage of the link
+// idist__progress_parse  cuts the stage into frames and payloads
+// idist__incoming_begin     a header is complete: may the peer send this? where does the payload
+// go? idist__incoming_end       the payload is complete: the receive is done idist__op_run the
+// algorithm that posted the receive goes on
+//
+// A link has a stage, memory for bytes that were read ahead: many small frames arrive by one read.
+// The rest of a large payload bypasses the stage: it is read straight to where it belongs.
+//
+// With few links it is cheapest to try to read every one; with many, ring->watch tells which ones
+// have data. Links of which a read costs no system call are always tried.
+
+enum {
+    IDIST__PROGRESS_READS = 16,    // of one link before the others get their turn
+    IDIST__PROGRESS_DIRECT = 4096, // from how many bytes on a payload bypasses the stage
+    IDIST__PROGRESS_FEW = 4,       // up to how many polled links trying each is cheaper than poll
+    IDIST__PROGRESS_TURNS = 8,     // of a caller that polls, of which one reads all links
+    IDIST__PROGRESS_WAKES = 3      // entries of a poll set before those of the connector
+};
+
+static size_t idist__progress_least(size_t a, size_t b) { return a < b ? a : b; }
+
+// Takes a frame, or what is there of it, out of the stage. Most frames are there as a whole, and
+// copying a constant size takes a fifth of the instructions.
+static void idist__progress_take_frame(idist__link *l, size_t unread) {
+    size_t nbytes = idist__progress_least(IDIST__FRAME_BYTES - l->in_moved, unread);
+
+    if (nbytes == IDIST__FRAME_BYTES) memcpy(&l->in, l->stage + l->at, IDIST__FRAME_BYTES);
+    else memcpy((char *)&l->in + l->in_moved, l->stage + l->at, nbytes);
+    l->in_moved += nbytes;
+    l->at += nbytes;
+}
+
+// Cuts the bytes in the stage into frames and payloads, until `frames` of them are complete. False
+// when one is malformed.
+static bool idist__progress_parse(idist__ring *ring, idist__link *l, int peer, size_t frames) {
+    while (l->open && l->at < l->end && frames) {
+        size_t unread = l->end - l->at;
+        size_t nbytes;
+
+        if (l->in_moved < IDIST__FRAME_BYTES) {
+            idist__progress_take_frame(l, unread);
+            if (l->in_moved < IDIST__FRAME_BYTES) break;
+            if (!idist__incoming_begin(ring, l, peer)) return false;
+        } else {
+            nbytes = idist__progress_least(l->left, unread);
+
+            if (l->target) {
+                memcpy(l->target, l->stage + l->at, nbytes);
+                l->target += nbytes;
+            }
+
+            l->left -= nbytes;
+            l->at += nbytes;
+        }
+
+        if (l->in_moved == IDIST__FRAME_BYTES && !l->left) {
+            l->in_moved = 0;
+            frames--;
+            idist__incoming_end(ring, l, peer);
+        }
+
+        idist__ring_settle(ring); // before a later frame completes the call that failed
+    }
+
+    if (l->at == l->end) l->at = l->end = 0;
+
+    return true;
+}
+
+// The connection to a rank is of no use any more. Unless that rank has finalized, it is lost.
+static void idist__progress_lost(idist__ring *ring, int peer, const char *how) {
+    idist__link *l = &ring->links[peer];
+
+    if (!l->open) return;
+    idist__link_close(ring, l);
+    if (!l->bye) idist__group_lose_rank(ring->w, peer, how);
+}
+
+// How much to read into the stage, which is empty: only the header of a frame with a large payload,
+// if that costs no system call. Then the payload is copied once, to where it belongs.
+static size_t idist__progress_capacity(const idist__link *l) {
+    idist__frame f;
+
+    if (l->in_moved || !l->transport->peek_header || !l->transport->peek_header(l->port, &f))
+        return IDIST__STAGE_BYTES;
+    if (f.nbytes < IDIST__PROGRESS_DIRECT || f.type == IDIST__RTS) return IDIST__STAGE_BYTES;
+    return IDIST__FRAME_BYTES;
+}
+
+// Reads what has arrived, up to a bound. False when the stream has just ended or broken: see
+// idist__progress_judge.
+static bool idist__progress_read(idist__ring *ring, int peer) {
+    idist__link *l = &ring->links[peer];
+    int reads;
+
+    if (l->open && l->at < l->end && !idist__progress_parse(ring, l, peer, SIZE_MAX))
+        idist__progress_lost(ring, peer, "it sent a malformed frame");
+
+    for (reads = 0; reads < IDIST__PROGRESS_READS && l->open && !l->ended; reads++) {
+        bool direct =
+            l->in_moved == IDIST__FRAME_BYTES && l->left >= IDIST__PROGRESS_DIRECT && l->target;
+        size_t capacity = direct ? l->left : idist__progress_capacity(l);
+        ptrdiff_t n = l->transport->read(l->port, direct ? l->target : l->stage, capacity);
+
+        if (n == 0) break;
+
+        if (n < 0) {
+            l->ended = true;
+            l->ended_errno = errno;
+            return false;
+        }
+
+        if (direct) {
+            l->target += n;
+            l->left -= (size_t)n;
+            if (l->left) continue;
+            l->in_moved = 0;
+            idist__incoming_end(ring, l, peer);
+            idist__ring_settle(ring);
+            continue;
+        }
+
+        l->at = 0;
+        l->end = (size_t)n;
+
+        if (!idist__progress_parse(ring, l, peer, SIZE_MAX)) {
+            idist__progress_lost(ring, peer, "it sent a malformed frame");
+            break;
+        }
+
+        if ((size_t)n < capacity) break; // most likely there is no more
+    }
+
+    if (l->open && l->polled) idist__link_watch_next(ring, l, l->watched_out >= 0);
+
+    return true;
+}
+
+// The frame with which the stage of a link goes on, if its payload is there as well.
+static bool idist__progress_staged(const idist__link *l, idist__frame *f) {
+    size_t unread = l->end - l->at;
+
+    if (unread < sizeof *f) return false;
+    memcpy(f, l->stage + l->at, sizeof *f);
+
+    return f->type == IDIST__EAGER && f->nbytes <= unread - sizeof *f;
+}
+
+// Reads what has arrived of a link if its stage is empty. Returns whether it holds anything.
+static bool idist__progress_fill(idist__link *l) {
+    idist__frame f;
+
+    if (l->at < l->end) return true;
+    if (!l->transport->peek_header(l->port, &f)) return false;
+    l->at = 0;
+    l->end = (size_t)l->transport->read(l->port, l->stage, IDIST__STAGE_BYTES);
+
+    return true;
+}
+
+// A receive beside other calls, or with a request: takes its message out of the stage, or a large
+// one out of the link, without a task. Messages that earlier receives want go to them first.
+static bool idist__progress_take(const idist_group *g, const idist__call *c) {
+    idist__ring *ring = idist__ring_of(g->w);
+    const idist__ring_group *rg = idist__ring_group_of(g);
+    idist__link *l = idist__recv_link(g, c);
+    int peer = l ? idist__link_rank(ring, l) : -1;
+    idist__frame f;
+
+    if (!l) return false;
+    if (l->at == l->end && !rg->recvs.first && !rg->wild.first &&
+        l->transport->peek_header(l->port, &f) && f.nbytes >= IDIST__PROGRESS_DIRECT)
+        return idist__recv_take(g, c, l, &f);
+    if (!idist__progress_fill(l)) return false;
+
+    for (;;) {
+        if (!idist__progress_staged(l, &f) || f.ctx != g->ctx) return false;
+        if (f.fingerprint.kind != IDIST__SEND) return false;
+        if (!rg->recvs.first && !rg->wild.first) break;
+        if (!idist__match_oldest(ring, g, peer, &f)) break;
+        if (!idist__progress_parse(ring, l, peer, 1)) {
+            idist__progress_lost(ring, peer, "it sent a malformed frame");
+            idist__ring_settle(ring);
+            return false;
+        }
+
+        if (l->early || !l->open || g->status != IDIST_OK || !idist__progress_fill(l)) return false;
+    }
+
+    if (!idist__recv_wants(g, c, l, &f)) return false;
+    idist__block_copy(c->recv, l->stage + l->at + sizeof f, (size_t)f.nbytes);
+    l->at += sizeof f + (size_t)f.nbytes;
+    idist__recv_taken(ring, c, l, &f);
+
+    return true;
+}
+
+// Whether the process of a rank is known to have died, rather than to have left the world.
+static bool idist__progress_has_died(const idist__ring *ring, int peer) {
+    int local = ring->shm ? ring->shm->local[peer] : -1;
+    return local >= 0 && idist__liveness_get(ring->shm, local) == IDIST__ENDED_DIED;
+}
+
+// Declares ranks lost whose streams have ended: those that are known to have died, or all.
+static void idist__progress_declare(idist__ring *ring, bool all) {
+    int i, me = ring->w->group.rank;
+
+    for (i = 0; i < ring->w->group.size; i++) {
+        const idist__link *l = &ring->links[i];
+        char how[300];
+
+        if (!l->open || !l->ended || !(all || idist__progress_has_died(ring, i))) continue;
+        if (!idist__link_is_connected(l))
+            snprintf(how, sizeof how,
+                     "no connection to it from rank %d can be made (%s): it died, or left after a "
+                     "failure",
+                     me, ring->unreachable);
+        else if (l->ended_errno)
+            snprintf(how, sizeof how, "its connection to rank %d broke: %s", me,
+                     strerror(l->ended_errno));
+        else
+            snprintf(how, sizeof how,
+                     "its process ended, or closed the connection without idist_finalize");
+        idist__progress_lost(ring, i, how);
+    }
+}
+
+// A stream has ended. When one rank dies, others that have heard of it may end too, and their
+// streams with them. So what there is to know is gathered first: those others may have sent the
+// reason before they ended, and one whose process died is more likely to be the first than one that
+// has left.
+static void idist__progress_judge(idist__ring *ring) {
+    int i;
+
+    if (ring->shm) {
+        idist__liveness_look(ring->shm, ring->shm->n);
+        idist__liveness_any(ring->shm);
+    }
+
+    for (i = 0; i < ring->w->group.size; i++) {
+        const idist__link *l = &ring->links[i];
+
+        if (l->open && !l->ended) idist__progress_read(ring, i);
+        while (l->open && !l->ended && idist__progress_has_died(ring, i)) {
+            ring->shm->ports[ring->shm->local[i]].look = true; // its death may not be counted yet
+            idist__progress_read(ring, i);                     // the rest of what it has written
+        }
+    }
+
+    if (ring->shm) idist__share_progress(ring); // a rank may leave once it has done its part
+    idist__ring_settle(ring);
+
+    idist__progress_declare(ring, false);
+    idist__progress_declare(ring, true);
+}
+
+// Returns a call that waits for this rank, or has something to send to it; NULL: there is none.
+static const idist__task *idist__progress_needs(const idist__ring *ring, int peer) {
+    const idist__link *l = &ring->links[peer];
+    const idist__transfer *v;
+    const idist__task *t;
+
+    for (v = l->out; v; v = v->next)
+        if (v->task) return v->task;
+
+    for (t = ring->w->tasks; t; t = t->next) {
+        int rank = idist__ring_group_of(t->group)->rank_of[peer];
+        if (rank < 0 || rank == t->group->rank || t->away) continue;
+        if (idist__deadlock_needs(l, t, rank)) return t;
+    }
+
+    return NULL;
+}
+
+static bool idist__progress_all_left(const idist_group *g) {
+    const idist__ring *ring = idist__ring_of(g->w);
+    int i;
+
+    for (i = 0; i < g->size; i++)
+        if (i != g->rank && !ring->links[g->ranks[i]].bye) return false;
+
+    return g->size > 1;
+}
+
+// Returns a receive from any rank of a group that has this member and that all others have left,
+// too, or NULL if there is none.
+static const idist__task *idist__progress_forsaken(const idist__ring *ring, int peer) {
+    const idist__task *t;
+
+    for (t = ring->w->tasks; t; t = t->next) {
+        if (t->call.kind != IDIST__RECV || t->call.root != IDIST_ANY_SOURCE || t->away) continue;
+        if (idist__ring_group_of(t->group)->rank_of[peer] < 0) continue;
+        if (idist__deadlock_is_unmatched(t) && idist__progress_all_left(t->group)) return t;
+    }
+
+    return NULL;
+}
+
+// Fails the group of a call that needs a rank which has left the world. The cause is why the rank
+// left, not the rank itself. A message to or from the rank says as well that it has left.
+static void idist__progress_miss(idist__ring *ring, const idist__task *t, int peer) {
+    const idist__link *l = &ring->links[peer];
+    idist_group *g = t->group;
+    const char *host = ring->w->nodes[peer].hostname;
+    char cause[400];
+
+    if (g->inner) g = idist__ring_group_of(g)->whole;
+
+    if (l->bye_status == IDIST_OK) {
+        snprintf(cause, sizeof cause, "rank %d on %s was lost: it has left the world", peer, host);
+        idist__ring_fail(ring, g, IDIST_ERR_PEER_LOST, cause);
+        return;
+    }
+
+    idist__text_copy(cause, sizeof cause, l->text);
+    if (idist__kind_is_p2p(t->call.kind))
+        idist__text_append(cause, sizeof cause, "; rank %d on %s has left the world after that",
+                           peer, host);
+    idist__ring_fail(ring, g, l->bye_status, cause);
+}
+
+// Looks for calls that need a rank which has left the world. A rank leaves when it has completed
+// its calls, so the others complete these as well; but it begins nothing any more.
+static void idist__progress_left(idist__ring *ring) {
+    const idist__task *t;
+    int i;
+
+    for (i = 0; i < ring->w->group.size && !ring->failed; i++) {
+        if (!ring->links[i].bye) continue;
+        // A rank leaves in order when all have called idist_finalize, which ends the calls that
+        // other threads of this rank are in.
+        if (ring->w->closing && ring->links[i].bye_status == IDIST_OK) continue;
+        t = idist__progress_needs(ring, i);
+        if (!t) t = idist__progress_forsaken(ring, i);
+        if (t) idist__progress_miss(ring, t, i);
+    }
+}
+
+// Descriptors are short: what needs a connection goes on trying, and may miss its deadline.
+static void idist__progress_short_of_fds(idist__ring *ring) {
+    if (!ring->no_fds_ns)
+        idist__log_print(&ring->w->log, IDIST_LOG_WARN,
+                         "out of file descriptors: this rank cannot connect to others; raise "
+                         "ulimit -n");
+    ring->no_fds_ns = idist__os_clock_now_ns();
+}
+
+// A rank cannot be reached. If nothing waits for it, it may have left the world in order. Returns
+// whether it is lost.
+static bool idist__progress_unreachable(idist__ring *ring, const idist__connect_event *event) {
+    idist__link *l = &ring->links[event->rank];
+
+    if (!idist__progress_needs(ring, event->rank)) return false;
+    l->ended = true;
+    l->ended_errno = event->error;
+    idist__text_copy(ring->unreachable, sizeof ring->unreachable,
+                     event->error ? strerror(event->error) : idist__me.text);
+
+    return true;
+}
+
+// Makes connections for links that want one, and takes those that other ranks make. Returns whether
+// anything has happened.
+static bool idist__progress_connect(idist__ring *ring) {
+    idist__connector *c = ring->connector;
+    idist__connect_event event;
+    bool happened = false, ended = false;
+
+    if (!c) return false;
+
+    while (ring->wanted) {
+        idist__link *l = ring->wanted;
+
+        ring->wanted = l->next_wanted;
+        l->wanted = false;
+        if (!l->open || idist__link_is_connected(l)) continue;
+        if (idist__connector_start(c, idist__link_rank(ring, l))) continue;
+        idist__ring_fail_memory(ring, &ring->w->group);
+        happened = true;
+    }
+
+    while (idist__connector_next(c, &event)) {
+        if (event.status == IDIST_ERR_NO_FDS) {
+            idist__progress_short_of_fds(ring);
+            continue;
+        }
+
+        happened = true;
+        if (event.status == IDIST_OK) idist__announce_late(ring, event.rank);
+        else if (idist__progress_unreachable(ring, &event)) ended = true;
+    }
+
+    if (ended) idist__progress_judge(ring);
+
+    return happened;
+}
+
+// Serves the links of which ring->watch reports something.
+static void idist__progress_serve(idist__ring *ring) {
+    idist__os_watch_events events;
+    int i, count = idist__os_watch_take(ring->watch, &events);
+    bool ended = false;
+
+    for (i = 0; i < count; i++) {
+        int rank = idist__os_watch_tag(&events, i);
+        idist__link *l = &ring->links[rank];
+
+        if (l->open && idist__os_watch_writable(&events, i)) idist__link_flush(ring, l);
+        if (!l->open || !idist__os_watch_readable(&events, i)) continue;
+        if (!idist__progress_read(ring, rank)) ended = true;
+    }
+
+    if (ended) idist__progress_judge(ring);
+}
+
+// Fills a poll set with what can wake a rank. Returns the number of entries.
+static int idist__progress_watch(idist__ring *ring, idist__os_poll_entry *polls) {
+    idist__os_poll_watch(&polls[0], ring->wake, IDIST__OS_READABLE);
+    idist__os_poll_watch(&polls[1], ring->shm ? ring->shm->beacon : -1, IDIST__OS_READABLE);
+    idist__os_poll_watch(&polls[2], ring->watch, IDIST__OS_READABLE);
+    if (!ring->connector) return IDIST__PROGRESS_WAKES;
+
+    return IDIST__PROGRESS_WAKES +
+           idist__connector_polls(ring->connector, polls + IDIST__PROGRESS_WAKES);
+}
+
+// Waits for something to happen to the links, at most until the deadline or until `wake` is called,
+// and serves them.
+static void idist__progress_sleep(idist__ring *ring, int64_t until_ns) {
+    idist__os_poll_entry *polls = ring->polls;
+    int i, ready, count;
+
+    if (idist__progress_connect(ring)) until_ns = 0; // the caller has to look at what has happened
+
+    if (ring->connector) {
+        int64_t due_ns = idist__connector_due_ns(ring->connector);
+        if (due_ns < until_ns) until_ns = due_ns;
+    }
+
+    count = idist__progress_watch(ring, polls);
+    idist__os_mutex_unlock(&ring->w->lock);
+    ready = idist__os_poll(polls, count, idist__os_clock_ms_until(until_ns));
+    idist__os_mutex_lock(&ring->w->lock);
+
+    if (ready <= 0) return;
+    if (idist__os_poll_ready(&polls[0])) idist__os_poll_wakeup_clear(ring->wake);
+    if (idist__os_poll_ready(&polls[1])) idist__os_beacon_clear(ring->shm->beacon);
+    if (idist__os_poll_ready(&polls[2])) idist__progress_serve(ring);
+
+    for (i = IDIST__PROGRESS_WAKES; i < count && !idist__os_poll_ready(&polls[i]); i++) continue;
+    if (i == count) return;
+    idist__connector_polled(ring->connector);
+    idist__progress_connect(ring);
+}
+
+// Serves the links, and goes on with connections, without blocking. The poll set is not that of
+// idist__progress_sleep, in which another thread may be.
+static void idist__progress_turn(idist__ring *ring) {
+    idist__os_poll_entry *polls = ring->polls + ring->poll_capacity;
+    int count;
+
+    if (ring->watch >= 0) idist__progress_serve(ring);
+    if (!ring->connector) return;
+
+    idist__progress_connect(ring);
+    count = idist__connector_polls(ring->connector, polls);
+    if (count <= 0 || idist__os_poll(polls, count, 0) <= 0) return;
+    idist__connector_polled(ring->connector);
+    idist__progress_connect(ring);
+}
+
+// Whether an algorithm waits for something from this link.
+static bool idist__progress_awaits(const idist__link *l) {
+    return l->posted.first || l->receiving.first || l->waiting.first;
+}
+
+static bool idist__progress_awaits_any(const idist__ring *ring) {
+    int i;
+
+    for (i = 0; i < ring->w->group.size; i++)
+        if (ring->links[i].polled && idist__progress_awaits(&ring->links[i])) return true;
+
+    return false;
+}
+
+// Moves what can move, without blocking. all: otherwise, of a few polled links only those are read
+// from which an algorithm waits for something.
+static void idist__progress_move(idist__ring *ring, bool all) {
+    bool few = ring->polled_link_count <= IDIST__PROGRESS_FEW && !ring->connector, ended = false;
+    int i;
+
+    if (ring->shm) idist__liveness_any(ring->shm); // then reading tells which one
+    if (few && !all) all = !idist__progress_awaits_any(ring);
+
+    for (i = 0; i < ring->w->group.size; i++) {
+        idist__link *l = &ring->links[i];
+        if (!l->open || (l->polled && !few && !l->corked)) continue;
+        if (l->out) idist__link_flush(ring, l);
+        if (l->polled && (!few || (!all && !idist__progress_awaits(l)))) continue;
+        if (!idist__progress_read(ring, i)) ended = true;
+    }
+
+    if (ended) idist__progress_judge(ring);
+    if (!few) idist__progress_turn(ring);
+    if (ring->shm) idist__share_progress(ring);
+    if (ring->w->nnodes > 1) idist__host_progress(ring);
+    if (ring->left_count) idist__progress_left(ring);
+    if (ring->ask_again_ns) idist__ask_again(ring);
+}
+
+// Before a sleep: nothing may wait for more to send.
+static void idist__progress_uncork(idist__ring *ring) {
+    int i;
+
+    for (i = 0; ring->corked_count && i < ring->w->group.size; i++)
+        if (ring->links[i].corked) idist__link_flush(ring, &ring->links[i]);
+}
+
+// Moves everything that can move, without blocking.
+static void idist__progress_move_all(idist__ring *ring) { idist__progress_move(ring, true); }
+
+// How often a rank looks for processes of its host that have ended.
+static int64_t idist__progress_look_ns(const idist__segment *m) {
+    return idist__liveness_patience(m) * IDIST__LOOK_NS;
+}
+
+// The system does not let us see whether other processes of this host have ended.
+static void idist__progress_is_blind(idist__ring *ring) {
+    if (!ring->told_blind)
+        idist__log_print(&ring->w->log, IDIST_LOG_WARN,
+                         "cannot see whether other processes of this host have ended (%s), so only "
+                         "a time-out will tell; IDIST_TRANSPORT=socket avoids that",
+                         strerror(ring->shm->blind_error));
+    ring->told_blind = true;
+}
+
+// If it is time for that, looks for what neither reading nor the doorbell tells: the end of a
+// process on this host and, in case this rank never sleeps, what its sockets have. waits: we are
+// about to sleep. Otherwise we are busy, and check only a few beacons.
+static void idist__progress_look(idist__ring *ring, int64_t now_ns, bool waits) {
+    if (!ring->shm || now_ns - ring->looked_ns <= idist__progress_look_ns(ring->shm)) return;
+    ring->looked_ns = now_ns;
+    idist__liveness_look(ring->shm,
+                         waits ? idist__liveness_share(ring->shm) : IDIST__ENDED_LOOKS_LEAST);
+    if (ring->shm->blind_error) idist__progress_is_blind(ring);
+    if (idist__liveness_any(ring->shm)) idist__progress_move_all(ring);
+    if (ring->polled_link_count) idist__progress_turn(ring);
+}
+
+// A caller polls. A read that finds nothing costs a system call, so links that no algorithm is
+// waiting on are read less often.
+static void idist__progress_run(idist__world *w) {
+    idist__ring *ring = idist__ring_of(w);
+
+    idist__progress_move(ring, ring->polled_count++ % IDIST__PROGRESS_TURNS == 0);
+    idist__ring_settle(ring);
+}
+
+// ---- ring/engine/sleep.h -------------------------------------------------------------------------
+
+// ring/engine/sleep.h: sleeping, waking, and waiting until everything is written
+//
+// A rank sleeps in one of three ways:
+//
+//   no shared memory             in poll, on ring->watch (all connections), the sockets of the
+//                                connector and the wake-up of this process
+//   shared memory and streams    in poll as well, and its beacon is in the set; its doorbell says
+//                                ASLEEP_IN_POLL, so that a rank of this host wakes it by the beacon
+//   shared memory only           on its doorbell, a futex (ASLEEP_ON_WORD)
+//
+// With shared memory it looks for processes that have ended every IDIST__LOOK_NS (10 ms), in a long
+// wait every 30 ms, and less often while many ranks sleep: see ring/shm/liveness.h.
+//
+// A rank marks its doorbell before it sleeps and then looks at everything once more, so no wake-up
+// is lost between the look and the sleep. A doorbell that has been rung is not rung again. The last
+// look may itself consume a wake-up (it polls when there are many streams), so we sleep only while
+// the doorbell is still marked. Another thread that reads the links while we sleep may consume one
+// as well; it has to call `wake` afterwards.
+
+// Sleeps beside the other ranks of this host: in poll or on the doorbell, until something happens
+// or it is time to look for processes that have ended. Each sleep that nothing interrupts makes the
+// next one a little longer.
+static void idist__sleep_near_others(idist__ring *ring, int64_t now_ns, int64_t until_ns) {
+    idist__world *w = ring->w;
+    const idist__segment *m = ring->shm;
+    int64_t look_ns = now_ns + idist__progress_look_ns(m) + ring->extra_sleep_ns;
+    int64_t wake_ns = look_ns < until_ns ? look_ns : until_ns;
+
+    if (ring->polled_link_count) {
+        idist__progress_sleep(ring, wake_ns);
+    } else {
+        idist__os_mutex_unlock(&w->lock);
+        idist__os_wake_await_word(&idist__segment_doorbell(m, m->me)->asleep, IDIST__ASLEEP_ON_WORD,
+                                  wake_ns);
+        idist__os_mutex_lock(&w->lock);
+    }
+
+    if (idist__os_clock_now_ns() < look_ns) ring->extra_sleep_ns = 0;
+    else if (ring->extra_sleep_ns < 2 * IDIST__LOOK_NS) ring->extra_sleep_ns += IDIST__MS;
+}
+
+// Sleeps until I/O arrives, `wake` is called or the deadline passes; handles what arrived.
+static void idist__sleep_begin(idist__world *w, int64_t until_ns) {
+    idist__ring *ring = idist__ring_of(w);
+    const idist__segment *m = ring->shm;
+    uint32_t ended = w->ended_count;
+    int64_t now_ns = idist__os_clock_now_ns();
+    uint32_t place = ring->polled_link_count ? IDIST__ASLEEP_IN_POLL : IDIST__ASLEEP_ON_WORD;
+    int awaited;
+
+    idist__progress_uncork(ring);
+    if (ring->ask_again_ns && ring->ask_again_ns < until_ns) until_ns = ring->ask_again_ns;
+
+    if (!m) {
+        idist__progress_sleep(ring, until_ns);
+        idist__ring_settle(ring);
+        return;
+    }
+
+    idist__progress_look(ring, now_ns, true);
+    awaited = idist__share_awaited(ring);
+    idist__doorbell_arm(m, place, awaited);
+    idist__progress_move_all(ring);
+
+    if (w->ended_count == ended && !ring->failed && !idist__doorbell_was_rung(m) &&
+        idist__share_awaited(ring) == awaited)
+        idist__sleep_near_others(ring, now_ns, until_ns);
+
+    idist__doorbell_disarm(m);
+    idist__ring_settle(ring);
+}
+
+// Tells the other ranks of the host whether this one is in a call that waits.
+static void idist__sleep_attend(idist__world *w, bool waits) {
+    const idist__ring *ring = idist__ring_of(w);
+    if (ring->shm) idist__doorbell_attend(ring->shm, waits);
+}
+
+// Ends the sleep of a thread of this process. The caller holds the lock of the world.
+static void idist__sleep_wake(idist__world *w) {
+    const idist__ring *ring = idist__ring_of(w);
+    const idist__segment *m = ring->shm;
+
+    if (m && __atomic_load_n(&idist__segment_doorbell(m, m->me)->asleep, __ATOMIC_RELAXED) ==
+                 IDIST__ASLEEP_ON_WORD)
+        idist__doorbell_wake(m, m->me);
+    else idist__os_poll_wakeup_signal(ring->wake);
+}
+
+// Whether frames are waiting to be written or, when all ranks leave in order, a BYE has yet to
+// arrive.
+static bool idist__sleep_is_busy(const idist__ring *ring, bool clean) {
+    int i;
+
+    for (i = 0; i < ring->w->group.size; i++) {
+        const idist__link *l = &ring->links[i];
+        if (!idist__link_is_connected(l)) continue;
+        if (l->out && !l->write_dead) return true;
+        if (clean && !l->bye && l->transport->lossy_close) return true;
+    }
+
+    return clean && ring->connector && idist__connector_leave(ring->connector);
+}
+
+static void idist__sleep_drain(idist__ring *ring, bool clean, int64_t until_ns) {
+    while (idist__sleep_is_busy(ring, clean) && idist__os_clock_ms_until(until_ns) != 0) {
+        int64_t soon_ns =
+            idist__os_clock_now_ns() + IDIST__MS; // no wake-up is sent when a pipe has space again
+        idist__progress_sleep(ring, soon_ns < until_ns && ring->shm ? soon_ns : until_ns);
+        idist__progress_look(ring, idist__os_clock_now_ns(), true);
+        idist__progress_move_all(ring);
+    }
+}
+
+static void idist__sleep_flush(idist__world *w, int64_t until_ns) {
+    idist__sleep_drain(idist__ring_of(w), false, until_ns);
+    idist__ring_settle(idist__ring_of(w));
+}
+
+// ---- ring/engine/start_task.h --------------------------------------------------------------------
+
+// ring/engine/start_task.h: calls start, and are checked against other ranks
+//
+// idist__start_task_start sends a call one of five ways:
+//
+//   send, recv                 ring/msg/
+//   a group of one rank        core/, a copy
+//   members share memory       ring/share/
+//   members on several hosts   ring/algo/host.h
+//   otherwise                  ring/algo/choose.h, messages between ranks
+//
+// Every collective notes its fingerprint first, and compares it with what other ranks have already
+// sent for the call of the same number.
+
+static void idist__start_task_compare(idist__ring *ring, const idist__task *t) {
+    idist_group *g = t->group;
+    const idist__ring_group *rg = idist__ring_group_of(g);
+    const idist__fingerprint *ours = &rg->history[t->seq % IDIST__HISTORY];
+    int i;
+
+    for (i = 0; i < g->size; i++) {
+        uint64_t key = idist__index_key(g->ctx, g->ranks[i], false, t->seq);
+        idist__index_node *hook = ring->messages[key % IDIST__BUCKETS].first;
+        const char *field = NULL;
+
+        if (i == g->rank) continue;
+        if (rg->seen[i].seq == t->seq && rg->seen[i].fingerprint.seq == t->seq)
+            field = idist__fingerprint_difference(&rg->seen[i].fingerprint, ours);
+        if (field)
+            idist__history_mismatch(ring, g, g->ranks[i], &rg->seen[i].fingerprint, ours, field);
+
+        for (; hook && !ring->failed; hook = hook->next) {
+            const idist__message *m = idist__index_message(hook);
+
+            if (m->peer != g->ranks[i] || m->frame.ctx != g->ctx ||
+                m->frame.fingerprint.seq != t->seq)
+                continue;
+            if (m->frame.fingerprint.kind == IDIST__SEND || m->frame.type > IDIST__CTS) continue;
+            idist__history_agrees(ring, g, g->ranks[i], &m->frame);
+        }
+    }
+}
+
+// A blocking call without a task, while there are no tasks. False: it needs one.
+static bool idist__start_task_quick(idist_group *g, const idist__call *c) {
+    const idist__link *l;
+
+    if (c->kind == IDIST__SEND) return idist__send_quick(g, c);
+    if (c->kind != IDIST__RECV) return idist__share_quick(g, c);
+    l = idist__recv_link(g, c);
+    if (!l) return false;
+
+    return l->at < l->end ? idist__progress_take(g, c) : idist__recv_quick(g, c);
+}
+
+static bool idist__start_task_quick_message(idist_group *g, const idist__call *c) {
+    return c->kind == IDIST__SEND ? idist__send_quick(g, c) : idist__progress_take(g, c);
+}
+
+// Before a call starts: reads what has arrived, in case its group has failed.
+static void idist__start_task_listen(idist__ring *ring, const idist__task *t) {
+    if (t->started_ns - ring->last_start_ns > IDIST__MS && !t->group->inner) {
+        idist__progress_move_all(ring);
+        idist__ring_settle(ring);
+        if (t->done) return;
+    }
+
+    ring->last_start_ns = t->started_ns;
+
+    // A sleeping rank looks for processes that have ended, but this one may never sleep.
+    if (!t->group->inner) {
+        idist__progress_look(ring, t->started_ns, false);
+        idist__ring_settle(ring);
+    }
+}
+
+static void idist__start_task_start_collective(idist__ring *ring, idist__task *t,
+                                               idist__algorithm algorithm) {
+    bool shared = idist__share_serves(algorithm);
+    bool by_host = algorithm == IDIST__ALGO_BY_HOST, prepared = true;
+
+    if (shared) prepared = idist__share_prepare(t, algorithm);
+    else if (by_host) idist__host_prepare(t);
+    else prepared = idist__choose_begin(t, algorithm);
+
+    if (!prepared) {
+        idist__ring_fail_memory(ring, t->group);
+        return;
+    }
+
+    idist__history_add(t, idist__op_of(t), algorithm);
+    idist__start_task_compare(ring, t);
+
+    if (shared) {
+        idist__share_start(t);
+    } else if (by_host) {
+        idist__host_start(t);
+    } else {
+        idist__choose_run(t);
+        if (!ring->failed) idist__op_run(t);
+    }
+}
+
+static void idist__start_task_start(idist__task *t) {
+    idist__ring *ring = idist__ring_of(t->group->w);
+    bool collective = t->call.kind < IDIST__SEND;
+    idist__algorithm algorithm = IDIST__ALGO_AUTO;
+
+    if (ring->shm) idist__doorbell_widen(ring->shm);
+    if (collective) idist__mem_clear(t->impl, sizeof(idist__op));
+    else idist__op_of(t)->transfer = NULL;
+
+    if (collective && t->group->size > 1) algorithm = idist__choose_algorithm(t->group, &t->call);
+
+    idist__start_task_listen(ring, t);
+    if (t->done) return;
+
+    if (t->call.kind == IDIST__SEND) idist__send_start(t);
+    else if (t->call.kind == IDIST__RECV) idist__recv_start(t);
+    else if (t->group->size == 1) idist__self_collective(t);
+    else idist__start_task_start_collective(ring, t, algorithm);
+
+    idist__ring_settle(ring);
+}
+
+// ---- ring/engine/cancel.h ------------------------------------------------------------------------
+
+// ring/engine/cancel.h: forgetting a call, and telling others that a group failed
+//
+// After idist__cancel_task no byte of the buffers of a call is touched, whatever still arrives.
+// What a task may have in the links, and what becomes of it:
+//
+//   receives posted, or matched    taken out; payloads that still come for them are dropped
+//   sends not begun                taken out; the credit of an eager one comes back
+//   sends partly written           completed from a copy, or the stream would be useless
+//   sends that wait for CTS        taken out; the answer will find nothing
+//
+// A call that no other rank knows of ends without consequences. If a peer knows of it already, the
+// group fails too; the return values say which it is.
+
+// Invalidates the addresses that this rank has announced in RTS frames: what peers on this host
+// read there from now on, they discard.
+static void idist__cancel_withdraw(const idist__ring *ring) {
+    if (!ring->shm) return;
+    __atomic_fetch_add(&idist__segment_doorbell(ring->shm, ring->shm->me)->withdrawn, 1u,
+                       __ATOMIC_SEQ_CST);
+}
+
+// Removes the transfers of a task from a list. Returns whether there were any.
+static bool idist__cancel_list(idist__ring *ring, const idist__transfer_list *list,
+                               const idist__task *t) {
+    idist__transfer *v, *next;
+    bool any = false;
+
+    for (v = list->first; v; v = next) {
+        next = v->next;
+        if (v->task != t) continue;
+        idist__transfer_take(v);
+        idist__transfer_free(ring, v);
+        any = true;
+    }
+
+    return any;
+}
+
+// A frame that is partly written must be completed. Its payload is copied, because the buffer
+// belongs to the caller again.
+static void idist__cancel_written(idist__ring *ring, idist__link *l, idist__transfer *v) {
+    size_t unwritten = v->piece - v->piece_moved;
+
+    if (idist__kind_is_p2p(v->task->call.kind)) idist__op_of(v->task)->transfer = NULL;
+    v->task = NULL;
+    if (v->frame.type == IDIST__RTS) idist__cancel_withdraw(ring);
+
+    if (!unwritten) {
+        // An RTS would wait for its CTS; its type is written already and can change here.
+        if (v->frame.type == IDIST__RTS) v->frame.type = IDIST__CREDIT;
+        v->nbytes = v->piece = v->piece_moved = v->moved = 0;
+        return;
+    }
+
+    v->owned = (char *)idist__mem_raw(&ring->w->cfg.mem, unwritten);
+
+    if (!v->owned) {
+        idist__link_write_failed(ring, l);
+        return;
+    }
+
+    memcpy(v->owned, v->data + v->moved + v->piece_moved, unwritten);
+    v->data = v->owned;
+    v->moved = v->piece_moved = 0;
+    v->nbytes = v->piece = unwritten;
+}
+
+// Takes out what is queued to be written. Returns whether the peer knows of any of it.
+static bool idist__cancel_queue(idist__ring *ring, idist__link *l, const idist__task *t) {
+    idist__transfer **at = &l->out;
+    bool known = false;
+
+    if (l->out && l->out->task == t && l->out->frame_moved + l->out->piece_moved > 0) {
+        known = true;
+        idist__cancel_written(ring, l, l->out);
+    }
+
+    while (*at) {
+        idist__transfer *v = *at;
+
+        if (v->task != t) {
+            at = &v->next;
+            continue;
+        }
+
+        known = known || v->started;
+        if (v->frame.type == IDIST__EAGER) l->window += v->nbytes + IDIST__FRAME_BYTES;
+        *at = v->next;
+        idist__transfer_free(ring, v);
+    }
+
+    l->out_end = at;
+
+    return known;
+}
+
+// Takes a task out of the messages that came early. Returns whether it had claimed one.
+static bool idist__cancel_early(idist__ring *ring, idist__link *l, const idist__task *t) {
+    idist__message *m, *next;
+    bool claimed = false;
+
+    for (m = l->early; m; m = next) {
+        next = m->next;
+
+        if (m->claim && m->claim->task == t) {
+            idist__transfer_free(ring, m->claim);
+            m->claim = NULL;
+            claimed = true;
+        }
+
+        if (m->self_send && m->self_send->task == t) {
+            idist__transfer_free(ring, m->self_send);
+            idist__message_free(ring, l, m);
+        }
+    }
+
+    return claimed;
+}
+
+// Takes a task out of all links. Returns whether a peer knows of any of it.
+static bool idist__cancel_links(idist__ring *ring, const idist__task *t) {
+    bool known = false;
+    int i;
+
+    for (i = 0; i < ring->w->group.size; i++) {
+        idist__link *l = &ring->links[i];
+
+        if (l->in_transfer && l->in_transfer->task == t) {
+            idist__transfer *v = l->in_transfer;
+            if (l->in.type == IDIST__EAGER) idist__transfer_free(ring, v); // it is in no list
+            l->in_transfer = NULL;
+            l->target = NULL;
+            known = true;
+        }
+
+        known |= idist__cancel_early(ring, l, t);
+        known |= idist__cancel_queue(ring, l, t);
+        if (ring->shm && idist__deadlock_has_transfer(&l->waiting, t)) idist__cancel_withdraw(ring);
+        known |= idist__cancel_list(ring, &l->waiting, t);
+        known |= idist__cancel_list(ring, &l->receiving, t);
+        idist__cancel_list(ring, &l->posted, t);
+    }
+
+    return known;
+}
+
+// The fast path for a send that waits for CTS or a receive without a message: it has one transfer,
+// and thousands may be cancelled at once. False: it is not of this kind.
+static bool idist__cancel_waiting(idist__ring *ring, const idist__task *t) {
+    idist__transfer *v = idist__kind_is_p2p(t->call.kind) ? idist__op_of(t)->transfer : NULL;
+
+    if (!v || !v->list) return false;
+    if (t->call.kind == IDIST__RECV && !idist__deadlock_is_unmatched(t)) return false;
+    if (t->call.kind == IDIST__SEND) idist__cancel_withdraw(ring);
+    idist__transfer_take(v);
+    idist__transfer_free(ring, v);
+
+    return true;
+}
+
+// Takes back the announcement that this rank waits in a receive.
+static void idist__cancel_announced(idist__ring *ring, const idist__task *t) {
+    idist__frame f;
+
+    if (!t->announced || t->call.root < 0) return;
+    memset(&f, 0, sizeof f);
+    f.type = IDIST__WAITS;
+    f.fingerprint.kind = IDIST__RECV;
+    idist__link_control(ring, &ring->links[idist__group_world_rank(t->group, t->call.root)], &f,
+                        NULL);
+}
+
+static void idist__cancel_collective(idist__ring *ring, idist__task *t) {
+    idist__op *o = idist__op_of(t);
+
+    if (o->algorithm == IDIST__ALGO_BY_HOST && !idist__host_cancel(t)) return;
+    if (idist__share_serves(o->algorithm)) idist__share_cancel(t);
+
+    idist__mem_free(&ring->w->cfg.mem, o->memory);
+    o->memory = NULL;
+}
+
+static bool idist__cancel_task(idist__task *t) {
+    idist__ring *ring = idist__ring_of(t->group->w);
+    bool was_waiting = idist__cancel_waiting(ring, t);
+    bool known = was_waiting || idist__cancel_links(ring, t); // a waiting send has announced itself
+
+    if (t->call.kind == IDIST__SEND) return !known;
+
+    if (t->call.kind == IDIST__RECV) {
+        idist__cancel_announced(ring, t);
+        return was_waiting;
+    }
+
+    idist__cancel_collective(ring, t);
+
+    return false;
+}
+
+// A receive that has found no message is in a list of its group only.
+static bool idist__cancel_retract(idist__task *t) {
+    return idist__deadlock_is_unmatched(t) && idist__cancel_task(t);
+}
+
+// Tells the other members that a group failed.
+static void idist__cancel_tell(idist_group *g) {
+    idist__ring *ring = idist__ring_of(g->w);
+    const idist__ring_group *rg = idist__ring_group_of(g);
+    int i;
+
+    idist__share_withdraw(g);
+
+    for (i = 0; i < g->size; i++)
+        if (i != g->rank)
+            idist__link_abort(ring, &ring->links[g->ranks[i]], g->ctx, g->status, g->cause);
+
+    if (rg->near) idist__group_fail(rg->near, g->status, g->cause);
+    if (rg->leads) idist__group_fail(rg->leads, g->status, g->cause);
+    idist__share_await_writers(g);
+}
+
+// ---- ring/engine/members.h -----------------------------------------------------------------------
+
+// ring/engine/members.h: opening and closing a group, and its groups by host
+//
+// Frames for a group may arrive before it exists here. They wait in the links until the group is
+// opened. Closing a group drops what is left, and the ring remembers its context for a while, to
+// drop frames that arrive later.
+//
+// Once a group is open, its members meet. If they all share memory, each of them has offered a
+// region there, and collectives use those. If they are on several hosts, the group gets two inner
+// groups for collectives by host (near and leads, see ring/algo/host.h).
+
+enum { IDIST__GROUP_NEAR = 1, IDIST__GROUP_LEADS = 2 }; // mixed into the context of the parent
+
+// Drops what has arrived for a context, and what still arrives.
+static void idist__members_drop(idist__ring *ring, uint64_t ctx, idist_status status) {
+    idist__closed *closed = &ring->closed[ring->nclosed++ % IDIST__CLOSED];
+    int i;
+
+    closed->ctx = ctx;
+    closed->status = status;
+
+    for (i = 0; i < ring->w->group.size; i++) {
+        idist__link *l = &ring->links[i];
+        idist__message *m, *next;
+
+        for (m = l->early; m; m = next) {
+            bool complete = m->frame.type == IDIST__EAGER && m->moved == m->frame.nbytes;
+            size_t nbytes = (size_t)m->frame.nbytes;
+
+            next = m->next;
+            if (m->frame.ctx != ctx) continue;
+            idist__message_free(ring, l, m);
+            if (complete && i != ring->w->group.rank) idist__link_consumed(ring, l, nbytes);
+        }
+    }
+}
+
+static bool idist__members_spans_hosts(const idist_group *g) {
+    const idist__rank_info *nodes = g->w->nodes;
+    int i;
+
+    for (i = 1; i < g->size; i++)
+        if (nodes[g->ranks[i]].host != nodes[g->ranks[0]].host) return true;
+
+    return false;
+}
+
+static void idist__members_close(idist_group *g) {
+    idist__ring *ring = idist__ring_of(g->w);
+    idist__ring_group *rg = idist__ring_group_of(g);
+    bool has_failed = g->status != IDIST_OK && !g->inner && rg->spans_hosts;
+    bool drops_near = has_failed && !rg->near, drops_leads = has_failed && !rg->leads;
+    const idist_group *parent;
+
+    idist__members_drop(ring, g->ctx, g->status);
+    if (rg->near) idist__group_free(rg->near);
+    if (rg->leads) idist__group_free(rg->leads);
+
+    // If the group failed before its members met here, others may have used the groups by host.
+    if (drops_near)
+        idist__members_drop(ring, idist__hash_mix(g->ctx, IDIST__GROUP_NEAR), g->status);
+    if (drops_leads)
+        idist__members_drop(ring, idist__hash_mix(g->ctx, IDIST__GROUP_LEADS), g->status);
+
+    for (parent = &g->w->group; g->inner && parent; parent = parent->next) {
+        idist__ring_group *of =
+            parent->rank >= 0 && parent->impl ? idist__ring_group_of(parent) : NULL;
+        if (of && of->near == g) of->near = NULL;
+        if (of && of->leads == g) of->leads = NULL;
+    }
+
+    idist__pool_leave(g);
+    idist__mem_free(&g->w->cfg.mem, rg->rank_of);
+    idist__mem_free(&g->w->cfg.mem, rg->seen);
+}
+
+// Handles what arrived from a rank for this group before the group existed.
+static void idist__members_hear(idist_group *g, idist__link *l) {
+    idist__message *m;
+
+    for (m = l->early; m; m = m->next) {
+        if (m->frame.ctx != g->ctx || !m->unknown) continue;
+        m->unknown = false;
+        l->unknown_count--;
+    }
+
+    for (m = l->early; m; m = m->next)
+        if (m->frame.ctx == g->ctx && m->frame.type == IDIST__ABORT)
+            idist__group_fail(g, (idist_status)(int)(int64_t)m->frame.aux, m->data);
+}
+
+// Makes the ring's part of a group.
+static idist_status idist__members_init(idist_group *g) {
+    idist__ring *ring = idist__ring_of(g->w);
+    idist__ring_group *rg = idist__ring_group_of(g);
+    const idist_allocator *mem = &g->w->cfg.mem;
+    int i;
+
+    rg->rank_of = (int *)idist__mem_alloc(mem, sizeof(int) * (size_t)g->w->group.size);
+    rg->seen = (idist__seen *)idist__mem_alloc(mem, sizeof *rg->seen * (size_t)g->size);
+
+    if (!rg->rank_of || !rg->seen) {
+        idist__mem_free(mem, rg->rank_of);
+        idist__mem_free(mem, rg->seen);
+        return IDIST_ERR_NO_MEMORY;
+    }
+
+    rg->spans_hosts = idist__members_spans_hosts(g);
+    for (i = 0; i < g->w->group.size; i++) rg->rank_of[i] = -1;
+    for (i = 0; i < g->size; i++) rg->rank_of[g->ranks[i]] = i;
+
+    for (i = 0; i < g->size; i++) {
+        idist__link *l = &ring->links[g->ranks[i]];
+
+        idist__members_hear(g, l);
+
+        if (i != g->rank && !l->open && !l->bye) {
+            char cause[200];
+            snprintf(cause, sizeof cause, "rank %d on %s was lost", g->ranks[i],
+                     g->w->nodes[g->ranks[i]].hostname);
+            idist__group_fail(g, IDIST_ERR_PEER_LOST, cause);
+        }
+    }
+
+    return IDIST_OK;
+}
+
+// ---- near and leads ----
+
+// Makes a group inside another one, from world ranks.
+static idist_status idist__members_new_inner(idist_group *parent, uint64_t salt, const int *ranks,
+                                             int n, idist_group **out) {
+    idist__world *w = parent->w;
+    idist_group *g = idist__group_new(w, n);
+    idist_status status;
+
+    if (!g) return IDIST_ERR_NO_MEMORY;
+    idist__group_set(g, idist__hash_mix(parent->ctx, salt), ranks, n);
+    g->inner = true;
+    status = idist__members_init(g);
+
+    if (status != IDIST_OK) {
+        g->rank = -1; // it is not open
+        idist__group_free(g);
+        return status;
+    }
+
+    idist__ring_group_of(g)->whole = parent;
+    g->next = w->group.next;
+    w->group.next = g;
+    *out = g;
+
+    return IDIST_OK;
+}
+
+typedef struct idist__group_hosts { // the members of a group by host
+    uint64_t *near_offers;          // regions that the members on this host offer
+    int *near, *leads;              // world ranks: members on this host; first member of each host
+    int near_count, lead_count;
+    bool in_order; // the members of each host are consecutive
+} idist__group_hosts;
+
+static void idist__members_find_hosts(const idist_group *g, const uint64_t *offers,
+                                      idist__group_hosts *hosts) {
+    int i, k, changes = 1;
+
+    for (i = 0; i < g->size; i++) {
+        uint64_t host = idist__host_of(g, i);
+
+        for (k = 0; k < i && idist__host_of(g, k) != host; k++) continue;
+
+        if (k == i) hosts->leads[hosts->lead_count++] = g->ranks[i];
+        if (i && host != idist__host_of(g, i - 1)) changes++;
+        if (host != idist__host_of(g, g->rank)) continue;
+        hosts->near_offers[hosts->near_count] = offers ? offers[i] : 1;
+        hosts->near[hosts->near_count++] = g->ranks[i];
+    }
+
+    hosts->in_order = changes == hosts->lead_count;
+}
+
+static idist_status idist__members_split_by_host(idist_group *g, const idist__group_hosts *hosts) {
+    idist__ring_group *rg = idist__ring_group_of(g);
+    idist_status status = IDIST_OK;
+
+    rg->nhosts = hosts->lead_count;
+    rg->in_order = hosts->in_order;
+
+    if (hosts->near_count > 1)
+        status = idist__members_new_inner(g, IDIST__GROUP_NEAR, hosts->near, hosts->near_count,
+                                          &rg->near);
+    if (status == IDIST_OK && rg->near) status = idist__pool_meet(rg->near, hosts->near_offers);
+    if (status == IDIST_OK && hosts->near[0] == g->w->group.rank)
+        status = idist__members_new_inner(g, IDIST__GROUP_LEADS, hosts->leads, hosts->lead_count,
+                                          &rg->leads);
+
+    return status;
+}
+
+// Gives a group what its members can use: regions of shared memory, or near and leads. offers: the
+// region that each member offers; NULL: the first one of each. The world passes NULL and so needs
+// no exchange: all ranks know the table of hosts, and all first regions are free.
+static idist_status idist__members_meet(idist_group *g, const uint64_t *offers) {
+    const idist_allocator *mem = &g->w->cfg.mem;
+    size_t n = (size_t)g->size;
+    idist__group_hosts hosts;
+    idist_status status = IDIST_OK;
+
+    idist__ring_group_of(g)->met = true;
+    memset(&hosts, 0, sizeof hosts);
+    hosts.near_offers =
+        (uint64_t *)idist__mem_alloc(mem, n * (sizeof *hosts.near_offers + 2 * sizeof(int)));
+    if (!hosts.near_offers) return IDIST_ERR_NO_MEMORY;
+    hosts.near = (int *)(void *)(hosts.near_offers + n);
+    hosts.leads = hosts.near + n;
+    idist__members_find_hosts(g, offers, &hosts);
+
+    if (hosts.lead_count == 1) status = idist__pool_meet(g, hosts.near_offers);
+    else if (hosts.lead_count < g->size) status = idist__members_split_by_host(g, &hosts);
+
+    idist__mem_free(mem, hosts.near_offers);
+
+    return status;
+}
+
+static idist_status idist__members_open(idist_group *g) {
+    idist_status status = idist__members_init(g);
+
+    if (status != IDIST_OK || g != &g->w->group) return status;
+    idist__pool_offer_region(g);
+    status = idist__members_meet(g, NULL);
+    if (status != IDIST_OK) idist__members_close(g);
+
+    return status;
+}
+
+// ---- memory that other ranks can reach ----
+
+static void *idist__members_alloc(idist__world *w, size_t nbytes) {
+    idist__segment *m = idist__ring_of(w)->shm;
+    void *p = m && m->window ? idist__window_alloc(m->window, nbytes) : NULL;
+
+    if (p) idist__view_publish(m);
+    return p;
+}
+
+// ---- ring/join/join_state.h ----------------------------------------------------------------------
+
+// ring/join/join_state.h: what the sections below share
+
+// Values of idist__config.transport that matter here.
+enum { IDIST__JOIN_AUTO = 0, IDIST__JOIN_TCP_ONLY = 2 };
+
+typedef struct idist__record { // what a rank says about itself
+    char hostname[64];
+    uint64_t host;       // equal for all ranks of a host
+    char local[64];      // address of its local socket, or ""
+    uint64_t processors; // equal for all ranks that have the same ones
+    uint32_t shm;        // whether it takes part in shared memory
+    uint32_t algorithm;  // its setting IDIST_ALGO, which must be equal on all ranks
+    uint64_t loopback;   // idist__config_reach_key, if it has reached the store by loopback; else 0
+} idist__record;
+
+typedef struct idist__tcp_record {
+    char text[160];         // where a rank listens: "tcp:[ADDRESS]:PORT"
+    uint32_t round_trip_us; // to the server of the store; 0: not known
+    uint32_t mbits;         // bandwidth of the interface; 0: not known
+    uint32_t sockets;       // its setting IDIST_SOCKETS; 0: automatic
+    uint64_t window_nbytes; // that can be under way in one socket; 0: not known
+} idist__tcp_record;
+
+typedef struct idist__join {
+    idist__world *w;
+    idist__ring *ring;
+    idist_store *store;
+    bool owns_store;              // we opened it; otherwise it is the user's
+    bool others_know;             // somebody else has told all ranks why we give up
+    bool told_by_server;          // ... namely the server, for a process that ended
+    bool voting;                  // we gave up while the connections of this host carry votes
+    bool warned;                  // that the server has refused a process
+    char prefix[64];              // of our names in the store
+    idist__tcp_record *tcp;       // by rank; NULL: there is no TCP
+    const idist__record *records; // by rank
+    idist__connector *connector;
+    bool *wanted;     // by rank: a connection is needed now, and there is none yet
+    int wanted_count; // ranks of which that is true
+    int64_t deadline_ns;
+} idist__join;
+
+// The name of a value in the store, of one rank or (rank < 0) of all.
+static void idist__join_state_name(const idist__join *j, char *name, size_t capacity,
+                                   const char *what, int rank) {
+    if (rank < 0) snprintf(name, capacity, "%s%s", j->prefix, what);
+    else snprintf(name, capacity, "%s%s/%d", j->prefix, what, rank);
+}
+
+static idist_status idist__join_state_set(idist__join *j, const char *what, int rank,
+                                          const void *value, size_t nbytes) {
+    char name[128];
+    idist__join_state_name(j, name, sizeof name, what, rank);
+    return idist__store_post(j->store, name, value, nbytes);
+}
+
+// Whether the store is that of a torch agent, which outlives the workers.
+static bool idist__join_state_is_torch(const idist__join *j) {
+    return strncmp(j->w->cfg.where, "torch:", 6) == 0;
+}
+
+// The server of our store, if it runs in this process.
+static const idist__server *idist__join_state_server(const idist__join *j) {
+    if (!j->owns_store || j->store->run != idist__client_run) return NULL;
+    return ((const idist__client_store *)j->store->impl)->server;
+}
+
+// How often a waiting rank asks whether another one has given up: less often in a large world,
+// where all ranks ask one server.
+static int idist__join_state_ask_ms(const idist__join *j) {
+    return j->w->group.size < 800 ? 100 + j->w->group.size / 2 : 500;
+}
+
+// Milliseconds until the deadline, at least 1; negative: there is none.
+static int idist__join_state_ms_left(const idist__join *j) {
+    int64_t left;
+
+    if (j->deadline_ns == IDIST__FOREVER) return -1;
+    left = (j->deadline_ns - idist__os_clock_now_ns()) / IDIST__MS;
+    if (left < 1) return 1;
+    return left > INT32_MAX ? INT32_MAX : (int)left;
+}
+
+// ---- ring/join/join_failure.h --------------------------------------------------------------------
+
+// ring/join/join_failure.h: a rank that gives up, and how the others learn why
+//
+// If one rank cannot join, no rank can. A rank that has joined by then learns it from its first
+// call, because the group of the world has failed. To spare the others their
+// time-out, the rank writes the reason into the store ("failed"), where waiting ranks look for it
+// now and then. A rank that has read it counts itself in "heard"; the owner of the store keeps the
+// store open until all of them have, or for half a second.
+//
+// A process that dies cannot do that. The store sets "failed" for it, see launch/draw.h.
+
+enum { IDIST__FAILURE_STAY_MS = 500, IDIST__FAILURE_LOST_MS = 300 };
+
+// Rank 0 has a connection of the store and the sockets of a link for each rank.
+static idist_status idist__join_failure_no_fds(const idist__join *j) {
+    int sockets = j->connector ? j->connector->socket_count : 1;
+
+    return idist__fail(
+        IDIST_ERR_NO_FDS,
+        "initialize: out of file descriptors; a world of %d needs up to %d: raise ulimit -n",
+        j->w->group.size, (1 + sockets) * j->w->group.size + 8);
+}
+
+// Adds what the server knows to the error text that names the late ranks.
+static idist_status idist__join_failure_hint(const idist__join *j) {
+    const idist__server *server = idist__join_state_server(j);
+    int refused = server ? __atomic_load_n(&server->refused_count, __ATOMIC_RELAXED) : 0;
+
+    if (server && __atomic_load_n(&server->other_byte_order, __ATOMIC_RELAXED))
+        idist__text_append(
+            idist__me.text, sizeof idist__me.text,
+            ". A rank runs on a machine of another byte order; mixed worlds are not supported");
+    else if (server && __atomic_load_n(&server->is_unlike, __ATOMIC_ACQUIRE))
+        idist__text_append(idist__me.text, sizeof idist__me.text, ". Meanwhile %s", server->unlike);
+    else if (refused)
+        idist__text_append(
+            idist__me.text, sizeof idist__me.text,
+            ". %d connections were refused or broke off: a wrong secret, another build, "
+            "a stranger, or a rank that died",
+            refused);
+
+    return IDIST_ERR_TIMEOUT;
+}
+
+// If the server of the store ended, says which process that was.
+static void idist__join_failure_of_store(const idist__join *j, idist_status status) {
+    bool by_rank_0 = j->w->cfg.store == NULL && !idist__join_state_is_torch(j);
+    char text[sizeof idist__me.text];
+    const char *cause = text;
+
+    memcpy(text, idist__me.text, sizeof text);
+    if (strncmp(cause, "initialize: ", 12) == 0) cause += 12;
+    if (status != IDIST_ERR_PEER_LOST || strncmp(cause, "store: ", 7) != 0) return;
+    idist__fail(status, "initialize: %s: %s",
+                by_rank_0 ? "rank 0 was lost, or gave up" : "the store's server was lost",
+                cause + 7);
+}
+
+// Reports a process that has another secret at once, because the ranks may wait for that process
+// until their time-out. It may as well be a stranger.
+static void idist__join_failure_warn(idist__join *j) {
+    const idist__server *server = idist__join_state_server(j);
+
+    if (j->warned || !server || !__atomic_load_n(&server->is_unlike, __ATOMIC_ACQUIRE)) return;
+    j->warned = true;
+    idist__log_print(&j->w->log, IDIST_LOG_WARN,
+                     "initialize: %s (unless that is no process of this job)", server->unlike);
+}
+
+// Fails for the same reason if some rank has given up.
+static idist_status idist__join_failure_check(idist__join *j) {
+    const idist__server *server = idist__join_state_server(j);
+    idist__failure failure;
+    char name[128];
+    const char *names[1];
+    bool exists = false;
+    size_t nbytes = 0;
+    idist_status status;
+
+    if (server && __atomic_load_n(&server->out_of_fds, __ATOMIC_RELAXED))
+        return idist__join_failure_no_fds(j);
+    idist__join_failure_warn(j);
+
+    names[0] = name;
+    idist__join_state_name(j, name, sizeof name, "failed", -1);
+    status = idist_store_check(j->store, names, 1, &exists);
+    if (status == IDIST_ERR_PEER_LOST) return status;
+    if (status != IDIST_OK || !exists) return IDIST_OK;
+    status = idist_store_get(j->store, name, &failure, sizeof failure, &nbytes, 1000);
+    if (status != IDIST_OK || nbytes != sizeof failure) return IDIST_OK;
+
+    failure.text[sizeof failure.text - 1] = 0;
+    j->others_know = true;
+    j->told_by_server = failure.by_will != 0;
+
+    if (failure.status == IDIST_ERR_TIMEOUT) { // its text names the ranks that are late
+        idist__fail(IDIST_ERR_TIMEOUT, "initialize: %s", failure.text);
+        return idist__join_failure_hint(j);
+    }
+
+    if (failure.rank < 0)
+        return idist__fail((idist_status)failure.status,
+                           "initialize: a process that had drawn its rank could not join: %s",
+                           failure.text);
+
+    return idist__fail((idist_status)failure.status, "initialize: rank %d could not join: %s",
+                       (int)failure.rank, failure.text);
+}
+
+// Keeps the store open until all others have read why, or for a moment.
+static void idist__join_failure_stay(idist__join *j) {
+    int64_t until_ns = idist__os_clock_deadline(IDIST__FAILURE_STAY_MS);
+    int64_t heard = 0;
+    int others = j->w->group.size - 1 - (j->told_by_server ? 1 : 0);
+    char name[128];
+
+    idist__join_state_name(j, name, sizeof name, "heard", -1);
+
+    while (idist_store_add(j->store, name, 0, &heard) == IDIST_OK && heard < others) {
+        if (idist__os_clock_now_ns() >= until_ns) break;
+        idist__os_clock_pause_ms(5);
+    }
+}
+
+// Tells the others why this rank gives up, unless the reason came from them.
+static void idist__join_failure_tell(idist__join *j, idist_status status) {
+    idist__failure failure;
+    char name[128], text[sizeof idist__me.text];
+    int64_t heard;
+
+    if (!j->store || !j->prefix[0]) return;
+    memcpy(text, idist__me.text, sizeof text); // the store may overwrite it
+    memset(&failure, 0, sizeof failure);
+    failure.status = (int32_t)status;
+    failure.rank = j->w->group.rank;
+    idist__text_copy(failure.text, sizeof failure.text,
+                     strncmp(text, "initialize: ", 12) == 0 ? text + 12 : text);
+
+    // If this does not reach the store, the others learn of it when the store ends.
+    idist__join_state_name(j, name, sizeof name, "failed", -1);
+    if (!j->others_know) idist_store_set(j->store, name, &failure, sizeof failure);
+    idist__store_drop_will(j->store);
+
+    idist__join_state_name(j, name, sizeof name, "heard", -1);
+    if (failure.rank > 0) idist_store_add(j->store, name, 1, &heard);
+    else if (j->owns_store) idist__join_failure_stay(j);
+    memcpy(idist__me.text, text, sizeof text);
+}
+
+// The connection to a rank ended. It may have given up and said why, or the server is about to say
+// that it died.
+static idist_status idist__join_failure_lost(idist__join *j, int rank, const char *how) {
+    int64_t until_ns = idist__os_clock_deadline(IDIST__FAILURE_LOST_MS);
+    char text[300];
+
+    idist__text_copy(text, sizeof text, how); // it may lie where a failure writes its text
+
+    do {
+        idist_status status = idist__join_failure_check(j);
+        if (status != IDIST_OK) return status;
+        idist__os_clock_pause_ms(10);
+    } while (idist__os_clock_ms_until(until_ns) != 0);
+
+    return idist__fail(IDIST_ERR_PEER_LOST, "initialize: rank %d on %s was lost: %s", rank,
+                       j->w->nodes[rank].hostname, text);
+}
+
+// The time is up, and the server of the store has not said who is missing.
+static idist_status idist__join_failure_silent(const idist__join *j) {
+    bool by_rank_0 = j->w->cfg.store == NULL && !idist__join_state_is_torch(j);
+
+    return idist__fail(IDIST_ERR_TIMEOUT,
+                       "initialize: %s does not answer any more: it is stopped, or the network to "
+                       "it broke",
+                       by_rank_0 ? "rank 0" : "the store's server");
+}
+
+// The time is up, and rank 0 has not set this value, without which there is no job.
+static idist_status idist__join_failure_without_0(idist__join *j, const char *name) {
+    const char *names[1];
+    bool exists;
+
+    names[0] = name;
+    if (idist_store_check(j->store, names, 1, &exists) == IDIST_ERR_TIMEOUT)
+        return idist__join_failure_silent(j);
+
+    idist__fail(IDIST_ERR_TIMEOUT, "initialize: rank 0 did not show up within %d ms",
+                j->w->cfg.init_timeout_ms);
+
+    return idist__join_failure_hint(j);
+}
+
+// The time is up: names the ranks, from `rank` on, that have not set this value.
+static idist_status idist__join_failure_late(idist__join *j, const char *what, int rank) {
+    char name[128], text[300] = "";
+    int i, missing = 0;
+    idist_status status;
+
+    for (i = rank; i < j->w->group.size; i++) {
+        const char *names[1];
+        bool exists = true;
+
+        names[0] = name;
+        idist__join_state_name(j, name, sizeof name, what, i);
+        status = idist_store_check(j->store, names, 1, &exists);
+        if (status == IDIST_ERR_TIMEOUT) return idist__join_failure_silent(j);
+        if (status != IDIST_OK || exists) continue;
+        if (missing++ < 16)
+            idist__text_append(text, sizeof text, "%s%d", missing > 1 ? ", " : "", i);
+    }
+
+    if (!missing)
+        return idist__fail(IDIST_ERR_TIMEOUT, "initialize: rank %d showed up too late, after %d ms",
+                           rank, j->w->cfg.init_timeout_ms);
+
+    if (strcmp(what, "joined") == 0) {
+        idist__fail(
+            IDIST_ERR_TIMEOUT,
+            "initialize: %d of %d ranks showed up, but did not finish connecting to others "
+            "within %d ms: rank %s%s. A firewall, a missing route or a rank that is stopped "
+            "can be why",
+            missing, j->w->group.size, j->w->cfg.init_timeout_ms, text,
+            missing > 16 ? ", ..." : "");
+        return idist__join_failure_hint(j);
+    }
+
+    idist__fail(IDIST_ERR_TIMEOUT,
+                "initialize: %d of %d ranks did not show up within %d ms: rank %s%s", missing,
+                j->w->group.size, j->w->cfg.init_timeout_ms, text, missing > 16 ? ", ..." : "");
+    if (!j->w->cfg.store && strncmp(j->w->cfg.where, "unix:", 5) == 0)
+        idist__text_append(
+            idist__me.text, sizeof idist__me.text,
+            ". The ranks meet at a local socket, which those of another user, network "
+            "namespace (container) or host cannot reach");
+    if (j->w->cfg.rank_drawn)
+        idist__text_append(idist__me.text, sizeof idist__me.text,
+                           ". Ranks are drawn from %s: start %d processes there",
+                           j->w->cfg.where + 5, j->w->group.size);
+
+    return idist__join_failure_hint(j);
+}
+
+// ---- ring/join/join_store.h ----------------------------------------------------------------------
+
+// ring/join/join_store.h: opening the store, and values that a rank waits for
+//
+// Worlds made one after another through the same store must not see each other's values. So each
+// rank counts its worlds in the store, and the count is part of all names. In a store of our own
+// the count can only be 1; a higher one means that two processes have the same rank. A torch agent
+// keeps its store when it restarts the workers, so there the number of restarts is part of the
+// names too.
+
+enum { IDIST__JOIN_BATCH = 64 }; // values that one request waits for
+
+// Waits for a value. After a time-out the error names the ranks that have not set it, or that have
+// not set `cause`, a value that must exist first. A value of the job, without a rank, is rank 0's.
+static idist_status idist__join_store_get(idist__join *j, const char *what, int rank,
+                                          const char *cause, void *value, size_t nbytes) {
+    char name[128];
+    size_t received = 0;
+    int ask_ms = idist__join_state_ask_ms(j);
+    idist_status status;
+
+    idist__join_state_name(j, name, sizeof name, what, rank);
+
+    do {
+        int ms = idist__join_state_ms_left(j);
+
+        if (ms < 0 || ms > ask_ms) ms = ask_ms;
+        status = idist_store_get(j->store, name, value, nbytes, &received, ms);
+        if (status == IDIST_OK && received != nbytes)
+            return idist__fail(IDIST_ERR_UNSUPPORTED,
+                               "initialize: rank %d was built from another version of idist.h",
+                               rank < 0 ? 0 : rank); // values of the job come from rank 0
+        if (status != IDIST_ERR_TIMEOUT) return status;
+        status = idist__join_failure_check(j);
+        if (status != IDIST_OK) return status;
+    } while (idist__os_clock_ms_until(j->deadline_ns) != 0);
+
+    if (rank < 0 && !cause) return idist__join_failure_without_0(j, name);
+
+    return idist__join_failure_late(j, cause ? cause : what, rank < 0 ? 0 : rank);
+}
+
+// Waits until these ranks, at most IDIST__JOIN_BATCH of them, have set a value.
+static idist_status idist__join_store_await_some(idist__join *j, const char *what, int first,
+                                                 int count) {
+    char names[IDIST__JOIN_BATCH][128];
+    const char *list[IDIST__JOIN_BATCH];
+    int i, ask_ms = idist__join_state_ask_ms(j);
+    idist_status status;
+
+    for (i = 0; i < count; i++) {
+        idist__join_state_name(j, names[i], sizeof names[i], what, first + i);
+        list[i] = names[i];
+    }
+
+    do {
+        int ms = idist__join_state_ms_left(j);
+
+        if (ms < 0 || ms > ask_ms) ms = ask_ms;
+        status = idist__store_await_keys(j->store, list, (size_t)count, ms);
+        if (status != IDIST_ERR_TIMEOUT) return status;
+        status = idist__join_failure_check(j);
+        if (status != IDIST_OK) return status;
+    } while (idist__os_clock_ms_until(j->deadline_ns) != 0);
+
+    return idist__join_failure_late(j, what, 0);
+}
+
+// Waits until all ranks have set a value, by few requests: each of them may have to wait for a
+// processor that hundreds of ranks want.
+static idist_status idist__join_store_await_all(idist__join *j, const char *what) {
+    int first, n = j->w->group.size;
+    idist_status status = IDIST_OK;
+
+    for (first = 0; first < n && status == IDIST_OK; first += IDIST__JOIN_BATCH) {
+        int left = n - first;
+
+        if (left > IDIST__JOIN_BATCH) left = IDIST__JOIN_BATCH;
+        status = idist__join_store_await_some(j, what, first, left);
+    }
+
+    return status;
+}
+
+// Opens the store of a new world. Rank 0 may still serve, at the same address, the store of the
+// last world that this thread joined or failed to join. It may also close that store during our
+// handshake. This can happen once, so a second loss is that of the new rank 0.
+static idist_status idist__join_store_open_new(idist__join *j, const idist_store_desc *desc) {
+    idist__config *cfg = &j->w->cfg;
+    uint64_t last = desc->server ? 0 : idist__me.join_server;
+    idist_store_desc d = *desc;
+    bool may_close = last != 0;
+
+    for (;;) {
+        idist_status status = idist__store_open(cfg->where, &d, cfg->listener, &j->store);
+        bool closes = may_close && status == IDIST_ERR_PEER_LOST;
+
+        if (closes) may_close = false;
+        cfg->listener = -1; // the store owns it now
+
+        if (status == IDIST_OK && last && idist__store_server_id(j->store) == last) {
+            idist_store_close(&j->store);
+            closes = true;
+        }
+
+        if (status == IDIST_OK && !closes) idist__me.join_server = idist__store_server_id(j->store);
+        if (!closes) return status;
+        if (idist__os_clock_ms_until(j->deadline_ns) == 0)
+            return idist__fail(IDIST_ERR_TIMEOUT, "store: rank 0 at %s has not begun another world",
+                               cfg->where);
+        idist__os_clock_pause_ms(1);
+        d.timeout_ms = idist__join_state_ms_left(j);
+    }
+}
+
+// Opens the store of a new world at the address, and in a file waits until that of the last world,
+// which this thread may have given up before the others, is gone.
+static idist_status idist__join_store_open_next(idist__join *j, idist_store_desc *desc) {
+    idist__config *cfg = &j->w->cfg;
+    bool again = false;
+
+    for (;;) {
+        idist_status status = idist__join_store_open_new(j, desc);
+
+        if (status == IDIST_ERR_ADDR_IN_USE && cfg->may_draw)
+            return idist__fail(status,
+                               "initialize: %s (this process is rank 0; to draw a rank, set none, "
+                               "or desc.rank -1)",
+                               idist__me.text);
+        if (status != IDIST_OK) return idist__fail(status, "initialize: %s", idist__me.text);
+        j->owns_store = true;
+        if (!cfg->may_draw) return IDIST_OK;
+        status = idist__draw_check_given(cfg, j->store, &again);
+        if (!again) return status;
+
+        idist_store_close(&j->store);
+        j->owns_store = false;
+        if (idist__os_clock_ms_until(j->deadline_ns) == 0) return idist__draw_still_held(cfg);
+        idist__os_clock_pause_ms(IDIST__DRAW_AGAIN_MS);
+        desc->timeout_ms = idist__join_state_ms_left(j);
+    }
+}
+
+// Opens a store of our own at the address from the launcher or the environment.
+static idist_status idist__join_store_open_own(idist__join *j) {
+    idist__config *cfg = &j->w->cfg;
+    idist_store_desc desc;
+    idist_status status;
+
+    if (!cfg->where[0])
+        return idist__fail(IDIST_ERR_ENV,
+                           "rank %d of %d (%s): MASTER_ADDR is not set, so the ranks cannot find "
+                           "each other. Set MASTER_ADDR and MASTER_PORT to rank 0's host and a "
+                           "free port there (127.0.0.1 when all ranks are on this host)",
+                           cfg->rank, cfg->world_size,
+                           cfg->rank_var ? cfg->rank_var : cfg->launcher);
+
+    if (strcmp(cfg->where, "pmi:") == 0) {
+        status = idist__pmi_share_address(cfg);
+        if (status != IDIST_OK) return status;
+    }
+
+    if (cfg->drawn) { // our rank came from it
+        j->store = cfg->drawn;
+        cfg->drawn = NULL;
+        j->owns_store = true;
+        return IDIST_OK;
+    }
+
+    memset(&desc, 0, sizeof desc);
+    desc.server = cfg->rank == 0;
+    desc.timeout_ms = cfg->init_timeout_ms;
+    desc.secret = cfg->secret.nbytes ? cfg->secret.bytes : NULL;
+    desc.secret_nbytes = cfg->secret.nbytes;
+    desc.allocator = cfg->mem;
+
+    return idist__join_store_open_next(j, &desc);
+}
+
+static idist_status idist__join_store_rank_taken(const idist__join *j) {
+    const idist__config *cfg = &j->w->cfg;
+
+    return idist__fail(IDIST_ERR_RANK_TAKEN,
+                       "initialize: another process is already rank %d of this job (%s)", cfg->rank,
+                       cfg->rank_var ? cfg->rank_var : "desc.rank");
+}
+
+// Whether this rank's number comes together with the answer to its next request, which saves a
+// round trip. See idist__join_store_claim.
+static bool idist__join_store_claims_late(const idist__join *j) {
+    if (!j->owns_store || j->w->cfg.rank == 0 || idist__join_state_is_torch(j)) return false;
+    return j->store->run == idist__client_run; // NOLINT(clang-analyzer-core.NullDereference)
+}
+
+// The request after the number has ended with this status: whether we are the only process with
+// this rank. If we are not, or cannot tell, the others are told nothing of us.
+static idist_status idist__join_store_claim(idist__join *j, idist_status status) {
+    if (!idist__join_store_claims_late(j)) return status;
+
+    if (idist__store_posted_sum(j->store) == 1) return status;
+    j->prefix[0] = 0;
+
+    return status == IDIST_OK ? idist__join_store_rank_taken(j) : status;
+}
+
+static idist_status idist__join_store_open(idist__join *j) {
+    const idist__config *cfg = &j->w->cfg;
+    const char *restart = idist__os_env("TORCHELASTIC_RESTART_COUNT");
+    bool torch = idist__join_state_is_torch(j);
+    char base[40] = "idist", name[64], failed[64];
+    int64_t world_number = 0;
+    idist_status status;
+
+    j->store = cfg->store;
+
+    if (!j->store) {
+        status = idist__join_store_open_own(j);
+        if (status != IDIST_OK) return status;
+    }
+
+    if (torch) snprintf(base, sizeof base, "idist-%.20s", restart ? restart : "0");
+    snprintf(name, sizeof name, "%s/%d", base, cfg->rank);
+    snprintf(failed, sizeof failed, "%s/%%/failed", base);
+
+    if (idist__join_store_claims_late(j)) {
+        snprintf(j->prefix, sizeof j->prefix, "%s/1/", base);
+        return idist__claim_run(j->store, name, failed, cfg->rank, NULL);
+    }
+
+    status = idist__claim_run(j->store, name, failed, cfg->rank, &world_number);
+    if (status != IDIST_OK) return status;
+    if (j->owns_store && world_number != 1 && !torch) return idist__join_store_rank_taken(j);
+
+    snprintf(j->prefix, sizeof j->prefix, "%s/%lld/", base, (long long)world_number);
+
+    return IDIST_OK;
+}
+
+// This rank is done. Rank 0 closes the store only when all ranks are, because until then they learn
+// of a death through it. (It may close the store before it has answered the last request.) The
+// others wait for that if the store is in a file: should they open another world there, they must
+// not find the store of this one. Over sockets, idist__join_store_open_new sees to that, without
+// another round trip for all who do not.
+static idist_status idist__join_store_leave(idist__join *j) {
+    char one = 1;
+    idist_status status = idist__join_state_set(j, "joined", j->w->group.rank, &one, sizeof one);
+
+    if (status == IDIST_OK) idist__store_drop_will(j->store);
+    if (!j->owns_store || status != IDIST_OK) return status;
+    if (j->w->group.rank == 0) return idist__join_store_await_all(j, "joined");
+    idist__store_await_end(j->store, j->deadline_ns);
+
+    return IDIST_OK;
+}
+
+// ---- ring/join/records.h -------------------------------------------------------------------------
+
+// ring/join/records.h: the number of the job, and a record of every rank
+//
+// Rank 0 draws a random job number, from which the key of all connections is derived. Each rank
+// then publishes a record: its host, and where its local socket listens. Rank 0 collects the
+// records in one table, so that n ranks take 2 n requests rather than n * n. The table tells
+// whether TCP is needed at all.
+
+// Rank 0 publishes the job number and the number of ranks, which every other rank compares with its
+// own.
+static idist_status idist__records_agree_on_job(idist__join *j) {
+    uint64_t job[2] = {0, 0}; // number of the job, number of ranks
+    uint8_t key[32];
+    idist_status status;
+
+    if (j->w->group.rank == 0) {
+        idist__os_random(job, sizeof job);
+        job[1] = (uint64_t)j->w->group.size;
+        status = idist__join_state_set(j, "job", -1, job, sizeof job);
+    } else {
+        status = idist__join_store_get(j, "job", -1, NULL, job, sizeof job);
+        status = idist__join_store_claim(j, status);
+    }
+
+    if (status != IDIST_OK) return status;
+    if (job[1] != (uint64_t)j->w->group.size)
+        return idist__fail(
+            IDIST_ERR_ENV,
+            "initialize: rank 0 was started with a world of %llu ranks, this rank with %d%s",
+            (unsigned long long)job[1], j->w->group.size,
+            j->owns_store ? ""
+                          : "; or that was an earlier world at desc.store: give each world a view "
+                            "with a prefix of its own (idist_store_prefix)");
+
+    j->connector->job = job[0];
+    idist__secret_key(&j->w->cfg.secret, key);
+    idist__sha_hmac(key, "links", &job[0], sizeof job[0], NULL, 0, j->connector->key);
+
+    return IDIST_OK;
+}
+
+static idist_status idist__records_listen_local(idist__join *j, idist__record *me) {
+    idist__os_address address;
+    uint64_t id[2];
+    idist_status status;
+
+    idist__os_random(id, sizeof id);
+    snprintf(me->local, sizeof me->local, "unix:idist-%016llx%016llx", (unsigned long long)id[0],
+             (unsigned long long)id[1]);
+    status = idist__address_parse(&address, me->local);
+    if (status != IDIST_OK) return status;
+
+    return idist__connection_listen(&address, me->local, &j->connector->listeners[0]);
+}
+
+// Our end of the connection to the store. False: it is no TCP connection of ours.
+static bool idist__records_store_address(const idist__join *j, idist__os_address *address) {
+    return j->owns_store && j->store->run == idist__client_run &&
+           idist__os_socket_own_address(((idist__client_store *)j->store->impl)->fd, address) &&
+           !idist__os_socket_is_local(address);
+}
+
+// The address to publish. by_loopback: all ranks are on one host, and use TCP because the user
+// wants it, or have reached the store through loopback, so that they reach each other as well.
+static idist_status idist__records_own_address(const idist__join *j, bool by_loopback,
+                                               idist__own_address *own) {
+    idist__os_address hint;
+
+    if (!by_loopback || idist__os_env("IDIST_ADDR"))
+        return idist__interface_choose(idist__records_store_address(j, &hint) ? &hint : NULL, own);
+
+    memset(own, 0, sizeof *own);
+    idist__text_copy(own->ip, sizeof own->ip, "127.0.0.1");
+
+    return IDIST_OK;
+}
+
+// Listens on all addresses where a secret keeps strangers out, or else at the one that is
+// published. Ranks of this host look that up here, those of other hosts elsewhere.
+static idist_status idist__records_listen_at(idist__join *j, const idist__own_address *own,
+                                             bool by_loopback) {
+    const idist__secret *secret = &j->w->cfg.secret;
+    int *listener = &j->connector->listeners[1];
+    bool is_loopback = idist__address_host_is_loopback(own->ip);
+    idist__os_address address, hint;
+    bool has_hint = idist__records_store_address(j, &hint);
+    idist_status status;
+
+    if (secret->nbytes && !is_loopback)
+        return idist__connection_listen_everywhere(0, own->ip, listener);
+    if (secret->insecure && !is_loopback && !by_loopback)
+        return idist__connection_listen_beyond(own, has_hint ? &hint : NULL, 0, own->ip, listener);
+
+    status = idist__address_tcp(&address, own->ip, 0);
+    if (status != IDIST_OK && (is_loopback || secret->insecure))
+        return idist__fail(status, "initialize: IDIST_ADDR: %s", idist__me.text);
+    if (status == IDIST_OK && (secret->insecure || idist__os_socket_is_loopback(&address)))
+        return idist__connection_listen(&address, own->ip, listener);
+
+    return idist__fail(IDIST_ERR_NO_SECRET,
+                       "initialize: listening at %s, beyond this host, needs a shared secret: set "
+                       "IDIST_SECRET or IDIST_SECRET_FILE on all ranks, or IDIST_INSECURE=1 to "
+                       "trust the network",
+                       own->ip);
+}
+
+static idist_status idist__records_listen_tcp(idist__join *j, bool by_loopback) {
+    idist__world *w = j->w;
+    idist__tcp_record *me = &j->tcp[w->group.rank];
+    idist__os_address address;
+    idist__own_address own;
+    idist_status status = idist__records_own_address(j, by_loopback, &own);
+
+    if (status == IDIST_OK) status = idist__records_listen_at(j, &own, by_loopback);
+    if (status != IDIST_OK) return status;
+    if (!idist__os_socket_own_address(j->connector->listeners[1], &address))
+        return idist__fail_errno("initialize: asking for the port of a listener", errno);
+    snprintf(me->text, sizeof me->text, "tcp:[%s]:%d", own.ip, idist__os_socket_port(&address));
+    snprintf(w->advertised, sizeof w->advertised, own.ifname[0] ? "%s (%s)" : "%s", own.ip,
+             own.ifname);
+
+    if (idist__records_store_address(j, &address))
+        me->round_trip_us =
+            idist__os_socket_round_trip_us(((idist__client_store *)j->store->impl)->fd);
+    if (own.ifname[0]) me->mbits = idist__os_socket_interface_mbits(own.ifname);
+    me->sockets = (uint32_t)w->cfg.sockets;
+    me->window_nbytes = idist__os_socket_window_nbytes();
+
+    return IDIST_OK;
+}
+
+// Every rank has filled in its own row of a table: rank 0 collects them, under `row`, and publishes
+// the whole, as `all`.
+static idist_status idist__records_exchange(idist__join *j, const char *row, const char *all,
+                                            void *table, size_t row_nbytes) {
+    char *rows = (char *)table;
+    int i, n = j->w->group.size, me = j->w->group.rank;
+    idist_status status =
+        idist__join_state_set(j, row, me, rows + (size_t)me * row_nbytes, row_nbytes);
+
+    if (status != IDIST_OK) return status;
+    if (me) return idist__join_store_get(j, all, -1, row, table, row_nbytes * (size_t)n);
+
+    for (i = 1; i < n; i++) {
+        status = idist__join_store_get(j, row, i, NULL, rows + (size_t)i * row_nbytes, row_nbytes);
+        if (status != IDIST_OK) return status;
+    }
+
+    return idist__join_state_set(j, all, -1, table, row_nbytes * (size_t)n);
+}
+
+// What is known of the network: of all records the longest round trip, the lowest speed of an
+// interface, the smallest window and the highest number of sockets. All ranks have the same table,
+// and so get the same.
+static idist__tcp_record idist__records_network(const idist__join *j) {
+    idist__tcp_record all;
+    int i;
+
+    memset(&all, 0, sizeof all);
+
+    for (i = 0; i < j->w->group.size; i++) {
+        const idist__tcp_record *record = &j->tcp[i];
+        uint64_t window_nbytes = record->window_nbytes;
+
+        if (record->round_trip_us > all.round_trip_us) all.round_trip_us = record->round_trip_us;
+        if (record->mbits && (!all.mbits || record->mbits < all.mbits)) all.mbits = record->mbits;
+        if (record->sockets > all.sockets && record->sockets <= IDIST__SOCKETS_MAX)
+            all.sockets = record->sockets;
+        if (window_nbytes && (!all.window_nbytes || window_nbytes < all.window_nbytes))
+            all.window_nbytes = window_nbytes;
+    }
+
+    return all;
+}
+
+// What is under way while the network is full: bandwidth times round trip. Virtual interfaces
+// report a bandwidth that is too low, or none; unneeded posted receives cost little.
+static uint64_t idist__records_network_nbytes(const idist__tcp_record *network) {
+    enum { LEAST_MBITS = 1000 };
+    uint64_t least = LEAST_MBITS, mbits = network->mbits > least ? network->mbits : least;
+
+    return network->round_trip_us * mbits / 8;
+}
+
+// How many sockets it takes to fill the network, when each of them holds a window of it. Only what
+// the interface reports counts: unneeded sockets compete with each other on a slow link.
+static int idist__records_fill_sockets(const idist__tcp_record *network) {
+    uint64_t nbytes = (uint64_t)network->round_trip_us * network->mbits / 8;
+    uint64_t count = network->window_nbytes ? nbytes / network->window_nbytes + 1 : 1;
+
+    return count < IDIST__SOCKETS_MAX ? (int)count : IDIST__SOCKETS_MAX;
+}
+
+// What is known of the network between the hosts, and how many sockets a link gets.
+static void idist__records_measure(idist__join *j, bool by_loopback) {
+    enum { OVERHEAD_US = 5 }; // of a sender and a receiver
+    idist__tcp_record network = idist__records_network(j);
+    char *text = j->w->network;
+    size_t capacity = sizeof j->w->network;
+
+    if (!by_loopback) j->w->network_nbytes = idist__records_network_nbytes(&network);
+    j->connector->socket_count = by_loopback ? 1 : idist__records_fill_sockets(&network);
+    if (network.sockets) j->connector->socket_count = (int)network.sockets;
+
+    if (!by_loopback && network.round_trip_us && network.mbits) {
+        uint64_t one_way_us = network.round_trip_us / 2 + OVERHEAD_US;
+
+        j->w->latency_nbytes = one_way_us * network.mbits / 8;
+        snprintf(text, capacity, "%u us there and back, %u Mbit/s, ", network.round_trip_us,
+                 network.mbits);
+    }
+
+    if (text[0] || j->connector->socket_count > 1)
+        idist__text_append(text, capacity, "%d socket%s to each rank", j->connector->socket_count,
+                           j->connector->socket_count > 1 ? "s" : "");
+}
+
+// The same for the addresses of the TCP sockets.
+static idist_status idist__records_exchange_tcp(idist__join *j, bool by_loopback) {
+    size_t i, n = (size_t)j->w->group.size;
+    idist_status status;
+
+    j->tcp = (idist__tcp_record *)idist__mem_alloc(&j->w->cfg.mem, sizeof *j->tcp * n);
+    if (!j->tcp) return IDIST_ERR_NO_MEMORY;
+    status = idist__records_listen_tcp(j, by_loopback);
+    if (status != IDIST_OK) return status;
+
+    status = idist__records_exchange(j, "tcp", "tcps", j->tcp, sizeof *j->tcp);
+    for (i = 0; i < n; i++) j->tcp[i].text[sizeof j->tcp->text - 1] = 0;
+    if (status == IDIST_OK) idist__records_measure(j, by_loopback);
+
+    return status;
+}
+
+// Checks the record of a rank and remembers its host.
+static idist_status idist__records_enter(idist__join *j, idist__record *record, int rank) {
+    idist__world *w = j->w;
+
+    record->hostname[sizeof record->hostname - 1] = 0;
+    record->local[sizeof record->local - 1] = 0;
+    idist__text_copy(w->nodes[rank].hostname, sizeof w->nodes[rank].hostname, record->hostname);
+    w->nodes[rank].host = record->host;
+
+    if (record->algorithm != (uint32_t)w->cfg.algorithm)
+        return idist__fail(
+            IDIST_ERR_ENV,
+            "initialize: IDIST_ALGO (desc.algorithm) differs between rank %d and rank %d", rank,
+            w->group.rank);
+
+    return IDIST_OK;
+}
+
+static idist_status idist__records_make(idist__join *j, idist__record *records) {
+    idist__world *w = j->w;
+    idist__record *me = &records[w->group.rank];
+    uint64_t host = idist__config_host_key(&w->cfg);
+    bool one_host = true, all_local = true, all_loopback = true;
+    idist__os_address address;
+    idist_status status = IDIST_OK;
+    int i;
+
+    idist__text_copy(me->hostname, sizeof me->hostname, w->hostname);
+    me->host = host;
+    me->processors = idist__config_processor_key();
+    me->shm = w->cfg.transport == IDIST__JOIN_AUTO;
+    me->algorithm = (uint32_t)w->cfg.algorithm;
+    if (idist__records_store_address(j, &address) && idist__os_socket_is_loopback(&address))
+        me->loopback = idist__config_reach_key();
+    if (w->cfg.transport != IDIST__JOIN_TCP_ONLY) status = idist__records_listen_local(j, me);
+    if (status == IDIST_OK)
+        status = idist__records_exchange(j, "node", "nodes", records, sizeof *records);
+
+    for (i = 0; i < w->group.size && status == IDIST_OK; i++) {
+        status = idist__records_enter(j, &records[i], i);
+        if (records[i].host != host) one_host = false;
+        if (!records[i].local[0]) all_local = false; // this rank uses TCP only
+        if (!me->loopback || records[i].loopback != me->loopback) all_loopback = false;
+        if (records[i].processors != me->processors) continue;
+        if (i < w->group.rank) w->sharing_rank++;
+        w->sharing_size++;
+    }
+
+    j->records = records;
+    if (status == IDIST_OK && !(one_host && all_local)) // the same on all ranks
+        status = idist__records_exchange_tcp(j, one_host || all_loopback);
+
+    return status;
+}
+
+// ---- ring/join/links.h ---------------------------------------------------------------------------
+
+// ring/join/links.h: connections that ranks need from the start
+//
+// Ranks that share memory need no connection in the end: they connect in a tree, over which they
+// agree on the memory; then they close it. Of all other pairs, in a world of up to
+// IDIST__LINKS_MANY ranks, all connect. In a larger one those connect whose distance is a power of
+// two, around the ring of all ranks: the partners in the algorithms of few steps, and the
+// neighbours in rings. News of a failure spreads over these. The rest connect when they need to.
+//
+//   idist__links_want       asks for a connection to a rank
+//   idist__links_connect    makes those that are wanted: of two ranks, the higher one connects
+//
+// A failed incoming handshake is ignored. A failed outgoing one fails the join, unless the
+// connection merely broke, or the name of the host is not known yet: then it is tried again.
+
+enum {
+    IDIST__LINKS_POLL_MS = 20,
+    IDIST__LINKS_ASK_MS = 400 // before it asks for the first time whether a rank has given up
+};
+
+#ifndef IDIST__LINKS_MANY // a test has few ranks
+#define IDIST__LINKS_MANY 64
+#endif
+#ifndef IDIST__LINKS_NEAR // a test has none of these: all connections are made on demand
+#define IDIST__LINKS_NEAR 1
+#endif
+
+// Whether two ranks connect in a world of many ranks before they need to.
+static bool idist__links_are_near(int a, int b, int n) {
+    int there = a < b ? b - a : a - b, back = n - there;
+    return IDIST__LINKS_NEAR && (!(there & (there - 1)) || !(back & (back - 1)));
+}
+
+// Where the ranks listen for us: at a local socket on this host, or else at TCP.
+static void idist__links_find(idist__join *j) {
+    const idist__record *me = &j->records[j->w->group.rank];
+    int i;
+
+    for (i = 0; i < j->w->group.size; i++) {
+        const idist__record *other = &j->records[i];
+        bool local = j->w->cfg.transport != IDIST__JOIN_TCP_ONLY && other->host == me->host &&
+                     other->local[0];
+        const char *where = local ? other->local : j->tcp[i].text;
+
+        idist__text_copy(j->connector->where[i].text, sizeof j->connector->where->text, where);
+        idist__sockets_set_count(&j->ring->links[i].sockets,
+                                 local ? 1 : j->connector->socket_count);
+    }
+}
+
+static idist_status idist__links_late(const idist__join *j) {
+    const idist__connector *c = j->connector;
+    char text[300] = "";
+    int i, missing = 0;
+
+    for (i = 0; i < j->w->group.size; i++)
+        if (j->wanted[i] && missing++ < 16)
+            idist__text_append(text, sizeof text, "%s%d", missing > 1 ? ", " : "", i);
+
+    // The other ranks repeat this text, so it names this one.
+    if (c->unknown[0] && j->wanted[c->unknown_rank])
+        return idist__fail(IDIST_ERR_TIMEOUT,
+                           "initialize: rank %d on %s was not connected within %d ms to rank %s%s: "
+                           "%s (IDIST_ADDR of rank %d)",
+                           j->w->group.rank, j->w->hostname, j->w->cfg.init_timeout_ms, text,
+                           missing > 16 ? ", ..." : "", c->unknown, c->unknown_rank);
+    return idist__fail(IDIST_ERR_TIMEOUT,
+                       "initialize: rank %d on %s was not connected within %d ms to rank %s%s. A "
+                       "firewall, a missing route or a rank that is stopped can be why",
+                       j->w->group.rank, j->w->hostname, j->w->cfg.init_timeout_ms, text,
+                       missing > 16 ? ", ..." : "");
+}
+
+// Ranks of one host connect by local sockets or loopback. Whether they are of one host may be what
+// the user says.
+static bool idist__links_trust_host_id(const idist__join *j, const char *where) {
+    bool is_local = strncmp(where, "unix:", 5) == 0 || strncmp(where, "tcp:[127.", 9) == 0;
+    return is_local && j->w->cfg.host_id[0];
+}
+
+// Whether another host has told us a loopback address, which only its IDIST_ADDR can give.
+static bool idist__links_misled(const idist__join *j, int rank, const char *where) {
+    bool same_host = j->records[rank].host == j->records[j->w->group.rank].host;
+    char host[sizeof j->tcp->text];
+    int port;
+
+    return !same_host && strncmp(where, "tcp:", 4) == 0 &&
+           idist__parse_host_port(where + 4, host, sizeof host, &port) &&
+           idist__address_host_is_loopback(host);
+}
+
+// A connection could not be made.
+static idist_status idist__links_failed(idist__join *j, const idist__connect_event *event) {
+    const char *where = event->rank < 0 ? "" : j->connector->where[event->rank].text;
+    char how[sizeof idist__me.text];
+
+    if (event->status == IDIST_ERR_NO_FDS) return idist__join_failure_no_fds(j);
+
+    if (idist__os_socket_is_unreachable(event->error))
+        return idist__fail(IDIST_ERR_SYSTEM,
+                           "initialize: rank %d on %s cannot be reached at %s (%s): the network "
+                           "interface is down, no route leads there, or rank %d on %s has no "
+                           "address of that kind",
+                           event->rank, j->w->nodes[event->rank].hostname, where,
+                           strerror(event->error), j->w->group.rank, j->w->hostname);
+
+    idist__text_copy(how, sizeof how, idist__me.text);
+    if (!event->error)
+        return idist__fail(event->status, "initialize: connecting to rank %d on %s: %s",
+                           event->rank, j->w->nodes[event->rank].hostname, how);
+
+    snprintf(how, sizeof how, "no connection to %s: %s", where, strerror(event->error));
+    if (idist__links_trust_host_id(j, where))
+        idist__text_append(how, sizeof how,
+                           ". It has our IDIST_HOSTID (desc.host_id), \"%s\", which only ranks of "
+                           "one host may have",
+                           j->w->cfg.host_id);
+    else if (idist__links_misled(j, event->rank, where))
+        idist__text_append(how, sizeof how,
+                           ". That is a loopback address, which the IDIST_ADDR of rank %d gives: "
+                           "other hosts cannot reach it",
+                           event->rank);
+
+    return idist__join_failure_lost(j, event->rank, how);
+}
+
+// Goes on with all connections, as far as possible.
+static idist_status idist__links_progress(idist__join *j) {
+    idist__connect_event event;
+
+    while (idist__connector_next(j->connector, &event)) {
+        if (event.status != IDIST_OK) return idist__links_failed(j, &event);
+        if (j->wanted[event.rank]) j->wanted_count--;
+        j->wanted[event.rank] = false;
+    }
+
+    return IDIST_OK;
+}
+
+// Sleeps until something is ready, and goes on.
+static idist_status idist__links_turn(idist__join *j, idist__os_poll_entry *entries) {
+    int count = idist__connector_polls(j->connector, entries);
+    int ms = idist__os_clock_ms_until(j->deadline_ns), ready;
+
+    if (ms == 0) return idist__links_late(j);
+    if (ms < 0 || ms > IDIST__LINKS_POLL_MS) ms = IDIST__LINKS_POLL_MS;
+    ready = idist__os_poll(entries, count, ms);
+    if (ready < 0 && errno != EINTR) return idist__fail_errno("poll", errno);
+    if (ready > 0) idist__connector_polled(j->connector);
+
+    return idist__links_progress(j);
+}
+
+// Asks for a connection to a rank, unless there is one.
+static void idist__links_want(idist__join *j, int rank) {
+    if (j->wanted[rank] || j->ring->links[rank].open) return;
+    j->wanted[rank] = true;
+    j->wanted_count++;
+}
+
+// Makes the connections that are wanted.
+static idist_status idist__links_connect(idist__join *j) {
+    size_t capacity = idist__connector_capacity(j->connector);
+    idist__os_poll_entry *entries =
+        (idist__os_poll_entry *)idist__mem_alloc(&j->w->cfg.mem, sizeof *entries * capacity);
+    int64_t asked_ns = idist__os_clock_now_ns();
+    int64_t ask_ns = IDIST__LINKS_ASK_MS * IDIST__MS;
+    idist_status status = entries ? IDIST_OK : IDIST_ERR_NO_MEMORY;
+    int i;
+
+    j->connector->waits_for_names = true;
+    for (i = 0; i < j->w->group.rank && status == IDIST_OK; i++)
+        if (j->wanted[i] && !idist__connector_start(j->connector, i)) status = IDIST_ERR_NO_MEMORY;
+    if (status == IDIST_OK) status = idist__links_progress(j);
+
+    while (status == IDIST_OK && j->wanted_count) {
+        status = idist__links_turn(j, entries);
+
+        if (status == IDIST_OK && idist__os_clock_now_ns() - asked_ns > ask_ns) {
+            int64_t begun_ns = idist__os_clock_now_ns();
+
+            status = idist__join_failure_check(j); // handshakes stand still while we ask
+            asked_ns = idist__os_clock_now_ns();
+            ask_ns = idist__join_state_ask_ms(j) * IDIST__MS + 4 * (asked_ns - begun_ns);
+        }
+    }
+
+    j->connector->waits_for_names = false;
+    idist__mem_free(&j->w->cfg.mem, entries);
+
+    return status;
+}
+
+// ---- ring/join/join_share.h ----------------------------------------------------------------------
+
+// ring/join/join_share.h: memory shared inside a host
+//
+// The ranks of a host form a binomial tree, whose root is the lowest one. Each of them connects to
+// its parent. The root makes the file (ring/shm/segment.h) and sends its descriptor to its
+// children, as every rank does that gets it. Each rank maps the file, reserves its own pipes and
+// first region, and votes on whether that worked:
+//
+//   root           makes the file    sends it    maps it   collects votes   sends the lowest
+//   other ranks    receive it        send it     map it    collect votes,   receive the lowest
+//                                                          send the lowest  and send it
+//
+// The file is used only if it worked everywhere; then the connections of the tree are closed. If it
+// did not, the connections of the tree stay, all other pairs connect as well, and every rank knows
+// from the vote which rank could not map the file, and why.
+//
+// A second vote decides whether they read each other's memory through the kernel. Each rank tries
+// to read a random number at the address that every other rank has left in the file.
+
+enum { IDIST__JOIN_CHILDREN = 32 }; // of a rank, at most
+
+typedef struct idist__join_share { // memory of this host that is being agreed on
+    idist__segment *m;
+    const int *ranks; // world ranks of those that take part, by rank on this host
+    int parent;       // the world rank of our parent in the tree; -1: we are the root
+    int children[IDIST__JOIN_CHILDREN];
+    int child_count;
+    int error; // why there can be no beacons: an errno, or 0
+} idist__join_share;
+
+// Votes; the lowest one decides.
+enum {
+    IDIST__VOTE_FAILED,
+    IDIST__VOTE_FENCED, // mapped, but the kernel has no membarrier: writers need a fence
+    IDIST__VOTE_MAPPED
+};
+
+enum { // votes as well: how a rank reads the memory of the others
+    IDIST__READS_NOT,
+    IDIST__READS_SLOWLY,
+    IDIST__READS_FAST
+};
+
+typedef struct idist__ballot { // travels through the tree; the lowest vote stays
+    char vote;
+    char why[255]; // IDIST__VOTE_FAILED: which rank could not, and why
+} idist__ballot;
+
+typedef struct idist__join_share_hello { // comes with the descriptor
+    uint64_t shm_nbytes, window_nbytes;
+} idist__join_share_hello;
+
+// ---- where things lie in the file ----
+
+static size_t idist__join_share_nbytes(const idist__segment *m) {
+    return m->window_at + (size_t)m->n * m->window_nbytes;
+}
+
+static size_t idist__join_share_round_up(size_t nbytes) {
+    return (nbytes + IDIST__PAGE - 1) & ~(IDIST__PAGE - 1);
+}
+
+// See ring/shm/segment.h. Region 0 has large buffers, the others a quarter of that; there are as
+// many as fit into shm_nbytes for each rank.
+static void idist__join_share_layout(idist__segment *m, size_t shm_nbytes, size_t window_nbytes) {
+    size_t used, room, first, other, chunk, page = idist__os_memory_page_nbytes();
+
+    m->pipe_nbytes = IDIST__PIPE_MAX;
+    while (m->pipe_nbytes > IDIST__PAGE && (size_t)m->n * m->pipe_nbytes > shm_nbytes / 4)
+        m->pipe_nbytes /= 2;
+
+    m->pipes_at = sizeof(idist__catalog) + (size_t)m->n * sizeof(uint32_t);
+    m->pipes_at = (m->pipes_at + IDIST__LINE - 1) & ~(IDIST__LINE - 1);
+    m->buffers_at = m->pipes_at + (size_t)m->n * (sizeof(idist__pipe) + m->pipe_nbytes);
+    m->buffers_at = idist__join_share_round_up(m->buffers_at) + IDIST__BUFFERS_SKEW;
+    used = sizeof(idist__doorbell) + m->buffers_at;
+    room = shm_nbytes > used ? shm_nbytes - used : 0;
+
+    chunk = room / (2 * IDIST__BUFFERS);
+    if (chunk > IDIST__CHUNK_MAX) chunk = IDIST__CHUNK_MAX;
+    m->chunk_nbytes[0] = chunk & ~(IDIST__LINE - 1);
+    m->chunk_nbytes[1] = (chunk / 4) & ~(IDIST__LINE - 1);
+    first = IDIST__REGION_HEAD_BYTES + IDIST__BUFFERS * m->chunk_nbytes[0];
+    other = IDIST__REGION_HEAD_BYTES + IDIST__BUFFERS * m->chunk_nbytes[1];
+
+    m->region_count = room < first ? 0 : 1 + (int)((room - first) / other);
+    if (m->region_count > (int)IDIST__COUNT_OF(m->taken))
+        m->region_count = (int)IDIST__COUNT_OF(m->taken);
+
+    m->front_nbytes = sizeof(idist__doorbell);
+    m->part_nbytes = m->buffers_at;
+
+    if (m->region_count) {
+        m->front_nbytes += IDIST__REGION_HEAD_BYTES;
+        m->part_nbytes += IDIST__BUFFERS * m->chunk_nbytes[0];
+        m->part_nbytes += (size_t)(m->region_count - 1) * other;
+    }
+
+    m->front_nbytes = idist__join_share_round_up(m->front_nbytes);
+    m->part_nbytes = idist__join_share_round_up(m->part_nbytes);
+    m->parts_at = IDIST__PAGE + (size_t)m->n * m->front_nbytes;
+    m->window_at = m->parts_at + (size_t)m->n * m->part_nbytes;
+    m->window_at = (m->window_at + page - 1) / page * page; // mapped by itself
+    m->window_nbytes = window_nbytes;
+    m->reserved_count = 0;
+}
+
+// At least the memory of the host, a power of two. A hole in the file costs nothing.
+static size_t idist__join_share_window_nbytes(int n) {
+    uint64_t ram = idist__os_segment_ram();
+    uint64_t nbytes = (uint64_t)1 << 30;
+
+    if (sizeof(void *) < 8) return 0;
+    while (nbytes < ram && nbytes * (uint64_t)n < (uint64_t)1 << 42) nbytes *= 2;
+
+    return (size_t)nbytes;
+}
+
+// ---- mapping it ----
+
+// Reserves memory for our doorbell, our catalog and the pipes to us. 0, or an errno.
+static int idist__join_share_reserve(const idist__segment *m) {
+    size_t me = (size_t)m->me;
+    int fd = m->fd, error = 0;
+
+    if (idist__os_segment_nbytes(fd) < idist__join_share_nbytes(m)) return EINVAL;
+    if (!me) error = idist__os_memory_reserve(fd, 0, IDIST__PAGE);
+    if (!error)
+        error = idist__os_memory_reserve(fd, IDIST__PAGE + me * m->front_nbytes,
+                                         sizeof(idist__doorbell));
+    if (!error)
+        error = idist__os_memory_reserve(fd, m->parts_at + me * m->part_nbytes, m->buffers_at);
+
+    return error;
+}
+
+// Leaves what the next rank reads to find out which way is faster: a block of our memory, and one
+// in our part of the file, in the pipe from that rank, which writes to it only afterwards. Both are
+// then in our cache, as contributions usually are.
+static void idist__join_share_leave_sample(const idist__segment *m) {
+    if (m->n == 1 || m->pipe_nbytes < IDIST__SAMPLE_BYTES) return;
+    memset(m->remote_pieces, 1, IDIST__SAMPLE_BYTES);
+    memset(idist__segment_pipe(m, (m->me + 1) % m->n, m->me) + 1, 1, IDIST__SAMPLE_BYTES);
+}
+
+// Maps the file and reserves our memory in it. 0, or an errno.
+static int idist__join_share_map(idist__segment *m) {
+    idist__doorbell *bell;
+    idist__os_cpu_set cpus;
+    int i, error = idist__join_share_reserve(m);
+
+    if (error) return error;
+    m->base = (char *)idist__os_memory_map(m->fd, 0, m->window_at);
+    if (!m->base) return errno;
+
+    if (m->window_nbytes) {
+        size_t at = m->window_at + (size_t)m->me * m->window_nbytes;
+        m->window = idist__window_open(m->fd, at, m->window_nbytes);
+        if (!m->window) return ENOMEM;
+    }
+
+    idist__os_cpu_usable(&cpus);
+    for (i = 0; i < IDIST__CPU_WORDS; i++)
+        __atomic_fetch_or(&idist__segment_header_of(m)->cpus.bits[i], cpus.bits[i],
+                          __ATOMIC_RELAXED);
+
+    idist__os_random(&m->proof, sizeof m->proof);
+    bell = idist__segment_doorbell(m, m->me);
+    bell->pid = idist__os_process_id();
+    bell->proof = m->proof;
+    bell->proof_address = (uint64_t)(uintptr_t)&m->proof;
+    bell->sample_address = (uint64_t)(uintptr_t)m->remote_pieces;
+    idist__join_share_leave_sample(m);
+
+    // The world's: its members take for granted that all of them have it.
+    return m->region_count ? idist__pool_reserve(m, 0) : 0;
+}
+
+// Whether we can read the memory of all others, and they are the processes we take them for.
+static bool idist__join_share_reads_all(idist__segment *m) {
+    int i;
+
+    for (i = 0; i < m->n; i++) {
+        const idist__doorbell *bell = idist__segment_doorbell(m, i);
+        uint64_t proof = 0;
+        uint64_t proof_address = bell->proof_address;
+
+        m->processes[i] = (idist__os_process)bell->pid;
+        if (m->processes[i] <= 0) return false;
+        if (idist__segment_read_remote(m, i, proof_address, &proof, sizeof proof) != 0)
+            return false;
+        if (proof != bell->proof) return false;
+    }
+
+    return true;
+}
+
+// Whether the kernel reads the memory of another process at least half as fast as we read memory
+// that we share with it. Some processors need five times as long for what is in the other one's
+// cache. In small pieces, of which the fastest counts, because the others may have been
+// interrupted.
+static bool idist__join_share_reads_fast(const idist__segment *m) {
+    int from = (m->me + m->n - 1) % m->n;
+    const char *shared = (const char *)(idist__segment_pipe(m, m->me, from) + 1);
+    uint64_t address = idist__segment_doorbell(m, from)->sample_address;
+    char *to = m->remote_pieces + IDIST__SAMPLE_BYTES;
+    int64_t remote_ns = IDIST__FOREVER, shared_ns = IDIST__FOREVER;
+    size_t at;
+
+    for (at = 0; at < IDIST__SAMPLE_BYTES; at += IDIST__PAGE) to[at] = shared[at]; // maps the pages
+
+    for (at = 0; at < IDIST__SAMPLE_BYTES; at += IDIST__SAMPLE_PIECE) {
+        int64_t begin_ns = idist__os_clock_now_ns(), between_ns, end_ns;
+
+        if (idist__segment_read_remote(m, from, address + at, to, IDIST__SAMPLE_PIECE) != 0)
+            return false;
+        between_ns = idist__os_clock_now_ns();
+        memcpy(to, shared + at, IDIST__SAMPLE_PIECE);
+        end_ns = idist__os_clock_now_ns();
+        if (between_ns - begin_ns < remote_ns) remote_ns = between_ns - begin_ns;
+        if (end_ns - between_ns < shared_ns) shared_ns = end_ns - between_ns;
+    }
+
+    return remote_ns <= 2 * shared_ns;
+}
+
+// How this rank reads the memory of others, as a vote. Ranks that share cores cannot measure it.
+// Rank 0 may not have written head->ncores yet.
+static char idist__join_share_reads(idist__segment *m) {
+    const idist__segment_header *head = idist__segment_header_of(m);
+
+    if (!idist__join_share_reads_all(m)) return IDIST__READS_NOT;
+    if (m->n == 1 || m->n > idist__os_cpu_set_count(&head->cpus)) return IDIST__READS_FAST;
+    if (m->pipe_nbytes < IDIST__SAMPLE_BYTES) return IDIST__READS_FAST;
+    return idist__join_share_reads_fast(m) ? IDIST__READS_FAST : IDIST__READS_SLOWLY;
+}
+
+// ---- messages between the ranks of the host ----
+
+// Sends a message with a descriptor, which may be -1.
+static bool idist__join_share_send(int sock, const void *buf, size_t nbytes, int fd,
+                                   int64_t deadline_ns) {
+    ptrdiff_t sent = idist__os_segment_send(sock, buf, nbytes, fd);
+
+    while (sent < 0 && errno == EAGAIN) {
+        if (!idist__os_poll_wait(sock, IDIST__OS_WRITABLE, deadline_ns)) return false;
+        sent = idist__os_segment_send(sock, buf, nbytes, fd);
+    }
+
+    return sent == (ptrdiff_t)nbytes; // a new socket never cuts a short message
+}
+
+// Receives one; *fd is -1 if it has no descriptor. On failure errno is 0 if the peer has ended.
+static bool idist__join_share_receive(int sock, void *buf, size_t nbytes, int *fd,
+                                      int64_t deadline_ns) {
+    ptrdiff_t received;
+
+    *fd = -1;
+    errno = ETIMEDOUT;
+    if (!idist__os_poll_wait(sock, IDIST__OS_READABLE, deadline_ns)) return false;
+    received = idist__os_segment_receive(sock, buf, nbytes, fd);
+    if (received == 0) errno = 0;
+    if (received <= 0) return false;
+
+    return idist__connection_read_all(sock, (char *)buf + received, nbytes - (size_t)received,
+                                      deadline_ns);
+}
+
+static idist_status idist__join_share_broken(idist__join *j, int rank) {
+    if (errno == ETIMEDOUT)
+        return idist__fail(IDIST_ERR_TIMEOUT,
+                           "initialize: rank %d on %s did not answer while the ranks of this host "
+                           "set up their shared memory: it is stopped, too slow, or waits for a "
+                           "rank that is",
+                           rank, j->w->nodes[rank].hostname);
+
+    return idist__join_failure_lost(
+        j, rank, "its connection ended while the ranks of this host agreed on shared memory");
+}
+
+// Waits until a link has something to read. Now and then it asks whether a rank has given up, which
+// may be why nothing arrives.
+static idist_status idist__join_share_await(idist__join *j, int rank) {
+    idist_status status;
+
+    for (;;) {
+        int64_t ask_ns = idist__os_clock_deadline(idist__join_state_ask_ms(j));
+
+        if (idist__os_poll_wait(j->ring->links[rank].sockets.fds[0], IDIST__OS_READABLE,
+                                ask_ns < j->deadline_ns ? ask_ns : j->deadline_ns))
+            return IDIST_OK;
+        status = idist__join_failure_check(j);
+        if (status != IDIST_OK) return status;
+        errno = ETIMEDOUT;
+        if (idist__os_clock_ms_until(j->deadline_ns) == 0) return idist__join_share_broken(j, rank);
+    }
+}
+
+// Gets the next message of a rank in a vote.
+static idist_status idist__join_share_hear(idist__join *j, int rank, idist__ballot *ballot) {
+    int sock = j->ring->links[rank].sockets.fds[0];
+    idist_status status = idist__join_share_await(j, rank);
+
+    if (status != IDIST_OK) return status;
+    if (!idist__connection_read_all(sock, ballot, sizeof *ballot, j->deadline_ns))
+        return idist__join_share_broken(j, rank);
+    ballot->why[sizeof ballot->why - 1] = 0;
+
+    return IDIST_OK;
+}
+
+static idist_status idist__join_share_say(idist__join *j, int rank, const idist__ballot *ballot) {
+    int sock = j->ring->links[rank].sockets.fds[0];
+
+    if (idist__connection_write_all(sock, ballot, sizeof *ballot, j->deadline_ns)) return IDIST_OK;
+    return idist__join_share_broken(j, rank);
+}
+
+// Sets *ballot to that of the lowest vote of the ranks of this host: up the tree, and down again.
+static idist_status idist__join_share_vote(idist__join *j, const idist__join_share *share,
+                                           idist__ballot *ballot) {
+    idist_status status = IDIST_OK;
+    int i;
+
+    for (i = 0; i < share->child_count && status == IDIST_OK; i++) {
+        idist__ballot other;
+
+        status = idist__join_share_hear(j, share->children[i], &other);
+        if (status == IDIST_OK && other.vote < ballot->vote) *ballot = other;
+    }
+
+    if (share->parent >= 0 && status == IDIST_OK) {
+        status = idist__join_share_say(j, share->parent, ballot);
+        if (status == IDIST_OK) status = idist__join_share_hear(j, share->parent, ballot);
+    }
+
+    for (i = 0; i < share->child_count && status == IDIST_OK; i++)
+        status = idist__join_share_say(j, share->children[i], ballot);
+    if (status != IDIST_OK) ballot->vote = IDIST__VOTE_FAILED;
+
+    return status;
+}
+
+// ---- making the file ----
+
+// Makes the file, without windows if a limit on the size of files does not leave room for them. 0,
+// or an errno.
+static int idist__join_share_create(idist__segment *m, idist__join_share_hello *hello) {
+    hello->window_nbytes = idist__join_share_window_nbytes(m->n);
+    idist__join_share_layout(m, (size_t)hello->shm_nbytes, (size_t)hello->window_nbytes);
+    m->fd = idist__os_memory_file(idist__join_share_nbytes(m));
+    if (m->fd >= 0) return 0;
+
+    hello->window_nbytes = 0;
+    idist__join_share_layout(m, (size_t)hello->shm_nbytes, 0);
+    m->fd = idist__os_memory_file(idist__join_share_nbytes(m));
+
+    return m->fd < 0 ? errno : 0;
+}
+
+// Makes the file or receives it, and sends it to our children. Without a file *error says why; the
+// ranks vote all the same.
+static idist_status idist__join_share_pass(idist__join *j, const idist__join_share *share,
+                                           int *error) {
+    const idist__link *links = j->ring->links;
+    idist__segment *m = share->m;
+    idist__join_share_hello hello;
+    idist_status status;
+    int i;
+
+    *error = EINVAL;
+    hello.shm_nbytes = j->w->cfg.shm_nbytes;
+
+    if (share->parent >= 0) {
+        status = idist__join_share_await(j, share->parent);
+        if (status != IDIST_OK) return status;
+        if (!idist__join_share_receive(links[share->parent].sockets.fds[0], &hello, sizeof hello,
+                                       &m->fd, j->deadline_ns))
+            return idist__join_share_broken(j, share->parent);
+        idist__join_share_layout(m, (size_t)hello.shm_nbytes, (size_t)hello.window_nbytes);
+        if (m->fd >= 0) *error = 0;
+    } else {
+        *error = idist__join_share_create(m, &hello);
+    }
+
+    for (i = 0; i < share->child_count; i++)
+        if (!idist__join_share_send(links[share->children[i]].sockets.fds[0], &hello, sizeof hello,
+                                    m->fd, j->deadline_ns))
+            return idist__join_share_broken(j, share->children[i]);
+
+    return IDIST_OK;
+}
+
+// Says in the ballot that this rank cannot share memory, and why.
+static void idist__join_share_refuse(const idist__join *j, const idist__join_share *share,
+                                     int error, idist__ballot *ballot) {
+    char limit[160] = "";
+
+    ballot->vote = IDIST__VOTE_FAILED;
+    if (!share->error) idist__os_memory_limit(share->m->window_at, limit, sizeof limit);
+    snprintf(ballot->why, sizeof ballot->why, "rank %d: %s%s", j->w->group.rank,
+             share->error ? "the processes of this host cannot see each other end: " : "",
+             *limit ? limit : strerror(error));
+}
+
+// *all: every rank of this host has mapped the file, even if this function fails after that.
+static idist_status idist__join_share_attempt(idist__join *j, const idist__join_share *share,
+                                              bool *all) {
+    idist__segment *m = share->m;
+    int error;
+    idist__ballot ballot;
+    idist_status status = idist__join_share_pass(j, share, &error);
+
+    if (status != IDIST_OK) return status;
+    memset(&ballot, 0, sizeof ballot);
+    ballot.vote = idist__os_cpu_fence_others(true) ? IDIST__VOTE_MAPPED : IDIST__VOTE_FENCED;
+    if (share->error) error = share->error;
+    if (!error) error = idist__join_share_map(m);
+    if (error) idist__join_share_refuse(j, share, error, &ballot);
+
+    status = idist__join_share_vote(j, share, &ballot);
+    *all = status == IDIST_OK && ballot.vote > IDIST__VOTE_FAILED;
+
+    if (status == IDIST_OK && !*all) {
+        snprintf(j->w->sharing, sizeof j->w->sharing, "no shared memory: %s", ballot.why);
+        idist__log_print(&j->w->log, IDIST_LOG_INFO, "%s", j->w->sharing);
+    }
+
+    if (!*all) return status;
+
+    if (m->me == 0) {
+        idist__segment_header *head = idist__segment_header_of(m);
+        head->ncores = (uint32_t)idist__os_cpu_set_count(&head->cpus);
+        head->fenced = ballot.vote == IDIST__VOTE_FENCED || m->n > (int)head->ncores;
+    }
+
+    ballot.vote = idist__join_share_reads(m); // by now all have left their proofs and samples
+    status = idist__join_share_vote(j, share, &ballot);
+    m->reads_remote = ballot.vote >= IDIST__READS_SLOWLY;
+    m->reads_fast = ballot.vote == IDIST__READS_FAST;
+
+    return status;
+}
+
+// ---- the shared memory of a ring ----
+
+static void idist__join_share_free(const idist_allocator *mem, idist__segment *m) {
+    if (!m) return;
+    idist__view_unmap_all(m);
+    if (m->base) idist__os_memory_unmap(m->base, m->window_at);
+    idist__os_descriptor_close(&m->fd);
+    idist__os_descriptor_close(&m->beacon);
+    idist__os_descriptor_close(&m->observer);
+    idist__mem_free(mem, m->views);
+    idist__mem_free(mem, m->local);
+    idist__mem_free(mem, m->processes);
+    idist__mem_free(mem, m->remote_pieces);
+    idist__mem_free(mem, m->ports);
+    idist__mem_free(mem, m);
+}
+
+// NULL when memory is short.
+static idist__segment *idist__join_share_new(const idist_allocator *mem, size_t world_size) {
+    idist__segment *m = (idist__segment *)idist__mem_alloc(mem, sizeof *m);
+
+    if (!m) return NULL;
+    m->fd = -1;
+    m->beacon = -1;
+    m->observer = -1;
+    m->local = (int *)idist__mem_alloc(mem, sizeof *m->local * 2 * world_size);
+    m->ports = (idist__pipe_port *)idist__mem_alloc(mem, sizeof *m->ports * world_size);
+    m->processes = (idist__os_process *)idist__mem_alloc(mem, sizeof *m->processes * world_size);
+    m->remote_pieces = (char *)idist__mem_raw(mem, IDIST__REMOTE_PIECE * world_size);
+    m->views = (idist__view *)idist__mem_alloc(mem, sizeof *m->views * world_size);
+    if (m->local && m->ports && m->processes && m->remote_pieces && m->views) return m;
+
+    idist__join_share_free(mem, m);
+
+    return NULL;
+}
+
+// The beacon of a rank: its local socket has the same name without the last word.
+static bool idist__join_share_beacon(const idist__join *j, int rank, idist__os_address *address) {
+    char where[sizeof j->records->local + 8];
+
+    snprintf(where, sizeof where, "%s-beacon", j->records[rank].local);
+
+    return idist__address_parse(address, where) == IDIST_OK;
+}
+
+// Lights our beacon, before anybody may look for it. 0, or an errno.
+static int idist__join_share_light(const idist__join *j, const idist__join_share *share) {
+    idist__segment *m = share->m;
+    int i;
+
+    for (i = 0; i < m->n; i++)
+        if (!idist__join_share_beacon(j, share->ranks[i], &m->ports[i].beacon)) return EINVAL;
+
+    m->beacon = idist__os_beacon_light(&m->ports[m->me].beacon);
+    if (m->beacon < 0) return errno;
+    m->observer = idist__os_beacon_observer();
+    if (m->observer < 0) return errno;
+    m->next_look = m->me;
+
+    return 0;
+}
+
+// Whether the system lets us see beacons: our own and those of our parent and children, which are
+// lit because we are connected. 0, or an errno.
+static int idist__join_share_see(const idist__segment *m) {
+    int bit, error = idist__os_beacon_look(m->observer, &m->ports[m->me].beacon);
+
+    if (!error && m->me)
+        error = idist__os_beacon_look(m->observer, &m->ports[m->me & (m->me - 1)].beacon);
+    for (bit = 1; !error && m->me + bit < m->n && !(m->me & bit); bit *= 2)
+        error = idist__os_beacon_look(m->observer, &m->ports[m->me + bit].beacon);
+
+    return error;
+}
+
+// From here on the links inside this host are pipes in the file. A rank that gives up takes over
+// only those to ranks that are not its parent or children in the tree: the others may have joined,
+// and can be told. Between parent and child votes may still be under way, which a frame would
+// disturb; a child that has joined sees by its parent's beacon that it is gone.
+static void idist__join_share_take_over(idist__join *j, const idist__join_share *share,
+                                        idist_status status) {
+    idist__segment *m = share->m;
+    const idist__segment_header *head = idist__segment_header_of(m);
+    int i;
+
+    m->fenced = head->fenced != 0;
+    m->oversubscribed = m->n > (int)head->ncores;
+    j->w->ncores = (int)head->ncores;
+
+    for (i = 0; i < m->n; i++) {
+        idist__link *l = &j->ring->links[share->ranks[i]];
+        idist__pipe_port *port = &m->ports[i];
+
+        m->local[share->ranks[i]] = i;
+        if (i == m->me || (status != IDIST_OK && idist__link_is_connected(l))) continue;
+        port->shm = m;
+        port->peer = i;
+        port->in = idist__segment_pipe(m, i, m->me);
+        port->out = idist__segment_pipe(m, m->me, i);
+        idist__link_open(j->ring, l, &idist__pipe_transport, port); // closes the connection
+    }
+
+    j->ring->shm = m;
+    snprintf(j->w->sharing, sizeof j->w->sharing, "shared memory, %zu KiB per rank%s; %s",
+             j->w->cfg.shm_nbytes >> 10,
+             m->region_count ? "" : ", too little for collectives, which are messages",
+             m->reads_fast     ? "large buffers are read from the other process"
+             : m->reads_remote ? "large buffers are copied, the kernel reads other processes slowly"
+                               : "large buffers are copied");
+    if (!m->region_count && m->me == 0)
+        idist__log_print(&j->w->log, IDIST_LOG_WARN, "on this host: %s", j->w->sharing);
+}
+
+// The ranks of this host, and our place in their tree: the parent of a rank on this host is the
+// rank without its lowest set bit.
+static void idist__join_share_find(const idist__join *j, idist__join_share *share, int *ranks) {
+    const idist__record *own = &j->records[j->w->group.rank];
+    idist__segment *m = share->m;
+    int i, bit;
+
+    for (i = 0; i < j->w->group.size; i++) {
+        const idist__record *record = &j->records[i];
+
+        m->local[i] = -1;
+        if (!record->shm || record->host != own->host || !record->local[0]) continue;
+        if (i == j->w->group.rank) m->me = m->n;
+        ranks[m->n++] = i;
+    }
+
+    share->ranks = ranks;
+    share->parent = m->me ? ranks[m->me & (m->me - 1)] : -1;
+    for (bit = 1; m->me + bit < m->n && !(m->me & bit); bit *= 2)
+        share->children[share->child_count++] = ranks[m->me + bit];
+}
+
+// Agrees on memory with the other ranks of this host, if there are any. *all: all have mapped it,
+// even if this rank fails after that.
+static idist_status idist__join_share_agree(idist__join *j, idist__join_share *share, bool *all) {
+    idist__segment *m = share->m;
+    idist_status status;
+    int i;
+
+    if (m->n < 2) return IDIST_OK;
+    share->error = idist__join_share_light(j, share);
+    if (share->parent >= 0) idist__links_want(j, share->parent);
+    for (i = 0; i < share->child_count; i++) idist__links_want(j, share->children[i]);
+    status = idist__links_connect(j);
+    if (!share->error) share->error = idist__join_share_see(m);
+    if (status != IDIST_OK) return status;
+
+    return idist__join_share_attempt(j, share, all);
+}
+
+static idist_status idist__join_share_share(idist__join *j) {
+    const idist_allocator *mem = &j->w->cfg.mem;
+    int size = j->w->group.size;
+    idist__join_share share;
+    bool all = false;
+    idist_status status;
+
+    if (!j->records[j->w->group.rank].shm) return IDIST_OK;
+    memset(&share, 0, sizeof share);
+    share.m = idist__join_share_new(mem, (size_t)size);
+    if (!share.m) return IDIST_ERR_NO_MEMORY;
+
+    // Room for the ranks was allocated with the other table.
+    idist__join_share_find(j, &share, share.m->local + size);
+    status = idist__join_share_agree(j, &share, &all);
+
+    if (all) idist__join_share_take_over(j, &share, status);
+    else idist__join_share_free(mem, share.m);
+    j->voting = status != IDIST_OK;
+
+    return status;
+}
+
+// Connects to the ranks with which we do not share memory, or only to some of them.
+static idist_status idist__join_share_connect_others(idist__join *j) {
+    int i, me = j->w->group.rank, n = j->w->group.size;
+    bool many = n > IDIST__LINKS_MANY, lacks_some = false;
+    idist_status status;
+
+    for (i = 0; i < n; i++)
+        if (i != me && (!many || idist__links_are_near(i, me, n))) idist__links_want(j, i);
+
+    status = idist__links_connect(j);
+    if (status != IDIST_OK || !many) return status;
+
+    for (i = 0; i < n; i++) {
+        idist__link *l = &j->ring->links[i];
+
+        if (i == me || l->open) continue;
+        idist__link_open(j->ring, l, &idist__transport_none, NULL);
+        lacks_some = true;
+    }
+
+    if (lacks_some) { // the ring makes the rest
+        j->ring->connector = j->connector;
+        j->connector = NULL;
+    }
+
+    return IDIST_OK;
+}
+
+// ---- ring/join/join.h ----------------------------------------------------------------------------
+
+// ring/join/join.h: all steps in order; making and freeing the ring
+//
+// What idist_initialize does in the ring backend: the ranks meet in a key-value store, learn where
+// each of them listens, agree on shared memory inside each host, and connect the pairs that have
+// none: all of them, or in a world of many ranks some (ring/join/links.h). From then on nobody
+// needs the store, and nobody listens any more, unless connections are still to be made.
+//
+// The way in is idist__join_open.
+//
+// STEPS
+//
+// What the ranks write into the store, in order; R is a rank. All names begin with a prefix that
+// no other world uses.
+//
+//   idist/ranks in a file: whether ranks are drawn (rank 0)     idist__draw_check_given
+//   idist/R     how many worlds rank R has opened here          idist__join_store_open
+//   job         number of the job, number of ranks (rank 0)     idist__records_agree_on_job
+//   node/R      what rank R says about itself                   idist__records_exchange
+//   nodes       all of these, collected by rank 0
+//   tcp/R       where rank R listens for other hosts            idist__records_listen_tcp
+//   -           ranks of a host map one file in memory          idist__join_share_share
+//   -           each rank connects to other, lower ones         idist__links_connect
+//   joined/R    rank R is done; rank 0 awaits all of them and   idist__join_store_leave
+//               closes the store
+//
+// And when a rank cannot join:
+//
+//   failed      why a rank gave up                              idist__join_failure_tell
+//   heard       how many ranks have read that
+
+enum { IDIST__OPEN_NBYTES = 20 << 20 }; // a thread's stack, the server of the store, buffers
+
+static void idist__join_free(idist__ring *ring) {
+    const idist_allocator *mem = &ring->w->cfg.mem;
+    int i;
+
+    if (ring->shm) idist__liveness_tell(ring->shm, ring->shm->me, IDIST__ENDED_LEFT);
+
+    for (i = 0; ring->links && i < ring->w->group.size; i++) {
+        idist__link *l = &ring->links[i];
+        idist__message *m, *next;
+
+        idist__link_close(ring, l);
+        idist__sockets_close(&l->sockets); // the others had not been connected yet
+        idist__link_write_failed(ring, l); // frees what was not written
+
+        for (m = l->early; m; m = next) {
+            next = m->next;
+            idist__message_free(ring, l, m);
+        }
+    }
+
+    while (ring->idle) {
+        idist__transfer *v = ring->idle;
+        ring->idle = v->next;
+        idist__mem_free(mem, v);
+    }
+
+    idist__connector_free(ring->connector);
+    idist__os_descriptor_close(&ring->wake);
+    idist__os_descriptor_close(&ring->watch);
+    idist__join_share_free(mem, ring->shm);
+    idist__mem_free(mem, ring->links);
+    idist__mem_free(mem, ring->stages);
+    idist__mem_free(mem, ring->polls);
+    idist__mem_free(mem, ring);
+}
+
+// On failure *out is NULL, or half made: the caller passes it to idist__join_free.
+static idist_status idist__join_new(idist__world *w, idist__ring **out) {
+    const idist_allocator *mem = &w->cfg.mem;
+    idist__ring *ring = (idist__ring *)idist__mem_alloc(mem, sizeof *ring);
+    size_t n = (size_t)w->group.size, i;
+
+    *out = ring;
+    if (!ring) return IDIST_ERR_NO_MEMORY;
+    ring->w = w;
+    ring->watch = -1;
+    ring->wake = idist__os_poll_wakeup_new();
+    if (ring->wake >= 0) ring->watch = idist__os_watch_new();
+    if (ring->watch < 0)
+        return idist__fail_errno("initialize: opening a wake-up descriptor", errno);
+
+    ring->links = (idist__link *)idist__mem_alloc(mem, sizeof *ring->links * n);
+    ring->stages = (char *)idist__mem_raw(mem, IDIST__STAGE_BYTES * n);
+    if (!ring->links) return IDIST_ERR_NO_MEMORY;
+
+    for (i = 0; i < n; i++) {
+        idist__link *l = &ring->links[i];
+        l->out_end = &l->out;
+        l->early_end = &l->early;
+        l->window = IDIST__WINDOW_BYTES;
+        l->their_window = IDIST__WINDOW_BYTES;
+        l->watched_in = -1;
+        l->watched_out = -1;
+        idist__sockets_init(&l->sockets);
+        if (ring->stages) l->stage = ring->stages + i * IDIST__STAGE_BYTES;
+    }
+
+    return ring->stages ? IDIST_OK : IDIST_ERR_NO_MEMORY;
+}
+
+// Memory for poll sets, once it is known how many sockets there may be.
+static idist_status idist__join_polls(idist__ring *ring) {
+    int i;
+
+    ring->poll_capacity = (size_t)IDIST__PROGRESS_WAKES + (size_t)IDIST__CONNECTOR_POLLS;
+    for (i = 0; ring->links && i < ring->w->group.size; i++)
+        ring->poll_capacity += (size_t)ring->links[i].sockets.count;
+    ring->polls =
+        (idist__os_poll_entry *)idist__mem_alloc(&ring->w->cfg.mem,
+                                                 sizeof *ring->polls * 2 * ring->poll_capacity);
+
+    return ring->polls ? IDIST_OK : IDIST_ERR_NO_MEMORY;
+}
+
+// Meets the other ranks; the store is open.
+static idist_status idist__join_meet(idist__join *j) {
+    const idist_allocator *mem = &j->w->cfg.mem;
+    size_t n = (size_t)j->w->group.size;
+    idist__record *records = (idist__record *)idist__mem_alloc(mem, sizeof *records * n);
+    idist_status status;
+
+    j->wanted = (bool *)idist__mem_alloc(mem, sizeof *j->wanted * n);
+    j->connector = idist__connector_new(j->ring);
+
+    if (!records || !j->wanted || !j->connector) {
+        idist__mem_free(mem, records);
+        return IDIST_ERR_NO_MEMORY;
+    }
+
+    status = idist__records_agree_on_job(j);
+    if (status == IDIST_OK) status = idist__records_make(j, records);
+    if (status == IDIST_OK) idist__links_find(j);
+    if (status == IDIST_OK) status = idist__join_share_share(j);
+    if (status == IDIST_OK) status = idist__join_share_connect_others(j);
+    if (status == IDIST_OK) status = idist__join_polls(j->ring);
+    if (status == IDIST_OK) status = idist__join_store_leave(j);
+
+    j->records = NULL;
+    idist__mem_free(mem, records);
+
+    return status;
+}
+
+// Joining failed here, while others may have joined already: tells them why. The text of a time-out
+// names the ranks that are late, and a reason that came from another rank names that one.
+static void idist__join_tell_joined(const idist__join *j, idist_status status) {
+    idist__ring *ring = j->ring;
+    char text[sizeof idist__me.text], cause[IDIST__TEXT_BYTES] = "";
+    int i;
+
+    memcpy(text, idist__me.text, sizeof text); // sending may overwrite it
+    if (!j->others_know && status != IDIST_ERR_TIMEOUT && status != IDIST_ERR_PEER_LOST)
+        snprintf(cause, sizeof cause, "rank %d could not join: ", ring->w->group.rank);
+    idist__text_append(cause, sizeof cause, "%s",
+                       strncmp(text, "initialize: ", 12) == 0 ? text + 12 : text);
+
+    for (i = 0; i < ring->w->group.size; i++) {
+        idist__link *l = &ring->links[i];
+
+        if (!idist__link_is_connected(l)) continue;
+        if (j->voting && l->transport != &idist__pipe_transport) continue; // it votes as well
+        idist__link_abort(ring, l, ring->w->group.ctx, status, cause);
+    }
+
+    memcpy(idist__me.text, text, sizeof text);
+}
+
+// Frees what only meeting needed, whether it succeeded or not.
+static void idist__join_end(idist__join *j) {
+    const idist_allocator *mem = &j->w->cfg.mem;
+
+    idist__os_descriptor_close(&j->w->cfg.listener);
+    idist__connector_free(j->connector);
+    idist__mem_free(mem, j->wanted);
+    idist__mem_free(mem, j->tcp);
+
+    if (j->owns_store) {
+        char text[sizeof idist__me.text];
+        memcpy(text, idist__me.text, sizeof text); // closing may overwrite it
+        idist_store_close(&j->store);
+        memcpy(idist__me.text, text, sizeof text);
+    }
+}
+
+// Warns of a limit on memory under which this rank may fail to join, or to share memory: an error
+// text of another rank cannot name the limit.
+static void idist__join_warn_of_limit(idist__world *w) {
+    size_t needed = 2 * w->cfg.shm_nbytes + IDIST__OPEN_NBYTES;
+    char limit[160];
+
+    idist__os_memory_limit(needed, limit, sizeof limit);
+    if (*limit)
+        idist__log_print(&w->log, IDIST_LOG_WARN,
+                         "initialize: %s; to share memory with the other ranks of this host, this "
+                         "rank needs at least %zu KiB more",
+                         limit, needed >> 10);
+}
+
+static idist_status idist__join_open(idist__world *w) {
+    idist__join j;
+    idist_status status = IDIST_OK;
+
+    memset(&j, 0, sizeof j);
+    j.w = w;
+    j.deadline_ns = idist__os_clock_deadline(w->cfg.init_timeout_ms);
+    idist__me.join_until_ns = j.deadline_ns;
+    if (w->group.size > 1) idist__join_warn_of_limit(w);
+
+    // Announced now rather than when it is needed: with a second thread, such as the server of the
+    // store, the kernel takes 15 ms for it.
+    if (w->cfg.transport == IDIST__JOIN_AUTO && w->group.size > 1) idist__os_cpu_fence_others(true);
+
+    // The store comes first, so that the others learn of everything that fails after it.
+    if (w->group.size > 1) status = idist__join_store_open(&j);
+    else idist__text_copy(w->nodes[0].hostname, sizeof w->nodes[0].hostname, w->hostname);
+
+    if (status == IDIST_OK) status = idist__join_new(w, &j.ring);
+    if (status == IDIST_OK)
+        status = w->group.size > 1 ? idist__join_meet(&j) : idist__join_polls(j.ring);
+    idist__join_failure_of_store(&j, status);
+
+    w->impl = j.ring;
+    // Those that have joined first: they may be about to give up a call, and the store may be slow.
+    if (status != IDIST_OK && j.ring && j.ring->links) idist__join_tell_joined(&j, status);
+    if (status != IDIST_OK) idist__join_failure_tell(&j, status);
+    idist__join_end(&j);
+    idist__me.join_until_ns = 0;
+
+    if (status == IDIST_OK && !j.ring->polled_link_count)
+        idist__os_descriptor_close(&j.ring->watch); // nothing will ever be watched
+
+    if (status != IDIST_OK && j.ring) idist__join_free(j.ring);
+
+    return status;
+}
+
+// ---- ring/ring.h ---------------------------------------------------------------------------------
+
+// ring/ring.h: leaving the other ranks, and the table of the backend
+
+//------------------------------------------------------------------------------
+// leaving the other ranks
 //
 // In order: after the last barrier every rank says BYE, and waits until all of its frames are
 // written. Where closing a connection with unread bytes in it could destroy what the peer has not
@@ -174,10 +12215,7 @@ static void idist__close_world(idist__world *w, bool clean) {
 }
 
 //------------------------------------------------------------------------------
-// [ring:backend]  the table of the backend's functions
-// uses launch:env model core:backend msg:types msg:op share:share pool missing
-// uses announce engine:progress engine:wait engine:task cancel engine:group
-// uses join:open close
+// the table of the backend's functions
 //------------------------------------------------------------------------------
 
 static idist_status idist__ring_backend_claim(idist__config *config, const char **why) {
@@ -195,24 +12233,24 @@ static void idist__ring_backend_fill(idist_backend_api *api) {
     api->open = idist__join_open;
     api->close = idist__close_world;
 
-    api->group_open = idist__members_open; // [engine:group]
+    api->group_open = idist__members_open; // ring/engine/members.h
     api->group_close = idist__members_close;
     api->group_offer = idist__pool_offer_region;
     api->group_meet = idist__members_meet;
 
-    api->quick = idist__start_task_quick; // [engine:task]
+    api->quick = idist__start_task_quick; // ring/engine/start_task.h
     api->takes_parts = idist__share_takes_parts;
     api->start = idist__start_task_start;
     api->announce = idist__announce_wait;
 
     api->quick_message = idist__start_task_quick_message;
-    api->progress = idist__progress_run; // [engine:progress], [engine:wait]
+    api->progress = idist__progress_run; // ring/engine/progress.h, ring/engine/sleep.h
     api->sleep = idist__sleep_begin;
     api->wake = idist__sleep_wake;
     api->attend = idist__sleep_attend;
     api->flush = idist__sleep_flush;
 
-    api->cancel = idist__cancel_task; // [engine:cancel]
+    api->cancel = idist__cancel_task; // ring/engine/cancel.h
     api->retract = idist__cancel_retract;
     api->tell = idist__cancel_tell;
     api->missing = idist__missing_name;
@@ -229,6 +12267,103 @@ idist__ring_backend_register(void) {
     (void)idist_register_backend(idist_ring_backend());
 }
 
-#include "idist_end.h"
+// ---- base/end.h ----------------------------------------------------------------------------------
+
+// base/end.h: undoes what base/begin.h has set
+//
+// In a drop-in, tools/drop_ins.py adds an #undef for each macro of the implementation here, so that
+// no macro reaches the program. Included without a guard, as base/begin.h.
+
+#ifdef IDIST__FAST_MATH
+#if defined(__clang__)
+#pragma float_control(pop)
+#elif defined(__GNUC__)
+#pragma GCC pop_options
+#pragma pop_macro("__NO_MATH_ERRNO__")
+#pragma pop_macro("__NO_TRAPPING_MATH__")
+#pragma pop_macro("__NO_SIGNED_ZEROS__")
+#pragma pop_macro("__RECIPROCAL_MATH__")
+#pragma pop_macro("__ASSOCIATIVE_MATH__")
+#pragma pop_macro("__FINITE_MATH_ONLY__")
+#pragma pop_macro("__FAST_MATH__")
+#endif
+#undef IDIST__FAST_MATH
+#endif
+
+#pragma pop_macro("max")
+#pragma pop_macro("min")
+#pragma pop_macro("lock")
+#pragma pop_macro("small")
+#pragma pop_macro("near")
+#if defined(__SANITIZE_THREAD__) && !defined(__clang__) && __GNUC__ >= 11
+#pragma GCC diagnostic pop
+#endif
+#if defined(__cplusplus) && defined(__GNUC__)
+#pragma GCC diagnostic pop
+#endif
+
+#undef IDIST__ASK_SILENCE_NS
+#undef IDIST__BUFFERS_SKEW
+#undef IDIST__CALLBACK
+#undef IDIST__CATCH_EXIT
+#undef IDIST__CHUNK_BYTES
+#undef IDIST__CHUNK_MAX
+#undef IDIST__CHUNK_OVERSUBSCRIBED
+#undef IDIST__COPIED_BYTES
+#undef IDIST__CORK_BYTES
+#undef IDIST__CORK_MESSAGE
+#undef IDIST__CORK_NS
+#undef IDIST__COUNT_OF
+#undef IDIST__CO_AWAIT
+#undef IDIST__CO_BEGIN
+#undef IDIST__CO_END
+#undef IDIST__DIRECT_PIECE
+#undef IDIST__EAGER_EXPOSED_BYTES
+#undef IDIST__FLAT_BYTES
+#undef IDIST__FRAME_BYTES
+#undef IDIST__HISTORY
+#undef IDIST__HOST_PIECE_BYTES
+#undef IDIST__HOST_PIECE_NETWORKS
+#undef IDIST__INLINE
+#undef IDIST__INLINE_BYTES
+#undef IDIST__LINE
+#undef IDIST__LINKS_MANY
+#undef IDIST__LINKS_NEAR
+#undef IDIST__LOOK_NS
+#undef IDIST__NOINLINE
+#undef IDIST__NO_ALIAS
+#undef IDIST__PAGE
+#undef IDIST__PART_PREFETCH_BYTES
+#undef IDIST__PIECE_BYTES
+#undef IDIST__PIPE_MAX
+#undef IDIST__PREFETCH_BYTES
+#undef IDIST__PRINTF
+#undef IDIST__QUICK_YIELDS
+#undef IDIST__REGION_HEAD_BYTES
+#undef IDIST__REGION_SLOTS
+#undef IDIST__REMOTE_BROADCAST_MAX
+#undef IDIST__REMOTE_BYTES
+#undef IDIST__REMOTE_OVERSUBSCRIBED
+#undef IDIST__REMOTE_PIECE
+#undef IDIST__REMOTE_REDUCTION
+#undef IDIST__SAMPLE_BYTES
+#undef IDIST__SAMPLE_PIECE
+#undef IDIST__SLICE_BYTES
+#undef IDIST__SLOTS
+#undef IDIST__SLOTS_AHEAD
+#undef IDIST__SLOTS_MOST
+#undef IDIST__SLOT_BYTES
+#undef IDIST__SPLIT_BYTES
+#undef IDIST__STAGE_BYTES
+#undef IDIST__STRIPE_BYTES
+#undef IDIST__TEXT_BYTES
+#undef IDIST__TLS
+#undef IDIST__TRY
+#undef IDIST__TURN_NS
+#undef IDIST__UNUSED
+#undef IDIST__UNWIND_END
+#undef IDIST__VECTORIZE
+#undef IDIST__WINDOW_BYTES
+#undef IDIST__WRITERS_MS
 
 #endif // IDIST_IMPLEMENTATION

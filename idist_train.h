@@ -46,7 +46,7 @@ WHAT IT IS
                 because they were given the same length, seed and epoch. idist_partition is the
                 DataPartitioner of PyTorch's tutorial "Writing distributed applications".
     loader      Worker threads that call your function batch by batch, some batches ahead of you.
-    ddp         What DistributedDataParallel and Horovod's DistributedOptimizer do; [train:ddp] has
+    ddp         What DistributedDataParallel and Horovod's DistributedOptimizer do; train/ddp/ddp_model.h has
                 a picture.
     metrics     Local sums that are added up over the ranks when you ask for the value.
     checkpoint  Rank 0 writes and reads; a file is either complete or absent.
@@ -59,13 +59,12 @@ WHAT IT IS
 
 HOW IT FITS
 
-    An optional header on top of idist.h. It uses the public functions, the base of the
-    implementation and idist_trace.h, which it includes; no other header uses it. For device memory
-    include idist_nccl.h first.
+    An optional header on top of idist.h. It uses the public functions, and the base and the
+    timelines of the implementation; no other header uses it. For device memory include idist_nccl.h
+    first.
 
 CONTENTS
 
-    declarations
       [train_api:sampler]     which samples a rank gets
       [train_api:loader]      batches, fetched ahead by worker threads
       [train_api:ddp]         gradients averaged while the backward pass is still running
@@ -75,55 +74,16 @@ CONTENTS
       [train_api:checkpoint]  files that are either complete or absent
       [train_api:log]         what a training run prints, on rank 0 only
       [train_api:summary]     scalars over the steps of a training, for TensorBoard and as CSV
-    implementation
-      [train:twister]         the Mersenne Twister
-      [train:random]          permutations that equal those of PyTorch and Python
-      [train:agree]           the same status on all ranks
-      [train:sampler]         which sample goes to which rank
-      [train:loader]          batches, fetched ahead by worker threads
-      [train:auto]            sizes, seeds and loaders derived from the world
-      [train:batch_norm]      batch statistics over all ranks
-      [train:norm]            the norm of gradients, and clipping by it
-      [train:schedule]        values that follow the step, such as the learning rate
-      [train:metric]          numbers over all ranks
-      [train:epoch_metric]    metrics that rank 0 computes from the rows of all ranks
-      [train:checksum]        the checksum of a checkpoint
-      [train:checkpoint]      the format of a checkpoint file
-      [train:flaw]            what is wrong with a checkpoint file
-      [train:seen]            files that this process has verified or written
-      [train:sync]            file systems that do not sync
-      [train:load]            reads a checkpoint on rank 0 and copies it to all ranks
-      [train:folder]          the checkpoints in a folder, and the best of them
-      [train:save]            writes a checkpoint atomically and removes those not kept
-      [train:shape]           shapes and options that must be equal on all ranks
-      [train:tensor]          arrays copied from one rank to all
-      [train:memory]          the same operations on host and device memory
-      [train:compress]        the state of a bucket that is sent with fewer bits
-      [train:half]            buckets sent as 16-bit floats
-      [train:int8]            buckets sent as bytes with error feedback
-      [train:powersgd]        buckets sent as products of two thin matrices
-      [train:on_device]       compressed buckets, by kernels on the device
-      [train:ddp]             gradients averaged while the backward pass is still running
-      [train:ddp_bucket]      which gradients share a bucket, and where it lies
-      [train:ddp_hold]        rounding errors of gradients that are absent in an iteration
-      [train:ddp_hook]        calling the communication hook
-      [train:ddp_piece]       buckets whose gradients are scattered in memory
-      [train:ddp_launch]      from a ready gradient to a launched bucket
-      [train:ddp_finish]      the end of an iteration
-      [train:ddp_step]        the public functions of an iteration
-      [train:ddp_join]        ranks that have run out of data
-      [train:ddp_create]      from a desc to a ddp, and its end
-      [train:log]             what a training run prints, on rank 0 only
-      [train:columns]         the columns of a terminal that a text takes
-      [train:progress]        a progress bar on a terminal
-      [train:event]           a scalar as TensorBoard reads it
-      [train:csv]             a scalar as a line of scalars.csv
-      [train:summary]         scalars over the steps of a training, for TensorBoard and as CSV
+
+    The implementation follows: src/train/ has it as files.
+    Generated from src/ by tools/drop_ins.py: change the files there.
 */
 #ifndef IDIST_H
 #include "idist.h"
 #endif
-#include "idist_trace.h"
+#if IDIST_VERSION_MAJOR != 0 || IDIST_VERSION_MINOR != 2 || IDIST_VERSION_PATCH != 0
+#error "idist_train.h is version 0.2.0, and idist.h another one: copy both from the same release"
+#endif
 #ifndef IDIST_TRAIN_H
 #define IDIST_TRAIN_H
 
@@ -807,11 +767,144 @@ IDIST_API idist_status idist_summary_free(idist_summary **summary);
 #if defined(IDIST_IMPLEMENTATION) && !defined(IDIST_TRAIN_IMPLEMENTATION_DONE)
 #define IDIST_TRAIN_IMPLEMENTATION_DONE
 
-#include "idist_begin.h"
+// ---- base/begin.h --------------------------------------------------------------------------------
+
+// base/begin.h: macros and compiler settings for the implementation
+//
+// Included at the start of the implementation in each spine, with base/end.h at its end, which
+// restores the settings. It has no include guard: each drop-in has a copy.
+
+// System headers may define these words as macros, as windows.h does.
+#pragma push_macro("near")
+#undef near
+#pragma push_macro("small")
+#undef small
+#pragma push_macro("lock")
+#undef lock
+#pragma push_macro("min")
+#undef min
+#pragma push_macro("max")
+#undef max
+
+// C++ programs may be compiled with these warnings. Code that is C as well needs such casts.
+#if defined(__cplusplus) && defined(__GNUC__)
+#pragma GCC diagnostic push
+#pragma GCC diagnostic ignored "-Wold-style-cast"
+#pragma GCC diagnostic ignored "-Wzero-as-null-pointer-constant"
+#ifndef __clang__
+#pragma GCC diagnostic ignored "-Wuseless-cast"
+#endif
+#endif
+
+// The thread sanitizer of gcc does not know the fences of the shared memory, and warns of each.
+#if defined(__SANITIZE_THREAD__) && !defined(__clang__) && __GNUC__ >= 11
+#pragma GCC diagnostic push
+#pragma GCC diagnostic ignored "-Wtsan"
+#endif
+
+#if defined(__GNUC__) && !defined(__clang__)
+#define IDIST__VECTORIZE __attribute__((optimize("O3")))
+#define IDIST__NO_ALIAS _Pragma("GCC ivdep")
+#elif defined(__clang__)
+#define IDIST__VECTORIZE
+#define IDIST__NO_ALIAS _Pragma("clang loop vectorize(assume_safety)")
+#else
+#define IDIST__VECTORIZE
+#define IDIST__NO_ALIAS
+#endif
+#define IDIST__PRINTF(fmt, args) __attribute__((format(printf, fmt, args)))
+#define IDIST__UNUSED __attribute__((unused))
+#define IDIST__NOINLINE __attribute__((noinline))
+#define IDIST__INLINE static inline __attribute__((always_inline))
+#define IDIST__TLS static __thread
+
+// IDIST__TRY(result = fn(arg)) calls a function of the program. Compiled as C++ with exceptions, an
+// exception that leaves the statement ends here, and idist__me.thrown says what was thrown.
+// Otherwise the process ends as if fn were noexcept: std::terminate, which prints the exception.
+// The function around the macro is IDIST__NOINLINE.
+#if defined(__cplusplus) && defined(__EXCEPTIONS)
+#include <exception>
+#ifdef __GLIBCXX__
+#include <cxxabi.h>
+// clang-format off
+#define IDIST__CATCH_EXIT catch (abi::__forced_unwind &) { throw; } // pthread_exit
+// clang-format on
+#else
+#define IDIST__CATCH_EXIT
+#endif
+#define IDIST__TRY(statement)                                                     \
+    do {                                                                          \
+        try {                                                                     \
+            statement;                                                            \
+        }                                                                         \
+        IDIST__CATCH_EXIT                                                         \
+        catch (const std::exception &thrown_) {                                   \
+            idist__callback_note(thrown_.what());                                 \
+        }                                                                         \
+        catch (...) {                                                             \
+            idist__callback_note("an exception not derived from std::exception"); \
+        }                                                                         \
+    } while (0)
+#else
+// Tells the unwinder that the stack ends in this function: the return address is undefined. Without
+// unwind tables the stack ends here anyway.
+#if defined(__GCC_HAVE_DWARF2_CFI_ASM) && defined(__x86_64__)
+#define IDIST__UNWIND_END __asm__ volatile(".cfi_undefined 16" ::: "memory")
+#elif defined(__GCC_HAVE_DWARF2_CFI_ASM) && defined(__i386__)
+#define IDIST__UNWIND_END __asm__ volatile(".cfi_undefined 8" ::: "memory")
+#elif defined(__GCC_HAVE_DWARF2_CFI_ASM) && defined(__aarch64__)
+#define IDIST__UNWIND_END __asm__ volatile(".cfi_undefined 30" ::: "memory")
+#else
+#define IDIST__UNWIND_END (void)0
+#endif
+#define IDIST__TRY(statement)                                 \
+    do {                                                      \
+        IDIST__UNWIND_END;                                    \
+        statement;                                            \
+        __asm__ volatile("" ::: "memory"); /* no tail call */ \
+    } while (0)
+#endif
+
+// The same for a callback, which must not call idist: see base/fail.h.
+#define IDIST__CALLBACK(statement)                           \
+    do {                                                     \
+        int cancel_state_ = idist__os_unwind_block_cancel(); \
+                                                             \
+        idist__me.callbacks++;                               \
+        IDIST__TRY(statement);                               \
+        idist__me.callbacks--;                               \
+        idist__os_unwind_allow_cancel(cancel_state_);        \
+    } while (0)
+
+#define IDIST__COUNT_OF(a) (sizeof(a) / sizeof((a)[0]))
+
+// A program may be built with -ffast-math or -Ofast. But a NaN that one rank contributes must reach
+// all ranks, converters rely on the order of their steps, and norms check that numbers are finite.
+#if defined(__FAST_MATH__) || (defined(__FINITE_MATH_ONLY__) && __FINITE_MATH_ONLY__) || \
+    defined(__ASSOCIATIVE_MATH__) || defined(__RECIPROCAL_MATH__)
+#define IDIST__FAST_MATH 1
+#if defined(__clang__)
+#pragma float_control(precise, on, push)
+#elif defined(__GNUC__)
+// In C, pop_options alone would leave these undefined.
+#pragma push_macro("__FAST_MATH__")
+#pragma push_macro("__FINITE_MATH_ONLY__")
+#pragma push_macro("__ASSOCIATIVE_MATH__")
+#pragma push_macro("__RECIPROCAL_MATH__")
+#pragma push_macro("__NO_SIGNED_ZEROS__")
+#pragma push_macro("__NO_TRAPPING_MATH__")
+#pragma push_macro("__NO_MATH_ERRNO__")
+#pragma GCC push_options
+#pragma GCC optimize("no-fast-math")
+#endif
+#endif
+
+// ---- train/permutation.h -------------------------------------------------------------------------
+
+// train/permutation.h: random numbers and permutations as PyTorch and Python draw them
 
 //------------------------------------------------------------------------------
-// [train:twister]  the Mersenne Twister
-// uses -
+// the Mersenne Twister
 //
 // By Matsumoto and Nishimura (1998), with 624 words of state. PyTorch seeds it with Knuth's
 // recurrence from 32 bits, Python with the authors' init_by_array (2002) from as many words as the
@@ -897,8 +990,7 @@ static uint32_t idist__twister_next(idist__twister *twister) {
 }
 
 //------------------------------------------------------------------------------
-// [train:random]  permutations that equal those of PyTorch and Python
-// uses twister
+// permutations that equal those of PyTorch and Python
 //------------------------------------------------------------------------------
 
 static void idist__permutation_swap(size_t *indices, size_t i, size_t k) {
@@ -968,9 +1060,9 @@ static void idist__permutation_shuffle(size_t *indices, size_t count, uint64_t s
         idist__permutation_swap(indices, i, idist__permutation_below(&twister, i + 1));
 }
 
-//------------------------------------------------------------------------------
-// [train:agree]  the same status on all ranks
-// uses mutex fail text model core:group check core:call get collective
+// ---- train/agree.h -------------------------------------------------------------------------------
+
+// train/agree.h: the same status on all ranks
 //
 // A function that makes several collective calls must fail on all ranks or on none. Its path:
 //
@@ -980,7 +1072,6 @@ static void idist__permutation_shuffle(size_t *indices, size_t count, uint64_t s
 //     collective calls       a rank that cannot make its next call uses idist__agree_break
 //
 // An agreement on success costs one all_reduce of 4 bytes; a failure costs a broadcast in addition.
-//------------------------------------------------------------------------------
 
 // What a rank that has failed broadcasts.
 typedef struct idist__agree_failure {
@@ -1054,9 +1145,9 @@ static idist_status idist__agree_no_memory(const char *name, idist_group *group)
     return idist__agree_break(name, group, idist__fail(IDIST_ERR_NO_MEMORY, "no memory"));
 }
 
-//------------------------------------------------------------------------------
-// [train:sampler]  which sample goes to which rank
-// uses fail callback number get collective random agree
+// ---- train/sampler.h -----------------------------------------------------------------------------
+
+// train/sampler.h: which sample goes to which rank
 //
 // Each rank computes the order of the whole epoch, and keeps every n-th index of the part that is
 // left, starting with its rank. Three ranks, 10 samples, without drop_last:
@@ -1068,7 +1159,6 @@ static idist_status idist__agree_no_memory(const char *name, idist_group *group)
 //
 // After idist_sampler_reshard the first `processed` indices of the order are skipped, and the
 // remainder is dealt out among the present ranks, padded with its own beginning.
-//------------------------------------------------------------------------------
 
 // The indices, including the padding, must fit into memory.
 static const size_t IDIST__SAMPLES_MAX = SIZE_MAX / 64;
@@ -1446,9 +1536,9 @@ idist_status idist_partition(size_t length, const double *fractions, int n, int 
     return IDIST_OK;
 }
 
-//------------------------------------------------------------------------------
-// [train:loader]  batches, fetched ahead by worker threads
-// uses clock os:thread mutex cond process fail text mem sampler
+// ---- train/loader.h ------------------------------------------------------------------------------
+
+// train/loader.h: batches, fetched ahead by worker threads
 //
 // Batches are in a ring of slots, one more than are fetched ahead: the one that the program is
 // using. A worker takes the next batch that no worker has taken, so batches are started in order,
@@ -1463,7 +1553,6 @@ idist_status idist_partition(size_t length, const double *fractions, int n, int 
 //
 // The indices are a copy, so that the program may move the sampler at any time. The next call
 // notices that it did, and restarts the loader from there.
-//------------------------------------------------------------------------------
 
 typedef struct idist__loader_slot {
     void *data;
@@ -1884,13 +1973,12 @@ idist_status idist_loader_next(idist_loader *loader, idist_batch *batch) {
     return IDIST_OK;
 }
 
-//------------------------------------------------------------------------------
-// [train:auto]  sizes, seeds and loaders derived from the world
-// uses fail base:log model core:world get pinned sampler loader
+// ---- train/auto.h --------------------------------------------------------------------------------
+
+// train/auto.h: sizes, seeds and loaders derived from the world
 //
 // Ignite's auto_* functions: the program states what all ranks do together, and each rank derives
 // its own part.
-//------------------------------------------------------------------------------
 
 int idist_auto_batch_size(int batch_size) {
     int ranks = idist_get_world_size();
@@ -1983,13 +2071,12 @@ idist_status idist_auto_loader(const idist_loader_desc *desc, const idist_sample
     return IDIST_OK;
 }
 
-//------------------------------------------------------------------------------
-// [train:batch_norm]  batch statistics over all ranks
-// uses fail mode get collective agree
+// ---- train/batch_norm.h --------------------------------------------------------------------------
+
+// train/batch_norm.h: batch statistics over all ranks
 //
 // One all_gather of a row per rank, count | means | variances, after which every rank merges the
 // rows in rank order.
-//------------------------------------------------------------------------------
 
 // Merges the count, mean and variance of set b into those of set a:
 //
@@ -2091,10 +2178,9 @@ idist_status idist_sync_batch_norm_backward(float *sum_dy, float *sum_dy_xmu, in
     return status;
 }
 
-//------------------------------------------------------------------------------
-// [train:norm]  the norm of gradients, and clipping by it
-// uses fail number base:type mode float reduce collective agree
-//------------------------------------------------------------------------------
+// ---- train/norm.h --------------------------------------------------------------------------------
+
+// train/norm.h: the norm of gradients, and clipping by it
 
 // The square root by Newton's method, starting from half the exponent: sqrt would need -lm. The
 // last bit may differ from that of sqrt.
@@ -2214,13 +2300,12 @@ idist_status idist_clip_grad_norm(const idist_tensor *grads, int n, double max_n
     return status;
 }
 
-//------------------------------------------------------------------------------
-// [train:schedule]  values that follow the step, such as the learning rate
-// uses fail number float
+// ---- train/schedule.h ----------------------------------------------------------------------------
+
+// train/schedule.h: values that follow the step, such as the learning rate
 //
 // log, exp and sin would need -lm. The series here are summed until their next term is below the
 // last bit of a double.
-//------------------------------------------------------------------------------
 
 static const double idist__schedule_ln_2 = 0.69314718055994530942;
 static const double idist__schedule_half_pi = 1.57079632679489661923;
@@ -2447,9 +2532,12 @@ double idist_piecewise_linear(const idist_milestone *milestones, int n, double s
     return from->value + (to->value - from->value) * (step - from->step) / (to->step - from->step);
 }
 
+// ---- train/metric.h ------------------------------------------------------------------------------
+
+// train/metric.h: metrics that are summed over the ranks, or computed on rank 0
+
 //------------------------------------------------------------------------------
-// [train:metric]  numbers over all ranks
-// uses fail float collective agree
+// numbers over all ranks
 //------------------------------------------------------------------------------
 
 // The ratio of two numbers of a metric, each summed over all ranks; 0 / 0 is NaN.
@@ -2588,8 +2676,7 @@ idist_status idist_confusion_compute(const idist_confusion *m, uint64_t *cells,
 }
 
 //------------------------------------------------------------------------------
-// [train:epoch_metric]  metrics that rank 0 computes from the rows of all ranks
-// uses fail callback get collective agree
+// metrics that rank 0 computes from the rows of all ranks
 //
 //     gather       rank 0 learns how many rows of which size each rank has, and allocates
 //     agree        rank 0 has the memory, and rows have the same size on all ranks
@@ -2705,9 +2792,12 @@ idist_status idist_epoch_metric(const void *rows, size_t n, size_t row_nbytes,
     return status;
 }
 
+// ---- train/checkpoint/checkpoint.h ---------------------------------------------------------------
+
+// train/checkpoint/checkpoint.h: the format of a checkpoint file, and its checksum
+
 //------------------------------------------------------------------------------
-// [train:checksum]  the checksum of a checkpoint
-// uses -
+// the checksum of a checkpoint
 //
 // Four lanes, each a chain of x = rotate((x ^ word) * odd), which a processor computes side by
 // side. Every step is invertible: two inputs that differ in one lane only, for example in a single
@@ -2764,8 +2854,7 @@ static uint64_t idist__checksum_end(const idist__checksum *sum) {
 }
 
 //------------------------------------------------------------------------------
-// [train:checkpoint]  the format of a checkpoint file
-// uses os:file fail base:type checksum
+// the format of a checkpoint file
 //
 // Numbers have 64 bits, in the byte order of the machine. Each part except the last is padded with
 // zeros to a multiple of 32 bytes:
@@ -2947,9 +3036,12 @@ static int idist__checkpoint_read(idist__os_file file, uint64_t at, void *data, 
     return errno ? errno : IDIST__CHECKPOINT_ENDS;
 }
 
+// ---- train/checkpoint/flaw.h ---------------------------------------------------------------------
+
+// train/checkpoint/flaw.h: what can be wrong with a checkpoint file, and which files are known
+
 //------------------------------------------------------------------------------
-// [train:flaw]  what is wrong with a checkpoint file
-// uses os:file checksum checkpoint
+// what is wrong with a checkpoint file
 //------------------------------------------------------------------------------
 
 // Name, status of idist_checkpoint_load, and what a text says of the file.
@@ -3062,8 +3154,7 @@ static idist__flaw idist__flaw_read_all(idist__os_file file, const uint64_t *hea
 }
 
 //------------------------------------------------------------------------------
-// [train:seen]  files that this process has verified or written
-// uses mutex os:file flaw
+// files that this process has verified or written
 //
 // idist_checkpoint_save must know which files are valid before it lets them push others out. It
 // reads a file for that only once, as long as the file does not change.
@@ -3110,8 +3201,7 @@ static void idist__seen_add(const idist__os_file_version *version, idist__flaw f
 }
 
 //------------------------------------------------------------------------------
-// [train:sync]  file systems that do not sync
-// uses mutex os:file base:log
+// file systems that do not sync
 //
 // A sync can fail because the file system cannot do it: then all that is missing is a promise, and
 // a training need not stop. Or the disk says that something was lost (EIO, ENOSPC, EDQUOT).
@@ -3142,17 +3232,15 @@ static int idist__sync_judge(int error, const char *name, const char *folder,
     return 0;
 }
 
-//------------------------------------------------------------------------------
-// [train:load]  reads a checkpoint on rank 0 and copies it to all ranks
-// uses os:file os:folder fail base:type get collective agree checksum
-// uses checkpoint flaw
+// ---- train/checkpoint/load.h ---------------------------------------------------------------------
+
+// train/checkpoint/load.h: reads a checkpoint on rank 0 and copies it to all ranks
 //
 //     idist__load_open      rank 0: opens the file, verifies the checksum of the whole file, and
 //                           compares header and table with the tensors; writes nothing
 //     idist__load_compare   all: the header, and whether every rank passed the same tensors
 //     idist__load_copy      all: rank 0 reads a part into its memory and broadcasts it; at the end
 //                           each rank verifies the checksum over its memory
-//------------------------------------------------------------------------------
 
 static idist_status idist__load_fail(const char *path, int error) {
     if (error == IDIST__CHECKPOINT_ENDS) error = EIO; // it was longer when it was opened
@@ -3350,11 +3438,9 @@ idist_status idist_checkpoint_load(const char *path, const idist_tensor *tensors
     return status;
 }
 
-//------------------------------------------------------------------------------
-// [train:folder]  the checkpoints in a folder, and the best of them
-// uses os:file os:folder fail text base:log model core:world get collective
-// uses agree checkpoint flaw seen
-//------------------------------------------------------------------------------
+// ---- train/checkpoint/checkpoint_folder.h --------------------------------------------------------
+
+// train/checkpoint/checkpoint_folder.h: the checkpoints in a folder, and the best of them
 
 // A file that has the name of a checkpoint.
 typedef struct idist__folder_entry {
@@ -3669,16 +3755,14 @@ idist_status idist_checkpoint_find(const idist_checkpoint_desc *desc, bool lates
     return status;
 }
 
-//------------------------------------------------------------------------------
-// [train:save]  writes a checkpoint atomically and removes those not kept
-// uses os:file os:folder fail number base:log model core:world get agree
-// uses checksum checkpoint flaw seen sync folder
+// ---- train/checkpoint/save.h ---------------------------------------------------------------------
+
+// train/checkpoint/save.h: writes a checkpoint atomically and removes those not kept
 //
 // All of it happens on rank 0, while the others wait for its status: list the folder and remove
 // what crashes have left; verify the files that are there; decide whether the new file is wanted;
 // write a temporary file, sync it, rename it and sync the folder; list the folder again and remove
 // all but the best and the latest valid files.
-//------------------------------------------------------------------------------
 
 // 0 or an errno.
 static int idist__save_write_parts(const idist__checkpoint *c, idist__os_file file) {
@@ -3922,9 +4006,12 @@ idist_status idist_checkpoint_save(const idist_checkpoint_desc *desc, uint64_t s
     return idist__agree(status, &o);
 }
 
+// ---- train/tensor.h ------------------------------------------------------------------------------
+
+// train/tensor.h: tensors, shapes and options that must be equal on all ranks
+
 //------------------------------------------------------------------------------
-// [train:shape]  shapes and options that must be equal on all ranks
-// uses fail text number base:type collective agree
+// shapes and options that must be equal on all ranks
 //------------------------------------------------------------------------------
 
 // In place of a dtype when an option is compared; its value is then in count.
@@ -4042,8 +4129,7 @@ static idist_status idist__shape_agree(const char *name, const idist__shape *sha
 }
 
 //------------------------------------------------------------------------------
-// [train:tensor]  arrays copied from one rank to all
-// uses fail base:type get collective several agree shape
+// arrays copied from one rank to all
 //------------------------------------------------------------------------------
 
 // Local. data_too: every tensor with elements must have its memory.
@@ -4171,12 +4257,11 @@ idist_status idist_broadcast_optimizer_state(const idist_tensor *state, int n, v
                                options_nbytes, root, opts);
 }
 
-//------------------------------------------------------------------------------
-// [train:memory]  the same operations on host and device memory
-// uses fail reduce calls:memory own
+// ---- train/compress/tensor_memory.h --------------------------------------------------------------
+
+// train/compress/tensor_memory.h: the same operations on host and device memory
 //
-// On the device they are enqueued on opts.stream, by [ipc:own] of idist_ipc.h.
-//------------------------------------------------------------------------------
+// On the device they are enqueued on opts.stream, by gpu/ipc/own.h.
 
 #ifdef IDIST_NCCL_H
 #define IDIST__OWN(call) call
@@ -4246,9 +4331,12 @@ static void idist__tensor_memory_free(const idist__memory *memory, void *data) {
 #endif
 }
 
+// ---- train/compress/compress.h -------------------------------------------------------------------
+
+// train/compress/compress.h: state of a compressed bucket; 16-bit compression
+
 //------------------------------------------------------------------------------
-// [train:compress]  the state of a bucket that is sent with fewer bits
-// uses fail memory
+// the state of a bucket that is sent with fewer bits
 //
 // A compression is a communication hook like one of the program's. Its arg is the idist__reduction
 // of the ddp, and the state of a bucket an idist__compress_state.
@@ -4322,8 +4410,7 @@ static idist_status idist__compress_alloc(const idist__reduction *reduction, idi
 }
 
 //------------------------------------------------------------------------------
-// [train:half]  buckets sent as 16-bit floats
-// uses float collective memory compress
+// buckets sent as 16-bit floats
 //
 // The bucket is rounded to 16 bits, reduced (in float, rounded once more) and widened.
 //------------------------------------------------------------------------------
@@ -4381,9 +4468,9 @@ static idist_status idist__half_finish(idist_bucket *b, void *arg) {
                                       reduction->postscale);
 }
 
-//------------------------------------------------------------------------------
-// [train:int8]  buckets sent as bytes with error feedback
-// uses collective compress
+// ---- train/compress/int8.h -----------------------------------------------------------------------
+
+// train/compress/int8.h: buckets sent as bytes with error feedback
 //
 // After Seide et al., 1-bit SGD (2014), who used one bit. 1,024 gradients share a scale by which
 // the largest of them becomes 127. What rounding takes from each is added to the same gradient in
@@ -4396,7 +4483,6 @@ static idist_status idist__half_finish(idist_bucket *b, void *arg) {
 //     rank 2   [block 0 | block 1 | block 2]     all_gather: every rank gets the same bytes
 //
 // Bytes sent per gradient: 2 (n-1)/n * 1.004, compared with 8 (n-1)/n of an all_reduce of floats.
-//------------------------------------------------------------------------------
 
 // Rounds x to bytes and leaves in x what that took. A chunk with a value that is not finite becomes
 // all NaN.
@@ -4503,10 +4589,9 @@ static idist_status idist__int8_finish(idist_bucket *b, void *arg) {
     return status;
 }
 
-//------------------------------------------------------------------------------
-// [train:powersgd]  buckets sent as products of two thin matrices
-// uses fail number base:log float reduce get collective twister auto norm
-// uses checksum memory compress
+// ---- train/compress/powersgd.h -------------------------------------------------------------------
+
+// train/compress/powersgd.h: buckets sent as products of two thin matrices
 //
 // After Vogels, Karimireddy and Jaggi, PowerSGD (2019), and torch's powerSGD_hook: one step of the
 // power iteration for the largest singular vectors of the mean of M over the ranks.
@@ -4531,7 +4616,6 @@ static idist_status idist__int8_finish(idist_bucket *b, void *arg) {
 //
 // P and Q are stored by columns. All that ranks must have in common, they compute from what the
 // all_reduce gave to all, or draw from the same generator.
-//------------------------------------------------------------------------------
 
 enum { IDIST__POWERSGD_RANK_MAX = 4 };
 
@@ -5057,13 +5141,12 @@ static idist_status idist__powersgd_finish(idist_bucket *b, void *arg) {
     return IDIST_OK;
 }
 
-//------------------------------------------------------------------------------
-// [train:on_device]  compressed buckets, by kernels on the device
-// uses collective ptx own memory compress
+// ---- train/compress/on_device.h ------------------------------------------------------------------
+
+// train/compress/on_device.h: compressed buckets, by kernels on the device
 //
-// For F32, by kernels of idist_ipc.h. They give the same bits as the host, provided the host's
+// For F32, by kernels of gpu/ipc/. They give the same bits as the host, provided the host's
 // compiler does not contract products and sums into fused multiply-adds.
-//------------------------------------------------------------------------------
 
 #ifdef IDIST_NCCL_H
 static idist_status idist__on_device_convert(const idist_bucket *b, int kernel_op, const void *in,
@@ -5147,9 +5230,9 @@ static idist_status idist__on_device_int8_finish(idist_bucket *b, void *arg) {
 }
 #endif
 
-//------------------------------------------------------------------------------
-// [train:ddp]  gradients averaged while the backward pass is still running
-// uses fail text base:type model agree compress
+// ---- train/ddp/ddp_model.h -----------------------------------------------------------------------
+
+// train/ddp/ddp_model.h: gradients averaged while the backward pass is still running
 //
 // The backward pass computes gradients from the last parameter to the first. Buckets are formed in
 // that order, and a bucket whose gradients are all ready is launched while the gradients of earlier
@@ -5190,8 +5273,7 @@ static idist_status idist__on_device_int8_finish(idist_bucket *b, void *arg) {
 //
 // A bucket holds its gradients one after the other, lower parameters first. If they lie like that
 // in the program's memory, this memory is the bucket (a view), and nothing is copied. Others have
-// memory of their own, or none if they go in pieces ([train:ddp_piece]).
-//------------------------------------------------------------------------------
+// memory of their own, or none if they go in pieces (train/ddp/ddp_piece.h).
 
 #define IDIST__DDP_FIRST_NBYTES ((size_t)1 << 20)   // limit of the bucket that is launched first
 #define IDIST__DDP_BUCKET_NBYTES ((size_t)25 << 20) // and of the others
@@ -5207,7 +5289,7 @@ typedef struct idist__ddp_bucket {
     idist_bucket exposed; // what a hook gets
     int ready_count;
     bool view;      // lies in the program's memory
-    bool scattered; // its gradients lie apart, so that it goes in pieces; see [train:ddp_piece]
+    bool scattered; // its gradients lie apart, so that it goes in pieces; see train/ddp/ddp_piece.h
     int64_t launched_ns; // for the timeline
     char *end;           // of the gradients placed so far
     idist_request request;
@@ -5257,7 +5339,7 @@ struct idist_ddp {
     size_t piece_nbytes;        // limit of a piece
     idist__reduction reduction; // how the built-in hooks reduce
     double scale;               // result = scale * sum of what the ranks contribute
-    float *held_errors;         // see [train:ddp_hold], or NULL
+    float *held_errors;         // see train/ddp/ddp_bucket.h, or NULL
 
     // uneven: who had data in the last iteration that had any
     uint8_t *has_data; // by rank
@@ -5351,9 +5433,12 @@ static void idist__ddp_set_scale(idist_ddp *d) {
     d->reduction.postscale = postscale * (desc->sum ? 1 : d->group_size / divisor);
 }
 
+// ---- train/ddp/ddp_bucket.h ----------------------------------------------------------------------
+
+// train/ddp/ddp_bucket.h: buckets: which gradients go together, and when they may start
+
 //------------------------------------------------------------------------------
-// [train:ddp_bucket]  which gradients share a bucket, and where it lies
-// uses base:type collective memory ddp
+// which gradients share a bucket, and where it lies
 //------------------------------------------------------------------------------
 
 // Assigns gradients to buckets in this order, or from the last to the first (NULL): bucket_of[i] is
@@ -5395,7 +5480,7 @@ static bool idist__ddp_bucket_can_view(const idist_ddp *d, const idist_tensor *g
     return (uintptr_t)gradient->data % idist_dtype_size(gradient->dtype) == 0;
 }
 
-// Whether buckets may go in pieces; see [train:ddp_piece]. The same on all ranks.
+// Whether buckets may go in pieces; see train/ddp/ddp_piece.h. The same on all ranks.
 static bool idist__ddp_bucket_may_split(const idist_ddp *d) {
     return !d->desc.hook && !d->desc.compression && !d->desc.find_unused && !d->desc.on_device;
 }
@@ -5635,8 +5720,7 @@ static idist_status idist__ddp_bucket_regroup(idist_ddp *d) {
 }
 
 //------------------------------------------------------------------------------
-// [train:ddp_hold]  rounding errors of gradients that are absent in an iteration
-// uses base:type get memory compress ddp
+// rounding errors of gradients that are absent in an iteration
 //
 // For I8 with find_unused. An absent gradient contributes zero, so the error of its last rounding
 // must not be sent either; it waits until the gradient is present again. Before the hook rounds,
@@ -5717,8 +5801,7 @@ static idist_status idist__ddp_hold_end(idist_ddp *d, const idist__ddp_bucket *b
 }
 
 //------------------------------------------------------------------------------
-// [train:ddp_hook]  calling the communication hook
-// uses fail callback mode ddp
+// calling the communication hook
 //
 // A hook computes with gradients, in the floating-point mode that is the same on all ranks. A hook
 // of the program may throw an exception, where the implementation is C++.
@@ -5750,9 +5833,9 @@ IDIST__NOINLINE static void idist__ddp_hook_free(const idist_ddp *d, void *state
     idist__me.thrown[0] = 0;
 }
 
-//------------------------------------------------------------------------------
-// [train:ddp_piece]  buckets whose gradients are scattered in memory
-// uses base:type collective request memory ddp ddp_hook
+// ---- train/ddp/ddp_piece.h -----------------------------------------------------------------------
+
+// train/ddp/ddp_piece.h: buckets whose gradients are scattered in memory
 //
 // A copy of a whole bucket has left the caches before it is reduced, and again before it is copied
 // back: three passes through memory instead of one. So the bucket is sent in pieces. Where the
@@ -5773,7 +5856,6 @@ IDIST__NOINLINE static void idist__ddp_hook_free(const idist_ddp *d, void *state
 // Whole buckets are copied with a hook, which must see them; with compression, whose state is that
 // of a bucket; with find_unused, where only the end of the iteration tells whether a gradient
 // changes; and on the device.
-//------------------------------------------------------------------------------
 
 // Copies the gradients of a piece to its slot, or back. A rank without data gives zeros.
 static void idist__ddp_piece_copy(const idist_ddp *d, const idist__ddp_piece *piece, bool back) {
@@ -5964,11 +6046,9 @@ static idist_status idist__ddp_piece_launch(idist_ddp *d, const idist__ddp_bucke
     return IDIST_OK;
 }
 
-//------------------------------------------------------------------------------
-// [train:ddp_launch]  from a ready gradient to a launched bucket
-// uses clock fail get collective request mark tensor memory ddp ddp_hold
-// uses ddp_hook ddp_piece
-//------------------------------------------------------------------------------
+// ---- train/ddp/ddp_launch.h ----------------------------------------------------------------------
+
+// train/ddp/ddp_launch.h: from a ready gradient to a launched bucket
 
 // Collective: which ranks have data, and what follows from that.
 static idist_status idist__ddp_launch_count_active(idist_ddp *d) {
@@ -6122,13 +6202,12 @@ static idist_status idist__ddp_launch_gather(idist_ddp *d, int i) {
     return idist__ddp_fail(d, status);
 }
 
-//------------------------------------------------------------------------------
-// [train:ddp_finish]  the end of an iteration
-// uses clock collective mark memory ddp ddp_bucket ddp_hold ddp_launch
+// ---- train/ddp/ddp_finish.h ----------------------------------------------------------------------
+
+// train/ddp/ddp_finish.h: the end of an iteration
 //
 // What idist_ddp_wait does: gradients that are not ready become zeros or count as ready; the
 // remaining buckets are launched; each result is finished and copied back.
-//------------------------------------------------------------------------------
 
 // Sets d->used to the gradients that this rank has, and allocates memory for copies of the others
 // where zeros will overwrite them in the program's memory.
@@ -6350,9 +6429,12 @@ static idist_status idist__ddp_finish(idist_ddp *d) {
     return status;
 }
 
+// ---- train/ddp/ddp_step.h ------------------------------------------------------------------------
+
+// train/ddp/ddp_step.h: the public functions of a step, and uneven inputs
+
 //------------------------------------------------------------------------------
-// [train:ddp_step]  the public functions of an iteration
-// uses fail tracer ddp ddp_launch ddp_finish
+// the public functions of an iteration
 //------------------------------------------------------------------------------
 
 // Whether an iteration has begun that idist_ddp_wait must end. A forward pass alone, for
@@ -6445,8 +6527,7 @@ idist_status idist_auto_optim(idist_ddp *d, idist_task_fn step, void *arg) {
 }
 
 //------------------------------------------------------------------------------
-// [train:ddp_join]  ranks that have run out of data
-// uses fail agree tensor memory ddp ddp_launch ddp_finish
+// ranks that have run out of data
 //------------------------------------------------------------------------------
 
 // Takes part in an iteration of the others, with zeros.
@@ -6513,11 +6594,9 @@ idist_status idist_ddp_join(idist_ddp *d, int *last) {
     return idist__agree(status, &opts);
 }
 
-//------------------------------------------------------------------------------
-// [train:ddp_create]  from a desc to a ddp, and its end
-// uses fail number base:log base:type model core:world get collective request
-// uses own agree auto shape tensor memory compress half int8 powersgd on_device
-// uses ddp ddp_bucket ddp_hook
+// ---- train/ddp/ddp_create.h ----------------------------------------------------------------------
+
+// train/ddp/ddp_create.h: from a desc to a ddp, and its end
 //
 //     idist__ddp_create_copy         the lists of the caller
 //     idist__ddp_create_check        what can be wrong with them
@@ -6526,7 +6605,6 @@ idist_status idist_ddp_join(idist_ddp *d, int *last) {
 //     idist__ddp_create_agree        collective: the same arguments on all ranks, and no failure
 //     idist__ddp_bucket_agree        collective: which buckets are scattered
 //     idist__ddp_create_broadcast    collective: parameters and buffers of rank 0
-//------------------------------------------------------------------------------
 
 // The built-in reduction as a hook.
 static idist_status idist__ddp_create_start(idist_bucket *b, void *arg) {
@@ -7039,10 +7117,9 @@ bool idist_ddp_used(const idist_ddp *d, int i) {
 
 int idist_ddp_active(const idist_ddp *d) { return d ? d->active_count : 0; }
 
-//------------------------------------------------------------------------------
-// [train:log]  what a training run prints, on rank 0 only
-// uses unwind mutex calendar fail text number base:log model core:world get
-//------------------------------------------------------------------------------
+// ---- train/report/train_log.h --------------------------------------------------------------------
+
+// train/report/train_log.h: what a training run prints, on rank 0 only
 
 // Removes a progress bar, so that a line can take its place. The lock is held.
 static void idist__train_log_clear_bar(void) {
@@ -7112,15 +7189,14 @@ void idist_train_log_metrics(const char *name, int epoch, double seconds, const 
         idist_train_log(name, "    %s: %s", names[i], idist__number_print(text, values[i], 6));
 }
 
-//------------------------------------------------------------------------------
-// [train:columns]  the columns of a terminal that a text takes
-// uses text
+// ---- train/report/columns.h ----------------------------------------------------------------------
+
+// train/report/columns.h: the columns of a terminal that a text takes
 //
 // The function wcwidth depends on the locale, which a program need not have set. The tables below
 // are from Unicode 14 (general category and East_Asian_Width, UAX #11). They err on the side of
 // more columns: marks of rare scripts count as one, and blocks of emoji and ideographs count as
 // wide throughout. A line may then end early, but it does not wrap.
-//------------------------------------------------------------------------------
 
 typedef struct idist__columns_range {
     uint32_t first, last;
@@ -7275,10 +7351,9 @@ static void idist__columns_add(idist__columns_line *line, const char *text) {
     }
 }
 
-//------------------------------------------------------------------------------
-// [train:progress]  a progress bar on a terminal
-// uses unwind clock mutex terminal fail base:log get log columns
-//------------------------------------------------------------------------------
+// ---- train/report/progress_bar.h -----------------------------------------------------------------
+
+// train/report/progress_bar.h: a progress bar on a terminal
 
 #define IDIST__BAR_NS (100 * IDIST__MS) // between two updates of a progress bar
 
@@ -7365,9 +7440,9 @@ void idist_progress_update(idist_progress *bar, uint64_t done, const char *text)
     if (last) bar->started_ns = bar->shown_ns = 0; // the struct can be used for another bar
 }
 
-//------------------------------------------------------------------------------
-// [train:event]  a scalar as TensorBoard reads it
-// uses -
+// ---- train/report/event.h ------------------------------------------------------------------------
+
+// train/report/event.h: a scalar as TensorBoard reads it
 //
 // An events file is a TFRecord file: a sequence of
 //
@@ -7384,7 +7459,6 @@ void idist_progress_update(idist_progress *bar, uint64_t done, const char *text)
 //     Value      1 tag  2 simple_value (float)
 //
 // Sources: record_writer.cc, event.proto and summary.proto of TensorFlow; RFC 3720, appendix B.4.
-//------------------------------------------------------------------------------
 
 #define IDIST__TAG_NBYTES 1000                        // at most, without the 0 at the end
 #define IDIST__EVENT_NBYTES (IDIST__TAG_NBYTES + 100) // of a record with such a tag
@@ -7509,9 +7583,12 @@ static void idist__event_scalar(idist__event *record, double wall_time, uint64_t
     idist__event_frame(record, &event);
 }
 
+// ---- train/report/summary.h ----------------------------------------------------------------------
+
+// train/report/summary.h: scalars in CSV and TensorBoard files
+
 //------------------------------------------------------------------------------
-// [train:csv]  a scalar as a line of scalars.csv
-// uses os:file number checkpoint event
+// a scalar as a line of scalars.csv
 //------------------------------------------------------------------------------
 
 #define IDIST__CSV_HEADER "wall_time,step,tag,value\n"
@@ -7571,9 +7648,7 @@ static int idist__csv_find_end(idist__os_file file, uint64_t nbytes, char *buffe
 }
 
 //------------------------------------------------------------------------------
-// [train:summary]  scalars over the steps of a training, for TensorBoard and as CSV
-// uses mutex calendar socket os:file os:folder process fail text base:log model
-// uses core:world get auto checkpoint sync event csv
+// scalars over the steps of a training, for TensorBoard and as CSV
 //
 // A value is written at once, with one pwrite per file. If that fails, the value stays in
 // `pending`, ahead of later ones, and the file is cut back to its last whole line or record. The
@@ -7960,6 +8035,71 @@ idist_status idist_summary_free(idist_summary **summary) {
     return status;
 }
 
-#include "idist_end.h"
+// ---- base/end.h ----------------------------------------------------------------------------------
+
+// base/end.h: undoes what base/begin.h has set
+//
+// In a drop-in, tools/drop_ins.py adds an #undef for each macro of the implementation here, so that
+// no macro reaches the program. Included without a guard, as base/begin.h.
+
+#ifdef IDIST__FAST_MATH
+#if defined(__clang__)
+#pragma float_control(pop)
+#elif defined(__GNUC__)
+#pragma GCC pop_options
+#pragma pop_macro("__NO_MATH_ERRNO__")
+#pragma pop_macro("__NO_TRAPPING_MATH__")
+#pragma pop_macro("__NO_SIGNED_ZEROS__")
+#pragma pop_macro("__RECIPROCAL_MATH__")
+#pragma pop_macro("__ASSOCIATIVE_MATH__")
+#pragma pop_macro("__FINITE_MATH_ONLY__")
+#pragma pop_macro("__FAST_MATH__")
+#endif
+#undef IDIST__FAST_MATH
+#endif
+
+#pragma pop_macro("max")
+#pragma pop_macro("min")
+#pragma pop_macro("lock")
+#pragma pop_macro("small")
+#pragma pop_macro("near")
+#if defined(__SANITIZE_THREAD__) && !defined(__clang__) && __GNUC__ >= 11
+#pragma GCC diagnostic pop
+#endif
+#if defined(__cplusplus) && defined(__GNUC__)
+#pragma GCC diagnostic pop
+#endif
+
+#undef IDIST__BAR_NS
+#undef IDIST__CALLBACK
+#undef IDIST__CATCH_EXIT
+#undef IDIST__CHECKPOINT_PIECE
+#undef IDIST__CHECKPOINT_VERSION
+#undef IDIST__CHECKSUM_BLOCK
+#undef IDIST__CHECKSUM_ODD
+#undef IDIST__COUNT_OF
+#undef IDIST__CSV_HEADER
+#undef IDIST__CSV_NBYTES
+#undef IDIST__DDP_BUCKET_NBYTES
+#undef IDIST__DDP_FIRST_NBYTES
+#undef IDIST__DDP_PIECE_NBYTES
+#undef IDIST__DDP_PIECE_NEAR_NBYTES
+#undef IDIST__EVENT_NBYTES
+#undef IDIST__FLAW_MAP
+#undef IDIST__INLINE
+#undef IDIST__NOINLINE
+#undef IDIST__NORM_PIECE
+#undef IDIST__NO_ALIAS
+#undef IDIST__OWN
+#undef IDIST__PRINTF
+#undef IDIST__SUMMARY_PENDING_NBYTES
+#undef IDIST__TAG_NBYTES
+#undef IDIST__TENSORS_AT_ONCE
+#undef IDIST__TLS
+#undef IDIST__TRY
+#undef IDIST__TWISTER_WORDS
+#undef IDIST__UNUSED
+#undef IDIST__UNWIND_END
+#undef IDIST__VECTORIZE
 
 #endif // IDIST_IMPLEMENTATION

@@ -2,12 +2,10 @@
 //
 // Here 12 ranks are many, and in most cases none of them connect before they need to.
 static int near_links;
-#define IDIST_IMPLEMENTATION
-#define IDIST_NO_RING // by itself: the core takes its private macros back
-#include "idist.h"
 #define IDIST__LINKS_MANY 0
 #define IDIST__LINKS_NEAR near_links
-#include "idist_ring.h"
+#define IDIST_IMPLEMENTATION
+#include "idist.h"
 
 #include "ranks.h"
 

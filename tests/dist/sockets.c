@@ -2,12 +2,10 @@
 // in all places
 static int few_are_many; // whether connections are made on demand
 #define IDIST__STRIPE_BYTES ((size_t)1000)
-#define IDIST_IMPLEMENTATION
-#define IDIST_NO_RING // by itself: the core takes its private macros back
-#include "idist.h"
 #define IDIST__LINKS_MANY (few_are_many ? 0 : 64)
 #define IDIST__LINKS_NEAR 0
-#include "idist_ring.h"
+#define IDIST_IMPLEMENTATION
+#include "idist.h"
 
 #include "ranks.h"
 

@@ -7,14 +7,10 @@
 // a time-out.
 #ifndef RANKS_MPI
 #define IDIST__ANNOUNCE_NS ((int64_t)3600 * 1000000000)
+#define IDIST__LOOK_NS ((int64_t)3600 * 1000000000)
 #define IDIST_IMPLEMENTATION
-#define IDIST_NO_RING // by itself: the core takes its private macros back
 #endif
 #include "idist.h"
-#ifndef RANKS_MPI
-#define IDIST__LOOK_NS ((int64_t)3600 * 1000000000)
-#include "idist_ring.h"
-#endif
 
 #include "ranks.h"
 

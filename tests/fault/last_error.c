@@ -30,7 +30,6 @@ static int counted_connect(int fd, const struct sockaddr *address, socklen_t nby
 #include "idist.h"
 #undef connect
 
-#include "idist_trace.h"
 #include "idist_train.h"
 
 #include "ranks.h"

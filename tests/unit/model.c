@@ -5,7 +5,7 @@
 //     build/tests/unit/model -table       projected times for 8 to 4,096 hosts (make model)
 //         [-L us] [-o us] [-g us] [-G Gbit/s] [-R GB/s]
 //
-// All ranks run in this one process. The algorithms are those of idist_algo.h, compiled against two
+// All ranks run in this one process. The algorithms are those of ring/algo, compiled against two
 // functions of this file in place of idist__send_step and idist__recv_step. Time is virtual, and a
 // message takes what the LogGP model says:
 //
@@ -25,13 +25,10 @@
 #define IDIST_NO_RING
 #include "idist.h"
 
-#include "idist_begin.h"
+#include "base/begin.h"
 
-#include "idist_shm.h"
-
-#include "idist_msg.h"
-
-#include "idist_share.h"
+#include "ring/msg/recv.h"
+#include "ring/share/share.h"
 
 // What the algorithms see instead.
 static void model_send_step(idist__task *t, int to, uint32_t step, const void *data, size_t nbytes);
@@ -41,7 +38,7 @@ static void model_copy(void *to, const void *from, size_t nbytes);
 #define idist__send_step model_send_step
 #define idist__recv_step model_recv_step
 #define idist__block_copy model_copy
-#include "idist_algo.h"
+#include "ring/algo/choose.h"
 #undef idist__block_copy
 
 #include "tap.h"

@@ -5,7 +5,6 @@
 #define IDIST_IMPLEMENTATION
 #include "idist.h"
 
-#include "idist_trace.h"
 
 #include "ranks.h"
 

@@ -1,0 +1,129 @@
+// base/begin.h: macros and compiler settings for the implementation
+//
+// Included at the start of the implementation in each spine, with base/end.h at its end, which
+// restores the settings. It has no include guard: each drop-in has a copy.
+
+// System headers may define these words as macros, as windows.h does.
+#pragma push_macro("near")
+#undef near
+#pragma push_macro("small")
+#undef small
+#pragma push_macro("lock")
+#undef lock
+#pragma push_macro("min")
+#undef min
+#pragma push_macro("max")
+#undef max
+
+// C++ programs may be compiled with these warnings. Code that is C as well needs such casts.
+#if defined(__cplusplus) && defined(__GNUC__)
+#pragma GCC diagnostic push
+#pragma GCC diagnostic ignored "-Wold-style-cast"
+#pragma GCC diagnostic ignored "-Wzero-as-null-pointer-constant"
+#ifndef __clang__
+#pragma GCC diagnostic ignored "-Wuseless-cast"
+#endif
+#endif
+
+// The thread sanitizer of gcc does not know the fences of the shared memory, and warns of each.
+#if defined(__SANITIZE_THREAD__) && !defined(__clang__) && __GNUC__ >= 11
+#pragma GCC diagnostic push
+#pragma GCC diagnostic ignored "-Wtsan"
+#endif
+
+#if defined(__GNUC__) && !defined(__clang__)
+#define IDIST__VECTORIZE __attribute__((optimize("O3")))
+#define IDIST__NO_ALIAS _Pragma("GCC ivdep")
+#elif defined(__clang__)
+#define IDIST__VECTORIZE
+#define IDIST__NO_ALIAS _Pragma("clang loop vectorize(assume_safety)")
+#else
+#define IDIST__VECTORIZE
+#define IDIST__NO_ALIAS
+#endif
+#define IDIST__PRINTF(fmt, args) __attribute__((format(printf, fmt, args)))
+#define IDIST__UNUSED __attribute__((unused))
+#define IDIST__NOINLINE __attribute__((noinline))
+#define IDIST__INLINE static inline __attribute__((always_inline))
+#define IDIST__TLS static __thread
+
+// IDIST__TRY(result = fn(arg)) calls a function of the program. Compiled as C++ with exceptions, an
+// exception that leaves the statement ends here, and idist__me.thrown says what was thrown.
+// Otherwise the process ends as if fn were noexcept: std::terminate, which prints the exception.
+// The function around the macro is IDIST__NOINLINE.
+#if defined(__cplusplus) && defined(__EXCEPTIONS)
+#include <exception>
+#ifdef __GLIBCXX__
+#include <cxxabi.h>
+// clang-format off
+#define IDIST__CATCH_EXIT catch (abi::__forced_unwind &) { throw; } // pthread_exit
+// clang-format on
+#else
+#define IDIST__CATCH_EXIT
+#endif
+#define IDIST__TRY(statement)                                                     \
+    do {                                                                          \
+        try {                                                                     \
+            statement;                                                            \
+        }                                                                         \
+        IDIST__CATCH_EXIT                                                         \
+        catch (const std::exception &thrown_) {                                   \
+            idist__callback_note(thrown_.what());                                 \
+        }                                                                         \
+        catch (...) {                                                             \
+            idist__callback_note("an exception not derived from std::exception"); \
+        }                                                                         \
+    } while (0)
+#else
+// Tells the unwinder that the stack ends in this function: the return address is undefined. Without
+// unwind tables the stack ends here anyway.
+#if defined(__GCC_HAVE_DWARF2_CFI_ASM) && defined(__x86_64__)
+#define IDIST__UNWIND_END __asm__ volatile(".cfi_undefined 16" ::: "memory")
+#elif defined(__GCC_HAVE_DWARF2_CFI_ASM) && defined(__i386__)
+#define IDIST__UNWIND_END __asm__ volatile(".cfi_undefined 8" ::: "memory")
+#elif defined(__GCC_HAVE_DWARF2_CFI_ASM) && defined(__aarch64__)
+#define IDIST__UNWIND_END __asm__ volatile(".cfi_undefined 30" ::: "memory")
+#else
+#define IDIST__UNWIND_END (void)0
+#endif
+#define IDIST__TRY(statement)                                 \
+    do {                                                      \
+        IDIST__UNWIND_END;                                    \
+        statement;                                            \
+        __asm__ volatile("" ::: "memory"); /* no tail call */ \
+    } while (0)
+#endif
+
+// The same for a callback, which must not call idist: see base/fail.h.
+#define IDIST__CALLBACK(statement)                           \
+    do {                                                     \
+        int cancel_state_ = idist__os_unwind_block_cancel(); \
+                                                             \
+        idist__me.callbacks++;                               \
+        IDIST__TRY(statement);                               \
+        idist__me.callbacks--;                               \
+        idist__os_unwind_allow_cancel(cancel_state_);        \
+    } while (0)
+
+#define IDIST__COUNT_OF(a) (sizeof(a) / sizeof((a)[0]))
+
+// A program may be built with -ffast-math or -Ofast. But a NaN that one rank contributes must reach
+// all ranks, converters rely on the order of their steps, and norms check that numbers are finite.
+#if defined(__FAST_MATH__) || (defined(__FINITE_MATH_ONLY__) && __FINITE_MATH_ONLY__) || \
+    defined(__ASSOCIATIVE_MATH__) || defined(__RECIPROCAL_MATH__)
+#define IDIST__FAST_MATH 1
+#if defined(__clang__)
+#pragma float_control(precise, on, push)
+#elif defined(__GNUC__)
+// In C, pop_options alone would leave these undefined.
+#pragma push_macro("__FAST_MATH__")
+#pragma push_macro("__FINITE_MATH_ONLY__")
+#pragma push_macro("__ASSOCIATIVE_MATH__")
+#pragma push_macro("__RECIPROCAL_MATH__")
+#pragma push_macro("__NO_SIGNED_ZEROS__")
+#pragma push_macro("__NO_TRAPPING_MATH__")
+#pragma push_macro("__NO_MATH_ERRNO__")
+#pragma GCC push_options
+#pragma GCC optimize("no-fast-math")
+#endif
+#endif

@@ -1,0 +1,32 @@
+// base/end.h: undoes what base/begin.h has set
+//
+// In a drop-in, tools/drop_ins.py adds an #undef for each macro of the implementation here, so that
+// no macro reaches the program. Included without a guard, as base/begin.h.
+
+#ifdef IDIST__FAST_MATH
+#if defined(__clang__)
+#pragma float_control(pop)
+#elif defined(__GNUC__)
+#pragma GCC pop_options
+#pragma pop_macro("__NO_MATH_ERRNO__")
+#pragma pop_macro("__NO_TRAPPING_MATH__")
+#pragma pop_macro("__NO_SIGNED_ZEROS__")
+#pragma pop_macro("__RECIPROCAL_MATH__")
+#pragma pop_macro("__ASSOCIATIVE_MATH__")
+#pragma pop_macro("__FINITE_MATH_ONLY__")
+#pragma pop_macro("__FAST_MATH__")
+#endif
+#undef IDIST__FAST_MATH
+#endif
+
+#pragma pop_macro("max")
+#pragma pop_macro("min")
+#pragma pop_macro("lock")
+#pragma pop_macro("small")
+#pragma pop_macro("near")
+#if defined(__SANITIZE_THREAD__) && !defined(__clang__) && __GNUC__ >= 11
+#pragma GCC diagnostic pop
+#endif
+#if defined(__cplusplus) && defined(__GNUC__)
+#pragma GCC diagnostic pop
+#endif

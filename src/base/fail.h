@@ -1,0 +1,154 @@
+// base/fail.h: status names, the text of a thread's last failure, callbacks
+//
+// WHAT IT IS
+//
+// What every other room needs and what knows nothing of ranks: how a failure gets its text, memory
+// and log lines through the caller's functions, the dtypes, the kernels that reduce them, hashes.
+#pragma once
+
+//------------------------------------------------------------------------------
+// status names, and the text of a thread's last failure
+//------------------------------------------------------------------------------
+
+typedef struct idist__task idist__task;
+typedef struct idist__world idist__world;
+
+typedef struct idist__thread { // thread-local state
+    char text[1024];           // of idist_last_error
+    char kept_text[1024];      // `text` as it was before the first failure inside a call
+    int quiet_depth;           // > 0: inside a call that may succeed in spite of a failure
+    bool has_kept;             // kept_text is in use
+    char config[2048];         // of idist_show_config
+    char names[512];           // of idist_available_backends
+    char hostname[64];         // of idist_hostname before there is a world
+    char group_text[1024];     // of the first failure inside idist_group_begin
+    int callbacks;             // > 0: inside a function of the caller's, which must not call us
+    char thrown[256];          // what that function has thrown; "": nothing
+    int group_depth;           // open idist_group_begin calls
+    idist_status group_status; // first failure inside them
+    idist__task *group_tasks;  // what they have started
+    idist__task *group_last;   // the last one of these
+    idist__world *held_world;  // its device backend holds some of them back until the end
+    uint64_t file_world;       // that it met last in a file, see launch/draw.h
+    uint64_t join_server;      // of the store by which it last tried to join, see ring/join/join_store.h
+    int64_t join_until_ns;     // while it joins: when it gives up; otherwise 0
+} idist__thread;
+
+IDIST__TLS idist__thread idist__me;
+
+const char *idist_status_name(idist_status status) {
+    switch (status) {
+#define IDIST__X(name, value, text) \
+    case IDIST_##name: return "IDIST_" #name;
+        IDIST_STATUS_MAP(IDIST__X)
+#undef IDIST__X
+    }
+
+    return "IDIST_ERR_UNKNOWN";
+}
+
+const char *idist_status_string(idist_status status) {
+    switch (status) {
+#define IDIST__X(name, value, text) \
+    case IDIST_##name: return text;
+        IDIST_STATUS_MAP(IDIST__X)
+#undef IDIST__X
+    }
+
+    return "unknown status";
+}
+
+// Returns true if a number that another process has sent is the status of a failure.
+IDIST__UNUSED static bool idist__fail_is_failure(int status) {
+    switch (status) {
+#define IDIST__X(name, value, text) \
+    case value: return value != 0;
+        IDIST_STATUS_MAP(IDIST__X)
+#undef IDIST__X
+    default: return false;
+    }
+}
+
+const char *idist_last_error(void) { return idist__me.text; }
+
+void idist_set_last_error(const char *text) {
+    size_t n = text ? strlen(text) : 0;
+
+    if (n >= sizeof idist__me.text) n = sizeof idist__me.text - 1;
+    if (n) memmove(idist__me.text, text, n); // text may be that of idist_last_error
+    idist__me.text[n] = 0;
+}
+
+// Every failure passes through here at the place where it is noticed. The text says what happened,
+// to whom, and what to do. Its arguments may include the previous text, to which a caller adds what
+// it was doing.
+IDIST__PRINTF(2, 3) static idist_status idist__fail(idist_status status, const char *fmt, ...) {
+    char text[sizeof idist__me.text];
+    va_list args;
+
+    va_start(args, fmt);
+    vsnprintf(text, sizeof text, fmt, args);
+    va_end(args);
+
+    if (idist__me.quiet_depth && !idist__me.has_kept) {
+        memcpy(idist__me.kept_text, idist__me.text, sizeof idist__me.kept_text);
+        idist__me.has_kept = true;
+    }
+
+    memcpy(idist__me.text, text, sizeof text);
+    return status;
+}
+
+// Begins a part of a call that may succeed although something fails on the way: an attempt that is
+// repeated, or replaced by another one. A failure then changes idist_last_error only if the
+// outermost such part ends with it.
+static inline void idist__fail_begin(void) {
+    if (!idist__me.quiet_depth++) idist__me.has_kept = false;
+}
+
+// Ends such a part, which returns this status.
+static inline idist_status idist__fail_end(idist_status status) {
+    idist__thread *self = &idist__me;
+
+    if (!--self->quiet_depth && self->has_kept && status == IDIST_OK)
+        memcpy(self->text, self->kept_text, sizeof self->text);
+    return status;
+}
+
+// The same for a failed system call, with the system's words for errno.
+static idist_status idist__fail_errno(const char *what, int err) {
+    idist_status status = IDIST_ERR_SYSTEM;
+
+    if (err == EMFILE)
+        return idist__fail(IDIST_ERR_NO_FDS, "%s: %s: raise ulimit -n", what, strerror(err));
+    if (err == ENFILE) status = IDIST_ERR_NO_FDS; // those of the whole machine
+    if (err == ENOMEM) status = IDIST_ERR_NO_MEMORY;
+    if (err == ENOSPC) status = IDIST_ERR_NO_SPACE;
+    if (err == EADDRINUSE) status = IDIST_ERR_ADDR_IN_USE;
+    return idist__fail(status, "%s: %s", what, strerror(err));
+}
+
+//------------------------------------------------------------------------------
+// calling functions of the program
+//
+// A callback runs with locks held. So it must not call idist, and this thread is not cancelled in
+// it. IDIST__CALLBACK (base/begin.h) makes the call; where the implementation is C++, what the
+// callback has thrown is in idist__me.thrown afterwards, and the caller turns that into an error.
+//------------------------------------------------------------------------------
+
+#if defined(__cplusplus) && defined(__EXCEPTIONS)
+// Keeps what a function of the program has thrown.
+static void idist__callback_note(const char *what) {
+    snprintf(idist__me.thrown, sizeof idist__me.thrown, "%s", *what ? what : "no text");
+}
+#endif
+
+// Returns true once if the callback that was just made has thrown something: the text of the
+// failure is then "all_reduce: the user op threw an exception: ...".
+static bool idist__callback_threw(const char *name, const char *callback) {
+    if (!idist__me.thrown[0]) return false;
+    idist__fail(IDIST_ERR_CALLBACK, "%s: %s threw an exception: %s", name, callback,
+                idist__me.thrown);
+    idist__me.thrown[0] = 0;
+    return true;
+}

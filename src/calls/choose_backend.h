@@ -1,0 +1,176 @@
+// calls/choose_backend.h: which backend serves a world
+//
+// The registered backends are asked from the latest to the first. A world takes the first of those
+// it asks for by name, or of all, that claims the configuration; and, to move device memory, the
+// first device backend that claims it. Nothing here needs to know a backend by its name; the hints
+// only improve error texts and serve programs written for torch.distributed and Ignite.
+#pragma once
+
+#include "base/fail.h"
+#include "base/text.h"
+#include "base/log.h"
+#include "launch/where.h"
+#include "core/model.h"
+#include "core/backend.h"
+
+// What is known of a name that may not be registered.
+typedef struct idist__backend_hint {
+    const char *name;
+    const char *header; // that registers it, or the backend which serves instead
+    const char *host;   // not NULL: this backend moves host memory when the name is asked for
+    bool device;        // a device backend, which must be registered, too
+} idist__backend_hint;
+
+static const idist__backend_hint idist__backend_hints[] = {
+    {"ring", "idist_ring.h, which IDIST_NO_RING leaves out", NULL, false},
+    {"gloo", "idist_ring.h, which IDIST_NO_RING leaves out", "ring", false},
+    {"mpi", "idist_mpi.h", NULL, false},
+    {"nccl", "idist_nccl.h", "ring", true},
+};
+
+// "mpi,ring,self"
+static void idist__choose_backend_names(char *names, size_t cap) {
+    const idist__backend_entry *entry;
+
+    names[0] = 0;
+    for (entry = idist__backend_first(); entry; entry = entry->next)
+        idist__text_append(names, cap, "%s%s", names[0] ? "," : "", entry->api->name);
+}
+
+// Names come as parts of "ring,mpi", of n bytes.
+static bool idist__choose_backend_is(const char *text, size_t n, const char *word) {
+    return strlen(word) == n && memcmp(text, word, n) == 0;
+}
+
+static const idist_backend_api *idist__choose_backend_find(const char *name, size_t n) {
+    const idist__backend_entry *entry;
+
+    for (entry = idist__backend_first(); entry; entry = entry->next)
+        if (idist__choose_backend_is(name, n, entry->api->name)) return entry->api;
+    return NULL;
+}
+
+static const idist__backend_hint *idist__choose_backend_hint_of(const char *name, size_t n) {
+    size_t i;
+
+    for (i = 0; i < IDIST__COUNT_OF(idist__backend_hints); i++)
+        if (idist__choose_backend_is(name, n, idist__backend_hints[i].name))
+            return &idist__backend_hints[i];
+    return NULL;
+}
+
+// Whether a name can be served. *host: the backend that moves host memory then; NULL: any.
+static bool idist__choose_backend_resolve(const char *name, size_t n,
+                                          const idist_backend_api **host) {
+    const idist_backend_api *named = idist__choose_backend_find(name, n);
+    const idist__backend_hint *hint = idist__choose_backend_hint_of(name, n);
+
+    *host = named && !named->wrap ? named : NULL;
+    if (*host) return true;
+    if (!hint || !hint->host) return named != NULL; // a device backend goes with any host backend
+    if (hint->device && !named) return false;
+    *host = idist__choose_backend_find(hint->host, strlen(hint->host));
+
+    return *host != NULL;
+}
+
+static idist_status idist__choose_backend_unknown(const char *names, const char *name, size_t n) {
+    const idist__backend_hint *hint = idist__choose_backend_hint_of(name, n);
+    char known[200] = "";
+    size_t i;
+
+    if (hint && hint->host &&
+        idist__choose_backend_find(name, n)) // what is missing is its host backend
+        hint = idist__choose_backend_hint_of(hint->host, strlen(hint->host));
+    if (hint)
+        return idist__fail(IDIST_ERR_NO_BACKEND,
+                           "backend \"%.*s\" needs %s: include it in the file that defines "
+                           "IDIST_IMPLEMENTATION. This program has: %s",
+                           (int)n, name, hint->header, names);
+
+    for (i = 0; i < IDIST__COUNT_OF(idist__backend_hints); i++)
+        idist__text_append(known, sizeof known, "%s%s", i ? ", " : "",
+                           idist__backend_hints[i].name);
+
+    return idist__fail(IDIST_ERR_NO_BACKEND,
+                       "there is no backend \"%.*s\". This program has: %s. Headers of idist "
+                       "provide: %s",
+                       (int)n, name, names, known);
+}
+
+// A name was resolved and its host backend has claimed the configuration: sets what else the name
+// asks for.
+static void idist__choose_backend_settle(idist__world *w, const char *name, size_t n) {
+    const idist_backend_api *named = idist__choose_backend_find(name, n);
+    const char *device = named && named->wrap ? named->name : NULL;
+
+    if (named == w->backend) return;
+    if (device && !w->cfg.device_backend[0])
+        idist__text_copy(w->cfg.device_backend, sizeof w->cfg.device_backend, device);
+    idist__log_print(&w->log, IDIST_LOG_INFO, "backend \"%.*s\" was asked for: %s %s%s%s", (int)n,
+                     name, w->backend->name, device ? "moves host memory, " : "serves in its place",
+                     device ? device : "", device ? " device memory (see device_backend)" : "");
+}
+
+// Sets w->backend to the first host backend, or to `only`, if it claims the configuration.
+static idist_status idist__choose_backend_claim(idist__world *w, const idist_backend_api *only,
+                                                const char **why) {
+    const idist__backend_entry *entry;
+    idist_status status = IDIST_ERR_NO_BACKEND;
+
+    for (entry = idist__backend_first(); entry && status == IDIST_ERR_NO_BACKEND;
+         entry = entry->next) {
+        if (entry->api->wrap || (only && entry->api != only)) continue;
+        w->backend = entry->api;
+        status = w->backend->claim(&w->cfg, why);
+    }
+
+    return status;
+}
+
+// Sets w->backend to the first that claims the configuration: of those asked for by name, or if
+// none is, of all.
+static idist_status idist__choose_backend_pick(idist__world *w) {
+    const char *at = w->cfg.backends, *why = "";
+    idist_status status = IDIST_ERR_NO_BACKEND;
+    const idist_backend_api *host;
+
+    if (!at[0]) status = idist__choose_backend_claim(w, NULL, &why);
+
+    while (*at && status == IDIST_ERR_NO_BACKEND) {
+        size_t n = strcspn(at, ",");
+
+        if (!idist__choose_backend_resolve(at, n, &host))
+            return idist__choose_backend_unknown(w->backends, at, n);
+        status = idist__choose_backend_claim(w, host, &why);
+        if (status == IDIST_OK) idist__choose_backend_settle(w, at, n);
+        at += n + (at[n] == ',');
+    }
+
+    if (status == IDIST_OK) return idist__where_check_lone(&w->cfg);
+    if (status != IDIST_ERR_NO_BACKEND) return status;
+
+    return idist__fail(IDIST_ERR_NO_BACKEND, "no backend for a world of %d among %s: %s",
+                       w->cfg.world_size, w->backends, why);
+}
+
+// Finds the device backend that the program has and that claims the configuration, or why there is
+// none.
+static idist_status idist__choose_backend_find_device(idist__world *w) {
+    const char *why = "this program has no device backend: include idist_nccl.h in the file that "
+                      "defines IDIST_IMPLEMENTATION";
+    const idist__backend_entry *entry;
+    idist_status status = IDIST_ERR_NO_BACKEND;
+
+    for (entry = idist__backend_first(); entry && status == IDIST_ERR_NO_BACKEND;
+         entry = entry->next)
+        if (entry->api->wrap) {
+            status = entry->api->claim(&w->cfg, &why);
+            if (status == IDIST_OK) w->wrap = entry->api->wrap;
+        }
+
+    if (status != IDIST_ERR_NO_BACKEND) return status;
+    idist__text_copy(w->no_device, sizeof w->no_device, why);
+
+    return IDIST_OK;
+}

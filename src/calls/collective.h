@@ -1,0 +1,430 @@
+// calls/collective.h: the public collectives: each fills one call
+//
+// Every function that idist.h declares stands here, except those of the store, the launcher and
+// the spawn API. A communication call fills one idist__call and hands it to idist__call_run
+// (core/); nothing here touches a connection. spawn/ opens and closes worlds
+// through calls/life.h.
+#pragma once
+
+#include "os/thread.h"
+#include "os/memory.h"
+#include "base/fail.h"
+#include "base/dtype.h"
+#include "base/hash.h"
+#include "core/kind.h"
+#include "core/model.h"
+#include "core/fingerprint.h"
+#include "core/group.h"
+#include "core/check.h"
+#include "core/call.h"
+#include "core/matching.h"
+#include "calls/life.h"
+#include "calls/get.h"
+
+// All but the v-forms. op is IDIST_SUM where nothing is reduced; root is -1 where there is none;
+// label is the public call this is part of, or the kind itself.
+static idist_status idist__collective_run(idist__kind kind, idist__kind label, const void *send,
+                                          void *recv, size_t count, idist_dtype dtype, idist_op op,
+                                          int root, const idist_opts *opts) {
+    idist__call c;
+
+    idist__call_init(&c, kind, send, recv, count, dtype);
+    c.label = label;
+    c.op = op;
+    c.root = root;
+    return idist__call_run(&c, opts);
+}
+
+idist_status idist_all_reduce(const void *send, void *recv, size_t count, idist_dtype dtype,
+                              idist_op op, const idist_opts *opts) {
+    return idist__collective_run(IDIST__ALL_REDUCE, IDIST__ALL_REDUCE, send, recv, count, dtype, op,
+                                 -1, opts);
+}
+
+idist_status idist_reduce(const void *send, void *recv, size_t count, idist_dtype dtype,
+                          idist_op op, int root, const idist_opts *opts) {
+    return idist__collective_run(IDIST__REDUCE, IDIST__REDUCE, send, recv, count, dtype, op, root,
+                                 opts);
+}
+
+idist_status idist_reduce_scatter(const void *send, void *recv, size_t count, idist_dtype dtype,
+                                  idist_op op, const idist_opts *opts) {
+    return idist__collective_run(IDIST__REDUCE_SCATTER, IDIST__REDUCE_SCATTER, send, recv, count,
+                                 dtype, op, -1, opts);
+}
+
+idist_status idist_scan(const void *send, void *recv, size_t count, idist_dtype dtype, idist_op op,
+                        const idist_opts *opts) {
+    return idist__collective_run(IDIST__SCAN, IDIST__SCAN, send, recv, count, dtype, op, -1, opts);
+}
+
+idist_status idist_exscan(const void *send, void *recv, size_t count, idist_dtype dtype,
+                          idist_op op, const idist_opts *opts) {
+    return idist__collective_run(IDIST__EXSCAN, IDIST__EXSCAN, send, recv, count, dtype, op, -1,
+                                 opts);
+}
+
+idist_status idist_broadcast(void *buf, size_t count, idist_dtype dtype, int root,
+                             const idist_opts *opts) {
+    return idist__collective_run(IDIST__BROADCAST, IDIST__BROADCAST, NULL, buf, count, dtype,
+                                 IDIST_SUM, root, opts);
+}
+
+idist_status idist_barrier(const idist_opts *opts) {
+    return idist__collective_run(IDIST__BARRIER, IDIST__BARRIER, NULL, NULL, 0, IDIST_U8, IDIST_SUM,
+                                 -1, opts);
+}
+
+idist_status idist_all_gather(const void *send, void *recv, size_t count, idist_dtype dtype,
+                              const idist_opts *opts) {
+    return idist__collective_run(IDIST__ALL_GATHER, IDIST__ALL_GATHER, send, recv, count, dtype,
+                                 IDIST_SUM, -1, opts);
+}
+
+idist_status idist_gather(const void *send, void *recv, size_t count, idist_dtype dtype, int root,
+                          const idist_opts *opts) {
+    return idist__collective_run(IDIST__GATHER, IDIST__GATHER, send, recv, count, dtype, IDIST_SUM,
+                                 root, opts);
+}
+
+idist_status idist_scatter(const void *send, void *recv, size_t count, idist_dtype dtype, int root,
+                           const idist_opts *opts) {
+    return idist__collective_run(IDIST__SCATTER, IDIST__SCATTER, send, recv, count, dtype,
+                                 IDIST_SUM, root, opts);
+}
+
+idist_status idist_all_to_all(const void *send, void *recv, size_t count, idist_dtype dtype,
+                              const idist_opts *opts) {
+    return idist__collective_run(IDIST__ALL_TO_ALL, IDIST__ALL_TO_ALL, send, recv, count, dtype,
+                                 IDIST_SUM, -1, opts);
+}
+
+// An all_reduce in place of a buffer that is in parts. *taken false: this rank cannot make the call
+// like that, and has not begun it.
+IDIST__UNUSED static idist_status
+idist__collective_all_reduce_parts(const idist__part *parts, int part_count, idist_dtype dtype,
+                                   idist_op op, const idist_opts *opts, bool *taken) {
+    idist_group *g;
+    idist__call c;
+
+    *taken = false;
+    if (idist__call_enter("all_reduce", opts->group, &g) != IDIST_OK) return IDIST_OK;
+
+    idist__call_init(&c, IDIST__ALL_REDUCE, parts[0].data, parts[0].data, parts[part_count - 1].end,
+                     dtype);
+    c.op = op;
+    c.parts = parts;
+    c.part_count = part_count;
+    if (g->rank >= 0 && g->status == IDIST_OK && g->w->backend->takes_parts)
+        *taken = g->w->backend->takes_parts(g, &c);
+    idist__os_mutex_unlock(&g->w->lock);
+
+    return *taken ? idist__call_run(&c, opts) : IDIST_OK;
+}
+
+// Counts that must agree on all ranks go into the fingerprint as a hash. Counts that concern two
+// ranks are checked against the length of the message between them.
+idist_status idist_all_gatherv(const void *send, size_t sendcount, void *recv,
+                               const size_t *recvcounts, const size_t *recvdispls,
+                               idist_dtype dtype, const idist_opts *opts) {
+    idist__call c;
+    int n = idist_group_size(opts ? opts->group : NULL);
+
+    idist__call_init(&c, IDIST__ALL_GATHERV, send, recv, sendcount, dtype);
+    c.recvcounts = recvcounts;
+    c.recvdispls = recvdispls;
+    c.check = recvcounts ? idist__hash(recvcounts, sizeof *recvcounts * (size_t)n) : 0;
+    return idist__call_run(&c, opts);
+}
+
+idist_status idist_gatherv(const void *send, size_t sendcount, void *recv, const size_t *recvcounts,
+                           const size_t *recvdispls, idist_dtype dtype, int root,
+                           const idist_opts *opts) {
+    idist__call c;
+
+    idist__call_init(&c, IDIST__GATHERV, send, recv, sendcount, dtype);
+    c.recvcounts = recvcounts;
+    c.recvdispls = recvdispls;
+    c.root = root;
+    c.check = 0;
+    return idist__call_run(&c, opts);
+}
+
+idist_status idist_scatterv(const void *send, const size_t *sendcounts, const size_t *senddispls,
+                            void *recv, size_t recvcount, idist_dtype dtype, int root,
+                            const idist_opts *opts) {
+    idist__call c;
+
+    idist__call_init(&c, IDIST__SCATTERV, send, recv, recvcount, dtype);
+    c.sendcounts = sendcounts;
+    c.senddispls = senddispls;
+    c.root = root;
+    c.check = 0;
+    return idist__call_run(&c, opts);
+}
+
+idist_status idist_all_to_allv(const void *send, const size_t *sendcounts, const size_t *senddispls,
+                               void *recv, const size_t *recvcounts, const size_t *recvdispls,
+                               idist_dtype dtype, const idist_opts *opts) {
+    idist__call c;
+
+    bool in_place = send == recv && (send || !sendcounts);
+
+    idist__call_init(&c, IDIST__ALL_TO_ALLV, send, recv, 0, dtype);
+    c.sendcounts = in_place ? recvcounts : sendcounts;
+    c.senddispls = in_place ? recvdispls : senddispls;
+    c.recvcounts = recvcounts;
+    c.recvdispls = recvdispls;
+    return idist__call_run(&c, opts);
+}
+
+// The blocks of the send buffer are what sendcounts says.
+idist_status idist_reduce_scatterv(const void *send, void *recv, const size_t *recvcounts,
+                                   idist_dtype dtype, idist_op op, const idist_opts *opts) {
+    idist__call c;
+    int n = idist_group_size(opts ? opts->group : NULL);
+    int rank = idist_group_rank(opts ? opts->group : NULL);
+    size_t count = recvcounts && rank >= 0 ? recvcounts[rank] : 0;
+
+    idist__call_init(&c, IDIST__REDUCE_SCATTERV, send, recv, count, dtype);
+    c.sendcounts = recvcounts;
+    c.op = op;
+    c.check = recvcounts ? idist__hash(recvcounts, sizeof *recvcounts * (size_t)n) : 0;
+    return idist__call_run(&c, opts);
+}
+
+// A rank whose buffer is too small takes part all the same, with a buffer of its own, so that the
+// others are not held up. Without memory for that it aborts the group. *spare is NULL if the
+// caller's buffer is large enough; the caller frees it.
+static idist_status idist__collective_spare(const char *name, uint64_t nbytes, size_t capacity,
+                                            const idist_opts *opts, void **spare) {
+    *spare = NULL;
+    if (nbytes <= capacity) return IDIST_OK;
+    *spare = malloc((size_t)nbytes);
+    if (*spare) return IDIST_OK;
+    idist_abort(opts ? opts->group : NULL);
+
+    return idist__fail(IDIST_ERR_NO_MEMORY, "%s: no memory for %llu bytes", name,
+                       (unsigned long long)nbytes);
+}
+
+static idist_status idist__collective_fits(const char *name, uint64_t nbytes, size_t capacity) {
+    if (nbytes <= capacity) return IDIST_OK;
+    return idist__fail(IDIST_ERR_TRUNCATED, "%s: %llu bytes arrived, the buffer has %zu", name,
+                       (unsigned long long)nbytes, capacity);
+}
+
+idist_status idist_broadcast_bytes(void *buf, size_t capacity, size_t *nbytes, int root,
+                                   const idist_opts *opts) {
+    const char *name = "broadcast_bytes";
+    bool is_root = idist_group_rank(opts ? opts->group : NULL) == root;
+    uint64_t n = 0;
+    void *spare;
+    idist_status status = idist__check_blocking(name, opts);
+
+    if (status != IDIST_OK) return status;
+    if (!nbytes || (capacity && !buf))
+        return idist__fail(IDIST_ERR_ARG, "%s: buf or nbytes is NULL", name);
+    if (is_root && *nbytes > capacity)
+        return idist__fail(IDIST_ERR_ARG, "%s: root says %zu bytes in a buffer of %zu", name,
+                           *nbytes, capacity);
+
+    if (is_root) n = *nbytes;
+    status = idist__collective_run(IDIST__BROADCAST, IDIST__BROADCAST_BYTES, NULL, &n, 1, IDIST_U64,
+                                   IDIST_SUM, root, opts);
+    if (status == IDIST_OK) status = idist__collective_spare(name, n, capacity, opts, &spare);
+    if (status != IDIST_OK) return status;
+
+    status = idist__collective_run(IDIST__BROADCAST, IDIST__BROADCAST_BYTES, NULL,
+                                   spare ? spare : buf, (size_t)n, IDIST_U8, IDIST_SUM, root, opts);
+    free(spare);
+    if (status != IDIST_OK) return status;
+    *nbytes = (size_t)n;
+
+    return idist__collective_fits(name, n, capacity);
+}
+
+idist_status idist_all_gather_bytes(const void *send, size_t nbytes, void *buf, size_t capacity,
+                                    size_t *sizes, const idist_opts *opts) {
+    const char *name = "all_gather_bytes";
+    const char *from = (const char *)send, *to = (const char *)buf;
+    int i, n = idist_group_size(opts ? opts->group : NULL);
+    size_t total = 0, own = nbytes;
+    void *spare;
+    idist__call c;
+    idist_status status = idist__check_blocking(name, opts);
+
+    if (status != IDIST_OK) return status;
+    if (!sizes || (capacity && !buf) || (nbytes && !send))
+        return idist__fail(IDIST_ERR_ARG, "%s: send, buf or sizes is NULL", name);
+    if (nbytes && capacity && from < to + capacity && to < from + nbytes)
+        return idist__fail(IDIST_ERR_ARG, "%s: send and buf overlap; there is no in-place form",
+                           name);
+
+    status = idist__collective_run(IDIST__ALL_GATHER, IDIST__ALL_GATHER_BYTES, &own, sizes,
+                                   sizeof own, IDIST_U8, IDIST_SUM, -1, opts);
+    if (status != IDIST_OK) return status;
+    for (i = 0; i < n; i++) total += sizes[i];
+    status = idist__collective_spare(name, total, capacity, opts, &spare);
+    if (status != IDIST_OK) return status;
+
+    idist__call_init(&c, IDIST__ALL_GATHERV, send, spare ? spare : buf, nbytes, IDIST_U8);
+    c.label = IDIST__ALL_GATHER_BYTES;
+    c.recvcounts = sizes;
+    c.check = idist__hash(sizes, sizeof *sizes * (size_t)n);
+    status = idist__call_run(&c, opts);
+    free(spare);
+    if (status != IDIST_OK) return status;
+
+    return idist__collective_fits(name, total, capacity);
+}
+
+// Memory for the result of a call that the other ranks are in already: without it, the group fails.
+static idist_status idist__collective_alloc(const char *name, uint64_t nbytes,
+                                            const idist_opts *opts, void **recv) {
+    idist_group *g = NULL;
+    size_t padded = nbytes < SIZE_MAX / 2 ? (size_t)((nbytes + 1 + 63) & ~(uint64_t)63) : 0;
+
+    *recv = padded ? idist__os_memory_aligned(64, padded) : NULL;
+
+    if (*recv) {
+        ((char *)*recv)[nbytes] = 0;
+        return IDIST_OK;
+    }
+
+    if (idist__call_enter(name, opts ? opts->group : NULL, &g) == IDIST_OK) {
+        idist__group_fail_memory(g);
+        idist__os_mutex_unlock(&g->w->lock);
+    }
+
+    return idist__fail(IDIST_ERR_NO_MEMORY, "%s: no memory for %llu bytes", name,
+                       (unsigned long long)nbytes);
+}
+
+// The result of a failed call is given back.
+static idist_status idist__collective_alloc_end(idist_status status, void **recv) {
+    if (status == IDIST_OK) return IDIST_OK;
+    idist__os_memory_free_aligned(*recv);
+    *recv = NULL;
+
+    return status;
+}
+
+// What root tells about its buffer. The dtype is one that the others can name if they have created
+// it.
+typedef struct idist__collective_head {
+    uint64_t count, nbytes, check;
+    uint64_t dtype;
+} idist__collective_head;
+
+// Checks what this rank wants to send in a call that allocates its result, and describes it.
+static idist_status idist__collective_head_of(idist__kind label, const void *send, size_t count,
+                                              idist_dtype dtype, const idist_opts *opts,
+                                              idist__collective_head *head) {
+    const char *name = idist__kind_names[label];
+    idist_group *g = NULL;
+    idist__call c;
+    idist_status status;
+
+    if (count && !send)
+        return idist__fail(IDIST_ERR_ARG, "%s: send is NULL and count is not 0", name);
+    status = idist__call_enter(name, opts ? opts->group : NULL, &g);
+
+    if (status != IDIST_OK) return status;
+    idist__call_init(&c, IDIST__BROADCAST, send, NULL, count, dtype);
+    c.label = label;
+    c.root = g->rank;
+    c.recv = (void *)(uintptr_t)send; // a broadcast has one buffer
+    status = idist__check_call(g, &c);
+    head->count = count;
+    head->nbytes = count * idist_dtype_size(dtype);
+    head->dtype = (uint8_t)dtype;
+    head->check = idist__fingerprint_tagged(g->w, &c, count);
+    idist__os_mutex_unlock(&g->w->lock);
+
+    return status;
+}
+
+// The dtype of this rank that root means.
+static idist_dtype idist__collective_dtype(const idist__collective_head *head,
+                                           const idist_opts *opts) {
+    idist_dtype dtype = IDIST_DTYPE_COUNT;
+    idist_group *g = NULL;
+    idist__fingerprint sent;
+
+    memset(&sent, 0, sizeof sent);
+    sent.dtype = (uint8_t)head->dtype;
+    sent.check = head->check;
+    if (idist__call_enter("broadcast_alloc", opts ? opts->group : NULL, &g) != IDIST_OK)
+        return dtype;
+    dtype = idist__matching_dtype(g->w, &sent);
+    idist__os_mutex_unlock(&g->w->lock);
+
+    return dtype;
+}
+
+idist_status idist_broadcast_alloc(const void *send, size_t count, idist_dtype dtype, int root,
+                                   void **recv, size_t *recvcount, idist_dtype *recvdtype,
+                                   const idist_opts *opts) {
+    const idist__kind label = IDIST__BROADCAST_ALLOC;
+    bool is_root = idist_group_rank(opts ? opts->group : NULL) == root;
+    idist__collective_head head;
+    idist_status status;
+
+    if (recv) *recv = NULL;
+    if (!recv || !recvcount)
+        return idist__fail(IDIST_ERR_ARG, "broadcast_alloc: recv or recvcount is NULL");
+    *recvcount = 0;
+    memset(&head, 0, sizeof head);
+    status = idist__check_blocking("broadcast_alloc", opts);
+    if (status == IDIST_OK && is_root)
+        status = idist__collective_head_of(label, send, count, dtype, opts, &head);
+    if (status == IDIST_OK)
+        status = idist__collective_run(IDIST__BROADCAST, label, NULL, &head, 4, IDIST_U64,
+                                       IDIST_SUM, root, opts);
+    if (status == IDIST_OK)
+        status = idist__collective_alloc("broadcast_alloc", head.nbytes, opts, recv);
+    if (status != IDIST_OK) return status;
+
+    if (is_root && head.nbytes) memcpy(*recv, send, (size_t)head.nbytes);
+    status = idist__collective_run(IDIST__BROADCAST, label, NULL, *recv, (size_t)head.nbytes,
+                                   IDIST_U8, IDIST_SUM, root, opts);
+    if (status != IDIST_OK) return idist__collective_alloc_end(status, recv);
+    *recvcount = (size_t)head.count;
+    if (recvdtype) *recvdtype = idist__collective_dtype(&head, opts);
+
+    return IDIST_OK;
+}
+
+idist_status idist_all_gather_alloc(const void *send, size_t count, idist_dtype dtype, void **recv,
+                                    size_t *recvcounts, const idist_opts *opts) {
+    const char *name = "all_gather_alloc";
+    int i, n = idist_group_size(opts ? opts->group : NULL);
+    size_t total = 0, own = count, size = idist_dtype_size(dtype);
+    idist__collective_head unused;
+    idist__call c;
+    idist_status status;
+
+    if (recv) *recv = NULL;
+    if (!recv || !recvcounts)
+        return idist__fail(IDIST_ERR_ARG, "%s: recv or recvcounts is NULL", name);
+    status = idist__check_blocking(name, opts);
+    if (status == IDIST_OK)
+        status =
+            idist__collective_head_of(IDIST__ALL_GATHER_ALLOC, send, count, dtype, opts, &unused);
+    if (status != IDIST_OK) return status;
+
+    status = idist__collective_run(IDIST__ALL_GATHER, IDIST__ALL_GATHER_ALLOC, &own, recvcounts,
+                                   sizeof own, IDIST_U8, IDIST_SUM, -1, opts);
+    if (status != IDIST_OK) return status;
+    for (i = 0; i < n; i++) total += recvcounts[i];
+    status = idist__collective_alloc(name, (uint64_t)total * size, opts, recv);
+    if (status != IDIST_OK) return status;
+
+    idist__call_init(&c, IDIST__ALL_GATHERV, send, *recv, count, dtype);
+    c.label = IDIST__ALL_GATHER_ALLOC;
+    c.recvcounts = recvcounts;
+    c.check = idist__hash(recvcounts, sizeof *recvcounts * (size_t)n);
+
+    return idist__collective_alloc_end(idist__call_run(&c, opts), recv);
+}

@@ -1,0 +1,157 @@
+// calls/get.h: the getters
+//
+// Without a world they answer as in a world of 1; none of them fails.
+#pragma once
+
+#include "os/process.h"
+#include "os/cpu.h"
+#include "os/socket.h"
+#include "base/fail.h"
+#include "base/text.h"
+#include "net/interface.h"
+#include "launch/env.h"
+#include "launch/detect.h"
+#include "core/model.h"
+#include "core/world.h"
+#include "calls/choose_backend.h"
+
+static const idist__rank_info *idist__get_own_info(void) {
+    idist__world *w = idist__world_default();
+    return w ? &w->nodes[w->group.rank] : NULL;
+}
+
+bool idist_is_initialized(void) { return idist__world_default() != NULL; }
+
+int idist_group_rank(const idist_group *group) {
+    const idist__world *w = group ? NULL : idist__world_default();
+
+    if (group) return group->rank;
+    return w ? w->group.rank : 0;
+}
+
+int idist_group_size(const idist_group *group) {
+    const idist__world *w = group ? NULL : idist__world_default();
+
+    if (group) return group->size;
+    return w ? w->group.size : 1;
+}
+
+int idist_get_rank(void) { return idist_group_rank(NULL); }
+int idist_get_world_size(void) { return idist_group_size(NULL); }
+
+int idist_get_local_rank(void) {
+    const idist__rank_info *own = idist__get_own_info();
+    return own ? own->local_rank : 0;
+}
+
+int idist_get_nproc_per_node(void) {
+    const idist__rank_info *own = idist__get_own_info();
+    return own ? own->local_size : 1;
+}
+
+int idist_get_nnodes(void) {
+    const idist__world *w = idist__world_default();
+    return w ? w->nnodes : 1;
+}
+
+int idist_get_node_rank(void) {
+    const idist__rank_info *own = idist__get_own_info();
+    return own ? own->node_rank : 0;
+}
+
+const char *idist_backend(void) {
+    const idist__world *w = idist__world_default();
+    return w ? w->backend->name : "self";
+}
+
+const char *idist_device(void) {
+    const idist__world *w = idist__world_default();
+    return w && w->device ? w->device_name : "cpu";
+}
+
+const char *idist_device_backend(void) {
+    const idist__world *w = idist__world_default();
+    return w && w->device ? w->device_backend : "none";
+}
+
+const char *idist_launcher(void) {
+    idist__config c;
+
+    if (idist__world_default()) return idist__world_default()->cfg.launcher;
+    idist__fail_begin();
+    memset(&c, 0, sizeof c);
+    c.launcher = "none";
+    idist__launch_detect(&c); // idist_initialize will say what is wrong with it
+    idist__fail_end(IDIST_OK);
+
+    return c.launcher;
+}
+
+const char *idist_hostname(void) {
+    idist__world *w = idist__world_default();
+
+    if (w) return w->hostname;
+    if (!idist__os_socket_host_name(idist__me.hostname, sizeof idist__me.hostname))
+        idist__text_copy(idist__me.hostname, sizeof idist__me.hostname, "localhost");
+    return idist__me.hostname;
+}
+
+const char *idist_available_backends(void) {
+    idist__choose_backend_names(idist__me.names, sizeof idist__me.names);
+    return idist__me.names;
+}
+
+static void idist__get_append_limit(char *text, size_t capacity, const char *name, long long limit,
+                                    const char *unit) {
+    if (limit < 0) idist__text_append(text, capacity, "%s: unlimited\n", name);
+    else idist__text_append(text, capacity, "%s: %lld%s\n", name, limit, unit);
+}
+
+// Appends what the program and this host have to offer, whether the world uses it or not.
+static void idist__get_append_host(char *text, size_t capacity) {
+    long long locked_nbytes = idist__os_limit_locked_nbytes();
+    char names[sizeof idist__me.names];
+    int count;
+
+    idist__choose_backend_names(names, sizeof names);
+    idist__text_append(text, capacity, "available backends: %s\ncores: %d\n", names,
+                       idist__os_cpu_count());
+    idist__get_append_limit(text, capacity, "descriptors", idist__os_limit_descriptors(), "");
+    idist__get_append_limit(text, capacity, "processes", idist__os_limit_processes(), "");
+    idist__get_append_limit(text, capacity, "locked memory",
+                            locked_nbytes < 0 ? -1 : locked_nbytes / 1024, " KiB");
+    idist__text_append(text, capacity, "interfaces: ");
+    count = idist__interface_list(text, capacity - 1); // and the end of the line
+    if (count <= 0)
+        idist__text_append(text, capacity, "%s", count < 0 ? "cannot be listed" : "none");
+    idist__text_append(text, capacity, "\n");
+}
+
+const char *idist_show_config(void) {
+    idist__world *w = idist__world_default();
+    char *buf = idist__me.config;
+    size_t cap = sizeof idist__me.config;
+
+    snprintf(buf, cap, "backend: %s\ndevice: %s\ndevice backend: %s\nhostname: %s\n",
+             idist_backend(), idist_device(), idist_device_backend(), w ? w->hostname : "-");
+    idist__text_append(buf, cap,
+                       "world size: %d\nrank: %d\nlocal rank: %d\nnum processes per node: %d\nnum "
+                       "nodes: %d\nnode rank: %d\n",
+                       idist_get_world_size(), idist_get_rank(), idist_get_local_rank(),
+                       idist_get_nproc_per_node(), idist_get_nnodes(), idist_get_node_rank());
+    idist__text_append(buf, cap, "launcher: %s", idist_launcher());
+    if (w && w->cfg.rank_var)
+        idist__text_append(buf, cap, " by %s and %s", w->cfg.rank_var, w->cfg.size_var);
+    else if (w && w->cfg.size_var) idist__text_append(buf, cap, " by %s", w->cfg.size_var);
+    if (w && w->cfg.rank_drawn) idist__text_append(buf, cap, ", rank drawn");
+    idist__text_append(buf, cap, "\n");
+    if (w)
+        idist__text_append(buf, cap, "rendezvous: %s\ntimeout: %d ms\n",
+                           w->cfg.where[0] ? w->cfg.where : "none", w->cfg.timeout_ms);
+    if (w && w->advertised[0]) idist__text_append(buf, cap, "advertising %s\n", w->advertised);
+    if (w && w->network[0]) idist__text_append(buf, cap, "network: %s\n", w->network);
+    if (w && w->sharing[0]) idist__text_append(buf, cap, "on this host: %s\n", w->sharing);
+    idist__get_append_host(buf, cap);
+
+    return buf;
+}

@@ -1,0 +1,493 @@
+// calls/life.h: open and close a world
+//
+//     idist__life_open
+//       idist__life_new           allocate; choose a backend
+//       open                       the ranks meet
+//       idist__life_count_nodes   local and node ranks
+//       idist__life_settle_in     how this rank waits
+//       group_open                 the group of all ranks
+//       wrap                       the device backend, if the program has one
+//
+// idist__life_close undoes it in the opposite order, after a last barrier.
+#pragma once
+
+#include "os/clock.h"
+#include "os/process.h"
+#include "os/cpu.h"
+#include "os/thread.h"
+#include "os/socket.h"
+#include "base/fail.h"
+#include "base/text.h"
+#include "base/mem.h"
+#include "base/window.h"
+#include "base/log.h"
+#include "launch/env.h"
+#include "launch/pmi.h"
+#include "launch/draw.h"
+#include "launch/config.h"
+#include "core/kind.h"
+#include "core/model.h"
+#include "core/backend.h"
+#include "core/world.h"
+#include "core/task.h"
+#include "core/group.h"
+#include "core/wait.h"
+#include "core/call.h"
+#include "calls/choose_backend.h"
+
+static idist__os_mutex idist__life_lock = IDIST__OS_MUTEX_INIT; // initialize and finalize
+
+// The default world stays while it is held.
+static idist__os_mutex idist__default_lock = IDIST__OS_MUTEX_INIT;
+
+// For a child made by fork. Another thread of its parent may have held these locks, or been in
+// the middle of changing a list of handles, so the lists begin anew. What the other locks guard
+// changes by the store of one pointer.
+static void idist__life_after_fork(void) {
+    idist__os_mutex_init(&idist__windows_lock);
+    idist__os_mutex_init(&idist__log_lock);
+    idist__os_mutex_init(&idist__pmi_known.lock);
+    idist__os_mutex_init(&idist__backend_lock);
+    idist__os_mutex_init(&idist__ended_lock);
+    idist__os_mutex_init(&idist__life_lock);
+    idist__os_mutex_init(&idist__default_lock);
+    memset(&idist__ended_groups, 0, sizeof idist__ended_groups);
+    memset(&idist__ended_worlds, 0, sizeof idist__ended_worlds);
+}
+
+// From the first world on, every fork of the program prepares its child. Without the memory for
+// that, children go without.
+static void idist__life_watch_forks(void) {
+    static bool watches;
+
+    idist__os_mutex_lock(&idist__default_lock);
+    if (!watches) watches = idist__os_process_on_fork(idist__life_after_fork);
+    idist__os_mutex_unlock(&idist__default_lock);
+}
+
+// Local and node ranks follow from the table of hosts, so that uneven and cyclic placements come
+// out right.
+static void idist__life_count_nodes(idist__world *w) {
+    int i, k, n = w->group.size;
+
+    w->nnodes = 0;
+
+    for (i = 0; i < n; i++) {
+        idist__rank_info *a = &w->nodes[i];
+        a->local_rank = 0;
+        a->local_size = 0;
+        a->node_rank = -1;
+
+        for (k = 0; k < n; k++) {
+            if (w->nodes[k].host != a->host) continue;
+
+            if (k < i) {
+                a->local_rank++;
+                a->node_rank = w->nodes[k].node_rank;
+            }
+
+            a->local_size++;
+        }
+
+        if (a->node_rank < 0) a->node_rank = w->nnodes++;
+    }
+}
+
+static void idist__life_free(idist__world *w) {
+    idist_allocator mem = w->cfg.mem;
+
+    while (w->group.next) idist__group_free(w->group.next);
+    idist__draw_close(&w->cfg);
+
+    if (w->abandoned) {
+        idist__group_abandon(&w->group);
+        return;
+    }
+
+    while (w->freed_groups) {
+        idist_group *g = w->freed_groups;
+        w->freed_groups = g->next;
+        idist__ended_keep(&idist__ended_groups, g);
+    }
+
+    while (w->all_tasks) {
+        idist__task *t = w->all_tasks;
+        w->all_tasks = t->older;
+        idist__mem_free(&mem, t);
+    }
+
+    idist__mem_free_list(&mem, w->group.planned);
+    idist__mem_free(&mem, w->group.ranks);
+    idist__mem_free(&mem, w->group.impl);
+    idist__mem_free(&mem, w->nodes);
+    idist__os_cond_destroy(&w->changed);
+    idist__os_cond_destroy(&w->work);
+    idist__os_mutex_destroy(&w->lock);
+    memset(w, 0, sizeof *w); // with the secret
+    idist__ended_keep(&idist__ended_worlds, &w->group);
+}
+
+// The group of all ranks, and the tables by rank.
+static idist_status idist__life_new_group(idist__world *w) {
+    const idist_allocator *mem = &w->cfg.mem;
+    int i, n = w->cfg.world_size;
+
+    w->group.w = w;
+    w->group.ctx = 1;
+    w->group.rank = w->cfg.rank;
+    w->group.size = n;
+    w->group.ranks = (int *)idist__mem_alloc(mem, sizeof(int) * (size_t)n);
+    w->group.impl = idist__mem_alloc(mem, w->backend->group_nbytes);
+    w->nodes = (idist__rank_info *)idist__mem_alloc(mem, sizeof *w->nodes * (size_t)n);
+    w->process = idist__world_process();
+    if (!w->group.ranks || !w->group.impl || !w->nodes) return IDIST_ERR_NO_MEMORY;
+    for (i = 0; i < n; i++) w->group.ranks[i] = i;
+
+    return IDIST_OK;
+}
+
+static uint64_t idist__world_serial; // of the world that was made last
+
+// On failure *out is NULL or a world that idist__life_free frees.
+static idist_status idist__life_new(const idist__config *cfg, idist__world **out) {
+    // A world begins with its group, so its memory comes from the list of ended worlds.
+    idist__world *w = (idist__world *)(void *)idist__ended_reuse(&idist__ended_worlds,
+                                                                 IDIST__ENDED_WORLDS, sizeof *w);
+    idist_status status;
+
+    *out = w;
+    if (!w) return IDIST_ERR_NO_MEMORY;
+    w->serial = __atomic_add_fetch(&idist__world_serial, (uint64_t)1, __ATOMIC_RELAXED);
+    w->cfg = *cfg;
+    idist__os_mutex_init(&w->lock);
+    idist__os_cond_init(&w->changed);
+    idist__os_cond_init(&w->work);
+    if (!idist__os_socket_host_name(w->hostname, sizeof w->hostname))
+        idist__text_copy(w->hostname, sizeof w->hostname, "localhost");
+
+    status = idist__log_init(&w->log, &cfg->logger);
+    idist__choose_backend_names(w->backends, sizeof w->backends);
+    if (status == IDIST_OK) status = idist__choose_backend_find_device(w);
+    if (status == IDIST_OK) status = idist__choose_backend_pick(w);
+    if (status == IDIST_OK && w->cfg.rank == IDIST__RANK_DRAWN) status = idist__draw_rank(&w->cfg);
+    if (status != IDIST_OK) return status;
+    snprintf(w->log.who, sizeof w->log.who, "rank %d/%d %s", w->cfg.rank, w->cfg.world_size,
+             w->hostname);
+
+    return idist__life_new_group(w);
+}
+
+// Where this rank runs, and how it waits. Polling occupies a core, so it is bounded; with
+// more ranks than cores it would take the core from the rank that everybody waits for. Such ranks
+// begin evenly spread, because the kernel would need a good part of a second to see that one core
+// has three of them and another has one.
+static void idist__life_settle_in(idist__world *w) {
+    const idist__rank_info *me = &w->nodes[w->group.rank];
+    int own = idist__os_cpu_count(), ncores = w->ncores ? w->ncores : own;
+    int rank = me->local_rank, size = me->local_size;
+    bool oversubscribed;
+
+    if (w->sharing_size > size) {
+        rank = w->sharing_rank;
+        size = w->sharing_size;
+        ncores = own;
+    }
+
+    oversubscribed = size > ncores;
+    w->spin_ns = w->spin_budget_ns = oversubscribed ? 0 : IDIST__SPIN_NS;
+    if (own < 2 || !(w->cfg.bind || oversubscribed)) return;
+    if (idist__os_cpu_bind(rank % own, w->cfg.bind)) return;
+    idist__log_print(&w->log, w->cfg.bind ? IDIST_LOG_WARN : IDIST_LOG_INFO,
+                     "could not bind to a processor: %s", strerror(errno));
+}
+
+// Clears the default world, so that no new call can enter it. Waits for idist_abort, which may be
+// running in any thread.
+static void idist__life_retire(idist__world *w) {
+    idist__os_mutex_lock(&idist__default_lock);
+    if (w == idist__world_default())
+        __atomic_store_n(&idist__default_world, (idist__world *)NULL, __ATOMIC_RELEASE);
+    idist__os_mutex_unlock(&idist__default_lock);
+}
+
+// Whether a thread may begin to close the world, which is locked. What a request or an open
+// idist_group_begin refers to would be freed.
+static idist_status idist__life_check_unused(const idist__world *w) {
+    const idist_group *g;
+
+    if (w->deferred_count)
+        return idist__fail(IDIST_ERR_STATE,
+                           "finalize: an idist_group_begin of another thread is open");
+    for (g = &w->group; g; g = g->next)
+        if (g->open_request_count)
+            return idist__fail(IDIST_ERR_STATE,
+                               "finalize: requests are still open; wait for them first");
+
+    return IDIST_OK;
+}
+
+// The last barrier. A rank that finalizes while others are in another call is a mismatch, and both
+// are told.
+static idist_status idist__life_last_barrier(idist__world *w) {
+    idist__call c;
+    idist_opts o;
+
+    memset(&o, 0, sizeof o);
+    idist__call_init(&c, IDIST__BARRIER, NULL, NULL, 0, IDIST_U8);
+    c.label = IDIST__FINALIZE;
+    return idist__call_traced(&w->group, &c, &o);
+}
+
+// Afterwards nothing touches the caller's buffers. If the world has failed, so do the groups of
+// these calls: the other members would wait for this rank. All other groups go on until a call
+// needs this rank, see `close` of idist_backend_api.
+static void idist__life_cancel_tasks(idist__world *w) {
+    while (w->tasks) {
+        idist__task *t = w->tasks;
+        idist_group *g = t->group;
+
+        w->backend->cancel(t);
+        idist__task_complete(t, IDIST_ERR_ABORTED, "the world was closed");
+        if (w->group.status != IDIST_OK && !g->inner)
+            idist__group_fail(g, w->group.status, w->group.cause);
+    }
+}
+
+// How long threads may take to come back from calls that were ended.
+enum { IDIST__LEAVE_MS = 5000 };
+
+// Whether no other thread is inside a call.
+static bool idist__life_is_left(const idist__world *w) {
+    return !w->blocked_count && !w->making_count && w->driver == IDIST__DRIVER_NONE &&
+           !__atomic_load_n(&w->lock_waiter_count, __ATOMIC_RELAXED);
+}
+
+// Ends the calls of other threads and waits until the threads have left them: what they use is
+// freed next. A thread that waited for the lock may begin a call meanwhile, which is ended as well.
+// False: one has not left.
+static bool idist__life_end_calls(idist__world *w) {
+    int64_t deadline_ns = idist__os_clock_deadline(IDIST__LEAVE_MS);
+
+    idist__life_cancel_tasks(w);
+
+    while (!idist__life_is_left(w)) {
+        if (idist__os_clock_now_ns() > deadline_ns) return false;
+        idist__os_cond_broadcast(&w->changed);
+        idist__world_wake_driver(w);
+        idist__os_mutex_unlock(&w->lock);
+        idist__os_clock_pause_ms(1);
+        idist__world_lock(w);
+        idist__life_cancel_tasks(w);
+    }
+
+    return true;
+}
+
+// Frees the world, unless a thread is still inside a call: then nothing is freed that it uses.
+static void idist__life_end(idist__world *w) {
+    idist_group *g;
+
+    if (!w->abandoned) {
+        if (w->device_api) w->device_api->end_calls(w);
+        while (w->group.next) idist__group_free(w->group.next);
+        w->backend->group_close(&w->group);
+        w->backend->close(w, !w->leaves);
+    }
+
+    if (idist__tracer_now()) idist__tracer_now()->left();
+    idist__log_print(&w->log, IDIST_LOG_INFO, "left the world");
+    if (w->abandoned)
+        idist__log_print(
+            &w->log, IDIST_LOG_WARN,
+            "a thread has not come back from a call: the closed world stays in memory");
+    for (g = w->group.next; g; g = g->next) idist__group_abandon(g); // the backend has them still
+    w->group.next = NULL;
+    idist__life_free(w);
+}
+
+static bool idist__life_is_settled(void *arg) { return !((const idist__world *)arg)->let_go_count; }
+
+// force: a worker that failed, with requests open and without the last barrier. For the others it
+// is a lost rank. An idist_group_begin of this thread ends with it; one of another thread still
+// finds its tasks.
+static idist_status idist__life_close(idist__world *w, bool force) {
+    idist_status status = IDIST_OK;
+    bool has_thread;
+
+    if (idist__world_enter("finalize", w) != IDIST_OK) return IDIST_ERR_STATE;
+    if (idist__me.group_depth && !force)
+        return idist__fail(IDIST_ERR_STATE,
+                           "finalize: inside idist_group_begin; call idist_group_end first");
+    if (force) idist__call_forget(w);
+    idist__world_lock(w);
+    if (w->closing) status = idist__call_check_open(w, "finalize");
+    else if (!force) status = idist__life_check_unused(w);
+
+    if (status != IDIST_OK) {
+        idist__os_mutex_unlock(&w->lock);
+        return status;
+    }
+
+    idist__fail_begin();
+    w->closing = true;
+    if (!force) idist__wait_until(w, idist__life_is_settled, w); // requests that were let go
+    if (!force) status = idist__life_last_barrier(w);
+
+    w->thread_stops = true;
+    has_thread = w->thread_running;
+    idist__os_cond_broadcast(&w->work);
+    w->backend->wake(w);
+    idist__os_mutex_unlock(&w->lock);
+    idist__life_retire(w);
+    if (has_thread) idist__os_thread_join(w->thread);
+
+    idist__world_lock(w);
+    w->abandoned = !idist__life_end_calls(w) || w->deferred_count;
+    w->leaves = status != IDIST_OK || force;
+    idist__os_mutex_unlock(&w->lock);
+
+    idist__life_end(w);
+
+    return idist__fail_end(status);
+}
+
+// The ranks meet. On failure the world is freed.
+static idist_status idist__life_meet(idist__world *w) {
+    idist_status status = w->backend->open(w);
+
+    if (status == IDIST_OK) {
+        idist__life_count_nodes(w);
+        idist__life_settle_in(w);
+        status = w->backend->group_open(&w->group);
+        if (status == IDIST_OK) return IDIST_OK;
+        while (w->group.next) idist__group_free(w->group.next);
+        w->backend->close(w, false);
+    }
+
+    idist__life_free(w);
+
+    return status;
+}
+
+// Lets the device backend, if there is one, put itself in front. On failure the world is closed: by
+// a last barrier where all ranks have the same error, else at once. The error is that of the
+// device.
+static idist_status idist__life_wrap(idist__world *w) {
+    char text[sizeof idist__me.text];
+    idist_status status = w->wrap ? w->wrap(w) : IDIST_OK;
+
+    if (status == IDIST_OK) return IDIST_OK;
+    memcpy(text, idist__me.text, sizeof text);
+    idist__life_close(w, w->group.status != IDIST_OK);
+    memcpy(idist__me.text, text, sizeof text);
+
+    return status;
+}
+
+static idist_status idist__life_open(const idist__config *cfg, idist__world **out) {
+    idist__world *w = NULL;
+    idist_status status;
+
+    *out = NULL;
+    idist__life_watch_forks();
+    if (idist__tracer_prepare) idist__tracer_prepare();
+    status = idist__life_new(cfg, &w);
+
+    if (status != IDIST_OK) {
+        if (w) idist__life_free(w);
+        return status;
+    }
+
+    status = idist__life_meet(w);
+    if (status == IDIST_OK) status = idist__life_wrap(w);
+    if (status != IDIST_OK) return status;
+
+    idist__log_print(&w->log, IDIST_LOG_INFO, "joined a world of %d, backend %s, launcher %s%s%s",
+                     w->group.size, w->backend->name, w->cfg.launcher, cfg->rank_var ? " by " : "",
+                     cfg->rank_var ? cfg->rank_var : "");
+    if (idist__tracer_now()) idist__tracer_now()->joined(w);
+    *out = w;
+
+    return IDIST_OK;
+}
+
+idist_status idist_open(const idist_desc *desc, idist_group **world) {
+    idist__config cfg;
+    idist__world *w = NULL;
+    idist_status status;
+
+    if (!world) return idist__fail(IDIST_ERR_ARG, "open: world is NULL");
+    *world = NULL;
+    idist__fail_begin();
+    status = idist__launch_config(&cfg, desc);
+    if (status == IDIST_OK) status = idist__life_open(&cfg, &w);
+    if (status == IDIST_OK) *world = &w->group;
+    if (status == IDIST_ERR_PEER_LOST || status == IDIST_ERR_TIMEOUT) idist__config_tell_lost(&cfg);
+
+    return idist__fail_end(status);
+}
+
+idist_status idist_close(idist_group **world) {
+    idist_status status;
+
+    if (world && *world && (!(*world)->w || (*world)->freed))
+        return idist__fail(IDIST_ERR_STATE, "close: the world was closed already");
+    if (!world || !*world || *world != &(*world)->w->group)
+        return idist__fail(IDIST_ERR_ARG, "close: not a world that idist_open returned");
+    status = idist__life_close((*world)->w, false);
+    if ((*world)->freed) *world = NULL;
+
+    return status;
+}
+
+idist_status idist_initialize(const idist_desc *desc) {
+    idist_group *world = NULL;
+    idist_status status;
+
+    idist__os_mutex_lock(&idist__life_lock);
+    if (idist__world_default())
+        status =
+            idist__fail(IDIST_ERR_STATE, "initialize: the world exists already; finalize it first");
+    else status = idist_open(desc, &world);
+    if (world) __atomic_store_n(&idist__default_world, world->w, __ATOMIC_RELEASE);
+    idist__os_mutex_unlock(&idist__life_lock);
+
+    return status;
+}
+
+idist_status idist_finalize(void) {
+    idist_status status;
+    idist__world *w;
+
+    idist__os_mutex_lock(&idist__life_lock);
+    w = idist__world_default();
+    status = w ? idist__life_close(w, false)
+               : idist__fail(IDIST_ERR_STATE,
+                             "finalize: there is no world; call idist_initialize first");
+    idist__os_mutex_unlock(&idist__life_lock);
+
+    return status;
+}
+
+idist_status idist_abort(idist_group *group) {
+    idist_group *g = NULL;
+    char cause[200];
+    idist_status status;
+
+    idist__os_mutex_lock(&idist__default_lock);
+    status = idist__call_enter("abort", group, &g);
+
+    if (g) {
+        if (g == &g->w->group && g->status == IDIST_OK) g->w->is_cause = true;
+        snprintf(cause, sizeof cause, "rank %d on %s called idist_abort", g->w->group.rank,
+                 g->w->hostname);
+        // Members would take such a frame from a rank outside the group for malformed, and drop it.
+        if (g->rank >= 0) idist__group_fail(g, IDIST_ERR_ABORTED, cause);
+        else status = idist__fail(IDIST_ERR_STATE, "abort: this rank is not a member of the group");
+        idist__os_mutex_unlock(&g->w->lock);
+    }
+
+    idist__os_mutex_unlock(&idist__default_lock);
+
+    return status;
+}

@@ -1,0 +1,212 @@
+// calls/several.h: plans; calls that progress together: sendrecv, group_begin and group_end
+#pragma once
+
+#include "os/thread.h"
+#include "base/fail.h"
+#include "base/mem.h"
+#include "base/dtype.h"
+#include "core/kind.h"
+#include "core/model.h"
+#include "core/backend.h"
+#include "core/world.h"
+#include "core/wait.h"
+#include "core/check.h"
+#include "core/call.h"
+#include "calls/p2p.h"
+
+//------------------------------------------------------------------------------
+// calls that are prepared once and made often
+//
+// A plan keeps an idist__call that has passed the check, and its hash of counts. What may have
+// changed since is checked again: the group, ops and dtypes of the program.
+//------------------------------------------------------------------------------
+
+idist_status idist_plan_create(idist_plan **plan) {
+    if (!plan) return idist__fail(IDIST_ERR_ARG, "plan_create: plan is NULL");
+    *plan = (idist_plan *)idist__mem_alloc(NULL, sizeof **plan); // outlives any world
+    return *plan ? IDIST_OK : IDIST_ERR_NO_MEMORY;
+}
+
+static idist_status idist__plan_run(idist_group *g, const idist_plan *plan, const idist_opts *o) {
+    const idist__call *c = &plan->call;
+    bool may_differ =
+        (int)c->op >= IDIST_OP_USER || (int)c->dtype >= IDIST_DTYPE_USER || idist__tracer_now();
+
+    if (g->w->serial != plan->world_serial || g->ctx != plan->ctx || g->rank != plan->rank ||
+        g->size != plan->size)
+        return idist__fail(IDIST_ERR_STATE, "plan_start: the group of this plan is gone");
+    return may_differ ? idist__call_traced(g, c, o) : idist__call_checked(g, c, o);
+}
+
+idist_status idist_plan_start(const idist_plan *plan, idist_request *request) {
+    idist_group *g = NULL;
+    idist_opts o;
+    idist_status status = IDIST_OK;
+
+    if (!plan) status = idist__fail(IDIST_ERR_ARG, "plan_start: plan is NULL");
+    else if (!plan->call.kind)
+        status = idist__fail(IDIST_ERR_STATE,
+                             "plan_start: the plan is empty: make a call with opts.plan first");
+    else status = idist__call_enter("plan_start", plan->opts.group, &g);
+
+    if (g) {
+        o = plan->opts;
+        o.request = request;
+        status = idist__plan_run(g, plan, &o);
+        idist__os_mutex_unlock(&g->w->lock);
+    }
+
+    return idist__call_ended(status, request);
+}
+
+idist_status idist_plan_free(idist_plan **plan) {
+    if (!plan) return idist__fail(IDIST_ERR_ARG, "plan_free: plan is NULL");
+    idist__mem_free(NULL, *plan);
+    *plan = NULL;
+
+    return IDIST_OK;
+}
+
+//------------------------------------------------------------------------------
+// calls that progress together: sendrecv, group_begin and group_end
+//
+// Between group_begin and group_end a blocking call starts its task and returns; the tasks gather
+// in idist__me.group_tasks (idist__call_locked), and group_end waits for them. sendrecv does the
+// same with two tasks, without releasing the lock in between.
+//------------------------------------------------------------------------------
+
+typedef struct idist__several_pair {
+    idist__call send, recv;
+} idist__several_pair;
+
+// Checks both calls before either begins; *host: neither is for the device.
+static idist_status idist__several_check(idist_group *g, const idist__several_pair *pair,
+                                         const idist_opts *o, bool *host) {
+    bool send_on_device = false, recv_on_device = false, detached;
+    idist_status status = idist__check_call(g, &pair->send);
+
+    if (status == IDIST_OK) status = idist__check_call(g, &pair->recv);
+    if (status == IDIST_OK)
+        status = idist__call_route(g, &pair->send, o, &send_on_device, &detached);
+    if (status == IDIST_OK)
+        status = idist__call_route(g, &pair->recv, o, &recv_on_device, &detached);
+    *host = !send_on_device && !recv_on_device;
+
+    return status;
+}
+
+// Starts what passed the check, the receive first, and waits for it.
+static idist_status idist__several_run(idist_group *g, const idist__several_pair *pair,
+                                       const idist_opts *o, bool quick, idist_status status) {
+    idist__thread *self = &idist__me;
+    idist__task *first, *t, *next;
+
+    self->group_depth = quick ? 0 : 1;
+    self->group_status = IDIST_OK;
+    if (status == IDIST_OK) status = idist__call_locked(g, &pair->recv, o);
+    if (status == IDIST_OK && !quick) status = idist__call_locked(g, &pair->send, o);
+    self->group_depth = 0;
+    if (g->w->device_api) g->w->device_api->launch(g->w);
+
+    idist__call_undefer(g->w);
+    first = self->group_tasks; // both, or after a failure one or none
+    self->group_tasks = NULL;
+    for (t = first; t; t = t->list_next) idist__wait_task(t);
+
+    for (t = first; t; t = next) {
+        next = t->list_next;
+        if (status == IDIST_OK) status = idist__wait_result(t);
+        else idist__wait_drop(t);
+    }
+
+    return status;
+}
+
+// Both calls of a pair in the group of o, which block until they are complete.
+static idist_status idist__several_exchange(const idist__several_pair *pair, const char *name,
+                                            const idist_opts *o) {
+    idist_group *g = NULL;
+    bool quick, host;
+    idist_status status = idist__call_enter(name, o->group, &g);
+
+    if (status != IDIST_OK) return status;
+    status = idist__several_check(g, pair, o, &host);
+    idist__tracer_begin("call", name, g, status == IDIST_OK ? &pair->send : NULL);
+    quick = status == IDIST_OK && host && idist__call_quick(g, &pair->send, o);
+    status = idist__several_run(g, pair, o, quick, status);
+    idist__os_mutex_unlock(&g->w->lock);
+
+    return idist__tracer_end(status);
+}
+
+idist_status idist_sendrecv(const void *send, size_t sendcount, int dst, int sendtag, void *recv,
+                            size_t recvcount, int src, int recvtag, idist_dtype dtype,
+                            idist_recv_info *info, const idist_opts *opts) {
+    idist__several_pair pair;
+    idist_opts o;
+    size_t size = idist_dtype_size(dtype);
+    const char *from = (const char *)send, *to = (const char *)recv;
+    idist_status status = idist__check_blocking("sendrecv", opts);
+
+    if (status != IDIST_OK) return status;
+    if (size && sendcount && recvcount && from && to && from < to + recvcount * size &&
+        to < from + sendcount * size)
+        return idist__fail(IDIST_ERR_ARG, "sendrecv: send and receive buffers overlap");
+    memset(&o, 0, sizeof o);
+    if (opts) o = *opts;
+    idist__p2p_init(&pair.recv, IDIST__RECV, NULL, recv, recvcount, dtype, src, recvtag, info);
+    idist__p2p_init(&pair.send, IDIST__SEND, send, NULL, sendcount, dtype, dst, sendtag, NULL);
+
+    return idist__several_exchange(&pair, "sendrecv", &o);
+}
+
+idist_status idist_group_begin(void) {
+    if (!idist__me.group_depth++) idist__me.group_status = IDIST_OK;
+    return IDIST_OK;
+}
+
+idist_status idist_group_end(void) {
+    idist__thread *self = &idist__me;
+    idist__world *held = self->held_world, *w = NULL;
+    char text[sizeof self->text];
+    idist_status first;
+
+    if (!self->group_depth)
+        return idist__fail(IDIST_ERR_STATE, "group_end: without idist_group_begin");
+    if (--self->group_depth) return IDIST_OK;
+    idist__tracer_begin("wait", "group_end", NULL, NULL);
+
+    if (held) {
+        idist__world_lock(held);
+        held->device_api->launch(held);
+        idist__os_mutex_unlock(&held->lock);
+    }
+
+    first = self->group_status;
+    memcpy(text, self->group_text, sizeof text);
+
+    while (self->group_tasks) {
+        idist__task *t = self->group_tasks;
+        idist_status status;
+
+        if (!w ||
+            t->group->w != w) { // else it stays locked: another thread might close it in between
+            if (w) idist__os_mutex_unlock(&w->lock);
+            w = t->group->w;
+            idist__world_lock(w);
+            idist__call_undefer(w);
+        }
+
+        self->group_tasks = t->list_next;
+        idist__wait_task(t);
+        status = idist__wait_result(t);
+        if (status == IDIST_OK || first != IDIST_OK) continue;
+        first = status;
+        memcpy(text, self->text, sizeof text);
+    }
+
+    if (w) idist__os_mutex_unlock(&w->lock);
+    if (first != IDIST_OK) memcpy(self->text, text, sizeof text);
+
+    return idist__tracer_end(first);
+}

@@ -1,0 +1,76 @@
+// gpu/gpu_agree.h: what the members of a group tell each other
+#pragma once
+
+#include "os/clock.h"
+#include "os/thread.h"
+#include "base/fail.h"
+#include "base/text.h"
+#include "base/mem.h"
+#include "core/kind.h"
+#include "core/model.h"
+#include "core/world.h"
+#include "core/call.h"
+
+// Waits until `ready` or the deadline, while the backend watches the other ranks. The lock is held,
+// and released meanwhile. False: the deadline has passed.
+static bool idist__gpu_agree_wait_until(idist__world *w, bool (*ready)(const void *arg),
+                                        const void *arg, int64_t deadline_ns) {
+    while (!ready(arg)) {
+        if (idist__os_clock_now_ns() > deadline_ns) return false;
+        idist__os_mutex_unlock(&w->lock);
+        idist__os_clock_pause_ms(1);
+        idist__world_lock(w);
+        if (w->driver == IDIST__DRIVER_NONE && !w->thread_stops) w->backend->progress(w);
+    }
+
+    return true;
+}
+
+// All-gathers nbytes of each member. Called with the lock, which is released while waiting.
+static idist_status idist__gpu_agree_exchange(idist_group *g, const void *mine, void *all,
+                                              size_t nbytes) {
+    idist__call c;
+    idist_opts o;
+    idist_status status;
+    int depth = idist__me.group_depth; // of idist_group_begin, which must not hold this call back
+
+    memset(&o, 0, sizeof o);
+    o.group = g;
+    idist__call_init(&c, IDIST__ALL_GATHER, mine, all, nbytes, IDIST_U8);
+    c.label = IDIST__FIRST_DEVICE_CALL;
+    idist__me.group_depth = 0;
+    status = idist__call_locked(g, &c, &o);
+    idist__me.group_depth = depth;
+
+    return status;
+}
+
+// What one member tells the others.
+typedef struct idist__gpu_outcome {
+    int32_t failed;
+    char reason[200];
+} idist__gpu_outcome;
+
+// Whether all members succeeded. If not, `reason` becomes that of the first that did not.
+static idist_status idist__gpu_agree_all_succeeded(idist_group *g, bool failed, char *reason,
+                                                   size_t capacity, bool *all) {
+    idist__gpu_outcome mine, *theirs;
+    idist_status status;
+    int i;
+
+    *all = false;
+    theirs = (idist__gpu_outcome *)idist__mem_alloc(&g->w->cfg.mem, sizeof mine * (size_t)g->size);
+    if (!theirs) return IDIST_ERR_NO_MEMORY;
+
+    memset(&mine, 0, sizeof mine);
+    mine.failed = failed;
+    idist__text_copy(mine.reason, sizeof mine.reason, reason);
+    status = idist__gpu_agree_exchange(g, &mine, theirs, sizeof mine);
+    for (i = 0; status == IDIST_OK && i < g->size && !theirs[i].failed; i++) continue;
+    *all = status == IDIST_OK && i == g->size;
+    if (status == IDIST_OK && !*all)
+        snprintf(reason, capacity, "rank %d: %.200s", g->ranks[i], theirs[i].reason);
+    idist__mem_free(&g->w->cfg.mem, theirs);
+
+    return status;
+}

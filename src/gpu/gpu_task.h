@@ -1,0 +1,162 @@
+// gpu/gpu_task.h: calls, and the parts of them that the host's backend gets
+#pragma once
+
+#include "os/clock.h"
+#include "core/kind.h"
+#include "core/model.h"
+#include "core/world.h"
+#include "core/task.h"
+#include "core/call.h"
+#include "gpu/gpu_model.h"
+#include "gpu/gpu_device.h"
+#include "gpu/pinned.h"
+
+static void idist__gpu_task_set_waiting(idist__task *t, bool waits) {
+    idist__gpu *gpu = idist__gpu_of(t->group->w);
+    idist__gpu_op *op = idist__gpu_op_of(t);
+
+    if (op->waits_for_device == waits) return;
+    op->waits_for_device = waits;
+    gpu->waiting_call_count += waits ? 1 : -1;
+    if (waits) gpu->sleep_ns = IDIST__GPU_SLEEP_NS;
+    if (waits) gpu->spin_until_ns = idist__os_clock_now_ns() + IDIST__GPU_SPIN_NS;
+    if (waits && t->group->w->driver != IDIST__DRIVER_NONE)
+        gpu->host_backend->wake(t->group->w); // a sleeping driver polls the device too
+}
+
+// Whether the event that a call waits for has come. On an error of CUDA the call has failed and is
+// gone.
+static bool idist__gpu_task_event_done(idist__task *t, cudaEvent_t event) {
+    idist__gpu_op *op = idist__gpu_op_of(t);
+
+    if (op->error == cudaSuccess) op->error = cudaEventQuery(event);
+
+    if (op->error == cudaSuccess) {
+        idist__gpu_of(t->group->w)->sleep_ns = IDIST__GPU_SLEEP_NS;
+        return true;
+    }
+
+    if (op->error != cudaErrorNotReady) {
+        idist__gpu_device_fail_group(t->group, idist__gpu_device_fail("the device", op->error));
+        return false;
+    }
+
+    op->error = cudaSuccess;
+    cudaGetLastError();
+
+    return false;
+}
+
+// Gives the host's backend a part of a call. The first part carries the fingerprint that the ranks
+// compare. The part may be done on return.
+static void idist__gpu_task_start_part(idist__task *t, const idist__call *part) {
+    idist__gpu *gpu = idist__gpu_of(t->group->w);
+    idist__gpu_op *op = idist__gpu_op_of(t);
+
+    t->call = *part;
+    t->call.label = op->call.label;
+    t->away = t->announced = false;
+    t->group->w->timers_due_ns = 0; // timers look at it again
+    op->with_backend = true;
+    idist__gpu_task_set_waiting(t, false);
+
+    if (!idist__kind_is_p2p(part->kind)) {
+        t->seq = ++t->group->seq;
+
+        if (!t->whole.kind) {
+            t->whole = op->fingerprint;
+            t->whole.seq = t->seq;
+        }
+    }
+
+    memset(t->impl, 0, gpu->host_backend->task_nbytes); // a new task to the backend
+    gpu->host_backend->start(t);
+}
+
+// A part that moves no data: the ranks meet and compare fingerprints.
+static void idist__gpu_task_start_barrier(idist__task *t) {
+    idist__call part;
+    idist__call_init(&part, IDIST__BARRIER, NULL, NULL, 0, IDIST_U8);
+    idist__gpu_task_start_part(t, &part);
+}
+
+// How many parts of `count` elements the buffers of a call have.
+typedef struct idist__gpu_shape {
+    size_t send, recv;   // on this rank; 0: no such buffer
+    size_t most;         // the largest number on any rank
+    size_t contribution; // the largest number that others read from a rank
+} idist__gpu_shape;
+
+static idist__gpu_shape idist__gpu_task_shape_of(const idist_group *g, const idist__call *c) {
+    size_t n = (size_t)g->size;
+    bool root = c->root == g->rank;
+    idist__gpu_shape shape;
+
+    shape.send = shape.recv = shape.most = shape.contribution = 1;
+
+    switch (c->kind) {
+    case IDIST__REDUCE: shape.recv = root; break;
+    case IDIST__BROADCAST: shape.send = 0; break;
+    case IDIST__ALL_GATHER: shape.recv = shape.most = n; break;
+    case IDIST__GATHER:
+        shape.recv = root ? n : 0;
+        shape.most = n;
+        break;
+    case IDIST__SCATTER:
+        shape.send = root ? n : 0;
+        shape.most = shape.contribution = n;
+        break;
+    case IDIST__REDUCE_SCATTER: shape.send = shape.most = shape.contribution = n; break;
+    case IDIST__ALL_TO_ALL: shape.send = shape.recv = shape.most = shape.contribution = n; break;
+    case IDIST__BARRIER: shape.send = shape.recv = 0; break;
+    default: break;
+    }
+
+    return shape;
+}
+
+// Copies k elements of each of `parts` parts, which lie to_count and from_count elements apart.
+static cudaError_t idist__gpu_task_copy(void *to, size_t to_count, const void *from,
+                                        size_t from_count, size_t k, size_t parts, size_t size,
+                                        cudaStream_t stream) {
+    cudaError_t error = cudaSuccess;
+    size_t i;
+
+    for (i = 0; i < parts && k && to != from && error == cudaSuccess; i++)
+        error = cudaMemcpyAsync((char *)to + i * to_count * size,
+                                (const char *)from + i * from_count * size, k * size,
+                                cudaMemcpyDefault, stream);
+    return error;
+}
+
+static void idist__gpu_task_dequeue(idist__task *t) {
+    idist__gpu_group *gg = idist__gpu_group_of(t->group);
+    idist__task **at;
+
+    for (at = &gg->queue; *at; at = &idist__gpu_op_of(*at)->next_queued) {
+        if (*at != t) continue;
+        if ((*at = idist__gpu_op_of(t)->next_queued) == NULL) gg->queue_end = at;
+        idist__gpu_of(t->group->w)->queue_changed = true;
+        return;
+    }
+}
+
+static void idist__gpu_task_release(idist__task *t) {
+    idist__gpu_op *op = idist__gpu_op_of(t);
+    int i;
+
+    idist__gpu_task_set_waiting(t, false);
+    idist__gpu_task_dequeue(t);
+    for (i = 0; i < IDIST__GPU_SLOTS; i++) // the copies are done, or ordered before the next user's
+        idist__pinned_give(idist__gpu_of(t->group->w), &op->slots[i].memory);
+}
+
+static void idist__gpu_task_complete(idist__task *t) {
+    idist__gpu_op_of(t)->state = IDIST__GPU_END;
+    t->away = false;
+    idist__task_complete(t, IDIST_OK, "");
+}
+
+static bool idist__gpu_task_op_is_premul(const idist_group *g, const idist__call *c) {
+    return (int)c->op >= IDIST_OP_USER && !idist__world_user_op(g, c)->fn;
+}

@@ -1,0 +1,589 @@
+// gpu/nccl/gpu_engine.h: the device's part of a backend
+//
+// A world with a device has a backend that consists of these functions; they pass on to the host's
+// backend what concerns host memory.
+//
+// A group gives the host's backend its calls, and the parts of them, in the program's order, so
+// that all ranks number them alike. A call whose next part is not ready holds up those behind it,
+// even those on host memory.
+#pragma once
+
+#include "os/clock.h"
+#include "os/thread.h"
+#include "base/fail.h"
+#include "base/text.h"
+#include "base/mem.h"
+#include "base/log.h"
+#include "base/dtype.h"
+#include "core/kind.h"
+#include "core/model.h"
+#include "core/world.h"
+#include "core/fingerprint.h"
+#include "core/task.h"
+#include "core/group.h"
+#include "core/wait.h"
+#include "core/call.h"
+#include "core/matching.h"
+#include "gpu/gpu_model.h"
+#include "gpu/gpu_device.h"
+#include "gpu/pinned.h"
+#include "gpu/gpu_task.h"
+#include "gpu/gpu_leave.h"
+#include "gpu/stage.h"
+#include "gpu/ipc/ipc_leave.h"
+#include "gpu/ipc/ipc_call.h"
+#include "gpu/nccl/nccl_job.h"
+#include "gpu/nccl/nccl_abort.h"
+#include "gpu/nccl/nccl_launch.h"
+#include "gpu/nccl/gpu_setup.h"
+#include "gpu/nccl/gpu_route.h"
+
+// Passes on a call on host memory that had to wait for those before it.
+static void idist__gpu_engine_host_part(idist__task *t) {
+    t->away = false;
+    if (!idist__kind_is_p2p(t->call.kind)) t->seq = ++t->group->seq;
+    idist__gpu_of(t->group->w)->host_backend->start(t);
+}
+
+// Gives the host's backend the parts that are ready.
+static void idist__gpu_engine_run_queue(idist_group *g) {
+    idist__gpu *gpu = idist__gpu_of(g->w);
+    idist__gpu_group *gg = idist__gpu_group_of(g);
+    idist__task *t;
+    bool moved = true;
+
+    while (moved && (t = gg->queue) != NULL) {
+        idist__gpu_path path = idist__gpu_op_of(t)->path;
+        idist__gpu_guard guard;
+
+        if (path == IDIST__BY_IPC || path == IDIST__BY_STAGING) {
+            guard = idist__gpu_device_enter(gpu);
+            moved = (path == IDIST__BY_IPC ? idist__ipc_call_step(t) : idist__stage_step(t)) ||
+                    gg->queue != t;
+            idist__gpu_device_leave(gpu, guard);
+            continue;
+        }
+
+        idist__gpu_task_dequeue(t); // it has one part only
+        if (t->on_device) idist__nccl_launch_start_meeting(t);
+        else idist__gpu_engine_host_part(t);
+    }
+}
+
+// The host's backend is done with a part of a call. False: the call goes on. May be called in the
+// middle of any function of the backend.
+static bool idist__gpu_engine_part_done(idist__task *t, idist_status status) {
+    idist__gpu *gpu = idist__gpu_of(t->group->w);
+    idist__gpu_op *op = idist__gpu_op_of(t);
+    bool nccl = op->path == IDIST__BY_NCCL, over;
+    idist__gpu_guard guard;
+
+    op->with_backend = false;
+    t->away = true;
+
+    if (nccl && t->group->status == IDIST_OK && op->state != IDIST__GPU_END) {
+        idist__nccl_launch_end_meeting(t, status);
+        op->met = true;
+        over = op->launched && idist__nccl_launch_set_complete(t);
+    } else if (op->state == IDIST__GPU_END || status != IDIST_OK) {
+        over = true;
+    } else {
+        guard = idist__gpu_device_enter(gpu);
+        over = op->path == IDIST__BY_STAGING && idist__stage_part_done(t);
+        idist__gpu_device_leave(gpu, guard);
+        if (!over) idist__gpu_task_set_waiting(t, true);
+    }
+
+    if (over) idist__gpu_task_release(t);
+
+    return over;
+}
+
+static void idist__gpu_engine_op_free(idist__task *t) {
+    idist__gpu_op *op = (idist__gpu_op *)t->device;
+    int i;
+
+    if (!op) return;
+    if (op->event) cudaEventDestroy(op->event);
+
+    for (i = 0; i < IDIST__GPU_SLOTS; i++) {
+        if (op->slots[i].out) cudaEventDestroy(op->slots[i].out);
+        if (op->slots[i].in) cudaEventDestroy(op->slots[i].in);
+    }
+
+    idist__mem_free(&t->group->w->cfg.mem, op->counts_memory);
+    idist__mem_free(&t->group->w->cfg.mem, op);
+    t->device = NULL;
+}
+
+static bool idist__gpu_engine_op_make(idist__task *t) {
+    idist__gpu *gpu = idist__gpu_of(t->group->w);
+    const idist_allocator *mem = &t->group->w->cfg.mem;
+    idist__gpu_op *op = (idist__gpu_op *)t->device;
+    idist__gpu_guard guard;
+    cudaError_t error;
+    int i;
+
+    if (op) return true;
+
+    op = (idist__gpu_op *)idist__mem_alloc(mem, sizeof *op);
+
+    if (!op) {
+        idist__group_fail_memory(t->group);
+        return false;
+    }
+
+    t->device = op; // freed with the world
+    guard = idist__gpu_device_enter(gpu);
+    error = cudaEventCreateWithFlags(&op->event, cudaEventDisableTiming);
+
+    for (i = 0; i < IDIST__GPU_SLOTS && error == cudaSuccess; i++) {
+        error = cudaEventCreateWithFlags(&op->slots[i].out, cudaEventDisableTiming);
+        if (error == cudaSuccess)
+            error = cudaEventCreateWithFlags(&op->slots[i].in, cudaEventDisableTiming);
+    }
+
+    idist__gpu_device_leave(gpu, guard);
+    if (error == cudaSuccess) return true;
+    idist__gpu_engine_op_free(t);
+    idist__gpu_device_fail_group(t->group, idist__gpu_device_fail("cudaEventCreate", error));
+
+    return false;
+}
+
+static void idist__gpu_engine_enqueue(idist__task *t) {
+    idist__gpu_group *gg = idist__gpu_group_of(t->group);
+    *gg->queue_end = t;
+    gg->queue_end = &idist__gpu_op_of(t)->next_queued;
+}
+
+// Gives the call to NCCL: now, or with the others at idist_group_end.
+static void idist__gpu_engine_start_nccl(idist__task *t) {
+    idist__world *w = t->group->w;
+    idist__gpu_op *op = idist__gpu_op_of(t);
+    idist__task **last = &idist__gpu_of(w)->held_calls;
+
+    if (!idist__nccl_launch_save_counts(t)) return;
+    t->pinned = true; // until it is launched
+    t->group->detached_count++;
+    idist__gpu_engine_enqueue(t);
+    idist__gpu_engine_run_queue(t->group);
+
+    if (!idist__me.group_depth) {
+        idist__nccl_launch_call(t);
+        return;
+    }
+
+    op->holding_thread = &idist__me;
+    while (*last) last = &idist__gpu_op_of(*last)->next_held;
+    *last = t;
+    if (!idist__me.held_world) w->deferred_count++;
+    idist__me.held_world = w;
+}
+
+// From here to idist__gpu_engine_relock the lock is not held, for a call of CUDA that adds to a
+// stream of the program's: it waits where the stream's queue is full, perhaps behind a kernel of
+// NCCL's that waits for a lost rank, and whoever aborts that needs the lock.
+static idist__gpu_guard idist__gpu_engine_unlock(idist__world *w) {
+    idist__gpu *gpu = idist__gpu_of(w);
+    idist__gpu_guard guard = idist__gpu_device_enter(gpu);
+
+    gpu->user_count++; // the end of the world waits for us
+    idist__os_mutex_unlock(&w->lock);
+
+    return guard;
+}
+
+static void idist__gpu_engine_relock(idist__world *w, idist__gpu_guard guard) {
+    idist__gpu *gpu = idist__gpu_of(w);
+
+    idist__gpu_device_leave(gpu, guard);
+    idist__world_lock(w);
+    gpu->user_count--;
+}
+
+// Notes where the program's stream stands, before which the call does not begin. False: the call
+// was cancelled meanwhile. Releases the lock, because the stream's queue may be full.
+static bool idist__gpu_engine_record_begin(idist__task *t) {
+    idist__world *w = t->group->w;
+    idist__gpu_op *op = idist__gpu_op_of(t);
+    cudaStream_t stream = t->stream ? (cudaStream_t)t->stream : cudaStreamLegacy;
+    idist__gpu_guard guard = idist__gpu_engine_unlock(w);
+    cudaError_t error = cudaEventRecord(op->event, stream);
+
+    idist__gpu_engine_relock(w, guard);
+    if (!t->done) op->error = error;
+
+    return !t->done;
+}
+
+// A part of a running call, and a call on host memory with nothing before it, go to the host's
+// backend at once.
+static void idist__gpu_engine_start(idist__task *t) {
+    idist_group *g = t->group;
+    idist__gpu *gpu = idist__gpu_of(g->w);
+    idist__gpu_group *gg = idist__gpu_group_of(g);
+    bool on_device = t->on_device;
+    idist__gpu_op *op;
+
+    if (!on_device && (!gg || !gg->queue)) {
+        gpu->host_backend->start(t);
+        return;
+    }
+
+    t->on_device = false; // until there is something to undo
+    t->away = true;
+    if (t->seq) g->seq--; // numbered when the backend gets it
+    t->seq = 0;
+    memset(t->impl, 0, gpu->host_backend->task_nbytes); // not started, to the backend
+    if (!idist__gpu_engine_op_make(t)) return;
+    op = idist__gpu_op_of(t);
+    memset(op, 0, offsetof(idist__gpu_op, event));
+    op->call = t->call;
+    op->size = idist_dtype_size(t->call.dtype);
+    t->on_device = on_device;
+
+    if (!on_device) { // passed on when those before it are
+        idist__gpu_engine_enqueue(t);
+        return;
+    }
+
+    op->path = idist__gpu_route_path_of(g, &t->call, t->async ? NULL : t->stream);
+    op->fingerprint = idist__fingerprint_of_call(g->w, &t->call, 0);
+    op->fingerprint.algorithm = IDIST__ON_DEVICE;
+
+    if (!t->call.u.user && idist__kind_reduces(t->call.kind) && (int)t->call.op >= IDIST_OP_USER) {
+        op->user = *idist__world_user_op(g, &t->call);
+        op->call.u.user = &op->user;
+    }
+
+    if (op->path == IDIST__BY_NCCL) {
+        if (t->call.info)
+            idist__matching_describe(&t->call, t->call.root, t->call.tag, t->call.dtype,
+                                     t->call.count);
+        idist__gpu_engine_start_nccl(t);
+        return;
+    }
+
+    if (op->path == IDIST__BY_IPC)
+        idist__stage_plan_chunks(t, IDIST__IPC_CHUNK,
+                                 idist__gpu_task_shape_of(g, &op->call).contribution);
+    else idist__stage_plan_chunks(t, IDIST__GPU_CHUNK, idist__gpu_task_shape_of(g, &op->call).most);
+    if (!idist__gpu_engine_record_begin(t)) return;
+    idist__gpu_engine_enqueue(t);
+    idist__gpu_engine_run_queue(g);
+}
+
+// Launches the calls that idist_group_begin of this thread has held back.
+static void idist__gpu_engine_launch_held(idist__world *w) {
+    idist__task **at = &idist__gpu_of(w)->held_calls, *first = NULL, **last = &first, *t;
+
+    if (idist__me.held_world == w) w->deferred_count--;
+    idist__me.held_world = NULL;
+
+    while ((t = *at) != NULL) {
+        idist__gpu_op *op = idist__gpu_op_of(t);
+
+        if (op->holding_thread != &idist__me) {
+            at = &op->next_held;
+            continue;
+        }
+
+        *at = op->next_held;
+        op->next_held = NULL;
+        *last = t;
+        last = &op->next_held;
+    }
+
+    if (first) idist__nccl_launch_call(first);
+}
+
+// Makes the stream wait for a call that is complete but for its event (t->followed). The event may
+// come meanwhile. Releases the lock, because the stream's queue may be full.
+static idist_status idist__gpu_engine_follow(idist__task *t, void *stream) {
+    idist__world *w = t->group->w;
+    idist_status status = IDIST_OK;
+    idist__gpu_guard guard = idist__gpu_engine_unlock(w);
+    cudaError_t error = cudaStreamWaitEvent((cudaStream_t)stream, idist__gpu_op_of(t)->event, 0);
+
+    idist__gpu_engine_relock(w, guard);
+    if (t->done) status = idist__wait_result(t);
+    else idist__task_detach(t);
+
+    return error == cudaSuccess ? status : idist__gpu_device_fail("wait_stream", error);
+}
+
+static void idist__gpu_engine_fail_mismatch(idist__task *t) {
+    char text[400] =
+        "a send or receive on a stream met one that is not on a stream, or of another size";
+    if (idist__gpu_op_of(t)->meeting_status == IDIST_ERR_MISMATCH)
+        idist__nccl_launch_check_counts(t, text, sizeof text);
+    idist__group_fail(t->group, idist__gpu_op_of(t)->meeting_status, text);
+}
+
+// Completes the calls that only waited for an event of the device.
+static void idist__gpu_engine_complete_calls(idist__world *w) {
+    idist__task *t, *next;
+
+    for (t = w->tasks; t; t = next) {
+        const idist__gpu_op *op = t->on_device ? idist__gpu_op_of(t) : NULL;
+        uint32_t ended = w->ended_count;
+        next = t->next;
+
+        if (op && op->waits_for_device && op->state == IDIST__GPU_END) {
+            if (op->meeting_status) idist__gpu_engine_fail_mismatch(t);
+            else if (op->path == IDIST__BY_NCCL && idist__gpu_group_of(t->group)->fault) continue;
+            else if (idist__gpu_task_event_done(t, op->event)) idist__gpu_task_complete(t);
+        }
+
+        if (w->ended_count != ended) next = w->tasks; // a task is gone, perhaps the next one
+    }
+}
+
+static void idist__gpu_engine_progress(idist__world *w) {
+    idist__gpu *gpu = idist__gpu_of(w);
+    idist__gpu_guard guard;
+    idist_group *g;
+    int64_t now;
+
+    gpu->host_backend->progress(w);
+
+    if (gpu->waiting_call_count || gpu->queue_changed) {
+        gpu->queue_changed = false;
+        guard = idist__gpu_device_enter(gpu);
+        for (g = &w->group; g; g = g->next)
+            if (g->device && idist__gpu_group_of(g)->queue) idist__gpu_engine_run_queue(g);
+        idist__gpu_engine_complete_calls(w);
+        idist__gpu_device_leave(gpu, guard);
+    }
+
+    if (!w->watched ||
+        (now = idist__os_clock_now_ns()) < gpu->checked_nccl_ns + IDIST__GPU_SLEEP_LONG_NS)
+        return;
+    gpu->checked_nccl_ns = now;
+
+    for (g = &w->group; g; g = g->next) {
+        idist__nccl_abort_check_errors(g);
+        if (g->status != IDIST_OK) idist__nccl_abort_group(g);
+    }
+}
+
+static void idist__gpu_engine_sleep(idist__world *w, int64_t until_ns) {
+    idist__gpu *gpu = idist__gpu_of(w);
+    int64_t now = idist__os_clock_now_ns(), soon = now + gpu->sleep_ns;
+
+    // Sleeping and waking up takes longer than most small calls take on the device. With fewer
+    // cores than ranks another rank needs the core.
+    if (gpu->waiting_call_count && w->spin_ns && now < gpu->spin_until_ns) {
+        idist__world_give_way(w);
+        return;
+    }
+
+    if (gpu->waiting_call_count && soon < until_ns) {
+        until_ns = soon;
+        if (gpu->sleep_ns < IDIST__GPU_SLEEP_LONG_NS) gpu->sleep_ns += gpu->sleep_ns / 4;
+    }
+
+    gpu->host_backend->sleep(w, until_ns);
+}
+
+// Waits until the copies of a call have left the caller's buffers. They wait for no other rank, but
+// the device may never get to them: then the call's pinned memory is used for nothing else.
+static void idist__gpu_engine_end_copies(idist__task *t) {
+    idist__gpu *gpu = idist__gpu_of(t->group->w);
+    idist__gpu_group *gg = idist__gpu_group_of(t->group);
+    int64_t deadline = idist__os_clock_deadline(IDIST__GPU_ABORT_MS);
+    int i, turns = 0;
+
+    for (i = IDIST__STREAM_OUT; i <= IDIST__STREAM_IN; i++)
+        while (!gg->stuck && cudaStreamQuery(gg->stream[i]) == cudaErrorNotReady) {
+            cudaGetLastError();
+            gg->stuck = idist__os_clock_now_ns() > deadline;
+            idist__gpu_device_nap(&turns);
+        }
+
+    if (!gg->stuck) return;
+    gpu->stuck = true;
+    for (i = 0; i < IDIST__GPU_SLOTS; i++)
+        idist__pinned_abandon(gpu, &idist__gpu_op_of(t)->slots[i].memory);
+}
+
+static bool idist__gpu_engine_cancel(idist__task *t) {
+    idist_group *g = t->group;
+    idist__gpu *gpu = idist__gpu_of(g->w);
+    idist__gpu_op *op = idist__gpu_op_of(t);
+    idist__gpu_guard guard;
+    bool done = true;
+
+    if (!t->on_device) {
+        if (!t->away) return gpu->host_backend->cancel(t);
+        if (op) idist__gpu_task_dequeue(t);
+        t->away = false;
+        return true;
+    }
+
+    if (op->with_backend) done = gpu->host_backend->cancel(t);
+    // Other ranks are involved, or NCCL has it: too late. At the end of the world that does not
+    // matter.
+    if (g->status == IDIST_OK && !g->w->thread_stops && (!done || op->path == IDIST__BY_NCCL))
+        return false;
+    op->with_backend = t->away = false;
+    op->state = IDIST__GPU_END; // nothing is moved any more
+    guard = idist__gpu_device_enter(gpu);
+
+    if (op->path == IDIST__BY_NCCL) idist__nccl_abort_wait(g);
+    else if (g->device) idist__gpu_engine_end_copies(t);
+
+    cudaGetLastError();
+    idist__gpu_device_leave(gpu, guard);
+    idist__gpu_task_release(t);
+
+    return done;
+}
+
+// A receive into host memory may wait for calls on the device that come before it.
+static bool idist__gpu_engine_retract(idist__task *t) {
+    if (t->away) return idist__gpu_engine_cancel(t);
+    return idist__gpu_of(t->group->w)->host_backend->retract(t);
+}
+
+static void idist__gpu_engine_tell(idist_group *g) {
+    idist__gpu_of(g->w)->host_backend->tell(g);
+    idist__nccl_abort_group(g);
+}
+
+static void idist__gpu_engine_announce(idist__task *t) {
+    if (!t->away) idist__gpu_of(t->group->w)->host_backend->announce(t);
+}
+
+static int idist__gpu_engine_missing(idist__task *t, char *text, size_t capacity) {
+    if (!t->away) return idist__gpu_of(t->group->w)->host_backend->missing(t, text, capacity);
+    if (idist__gpu_op_of(t)->holding_thread && !idist__gpu_op_of(t)->launched)
+        idist__text_append(text, capacity, "this rank itself: it has not called idist_group_end");
+    else if (idist__gpu_op_of(t)->path == IDIST__BY_NCCL)
+        idist__text_append(
+            text, capacity,
+            "the device: earlier work on a stream, of this rank itself or of another");
+    else idist__text_append(text, capacity, "this rank itself, whose device has not finished");
+
+    return 1;
+}
+
+// NCCL finalizes a communicator when all its ranks do, and does not say who waits for whom: a
+// thread of its own does it.
+static void idist__gpu_engine_finalize(idist_group *g) {
+    idist__gpu *gpu = idist__gpu_of(g->w);
+    idist__gpu_group *gg = idist__gpu_group_of(g);
+    idist__nccl_job *job;
+
+    if (!gg->comm || gg->adopted) return;
+    job = idist__nccl_job_new(gpu->nccl, IDIST__JOB_FINALIZE, gpu->device, gg->comm);
+
+    if (!idist__nccl_job_start(job)) {
+        idist__log_print(&g->w->log, IDIST_LOG_WARN,
+                         "cannot start a thread to end NCCL's communicator: it stays in memory");
+        return;
+    }
+
+    job->next = gpu->ending_jobs;
+    gpu->ending_jobs = job;
+}
+
+// Ends the calls of other threads, as idist_device_api demands. They may wait for what runs on the
+// device, in their own group or in another one.
+static void idist__gpu_engine_end_calls(idist__world *w) {
+    idist_group *g;
+
+    if (w->leaves && idist__gpu_leave_lock(w)) {
+        for (g = &w->group; g; g = g->next)
+            if (g->device && !idist__gpu_group_of(g)->adopted) idist__nccl_abort_group(g);
+        idist__os_mutex_unlock(&w->lock);
+    }
+
+    idist__gpu_leave_wait_unused(w);
+}
+
+static void idist__gpu_engine_group_close(idist_group *g) {
+    idist__world *w = g->w;
+    idist__gpu *gpu = idist__gpu_of(w);
+    idist__gpu_group *gg = idist__gpu_group_of(g);
+    idist__gpu_guard guard;
+
+    if (gg) {
+        guard = idist__gpu_device_enter(gpu);
+
+        if (w->leaves && !w->abandoned && !gg->adopted)
+            idist__nccl_abort_group(g); // a thread has created it meanwhile
+        if (g->status != IDIST_OK || gg->must_abort) idist__nccl_abort_end(g);
+        else if (!idist__nccl_abort_is_inside(gg)) idist__gpu_engine_finalize(g);
+        idist__nccl_abort_reap(w, 0);
+        if (!w->abandoned) idist__gpu_setup_group_free(g);
+        idist__gpu_device_leave(gpu, guard);
+    }
+
+    gpu->host_backend->group_close(g);
+}
+
+// What threads still use that are inside a call stays (w->abandoned).
+static void idist__gpu_engine_free(idist__world *w) {
+    idist__gpu *gpu = idist__gpu_of(w);
+    const idist_allocator *mem = &w->cfg.mem;
+    idist__task *t;
+    int device = gpu->host_backend ? idist__gpu_device_set(gpu) : -1; // -1: not installed
+    bool left = !w->abandoned;
+
+    if (!idist__nccl_abort_reap(w, idist__os_clock_deadline(IDIST__GPU_ABORT_MS)))
+        idist__log_print(&w->log, IDIST_LOG_WARN,
+                         "ncclCommDestroy has not returned: another rank has not called it, or a "
+                         "graph still holds calls");
+    for (t = w->all_tasks; t && left; t = t->older) idist__gpu_engine_op_free(t);
+    if (left) idist__pinned_end(w);
+    idist__ipc_leave_free_all(w);
+
+    cudaGetLastError();
+    if (gpu->host_backend) w->backend = gpu->host_backend;
+    if (idist__me.held_world == w) idist__me.held_world = NULL;
+    if (device >= 0) idist__gpu_device_restore(gpu, device);
+    if (!left) return;
+    w->device = NULL;
+    w->device_api = NULL;
+    idist__mem_free(mem, gpu->nccl_config);
+    idist__mem_free(mem, gpu->rank_infos);
+    idist__mem_free(mem, gpu);
+}
+
+static void idist__gpu_engine_close(idist__world *w, bool clean) {
+    idist__gpu_engine_free(w);
+    w->backend->close(w, clean);
+}
+
+static void *idist__gpu_engine_comm_of(idist_group *g) {
+    idist_status status = g->device ? IDIST_OK : idist__gpu_setup_group_make(g);
+    void *comm;
+
+    if (status == IDIST_OK) status = idist__gpu_setup_prepare(g);
+    if (status != IDIST_OK) return NULL;
+    comm = idist__gpu_group_of(g)->comm;
+    if (!comm) idist__fail(IDIST_ERR_UNSUPPORTED, "nccl_comm: the group does not use NCCL");
+
+    return comm;
+}
+
+void *idist_nccl_comm(idist_group *group) {
+    idist_group *g = NULL;
+    idist_status status;
+    void *comm = NULL;
+
+    status = idist__call_enter("nccl_comm", group, &g);
+    if (status != IDIST_OK) return NULL;
+    if (!g->w->device)
+        idist__fail(IDIST_ERR_NO_DEVICE, "nccl_comm: the world has no device: %s", g->w->no_device);
+    else if (g->rank < 0)
+        idist__fail(IDIST_ERR_STATE, "nccl_comm: this rank is not a member of the group");
+    else if (g->status != IDIST_OK)
+        idist__fail(g->status, "nccl_comm: the group failed earlier: %s", g->cause);
+    else comm = idist__gpu_engine_comm_of(g);
+    idist__os_mutex_unlock(&g->w->lock);
+
+    return comm;
+}

@@ -1,0 +1,459 @@
+// gpu/nccl/gpu_join.h: which device and which way, agreed by all ranks
+#pragma once
+
+#include "os/process.h"
+#include "os/thread.h"
+#include "base/fail.h"
+#include "base/text.h"
+#include "base/mem.h"
+#include "base/log.h"
+#include "launch/env.h"
+#include "launch/config.h"
+#include "core/model.h"
+#include "core/backend.h"
+#include "core/world.h"
+#include "gpu/gpu_model.h"
+#include "gpu/gpu_device.h"
+#include "gpu/gpu_agree.h"
+#include "gpu/ipc/ipc_arena.h"
+#include "gpu/nccl/nccl_load.h"
+#include "gpu/nccl/nccl_job.h"
+#include "gpu/nccl/gpu_setup.h"
+#include "gpu/nccl/gpu_route.h"
+#include "gpu/nccl/gpu_engine.h"
+
+// Whether the user says that NCCL takes several ranks on a GPU: from 2.30.3 on with this variable;
+// tests do it with host ids.
+static bool idist__gpu_join_allows_shared_gpu(int version) {
+    const char *enable = idist__os_env("NCCL_MULTI_RANK_GPU_ENABLE");
+    return idist__os_env("NCCL_HOSTID") || (enable && strcmp(enable, "1") == 0 && version >= 23003);
+}
+
+// Whether an error of CUDA is more than "this machine has no GPU". 35 (cudaErrorInsufficientDriver)
+// means no driver as well as one that is too old.
+static bool idist__gpu_join_is_fault(cudaError_t error) {
+    int driver = 0;
+
+    if (error == cudaSuccess || error == cudaErrorNoDevice || error == cudaErrorStubLibrary)
+        return false;
+    return error != cudaErrorInsufficientDriver ||
+           (cudaDriverGetVersion(&driver) == cudaSuccess && driver > 0);
+}
+
+static void idist__gpu_join_describe_error(const char *what, cudaError_t error,
+                                           idist__gpu_rank_info *info) {
+    int driver = 0, runtime = 0;
+
+    info->cuda_error = idist__gpu_join_is_fault(error) ? (int32_t)error : 0;
+    if (info->cuda_error && error == cudaErrorInsufficientDriver &&
+        cudaDriverGetVersion(&driver) == cudaSuccess &&
+        cudaRuntimeGetVersion(&runtime) == cudaSuccess)
+        snprintf(info->reason, sizeof info->reason,
+                 "%s: the driver is for CUDA %d.%d, the program for %d.%d", what, driver / 1000,
+                 driver % 1000 / 10, runtime / 1000, runtime % 1000 / 10);
+    else
+        snprintf(info->reason, sizeof info->reason, "%s: %s (%s, %d)", what,
+                 cudaGetErrorString(error), cudaGetErrorName(error), (int)error);
+}
+
+// What the user can do about an error.
+static const char *idist__gpu_join_remedy(cudaError_t error) {
+    switch ((int)error) {
+    case cudaErrorInsufficientDriver: return "update the driver, or build with an older toolkit";
+    case cudaErrorInitializationError:
+        return "CUDA does not work in a child forked by a process that has used it: call "
+               "idist_spawn with start_method \"exec\"";
+    case cudaErrorDevicesUnavailable:
+        return "another process uses the GPU exclusively: nvidia-smi -c 0 lets several use it";
+    case cudaErrorMemoryAllocation: return "the GPU is out of memory: see nvidia-smi";
+    case cudaErrorSystemNotReady:
+        return "the fabric manager is not running: systemctl start nvidia-fabricmanager";
+    case cudaErrorSystemDriverMismatch:
+        return "libcuda.so.1 does not match the driver: reboot after a driver update";
+    case cudaErrorCompatNotSupportedOnDevice:
+        return "the GPU does not support cuda-compat: remove it from LD_LIBRARY_PATH";
+    default: return "see nvidia-smi and the kernel's log";
+    }
+}
+
+// The number of the device that desc.device names, in *number. False: none is to be used, or the
+// name is wrong; info says so.
+static bool idist__gpu_join_parse_device(const char *asked, idist__gpu_rank_info *info,
+                                         int *number) {
+    int64_t value;
+
+    if (strcmp(asked, "cpu") == 0) {
+        info->presence = IDIST__GPU_NONE;
+        snprintf(info->reason, sizeof info->reason, "the device asked for is \"cpu\"");
+        return false;
+    }
+
+    if (!asked[0] || strcmp(asked, "cuda") == 0) return true;
+
+    if (strncmp(asked, "cuda:", 5) != 0 || !idist__parse_int(asked + 5, 0, 4095, &value)) {
+        info->presence = IDIST__GPU_BAD_NAME;
+        snprintf(info->reason, sizeof info->reason,
+                 "device \"%.40s\" is none of cpu, cuda, cuda:0, cuda:1, ...", asked);
+        return false;
+    }
+
+    *number = (int)value;
+
+    return true;
+}
+
+// Makes a device the current one: this number, modulo the devices there are unless one was named.
+// *what: the function of CUDA that has failed.
+static cudaError_t idist__gpu_join_open_device(idist__gpu *gpu, idist__gpu_rank_info *info,
+                                               int number, bool numbered, const char **what) {
+    int n = 0;
+    cudaError_t error = cudaGetDeviceCount(&n);
+
+    *what = "cudaGetDeviceCount";
+    if (error != cudaSuccess) return error;
+    if (n == 0) return cudaErrorNoDevice;
+    if (numbered && number >= n) return cudaErrorInvalidDevice;
+    gpu->device = number % n;
+    info->device = gpu->device;
+
+    *what = "cudaSetDevice";
+    error = cudaSetDevice(gpu->device);
+    if (error != cudaSuccess) return error;
+
+    *what = "cudaDeviceGetPCIBusId";
+    error = cudaDeviceGetPCIBusId(info->bus_id, (int)sizeof info->bus_id, gpu->device);
+    if (error != cudaSuccess) return error;
+
+    *what = "cudaDeviceGetAttribute";
+    return cudaDeviceGetAttribute(&info->major, cudaDevAttrComputeCapabilityMajor, gpu->device);
+}
+
+// The device of this rank.
+static void idist__gpu_join_probe_device(const idist__world *w, idist__gpu *gpu,
+                                         idist__gpu_rank_info *info) {
+    const char *asked = w->cfg.device, *what;
+    int number = w->nodes[w->group.rank].local_rank;
+    cudaError_t error;
+
+    if (!idist__gpu_join_parse_device(asked, info, &number)) return;
+
+    error = idist__gpu_join_open_device(gpu, info, number, asked[0] && asked[4] == ':', &what);
+
+    if (error != cudaSuccess) {
+        info->presence = info->named ? IDIST__GPU_MISSING : IDIST__GPU_NONE;
+        idist__gpu_join_describe_error(what, error, info);
+        cudaGetLastError();
+        return;
+    }
+
+    idist__gpu_device_find_context_state(gpu);
+}
+
+// By path; also what desc.device_backend may be, besides "auto".
+static const char *const idist__gpu_path_names[] = {"none", "nccl", "ipc", "staged"};
+
+// The path that desc.device_backend asks for; IDIST__BY_HOST_MEMORY: any. -1: there is none of this
+// name.
+static int idist__gpu_join_path_named(const char *asked) {
+    int i;
+
+    if (!asked[0]) return IDIST__BY_HOST_MEMORY;
+    for (i = IDIST__BY_NCCL; i <= IDIST__BY_STAGING; i++)
+        if (strcmp(asked, idist__gpu_path_names[i]) == 0) return i;
+    return -1;
+}
+
+// Finds the device of this rank, and NCCL.
+static void idist__gpu_join_probe(idist__world *w, idist__gpu *gpu, idist__gpu_rank_info *info) {
+    idist__config real = w->cfg;
+
+    memset(info, 0, sizeof *info);
+    info->named = strncmp(w->cfg.device, "cuda", 4) == 0;
+    info->wanted_backend = idist__gpu_join_path_named(w->cfg.device_backend);
+    info->has_user_comm = w->cfg.nccl_comm != NULL;
+    memset(real.host_id, 0, sizeof real.host_id);
+    info->machine_key = idist__config_host_key(&real);
+    info->process = idist__ipc_arena_process();
+    snprintf(info->no_nccl_reason, sizeof info->no_nccl_reason, "not asked for");
+    idist__gpu_join_probe_device(w, gpu, info);
+
+    if (info->presence == IDIST__GPU_FOUND && info->wanted_backend <= IDIST__BY_NCCL) {
+        idist__nccl_load_once(gpu->nccl, info->no_nccl_reason, sizeof info->no_nccl_reason);
+        info->nccl = gpu->nccl->version;
+        info->allows_shared_gpu = idist__gpu_join_allows_shared_gpu(info->nccl);
+    }
+}
+
+// Ranks that keep all of them from using NCCL; -1: none.
+typedef struct idist__nccl_obstacles {
+    int without; // has no NCCL
+    int other;   // has another version than rank 0
+} idist__nccl_obstacles;
+
+// Compares what the ranks have found, and sets what depends on all of them.
+static idist_status idist__gpu_join_compare_infos(idist__world *w, idist__nccl_obstacles *nccl) {
+    idist__gpu *gpu = idist__gpu_of(w);
+    const idist__gpu_rank_info *infos = gpu->rank_infos;
+    int i;
+
+    nccl->without = nccl->other = -1;
+    gpu->nccl_reduces_f8 = true;
+
+    for (i = 0; i < w->group.size; i++) {
+        if (infos[i].has_user_comm != infos[0].has_user_comm)
+            return idist__fail(IDIST_ERR_ENV,
+                               "initialize: rank 0 and rank %d differ in desc.nccl_comm", i);
+        if (infos[i].wanted_backend != infos[0].wanted_backend)
+            return idist__fail(IDIST_ERR_ENV,
+                               "initialize: rank 0 and rank %d differ in IDIST_DEVICE_BACKEND", i);
+        if (!infos[i].nccl && nccl->without < 0) nccl->without = i;
+        if (infos[i].nccl != infos[0].nccl && nccl->other < 0) nccl->other = i;
+        if (infos[i].nccl < 22400 || infos[i].major < 9) gpu->nccl_reduces_f8 = false;
+    }
+
+    if (nccl->without >= 0 || nccl->other >= 0) gpu->nccl->version = 0;
+
+    return IDIST_OK;
+}
+
+// NCCL was asked for: an error if it cannot be used.
+static idist_status idist__gpu_join_check_wanted(const idist__world *w,
+                                                 const idist__nccl_obstacles *nccl) {
+    const idist__gpu_rank_info *infos = idist__gpu_of(w)->rank_infos;
+    int a, b;
+
+    if (nccl->without >= 0)
+        return idist__fail(IDIST_ERR_NO_DEVICE, "initialize: rank %d: %s", nccl->without,
+                           infos[nccl->without].no_nccl_reason);
+    if (nccl->other >= 0)
+        return idist__fail(IDIST_ERR_NO_DEVICE,
+                           "initialize: rank 0 has NCCL %d, rank %d has NCCL %d", infos[0].nccl,
+                           nccl->other, infos[nccl->other].nccl);
+    if (!idist__gpu_setup_find_shared(&w->group, &a, &b)) return IDIST_OK;
+    if (infos[a].allows_shared_gpu && infos[b].allows_shared_gpu) return IDIST_OK;
+
+    return idist__fail(IDIST_ERR_UNSUPPORTED,
+                       "initialize: rank %d and rank %d share the GPU %s, which NCCL %d refuses; "
+                       "from 2.30.3 on it takes them with NCCL_MULTI_RANK_GPU_ENABLE=1",
+                       b, a, infos[a].bus_id, infos[a].nccl);
+}
+
+// No device backend was asked for: says why NCCL, which GPUs are best served by, is not used.
+static void idist__gpu_join_log_obstacles(const idist__world *w,
+                                          const idist__nccl_obstacles *nccl) {
+    const idist__gpu_rank_info *infos = idist__gpu_of(w)->rank_infos;
+    const idist_group *g = &w->group;
+    int a, b;
+    bool useful = g->size > 1 && !idist__gpu_setup_find_shared(g, &a, &b); // NCCL would serve them
+
+    if (nccl->without >= 0)
+        idist__log_print(&w->log,
+                         useful && nccl->without == g->rank ? IDIST_LOG_WARN : IDIST_LOG_INFO,
+                         "no NCCL, without which GPUs communicate at a fraction of their speed: "
+                         "%s; install it (pip install nvidia-nccl-cu%d), or say where it is with "
+                         "IDIST_NCCL_LIB",
+                         infos[nccl->without].no_nccl_reason, CUDART_VERSION / 1000);
+    else if (nccl->other >= 0)
+        idist__log_print(&w->log, IDIST_LOG_WARN,
+                         "no NCCL: rank 0 has version %d, rank %d has version %d", infos[0].nccl,
+                         nccl->other, infos[nccl->other].nccl);
+}
+
+// One device backend for all: NCCL only if all ranks have the same version of it.
+static idist_status idist__gpu_join_agree_backend(idist__world *w) {
+    const idist__gpu_rank_info *infos = idist__gpu_of(w)->rank_infos;
+    const idist_group *g = &w->group;
+    idist__nccl_obstacles nccl;
+    int a, b;
+    idist_status status = idist__gpu_join_compare_infos(w, &nccl);
+
+    if (status == IDIST_OK && infos[0].wanted_backend == IDIST__BY_NCCL)
+        status = idist__gpu_join_check_wanted(w, &nccl);
+    if (status != IDIST_OK) return status;
+
+    if (infos[0].wanted_backend == IDIST__BY_IPC &&
+        (!idist__gpu_setup_is_one_host(g) || g->size > IDIST__IPC_RANKS || !IDIST__IPC_KERNELS))
+        return idist__fail(IDIST_ERR_UNSUPPORTED,
+                           "initialize: ipc is for up to %d ranks on one host, and CUDA 12.8",
+                           IDIST__IPC_RANKS);
+
+    if (!infos[0].wanted_backend) idist__gpu_join_log_obstacles(w, &nccl);
+    if (idist__gpu_setup_find_shared(g, &a, &b))
+        idist__log_print(&w->log, IDIST_LOG_INFO, "rank %d and rank %d share the GPU %s", b, a,
+                         infos[a].bus_id);
+
+    return IDIST_OK;
+}
+
+// No rank uses a device. If GPUs stay idle, the rank that is the cause logs a warning.
+static void idist__gpu_join_log_no_device(const idist__world *w, int n_with) {
+    const idist__gpu_rank_info *mine = &idist__gpu_of(w)->rank_infos[w->group.rank];
+
+    if (mine->cuda_error)
+        idist__log_print(&w->log, IDIST_LOG_WARN,
+                         "no rank uses a GPU: %s; %s. (Set IDIST_DEVICE=cpu if that is intended)",
+                         mine->reason, idist__gpu_join_remedy((cudaError_t)mine->cuda_error));
+    else if (n_with && mine->presence == IDIST__GPU_NONE && strcmp(w->cfg.device, "cpu") != 0)
+        idist__log_print(&w->log, IDIST_LOG_WARN,
+                         "no rank uses a GPU, though %d have one: %s. (Set IDIST_DEVICE=cpu if "
+                         "that is intended)",
+                         n_with, mine->reason);
+    else idist__log_print(&w->log, IDIST_LOG_INFO, "no device: %s", w->no_device);
+}
+
+// One outcome for all ranks: a device each, no device at all, or the same error.
+static idist_status idist__gpu_join_agree_device(idist__world *w, bool *all) {
+    const idist__gpu_rank_info *infos = idist__gpu_of(w)->rank_infos;
+    int i, n = w->group.size, worst = 0, named = 0, n_with = 0;
+
+    for (i = 0; i < n; i++) {
+        if (infos[i].presence > infos[worst].presence ||
+            (infos[i].presence == infos[worst].presence && infos[i].cuda_error &&
+             !infos[worst].cuda_error))
+            worst = i;
+        n_with += infos[i].presence == IDIST__GPU_FOUND;
+        named |= infos[i].named;
+    }
+
+    *all = infos[worst].presence == IDIST__GPU_FOUND;
+    if (*all) return idist__gpu_join_agree_backend(w);
+    if (infos[worst].presence == IDIST__GPU_BAD_NAME)
+        return idist__fail(IDIST_ERR_ENV, "initialize: rank %d: %s", worst, infos[worst].reason);
+    if (named)
+        return idist__fail(IDIST_ERR_NO_DEVICE, "initialize: rank %d has no device: %s", worst,
+                           infos[worst].reason);
+    snprintf(w->no_device, sizeof w->no_device, "rank %d has none: %.160s", worst,
+             infos[worst].reason);
+    idist__gpu_join_log_no_device(w, n_with);
+
+    return IDIST_OK;
+}
+
+static void idist__gpu_join_install(idist__world *w) {
+    static const idist_device_api device_api = {idist__gpu_route_find,
+                                                idist__gpu_engine_launch_held,
+                                                idist__gpu_engine_part_done,
+                                                idist__gpu_engine_follow,
+                                                idist__gpu_engine_end_calls};
+    idist__gpu *gpu = idist__gpu_of(w);
+
+    gpu->host_backend = w->backend;
+    gpu->thread = &w->thread;
+    gpu->sleep_ns = IDIST__GPU_SLEEP_NS;
+    gpu->api = *w->backend;
+    gpu->api.start = idist__gpu_engine_start;
+    gpu->api.progress = idist__gpu_engine_progress;
+    gpu->api.sleep = idist__gpu_engine_sleep;
+    gpu->api.cancel = idist__gpu_engine_cancel;
+    if (gpu->api.retract) gpu->api.retract = idist__gpu_engine_retract;
+    gpu->api.tell = idist__gpu_engine_tell;
+    gpu->api.announce = idist__gpu_engine_announce;
+    gpu->api.missing = idist__gpu_engine_missing;
+    gpu->api.group_close = idist__gpu_engine_group_close;
+    gpu->api.close = idist__gpu_engine_close;
+    __atomic_store_n(&idist__gpu_home_device, gpu->device + 1, __ATOMIC_RELEASE);
+    snprintf(w->device_name, sizeof w->device_name, "cuda:%d", gpu->device);
+    w->backend = &gpu->api;
+    w->device_api = &device_api;
+}
+
+// The memory that a world's `device` points to.
+typedef struct idist__nccl_world {
+    idist__gpu gpu; // first: it is freed by this address
+    idist__nccl nccl;
+} idist__nccl_world;
+
+// Copies desc.nccl_config, which the program may free before a group uses it.
+static idist_status idist__gpu_join_copy_config(idist__world *w) {
+    const idist__nccl_config *theirs = (const idist__nccl_config *)w->cfg.nccl_config;
+    size_t nbytes = theirs ? idist__gpu_setup_config_nbytes(theirs) : 0;
+
+    if (!theirs) return IDIST_OK;
+    w->cfg.nccl_config = idist__gpu_of(w)->nccl_config = idist__mem_alloc(&w->cfg.mem, nbytes);
+    if (!w->cfg.nccl_config) return IDIST_ERR_NO_MEMORY;
+    memcpy(idist__gpu_of(w)->nccl_config, theirs, nbytes);
+
+    return IDIST_OK;
+}
+
+static idist_status idist__gpu_join_wrap(idist__world *w) {
+    int n = w->group.size, nthreads = idist__os_thread_count();
+    idist__nccl_world *both = (idist__nccl_world *)idist__mem_alloc(&w->cfg.mem, sizeof *both);
+    idist__gpu *gpu = both ? &both->gpu : NULL;
+    idist__gpu_rank_info mine;
+    idist_status status = gpu ? IDIST_OK : IDIST_ERR_NO_MEMORY;
+    bool all = false;
+
+    if (gpu) gpu->nccl = &both->nccl;
+    w->device = gpu;
+    if (gpu && (gpu->rank_infos =
+                    (idist__gpu_rank_info *)idist__mem_alloc(&w->cfg.mem,
+                                                             sizeof mine * (size_t)n)) == NULL)
+        status = IDIST_ERR_NO_MEMORY;
+    if (status == IDIST_OK) status = idist__gpu_join_copy_config(w);
+    idist__world_lock(w);
+
+    if (status == IDIST_OK) {
+        idist__gpu_join_probe(w, gpu, &mine);
+        if (w->foreign_thread_count < INT32_MAX / 4)
+            w->foreign_thread_count += idist__os_thread_count() - nthreads; // CUDA's own
+        status = idist__gpu_agree_exchange(&w->group, &mine, gpu->rank_infos, sizeof mine);
+    }
+
+    if (status == IDIST_OK) status = idist__gpu_join_agree_device(w, &all);
+
+    if (status == IDIST_OK && all) {
+        idist__gpu_join_install(w);
+        idist__gpu_setup_alloc_shared(w);
+        status = idist__gpu_setup_group_make(&w->group);
+        if (status == IDIST_OK) status = idist__gpu_setup_prepare(&w->group);
+        w->device_backend =
+            idist__gpu_path_names[w->group.device ? idist__gpu_group_of(&w->group)->path
+                                                  : IDIST__BY_HOST_MEMORY];
+    }
+
+    // Ranks that finished this before us have already failed in a call; so will this one.
+    if (w->group.status == IDIST_ERR_ABORTED || w->group.status == IDIST_ERR_MISMATCH)
+        status = IDIST_OK;
+    if (!all && !w->no_device[0])
+        snprintf(w->no_device, sizeof w->no_device, "the world failed before it had one");
+    idist__os_mutex_unlock(&w->lock);
+    if (status == IDIST_OK && all)
+        idist__log_print(&w->log, IDIST_LOG_INFO, "device %s, device backend %s", w->device_name,
+                         w->device_backend);
+    else if (gpu && !gpu->host_backend) idist__gpu_engine_free(w); // else the world is closed next
+
+    return status;
+}
+
+static idist_status idist__gpu_join_claim(idist__config *config, const char **reason) {
+    const char *asked = config->device_backend;
+
+    (void)reason;
+    if (idist__gpu_join_path_named(asked) >= 0) return IDIST_OK;
+    if (config->device_backend_in_desc)
+        return idist__fail(IDIST_ERR_ARG,
+                           "desc: \"%s\" (IDIST_DEVICE_BACKEND) is not one of auto, nccl, ipc, "
+                           "staged",
+                           asked);
+
+    return idist__fail(IDIST_ERR_ENV, "IDIST_DEVICE_BACKEND=%s: use one of auto, nccl, ipc, staged",
+                       asked);
+}
+
+static void idist__gpu_join_fill(idist_backend_api *api) {
+    api->name = "nccl";
+    api->claim = idist__gpu_join_claim;
+    api->wrap = idist__gpu_join_wrap;
+}
+
+const idist_backend_api *idist_nccl_backend(void) {
+    static idist_backend_api api;
+    return idist__backend_fill(&api, idist__gpu_join_fill);
+}
+
+__attribute__((constructor(IDIST__REGISTER_DEVICE))) static void idist__gpu_join_register(void) {
+    (void)idist_register_backend(idist_nccl_backend());
+}
+
+// Tests set these from outside.

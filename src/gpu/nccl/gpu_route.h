@@ -1,0 +1,174 @@
+// gpu/nccl/gpu_route.h: which calls are for the device
+#pragma once
+
+#include "base/fail.h"
+#include "core/kind.h"
+#include "core/model.h"
+#include "core/wait.h"
+#include "core/extent.h"
+#include "gpu/gpu_model.h"
+#include "gpu/gpu_device.h"
+#include "gpu/ipc/ipc_leave.h"
+#include "gpu/ipc/ipc_call.h"
+#include "gpu/nccl/nccl_issue.h"
+#include "gpu/nccl/gpu_setup.h"
+
+// Whether the buffers are device memory. A rank without elements says by its pointers, or by its
+// stream, where the others have theirs.
+static idist_status idist__gpu_route_check_buffers(const idist_group *g, const idist__call *c,
+                                                   const idist_opts *o, bool *on_device) {
+    const char *name = idist__kind_names[c->label];
+    bool send, recv, host;
+    cudaError_t error = idist__gpu_device_owns_pointer(c->send, &send);
+    idist__extent e;
+
+    recv = send;
+    if (error == cudaSuccess && c->recv != c->send)
+        error = idist__gpu_device_owns_pointer(c->recv, &recv);
+    if (error != cudaSuccess) return idist__gpu_device_fail(name, error);
+    *on_device = send || recv || o->stream;
+    if (!*on_device || idist__extent_of(g, c, &e) != IDIST_OK) return IDIST_OK;
+    host = (e.send && !send) || (e.recv && !recv);
+    if (host && (send || recv))
+        return idist__fail(IDIST_ERR_ARG, "%s: one buffer is device memory, the other is not",
+                           name);
+    if (host)
+        return idist__fail(IDIST_ERR_ARG,
+                           "%s: a stream is for device memory, and these buffers are not", name);
+
+    return IDIST_OK;
+}
+
+static bool idist__gpu_route_may_run_ahead(void *arg) {
+    const idist_group *g = (const idist_group *)arg;
+    return g->detached_count < IDIST__GPU_AHEAD || g->status != IDIST_OK;
+}
+
+static idist__gpu_path idist__gpu_route_path_of(const idist_group *g, const idist__call *c,
+                                                const void *stream) {
+    idist__gpu_path path = idist__gpu_group_of(g)->path;
+    if (path == IDIST__BY_NCCL && idist__nccl_issue_supports(g, c, stream)) return path;
+    return path == IDIST__BY_IPC && idist__ipc_call_supports(g, c) ? path : IDIST__BY_STAGING;
+}
+
+// A capture cannot take a call in which the host has a part, nor one that waits for the default
+// stream while a stream is captured which the default stream waits for.
+static idist_status idist__gpu_route_check_capture(const char *name, const idist_opts *o,
+                                                   const char *what) {
+    enum cudaStreamCaptureStatus capture = cudaStreamCaptureStatusNone;
+    cudaError_t error =
+        cudaStreamIsCapturing(o->stream ? (cudaStream_t)o->stream : cudaStreamLegacy, &capture);
+
+    if (error != cudaSuccess) cudaGetLastError();
+    if (error == cudaErrorStreamCaptureImplicit)
+        return idist__fail(
+            IDIST_ERR_UNSUPPORTED,
+            "%s: the default stream cannot be used while a stream that blocks it is captured",
+            name);
+    if (error != cudaSuccess) return idist__fail(IDIST_ERR_ARG, "%s: no valid stream", name);
+    if (capture == cudaStreamCaptureStatusNone) return IDIST_OK;
+
+    return idist__fail(IDIST_ERR_UNSUPPORTED, "%s: %s cannot be captured into a graph", name, what);
+}
+
+static bool idist__gpu_route_is_capturing(cudaStream_t stream) {
+    enum cudaStreamCaptureStatus capture = cudaStreamCaptureStatusNone;
+
+    if (cudaStreamIsCapturing(stream, &capture) != cudaSuccess) cudaGetLastError();
+    return capture != cudaStreamCaptureStatusNone;
+}
+
+// Refuses a capture that the call cannot be a part of.
+static idist_status idist__gpu_route_check_stream(const idist_group *g, const idist__call *c,
+                                                  const idist_opts *o) {
+    const char *name = idist__kind_names[c->label];
+    void *stream = o->request ? NULL : o->stream;
+
+    if (idist__gpu_route_path_of(g, c, stream) != IDIST__BY_NCCL)
+        return idist__gpu_route_check_capture(name, o, "a call that NCCL does not serve");
+    if (!stream || stream == (void *)cudaStreamLegacy)
+        return idist__gpu_route_check_capture(name, o, "a call with a request");
+
+    return IDIST_OK;
+}
+
+// Prepares the group, which is collective, if this is its first call.
+static idist_status idist__gpu_route_check_ready(idist_group *g, const idist__call *c,
+                                                 const idist_opts *o) {
+    const char *name = idist__kind_names[c->label];
+    void *stream = o->request ? NULL : o->stream;
+    idist_status status;
+
+    if (idist__gpu_group_of(g)->ready) return IDIST_OK;
+    if (idist__gpu_route_path_of(g, c, stream) == IDIST__BY_STAGING) return IDIST_OK;
+    if (idist__kind_is_p2p(c->kind))
+        return idist__fail(IDIST_ERR_STATE,
+                           "%s: NCCL is not there yet: make a collective call on the group first",
+                           name);
+
+    status = idist__gpu_route_check_capture(name, o, "the first call on a device of a group");
+    if (status != IDIST_OK) return status;
+
+    return idist__gpu_setup_prepare(g);
+}
+
+// What NCCL cannot do for a call that it serves.
+static idist_status idist__gpu_route_check_call(const idist_group *g, const idist__call *c) {
+    const char *name = idist__kind_names[c->label];
+
+    if (idist__kind_is_p2p(c->kind) && (c->root < 0 || c->tag < 0))
+        return idist__fail(IDIST_ERR_UNSUPPORTED,
+                           "%s: on a stream NCCL takes no IDIST_ANY_SOURCE and no IDIST_ANY_TAG",
+                           name);
+    if (idist__me.group_depth && idist__me.held_world && idist__me.held_world != g->w)
+        return idist__fail(IDIST_ERR_UNSUPPORTED,
+                           "%s: device memory of two worlds between group_begin and group_end",
+                           name);
+
+    return IDIST_OK;
+}
+
+// Everything about a call that depends on where its memory is, before it becomes a task. *detached:
+// it returns when NCCL has it.
+static idist_status idist__gpu_route_call(idist_group *g, const idist__call *c, const idist_opts *o,
+                                          bool *on_device, bool *detached) {
+    idist_status status = idist__gpu_route_check_buffers(g, c, o, on_device);
+    idist__gpu_group *gg;
+    bool nccl;
+
+    if (c->label == IDIST__FINALIZE)
+        idist__ipc_leave_unmap_arenas(g->w); // before the others free theirs
+    if (status != IDIST_OK || !*on_device || g->status != IDIST_OK) return status;
+    if (o->stream == (void *)cudaStreamPerThread)
+        return idist__fail(IDIST_ERR_UNSUPPORTED,
+                           "%s: cudaStreamPerThread: another thread may finish the call",
+                           idist__kind_names[c->label]);
+
+    if (!g->device) status = idist__gpu_setup_group_make(g);
+    if (status != IDIST_OK) return status;
+    gg = idist__gpu_group_of(g);
+    nccl = idist__gpu_route_path_of(g, c, o->request ? NULL : o->stream) == IDIST__BY_NCCL;
+    status = idist__gpu_route_check_stream(g, c, o);
+    if (status == IDIST_OK) status = idist__gpu_route_check_ready(g, c, o);
+    if (status != IDIST_OK || g->status != IDIST_OK) return status;
+    if (nccl) status = idist__gpu_route_check_call(g, c);
+    if (status != IDIST_OK) return status;
+
+    *detached = nccl && o->stream && !o->request;
+    if (!*detached) return IDIST_OK;
+    if (!gg->captured) gg->captured = idist__gpu_route_is_capturing((cudaStream_t)o->stream);
+    if (!idist__me.group_depth) idist__wait_until(g->w, idist__gpu_route_may_run_ahead, g);
+
+    return IDIST_OK;
+}
+
+// On our device, because asking about a pointer creates a context, too.
+static idist_status idist__gpu_route_find(idist_group *g, const idist__call *c, const idist_opts *o,
+                                          bool *on_device, bool *detached) {
+    const idist__gpu *gpu = idist__gpu_of(g->w);
+    int device = idist__gpu_device_set(gpu);
+    idist_status status = idist__gpu_route_call(g, c, o, on_device, detached);
+
+    idist__gpu_device_restore(gpu, device);
+    return status;
+}

@@ -1,0 +1,232 @@
+// gpu/stage.h: calls that go through pinned memory, a chunk at a time
+//
+// Any call on device memory that no other path supports is staged. The host's backend gets each
+// chunk as a call of its own, with pinned memory for its buffers. Meanwhile the next chunk leaves
+// the device and the one before arrives there:
+//
+//     out   0  1  2  3        a chunk of a buffer of n parts is a piece of each part, so that any
+//     host     0  1  2  3     collective of k elements per rank is one of fewer elements per rank
+//     in          0  1  2  3
+//
+// Calls whose parts differ in size (v-forms, send and receive) are one chunk.
+//
+//     idist__stage_step  called for the head of the group's queue: copies chunks out as slots are
+//                        free, and gives the next one that is out to the host's backend
+//     idist__stage_part_done  the backend is done with a chunk: copies it in
+#pragma once
+
+#include "core/kind.h"
+#include "core/model.h"
+#include "core/group.h"
+#include "core/extent.h"
+#include "gpu/gpu_model.h"
+#include "gpu/pinned.h"
+#include "gpu/gpu_task.h"
+
+static bool idist__stage_is_unchunked(const idist__call *c) {
+    return idist__kind_is_v(c->kind) || idist__kind_is_p2p(c->kind);
+}
+
+static void idist__stage_plan_chunks(idist__task *t, size_t nbytes, size_t parts) {
+    idist__gpu_op *op = idist__gpu_op_of(t);
+    const idist__call *c = &op->call;
+
+    op->enqueued_count = op->started_count = 0;
+    op->nchunks = 1;
+    op->chunk_count = c->count;
+    if (idist__stage_is_unchunked(c) || c->kind == IDIST__BARRIER) return;
+    op->chunk_count = nbytes / parts / op->size;
+    if (op->chunk_count > 1024) op->chunk_count &= ~(size_t)1023;
+    if (!op->chunk_count) op->chunk_count = 1;
+    if (op->chunk_count > c->count) op->chunk_count = c->count;
+    if (op->chunk_count) op->nchunks = (c->count + op->chunk_count - 1) / op->chunk_count;
+}
+
+// The host's call for chunk `nth`: its buffers are pinned memory, the same for both where the call
+// works in place. False: no memory yet (op->waits_for_memory), or none at all.
+static bool idist__stage_slot(idist__task *t, size_t nth, idist__call *part) {
+    idist_group *g = t->group;
+    idist__gpu_op *op = idist__gpu_op_of(t);
+    idist__gpu_slot *slot = &op->slots[nth % IDIST__GPU_SLOTS];
+    size_t at = nth * op->chunk_count, nsend, nrecv, recv_at = 0;
+    idist__extent e;
+
+    *part = op->call;
+    if (!idist__stage_is_unchunked(part))
+        part->count = part->count - at < op->chunk_count ? part->count - at : op->chunk_count;
+    if (part->kind == IDIST__RECV && !part->info) part->info = &op->info;
+    if (op->user.used) part->u.user = &op->user;
+    if (idist__extent_of(g, part, &e) != IDIST_OK) return false; // the call was checked before
+    nsend = e.send * op->size;
+    nrecv = e.recv * op->size;
+    if (part->kind == IDIST__ALL_TO_ALL || part->kind == IDIST__ALL_TO_ALLV)
+        recv_at = (nsend + 63) & ~(size_t)63;
+    else if (e.send) recv_at = e.send_at * op->size;
+    if (!slot->memory && (slot->memory = idist__pinned_take(g->w, nsend + nrecv + 64,
+                                                            &op->waits_for_memory)) == NULL)
+        return false;
+    op->waits_for_memory = false;
+    part->recv = (char *)slot->memory->data + recv_at;
+    part->send = (char *)slot->memory->data + (e.recv ? e.recv_at * op->size : 0);
+    if (!e.send) part->send = NULL;
+    if (!e.recv) part->recv = NULL;
+
+    return true;
+}
+
+// Whether a copy between the device and this memory may be enqueued. If the memory is not pinned,
+// the copy blocks this thread until the stream comes to it, so the group's streams must be idle.
+static bool idist__stage_may_copy(const idist__task *t, const idist__pinned *memory) {
+    const idist__gpu_group *gg = idist__gpu_group_of(t->group);
+    int i;
+
+    for (i = IDIST__STREAM_OUT; i <= IDIST__STREAM_IN && !memory->is_pinned; i++) {
+        if (cudaStreamQuery(gg->stream[i]) != cudaErrorNotReady) continue;
+        cudaGetLastError();
+        return false;
+    }
+
+    return true;
+}
+
+// Copies the next chunk out of the device. False: there is no pinned memory for it (yet), or it is
+// not its turn.
+static bool idist__stage_out(idist__task *t) {
+    idist_group *g = t->group;
+    idist__gpu_group *gg = idist__gpu_group_of(g);
+    idist__gpu_op *op = idist__gpu_op_of(t);
+    const idist__call *c = &op->call;
+    idist__gpu_slot *slot = &op->slots[op->enqueued_count % IDIST__GPU_SLOTS];
+    size_t at = op->enqueued_count * op->chunk_count * op->size;
+    cudaError_t error = cudaSuccess;
+    idist__call part;
+    idist__extent e;
+
+    if (!idist__stage_slot(t, op->enqueued_count, &part)) {
+        if (op->waits_for_memory) return false;
+        idist__group_fail_self(g, IDIST_ERR_NO_MEMORY, "has no memory to stage a device buffer in");
+        return false;
+    }
+
+    if (!idist__stage_may_copy(t, slot->memory)) return false;
+    if (op->enqueued_count >= IDIST__GPU_SLOTS)
+        error = cudaStreamWaitEvent(gg->stream[IDIST__STREAM_OUT], slot->in, 0);
+    if (error == cudaSuccess && idist__stage_is_unchunked(c) && part.send &&
+        idist__extent_of(g, &part, &e) == IDIST_OK)
+        error = idist__gpu_task_copy((void *)(uintptr_t)part.send, 0, c->send, 0, e.send, 1,
+                                     op->size, gg->stream[IDIST__STREAM_OUT]);
+    else if (error == cudaSuccess && c->kind == IDIST__BROADCAST && c->root == g->rank)
+        error = idist__gpu_task_copy(part.recv, 0, (char *)c->recv + at, 0, part.count, 1, op->size,
+                                     gg->stream[IDIST__STREAM_OUT]);
+    else if (error == cudaSuccess && !idist__stage_is_unchunked(c) && part.send)
+        error = idist__gpu_task_copy((void *)(uintptr_t)part.send, part.count,
+                                     (const char *)c->send + at, c->count, part.count,
+                                     idist__gpu_task_shape_of(g, c).send, op->size,
+                                     gg->stream[IDIST__STREAM_OUT]);
+    if (op->error == cudaSuccess) op->error = error; // the first error is reported
+    if (op->error == cudaSuccess)
+        op->error = cudaEventRecord(slot->out, gg->stream[IDIST__STREAM_OUT]);
+    op->enqueued_count++;
+
+    return true;
+}
+
+// Copies in what a call in one chunk has received: the parts of a v-form, or the message.
+static cudaError_t idist__stage_in_whole(idist__task *t, const idist__call *part,
+                                         cudaStream_t stream) {
+    const idist_group *g = t->group;
+    idist__gpu_op *op = idist__gpu_op_of(t);
+    const idist__call *c = &op->call;
+    cudaError_t error = cudaSuccess;
+    size_t count;
+    int i;
+
+    if (c->kind == IDIST__RECV || c->kind == IDIST__SCATTERV || c->kind == IDIST__REDUCE_SCATTERV) {
+        count = c->kind == IDIST__RECV ? part->info->count : c->count;
+        return idist__gpu_task_copy(c->recv, 0, part->recv, 0, count, 1, op->size, stream);
+    }
+
+    for (i = 0; i < g->size && error == cudaSuccess; i++) {
+        char *to = idist__extent_part(c, (char *)c->recv, i, g->rank, false, &count);
+        error = idist__gpu_task_copy(to, 0, (char *)part->recv + (to - (char *)c->recv), 0, count,
+                                     1, op->size, stream);
+    }
+
+    return error;
+}
+
+// Copies the chunk that the host's backend has just finished to the device.
+static cudaError_t idist__stage_in(idist__task *t) {
+    idist_group *g = t->group;
+    idist__gpu_group *gg = idist__gpu_group_of(g);
+    idist__gpu_op *op = idist__gpu_op_of(t);
+    const idist__call *c = &op->call;
+    size_t nth = op->started_count - 1, at = nth * op->chunk_count * op->size;
+    idist__gpu_slot *slot = &op->slots[nth % IDIST__GPU_SLOTS];
+    bool keeps = (c->kind == IDIST__BROADCAST && c->root == g->rank) ||
+                 (c->kind == IDIST__EXSCAN && g->rank == 0);
+    cudaError_t error = cudaSuccess;
+    idist__call part;
+
+    if (!idist__stage_slot(t, nth, &part)) return cudaErrorMemoryAllocation;
+    if (idist__stage_is_unchunked(c) && part.recv)
+        error = idist__stage_in_whole(t, &part, gg->stream[IDIST__STREAM_IN]);
+    else if (part.recv && !keeps)
+        error = idist__gpu_task_copy((char *)c->recv + at, c->count, part.recv, part.count,
+                                     part.count, idist__gpu_task_shape_of(g, c).recv, op->size,
+                                     gg->stream[IDIST__STREAM_IN]);
+    if (error == cudaSuccess) error = cudaEventRecord(slot->in, gg->stream[IDIST__STREAM_IN]);
+
+    return error;
+}
+
+// One step of the call at the head of its group's queue. False: it waits, or has failed.
+static bool idist__stage_step(idist__task *t) {
+    idist__gpu_op *op = idist__gpu_op_of(t);
+    const idist__gpu_slot *slot = &op->slots[op->started_count % IDIST__GPU_SLOTS];
+    idist__call part;
+
+    if (op->with_backend) return false;
+    idist__gpu_task_set_waiting(t, true);
+
+    if (op->state == IDIST__GPU_WAIT) {
+        if (!idist__gpu_task_event_done(t, op->event)) return false;
+        op->state = IDIST__GPU_MOVE;
+    }
+
+    while (op->enqueued_count < op->nchunks &&
+           op->enqueued_count < op->started_count + IDIST__GPU_SLOTS && op->error == cudaSuccess)
+        if (!idist__stage_out(t)) {
+            if (t->group->status != IDIST_OK || op->enqueued_count == op->started_count)
+                return false;
+            break; // chunks that are out already proceed
+        }
+
+    if (!idist__gpu_task_event_done(t, slot->out)) return false;
+    if (!idist__stage_may_copy(t, slot->memory)) return false; // in again, when the part is done
+    idist__stage_slot(t, op->started_count++, &part);
+    if (op->started_count == op->nchunks)
+        idist__gpu_task_dequeue(t); // the next calls may use the backend now
+    idist__gpu_task_start_part(t, &part);
+
+    return true;
+}
+
+// The host's backend is done with a chunk. True: the call is complete. The caller's stream need not
+// wait for op->event, because the call itself does before it returns.
+static bool idist__stage_part_done(idist__task *t) {
+    idist__gpu_op *op = idist__gpu_op_of(t);
+    cudaError_t error = idist__stage_in(t);
+
+    if (op->error == cudaSuccess) op->error = error;
+    if (op->started_count < op->nchunks) return false;
+    op->state = IDIST__GPU_END;
+    if (op->error == cudaSuccess && !idist__gpu_task_shape_of(t->group, &op->call).recv)
+        return true;
+    if (op->error == cudaSuccess)
+        op->error =
+            cudaEventRecord(op->event, idist__gpu_group_of(t->group)->stream[IDIST__STREAM_IN]);
+    t->followed = op->error == cudaSuccess;
+
+    return false;
+}

@@ -1,0 +1,151 @@
+/* idist_ring.h - v0.2.0 - the ring backend of idist: ranks on one host or many - MIT licence
+
+DO THIS
+
+    Copy it beside idist.h, which includes it where IDIST_IMPLEMENTATION is defined. Define
+    IDIST_NO_RING there to leave it out. Include it yourself only to call idist_ring_backend.
+
+WHAT IT IS
+
+    The backend that needs nothing but sockets and, inside a host, shared memory.
+
+    Every rank has one stream to every other: a pipe in shared memory (or a local socket) inside a
+    host, TCP between hosts. Messages up to 64 KiB (8 KiB where the receiver reads larger ones fast
+    in the sender's memory) are sent at once (eager) within a window of 2 MiB that the receiver
+    keeps free. Larger ones are announced, and sent when the receiver has named a place for them, or
+    read by it in the sender's memory (rendezvous). In a collective over sockets the receiver names
+    the place unasked. So nothing is ever buffered without bound. Every message carries the
+    fingerprint of the call it belongs to.
+
+    A collective of ranks that share memory goes through memory that all can read (ring/share).
+    Otherwise it is an algorithm over non-blocking sends and receives (ring/algo), over several
+    hosts in two levels (ring/algo/host.h).
+
+CONTENTS
+
+    [ring:api] has the declarations. The implementation follows: the files of src/ring/, in which
+    each folder uses only those before it.
+
+      ring/shm        memory that ranks of a host share, and pipes in it
+      ring/msg        frames, links, and matching of sends and receives
+      ring/share      collectives of ranks that share memory
+      ring/algo       collectives made of messages; begin there to learn how collectives work
+      ring/connect    connections between ranks
+      ring/engine     progress: what arrives, who waits, what is cancelled
+      ring/join       how ranks meet
+
+LIMITS
+
+    Ranks that share memory need no descriptors for each other. In a world of up to 64 ranks, a rank
+    needs one descriptor (or desc.sockets of them) for each rank with which it shares no memory. In
+    a larger world it connects at first to those whose distance is a power of two, 2 log2(n) of
+    them, and to others when it exchanges a first message with them, while both are in calls. There
+    ranks listen until the world is closed, since either of two may have to connect to the other.
+    While they meet, rank 0 needs about n + 8 descriptors more.
+
+    A dead machine, as opposed to a dead process, is noticed by the time-out only.
+
+    Over several hosts, gather, scatter, all_to_all, scan, the v-forms, and reductions of floats of
+    16 and 8 bits or in a fixed order are made of messages among all ranks.
+
+    Licence: MIT, as idist.h.
+*/
+#ifndef IDIST_H
+#include "idist.h"
+#endif
+#if IDIST_VERSION_MAJOR != 0 || IDIST_VERSION_MINOR != 2 || IDIST_VERSION_PATCH != 0
+#error "idist_ring.h is version 0.2.0, and idist.h another one: copy both from the same release"
+#endif
+#ifndef IDIST_RING_H
+#define IDIST_RING_H
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+//------------------------------------------------------------------------------
+// [ring:api]  the backend's table
+//------------------------------------------------------------------------------
+
+// Any number of ranks, on one host or several; CPU memory.
+IDIST_API const idist_backend_api *idist_ring_backend(void);
+
+#ifdef __cplusplus
+} // extern "C"
+#endif
+
+#endif // IDIST_RING_H
+
+// Only here for the API? Stop reading.
+
+#if defined(IDIST_IMPLEMENTATION) && !defined(IDIST_RING_IMPLEMENTATION_DONE)
+#define IDIST_RING_IMPLEMENTATION_DONE
+
+#include "base/begin.h"
+
+#include "ring/shm/transport.h"
+#include "ring/shm/pace.h"
+#include "ring/shm/segment.h"
+#include "ring/shm/view.h"
+#include "ring/shm/doorbell.h"
+#include "ring/shm/liveness.h"
+#include "ring/shm/pipe.h"
+
+#include "ring/msg/ring_model.h"
+#include "ring/msg/sockets.h"
+#include "ring/msg/op.h"
+#include "ring/msg/transfer.h"
+#include "ring/msg/combine.h"
+#include "ring/msg/link.h"
+#include "ring/msg/message.h"
+#include "ring/msg/history.h"
+#include "ring/msg/match.h"
+#include "ring/msg/send.h"
+#include "ring/msg/recv.h"
+
+#include "ring/share/region.h"
+#include "ring/share/flow.h"
+#include "ring/share/slot.h"
+#include "ring/share/fetch.h"
+#include "ring/share/chunk.h"
+#include "ring/share/split_reduce.h"
+#include "ring/share/share.h"
+#include "ring/share/pool.h"
+
+#include "ring/algo/stream.h"
+#include "ring/algo/ring_algo.h"
+#include "ring/algo/chain.h"
+#include "ring/algo/direct.h"
+#include "ring/algo/tree.h"
+#include "ring/algo/doubling.h"
+#include "ring/algo/bruck.h"
+#include "ring/algo/host.h"
+#include "ring/algo/choose.h"
+
+#include "ring/connect/attempt.h"
+#include "ring/connect/connector.h"
+
+#include "ring/engine/deadlock.h"
+#include "ring/engine/ask.h"
+#include "ring/engine/missing.h"
+#include "ring/engine/incoming.h"
+#include "ring/engine/announce.h"
+#include "ring/engine/progress.h"
+#include "ring/engine/sleep.h"
+#include "ring/engine/start_task.h"
+#include "ring/engine/cancel.h"
+#include "ring/engine/members.h"
+
+#include "ring/join/join_state.h"
+#include "ring/join/join_failure.h"
+#include "ring/join/join_store.h"
+#include "ring/join/records.h"
+#include "ring/join/links.h"
+#include "ring/join/join_share.h"
+#include "ring/join/join.h"
+
+#include "ring/ring.h"
+
+#include "base/end.h"
+
+#endif // IDIST_IMPLEMENTATION

@@ -1,0 +1,225 @@
+// launch/draw.h: a process takes its rank, or draws one from a file
+#pragma once
+
+#include "os/clock.h"
+#include "os/random.h"
+#include "os/socket.h"
+#include "base/fail.h"
+#include "base/text.h"
+#include "store/table.h"
+#include "store/store.h"
+#include "launch/env.h"
+
+//------------------------------------------------------------------------------
+// a process takes its rank, and the others learn if it ends
+//
+// A process that tells the store which rank it is leaves a will in the same request: if it ends
+// before it has joined, the store sets the key where the other ranks look for failures. Before that
+// request nobody can know of the process, and the others wait until their time-out. That leaves:
+//
+//     a process that ends before the handshake with the store is over, or never comes
+//     rank 0, whose process has the store, for ranks that had not reached the store by then
+//     a store of torch, which knows no wills; there the agent of torchrun ends the other workers
+//------------------------------------------------------------------------------
+
+typedef struct idist__failure { // why a rank gave up: the value of "failed", see ring/join/join_failure.h
+    int32_t status;
+    int32_t rank;    // -1: a process that was drawing its rank
+    int32_t by_will; // the process ended; the store says so for it
+    char text[400];
+} idist__failure;
+
+// Adds 1 to the number of `key`. If this process ends before it has dropped its will, the store
+// sets `failed`, in which % is the sum. sum NULL: see idist__store_claim.
+IDIST__UNUSED static idist_status idist__claim_run(idist_store *store, const char *key,
+                                                   const char *failed, int rank, int64_t *sum) {
+    idist__failure will;
+    char host[64];
+
+    memset(&will, 0, sizeof will);
+    will.status = (int32_t)IDIST_ERR_PEER_LOST;
+    will.rank = rank;
+    will.by_will = 1;
+    if (!idist__os_socket_host_name(host, sizeof host))
+        idist__text_copy(host, sizeof host, "localhost");
+    snprintf(will.text, sizeof will.text, "its process on %s ended during idist_initialize", host);
+
+    return idist__store_claim(store, key, failed, &will, sizeof will, sum);
+}
+
+//------------------------------------------------------------------------------
+// ranks that are drawn from a file
+//
+// Processes that know the file, the size of their world and perhaps a group's name, but no rank:
+//
+//     the first one that opens the file is the server of its store, and rank 0
+//     it sets  idist/ranks   {drawn, a random number of this world}
+//     another  reads that, claims idist/drawn, and has the sum as its rank
+//
+// From then on everything is as with given ranks. The lock of the server, which ends with its
+// process, tells a world that is being made from the leftover of a dead one. Where ranks are given,
+// rank 0 sets idist/ranks as well, so that a process of the other kind is told by name.
+//
+// A rank may give a world up while rank 0 still holds its file. Coming back it finds the number of
+// the world that it met there last, whether it drew its rank or was given it, and waits until the
+// file is gone. Each thread has a number of its own, since threads can be ranks.
+//------------------------------------------------------------------------------
+
+typedef struct idist__draw_mark { // the value of idist/ranks
+    uint64_t drawn;               // 0: the ranks are given
+    uint64_t world;               // random
+} idist__draw_mark;
+
+enum { IDIST__DRAW_AGAIN_MS = 3 };
+
+static const char *idist__draw_file(const idist__config *config) { return config->where + 5; }
+
+static idist_status idist__draw_set_mark(idist_store *store, bool drawn) {
+    idist__draw_mark mark;
+
+    mark.drawn = drawn;
+    idist__os_random(&mark.world, sizeof mark.world);
+    idist__me.file_world = mark.world;
+    return idist_store_set(store, "idist/ranks", &mark, sizeof mark);
+}
+
+static idist_status idist__draw_get_mark(const idist__config *config, idist_store *store,
+                                         idist__draw_mark *mark) {
+    size_t nbytes = 0;
+    idist_status status;
+
+    memset(mark, 0, sizeof *mark);
+    status = idist_store_get(store, "idist/ranks", mark, sizeof *mark, &nbytes, 0);
+
+    if (status == IDIST_ERR_TRUNCATED || (status == IDIST_OK && nbytes != sizeof *mark))
+        return idist__fail(IDIST_ERR_UNSUPPORTED,
+                           "initialize: rank 0 at %s was built from another version of idist.h",
+                           idist__draw_file(config));
+    return status;
+}
+
+static idist_status idist__draw_still_held(const idist__config *config) {
+    return idist__fail(IDIST_ERR_TIMEOUT,
+                       "initialize: an earlier world of this rank still holds %s",
+                       idist__draw_file(config));
+}
+
+// The ranks are given, and the store in the file is open: whether they are to all. *again: it is
+// that of the last world, or was; the next one comes after it.
+IDIST__UNUSED static idist_status idist__draw_check_given(const idist__config *config,
+                                                          idist_store *store, bool *again) {
+    uint64_t last = idist__me.file_world;
+    idist__draw_mark mark;
+    idist_status status;
+
+    *again = false;
+    if (config->rank == 0) return idist__draw_set_mark(store, false);
+    status = idist__draw_get_mark(config, store, &mark);
+
+    if (status == IDIST_ERR_PEER_LOST && last) {
+        *again = true;
+        idist__me.file_world = 0; // a second loss is that of the new rank 0
+        return IDIST_OK;
+    }
+
+    if (status != IDIST_OK) return status;
+    *again = mark.world == last;
+    if (!mark.drawn) idist__me.file_world = mark.world;
+    if (*again || !mark.drawn) return IDIST_OK;
+
+    return idist__fail(
+        IDIST_ERR_ENV,
+        "initialize: this process was given rank %d (%s), but rank 0 at %s was given "
+        "none: give a rank to all processes, or to none",
+        config->rank, config->rank_var ? config->rank_var : "desc.rank", idist__draw_file(config));
+}
+
+// Tries to draw from the store. *again: this world is none for us, but the next one may be.
+static idist_status idist__draw_try(idist__config *config, bool *again) {
+    idist_store *store = config->drawn;
+    idist__draw_mark mark;
+    int64_t rank = 0;
+    idist_status status;
+
+    *again = false;
+    config->rank = 0;
+    if (idist__store_is_file_server(store)) return idist__draw_set_mark(store, true);
+
+    status = idist__draw_get_mark(config, store, &mark);
+
+    if (status == IDIST_OK && !mark.drawn)
+        return idist__fail(IDIST_ERR_ENV,
+                           "initialize: this process was given no rank, but rank 0 at %s was: give "
+                           "a rank to all processes (RANK or desc.rank), or to none",
+                           idist__draw_file(config));
+    if (status == IDIST_OK) *again = mark.world == idist__me.file_world;
+    if (status == IDIST_OK && !*again)
+        status = idist__claim_run(store, "idist/drawn", "idist/1/failed", -1, &rank);
+
+    if (status == IDIST_ERR_PEER_LOST) { // the server left before we had a rank
+        *again = true;
+        return IDIST_OK;
+    }
+
+    if (status != IDIST_OK || *again) return status;
+
+    if (rank >= config->world_size) {
+        idist__store_drop_will(store);
+        return idist__fail(
+            IDIST_ERR_RANK_TAKEN,
+            "initialize: all %d ranks of the world at %s (group \"%s\") are taken: start %d "
+            "processes, or give each job a file or a group name (IDIST_GROUP_NAME) of its own",
+            config->world_size, idist__draw_file(config), config->group_name, config->world_size);
+    }
+
+    config->rank = (int)rank;
+    idist__me.file_world = mark.world;
+
+    return IDIST_OK;
+}
+
+static idist_status idist__draw_open(idist__config *config, int64_t deadline_ns) {
+    char where[sizeof config->where];
+    int64_t left_ms = idist__os_clock_ms_until(deadline_ns);
+    idist_store_desc desc;
+
+    memset(&desc, 0, sizeof desc);
+    desc.timeout_ms = left_ms == 0 ? 1 : (int)left_ms;
+    desc.secret = config->secret.nbytes ? config->secret.bytes : NULL;
+    desc.secret_nbytes = config->secret.nbytes;
+    desc.allocator = config->mem;
+    snprintf(where, sizeof where, "draw:%s", idist__draw_file(config));
+
+    return idist__store_open(where, &desc, -1, &config->drawn);
+}
+
+// Closes the store, if the ranks were drawn from one and nobody has taken it over.
+static void idist__draw_close(idist__config *config) {
+    char text[sizeof idist__me.text];
+
+    memcpy(text, idist__me.text, sizeof text); // closing may overwrite it
+    idist_store_close(&config->drawn);
+    memcpy(idist__me.text, text, sizeof text);
+}
+
+// Draws the rank of a configuration that has none. Leaves the store in config->drawn.
+static idist_status idist__draw_rank(idist__config *config) {
+    int64_t deadline_ns = idist__os_clock_deadline(config->init_timeout_ms);
+    idist_status status = IDIST_OK;
+    bool again = true;
+
+    while (again && status == IDIST_OK) {
+        status = idist__draw_open(config, deadline_ns);
+        if (status != IDIST_OK) return idist__fail(status, "initialize: %s", idist__me.text);
+        status = idist__draw_try(config, &again);
+        config->rank_drawn = status == IDIST_OK && !again;
+        if (config->rank_drawn) return IDIST_OK;
+
+        idist__draw_close(config);
+        if (status == IDIST_OK && idist__os_clock_ms_until(deadline_ns) == 0)
+            status = idist__draw_still_held(config);
+        if (status == IDIST_OK) idist__os_clock_pause_ms(IDIST__DRAW_AGAIN_MS);
+    }
+
+    return status;
+}

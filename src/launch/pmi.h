@@ -1,0 +1,275 @@
+// launch/pmi.h: PMI-1, the text protocol of MPICH's launchers
+//
+// Lines of "cmd=NAME key=value ..." over a socket that the launcher (hydra) hands down as PMI_FD,
+// or to which we connect (mpiexec -pmi-port: PMI_PORT). We need three things of it: who we are, a
+// key-value space in which rank 0 publishes its address, and one barrier:
+//
+//     idist__pmi_introduce   initack -> set size, set rank             (with PMI_PORT only)
+//     idist__pmi_share_address        init, get_my_kvsname, put (rank 0), barrier_in, get, finalize
+//
+// The launcher accepts one client per process. If an MPI library is linked into the program, that
+// is the client, whether or not idist uses MPI, and we leave PMI alone.
+#pragma once
+
+#include "os/clock.h"
+#include "os/random.h"
+#include "os/process.h"
+#include "os/thread.h"
+#include "os/poll.h"
+#include "os/socket.h"
+#include "base/fail.h"
+#include "base/text.h"
+#include "net/address.h"
+#include "net/interface.h"
+#include "net/connection.h"
+#include "launch/env.h"
+
+#ifdef __cplusplus
+extern "C" int MPI_Pcontrol(const int level, ...) __attribute__((weak));
+#else
+int MPI_Pcontrol(const int level, ...) __attribute__((weak));
+#endif
+
+// Whether an MPI library in the program speaks PMI.
+static bool idist__pmi_is_taken(void) { return MPI_Pcontrol != NULL; }
+
+typedef struct idist__pmi {
+    int fd;
+    bool answers; // the launcher is there
+    int64_t deadline_ns;
+    char line[600]; // the last answer
+} idist__pmi;
+
+// What PMI told this process. It is asked once: after `finalize` the launcher no longer listens.
+static struct {
+    idist__os_mutex lock;
+    int fd;          // of PMI_PORT; -1: none
+    int size, rank;  // size 0: not asked yet
+    char where[320]; // rank 0 listens; "": not asked yet
+} idist__pmi_known = {IDIST__OS_MUTEX_INIT, -1, 0, 0, ""};
+
+// Reads one line, byte by byte, since what follows belongs to the next. The launcher's socket is a
+// blocking one, so each read waits for a byte first.
+static bool idist__pmi_read_line(idist__pmi *p) {
+    size_t nbytes = 0;
+
+    while (nbytes + 1 < sizeof p->line &&
+           idist__os_poll_wait(p->fd, IDIST__OS_READABLE, p->deadline_ns) &&
+           idist__connection_read_all(p->fd, p->line + nbytes, 1, p->deadline_ns) &&
+           p->line[nbytes] != '\n')
+        nbytes++;
+    p->line[nbytes] = 0;
+    return nbytes > 0;
+}
+
+// Sends a line, and reads until an answer that begins with `answer`. False: the answer reports an
+// error, or none came.
+static bool idist__pmi_request(idist__pmi *p, const char *line, const char *answer) {
+    if (!idist__connection_write_all(p->fd, line, strlen(line), p->deadline_ns)) return false;
+
+    do {
+        if (!idist__pmi_read_line(p)) return false;
+    } while (strncmp(p->line, answer, strlen(answer)) != 0);
+
+    return !strstr(p->line, "rc=") || strstr(p->line, "rc=0") != NULL;
+}
+
+// The rest of the last answer behind "name=".
+static const char *idist__pmi_value(const idist__pmi *p, const char *name) {
+    const char *at = strstr(p->line, name);
+    return at ? at + strlen(name) : "";
+}
+
+// Connects to PMI_PORT and learns rank and size. The connection stays open for
+// idist__pmi_share_address.
+static bool idist__pmi_connect(const char *port, const char *id, int64_t deadline_ns) {
+    idist__pmi p;
+    char text[320];
+    idist__os_address address;
+    int value = 0;
+    bool ok;
+
+    p.deadline_ns = deadline_ns;
+    p.fd = -1;
+    snprintf(text, sizeof text, "tcp:%.300s", port);
+    if (idist__address_parse(&address, text) == IDIST_OK)
+        p.fd = idist__os_socket_connect(&address, deadline_ns);
+    snprintf(text, sizeof text, "cmd=initack pmiid=%.100s\n", id);
+    ok = p.fd >= 0 && idist__pmi_request(&p, text, "cmd=initack");
+
+    while (ok && !strstr(p.line, "debug=")) { // the last of the lines that follow
+        ok = idist__pmi_read_line(&p);
+        if (sscanf(p.line, "cmd=set size=%d", &value) == 1) idist__pmi_known.size = value;
+        if (sscanf(p.line, "cmd=set rank=%d", &value) == 1) idist__pmi_known.rank = value;
+    }
+
+    if (!ok) idist__os_descriptor_close(&p.fd);
+    idist__pmi_known.fd = p.fd;
+
+    return ok;
+}
+
+// With mpiexec -pmi-port the environment has no rank: PMI tells it.
+static idist_status idist__pmi_introduce(idist__config *config, const char *port, const char *id) {
+    int timeout_ms = config->init_timeout_ms > 0 ? config->init_timeout_ms : 5000;
+    bool ok = true;
+
+    idist__os_mutex_lock(&idist__pmi_known.lock);
+    if (!idist__pmi_known.size)
+        ok = idist__pmi_connect(port, id, idist__os_clock_deadline(timeout_ms));
+    config->launcher_kind = IDIST__LAUNCHER_HYDRA;
+    config->launcher = "hydra";
+    config->rank_var = "PMI_ID";
+    config->size_var = "PMI_PORT";
+    config->world_size = idist__pmi_known.size;
+    config->rank = idist__pmi_known.rank;
+    idist__os_mutex_unlock(&idist__pmi_known.lock);
+
+    idist__env_index("MPI_LOCALRANKID", &config->local_rank);
+    idist__env_count("MPI_LOCALNRANKS", &config->local_size);
+    if (ok && config->rank >= 0 && config->rank < config->world_size) return IDIST_OK;
+
+    return idist__fail(IDIST_ERR_ENV,
+                       "PMI_PORT=%s: no launcher of MPICH answers there; unset it to run alone",
+                       port);
+}
+
+// The address of rank 0 for the others: that of this host's name, if it is one of its interfaces.
+static idist_status idist__pmi_choose_address(idist__own_address *own) {
+    char name[256];
+    idist__os_address address;
+    bool known = idist__os_socket_host_name(name, sizeof name) &&
+                 idist__address_tcp(&address, name, 0) == IDIST_OK;
+
+    return idist__interface_choose(known ? &address : NULL, own);
+}
+
+// Ranks of several hosts, or of one where the user wants TCP, meet at a TCP port of rank 0.
+static idist_status idist__pmi_listen_tcp(idist__config *config, char *where, size_t capacity) {
+    bool one_host = config->local_size == config->world_size;
+    bool by_loopback = one_host && !idist__os_env("IDIST_ADDR");
+    idist__os_address address;
+    idist__own_address own;
+    idist_status status = IDIST_OK;
+
+    if (!by_loopback && !config->secret.nbytes && !config->secret.insecure)
+        return idist__fail(
+            IDIST_ERR_NO_SECRET,
+            "initialize: ranks on several hosts need a shared secret: set IDIST_SECRET or "
+            "IDIST_SECRET_FILE on all ranks, or IDIST_INSECURE=1 to trust the network");
+
+    if (by_loopback) idist__text_copy(own.ip, sizeof own.ip, "127.0.0.1");
+    else status = idist__pmi_choose_address(&own);
+    if (status != IDIST_OK) return status;
+
+    if (!by_loopback && config->secret.nbytes) {
+        status = idist__connection_listen_everywhere(0, "a free port", &config->listener);
+    } else if (!one_host) {
+        status = idist__connection_listen_beyond(&own, NULL, 0, own.ip, &config->listener);
+    } else { // where the other ranks of this host connect to
+        status = idist__address_tcp(&address, own.ip, 0);
+        if (status == IDIST_OK)
+            status = idist__connection_listen(&address, own.ip, &config->listener);
+    }
+
+    if (status != IDIST_OK) return status;
+    if (!idist__os_socket_own_address(config->listener, &address))
+        return idist__fail_errno("initialize: asking for the port of a listener", errno);
+    snprintf(where, capacity, "tcp:[%s]:%d", own.ip, idist__os_socket_port(&address));
+
+    return IDIST_OK;
+}
+
+// Rank 0 listens before it says where, so that nobody else can take the address.
+static idist_status idist__pmi_listen(idist__config *config, char *where, size_t capacity) {
+    idist__os_address address;
+    uint64_t id[2];
+    idist_status status;
+
+    if (config->local_size != config->world_size || config->transport == IDIST__TRANSPORT_TCP)
+        return idist__pmi_listen_tcp(config, where, capacity);
+
+    idist__os_random(id, sizeof id);
+    snprintf(where, capacity, "unix:idist-%016llx%016llx", (unsigned long long)id[0],
+             (unsigned long long)id[1]);
+    status = idist__address_parse(&address, where);
+    if (status != IDIST_OK) return status;
+
+    return idist__connection_listen(&address, where, &config->listener);
+}
+
+// Rank 0 puts `where` into the key-value space, and all ranks get it from there; "-" says that rank
+// 0 could not listen. False: the launcher does not answer.
+static bool idist__pmi_exchange(idist__pmi *p, bool puts, char *where, size_t capacity) {
+    char space[256], text[900];
+    const char *value;
+    bool ok;
+
+    p->answers =
+        (p->fd >= 0 || idist__env_int("PMI_FD", 0, INT32_MAX, &p->fd) == IDIST_OK) &&
+        idist__pmi_request(p, "cmd=init pmi_version=1 pmi_subversion=1\n", "cmd=response_to_init");
+    ok = p->answers && idist__pmi_request(p, "cmd=get_my_kvsname\n", "cmd=my_kvsname");
+    value = idist__pmi_value(p, "kvsname=");
+    snprintf(space, sizeof space, "%.*s", (int)strcspn(value, " "), value);
+
+    if (puts) {
+        snprintf(text, sizeof text, "cmd=put kvsname=%s key=idist value=%s\n", space, where);
+        ok = ok && idist__pmi_request(p, text, "cmd=put_result");
+    }
+
+    ok = ok && idist__pmi_request(p, "cmd=barrier_in\n", "cmd=barrier_out");
+    snprintf(text, sizeof text, "cmd=get kvsname=%s key=idist\n", space);
+    ok = ok && idist__pmi_request(p, text, "cmd=get_result");
+    idist__text_copy(where, capacity, ok ? idist__pmi_value(p, "value=") : "-");
+
+    return ok;
+}
+
+// A program between mpiexec and this one may have closed the descriptor, as subprocess of Python
+// does.
+static idist_status idist__pmi_no_answer(void) {
+    const char *name = idist__os_env("PMI_FD") ? "PMI_FD" : "PMI_PORT";
+    const char *value = idist__os_env(name);
+
+    return idist__fail(IDIST_ERR_ENV,
+                       "%s=%s: no launcher of MPICH answers there. If a program between mpiexec "
+                       "and this one has closed it, set MASTER_ADDR and MASTER_PORT",
+                       name, value ? value : "");
+}
+
+// Sets config->where: rank 0 listens and tells the others through the launcher. Blocks until all
+// ranks have called it, or init_timeout_ms has passed.
+IDIST__UNUSED static idist_status idist__pmi_share_address(idist__config *config) {
+    char where[320] = "-";
+    idist__pmi p;
+    idist_status status = IDIST_OK;
+    bool ok = true;
+
+    memset(&p, 0, sizeof p);
+    p.answers = true;
+    p.deadline_ns = idist__os_clock_deadline(config->init_timeout_ms);
+    idist__os_mutex_lock(&idist__pmi_known.lock);
+    p.fd = idist__pmi_known.fd;
+
+    if (!idist__pmi_known.where[0]) {
+        if (config->rank == 0) status = idist__pmi_listen(config, where, sizeof where);
+        if (status != IDIST_OK) snprintf(where, sizeof where, "-");
+        ok = idist__pmi_exchange(&p, config->rank == 0, where, sizeof where);
+        if (ok && idist__pmi_request(&p, "cmd=finalize\n", "cmd=finalize_ack") && where[0] != '-')
+            idist__text_copy(idist__pmi_known.where, sizeof idist__pmi_known.where, where);
+    }
+
+    idist__text_copy(config->where, sizeof config->where, idist__pmi_known.where);
+    idist__os_mutex_unlock(&idist__pmi_known.lock);
+    if (!p.answers) return idist__pmi_no_answer();
+    if (status != IDIST_OK || config->where[0]) return status;
+
+    if (ok)
+        return idist__fail(IDIST_ERR_PEER_LOST,
+                           "initialize: rank 0 could not listen; its own message says why");
+
+    return idist__fail(
+        IDIST_ERR_TIMEOUT,
+        "initialize: not all ranks came to the barrier of the launcher (PMI) within %d ms",
+        config->init_timeout_ms);
+}

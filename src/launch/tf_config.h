@@ -1,0 +1,148 @@
+// launch/tf_config.h: TF_CONFIG, TensorFlow's description of a cluster
+//
+//     {"cluster": {"chief": ["h0:2222"], "worker": ["h1:2222", "h2:2222"], "ps": [...]},
+//      "task": {"type": "worker", "index": 1}}
+//
+// The chief ("master" in old versions), if there is one, and then the workers are the ranks; they
+// meet at the first of them. Valid JSON without a cluster is none of ours. What is in a valid text
+// is not parsed: it counts the strings of the lists it knows.
+#pragma once
+
+#include "base/fail.h"
+#include "base/text.h"
+#include "launch/env.h"
+
+enum { IDIST__TF_DEPTH_MAX = 32 };
+
+static void idist__tf_config_skip_blanks(const char **at) { *at += strspn(*at, " \t\r\n"); }
+
+// These three move *at behind a valid piece of JSON, or return false and leave it where it is
+// wrong.
+static bool idist__tf_config_skip_string(const char **at) {
+    const char *end = *at;
+
+    if (*end++ != '"') return false;
+    for (; *end && *end != '"'; end++)
+        if (*end == '\\' && !*++end) break;
+    if (!*end) return false;
+    *at = end + 1;
+
+    return true;
+}
+
+static bool idist__tf_config_skip_word(const char **at) {
+    static const char *const words[] = {"true", "false", "null"};
+    size_t i, nbytes = strspn(*at, "+-.0123456789eE");
+
+    for (i = 0; i < IDIST__COUNT_OF(words); i++)
+        if (strncmp(*at, words[i], strlen(words[i])) == 0) nbytes = strlen(words[i]);
+    *at += nbytes;
+
+    return nbytes > 0;
+}
+
+static bool idist__tf_config_skip_value(const char **at, int depth) {
+    bool is_object = **at == '{';
+    char end = is_object ? '}' : ']';
+
+    if (**at == '"') return idist__tf_config_skip_string(at);
+    if (!is_object && **at != '[') return idist__tf_config_skip_word(at);
+    if (depth == IDIST__TF_DEPTH_MAX) return false;
+
+    ++*at;
+    idist__tf_config_skip_blanks(at);
+
+    if (**at == end) {
+        ++*at;
+        return true;
+    }
+
+    while (true) {
+        if (is_object) {
+            if (!idist__tf_config_skip_string(at)) return false;
+            idist__tf_config_skip_blanks(at);
+            if (**at != ':') return false;
+            ++*at;
+            idist__tf_config_skip_blanks(at);
+        }
+
+        if (!idist__tf_config_skip_value(at, depth + 1)) return false;
+        idist__tf_config_skip_blanks(at);
+        if (**at != end && **at != ',') return false;
+        if (*(*at)++ == end) return true;
+        idist__tf_config_skip_blanks(at);
+    }
+}
+
+// A program whose TF_CONFIG lost a quotation mark on its way must not run alone for that.
+static idist_status idist__tf_config_check(const char *text) {
+    const char *at = text;
+    bool valid;
+
+    idist__tf_config_skip_blanks(&at);
+    valid = *at == '{' && idist__tf_config_skip_value(&at, 0);
+    idist__tf_config_skip_blanks(&at);
+    if (valid && !*at) return IDIST_OK;
+
+    return idist__fail(
+        IDIST_ERR_ENV,
+        "TF_CONFIG is not a valid JSON object: wrong from character %d on, %s%.40s%s. "
+        "Mend it, or unset it if it is not for this program",
+        (int)(at - text) + 1, *at ? "\"" : "its end", at, *at ? "\"" : "");
+}
+
+// The number of strings in a list. The first of them goes to `first`, unless that is taken.
+static int idist__tf_config_count_hosts(const char *text, const char *list, char first[256]) {
+    const char *at = strstr(text, list);
+    int count = 0;
+
+    while (at && at[strlen(list) + strspn(at + strlen(list), " \t\n")] != ':')
+        at = strstr(at + 1, list); // that one was a value, not a name
+    at = at ? strpbrk(at, "[]{}") : NULL;
+    if (!at || *at != '[') return 0;
+
+    for (at = strpbrk(at + 1, "\"]"); at && *at == '"'; at = strpbrk(at, "\"]")) {
+        size_t nbytes = strcspn(++at, "\"");
+
+        if (!count && !first[0] && nbytes < 256) snprintf(first, nbytes + 1, "%s", at);
+        count++;
+        at += nbytes + (at[nbytes] == '"');
+    }
+
+    return count;
+}
+
+static idist_status idist__tf_config_read(idist__config *config, const char *text) {
+    char first[256] = "", type[32] = "", host[256];
+    int chiefs, workers, index = -1, port = 0;
+    const char *task = strstr(text, "\"task\"");
+    const char *type_at = task ? strstr(task, "\"type\"") : NULL;
+    const char *index_at = task ? strstr(task, "\"index\"") : NULL;
+    bool is_worker, is_chief;
+
+    config->launcher_kind = IDIST__LAUNCHER_TF_CONFIG;
+    config->launcher = "tf_config";
+    config->rank_var = config->size_var = "TF_CONFIG";
+    chiefs = idist__tf_config_count_hosts(text, "\"chief\"", first);
+    chiefs += idist__tf_config_count_hosts(text, "\"master\"", first);
+    workers = idist__tf_config_count_hosts(text, "\"worker\"", first);
+
+    if (type_at) sscanf(type_at + 6, " : \"%31[a-z]\"", type);
+    if (index_at) sscanf(index_at + 7, " : %9d", &index);
+    is_worker = strcmp(type, "worker") == 0;
+    is_chief = strcmp(type, "chief") == 0 || strcmp(type, "master") == 0;
+    if (!(is_worker || is_chief) || index < 0 || index >= (is_worker ? workers : chiefs))
+        return idist__fail(
+            IDIST_ERR_ENV,
+            "TF_CONFIG: task %s %d is not one of the %d chiefs and %d workers, which are the ranks",
+            type, index, chiefs, workers);
+
+    config->world_size = chiefs + workers;
+    config->rank = is_worker ? chiefs + index : index;
+    if (!idist__parse_host_port(first, host, sizeof host, &port) || !port)
+        return idist__fail(IDIST_ERR_ENV,
+                           "TF_CONFIG: the address of rank 0, \"%s\", is not host:port", first);
+    snprintf(config->where, sizeof config->where, "tcp:%s", first);
+
+    return IDIST_OK;
+}

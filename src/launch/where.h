@@ -1,0 +1,314 @@
+// launch/where.h: where the ranks meet
+//
+// The result is the text in config->where that idist__store_open takes. Ranks of one host meet at a
+// local socket, whose name is derived from what they have in common; others at a TCP port of rank
+// 0, in a file, or through a multicast group.
+//
+//     init_method (or IDIST_INIT_METHOD)   ->  config->where
+//     file:///path                             file:/path, or file:/path.GROUP
+//     tcp://239.x.y.z:port                     cast:239.x.y.z:port/SIZE RUN RESTART
+//     tcp://host:port                          unix:... for a loopback host, else tcp:host:port
+//     env:// or none, MASTER_ADDR and _PORT    the same; torch:host:port where the agent serves
+//     none of these, one host                  unix:..., from the launcher's job
+//     none of these, hydra                     pmi:
+//     none of these, Slurm                     tcp:HOST:PORT of the first host of the step
+#pragma once
+
+#include "os/process.h"
+#include "os/socket.h"
+#include "base/fail.h"
+#include "base/text.h"
+#include "base/hash.h"
+#include "net/address.h"
+#include "launch/env.h"
+#include "launch/slurm.h"
+#include "launch/pmi.h"
+
+enum { IDIST__WHERE_MASTER_PORT = 29500, IDIST__WHERE_JOB_PORT = 15000 };
+
+// Where the desc or the environment puts rank 0.
+typedef struct idist__where_master {
+    const char *host; // or NULL
+    int port;
+    bool has_port; // it was given, and is no default
+} idist__where_master;
+
+static void idist__where_text(idist__config *config, const char *scheme, const char *host,
+                              int port) {
+    bool is_v6 = strchr(host, ':') != NULL;
+    snprintf(config->where, sizeof config->where, "%s:%s%s%s:%d", scheme, is_v6 ? "[" : "", host,
+             is_v6 ? "]" : "", port);
+}
+
+static bool idist__where_is_one_host(const idist__config *config) {
+    return config->local_size == config->world_size;
+}
+
+// Ranks that share a loopback address share a host and need no TCP: the address becomes the name of
+// a local socket, together with the run, since two jobs may have the same port when nobody listens
+// at it.
+static void idist__where_tcp(idist__config *config, const char *host, int port) {
+    const char *restart = idist__os_env("TORCHELASTIC_RESTART_COUNT");
+    const char *run = idist__os_env("TORCHELASTIC_RUN_ID");
+    bool is_local = idist__address_host_is_loopback(host) || idist__where_is_one_host(config);
+
+    if (config->transport == IDIST__TRANSPORT_TCP || !is_local) {
+        idist__where_text(config, "tcp", host, port);
+        return;
+    }
+
+    snprintf(config->where, sizeof config->where, "unix:idist-%lu-%d-%s-%08x",
+             idist__os_socket_user(), port, restart ? restart : "0",
+             run ? (unsigned)idist__hash(run, strlen(run)) : 0u);
+}
+
+// All ranks are on this host and no address is given: they meet at one derived from the job, or
+// from the launcher's process on this host.
+static void idist__where_job(idist__config *config) {
+    const char *job = config->job_var ? idist__os_env(config->job_var) : NULL;
+    const char *step = "";
+    char text[600];
+    uint64_t name;
+
+    if (config->launcher_kind == IDIST__LAUNCHER_SLURM)
+        step = idist__os_env(idist__slurm_step_var());
+    if (job) snprintf(text, sizeof text, "%s %.300s %s", config->launcher, job, step);
+    else snprintf(text, sizeof text, "%s %ld", config->launcher, (long)idist__os_process_parent());
+    name = idist__hash(text, strlen(text));
+
+    if (config->transport == IDIST__TRANSPORT_TCP)
+        snprintf(config->where, sizeof config->where, "tcp:127.0.0.1:%d",
+                 IDIST__WHERE_JOB_PORT + (int)(name % 10000));
+    else
+        snprintf(config->where, sizeof config->where, "unix:idist-%lu-%016llx",
+                 idist__os_socket_user(), (unsigned long long)name);
+}
+
+// The first host of the step, which has rank 0 unless the user has ordered the ranks differently,
+// and a port derived from job and step.
+static idist_status idist__where_slurm(idist__config *config) {
+    const char *var = idist__env_either("SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST");
+    const char *list = idist__os_env(var), *order = idist__os_env("SLURM_DISTRIBUTION");
+    char host[IDIST__SLURM_HOST_NBYTES] = "";
+    int job = 0, step = 0;
+
+    if (!list ||
+        (order && (strncmp(order, "arbitrary", 9) == 0 || strncmp(order, "plane", 5) == 0)))
+        return IDIST_OK;
+    if (!idist__slurm_each_host(list, idist__slurm_first_host, host) || !host[0])
+        return idist__fail(IDIST_ERR_ENV, "%s=%s is not a list of hosts", var, list);
+    idist__env_int("SLURM_JOB_ID", 0, INT32_MAX, &job);
+    idist__env_int(idist__slurm_step_var(), 0, INT32_MAX, &step);
+    idist__where_tcp(config, host, IDIST__WHERE_JOB_PORT + (job % 10000 + step % 10000) % 10000);
+
+    return IDIST_OK;
+}
+
+// fe80::/10 without an interface cannot be connected to.
+static bool idist__where_lacks_scope(const char *host) {
+    bool is_link_local = (host[0] == 'f' || host[0] == 'F') && (host[1] == 'e' || host[1] == 'E') &&
+                         host[2] && strchr("89abAB", host[2]) && host[3] && host[4] == ':';
+
+    return is_link_local && !strchr(host, '%');
+}
+
+static idist_status idist__where_no_scope(bool in_desc, const char *host) {
+    return idist__fail(in_desc ? IDIST_ERR_ARG : IDIST_ERR_ENV,
+                       "the address of rank 0, \"%s\", is link-local, so it needs the interface of "
+                       "this host: %s%%eth0, for example; or give one that all hosts reach",
+                       host, host);
+}
+
+static idist_status idist__where_read_master(const idist_desc *desc, idist__where_master *master) {
+    idist_status status;
+
+    master->host = desc->master_addr ? desc->master_addr : idist__os_env("MASTER_ADDR");
+    master->has_port = desc->master_port || idist__os_env("MASTER_PORT");
+    master->port = IDIST__WHERE_MASTER_PORT;
+
+    if (desc->master_port) {
+        if (desc->master_port < 0 || desc->master_port > 65535)
+            return idist__fail(IDIST_ERR_ARG, "master_port %d is not between 1 and 65535",
+                               desc->master_port);
+        master->port = desc->master_port;
+    } else {
+        status = idist__env_int("MASTER_PORT", 1, 65535, &master->port);
+        if (status != IDIST_OK) return status;
+    }
+
+    if (master->host && !idist__address_host_is_possible(master->host))
+        return idist__fail(desc->master_addr ? IDIST_ERR_ARG : IDIST_ERR_ENV,
+                           "MASTER_ADDR (desc.master_addr) is \"%s\": give only the name or the "
+                           "address of rank 0's host, without a port, brackets or \"://\"",
+                           master->host);
+    if (master->host && idist__where_lacks_scope(master->host))
+        return idist__where_no_scope(desc->master_addr != NULL, master->host);
+    if (master->host && !master->has_port)
+        return idist__fail(desc->master_addr ? IDIST_ERR_ARG : IDIST_ERR_ENV,
+                           "MASTER_ADDR (desc.master_addr) is set but MASTER_PORT "
+                           "(desc.master_port) is not: give rank 0's port as well");
+
+    return IDIST_OK;
+}
+
+// Whether torchrun's agent serves a TCPStore at MASTER_ADDR and MASTER_PORT: then nobody else can
+// listen there.
+static bool idist__where_has_agent(const idist__config *config, const idist_desc *desc) {
+    const char *agent = idist__os_env("TORCHELASTIC_USE_AGENT_STORE");
+
+    if (desc->master_addr || desc->master_port || idist__where_is_one_host(config)) return false;
+    return agent && strcmp(agent, "True") == 0;
+}
+
+// Whether hydra started us and can carry rank 0's address to the others.
+static bool idist__where_has_pmi(const idist__config *config) {
+    if (config->launcher_kind != IDIST__LAUNCHER_HYDRA || idist__pmi_is_taken()) return false;
+    return idist__os_env("PMI_FD") || idist__os_env("PMI_PORT");
+}
+
+// No init_method: the environment says where, or the launcher does.
+static idist_status idist__where_env(idist__config *config, const idist_desc *desc) {
+    bool is_one_host = idist__where_is_one_host(config);
+    bool has_job = config->job_var || config->launcher_kind == IDIST__LAUNCHER_HYDRA;
+    idist__where_master master;
+    idist_status status = idist__where_read_master(desc, &master);
+
+    if (status != IDIST_OK) return status;
+
+    if (master.host) {
+        if (idist__where_has_agent(config, desc))
+            idist__where_text(config, "torch", master.host, master.port);
+        else idist__where_tcp(config, master.host, master.port);
+        return IDIST_OK;
+    }
+
+    if (!master.has_port && idist__where_has_pmi(config)) {
+        idist__text_copy(config->where, sizeof config->where, "pmi:");
+        return IDIST_OK;
+    }
+
+    if (!is_one_host) // a backend that needs an address reports that there is none
+        return config->launcher_kind == IDIST__LAUNCHER_SLURM ? idist__where_slurm(config)
+                                                              : IDIST_OK;
+    if (!master.has_port && has_job) idist__where_job(config);
+    else idist__where_tcp(config, "127.0.0.1", master.port);
+
+    return IDIST_OK;
+}
+
+// Ranks of a multicast group belong together if size, run and restart are the same.
+static void idist__where_multicast(idist__config *config, const char *host, int port) {
+    const char *run = idist__os_env("TORCHELASTIC_RUN_ID");
+    const char *restart = idist__os_env("TORCHELASTIC_RESTART_COUNT");
+
+    snprintf(config->where, sizeof config->where, "cast:%s:%d/%d %.200s %.20s", host, port,
+             config->world_size, run ? run : "", restart ? restart : "0");
+}
+
+static bool idist__where_is_multicast(const char *host) {
+    int first = atoi(host); // 224 to 239 begin a multicast group
+    return first >= 224 && first < 240 && strspn(host, "0123456789.") == strlen(host);
+}
+
+static const char *idist__where_method(const idist_desc *desc) {
+    return desc->init_method ? desc->init_method : idist__os_env("IDIST_INIT_METHOD");
+}
+
+// Whether the ranks meet in a file, if its path is right.
+static bool idist__where_is_file(const idist_desc *desc) {
+    const char *method = idist__where_method(desc);
+    return !desc->store && method && strncmp(method, "file:", 5) == 0;
+}
+
+// Each group of ranks has a file of its own: PATH, or PATH.NAME.
+static idist_status idist__where_file(idist__config *config, const idist_desc *desc,
+                                      const char *path) {
+    static const char letters[] = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
+                                  "0123456789._-";
+    const char *name = desc->group_name ? desc->group_name : idist__os_env("IDIST_GROUP_NAME");
+
+    if (!name) name = "";
+    if (strlen(name) >= sizeof config->group_name || name[strspn(name, letters)])
+        return idist__fail(desc->group_name ? IDIST_ERR_ARG : IDIST_ERR_ENV,
+                           "%s \"%.80s\": the name of a group has up to %d letters, digits and ._-",
+                           desc->group_name ? "group_name" : "IDIST_GROUP_NAME", name,
+                           (int)sizeof config->group_name - 1);
+
+    idist__text_copy(config->group_name, sizeof config->group_name, name);
+    snprintf(config->where, sizeof config->where, "file:%s%s%s", path, name[0] ? "." : "", name);
+
+    return IDIST_OK;
+}
+
+static idist_status idist__where_unknown(const idist_desc *desc, const char *method) {
+    const char *hint = "";
+
+    if (strncmp(method, "file:", 5) == 0)
+        hint = ". The path of a file begins with a slash, so the method has three";
+    return idist__fail(desc->init_method ? IDIST_ERR_ARG : IDIST_ERR_ENV,
+                       "%s \"%s\" is not one of env://, tcp://host:port (a port from 1 to 65535), "
+                       "tcp://239.x.y.z:port, file:///path%s",
+                       desc->init_method ? "init_method" : "IDIST_INIT_METHOD", method, hint);
+}
+
+static idist_status idist__where_read_method(idist__config *config, const idist_desc *desc,
+                                             const char *method) {
+    char host[256];
+    int port;
+
+    if (strncmp(method, "file:///", 8) == 0 &&
+        strlen(method) + sizeof config->group_name < sizeof config->where)
+        return idist__where_file(config, desc, method + 7);
+
+    if (strncmp(method, "tcp://", 6) == 0 &&
+        idist__parse_host_port(method + 6, host, sizeof host, &port) && port > 0) {
+        if (idist__where_lacks_scope(host))
+            return idist__where_no_scope(desc->init_method != NULL, host);
+        if (idist__where_is_multicast(host)) idist__where_multicast(config, host, port);
+        else idist__where_tcp(config, host, port);
+        return IDIST_OK;
+    }
+
+    return idist__where_unknown(desc, method);
+}
+
+// A method is checked also where one rank needs none.
+static idist_status idist__where_find(idist__config *config, const idist_desc *desc) {
+    const char *method = idist__where_method(desc);
+    bool is_none = strcmp(config->launcher, "none") == 0 && !idist__os_env("IDIST_LAUNCHER");
+    bool is_env = !method || strcmp(method, "env://") == 0;
+    idist_status status = IDIST_OK;
+
+    config->store = desc->store;
+    if (config->store) return IDIST_OK;
+    if (!is_env) status = idist__where_read_method(config, desc, method);
+
+    if (!is_env && config->world_size == 1) {
+        config->where[0] = 0;
+        config->lone_method = is_none ? method : NULL;
+        config->lone_method_in_desc = desc->init_method != NULL;
+    }
+
+    if (!is_env || config->world_size == 1) return status;
+    if (config->where[0] && !method) return IDIST_OK; // from TF_CONFIG
+
+    return idist__where_env(config, desc);
+}
+
+// For a backend that has claimed the configuration, and has perhaps found out the rank by itself:
+// a process that is to meet others must not run alone because its rank was forgotten.
+static idist_status idist__where_check_lone(const idist__config *config) {
+    const char *method = config->lone_method;
+    bool in_desc = config->lone_method_in_desc;
+
+    if (!method || strcmp(config->launcher, "none") != 0) return IDIST_OK;
+
+    return idist__fail(in_desc ? IDIST_ERR_ARG : IDIST_ERR_ENV,
+                       "initialize: %s %s says where ranks meet, but nothing says which of them "
+                       "this process is: %s%s, or start it by a launcher; IDIST_LAUNCHER=none runs "
+                       "it alone",
+                       in_desc ? "init_method" : "IDIST_INIT_METHOD", method,
+                       in_desc ? "give desc.rank and desc.world_size, or set RANK and WORLD_SIZE"
+                               : "set RANK and WORLD_SIZE",
+                       strncmp(method, "file:", 5) == 0 ? " (alone: the rank is drawn)" : "");
+}

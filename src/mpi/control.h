@@ -1,0 +1,189 @@
+// mpi/control.h: control messages between two ranks
+//
+// The transport of everything between two ranks but bulk data: user messages of
+// up to 3.5 KiB, the handshake of larger ones, and what ranks tell each other
+// about waiting and failure. One receive from any rank is always posted.
+//
+// The path of a control message:
+//
+//     idist__control_send        copies it and posts MPI_Isend
+//     idist__control_sweep       takes the buffer back when it is sent
+//     idist__control_progress    receives it on the other rank
+//     m->deliver                 idist__mpi_engine_deliver of mpi/mpi_engine.h, which hands
+//                                it to mpi/mpi_p2p.h or mpi/mpi_wait.h
+//     idist__control_keep        keeps it if nobody can use it yet
+#pragma once
+
+#include "os/clock.h"
+#include "base/mem.h"
+#include "core/model.h"
+#include "core/world.h"
+#include "core/group.h"
+#include "mpi/mpi_model.h"
+#include "mpi/mpi_error.h"
+
+static void idist__control_post_receive(idist__mpi *m) {
+    int error = MPI_Irecv(m->incoming_buffer, (int)sizeof m->incoming_buffer, MPI_BYTE,
+                          MPI_ANY_SOURCE, IDIST__TAG_CONTROL, m->p2p_comm, &m->incoming);
+    if (error != MPI_SUCCESS) idist__mpi_error_fail_group(m, &m->w->group, "MPI_Irecv", error);
+}
+
+// Whether a control message is in the buffer. Under ULFM a receive from any rank fails while a rank
+// is lost, unless it was posted after we acknowledged the loss; so it is posted again.
+static bool idist__control_arrived(idist__mpi *m, MPI_Status *status) {
+    int arrived = 0, cancelled = 0, error = MPI_Test(&m->incoming, &arrived, status);
+
+    if (error == MPI_SUCCESS) return arrived;
+    idist__mpi_error_fail_group(m, &m->w->group, "MPI_Test", error);
+    if (!idist__mpi_error_is_loss(error)) return false;
+    idist__mpi_error_find_lost(m);
+
+    if (m->incoming != MPI_REQUEST_NULL) {
+        MPI_Cancel(&m->incoming);
+        arrived = MPI_Wait(&m->incoming, status) == MPI_SUCCESS;
+        if (arrived) MPI_Test_cancelled(status, &cancelled);
+    }
+
+    if (!arrived || cancelled) idist__control_post_receive(m);
+
+    return arrived && !cancelled;
+}
+
+static void idist__control_progress(idist__mpi *m) {
+    const char *payload = m->incoming_buffer + sizeof(idist__mpi_control);
+    idist__mpi_control control;
+    char cause[sizeof m->w->group.cause];
+    MPI_Status status;
+    int i;
+
+    for (i = 0; i < IDIST__CONTROL_BATCH; i++) {
+        if (m->incoming == MPI_REQUEST_NULL || !idist__control_arrived(m, &status)) break;
+        m->received_count++;
+        memcpy(&control, m->incoming_buffer, sizeof control);
+
+        // Handling a failure receives other messages, so the buffer must be free by then.
+        if (control.type == IDIST__CONTROL_FAILED) {
+            memcpy(cause, payload,
+                   control.nbytes < sizeof cause ? (size_t)control.nbytes : sizeof cause);
+            idist__control_post_receive(m);
+            m->deliver(m, status.MPI_SOURCE, &control, cause);
+        } else {
+            m->deliver(m, status.MPI_SOURCE, &control, payload);
+            idist__control_post_receive(m);
+        }
+    }
+}
+
+// A buffer for a control message; NULL: out of memory.
+static idist__mpi_outgoing *idist__control_buffer(idist__mpi *m, bool announces_failure) {
+    idist__mpi_outgoing *o = m->free_outgoing;
+
+    if (o) {
+        m->free_outgoing = o->next;
+        return o;
+    }
+
+    o = (idist__mpi_outgoing *)idist__mem_raw(&m->w->cfg.mem,
+                                              sizeof *o + IDIST__CONTROL_MAX_NBYTES);
+
+    if (!o && announces_failure && m->reserve) {
+        o = m->reserve;
+        m->reserve = o->next;
+    }
+
+    return o;
+}
+
+// Sends a control message to a rank of the world; the payload is copied. If memory runs out or MPI
+// refuses, the group fails.
+static void idist__control_send(idist__mpi *m, int rank, const idist__mpi_control *control,
+                                const void *payload, size_t nbytes) {
+    idist__mpi_outgoing *o;
+    idist_group *g;
+    int error = MPI_SUCCESS;
+
+    if (m->peers[rank].lost || m->closing) return;
+
+    if (rank == m->w->cfg.rank) {
+        idist__mpi_control own = *control;
+        own.nbytes = nbytes;
+        m->deliver(m, rank, &own, payload);
+        return;
+    }
+
+    o = idist__control_buffer(m, control->type == IDIST__CONTROL_FAILED);
+
+    if (o) {
+        o->control = *control;
+        o->control.nbytes = nbytes;
+        if (nbytes) memcpy(o + 1, payload, nbytes);
+        error = MPI_Isend(&o->control, (int)(sizeof o->control + nbytes), MPI_BYTE, rank,
+                          IDIST__TAG_CONTROL, m->p2p_comm, &o->request);
+
+        if (error == MPI_SUCCESS) {
+            o->next = m->outgoing;
+            m->outgoing = o;
+            m->sent_counts[rank]++;
+            return;
+        }
+
+        o->next = m->free_outgoing;
+        m->free_outgoing = o;
+    }
+
+    g = idist__world_find_group(m->w, control->ctx);
+    if (!g) return;
+    if (o) idist__mpi_error_fail_group(m, g, "MPI_Isend", error);
+    else idist__group_fail_memory(g);
+}
+
+// Takes back the buffers of messages that are sent, or whose receiver is lost.
+static void idist__control_sweep(idist__mpi *m) {
+    idist__mpi_outgoing **at = &m->outgoing;
+
+    while (*at) {
+        idist__mpi_outgoing *o = *at;
+        int done = 0;
+
+        if (MPI_Test(&o->request, &done, MPI_STATUS_IGNORE) == MPI_SUCCESS && !done) {
+            at = &o->next;
+            continue;
+        }
+
+        *at = o->next;
+        o->next = m->free_outgoing;
+        m->free_outgoing = o;
+    }
+}
+
+// Keeps a message whose receive or group does not exist yet.
+static void idist__control_keep(idist__mpi *m, int source, const idist__mpi_control *control,
+                                const void *payload) {
+    size_t nbytes = (size_t)control->nbytes;
+    idist__mpi_unexpected **last,
+        *u = (idist__mpi_unexpected *)idist__mem_raw(&m->w->cfg.mem, sizeof *u + nbytes);
+
+    if (!u) {
+        idist__group_fail_memory(&m->w->group);
+        return;
+    }
+
+    u->next = NULL;
+    u->source = source;
+    u->control = *control;
+    if (nbytes) memcpy(u + 1, payload, nbytes);
+    for (last = &m->unexpected; *last; last = &(*last)->next) continue;
+    *last = u;
+}
+
+// Receives what others sent before the last barrier. MPI frees a communicator only when nothing is
+// in flight on it.
+static void idist__control_drain(idist__mpi *m) {
+    int64_t deadline_ns = idist__os_clock_deadline(IDIST__CLOSE_MS);
+    uint32_t expected = 0;
+
+    m->closing = true;
+    MPI_Reduce_scatter_block(m->sent_counts, &expected, 1, MPI_UINT32_T, MPI_SUM, m->p2p_comm);
+    while ((int32_t)(expected - m->received_count) > 0 && idist__os_clock_now_ns() < deadline_ns)
+        idist__control_progress(m);
+}

@@ -1,0 +1,211 @@
+// mpi/exchange.h: the header exchange before a collective
+//
+// Every rank has a header of 56 bytes and needs those of all others: an
+// all_gather by dissemination (Bruck et al., 1997). In step k a rank sends all
+// headers it has, its own and those of the 2^k - 1 ranks after it, to the rank
+// 2^k before it. What rank r of 5 has:
+//
+//         own      | r+1      | r+2 r+3  | r+4
+//         header   | step 0   | step 1   | step 2
+//
+// This takes ceil(log2 n) steps of one message each, and n - 1 headers sent by
+// every rank. It uses sends and receives instead of MPI_Allgather, which can
+// neither be given up at a deadline nor tell us who is missing. Headers of
+// consecutive calls cannot be confused: every step receives from one rank, on
+// the group's communicator, and MPI keeps messages in order.
+//
+// A second exchange of the same headers commits: it tells everybody that this
+// rank has all headers and will come (mpi/mpi_coll.h).
+#pragma once
+
+#include "base/dtype.h"
+#include "base/reduce.h"
+#include "core/kind.h"
+#include "core/model.h"
+#include "core/fingerprint.h"
+#include "core/explain.h"
+#include "mpi/mpi_model.h"
+
+// Posts the current step.
+static void idist__exchange_post(idist_group *g) {
+    idist__mpi_group *mg = idist__mpi_group_of(g);
+    int size = g->size, have = mg->header_count, count = size - have < have ? size - have : have,
+        step = 0;
+    size_t nbytes = sizeof(idist__mpi_header) * (size_t)count;
+
+    while ((1 << step) < have) step++;
+
+    // The send goes first, because another rank waits for it.
+    mg->exchange_error =
+        MPI_Isend(mg->headers, (int)nbytes, MPI_BYTE, (g->rank - have + size) % size,
+                  IDIST__TAG_HEADER + step, mg->comm, &mg->requests[1]);
+    if (mg->exchange_error == MPI_SUCCESS)
+        mg->exchange_error =
+            MPI_Irecv(mg->headers + have, (int)nbytes, MPI_BYTE, (g->rank + have) % size,
+                      IDIST__TAG_HEADER + step, mg->comm, &mg->requests[0]);
+}
+
+// Starts the exchange for the call that the fingerprint describes; data is our contribution.
+static void idist__exchange_begin(idist_group *g, const idist__fingerprint *fingerprint,
+                                  uint32_t flags, const void *data, size_t nbytes) {
+    idist__mpi_group *mg = idist__mpi_group_of(g);
+    idist__mpi_header *own = &mg->headers[0];
+
+    own->fingerprint = *fingerprint;
+    own->flags = flags;
+    own->nbytes = (uint32_t)nbytes;
+    if (nbytes) memcpy(own->data, data, nbytes);
+    mg->entered = *fingerprint;
+    mg->exchange_seq = fingerprint->seq;
+    mg->header_count = 1;
+    if (g->size > 1) idist__exchange_post(g);
+}
+
+typedef enum idist__exchange_state {
+    IDIST__EXCHANGE_FAILED = -1,
+    IDIST__EXCHANGE_PENDING = 0,
+    IDIST__EXCHANGE_DONE = 1
+} idist__exchange_state;
+
+// Moves the exchange on without blocking. On FAILED, *error says what MPI said.
+static idist__exchange_state idist__exchange_step(idist_group *g, int *error) {
+    idist__mpi_group *mg = idist__mpi_group_of(g);
+
+    while (mg->header_count < g->size) {
+        int done = 0, i;
+        *error = mg->exchange_error;
+        if (*error != MPI_SUCCESS) return IDIST__EXCHANGE_FAILED;
+
+        for (i = 0; i < 2; i++) {
+            *error = MPI_Test(&mg->requests[i], &done, MPI_STATUS_IGNORE);
+            if (*error != MPI_SUCCESS) return IDIST__EXCHANGE_FAILED;
+            if (!done) return IDIST__EXCHANGE_PENDING;
+        }
+
+        g->w->moved_count++;
+        mg->header_count = 2 * mg->header_count < g->size ? 2 * mg->header_count : g->size;
+        if (mg->header_count < g->size) idist__exchange_post(g);
+    }
+
+    return IDIST__EXCHANGE_DONE;
+}
+
+// Exchanges the headers of the call once more.
+static void idist__exchange_commit(idist_group *g) {
+    idist__mpi_group *mg = idist__mpi_group_of(g);
+
+    if (idist__mpi_of(g->w)->multithreaded) mg->headers[0].flags |= IDIST__HEADER_BUSY;
+    mg->committed_seq = mg->exchange_seq;
+    mg->header_count = 1;
+    idist__exchange_post(g);
+}
+
+static void idist__exchange_cancel(idist_group *g) {
+    idist__mpi_group *mg = idist__mpi_group_of(g);
+    int sent = 1;
+
+    if (mg->requests[0] != MPI_REQUEST_NULL) MPI_Cancel(&mg->requests[0]);
+    MPI_Wait(&mg->requests[0], MPI_STATUS_IGNORE);
+    MPI_Test(&mg->requests[1], &sent, MPI_STATUS_IGNORE);
+
+    if (!sent) {
+        mg->headers = NULL; // MPI still reads them, so they are never freed
+        MPI_Request_free(&mg->requests[1]);
+    }
+}
+
+static const idist__mpi_header *idist__exchange_header(const idist_group *g, int rank) {
+    return &idist__mpi_group_of(g)->headers[(rank - g->rank + g->size) % g->size];
+}
+
+static bool idist__exchange_same_call(const idist__mpi_header *a, const idist__mpi_header *b) {
+    return memcmp(&a->fingerprint, &b->fingerprint, sizeof a->fingerprint) == 0;
+}
+
+// Explains in which way the calls of two ranks differ. Returns false if they do not.
+static bool idist__exchange_explain(const idist_group *g, int a, int b, char *text,
+                                    size_t capacity) {
+    const idist__fingerprint *of_a = &idist__exchange_header(g, a)->fingerprint,
+                             *of_b = &idist__exchange_header(g, b)->fingerprint;
+
+    if (idist__fingerprint_equal(of_a, of_b)) return false;
+    idist__explain_mismatch(g->w, idist__fingerprint_difference(of_a, of_b), g->ranks[a], of_a,
+                            g->ranks[b], of_b, text, capacity);
+
+    return true;
+}
+
+// Whether all headers describe the same call. If not, every rank gets the same text. A rank without
+// a plan agrees with every plan, so the plans of the others are compared with the first plan.
+static bool idist__exchange_agree(const idist_group *g, char *text, size_t capacity) {
+    const idist__mpi_header *headers = idist__mpi_group_of(g)->headers;
+    int i, planned = 0;
+
+    for (i = 1; i < g->size && idist__exchange_same_call(&headers[i], &headers[0]); i++) continue;
+    if (i >= g->size) return true;
+
+    for (i = 1; i < g->size; i++) {
+        if (!idist__fingerprint_plan(&idist__exchange_header(g, planned)->fingerprint)) planned = i;
+        if (idist__exchange_explain(g, 0, i, text, capacity) ||
+            idist__exchange_explain(g, planned, i, text, capacity))
+            return false;
+    }
+
+    return true;
+}
+
+static uint32_t idist__exchange_flags(const idist_group *g) {
+    uint32_t flags = 0;
+    int i;
+
+    for (i = 0; i < g->size; i++) flags |= idist__mpi_group_of(g)->headers[i].flags;
+    return flags;
+}
+
+// The bytes that this rank contributes if the call fits into headers, else -1. All ranks agree on
+// whether it fits.
+static int idist__exchange_contribution(const idist_group *g, const idist__call *c) {
+    size_t nbytes = idist_dtype_size(c->dtype);
+    bool one_part_per_rank = c->kind == IDIST__REDUCE_SCATTER || c->kind == IDIST__ALL_TO_ALL ||
+                             c->kind == IDIST__SCATTER,
+         contributes;
+
+    if (g->size > IDIST__HEADER_MAX_RANKS || idist__kind_is_v(c->kind)) return -1;
+    if (c->count > IDIST__HEADER_DATA_NBYTES) return -1;
+    if (idist__kind_reduces(c->kind) && (int)c->op >= IDIST_OP_USER) return -1;
+    nbytes *= c->count * (one_part_per_rank ? (size_t)g->size : 1);
+    if (nbytes > IDIST__HEADER_DATA_NBYTES) return -1;
+    contributes = (c->kind != IDIST__BROADCAST && c->kind != IDIST__SCATTER) || c->root == g->rank;
+
+    return contributes ? (int)nbytes : 0;
+}
+
+// Computes the result of a call whose contributions are all in the headers. Reductions go in the
+// order of ranks, so the result is the same everywhere.
+static void idist__exchange_result(const idist_group *g, const idist__call *c) {
+    size_t part = c->count * idist_dtype_size(c->dtype), at = 0;
+    const void *in[IDIST__HEADER_MAX_RANKS];
+    char *recv = (char *)c->recv;
+    int i, n = g->size;
+
+    if (c->kind == IDIST__SCAN) n = g->rank + 1;
+    if (c->kind == IDIST__EXSCAN) n = g->rank;
+    if (!part || !n) return;
+    if ((c->kind == IDIST__GATHER || c->kind == IDIST__REDUCE) && c->root != g->rank) return;
+    if (c->kind == IDIST__SCATTER || c->kind == IDIST__REDUCE_SCATTER ||
+        c->kind == IDIST__ALL_TO_ALL)
+        at = part * (size_t)g->rank;
+
+    if (c->kind == IDIST__BROADCAST || c->kind == IDIST__SCATTER) {
+        if (c->kind == IDIST__SCATTER || c->root != g->rank)
+            memcpy(recv, idist__exchange_header(g, c->root)->data + at, part);
+        return;
+    }
+
+    for (i = 0; i < n; i++) in[i] = idist__exchange_header(g, i)->data + at;
+
+    if (idist__kind_reduces(c->kind))
+        idist__reduce_many(recv, in, n, c->count, c->dtype, c->op, c->op == IDIST_AVG ? n : 0);
+    else
+        for (i = 0; i < n; i++) memcpy(recv + part * (size_t)i, in[i], part);
+}

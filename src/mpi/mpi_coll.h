@@ -1,0 +1,379 @@
+// mpi/mpi_coll.h: a collective, from its header exchange to its result
+//
+//     QUEUED -> ENTERING -> COMMITTING -> RUNNING, blocking ------> done
+//                  |                                                 ^
+//                  |--- some rank is BUSY -> RUNNING, requests ------|
+//                  |--- all data was in the headers -----------------|
+//
+// MPI does not match a blocking collective with a non-blocking one, so all ranks
+// need the same kind. Blocking ones are twice as fast in some MPIs. The ranks
+// block if none of them is BUSY with other calls, because then collectives never
+// wait for each other in a circle.
+//
+// A rank blocked inside MPI cannot be told of a failure. So nobody blocks before
+// all have committed to the call. A rank that has committed does not leave any
+// more, not even at a deadline or because of idist_abort, unless a rank fails
+// that has not committed. A rank called by several threads says BUSY when it
+// commits: another thread may make a group, and block in that, before this call.
+//
+// Calls after which all ranks enter MPI together (idist__mpi_coll_binds) commit
+// even if their data was in the headers.
+//
+// The path of a collective. The state of an exchange belongs to the group, not to a
+// task, so that a quick call that gives up loses nothing: the task that follows for
+// the same call finds the exchange under way and goes on with it.
+//
+//     idist__call_locked
+//       |
+//       | blocking, and no other task
+//       +--> idist__mpi_coll_quick
+//       |      idist__mpi_coll_exchange     begins; polls a few times
+//       |        done, data in the headers -------------------------> result, no task
+//       |        otherwise: no result, and ...
+//       v
+//     idist__mpi_engine_start                      queues a task for the call
+//       v
+//     idist__mpi_coll_step                  first in the queue, each time somebody polls
+//       |  QUEUED, ENTERING, COMMITTING:
+//       |    idist__mpi_coll_exchange       begins, unless the quick call has; polls once
+//       |
+//       |  ENTERING is done
+//       +--> idist__mpi_coll_entered        compares the headers; then either
+//       |      idist__exchange_commit         COMMITTING: the same exchange once more, or
+//       |      idist__mpi_coll_run            RUNNING by requests
+//       |  COMMITTING is done
+//       +--> idist__mpi_coll_run            hands the call to MPI, or takes the result from
+//              v                            the headers
+//            idist__mpi_coll_done           RUNNING is done: completes the task
+#pragma once
+
+#include "os/clock.h"
+#include "base/fail.h"
+#include "base/mem.h"
+#include "base/dtype.h"
+#include "launch/env.h"
+#include "core/kind.h"
+#include "core/model.h"
+#include "core/fingerprint.h"
+#include "core/explain.h"
+#include "core/task.h"
+#include "core/group.h"
+#include "core/extent.h"
+#include "mpi/mpi_model.h"
+#include "mpi/mpi_error.h"
+#include "mpi/mpi_type.h"
+#include "mpi/native.h"
+#include "mpi/exchange.h"
+#include "mpi/control.h"
+
+// In v-forms a header carries a hash of what this rank sends minus one of what it expects. The sum
+// is 0 if all pairs of ranks agree.
+static bool idist__mpi_coll_balanced(const idist_group *g) {
+    uint64_t sum = 0, balance;
+    int i;
+
+    for (i = 0; i < g->size; i++) {
+        memcpy(&balance, idist__mpi_group_of(g)->headers[i].data, sizeof balance);
+        sum += balance;
+    }
+
+    return sum == 0;
+}
+
+// All ranks know that the counts of some pair differ. They exchange all counts to name the pair.
+static void idist__mpi_coll_find_unbalanced(const idist_group *g, const idist__task *t, char *text,
+                                            size_t capacity) {
+    const idist_allocator *mem = &g->w->cfg.mem;
+    size_t n = (size_t)g->size, i;
+    uint64_t *all = (uint64_t *)idist__mem_alloc(mem, sizeof *all * 2 * n * (n + 1)),
+             *own = all ? all + 2 * n * n : NULL;
+    MPI_Request request;
+    int error;
+
+    snprintf(text, capacity, "the counts of two ranks differ in %s #%u",
+             idist__kind_names[t->call.label], (unsigned)t->seq);
+    if (!all) return;
+    for (i = 0; i < n; i++) own[i] = idist__extent_pair(g, &t->call, (int)i, true);
+    for (i = 0; i < n; i++) own[n + i] = idist__extent_pair(g, &t->call, (int)i, false);
+
+    error = MPI_Iallgather(own, 2 * g->size, MPI_UINT64_T, all, 2 * g->size, MPI_UINT64_T,
+                           idist__mpi_group_of(g)->comm, &request);
+
+    if (error != MPI_SUCCESS ||
+        idist__mpi_error_await(&request, IDIST__CLOSE_MS, "MPI_Iallgather") != IDIST_OK) {
+        idist__mpi_of(g->w)->abandoned = true; // MPI may still use the memory
+        return;
+    }
+
+    for (i = 0; i < n * n; i++) {
+        size_t from = i / n, to = i % n;
+        uint64_t sent = all[from * 2 * n + to], expected = all[to * 2 * n + n + from];
+
+        if (sent == expected) continue;
+        idist__explain_pair(g->ranks[from], sent, g->ranks[to], expected, t, text, capacity);
+        break;
+    }
+
+    idist__mem_free(mem, all);
+}
+
+// Whether all ranks enter MPI together right after this call, so that none may be missing.
+static bool idist__mpi_coll_binds(const idist__call *c) {
+    return c->label == IDIST__NEW_GROUP || c->label == IDIST__SPLIT || c->label == IDIST__FINALIZE;
+}
+
+// Begins the header exchange.
+static void idist__mpi_coll_enter(idist_group *g, const idist__call *c,
+                                  const idist__fingerprint *fingerprint, bool busy) {
+    int contribution = idist__exchange_contribution(g, c);
+    const void *data = c->kind == IDIST__BROADCAST ? c->recv : c->send;
+    size_t nbytes = contribution > 0 ? (size_t)contribution : 0;
+    uint32_t flags = busy ? IDIST__HEADER_BUSY : 0;
+    uint64_t balance;
+
+    if (!idist__native_fits(g, c)) flags |= IDIST__HEADER_LARGE;
+    if (idist__extent_call_in_place(g, c)) flags |= IDIST__HEADER_IN_PLACE;
+
+    if (idist__kind_is_v(c->kind)) {
+        balance = idist__extent_balance(g, c);
+        data = &balance;
+        nbytes = sizeof balance;
+    }
+
+    idist__exchange_begin(g, fingerprint, flags, data, nbytes);
+}
+
+// Begins the header exchange of this call, unless it is under way already; then polls it up to
+// `polls` times. On FAILED, *error says what MPI said.
+static idist__exchange_state idist__mpi_coll_exchange(idist_group *g, const idist__call *c,
+                                                      const idist__fingerprint *fingerprint,
+                                                      bool busy, int polls, int *error) {
+    idist__exchange_state state = IDIST__EXCHANGE_PENDING;
+    int i;
+
+    if (idist__mpi_group_of(g)->exchange_seq != fingerprint->seq)
+        idist__mpi_coll_enter(g, c, fingerprint, busy);
+    for (i = 0; i < polls && state == IDIST__EXCHANGE_PENDING; i++)
+        state = idist__exchange_step(g, error);
+
+    return state;
+}
+
+static void idist__mpi_coll_done(idist__mpi *m, idist__task *t) {
+    idist__mpi_op *op = idist__mpi_op_of(t);
+    const char *function = op->native.function;
+    int error;
+
+    op->phase = IDIST__PHASE_WAITING;
+    m->poll_ns = 0;
+    m->w->moved_count++;
+    error = idist__native_end(&op->native);
+
+    if (error == MPI_SUCCESS) idist__task_complete(t, IDIST_OK, "");
+    else idist__mpi_error_fail_group(m, t->group, function, error);
+}
+
+// Takes the first collective from its queue: hands it to MPI, or completes it if all data was in
+// the headers.
+static void idist__mpi_coll_run(idist__mpi *m, idist__task *t, bool blocking) {
+    idist__mpi_op *op = idist__mpi_op_of(t);
+
+    idist__mpi_group_of(t->group)->queue_head = op->next;
+    op->next = NULL;
+
+    if (!op->native.group) {
+        idist__exchange_result(t->group, &t->call);
+        idist__task_complete(t, IDIST_OK, "");
+        return;
+    }
+
+    op->phase = IDIST__PHASE_RUNNING;
+    idist__native_begin(&op->native, blocking);
+    if (blocking || op->native.error != MPI_SUCCESS) idist__mpi_coll_done(m, t);
+}
+
+// The headers of all ranks have arrived for the first time.
+static void idist__mpi_coll_entered(idist__mpi *m, idist__task *t) {
+    idist_group *g = t->group;
+    idist__native *nat = &idist__mpi_op_of(t)->native;
+    uint32_t flags = idist__exchange_flags(g);
+    char text[400];
+    bool small = idist__exchange_contribution(g, &t->call) >= 0,
+         agree = idist__exchange_agree(g, text, sizeof text), commits;
+
+    if (agree && idist__kind_is_v(t->call.kind) && !idist__mpi_coll_balanced(g)) {
+        idist__mpi_coll_find_unbalanced(g, t, text, sizeof text);
+        agree = false;
+    }
+
+    if (!agree) {
+        idist__mpi_group_of(g)->failure_known = true;
+        idist__group_fail(g, IDIST_ERR_MISMATCH, text);
+        return;
+    }
+
+    if (!small) idist__native_init(nat, g, &t->call, flags);
+
+    if (nat->error != MPI_SUCCESS) {
+        idist__mpi_error_fail_group(m, g, nat->function, nat->error);
+        return;
+    }
+
+    if (small) commits = idist__mpi_coll_binds(&t->call);
+    else commits = !(flags & (IDIST__HEADER_BUSY | IDIST__HEADER_LARGE));
+
+    if (commits) {
+        idist__mpi_op_of(t)->phase = IDIST__PHASE_COMMITTING;
+        idist__exchange_commit(g);
+    } else {
+        idist__mpi_coll_run(m, t, false);
+    }
+}
+
+// The union of all flags as far as one rank can tell without an exchange. In v-forms it does not
+// know whether the counts of the others fit.
+static uint32_t idist__mpi_coll_unchecked_flags(const idist_group *g, const idist__call *c) {
+    uint32_t flags = idist__extent_call_in_place(g, c) ? IDIST__HEADER_IN_PLACE : 0;
+
+    if (idist__kind_is_v(c->kind) || !idist__native_fits(g, c)) flags |= IDIST__HEADER_LARGE;
+    return flags;
+}
+
+// Whether another collective of this rank has committed, so that others may block in that one
+// before they come to this call, which binds.
+static bool idist__mpi_coll_must_wait(const idist__mpi *m, const idist__task *t) {
+    const idist__task *other;
+
+    if (!idist__mpi_coll_binds(&t->call)) return false;
+
+    for (other = m->w->tasks; other; other = other->next)
+        if (idist__mpi_op_of(other)->phase == IDIST__PHASE_COMMITTING) return true;
+
+    return false;
+}
+
+// One step of the first collective of a group. False: it has to wait.
+static bool idist__mpi_coll_step(idist__mpi *m, idist__task *t) {
+    idist_group *g = t->group;
+    idist__mpi_op *op = idist__mpi_op_of(t);
+    idist__fingerprint fingerprint;
+    idist__exchange_state state;
+    bool busy = t->async || t->next || t->prev || idist__me.group_depth;
+    int error = MPI_SUCCESS;
+
+    if (op->phase == IDIST__PHASE_QUEUED && m->w->cfg.unchecked) {
+        idist__native_init(&op->native, g, &t->call, idist__mpi_coll_unchecked_flags(g, &t->call));
+        idist__mpi_coll_run(m, t, !t->async);
+        return true;
+    }
+
+    if (op->phase == IDIST__PHASE_QUEUED) {
+        if (idist__mpi_coll_must_wait(m, t)) return false;
+        op->phase = IDIST__PHASE_ENTERING;
+    }
+
+    fingerprint = idist__fingerprint_of_task(t, IDIST__ALGO_AUTO);
+    state = idist__mpi_coll_exchange(g, &t->call, &fingerprint, busy, 1, &error);
+    if (state == IDIST__EXCHANGE_PENDING) return false;
+
+    if (state == IDIST__EXCHANGE_FAILED)
+        idist__mpi_error_fail_group(m, g, "the header exchange", error);
+    else if (op->phase == IDIST__PHASE_ENTERING) idist__mpi_coll_entered(m, t);
+    else idist__mpi_coll_run(m, t, !(idist__exchange_flags(g) & IDIST__HEADER_BUSY));
+
+    return true;
+}
+
+static void idist__mpi_coll_progress(idist__mpi *m, idist_group *g) {
+    idist__mpi_group *mg = idist__mpi_group_of(g);
+    while (mg->queue_head && g->status == IDIST_OK && idist__mpi_coll_step(m, mg->queue_head))
+        continue;
+}
+
+// The group has failed after this rank committed to t. Other ranks may wait for us inside MPI; if
+// so, the call succeeds here as it does there.
+static void idist__mpi_coll_keep_commitment(idist__mpi *m, idist__task *t) {
+    idist__mpi_group *mg = idist__mpi_group_of(t->group);
+    idist__exchange_state state = IDIST__EXCHANGE_PENDING;
+    int64_t deadline_ns = idist__os_clock_deadline(IDIST__FIND_LOST_MS);
+    bool late = false;
+    int error;
+
+    while (!mg->commit_refused && state == IDIST__EXCHANGE_PENDING && !late) {
+        state = idist__exchange_step(t->group, &error);
+        idist__control_progress(m);
+        late = idist__os_clock_now_ns() > deadline_ns;
+    }
+
+    if (late && state == IDIST__EXCHANGE_PENDING) {
+        mg->committed_seq--; // ranks that hear of our failure will not wait for us
+        m->abandoned = true;
+    }
+
+    if (state == IDIST__EXCHANGE_DONE && !mg->commit_refused)
+        idist__mpi_coll_run(m, t, !(idist__exchange_flags(t->group) & IDIST__HEADER_BUSY));
+}
+
+// A blocking call without an exchange (IDIST_CHECK=0). The most common one goes to MPI directly.
+static bool idist__mpi_coll_direct(idist__mpi *m, idist_group *g, const idist__call *c) {
+    const void *in = c->send == c->recv ? MPI_IN_PLACE : c->send;
+    idist__native nat;
+    int error;
+
+    if (c->kind == IDIST__ALL_REDUCE && c->count && c->count <= IDIST__MPI_COUNT &&
+        (int)c->op < IDIST_OP_USER && c->op != IDIST_AVG && !idist__dtype_is_narrow(c->dtype) &&
+        idist__mpi_type_exists(c->dtype)) {
+        error = MPI_Allreduce(in, c->recv, (int)c->count, idist__mpi_type_of(c->dtype),
+                              idist__mpi_type_builtin_op(m, c->op, c->dtype),
+                              idist__mpi_group_of(g)->comm);
+    } else {
+        idist__native_init(&nat, g, c, idist__mpi_coll_unchecked_flags(g, c));
+        idist__native_begin(&nat, true);
+        error = idist__native_end(&nat);
+    }
+
+    if (error == MPI_SUCCESS) g->seq++;
+    else idist__mpi_error_fail_group(m, g, "a collective of MPI", error);
+
+    return error == MPI_SUCCESS;
+}
+
+// Polls for control messages if no quick call has for a millisecond, because the group may have
+// failed meanwhile.
+static void idist__mpi_coll_poll_control(idist__mpi *m) {
+    int64_t now_ns = idist__os_clock_now_ns();
+    int i;
+
+    if (now_ns - m->polled_ns <= IDIST__MS) return;
+    for (i = 0; i < IDIST__QUICK_CONTROL_POLLS; i++) idist__control_progress(m);
+    m->polled_ns = now_ns;
+}
+
+// Runs a blocking collective without a task, if all data fits into headers and the others come
+// soon. Otherwise, and after any error, it returns false, and the task that follows continues the
+// exchange.
+static bool idist__mpi_coll_quick(idist_group *g, const idist__call *c) {
+    idist__mpi *m = idist__mpi_of(g->w);
+    idist__exchange_state state;
+    idist__fingerprint fingerprint;
+    char text[400];
+    int error, polls = m->w->spin_ns ? IDIST__QUICK_POLLS : IDIST__QUICK_POLLS_OVERSUBSCRIBED;
+
+    if (c->kind >= IDIST__SEND || g->size == 1) return false;
+    if (m->w->cfg.unchecked) return idist__mpi_coll_direct(m, g, c);
+    idist__mpi_coll_poll_control(m);
+    if (g->status != IDIST_OK) return false;
+
+    // A call that needs MPI or binds only begins here, so that the headers are on their way early.
+    if (idist__exchange_contribution(g, c) < 0 || idist__mpi_coll_binds(c)) polls = 0;
+    fingerprint = idist__fingerprint_of_call(g->w, c, g->seq + 1);
+    state = idist__mpi_coll_exchange(g, c, &fingerprint, false, polls, &error);
+    if (state == IDIST__EXCHANGE_FAILED)
+        idist__mpi_error_fail_group(m, g, "the header exchange", error);
+    if (state != IDIST__EXCHANGE_DONE || !idist__exchange_agree(g, text, sizeof text)) return false;
+
+    idist__exchange_result(g, c);
+    g->seq++;
+
+    return true;
+}

@@ -1,0 +1,279 @@
+// mpi/mpi_engine.h: progress, sleep, cancellation, failure
+//
+// What the core calls while a world is open. MPI offers no way to sleep until
+// something happens, so a rank that has nothing to do sleeps beside MPI, for
+// longer and longer, and polls; a call of another thread wakes it through a futex.
+//
+// A group that fails on one rank sends FAILED to all members. Under ULFM it also
+// revokes the communicator, which brings back ranks that are blocked in MPI.
+#pragma once
+
+#include "os/clock.h"
+#include "os/thread.h"
+#include "os/wake.h"
+#include "core/kind.h"
+#include "core/model.h"
+#include "core/world.h"
+#include "core/task.h"
+#include "core/group.h"
+#include "core/self.h"
+#include "mpi/mpi_model.h"
+#include "mpi/native.h"
+#include "mpi/exchange.h"
+#include "mpi/control.h"
+#include "mpi/comms.h"
+#include "mpi/mpi_coll.h"
+#include "mpi/mpi_p2p.h"
+#include "mpi/mpi_wait.h"
+
+// Handles one control message.
+static void idist__mpi_engine_deliver(idist__mpi *m, int source, idist__mpi_control *control,
+                                      const void *payload) {
+    idist_group *g = idist__world_find_group(m->w, control->ctx);
+
+    m->poll_ns = 0;
+
+    switch (control->type) {
+    case IDIST__CONTROL_EAGER:
+    case IDIST__CONTROL_READY_TO_SEND:
+        m->peers[source].received++;
+        m->w->moved_count++;
+        if (g && g->status != IDIST_OK) break;
+        if (!g || !idist__mpi_p2p_match(m, g, source, control, payload))
+            idist__control_keep(m, source, control, payload);
+        break;
+    case IDIST__CONTROL_CLEAR_TO_SEND: idist__mpi_p2p_cleared(m, source, control); break;
+    case IDIST__CONTROL_WAITING: idist__mpi_wait_received(m, source, control); break;
+    case IDIST__CONTROL_ENTERED:
+        if (g) idist__mpi_wait_seen(g, source, &control->fingerprint);
+        break;
+    case IDIST__CONTROL_ABSENT:
+        m->peers[source].absent_ctx = control->ctx;
+        m->peers[source].absent_seq = control->fingerprint.seq;
+        idist__mpi_wait_find_deadlock(m, source);
+        break;
+    case IDIST__CONTROL_FREED:
+        // the group may not exist here yet
+        if (!idist__comms_leave(m, control->ctx)) idist__control_keep(m, source, control, payload);
+        break;
+    case IDIST__CONTROL_FAILED:
+        if (!g) { // not yet, or no longer
+            if (!idist__comms_keep(m, control->ctx))
+                idist__control_keep(m, source, control, payload);
+            break;
+        }
+
+        if ((int32_t)(control->sent - idist__mpi_group_of(g)->committed_seq) < 0)
+            idist__mpi_group_of(g)->commit_refused = true;
+        idist__group_fail(g, (idist_status)control->tag, (const char *)payload);
+        break;
+    default: break;
+    }
+}
+
+static void idist__mpi_engine_progress(idist__world *w) {
+    idist__mpi *m = idist__mpi_of(w);
+    idist_group *g;
+    idist__task *t;
+    uint32_t ended;
+
+    if (m->finalized) return;
+    idist__control_progress(m);
+    if (m->outgoing) idist__control_sweep(m);
+    for (g = &w->group; g; g = g->next)
+        if (g->rank >= 0) idist__mpi_coll_progress(m, g);
+
+    // The list changes whenever a task ends; then start over.
+    do {
+        ended = w->ended_count;
+
+        for (t = w->tasks; t && ended == w->ended_count; t = t->next) {
+            idist__mpi_op *op = idist__mpi_op_of(t);
+            bool running = op->phase == IDIST__PHASE_RUNNING;
+
+            if (!running && op->phase != IDIST__PHASE_TRANSFERRING) continue;
+            if (!idist__native_done(&op->native)) continue;
+            if (running) idist__mpi_coll_done(m, t);
+            else idist__mpi_p2p_done(m, t);
+        }
+    } while (ended != w->ended_count);
+}
+
+// Remembers which threads call.
+static void idist__mpi_engine_count_threads(idist__mpi *m) {
+    idist__os_thread self = idist__os_thread_self();
+
+    if (m->called && !idist__os_thread_equal(m->last_caller, self)) m->multithreaded = true;
+    m->last_caller = self;
+    m->called = true;
+}
+
+static void idist__mpi_engine_start(idist__task *t) {
+    idist_group *g = t->group;
+    idist__mpi *m = idist__mpi_of(g->w);
+    idist__mpi_group *mg = idist__mpi_group_of(g);
+    idist__mpi_op *op = idist__mpi_op_of(t);
+
+    idist__mpi_engine_count_threads(m);
+    memset(op, 0, sizeof *op);
+    op->phase = IDIST__PHASE_WAITING;
+
+    if (idist__kind_reduces(t->call.kind) && (int)t->call.op >= IDIST_OP_USER) {
+        op->user = *idist__world_user_op(g, &t->call);
+        t->call.u.user = &op->user;
+    }
+
+    if (g->status != IDIST_OK)
+        idist__task_complete(t, g->status, g->cause); // found by the quick call
+    else if (t->call.kind == IDIST__SEND) idist__mpi_p2p_send(m, t);
+    else if (t->call.kind == IDIST__RECV) idist__mpi_p2p_receive(m, t);
+    else if (g->size == 1) idist__self_collective(t);
+    else {
+        op->phase = IDIST__PHASE_QUEUED;
+        if (mg->queue_head) idist__mpi_op_of(mg->queue_tail)->next = t;
+        else mg->queue_head = t;
+        mg->queue_tail = t;
+        idist__mpi_coll_progress(m, g);
+    }
+}
+
+// Whether MPI is moving data of some task.
+static bool idist__mpi_engine_has_data_in_flight(const idist__world *w) {
+    const idist__task *t;
+
+    for (t = w->tasks; t; t = t->next) {
+        idist__mpi_phase phase = idist__mpi_op_of(t)->phase;
+        if (phase == IDIST__PHASE_RUNNING || phase == IDIST__PHASE_TRANSFERRING) return true;
+    }
+
+    return false;
+}
+
+// The next pause between polls, at most max_ns.
+static int64_t idist__mpi_engine_next_pause(int64_t pause_ns, int64_t max_ns) {
+    if (!pause_ns) pause_ns = IDIST__POLL_FIRST_NS;
+    else if (pause_ns < IDIST__POLL_RAMP_NS) pause_ns *= 2;
+    else pause_ns += pause_ns / 64;
+
+    return pause_ns < max_ns ? pause_ns : max_ns;
+}
+
+static void idist__mpi_engine_sleep(idist__world *w, int64_t until_ns) {
+    idist__mpi *m = idist__mpi_of(w);
+    bool in_flight = idist__mpi_engine_has_data_in_flight(w);
+    uint32_t wake_count = m->wake_count;
+    int64_t wake_ns;
+
+    // As inside a blocking call of MPI: only our polling moves the data.
+    if (in_flight && w->driver == IDIST__DRIVER_CALLER) {
+        idist__os_mutex_unlock(&w->lock);
+        idist__os_thread_yield();
+        idist__os_mutex_lock(&w->lock);
+        return;
+    }
+
+    m->poll_ns =
+        idist__mpi_engine_next_pause(m->poll_ns, in_flight || m->outgoing ? IDIST__POLL_TRANSFER_NS
+                                                                          : IDIST__POLL_MAX_NS);
+    wake_ns = idist__os_clock_now_ns() + m->poll_ns;
+    idist__os_mutex_unlock(&w->lock);
+    idist__os_wake_await_word(&m->wake_count, wake_count, wake_ns < until_ns ? wake_ns : until_ns);
+    idist__os_mutex_lock(&w->lock);
+}
+
+static void idist__mpi_engine_wake(idist__world *w) {
+    __atomic_fetch_add(&idist__mpi_of(w)->wake_count, 1u, __ATOMIC_SEQ_CST);
+    idist__os_wake_word(&idist__mpi_of(w)->wake_count);
+}
+
+// Only a receive that has matched nothing can be cancelled; the peer knows of anything else.
+static bool idist__mpi_engine_cancel_p2p(idist__task *t) {
+    idist__mpi *m = idist__mpi_of(t->group->w);
+    idist__mpi_op *op = idist__mpi_op_of(t);
+    idist__task **at = &idist__mpi_group_of(t->group)->receives;
+    bool receives = t->call.kind == IDIST__RECV;
+    int i;
+
+    while (*at && *at != t) at = &idist__mpi_op_of(*at)->next;
+    if (*at) *at = op->next;
+
+    // It takes back what it has announced.
+    if (receives && t->announced && t->call.root >= 0) idist__mpi_wait_send(t, t->call.root, 0);
+    if (op->phase == IDIST__PHASE_WAITING) return receives;
+
+    if (receives) {
+        for (i = 0; i < op->native.request_count; i++)
+            if (op->native.requests[i] != MPI_REQUEST_NULL) MPI_Cancel(&op->native.requests[i]);
+        m->retired_tags[op->data_tag / 8] |= (unsigned char)(1u << op->data_tag % 8);
+    }
+
+    idist__native_abandon(&op->native);
+    op->phase = IDIST__PHASE_WAITING;
+
+    return false;
+}
+
+// The data of a large message goes to the buffer once the receive has matched.
+static bool idist__mpi_engine_retract(idist__task *t) {
+    return idist__mpi_op_of(t)->phase == IDIST__PHASE_WAITING && idist__mpi_engine_cancel_p2p(t);
+}
+
+static bool idist__mpi_engine_cancel(idist__task *t) {
+    idist_group *g = t->group;
+    idist__mpi_group *mg = idist__mpi_group_of(g);
+    idist__mpi_op *op = idist__mpi_op_of(t);
+    idist__task **at = &mg->queue_head, *before = NULL;
+
+    if (idist__kind_is_p2p(t->call.kind)) return idist__mpi_engine_cancel_p2p(t);
+    if (op->native.group) idist__native_abandon(&op->native);
+
+    while (*at && *at != t) {
+        before = *at;
+        at = &idist__mpi_op_of(before)->next;
+    }
+
+    if (*at) *at = op->next;
+    if (mg->queue_tail == t) mg->queue_tail = before;
+    op->phase = IDIST__PHASE_WAITING;
+
+    return false;
+}
+
+static void idist__mpi_engine_tell(idist_group *g) {
+    idist__mpi *m = idist__mpi_of(g->w);
+    idist__mpi_group *mg = idist__mpi_group_of(g);
+    idist__task *first = mg->queue_head;
+    idist__mpi_control failed;
+    int i;
+
+    if (first && idist__mpi_op_of(first)->phase == IDIST__PHASE_COMMITTING)
+        idist__mpi_coll_keep_commitment(m, first);
+    idist__exchange_cancel(g);
+    if (mg->failure_known) return;
+    mg->failure_known = true;
+
+    memset(&failed, 0, sizeof failed);
+    failed.type = IDIST__CONTROL_FAILED;
+    failed.ctx = g->ctx;
+    failed.tag = (int32_t)g->status;
+    failed.sent = mg->committed_seq;
+    for (i = 0; i < g->size; i++)
+        if (i != g->rank)
+            idist__control_send(m, g->ranks[i], &failed, g->cause, strlen(g->cause) + 1);
+
+#ifdef IDIST__ULFM
+    // After the messages: it brings back ranks that are blocked in MPI.
+    if (m->fault_tolerant && mg->comm != MPI_COMM_NULL) MPIX_Comm_revoke(mg->comm);
+#endif
+}
+
+static void idist__mpi_engine_flush(idist__world *w, int64_t until_ns) {
+    const idist__mpi *m = idist__mpi_of(w);
+
+    while (m->outgoing && !m->finalized && idist__os_clock_now_ns() < until_ns) {
+        idist__mpi_engine_progress(w);
+        idist__os_mutex_unlock(&w->lock);
+        idist__os_thread_yield();
+        idist__os_mutex_lock(&w->lock);
+    }
+}

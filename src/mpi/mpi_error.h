@@ -1,0 +1,97 @@
+// mpi/mpi_error.h: MPI's errors, lost ranks, and waiting with a deadline
+#pragma once
+
+#include "os/clock.h"
+#include "os/thread.h"
+#include "base/fail.h"
+#include "core/model.h"
+#include "core/group.h"
+#include "mpi/mpi_model.h"
+
+static idist_status idist__mpi_error_fail(const char *what, int error) {
+    char text[MPI_MAX_ERROR_STRING + 1];
+    int error_class = MPI_ERR_OTHER, length = 0;
+
+    MPI_Error_class(error, &error_class);
+    MPI_Error_string(error, text, &length);
+    return idist__fail(error_class == MPI_ERR_NO_MEM ? IDIST_ERR_NO_MEMORY : IDIST_ERR_SYSTEM,
+                       "%s: %.*s", what, length, text);
+}
+
+// Whether an error means that a process is lost. Another rank reports that by revoking the
+// communicator.
+static bool idist__mpi_error_is_loss(int error) {
+#ifdef IDIST__ULFM
+    int error_class = MPI_SUCCESS;
+    MPI_Error_class(error, &error_class);
+    return error_class == MPIX_ERR_PROC_FAILED || error_class == MPIX_ERR_PROC_FAILED_PENDING ||
+           error_class == MPIX_ERR_REVOKED;
+#else
+    (void)error;
+    return false;
+#endif
+}
+
+// Asks MPI which ranks are lost, and fails every group that has one of them.
+static void idist__mpi_error_find_lost(idist__mpi *m) {
+#ifdef IDIST__ULFM
+    MPI_Group all, failed;
+    int i, failed_count = 0;
+
+    if (!m->fault_tolerant || MPIX_Comm_failure_ack(m->p2p_comm) != MPI_SUCCESS) return;
+    if (MPIX_Comm_failure_get_acked(m->p2p_comm, &failed) != MPI_SUCCESS) return;
+    MPI_Comm_group(m->p2p_comm, &all);
+    MPI_Group_size(failed, &failed_count);
+
+    for (i = 0; i < failed_count; i++) {
+        int rank = -1;
+        MPI_Group_translate_ranks(failed, 1, &i, all, &rank);
+        if (rank < 0 || rank >= m->w->group.size || m->peers[rank].lost) continue;
+        m->peers[rank].lost = true;
+        idist__group_lose_rank(m->w, rank, "its process ended");
+    }
+
+    MPI_Group_free(&failed);
+    MPI_Group_free(&all);
+#else
+    (void)m;
+#endif
+}
+
+// A call of MPI failed in this group, which fails with it. After a loss MPI may take a moment to
+// find out whose it was. Receiving may itself fail and come back here; finding_lost ends that.
+static void idist__mpi_error_fail_group(idist__mpi *m, idist_group *g, const char *what,
+                                        int error) {
+    char cause[400];
+    idist_status status;
+    int64_t deadline_ns = idist__os_clock_deadline(IDIST__FIND_LOST_MS);
+
+    while (idist__mpi_error_is_loss(error) && !m->finding_lost && g->status == IDIST_OK &&
+           idist__os_clock_now_ns() < deadline_ns) {
+        m->finding_lost = true;
+        idist__mpi_error_find_lost(m);
+        m->receive(m); // another rank may tell us what happened
+        m->finding_lost = false;
+    }
+
+    status = idist__mpi_error_fail(what, error);
+    snprintf(cause, sizeof cause, "on rank %d %.350s", m->w->cfg.rank, idist__me.text);
+    idist__group_fail(g, idist__mpi_error_is_loss(error) ? IDIST_ERR_PEER_LOST : status, cause);
+}
+
+// Waits for a request of MPI. timeout_ms < 0: for ever. On IDIST_ERR_TIMEOUT MPI still has it.
+static idist_status idist__mpi_error_await(MPI_Request *request, int timeout_ms, const char *what) {
+    int64_t deadline_ns = timeout_ms < 0 ? IDIST__FOREVER : idist__os_clock_deadline(timeout_ms);
+    int done = 0, error;
+
+    for (;;) {
+        error = MPI_Test(request, &done, MPI_STATUS_IGNORE);
+        if (error != MPI_SUCCESS) return idist__mpi_error_fail(what, error);
+        if (done) return IDIST_OK;
+        if (idist__os_clock_now_ns() > deadline_ns)
+            return idist__fail(IDIST_ERR_TIMEOUT,
+                               "%s: not all ranks of the communicator came within %d ms", what,
+                               timeout_ms);
+        idist__os_thread_yield();
+    }
+}

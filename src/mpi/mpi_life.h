@@ -1,0 +1,138 @@
+// mpi/mpi_life.h: whether MPI started us, and who initialises it
+//
+// MPI is initialised and finalized at most once in a process, so this state
+// belongs to the process and not to a world.
+#pragma once
+
+#include "os/process.h"
+#include "os/thread.h"
+#include "base/fail.h"
+#include "launch/env.h"
+#include "calls/choose_backend.h"
+#include "mpi/mpi_error.h"
+
+static idist__os_mutex idist__mpi_lock = IDIST__OS_MUTEX_INIT;
+static int idist__mpi_world_count;     // open worlds
+static bool idist__mpi_initialised;    // by us
+static int idist__mpi_thread_count;    // threads that MPI_Init_thread started
+static bool idist__mpi_never_finalize; // a failed world did not end on all ranks: it would block
+
+static MPI_Comm idist__mpi_life_base_comm(const idist__config *c) {
+    return c->mpi_comm ? *(const MPI_Comm *)c->mpi_comm : MPI_COMM_WORLD;
+}
+
+static bool idist__mpi_life_is_one_of(const char *name, const char *const *names, size_t count) {
+    size_t i;
+
+    for (i = 0; i < count; i++)
+        if (strcmp(name, names[i]) == 0) return true;
+    return false;
+}
+
+// Whether the user asked for this backend by name.
+static bool idist__mpi_life_is_asked(const idist__config *c) {
+    const char *at = c->backends;
+
+    for (; *at; at += strcspn(at, ","), at += *at == ',')
+        if (idist__choose_backend_is(at, strcspn(at, ","), "mpi")) return true;
+    return false;
+}
+
+// Whether the user asked for MPI, a launcher of MPI started us, or the program uses MPI itself. A
+// rank and size from the user or from torchrun belong to another world.
+static bool idist__mpi_life_is_meant(const idist__config *c, bool initialised) {
+    static const char *const mpi_launchers[] = {"openmpi", "mvapich2", "hydra", "jsrun", "pals"};
+    static const char *const pmi_launchers[] = {"slurm", "flux", "none"}; // MPI's if there is a PMI
+    bool pmi = idist__os_env("PMI_RANK") || idist__os_env("PMIX_RANK") || idist__os_env("PMI_PORT");
+
+    if (idist__mpi_life_is_asked(c) || c->mpi_comm) return true;
+    if (idist__mpi_life_is_one_of(c->launcher, mpi_launchers, IDIST__COUNT_OF(mpi_launchers)))
+        return true;
+    if (pmi &&
+        idist__mpi_life_is_one_of(c->launcher, pmi_launchers, IDIST__COUNT_OF(pmi_launchers)))
+        return true;
+
+    return initialised && strcmp(c->launcher, "none") == 0;
+}
+
+static idist_status idist__mpi_life_sizes_differ(const idist__config *c, int rank, int size) {
+    char library[MPI_MAX_LIBRARY_VERSION_STRING + 1] = "";
+    int length = 0;
+
+    MPI_Get_library_version(library, &length);
+    library[strcspn(library, "\n,")] = 0;
+
+    return idist__fail(
+        IDIST_ERR_ENV,
+        "initialize: the launcher (%s%s%s) says rank %d of %d, but the MPI that this "
+        "program is linked with (%s) says rank %d of %d; start it with the mpirun "
+        "or mpiexec of that MPI, or set IDIST_BACKEND=ring",
+        c->launcher, c->rank_var ? " by " : "", c->rank_var ? c->rank_var : "", c->rank,
+        c->world_size, library, rank, size);
+}
+
+static idist_status idist__mpi_life_initialise(void) {
+    int level, error;
+
+    idist__mpi_thread_count = -idist__os_thread_count();
+    error = MPI_Init_thread(NULL, NULL, MPI_THREAD_SERIALIZED, &level);
+    if (error != MPI_SUCCESS) return idist__mpi_error_fail("initialize: MPI_Init_thread", error);
+    idist__mpi_thread_count += idist__os_thread_count();
+    idist__mpi_initialised = true;
+
+    return IDIST_OK;
+}
+
+// MPI itself would end the job for these two, or fail later without a reason.
+static idist_status idist__mpi_life_check_comm(MPI_Comm comm) {
+    int inter = 0;
+
+    if (comm == MPI_COMM_NULL)
+        return idist__fail(IDIST_ERR_ARG,
+                           "initialize: *desc.mpi_comm is MPI_COMM_NULL: this process is not in "
+                           "the communicator, so it must not join the world");
+
+    MPI_Comm_test_inter(comm, &inter);
+    if (!inter) return IDIST_OK;
+    return idist__fail(IDIST_ERR_ARG, "initialize: *desc.mpi_comm is an intercommunicator; make "
+                                      "one group of both by MPI_Intercomm_merge");
+}
+
+static idist_status idist__mpi_life_claim(idist__config *c, const char **why) {
+    int initialised = 0, finalized = 0, rank, size;
+    bool explicit_rank = strcmp(c->launcher, "explicit") == 0, size_known;
+    idist_status status;
+
+    MPI_Initialized(&initialised);
+    MPI_Finalized(&finalized);
+    *why = "no launcher of MPI started this process";
+    if (!idist__mpi_life_is_meant(c, initialised && !finalized)) return IDIST_ERR_NO_BACKEND;
+    if (finalized)
+        return idist__fail(IDIST_ERR_STATE,
+                           "initialize: MPI was finalized in this process and cannot be "
+                           "initialised again; to open several worlds one after the other, "
+                           "initialise MPI yourself");
+
+    if (!initialised) {
+        status = idist__mpi_life_initialise();
+        if (status != IDIST_OK) return status;
+    }
+
+    status = idist__mpi_life_check_comm(idist__mpi_life_base_comm(c));
+    if (status != IDIST_OK) return status;
+    MPI_Comm_rank(idist__mpi_life_base_comm(c), &rank);
+    MPI_Comm_size(idist__mpi_life_base_comm(c), &size);
+
+    if (strcmp(c->launcher, "none") == 0) {
+        c->launcher = "mpi";
+    } else {
+        size_known = explicit_rank || !c->mpi_comm;
+        if (size_known && (size != c->world_size || (explicit_rank && rank != c->rank)))
+            return idist__mpi_life_sizes_differ(c, rank, size);
+    }
+
+    c->rank = rank;
+    c->world_size = size;
+
+    return IDIST_OK;
+}

@@ -1,0 +1,213 @@
+// mpi/mpi_p2p.h: send and receive
+//
+// A message of up to 3.5 KiB is the payload of an EAGER control message. A
+// larger one goes from buffer to buffer (rendezvous protocol):
+//
+//     sender                                receiver
+//     READY_TO_SEND (fingerprint, id) --->  matches a receive, posts MPI_Irecv
+//                                     <---  CLEAR_TO_SEND (id, tag)
+//     MPI_Isend with this tag         --->  data
+//
+// The path of a send:
+//
+//     idist__mpi_p2p_send         sends EAGER, which completes it, or READY_TO_SEND
+//     idist__mpi_p2p_cleared      WAITING done: posts the data
+//     idist__mpi_p2p_done         TRANSFERRING done: completes it
+//
+// The path of a receive:
+//
+//     idist__mpi_p2p_receive      looks for an unexpected message, or waits for one
+//     idist__mpi_p2p_match        EAGER: copies the payload, which completes it
+//     idist__mpi_p2p_clear        READY_TO_SEND: posts MPI_Irecv, sends CLEAR_TO_SEND
+//     idist__mpi_p2p_done         TRANSFERRING done: completes it
+#pragma once
+
+#include "base/mem.h"
+#include "base/dtype.h"
+#include "launch/env.h"
+#include "core/kind.h"
+#include "core/model.h"
+#include "core/fingerprint.h"
+#include "core/task.h"
+#include "core/extent.h"
+#include "core/matching.h"
+#include "mpi/mpi_model.h"
+#include "mpi/mpi_error.h"
+#include "mpi/native.h"
+#include "mpi/control.h"
+
+// Posts the data of a large message, in pieces that MPI can count.
+static void idist__mpi_p2p_transfer(idist__task *t, int rank, int tag, size_t nbytes) {
+    idist__mpi *m = idist__mpi_of(t->group->w);
+    idist__native *nat = &idist__mpi_op_of(t)->native;
+    bool sends = t->call.kind == IDIST__SEND;
+    size_t at, n, max = IDIST__PIECE_MAX_NBYTES;
+
+    if (IDIST__MPI_COUNT < max) max = IDIST__MPI_COUNT;
+    idist__native_init(nat, t->group, &t->call, 0);
+    idist__mpi_op_of(t)->phase = IDIST__PHASE_TRANSFERRING;
+
+    for (at = 0; at < nbytes; at += n) {
+        n = nbytes - at < max ? nbytes - at : max;
+        if (sends)
+            IDIST__NATIVE_REQUEST(nat, MPI_Isend, (const char *)t->call.send + at, (int)n, MPI_BYTE,
+                                  rank, tag, m->p2p_comm);
+        else
+            IDIST__NATIVE_REQUEST(nat, MPI_Irecv, (char *)t->call.recv + at, (int)n, MPI_BYTE, rank,
+                                  tag, m->p2p_comm);
+    }
+}
+
+// The next MPI tag for data. It skips the tags of cancelled receives, whose data may yet arrive.
+static int idist__mpi_p2p_next_tag(idist__mpi *m) {
+    int i;
+
+    for (i = 0; i < IDIST__TAG_RANGE; i++) {
+        m->next_tag = (m->next_tag + 1) % IDIST__TAG_RANGE;
+        if (!(m->retired_tags[m->next_tag / 8] >> m->next_tag % 8 & 1)) break;
+    }
+
+    return m->next_tag;
+}
+
+// Receives the large message that READY_TO_SEND announces.
+static void idist__mpi_p2p_clear(idist__mpi *m, idist__task *t, int source,
+                                 const idist__mpi_control *ready) {
+    idist__mpi_op *op = idist__mpi_op_of(t);
+    idist__mpi_control clear;
+
+    op->data_tag = idist__mpi_p2p_next_tag(m);
+    op->source = source;
+    op->control = *ready;
+
+    memset(&clear, 0, sizeof clear);
+    clear.type = IDIST__CONTROL_CLEAR_TO_SEND;
+    clear.ctx = ready->ctx;
+    clear.id = ready->id;
+    clear.tag = IDIST__TAG_DATA + op->data_tag;
+    idist__mpi_p2p_transfer(t, source, clear.tag,
+                            (size_t)idist__fingerprint_count(&ready->fingerprint) *
+                                idist_dtype_size(t->call.dtype));
+    idist__control_send(m, source, &clear, NULL, 0);
+}
+
+// Gives a message to the oldest receive that wants it; false: there is none. Receives that it does
+// not fit fail.
+static bool idist__mpi_p2p_match(idist__mpi *m, idist_group *g, int source,
+                                 idist__mpi_control *control, const void *payload) {
+    idist__task **at = &idist__mpi_group_of(g)->receives;
+    int from = idist__mpi_group_of(g)->rank_of[source];
+    size_t count = (size_t)idist__fingerprint_count(&control->fingerprint);
+
+    while (*at) {
+        idist__task *t = *at;
+        idist_status status;
+        char text[256];
+
+        if (!idist__matching_matches(t, source, control->tag)) {
+            at = &idist__mpi_op_of(t)->next;
+            continue;
+        }
+
+        *at = idist__mpi_op_of(t)->next;
+
+        if (!idist__matching_fits(t, &control->fingerprint, from, &control->tag, &status, text,
+                                  sizeof text)) {
+            idist__task_complete(t, status, text);
+            continue;
+        }
+
+        if (control->type == IDIST__CONTROL_READY_TO_SEND) {
+            idist__mpi_p2p_clear(m, t, source, control);
+        } else {
+            idist__block_copy(t->call.recv, payload, (size_t)control->nbytes);
+            idist__matching_received(t, from, control->tag, count);
+        }
+
+        return true;
+    }
+
+    return false;
+}
+
+static void idist__mpi_p2p_send(idist__mpi *m, idist__task *t) {
+    idist_group *g = t->group;
+    const idist__call *c = &t->call;
+    size_t nbytes = c->count * idist_dtype_size(c->dtype);
+    int rank = g->ranks[c->root];
+    bool eager = nbytes <= IDIST__CONTROL_MAX_NBYTES || rank == m->w->cfg.rank;
+    idist__mpi_control control;
+
+    idist__mpi_op_of(t)->send_id = ++m->next_send_id;
+    m->peers[rank].sent++;
+
+    memset(&control, 0, sizeof control);
+    control.type = eager ? IDIST__CONTROL_EAGER : IDIST__CONTROL_READY_TO_SEND;
+    control.ctx = g->ctx;
+    control.tag = c->tag;
+    control.fingerprint = idist__fingerprint_of_task(t, IDIST__ALGO_AUTO);
+    control.id = idist__mpi_op_of(t)->send_id;
+    idist__control_send(m, rank, &control, c->send, eager ? nbytes : 0);
+    if (eager) idist__task_complete(t, IDIST_OK, "");
+}
+
+static void idist__mpi_p2p_receive(idist__mpi *m, idist__task *t) {
+    idist_group *g = t->group;
+    idist__task **last;
+    idist__mpi_unexpected **at;
+
+    idist__mpi_op_of(t)->next = NULL;
+    for (last = &idist__mpi_group_of(g)->receives; *last; last = &idist__mpi_op_of(*last)->next)
+        continue;
+    *last = t;
+
+    for (at = &m->unexpected; *at; at = &(*at)->next) {
+        idist__mpi_unexpected *u = *at;
+        if (u->control.ctx != g->ctx || u->control.type > IDIST__CONTROL_READY_TO_SEND ||
+            !idist__matching_matches(t, u->source, u->control.tag))
+            continue;
+
+        // If the message does not fit, the receive fails and the message stays.
+        if (idist__mpi_p2p_match(m, g, u->source, &u->control, u + 1)) {
+            *at = u->next;
+            idist__mem_free(&m->w->cfg.mem, u);
+        }
+
+        return;
+    }
+}
+
+// CLEAR_TO_SEND has come: sends the data of the send that it names.
+static void idist__mpi_p2p_cleared(idist__mpi *m, int source, const idist__mpi_control *clear) {
+    idist__task *t;
+
+    for (t = m->w->tasks; t; t = t->next) {
+        const idist__mpi_op *op = idist__mpi_op_of(t);
+
+        if (t->call.kind != IDIST__SEND || op->phase != IDIST__PHASE_WAITING) continue;
+        if (op->send_id != clear->id) continue;
+        idist__mpi_p2p_transfer(t, source, clear->tag,
+                                t->call.count * idist_dtype_size(t->call.dtype));
+        return;
+    }
+}
+
+// MPI has sent or received all data of a large message.
+static void idist__mpi_p2p_done(idist__mpi *m, idist__task *t) {
+    idist__mpi_op *op = idist__mpi_op_of(t);
+    bool sends = t->call.kind == IDIST__SEND;
+    int error;
+
+    op->phase = IDIST__PHASE_WAITING;
+    m->poll_ns = 0;
+    m->w->moved_count++;
+    error = idist__native_end(&op->native);
+
+    if (error != MPI_SUCCESS)
+        idist__mpi_error_fail_group(m, t->group, sends ? "MPI_Isend" : "MPI_Irecv", error);
+    else if (sends) idist__task_complete(t, IDIST_OK, "");
+    else
+        idist__matching_received(t, idist__mpi_group_of(t->group)->rank_of[op->source],
+                                 op->control.tag,
+                                 (size_t)idist__fingerprint_count(&op->control.fingerprint));
+}

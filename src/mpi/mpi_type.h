@@ -1,0 +1,95 @@
+// mpi/mpi_type.h: dtypes and ops
+#pragma once
+
+#include "os/unwind.h"
+#include "base/fail.h"
+#include "base/dtype.h"
+#include "base/reduce.h"
+#include "core/model.h"
+#include "mpi/mpi_model.h"
+
+// Pairs, and the dtypes that the program creates, have no datatype of MPI.
+static bool idist__mpi_type_exists(idist_dtype dtype) { return dtype < IDIST_F32_I64; }
+
+// Floats of 16 and 8 bits travel as unsigned integers; reductions convert them to F32 first.
+static MPI_Datatype idist__mpi_type_of(idist_dtype dtype) {
+    static const MPI_Datatype types[] = {MPI_INT8_T,   MPI_UINT8_T,  MPI_INT16_T, MPI_UINT16_T,
+                                         MPI_INT32_T,  MPI_UINT32_T, MPI_INT64_T, MPI_UINT64_T,
+                                         MPI_UINT16_T, MPI_UINT16_T, MPI_FLOAT,   MPI_DOUBLE,
+                                         MPI_UINT8_T,  MPI_UINT8_T};
+
+    return types[idist__mpi_type_exists(dtype) ? dtype : IDIST_U8];
+}
+
+// Our own SUM, PROD, MIN and MAX replace MPI's where those may differ from ours: MPI does not
+// define MIN and MAX of a NaN, MPICH 4 compares unsigned numbers as signed ones, and Open MPI 4
+// saturates sums of 8 and 16 bits.
+static MPI_Op idist__mpi_type_builtin_op(const idist__mpi *m, idist_op op, idist_dtype dtype) {
+    bool own = idist_dtype_size(dtype) < 4 || op == IDIST_MIN || op == IDIST_MAX;
+    static const MPI_Op ops[] = {
+        MPI_SUM,  MPI_PROD, MPI_MIN,  MPI_MAX,  MPI_SUM, // AVG is divided at the end
+        MPI_BAND, MPI_BOR,  MPI_BXOR, MPI_LAND, MPI_LOR, MPI_LXOR};
+
+    return !own || op > IDIST_AVG ? ops[op] : m->ops[op == IDIST_AVG ? IDIST_SUM : op];
+}
+
+static void idist__mpi_type_reduce(void *in, void *inout, int count, MPI_Datatype type,
+                                   idist_op op) {
+    int dtype = 0;
+    while (dtype < IDIST_F64 && type != idist__mpi_type_of((idist_dtype)dtype)) dtype++;
+    idist__reduce_table[dtype][op](inout, in, inout, (size_t)count);
+}
+
+#define IDIST__MPI_OP(name, op)                                                                 \
+    static void idist__mpi_type_##name(void *in, void *inout, int *count, MPI_Datatype *type) { \
+        idist__mpi_type_reduce(in, inout, *count, *type, op);                                   \
+    }
+IDIST__MPI_OP(sum, IDIST_SUM)
+IDIST__MPI_OP(prod, IDIST_PROD)
+IDIST__MPI_OP(min, IDIST_MIN)
+IDIST__MPI_OP(max, IDIST_MAX)
+
+// MINLOC and MAXLOC, as ops that a program might define: MPI's pairs have an index of type int.
+static void idist__mpi_type_minloc(const void *in, void *inout, size_t count, idist_dtype dtype,
+                                   void *arg) {
+    (void)arg;
+    idist__reduce_table[(unsigned)dtype][IDIST_MINLOC](inout, in, inout, count);
+}
+
+static void idist__mpi_type_maxloc(const void *in, void *inout, size_t count, idist_dtype dtype,
+                                   void *arg) {
+    (void)arg;
+    idist__reduce_table[(unsigned)dtype][IDIST_MAXLOC](inout, in, inout, count);
+}
+
+static idist__user_op idist__mpi_type_pair_op(idist_op op) {
+    idist__user_op user;
+
+    memset(&user, 0, sizeof user);
+    user.fn = op == IDIST_MINLOC ? idist__mpi_type_minloc : idist__mpi_type_maxloc;
+    user.commutative = true;
+
+    return user;
+}
+
+// MPI passes a user-defined op neither our dtype nor the user's arg. Both are attached to the
+// datatype of the call, which MPI does pass.
+static int idist__mpi_keyval = MPI_KEYVAL_INVALID;
+
+// Calls the op of a program. An exception ends the process here, because MPI would go on with a
+// wrong operand and could not be told.
+IDIST__NOINLINE static void idist__mpi_type_call_user(const idist__mpi_hook *hook, void *in,
+                                                      void *inout, size_t count) {
+    IDIST__CALLBACK(hook->user.fn(in, inout, count, hook->dtype, hook->user.arg));
+    if (!idist__me.thrown[0]) return;
+    fprintf(stderr, "idist: a user op threw an exception inside MPI: %s\n", idist__me.thrown);
+    idist__os_unwind_terminate();
+}
+
+static void idist__mpi_type_user(void *in, void *inout, int *count, MPI_Datatype *type) {
+    idist__mpi_hook *hook = NULL;
+    int found = 0;
+
+    MPI_Type_get_attr(*type, idist__mpi_keyval, &hook, &found);
+    if (found && hook) idist__mpi_type_call_user(hook, in, inout, (size_t)*count);
+}

@@ -1,0 +1,182 @@
+// mpi/mpi_wait.h: who waits, who is missing, who waits for whom
+//
+// A rank that has waited for a while sends WAITING to the other members of the
+// group. A member that has entered the same call answers ENTERED, one that has
+// not answers ABSENT. At the deadline those that never entered are missing.
+//
+// Ranks in calls of different groups, or one in a receive and one in a
+// collective, compare no fingerprints. Their deadlock is detected from what they
+// wait for. Two ranks are deadlocked when, on both sides,
+//   - the rank has one thread and one call, which blocks without a timeout,
+//   - that call needs something that only the other rank can begin to send,
+//   - the other rank has not begun it.
+//
+// The path of a wait:
+//
+//     idist__mpi_wait_announce            sends WAITING
+//     idist__mpi_wait_received           on the other rank: answers it
+//     idist__mpi_wait_find_deadlock      on both: after WAITING and after ABSENT
+//     idist__mpi_wait_missing             at the deadline
+#pragma once
+
+#include "base/text.h"
+#include "launch/env.h"
+#include "core/kind.h"
+#include "core/model.h"
+#include "core/world.h"
+#include "core/fingerprint.h"
+#include "core/explain.h"
+#include "core/group.h"
+#include "mpi/mpi_model.h"
+#include "mpi/control.h"
+
+// Whether t needs something that this rank of its group has to begin.
+static bool idist__mpi_wait_needs(const idist__task *t, int rank) {
+    const idist__mpi_group *mg = idist__mpi_group_of(t->group);
+    const idist__mpi_op *op = idist__mpi_op_of(t);
+    int size = t->group->size;
+
+    if (idist__kind_is_p2p(t->call.kind))
+        return op->phase == IDIST__PHASE_WAITING && t->call.root == rank;
+    if (op->phase == IDIST__PHASE_QUEUED) return true;
+
+    return op->phase == IDIST__PHASE_ENTERING &&
+           (rank - t->group->rank + size) % size >= mg->header_count;
+}
+
+// Whether what the peer waits for may still come from us.
+static bool idist__mpi_wait_is_served(const idist__mpi *m, int peer) {
+    const idist__mpi_control *waiting = &m->peers[peer].waiting;
+    const idist_group *g = idist__world_find_group(m->w, waiting->ctx);
+    const idist__mpi_unexpected *u;
+
+    if (waiting->fingerprint.kind == IDIST__RECV) return waiting->received != m->peers[peer].sent;
+    if (waiting->fingerprint.kind != IDIST__SEND)
+        return !g || g->status != IDIST_OK || (int32_t)(waiting->fingerprint.seq - g->seq) <= 0;
+
+    // A send is not served while its READY_TO_SEND lies here unmatched.
+    for (u = m->unexpected; u; u = u->next)
+        if (u->source == peer && u->control.type == IDIST__CONTROL_READY_TO_SEND &&
+            u->control.id == waiting->id)
+            return false;
+
+    return true;
+}
+
+// Whether the peer has not begun what our call waits for.
+static bool idist__mpi_wait_is_unbegun(const idist__mpi *m, const idist__task *own, int peer) {
+    const idist__mpi_peer *p = &m->peers[peer];
+
+    if (own->call.kind == IDIST__RECV) return p->waiting.sent == p->received;
+    if (own->call.kind == IDIST__SEND) return true;
+    return p->absent_ctx == own->group->ctx && p->absent_seq == own->seq;
+}
+
+// Fails both groups if this rank and the peer wait for each other.
+static void idist__mpi_wait_find_deadlock(idist__mpi *m, int peer) {
+    const idist__mpi_control *waiting = &m->peers[peer].waiting;
+    idist__task *own = idist__world_only_call(m->w);
+    idist_group *peer_group = idist__world_find_group(m->w, waiting->ctx);
+    char cause[400];
+    bool same_group;
+    int rank;
+
+    if (!own || !own->announced) return;
+    if (waiting->flags != (IDIST__WAITING_FOR_YOU | IDIST__WAITING_ONLY)) return;
+    rank = idist__mpi_group_of(own->group)->rank_of[peer];
+    if (rank < 0) return;
+    same_group = own->group->ctx == waiting->ctx;
+    if (same_group && own->seq == waiting->fingerprint.seq && own->seq) return;
+    if (!idist__mpi_wait_needs(own, rank) || !idist__mpi_wait_is_unbegun(m, own, peer)) return;
+    if (idist__mpi_wait_is_served(m, peer)) return;
+
+    idist__explain_deadlock(own, peer, &waiting->fingerprint, same_group, cause, sizeof cause);
+    idist__group_fail(own->group, IDIST_ERR_MISMATCH, cause);
+    if (peer_group) idist__group_fail(peer_group, IDIST_ERR_MISMATCH, cause);
+}
+
+// Notes the latest call that a rank is known to have entered.
+static void idist__mpi_wait_seen(idist_group *g, int source,
+                                 const idist__fingerprint *fingerprint) {
+    idist__mpi_group *mg = idist__mpi_group_of(g);
+    idist__fingerprint *last_seen = &mg->last_seen[mg->rank_of[source]];
+
+    if ((int32_t)(fingerprint->seq - last_seen->seq) >= 0) *last_seen = *fingerprint;
+}
+
+// WAITING has come. In a collective the peer learns whether we have entered it too.
+static void idist__mpi_wait_received(idist__mpi *m, int source, const idist__mpi_control *waiting) {
+    idist_group *g = idist__world_find_group(m->w, waiting->ctx);
+    idist__mpi_control answer = *waiting;
+
+    m->peers[source].waiting = *waiting;
+    m->peers[source].absent_ctx = UINT64_MAX; // what it said before may have come true meanwhile
+
+    if (!idist__kind_is_p2p((idist__kind)waiting->fingerprint.kind)) {
+        answer.type = IDIST__CONTROL_ABSENT;
+        if (g) idist__mpi_wait_seen(g, source, &waiting->fingerprint);
+
+        if (g && (int32_t)(waiting->fingerprint.seq - g->seq) <= 0) {
+            answer.type = IDIST__CONTROL_ENTERED;
+            answer.fingerprint = idist__mpi_group_of(g)->entered;
+        }
+
+        idist__control_send(m, source, &answer, NULL, 0);
+    }
+
+    idist__mpi_wait_find_deadlock(m, source);
+}
+
+// Sends WAITING for t to a rank of its group.
+static void idist__mpi_wait_send(const idist__task *t, int rank, int flags) {
+    idist__mpi *m = idist__mpi_of(t->group->w);
+    int peer = t->group->ranks[rank];
+    idist__mpi_control waiting;
+
+    memset(&waiting, 0, sizeof waiting);
+    waiting.type = IDIST__CONTROL_WAITING;
+    waiting.flags = (uint8_t)flags;
+    waiting.ctx = t->group->ctx;
+    waiting.fingerprint = idist__fingerprint_of_task(t, IDIST__ALGO_AUTO);
+    waiting.id = idist__mpi_op_of(t)->send_id;
+    waiting.sent = m->peers[peer].sent;
+    waiting.received = m->peers[peer].received;
+    idist__control_send(m, peer, &waiting, NULL, 0);
+}
+
+static void idist__mpi_wait_announce(idist__task *t) {
+    idist_group *g = t->group;
+    bool p2p = idist__kind_is_p2p(t->call.kind), only = idist__world_only_call(g->w) == t;
+    int i, flags;
+
+    if (t->asked || (!p2p && g->w->cfg.unchecked)) return;
+
+    for (i = 0; i < g->size && !t->done; i++) {
+        if (i == g->rank || (p2p && t->call.root != i)) continue;
+        flags = only ? IDIST__WAITING_ONLY : 0;
+        if (idist__mpi_wait_needs(t, i)) flags |= IDIST__WAITING_FOR_YOU;
+        idist__mpi_wait_send(t, i, flags);
+        if (!t->done) idist__mpi_wait_find_deadlock(idist__mpi_of(g->w), g->ranks[i]);
+    }
+}
+
+static int idist__mpi_wait_missing(idist__task *t, char *text, size_t capacity) {
+    const idist_group *g = t->group;
+    const idist__fingerprint *last_seen = idist__mpi_group_of(g)->last_seen;
+    int i, missing_count = 0;
+
+    if (t->call.kind == IDIST__RECV && idist__mpi_op_of(t)->phase == IDIST__PHASE_TRANSFERRING)
+        return 0;
+    if (idist__kind_is_p2p(t->call.kind)) return idist__explain_missing_peer(t, text, capacity);
+
+    for (i = 0; i < g->size; i++) {
+        if (i == g->rank || !idist__mpi_wait_needs(t, i)) continue;
+        if ((int32_t)(last_seen[i].seq - t->seq) >= 0) continue;
+        idist__explain_missing_rank(g, i, &last_seen[i], missing_count, text, capacity);
+        missing_count++;
+    }
+
+    if (missing_count > 8) idist__text_append(text, capacity, " and %d more", missing_count - 8);
+
+    return missing_count;
+}

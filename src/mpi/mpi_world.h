@@ -1,0 +1,329 @@
+// mpi/mpi_world.h: opening and closing a world
+//
+// Opening duplicates the communicator twice, exchanges what the ranks know of
+// each other, and finds out which of them share a host. Only the first step has
+// a deadline: after it, all ranks are known to be here.
+//
+// Closing waits for control messages in flight, frees what MPI still lets us
+// free, and finalizes MPI after the last world if idist initialised it.
+#pragma once
+
+#include "os/clock.h"
+#include "os/process.h"
+#include "os/cpu.h"
+#include "os/thread.h"
+#include "base/fail.h"
+#include "base/text.h"
+#include "base/mem.h"
+#include "base/window.h"
+#include "base/log.h"
+#include "launch/env.h"
+#include "launch/config.h"
+#include "core/model.h"
+#include "core/group.h"
+#include "mpi/mpi_model.h"
+#include "mpi/mpi_error.h"
+#include "mpi/mpi_type.h"
+#include "mpi/control.h"
+#include "mpi/mpi_engine.h"
+#include "mpi/mpi_life.h"
+
+// Exchanges the table of ranks, and compares the settings that must be equal everywhere.
+static idist_status idist__mpi_world_exchange_ranks(idist__mpi *m) {
+    const idist__config *cfg = &m->w->cfg;
+    idist__rank_info *nodes = m->w->nodes, *own = &nodes[cfg->rank];
+    int64_t nbytes = cfg->shm_asked ? (int64_t)cfg->shm_nbytes : 0, check = !cfg->unchecked;
+    int64_t settings[4] = {nbytes, -nbytes, check, -check}, max[4]; // max(-x) is -min(x)
+    bool same_nbytes, same_check;
+    int error;
+
+    idist__text_copy(own->hostname, sizeof own->hostname, m->w->hostname);
+    own->host = idist__config_host_key(cfg);
+    error = MPI_Allgather(MPI_IN_PLACE, 0, MPI_BYTE, nodes, sizeof *nodes, MPI_BYTE, m->p2p_comm);
+    if (error == MPI_SUCCESS)
+        error = MPI_Allreduce(settings, max, 4, MPI_INT64_T, MPI_MAX, m->p2p_comm);
+    if (error != MPI_SUCCESS) return idist__mpi_error_fail("MPI_Allgather", error);
+
+    same_nbytes = max[0] == -max[1];
+    same_check = max[2] == -max[3];
+    if (same_nbytes && same_check) return IDIST_OK;
+
+    return idist__fail(IDIST_ERR_ENV, "initialize: %s differs between ranks; set it alike on all",
+                       same_nbytes ? "IDIST_CHECK" : "IDIST_SHM_MIB (desc.shm_nbytes)");
+}
+
+// Among the ranks of this host: counts the cores they may use together, and makes the window for
+// idist_alloc.
+static idist_status idist__mpi_world_share_host(idist__mpi *m) {
+    idist__world *w = m->w;
+    idist__os_cpu_set own, together;
+    MPI_Comm host;
+    void *base = NULL;
+    int error, size = 1;
+
+    error = MPI_Comm_split_type(m->p2p_comm, MPI_COMM_TYPE_SHARED, 0, MPI_INFO_NULL, &host);
+    if (error != MPI_SUCCESS) return idist__mpi_error_fail("MPI_Comm_split_type", error);
+    MPI_Comm_set_errhandler(host, MPI_ERRORS_RETURN);
+    MPI_Comm_size(host, &size);
+    idist__os_cpu_usable(&own);
+    error = MPI_Allreduce(&own, &together, (int)sizeof own, MPI_UINT8_T, MPI_BOR, host);
+    if (error == MPI_SUCCESS) w->ncores = idist__os_cpu_set_count(&together);
+
+    if (error == MPI_SUCCESS && size > 1 && w->cfg.shm_asked) {
+        if (MPI_Win_allocate_shared((MPI_Aint)w->cfg.shm_nbytes, 1, MPI_INFO_NULL, host, &base,
+                                    &m->win) != MPI_SUCCESS)
+            m->win = MPI_WIN_NULL;
+        if (m->win != MPI_WIN_NULL)
+            m->window = idist__window_adopt((char *)base, w->cfg.shm_nbytes);
+    }
+
+    MPI_Comm_free(&host);
+
+    return error == MPI_SUCCESS ? IDIST_OK : idist__mpi_error_fail("MPI_Allreduce", error);
+}
+
+static idist_status idist__mpi_world_allocate(idist__mpi *m) {
+    const idist_allocator *mem = &m->w->cfg.mem;
+    size_t size = (size_t)m->w->group.size, i;
+
+    m->peers = (idist__mpi_peer *)idist__mem_alloc(mem, sizeof *m->peers * size);
+    m->sent_counts = (uint32_t *)idist__mem_alloc(mem, sizeof(uint32_t) * size);
+    if (!m->peers || !m->sent_counts) return IDIST_ERR_NO_MEMORY;
+
+    for (i = 1; i < size; i++) {
+        idist__mpi_outgoing *o =
+            (idist__mpi_outgoing *)idist__mem_alloc(mem, sizeof *o + IDIST__CONTROL_MAX_NBYTES);
+        if (!o) return IDIST_ERR_NO_MEMORY;
+        o->next = m->reserve;
+        m->reserve = o;
+    }
+
+    return IDIST_OK;
+}
+
+// Makes both communicators. Once the first one exists all ranks are here, and nothing keeps this
+// rank from continuing with them.
+static idist_status idist__mpi_world_duplicate(idist__mpi *m) {
+    const idist__config *cfg = &m->w->cfg;
+    MPI_Request request;
+    idist_status status;
+    int error = MPI_Comm_idup(idist__mpi_life_base_comm(cfg), &m->p2p_comm, &request);
+
+    if (error != MPI_SUCCESS) return idist__mpi_error_fail("initialize: MPI_Comm_idup", error);
+    status = idist__mpi_error_await(&request, cfg->init_timeout_ms, "initialize");
+    if (status != IDIST_OK) return status;
+
+    MPI_Comm_set_errhandler(m->p2p_comm, MPI_ERRORS_RETURN);
+    error = MPI_Comm_dup(m->p2p_comm, &m->world_comm);
+    if (error != MPI_SUCCESS) return idist__mpi_error_fail("initialize: MPI_Comm_dup", error);
+
+#ifdef IDIST__ULFM
+    m->fault_tolerant = idist__os_env("OMPI_MCA_mpi_ft_enable") != NULL; // by mpirun --with-ft ulfm
+#endif
+
+    return IDIST_OK;
+}
+
+static idist_status idist__mpi_world_make_ops(idist__mpi *m) {
+    static MPI_User_function *const functions[4] = {idist__mpi_sum, idist__mpi_prod, idist__mpi_min,
+                                                    idist__mpi_max};
+    int error, i;
+
+    if (idist__mpi_keyval == MPI_KEYVAL_INVALID)
+        MPI_Type_create_keyval(MPI_TYPE_NULL_COPY_FN, MPI_TYPE_NULL_DELETE_FN, &idist__mpi_keyval,
+                               NULL);
+
+    for (i = 0; i < 4; i++) {
+        error = MPI_Op_create(functions[i], 1, &m->ops[i]);
+        if (error != MPI_SUCCESS) return idist__mpi_error_fail("MPI_Op_create", error);
+    }
+
+    return IDIST_OK;
+}
+
+static idist_status idist__mpi_world_make(idist__mpi *m) {
+    idist__world *w = m->w;
+    int level = MPI_THREAD_SINGLE;
+    bool one_thread;
+    idist_status status = idist__mpi_world_allocate(m);
+
+    if (status != IDIST_OK) return status;
+    MPI_Query_thread(&level);
+    one_thread = level < MPI_THREAD_SERIALIZED;
+    w->foreign_thread_count = one_thread ? INT_MAX / 2 : idist__mpi_thread_count;
+    w->single_threaded = one_thread || (idist__mpi_world_count && level < MPI_THREAD_MULTIPLE);
+
+    status = idist__mpi_world_duplicate(m);
+    if (status == IDIST_OK) status = idist__mpi_world_exchange_ranks(m);
+    if (status == IDIST_OK) status = idist__mpi_world_share_host(m);
+    if (status == IDIST_OK) status = idist__mpi_world_make_ops(m);
+    if (status == IDIST_OK) idist__control_post_receive(m);
+
+    return status;
+}
+
+static void idist__mpi_world_free(idist__mpi *m) {
+    const idist_allocator *mem = &m->w->cfg.mem;
+
+    idist__mem_free_list(mem, m->unexpected);
+    idist__mem_free_list(mem, m->comms);
+    idist__mem_free_list(mem, m->free_outgoing);
+    idist__mem_free_list(mem, m->reserve);
+    idist__mem_free(mem, m->peers);
+    idist__mem_free(mem, m->sent_counts);
+    idist__mem_free(mem, m);
+}
+
+static void idist__mpi_world_stop_receiving(idist__mpi *m) {
+    if (m->incoming == MPI_REQUEST_NULL) return;
+    MPI_Cancel(&m->incoming);
+    MPI_Wait(&m->incoming, MPI_STATUS_IGNORE);
+}
+
+static void idist__mpi_world_close_window(idist__mpi *m) {
+    if (m->window) idist__window_close(m->window);
+    m->window = NULL;
+}
+
+// The program calls MPI_Finalize, which begins by deleting this attribute of MPI_COMM_SELF, while
+// the world is open: it fails, here and on the other ranks, and never uses MPI again. Also called
+// when the world closes.
+static int idist__mpi_world_finalizes(MPI_Comm comm, int keyval, void *value, void *unused) {
+    idist__mpi *m = (idist__mpi *)value;
+    idist__world *w = m->w;
+    idist_group *g;
+
+    (void)comm;
+    (void)keyval;
+    (void)unused;
+    if (w->group.rank < 0) return MPI_SUCCESS; // see idist__mpi_world_close
+
+    idist__os_mutex_lock(&w->lock);
+    idist__group_fail_self(&w->group, IDIST_ERR_STATE,
+                           "called MPI_Finalize before idist_finalize (or idist_close)");
+    for (g = w->group.next; g; g = g->next)
+        if (g->rank >= 0) idist__group_fail(g, w->group.status, w->group.cause);
+    idist__mpi_engine_flush(w, idist__os_clock_deadline(IDIST__FLUSH_MS));
+    idist__mpi_world_stop_receiving(m);
+    idist__mpi_world_close_window(m);
+    m->fault_tolerant = false;
+    m->finalized = true;
+    idist__os_mutex_unlock(&w->lock);
+
+    return MPI_SUCCESS;
+}
+
+// Without memory for the attribute the program goes without it.
+static void idist__mpi_world_watch_finalize(idist__mpi *m) {
+    int keyval;
+
+    m->self_keyval = MPI_KEYVAL_INVALID;
+    if (MPI_Comm_create_keyval(MPI_COMM_NULL_COPY_FN, idist__mpi_world_finalizes, &keyval, NULL) !=
+        MPI_SUCCESS)
+        return;
+    if (MPI_Comm_set_attr(MPI_COMM_SELF, keyval, m) == MPI_SUCCESS) m->self_keyval = keyval;
+    else MPI_Comm_free_keyval(&keyval);
+}
+
+static idist_status idist__mpi_world_open(idist__world *w) {
+    idist__mpi *m = (idist__mpi *)idist__mem_alloc(&w->cfg.mem, sizeof *m);
+    idist_status status;
+
+    w->impl = m;
+    if (!m) return IDIST_ERR_NO_MEMORY;
+    m->w = w;
+    m->receive = idist__control_progress;
+    m->deliver = idist__mpi_engine_deliver;
+    m->shrunk_comm = MPI_COMM_NULL;
+    m->win = MPI_WIN_NULL;
+    m->incoming = MPI_REQUEST_NULL;
+    status = idist__mpi_world_make(m);
+
+    // IDIST_ERR_ENV means that settings differ, so all ranks are here to free the communicators.
+    // After IDIST_ERR_TIMEOUT MPI still has the address of m->p2p_comm.
+    if (status != IDIST_OK) {
+        if (status == IDIST_ERR_ENV) MPI_Comm_free(&m->world_comm);
+        if (status == IDIST_ERR_ENV) MPI_Comm_free(&m->p2p_comm);
+        if (status != IDIST_ERR_TIMEOUT) idist__mpi_world_free(m);
+        return status;
+    }
+
+    idist__mpi_world_watch_finalize(m);
+    idist__os_mutex_lock(&idist__mpi_lock);
+    idist__mpi_world_count++;
+    idist__os_mutex_unlock(&idist__mpi_lock);
+
+    return IDIST_OK;
+}
+
+// After a failure: whether the other ranks close the world too, within a second. Without them
+// MPI_Finalize blocks for ever, and after a loss that of Open MPI 5 may block even with them.
+static bool idist__mpi_world_all_close(idist__mpi *m) {
+    MPI_Request request;
+
+    if (m->fault_tolerant || m->abandoned || m->finalized) return false;
+    if (MPI_Ibarrier(m->p2p_comm, &request) != MPI_SUCCESS) return false;
+    return idist__mpi_error_await(&request, IDIST__CLOSE_MS, "finalize") == IDIST_OK;
+}
+
+// One world less; after the last one MPI is finalized, if idist initialised it and can.
+static void idist__mpi_world_release(idist__world *w, bool all_closed) {
+    idist__os_mutex_lock(&idist__mpi_lock);
+
+    if (!all_closed && idist__mpi_initialised && !idist__mpi_of(w)->finalized &&
+        !idist__mpi_never_finalize) {
+        idist__mpi_never_finalize = true;
+        idist__log_print(&w->log, IDIST_LOG_WARN,
+                         "finalize: not all ranks closed the world, so MPI is not finalized; the "
+                         "launcher ends the job when this process exits");
+    }
+
+    if (idist__mpi_of(w)->finalized) idist__mpi_never_finalize = true; // it is done
+    idist__mpi_world_count--;
+    if (idist__mpi_world_count == 0 && idist__mpi_initialised && !idist__mpi_never_finalize)
+        MPI_Finalize();
+    idist__os_mutex_unlock(&idist__mpi_lock);
+}
+
+// Frees what MPI still lets us free.
+static void idist__mpi_world_free_handles(idist__mpi *m, bool clean) {
+    int i;
+
+    idist__mpi_world_stop_receiving(m);
+
+    if (clean) {
+        if (m->win != MPI_WIN_NULL) MPI_Win_free(&m->win);
+        MPI_Comm_free(&m->world_comm);
+        MPI_Comm_free(&m->p2p_comm);
+    }
+
+    for (i = 0; i < 4; i++) MPI_Op_free(&m->ops[i]);
+    if (m->self_keyval == MPI_KEYVAL_INVALID) return;
+    MPI_Comm_delete_attr(MPI_COMM_SELF, m->self_keyval);
+    MPI_Comm_free_keyval(&m->self_keyval);
+}
+
+static void idist__mpi_world_close(idist__world *w, bool clean) {
+    idist__mpi *m = idist__mpi_of(w);
+    char text[sizeof idist__me.text];
+    bool all_closed;
+
+    memcpy(text, idist__me.text, sizeof text); // closing must not change the last error
+    idist__os_mutex_lock(&w->lock);
+    w->group.rank = -1; // messages that still arrive find no group
+    idist__mpi_engine_flush(w, idist__os_clock_deadline(IDIST__FLUSH_MS));
+    if (clean) idist__control_drain(m);
+    all_closed = (clean && !m->abandoned) || idist__mpi_world_all_close(m);
+
+    idist__mpi_world_close_window(m);
+    if (!m->finalized) idist__mpi_world_free_handles(m, clean);
+    idist__os_mutex_unlock(&w->lock);
+    idist__mpi_world_release(w, all_closed);
+    idist__mpi_world_free(m);
+    memcpy(idist__me.text, text, sizeof text);
+}
+
+static void *idist__mpi_world_alloc(idist__world *w, size_t nbytes) {
+    idist__window *window = idist__mpi_of(w)->window;
+    return window ? idist__window_alloc(window, nbytes) : NULL;
+}

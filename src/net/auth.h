@@ -1,0 +1,322 @@
+// net/auth.h: a mutual handshake on every connection
+//
+//     stage   client                                    server
+//     0       hello C (64 bytes, with a nonce)  ------>
+//     1                          <------  hello S (64 bytes, with a nonce) | HMAC(K, "S" | C | S)
+//     2       HMAC(K, "C" | C | S)              ------>
+//     3                                         <------ one byte: accepted
+//
+// A client that finds a wrong tag sends zeros as stage 2, so that the server learns why it leaves.
+// K comes from the job's secret. The labels "C" and "S" keep an answer from being reflected to its
+// sender, the nonces prevent replay, and the tags cover version, role, rank and job, so that none
+// of these can be changed on the way. A stranger makes the server read 96 bytes and allocate
+// nothing. Nothing is encrypted. The server answers a hello that does not match too, so that the
+// client can report the difference. A client whose connection ends before the last byte was turned
+// away for lack of room and tries again; see net/pending.h. Without a secret K is a constant, which
+// only keeps out other programs and other versions.
+//
+// Neither side blocks: idist__auth_step goes as far as the socket allows.
+#pragma once
+
+#include "os/random.h"
+#include "os/poll.h"
+#include "os/socket.h"
+#include "base/fail.h"
+#include "base/hash.h"
+
+#define IDIST__WIRE_VERSION 11
+#define IDIST__HELLO_BYTES 64
+
+// Part of the wire format.
+typedef struct idist__hello {
+    char magic[4]; // "IDST"
+    uint16_t version;
+    uint16_t min_version;
+    uint32_t byte_order; // 0x01020304 as this machine writes it
+    uint32_t role;
+    uint64_t job;
+    uint32_t rank;
+    uint32_t world_size;
+    uint64_t server_id; // of the server of a store: a random number; otherwise 0
+    uint8_t nonce[16];
+    uint32_t socket; // of a link that has several: which one the client connects
+    uint8_t secrecy; // IDIST__SECRECY_*, for error texts
+    uint8_t zero[3];
+} idist__hello;
+
+// What the connection is for.
+enum { IDIST__ROLE_STORE = 1, IDIST__ROLE_LINK = 2 };
+
+// What a process was given to prove itself to others.
+enum {
+    IDIST__SECRECY_NONE,     // connections within this host only
+    IDIST__SECRECY_INSECURE, // IDIST_INSECURE
+    IDIST__SECRECY_SECRET
+};
+
+// Stages of both sides; each is one message.
+enum {
+    IDIST__AUTH_HELLO,
+    IDIST__AUTH_ANSWER,
+    IDIST__AUTH_PROOF,
+    IDIST__AUTH_ACCEPTED,
+    IDIST__AUTH_DONE
+};
+enum { IDIST__AUTH_TAG_NBYTES = 32 };
+
+typedef struct idist__handshake {
+    int fd; // -1: none
+    bool server;
+    int stage;   // IDIST__AUTH_*
+    size_t done; // bytes of this stage
+    bool broke;  // the connection ended or failed
+    bool ready;  // poll has reported it, or it is new
+    // A server with `asks` stops before it accepts, and sets `proven`. Its caller then closes the
+    // connection, or sets asks to false and goes on.
+    bool asks, proven;
+    const uint8_t *key;
+    idist__hello mine, theirs;
+    uint8_t out[96], in[96];
+    int64_t deadline_ns;
+} idist__handshake;
+
+// Begins a handshake on a connection; the caller goes on owning fd and key.
+static void idist__auth_begin(idist__handshake *h, int fd, bool server, const uint8_t key[32],
+                              uint32_t role, uint64_t job, int rank, int world_size,
+                              int64_t deadline_ns) {
+    memset(h, 0, sizeof *h);
+    h->fd = fd;
+    h->server = server;
+    h->key = key;
+    h->deadline_ns = deadline_ns;
+    memcpy(h->mine.magic, "IDST", 4);
+    h->mine.version = h->mine.min_version = IDIST__WIRE_VERSION;
+    h->mine.byte_order = 0x01020304;
+    h->mine.role = role;
+    h->mine.job = job;
+    h->mine.rank = (uint32_t)rank;
+    h->mine.world_size = (uint32_t)world_size;
+    idist__os_random(h->mine.nonce, sizeof h->mine.nonce);
+    memcpy(h->out, &h->mine, IDIST__HELLO_BYTES);
+}
+
+// Tells the clients which server this is.
+IDIST__UNUSED static void idist__auth_set_server_id(idist__handshake *h, uint64_t id) {
+    h->mine.server_id = id;
+    memcpy(h->out, &h->mine, IDIST__HELLO_BYTES);
+}
+
+// Says which socket of a link this is. The client calls it before the first step.
+IDIST__UNUSED static void idist__auth_set_socket(idist__handshake *h, int socket) {
+    h->mine.socket = (uint32_t)socket;
+    memcpy(h->out, &h->mine, IDIST__HELLO_BYTES);
+}
+
+// Tells the other side whether we have a secret. To be called before the first step.
+static void idist__auth_set_secrecy(idist__handshake *h, int secrecy) {
+    h->mine.secrecy = (uint8_t)secrecy;
+    memcpy(h->out, &h->mine, IDIST__HELLO_BYTES);
+}
+
+static bool idist__auth_has_magic(const idist__hello *hello) {
+    return memcmp(hello->magic, "IDST", 4) == 0;
+}
+
+static void idist__auth_tag(const idist__handshake *h, const char *label,
+                            uint8_t tag[IDIST__AUTH_TAG_NBYTES]) {
+    const idist__hello *client = h->server ? &h->theirs : &h->mine;
+    const idist__hello *server = h->server ? &h->mine : &h->theirs;
+    idist__sha_hmac(h->key, label, client, IDIST__HELLO_BYTES, server, IDIST__HELLO_BYTES, tag);
+}
+
+// The tags differ.
+static idist_status idist__auth_fail_tag(const idist__handshake *h) {
+    bool mine = h->mine.secrecy == IDIST__SECRECY_SECRET;
+    bool theirs = h->theirs.secrecy == IDIST__SECRECY_SECRET;
+
+    if (theirs && !mine)
+        return idist__fail(IDIST_ERR_AUTH,
+                           "the peer has a secret and this process has none: set IDIST_SECRET or "
+                           "IDIST_SECRET_FILE to the secret of the job");
+    if (mine && !theirs)
+        return idist__fail(IDIST_ERR_AUTH,
+                           "this process has a secret and the peer has none: set IDIST_SECRET or "
+                           "IDIST_SECRET_FILE there, too");
+
+    return idist__fail(IDIST_ERR_AUTH,
+                       "the peer does not know the secret of this job: IDIST_SECRET, "
+                       "IDIST_SECRET_FILE or desc.secret differs, or it belongs to another job");
+}
+
+// Compares in constant time, so that timing reveals nothing about the tag.
+static idist_status idist__auth_check_tag(const idist__handshake *h, const char *label,
+                                          const uint8_t *theirs) {
+    uint8_t expected[IDIST__AUTH_TAG_NBYTES], difference = 0;
+    int i;
+
+    idist__auth_tag(h, label, expected);
+    for (i = 0; i < IDIST__AUTH_TAG_NBYTES; i++) difference |= (uint8_t)(expected[i] ^ theirs[i]);
+    return difference ? idist__auth_fail_tag(h) : IDIST_OK;
+}
+
+// Whether the handshake failed because the peer's machine has the other byte order.
+static bool idist__auth_other_order(const idist__handshake *h) {
+    return idist__auth_has_magic(&h->theirs) && h->theirs.byte_order == 0x04030201;
+}
+
+static idist_status idist__auth_check_hello(const idist__handshake *h) {
+    const idist__hello *theirs = &h->theirs, *mine = &h->mine;
+
+    if (!idist__auth_has_magic(theirs))
+        return idist__fail(IDIST_ERR_AUTH, "the peer does not speak the protocol of idist: it is "
+                                           "another program. Choose another port, or end it");
+    if (theirs->byte_order != mine->byte_order)
+        return idist__fail(IDIST_ERR_UNSUPPORTED,
+                           "the peer has another byte order; mixed worlds are not supported");
+    if (theirs->min_version > mine->version || theirs->version < mine->min_version)
+        return idist__fail(IDIST_ERR_UNSUPPORTED,
+                           "the peer speaks version %u of the protocol, this process version %u: "
+                           "build all ranks from the same idist.h",
+                           (unsigned)theirs->version, (unsigned)mine->version);
+    if (theirs->role != mine->role || theirs->job != mine->job)
+        return idist__fail(IDIST_ERR_AUTH,
+                           "the peer belongs to another job (or to an earlier run of this one)");
+    if (theirs->world_size != mine->world_size)
+        return idist__fail(IDIST_ERR_ENV, "the peer has a world_size of %u, this process one of %u",
+                           (unsigned)theirs->world_size, (unsigned)mine->world_size);
+
+    return IDIST_OK;
+}
+
+// Whether this side sends the message of the current stage: the server sends the odd ones.
+static bool idist__auth_writes(const idist__handshake *h) {
+    return (h->stage % 2 == 1) == h->server;
+}
+
+// What the current stage waits for.
+static int idist__auth_awaits(const idist__handshake *h) {
+    return idist__auth_writes(h) ? IDIST__OS_WRITABLE : IDIST__OS_READABLE;
+}
+
+// Moves the message of a stage as far as the socket allows. 1: complete, 0: would block, -1: error.
+static int idist__auth_transfer(idist__handshake *h, bool write, uint8_t *buf, size_t nbytes) {
+    while (h->done < nbytes) {
+        idist__os_part part;
+        ptrdiff_t n;
+
+        part.data = buf + h->done;
+        part.nbytes = nbytes - h->done;
+        n = write ? idist__os_socket_write(h->fd, &part, 1)
+                  : idist__os_socket_read(h->fd, buf + h->done, nbytes - h->done);
+        if (n < 0) return -1;
+        if (n == 0) return 0;
+        h->done += (size_t)n;
+        // A stranger is recognised by its first bytes.
+        if (!write && h->server && h->stage == IDIST__AUTH_HELLO && h->done >= 4 &&
+            memcmp(buf, "IDST", 4) != 0)
+            h->done = nbytes;
+    }
+
+    h->done = 0;
+
+    return 1;
+}
+
+// The server's side: checks the message that is complete, and prepares the next.
+static idist_status idist__auth_next_of_server(idist__handshake *h) {
+    idist_status status = IDIST_OK;
+
+    switch (h->stage) {
+    case IDIST__AUTH_HELLO:
+        memcpy(&h->theirs, h->in, IDIST__HELLO_BYTES);
+        if (!idist__auth_has_magic(&h->theirs)) return idist__auth_check_hello(h);
+        idist__auth_tag(h, "S", h->out + IDIST__HELLO_BYTES);
+        break;
+    case IDIST__AUTH_ANSWER: return idist__auth_check_hello(h); // the client now has our hello
+    case IDIST__AUTH_PROOF:
+        status = idist__auth_check_tag(h, "C", h->in);
+        if (status != IDIST_OK) return status;
+        h->out[0] = 1;
+        break;
+    default: break;
+    }
+
+    return IDIST_OK;
+}
+
+static idist_status idist__auth_next_of_client(idist__handshake *h) {
+    idist__os_part zeros;
+    idist_status status;
+
+    if (h->stage != IDIST__AUTH_ANSWER) return IDIST_OK;
+    memcpy(&h->theirs, h->in, IDIST__HELLO_BYTES);
+    status = idist__auth_check_hello(h);
+    if (status != IDIST_OK) return status;
+    status = idist__auth_check_tag(h, "S", h->in + IDIST__HELLO_BYTES);
+
+    if (status != IDIST_OK) { // the socket has room for the zeros
+        memset(h->out, 0, IDIST__AUTH_TAG_NBYTES);
+        zeros.data = h->out;
+        zeros.nbytes = IDIST__AUTH_TAG_NBYTES;
+        idist__os_socket_write(h->fd, &zeros, 1);
+        return status;
+    }
+
+    idist__auth_tag(h, "C", h->out);
+
+    return IDIST_OK;
+}
+
+static idist_status idist__auth_fail_transfer(void) {
+    if (errno)
+        return idist__fail(IDIST_ERR_PEER_LOST, "the connection broke during the handshake: %s",
+                           strerror(errno));
+    return idist__fail(IDIST_ERR_PEER_LOST,
+                       "the peer closed the connection during the handshake: it ended, it had no "
+                       "room for one more connection, or it does not speak the protocol of idist");
+}
+
+// Continues a handshake without blocking. IDIST_OK with *done set: each side has proven itself to
+// the other. IDIST_OK with h->proven set: the caller decides. A failure is final; h->broke tells
+// whether the connection was the cause.
+static idist_status idist__auth_step(idist__handshake *h, bool *done) {
+    static const size_t nbytes[IDIST__AUTH_DONE] = {IDIST__HELLO_BYTES,
+                                                    IDIST__HELLO_BYTES + IDIST__AUTH_TAG_NBYTES,
+                                                    IDIST__AUTH_TAG_NBYTES, 1};
+
+    *done = false;
+
+    while (h->stage < IDIST__AUTH_DONE) {
+        bool write = idist__auth_writes(h);
+        int rc = idist__auth_transfer(h, write, write ? h->out : h->in, nbytes[h->stage]);
+        idist_status status;
+
+        if (rc == 0) return IDIST_OK;
+        h->broke = rc < 0;
+        if (h->broke) return idist__auth_fail_transfer();
+
+        status = h->server ? idist__auth_next_of_server(h) : idist__auth_next_of_client(h);
+        h->stage++;
+        if (status != IDIST_OK) return status;
+
+        h->proven = h->asks && h->stage == IDIST__AUTH_ACCEPTED;
+        if (h->proven) return IDIST_OK;
+    }
+
+    *done = true;
+
+    return IDIST_OK;
+}
+
+// The whole handshake; blocks until its deadline.
+static idist_status idist__auth_run(idist__handshake *h) {
+    bool done = false;
+
+    for (;;) {
+        idist_status status = idist__auth_step(h, &done);
+
+        if (status != IDIST_OK || done) return status;
+        if (!idist__os_poll_wait(h->fd, idist__auth_awaits(h), h->deadline_ns))
+            return idist__fail(IDIST_ERR_TIMEOUT, "the peer did not answer the handshake in time");
+    }
+}

@@ -1,0 +1,224 @@
+// net/interface.h: the address at which other hosts reach this one
+//
+// In this order:
+//
+//   IDIST_ADDR            as it is; a name or the address of a router are possible, too. This host
+//                         may not know the name, or know it as a loopback address, which is how
+//                         installers write it into /etc/hosts
+//   IDIST_SOCKET_IFNAME   the first address of an interface that it admits
+//   the hint              an address of this host that another host is known to use, or this host
+//                         itself to reach another one
+//   otherwise             the first address of an interface; those of containers only if there is
+//                         no other
+//
+// Addresses of the hint's family come first. Loopback and link-local addresses are of no use to
+// other hosts: only IDIST_ADDR can name one.
+#pragma once
+
+#include "os/process.h"
+#include "os/socket.h"
+#include "base/fail.h"
+#include "base/text.h"
+#include "net/address.h"
+
+enum { IDIST__INTERFACES = 64 };
+
+typedef struct idist__own_address {
+    char ip[112];    // or the name that IDIST_ADDR gives
+    char ifname[32]; // "": not known
+} idist__own_address;
+
+// Appends the interfaces that are up, with their addresses; where they do not all fit, "..." stands
+// for the rest. Returns their number, or -1: they cannot be listed.
+static int idist__interface_list(char *text, size_t capacity) {
+    idist__os_interface all[IDIST__INTERFACES];
+    int i, count = idist__os_socket_interfaces(all, IDIST__INTERFACES);
+    char ip[64], entry[sizeof all[0].name + sizeof ip + 4];
+
+    for (i = 0; i < count; i++) {
+        const char *separator = i + 1 < count ? ", " : "";
+        size_t reserved_nbytes = i + 1 < count ? sizeof "..." : 1;
+
+        idist__os_socket_host_text(&all[i].address, ip, sizeof ip);
+        entry[0] = 0; // not snprintf: gcc -O3 takes a name for one that may be cut off
+        idist__text_append(entry, sizeof entry, "%s %s%s", all[i].name, ip, separator);
+
+        if (strlen(text) + strlen(entry) + reserved_nbytes > capacity) {
+            idist__text_append(text, capacity, "...");
+            break;
+        }
+
+        idist__text_append(text, capacity, "%s", entry);
+    }
+
+    return count;
+}
+
+// A variable that says which interfaces are meant.
+typedef struct idist__interface_filter {
+    const char *variable, *list; // NULL: none is set
+    bool exact;                  // the list has whole names, without prefixes
+} idist__interface_filter;
+
+static idist__interface_filter idist__interface_filter_of_user(void) {
+    static const char *const variables[] = {"IDIST_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME",
+                                            "GLOO_SOCKET_IFNAME"};
+    idist__interface_filter filter = {NULL, NULL, false};
+    int i;
+
+    for (i = 0; i < 3 && !filter.list; i++) {
+        filter.variable = variables[i];
+        filter.list = idist__os_env(variables[i]);
+        filter.exact = i == 2;
+    }
+
+    return filter;
+}
+
+// The address by which this host reaches its own server, which listens at all addresses: the one
+// that the others use, so that the connection shows it; loopback where that is no address of this
+// host, or is valid on one link only.
+static void idist__interface_reach_self(const char *address_text, char *ip, size_t capacity) {
+    idist__os_interface all[IDIST__INTERFACES];
+    int i, count = idist__os_socket_interfaces(all, IDIST__INTERFACES);
+    idist__os_address address;
+
+    idist__text_copy(ip, capacity, "127.0.0.1");
+    if (idist__address_parse(&address, address_text) != IDIST_OK) return;
+    for (i = 0; i < count; i++)
+        if (!idist__os_socket_is_link_local(&address) &&
+            idist__os_socket_is_same_host(&all[i].address, &address))
+            idist__os_socket_host_text(&address, ip, capacity);
+}
+
+// Whether a list of interfaces in NCCL's grammar admits one: prefixes, parted by commas; "=" before
+// the list: whole names; "^" before that: all but these.
+static bool idist__interface_admits(const char *list, bool exact, const char *name) {
+    bool excludes = *list == '^', found = false;
+
+    if (excludes) list++;
+
+    if (*list == '=') {
+        exact = true;
+        list++;
+    }
+
+    while (*list && !found) {
+        size_t nbytes = strcspn(list, ",");
+        found = nbytes && strncmp(list, name, nbytes) == 0 && (!exact || !name[nbytes]);
+        list += nbytes;
+        if (*list) list++;
+    }
+
+    return found != excludes;
+}
+
+static bool idist__interface_serves(const idist__os_interface *at) {
+    return !idist__os_socket_is_loopback(&at->address) &&
+           !idist__os_socket_is_link_local(&at->address);
+}
+
+// The first interface that a list admits, of the family of `like` if there is one. NULL: none.
+static const idist__os_interface *idist__interface_first(const idist__os_interface *all, int count,
+                                                         const char *list, bool exact,
+                                                         const idist__os_address *like) {
+    const idist__os_interface *first = NULL;
+    int i;
+
+    for (i = 0; i < count; i++) {
+        if (!idist__interface_serves(&all[i])) continue;
+        if (!idist__interface_admits(list, exact, all[i].name)) continue;
+        if (!like || idist__os_socket_is_ipv4(&all[i].address) == idist__os_socket_is_ipv4(like))
+            return &all[i];
+        if (!first) first = &all[i];
+    }
+
+    return first;
+}
+
+// The interface that has the address of the hint, which may be NULL.
+static const idist__os_interface *
+idist__interface_of_hint(const idist__os_interface *all, int count, const idist__os_address *hint) {
+    int i;
+
+    for (i = 0; hint && i < count; i++)
+        if (idist__interface_serves(&all[i]) &&
+            idist__os_socket_is_same_host(&all[i].address, hint))
+            return &all[i];
+
+    return NULL;
+}
+
+static idist_status idist__interface_none(const idist__interface_filter *filter,
+                                          const idist__os_interface *all, int count) {
+    char text[400] = "", ip[64];
+    int i;
+
+    for (i = 0; i < count; i++) {
+        idist__os_socket_host_text(&all[i].address, ip, sizeof ip);
+        idist__text_append(text, sizeof text, "%s%s (%s)", i ? ", " : "", ip, all[i].name);
+    }
+
+    if (filter->list)
+        return idist__fail(IDIST_ERR_ENV,
+                           "initialize: %s=%s leaves no interface that other hosts can reach: this "
+                           "host has %s",
+                           filter->variable, filter->list, count ? text : "none");
+    return idist__fail(IDIST_ERR_ENV,
+                       "initialize: no address known at which other hosts reach this one: set "
+                       "IDIST_ADDR; this host has %s",
+                       count ? text : "none");
+}
+
+// An address of this host that other hosts can use. hint: see above; NULL: none.
+static idist_status idist__interface_find(const idist__os_address *hint, idist__own_address *own) {
+    idist__os_interface all[IDIST__INTERFACES];
+    idist__interface_filter filter = idist__interface_filter_of_user();
+    const idist__os_interface *chosen = NULL;
+    int count;
+
+    memset(own, 0, sizeof *own);
+
+    count = idist__os_socket_interfaces(all, IDIST__INTERFACES);
+    if (count < 0) return idist__fail_errno("initialize: listing the network interfaces", errno);
+
+    if (filter.list) {
+        chosen = idist__interface_first(all, count, filter.list, filter.exact, hint);
+    } else {
+        chosen = idist__interface_of_hint(all, count, hint);
+        if (!chosen) chosen = idist__interface_first(all, count, "^docker,virbr", false, hint);
+        if (!chosen) chosen = idist__interface_first(all, count, "^", false, hint);
+    }
+
+    if (!chosen) return idist__interface_none(&filter, all, count);
+    idist__os_socket_host_text(&chosen->address, own->ip, sizeof own->ip);
+    idist__text_copy(own->ifname, sizeof own->ifname, chosen->name);
+
+    return IDIST_OK;
+}
+
+// The address to tell the other hosts. hint: see above; NULL: none.
+static idist_status idist__interface_choose(const idist__os_address *hint,
+                                            idist__own_address *own) {
+    const char *user = idist__os_env("IDIST_ADDR");
+
+    if (!user) return idist__interface_find(hint, own);
+    memset(own, 0, sizeof *own);
+    if (strlen(user) >= sizeof own->ip)
+        return idist__fail(IDIST_ERR_ENV, "initialize: IDIST_ADDR has more than %d characters",
+                           (int)sizeof own->ip - 1);
+    if (strcmp(user, "0.0.0.0") == 0 || strcmp(user, "::") == 0)
+        return idist__fail(
+            IDIST_ERR_ENV,
+            "initialize: IDIST_ADDR is \"%s\", which is not the address of one host: "
+            "give the one at which others reach this host, or none",
+            user);
+    if (!idist__address_host_is_possible(user))
+        return idist__fail(IDIST_ERR_ENV,
+                           "initialize: IDIST_ADDR is \"%s\": give only the name or the address of "
+                           "this host, without a port, brackets or \"://\"",
+                           user);
+    idist__text_copy(own->ip, sizeof own->ip, user);
+
+    return IDIST_OK;
+}

@@ -1,0 +1,120 @@
+// net/pending.h: connections whose handshake is under way
+//
+// There are a fixed number of slots, so that strangers cannot make us allocate. When all are taken,
+// new connections stay in the listener's queue until one may be evicted:
+//
+//     first   a handshake whose deadline has passed
+//     then    the oldest that has sent nothing for 50 ms
+//     then    the oldest that began more than a second ago
+//
+// An honest client that is evicted, because it got no processor time, tries again.
+#pragma once
+
+#include "os/clock.h"
+#include "os/poll.h"
+#include "net/auth.h"
+
+enum {
+    IDIST__PENDING_SLOTS = 256, // slots
+    IDIST__PENDING_MS = 5000,   // a handshake may take so long
+    IDIST__PENDING_SILENT_MS = 50,
+    IDIST__PENDING_SLOW_MS = 1000
+};
+
+typedef struct idist__pending {
+    idist__handshake place[IDIST__PENDING_SLOTS]; // fd -1: a free slot
+} idist__pending;
+
+static void idist__pending_init(idist__pending *pending) {
+    int i;
+    memset(pending, 0, sizeof *pending);
+    for (i = 0; i < IDIST__PENDING_SLOTS; i++) pending->place[i].fd = -1;
+}
+
+static void idist__pending_close(idist__pending *pending) {
+    int i;
+    for (i = 0; i < IDIST__PENDING_SLOTS; i++) idist__os_descriptor_close(&pending->place[i].fd);
+}
+
+// When a handshake began.
+static int64_t idist__pending_since_ns(const idist__handshake *h) {
+    return h->deadline_ns - IDIST__PENDING_MS * IDIST__MS;
+}
+
+// The connection to evict first; NULL: none may be evicted now.
+static idist__handshake *idist__pending_find_evictable(idist__pending *pending) {
+    int64_t now = idist__os_clock_now_ns();
+    idist__handshake *silent = NULL, *slow = NULL;
+    int i;
+
+    for (i = 0; i < IDIST__PENDING_SLOTS; i++) {
+        idist__handshake *h = &pending->place[i];
+        idist__handshake **oldest = h->stage || h->done ? &slow : &silent;
+
+        if (h->fd < 0) continue;
+        if (now >= h->deadline_ns) return h;
+        if (!*oldest || h->deadline_ns < (*oldest)->deadline_ns) *oldest = h;
+    }
+
+    if (silent && now - idist__pending_since_ns(silent) >= IDIST__PENDING_SILENT_MS * IDIST__MS)
+        return silent;
+    if (slow && now - idist__pending_since_ns(slow) >= IDIST__PENDING_SLOW_MS * IDIST__MS)
+        return slow;
+
+    return NULL;
+}
+
+// A slot for a new connection: a free one, or else that of the connection to evict, which the
+// caller closes once the new one is there. NULL: there is none now.
+static idist__handshake *idist__pending_slot(idist__pending *pending) {
+    int i;
+    for (i = 0; i < IDIST__PENDING_SLOTS; i++)
+        if (pending->place[i].fd < 0) return &pending->place[i];
+    return idist__pending_find_evictable(pending);
+}
+
+static int idist__pending_count(const idist__pending *pending) {
+    int i, count = 0;
+
+    for (i = 0; i < IDIST__PENDING_SLOTS; i++)
+        if (pending->place[i].fd >= 0) count++;
+
+    return count;
+}
+
+// Descriptors are short: evicts a connection if one may be. False: none is pending, so it is not
+// strangers who use them up.
+static bool idist__pending_evict(idist__pending *pending) {
+    idist__handshake *evicted = idist__pending_find_evictable(pending);
+
+    if (evicted) {
+        idist__os_descriptor_close(&evicted->fd);
+        return true;
+    }
+
+    return idist__pending_count(pending) > 0;
+}
+
+// Fills the entries of poll for all pending connections, and returns how many there are.
+static int idist__pending_fill_polls(const idist__pending *pending, idist__os_poll_entry *polls) {
+    int i, count = 0;
+
+    for (i = 0; i < IDIST__PENDING_SLOTS; i++) {
+        const idist__handshake *h = &pending->place[i];
+        if (h->fd >= 0) idist__os_poll_watch(&polls[count++], h->fd, idist__auth_awaits(h));
+    }
+
+    return count;
+}
+
+// Marks the connections that poll has reported. Nothing may have been opened or closed since
+// idist__pending_fill_polls.
+static void idist__pending_take_polls(idist__pending *pending, const idist__os_poll_entry *polls) {
+    int i, count = 0;
+
+    for (i = 0; i < IDIST__PENDING_SLOTS; i++) {
+        if (pending->place[i].fd < 0) continue;
+        pending->place[i].ready = idist__os_poll_ready(&polls[count]);
+        count++;
+    }
+}

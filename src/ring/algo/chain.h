@@ -1,0 +1,143 @@
+// ring/algo/chain.h: broadcast, reduce and scan of large messages
+//
+// The ranks stand in a line, and chunks travel along it like buckets in a bucket brigade. Once the
+// first chunk has reached the end, every link carries data all the time:
+//
+//   n = 4, c = 3    step 0   step 1   step 2   step 3   step 4
+//   link 0 -> 1     chunk 0  chunk 1  chunk 2
+//   link 1 -> 2              chunk 0  chunk 1  chunk 2
+//   link 2 -> 3                       chunk 0  chunk 1  chunk 2
+//
+//   bytes sent per rank   B
+//   latency               n - 2 + c steps of one chunk each: hardly more than B when c is large
+//
+// v numbers the ranks from the root. A broadcast runs upwards from v = 0; a reduction runs from the
+// last rank down to v = 0, each rank adding its own part. A scan runs along the ranks themselves
+// and keeps their order, so it also serves operations that do not commute.
+//
+// A binomial tree sends B bytes log n times in sequence; it is faster while B is small.
+#pragma once
+
+#include "core/kind.h"
+#include "core/model.h"
+#include "core/extent.h"
+#include "ring/msg/op.h"
+#include "ring/msg/combine.h"
+#include "ring/algo/stream.h"
+
+static int idist__chain_relative_rank(const idist__op *o) { // v
+    return idist__block_wrap(o->rank - o->root, o->n);
+}
+
+// ---- broadcast ----
+
+static idist__item idist__chain_broadcast_recv(idist__task *t, size_t index) {
+    const idist__op *o = idist__op_of(t);
+    return idist__stream_chunk(o, o->out, o->count, index, idist__block_wrap(o->rank - 1, o->n));
+}
+
+static idist__item idist__chain_broadcast_send(idist__task *t, size_t index) {
+    const idist__op *o = idist__op_of(t);
+    return idist__stream_chunk(o, o->out, o->count, index, idist__block_wrap(o->rank + 1, o->n));
+}
+
+static void idist__chain_broadcast(idist__task *t) {
+    idist__op *o = idist__op_of(t);
+    idist__stream_op *stream = &o->u.stream;
+    int v = idist__chain_relative_rank(o);
+    bool first = v == 0;
+    bool last = v == o->n - 1;
+
+    idist__stream_cut(o, o->count);
+    idist__stream_begin(o, first ? 0 : stream->block_chunks, last ? 0 : stream->block_chunks,
+                        first ? stream->block_chunks : 0, idist__chain_broadcast_recv,
+                        idist__chain_broadcast_send, NULL);
+}
+
+// ---- reduce ----
+
+static idist__item idist__chain_reduce_recv(idist__task *t, size_t index) {
+    const idist__op *o = idist__op_of(t);
+    return idist__stream_chunk(o, NULL, o->count, index, idist__block_wrap(o->rank + 1, o->n));
+}
+
+static idist__item idist__chain_reduce_send(idist__task *t, size_t index) {
+    const idist__op *o = idist__op_of(t);
+    const char *from = idist__chain_relative_rank(o) == o->n - 1 ? o->in : o->work;
+    return idist__stream_chunk(o, (char *)(uintptr_t)from, o->count, index,
+                               idist__block_wrap(o->rank - 1, o->n));
+}
+
+static void idist__chain_reduce_take(idist__task *t, size_t index) {
+    const idist__op *o = idist__op_of(t);
+    idist__item own = idist__stream_chunk(o, (char *)(uintptr_t)o->in, o->count, index, 0);
+    char *to = o->rank == o->root ? o->out : o->work;
+    idist__item sum = idist__stream_chunk(o, to, o->count, index, 0);
+
+    idist__combine(t, sum.data, own.data, idist__stream_slot(o, index), own.nbytes / o->size,
+                   t->call.dtype);
+}
+
+static void idist__chain_reduce(idist__task *t) {
+    idist__op *o = idist__op_of(t);
+    idist__stream_op *stream = &o->u.stream;
+    int v = idist__chain_relative_rank(o);
+    bool first = v == o->n - 1;
+    bool last = v == 0;
+
+    idist__stream_cut(o, o->count);
+    idist__stream_begin(o, first ? 0 : stream->block_chunks, last ? 0 : stream->block_chunks,
+                        first ? stream->block_chunks : 0, idist__chain_reduce_recv,
+                        idist__chain_reduce_send, idist__chain_reduce_take);
+}
+
+// ---- scan, exscan ----
+//
+// A rank sends on the prefix that includes its own part. Its result is that prefix (scan) or the
+// one it received (exscan).
+
+static idist__item idist__chain_scan_recv(idist__task *t, size_t index) {
+    const idist__op *o = idist__op_of(t);
+    return idist__stream_chunk(o, NULL, o->count, index, o->rank - 1);
+}
+
+static idist__item idist__chain_scan_send(idist__task *t, size_t index) {
+    const idist__op *o = idist__op_of(t);
+    const char *from = t->call.kind == IDIST__SCAN ? o->out : o->work;
+
+    if (o->rank == 0) from = o->in;
+    return idist__stream_chunk(o, (char *)(uintptr_t)from, o->count, index, o->rank + 1);
+}
+
+static void idist__chain_scan_take(idist__task *t, size_t index) {
+    const idist__op *o = idist__op_of(t);
+    idist__item own = idist__stream_chunk(o, (char *)(uintptr_t)o->in, o->count, index, 0);
+    idist__item out = idist__stream_chunk(o, o->out, o->count, index, 0);
+    char *received = idist__stream_slot(o, index);
+    size_t count = own.nbytes / o->size;
+
+    if (t->call.kind == IDIST__SCAN) {
+        idist__combine(t, out.data, received, own.data, count, t->call.dtype);
+        return;
+    }
+
+    if (o->rank < o->n - 1) {
+        idist__item sum = idist__stream_chunk(o, o->work, o->count, index, 0);
+        idist__combine(t, sum.data, received, own.data, count, t->call.dtype);
+    }
+
+    idist__block_copy(out.data, received, out.nbytes); // last: in place, this overwrites `own`
+}
+
+static void idist__chain_scan(idist__task *t) {
+    idist__op *o = idist__op_of(t);
+    idist__stream_op *stream = &o->u.stream;
+    bool first = o->rank == 0;
+    bool last = o->rank == o->n - 1;
+
+    if (first && t->call.kind == IDIST__SCAN) idist__block_copy(o->out, o->in, o->nbytes);
+    idist__stream_cut(o, o->count);
+    idist__stream_begin(o, first ? 0 : stream->block_chunks, last ? 0 : stream->block_chunks,
+                        first ? stream->block_chunks : 0, idist__chain_scan_recv,
+                        idist__chain_scan_send, idist__chain_scan_take);
+}

@@ -1,0 +1,441 @@
+// ring/algo/choose.h: which algorithm a call uses, and its scratch memory
+//
+// How a collective becomes messages between ranks. Each section holds one family of algorithms and
+// can be read by itself; start here to learn how collectives work. No algorithm sees a socket: it
+// posts non-blocking sends and receives of ring/msg/, and runs again (ring/msg/op.h) whenever one
+// of them completes.
+//
+// ring/engine/start_task.h asks ring/algo/choose.h for the algorithm of a collective: one over
+// messages; ring/algo/host.h, which splits it into calls inside hosts and between them; or one of
+// ring/share/, for ranks that share memory.
+//
+// COSTS
+//
+// n is the number of ranks, B the bytes that one rank contributes, c the number of chunks; log is
+// log2, rounded up. A message takes a latency a, plus b per byte; of the latency, o occupies the
+// sender or the receiver, and the rest of several messages overlaps. A reduction also takes a time
+// per byte received, so it has the factors of b.
+//
+//   operation        few steps (latency)                  few bytes (bandwidth)
+//   barrier          dissemination  a log n               -
+//   broadcast        binomial tree  (a + bB) log n        chain   (a + bB/c) (n - 2 + c)
+//   reduce           binomial tree  (a + bB) log n        chain   (a + bB/c) (n - 2 + c)
+//   all_reduce       doubling       (a + bB) log n        ring    2 (n - 1) (a + bB/n)
+//   reduce_scatter   doubling       (a + bBn) log n       ring    (n - 1) (a + bB)
+//   all_gather       Bruck          a log n + bB (n - 1)  ring    (n - 1) (a + bB)
+//   gather, scatter  binomial tree  a log n + bB (n - 1)  direct  a + (n - 1) (o + bB)
+//   all_to_all       Bruck          (a + bBn/2) log n     direct  a + (n - 1) (o + bB)
+//   scan             doubling       (a + bB) log n        chain   (a + bB/c) (n - 2 + c)
+//   exscan           doubling       (a + bB) (log n + 1)  chain   (a + bB/c) (n - 2 + c)
+//   v-forms          -                                    direct; all_gatherv as a ring;
+//                                                         reduce_scatterv as reduce_scatter
+//
+// For reduce_scatter, scatter and all_to_all B is one block of n; elsewhere it is the whole
+// buffer. Which column a call uses is a table: see idist__choose_table. tests/unit/model.c runs
+// these algorithms on a LogGP network (make model); make tune measures where the columns meet.
+//
+// REPRODUCIBILITY
+//
+// Each block of a result is computed in one place, or by ranks that combine the same operands in
+// the same order. So all ranks get the same bits, and no order depends on which message arrives
+// first.
+//
+// SOURCES
+//
+// Thakur, Rabenseifner, Gropp, "Optimization of Collective Communication Operations in MPICH",
+// 2005. Bruck et al., "Efficient Algorithms for All-to-All Communications", 1997. Patarasuk and
+// Yuan, "Bandwidth optimal all-reduce", 2009. Hensgen, Finkel, Manber, "Two algorithms for barrier
+// synchronization", 1988. Hillis and Steele, "Data parallel algorithms", 1986.
+//
+// idist__choose_algorithm takes the first that can serve the call:
+//
+//   group                                      algorithm
+//   on several hosts, with several members     BY_HOST   the operations that ring/algo/host.h lists
+//   on some of them
+//   whose members share memory                 FLAT      up to 4 KiB in the slot of a rank
+//                                              CHUNKED   more, and v-forms
+//   any                                        LATENCY   as the table below says
+//                                              BANDWIDTH
+//
+// The setting IDIST_ALGO rules out BY_HOST; LATENCY and BANDWIDTH rule out shared memory; CHUNKED
+// rules out FLAT. All members of a group choose the same, so the choice rests on what is the same
+// on all of them, and is part of the fingerprint. tests/unit/algo.c prints it for every operation.
+//
+// Path of a collective made of messages, called by ring/engine/start_task.h:
+//
+//   idist__choose_begin     fills idist__op from the call: ranks, operands, reduction; allocates
+//                           scratch; widens or scales the input of a reduction
+//   idist__history_add      records the fingerprint, which includes the algorithm (ring/msg/)
+//   idist__choose_run       hands the call over to its algorithm
+//   idist__choose_finish    ends a reduction: divides an average, unless a ring has done so, and
+//                           narrows to the dtype of the call
+//
+// Floats of 16 and 8 bits are widened to F32 for a reduction, so that they are rounded only once.
+#pragma once
+
+#include "base/mem.h"
+#include "base/dtype.h"
+#include "base/small_float.h"
+#include "base/reduce.h"
+#include "launch/env.h"
+#include "core/kind.h"
+#include "core/model.h"
+#include "core/world.h"
+#include "core/extent.h"
+#include "ring/msg/ring_model.h"
+#include "ring/msg/op.h"
+#include "ring/msg/combine.h"
+#include "ring/share/share.h"
+#include "ring/algo/stream.h"
+#include "ring/algo/ring_algo.h"
+#include "ring/algo/chain.h"
+#include "ring/algo/direct.h"
+#include "ring/algo/tree.h"
+#include "ring/algo/doubling.h"
+#include "ring/algo/bruck.h"
+#include "ring/algo/host.h"
+
+typedef struct idist__choice { // NOLINT(clang-analyzer-optin.performance.Padding)
+    idist__kind kind;
+    void (*latency)(idist__task *t);   // the algorithm itself; NULL: always use the other one
+    size_t latency_kib;                // up to this contribution of one rank it is faster
+    void (*bandwidth)(idist__task *t); // begins the stream; NULL: always use the other one
+    bool keeps_order;                  // `bandwidth` also serves operations that do not commute
+} idist__choice;
+
+// Read a row as: all_reduce uses recursive doubling up to 64 KiB per rank, and a ring beyond. The
+// limits hold for up to IDIST__CHOICE_RANKS ranks; they were measured with idist_perf over unix
+// sockets and loopback TCP at 2 to 8 ranks, and `make tune` measures them on other machines. A
+// limit is low where the latency algorithm carries blocks through several ranks. Of reduce_scatter,
+// scatter and all_to_all it is that of one block. See idist__choose_limit for more ranks, and for
+// networks between hosts.
+static const idist__choice idist__choose_table[] = {
+    // clang-format off
+    // operation             few steps                 KiB  few bytes                        order
+    {IDIST__BARRIER,         idist__dissemination_run, 0,   NULL,                            true},
+    {IDIST__BROADCAST,       idist__tree_broadcast,    256, idist__chain_broadcast,          true},
+    {IDIST__REDUCE,          idist__tree_reduce,       256, idist__chain_reduce,             false},
+    {IDIST__ALL_REDUCE,      idist__doubling_reduce,   64,  idist__ring_algo_all_reduce,     false},
+    {IDIST__REDUCE_SCATTER,  idist__doubling_reduce,   16,  idist__ring_algo_reduce_scatter, false},
+    {IDIST__ALL_GATHER,      idist__bruck_all_gather,  16,  idist__ring_algo_all_gather,     true},
+    {IDIST__GATHER,          idist__tree_gather,       2,   idist__direct_begin,             true},
+    {IDIST__SCATTER,         idist__tree_scatter,      2,   idist__direct_begin,             true},
+    {IDIST__ALL_TO_ALL,      idist__bruck_all_to_all,  2,   idist__direct_all_to_all,        true},
+    {IDIST__SCAN,            idist__doubling_scan,     128, idist__chain_scan,               true},
+    {IDIST__EXSCAN,          idist__doubling_scan,     128, idist__chain_scan,               true},
+    {IDIST__ALL_GATHERV,     NULL,                     0,   idist__ring_algo_all_gather,     true},
+    {IDIST__GATHERV,         NULL,                     0,   idist__direct_begin,             true},
+    {IDIST__SCATTERV,        NULL,                     0,   idist__direct_begin,             true},
+    {IDIST__ALL_TO_ALLV,     NULL,                     0,   idist__direct_begin,             true},
+    {IDIST__REDUCE_SCATTERV, idist__doubling_reduce,   16,  idist__ring_algo_reduce_scatter, false},
+    // clang-format on
+};
+
+static const idist__choice *idist__choose_row(idist__kind kind) {
+    const idist__choice *row = idist__choose_table;
+    while (row->kind != kind) row++;
+    return row;
+}
+
+enum {
+    IDIST__CHOICE_RANKS = 8,
+    IDIST__CHOICE_RANKS_MOST = 65536, // beyond, limits stay
+    IDIST__CHOICE_LATENCY = 8 * 1024, // a / b where the limits of the table were measured
+    IDIST__CHOICE_COPY = 4,           // bytes that memory copies in the time in which one is sent
+    IDIST__CHOICE_OVERHEAD = 12,      // a / o between hosts, roughly
+    // The bandwidth that an interface reports may be wrong, so a / b has a bound, and so have the
+    // limits that follow from it, for each IDIST__CHOICE_RANKS ranks.
+    IDIST__CHOICE_LATENCY_MOST = 512 * 1024,
+    IDIST__CHOICE_MOST = 512 * 1024
+};
+
+// The two algorithms take the same time when a rank contributes this many bytes. It follows from
+// COSTS at the top of this file; the time that reductions take is left out. latency: a / b, the
+// bytes that the network moves in the time of an empty message. UINT64_MAX: the one of few steps
+// is never slower.
+static uint64_t idist__choose_break_even(idist__kind kind, uint64_t n, uint64_t latency) {
+    uint64_t log = 0, direct;
+    uint64_t folded_log; // of doubling: ranks beyond a power of two join before and after
+
+    while ((uint64_t)1 << log < n) log++;
+    folded_log = (n & (n - 1)) ? log + 1 : log;
+
+    switch (kind) {
+    case IDIST__ALL_REDUCE:
+        if (folded_log * n == 2 * (n - 1)) return UINT64_MAX;
+        return (2 * (n - 1) - folded_log) * n * latency / (folded_log * n - 2 * (n - 1));
+    case IDIST__REDUCE_SCATTER:
+    case IDIST__REDUCE_SCATTERV:
+        if (folded_log * n == n - 1 || n - 1 < folded_log) return 0;
+        return (n - 1 - folded_log) * latency / (folded_log * n - (n - 1));
+    case IDIST__ALL_GATHER:                                      // Bruck copies n blocks once more
+        return IDIST__CHOICE_COPY * (n - 1 - log) * latency / n; // NOLINT(*-core.DivideZero)
+    case IDIST__GATHER:
+    case IDIST__SCATTER: // in a tree, half of the blocks wait for the other half
+    case IDIST__ALL_TO_ALL:
+        direct = latency + (n - 1) * latency / IDIST__CHOICE_OVERHEAD;
+        if (direct <= log * latency || n < 4) return 0;
+        return (direct - log * latency) /
+               (kind == IDIST__ALL_TO_ALL ? n * log / 2 - (n - 1) : n / 2);
+    default: break;
+    }
+
+    if (kind == IDIST__EXSCAN) log++;
+    if (n - 1 < log) return 0;
+    if (log == 1) return kind == IDIST__BROADCAST ? UINT64_MAX : IDIST__CHUNK_BYTES;
+
+    // A chain of chunks takes (n - 2) steps of one chunk, a, and b for each byte.
+    return ((n - 2) * (latency + IDIST__CHUNK_BYTES) + latency - log * latency) / (log - 1);
+}
+
+// Whether the other algorithm is direct, whose messages overlap. What that gains on one host is
+// little.
+static bool idist__choose_is_direct(idist__kind kind) {
+    return kind == IDIST__GATHER || kind == IDIST__SCATTER || kind == IDIST__ALL_TO_ALL;
+}
+
+// The limit for a group over several hosts.
+static uint64_t idist__choose_between_hosts(const idist__choice *row, uint64_t n,
+                                            uint64_t latency) {
+    uint64_t groups = (n + IDIST__CHOICE_RANKS - 1) / IDIST__CHOICE_RANKS;
+    uint64_t most = groups * IDIST__CHOICE_MOST;
+    uint64_t even;
+
+    if (idist__choose_is_direct(row->kind)) most = (uint64_t)row->latency_kib * 1024;
+    if (latency > IDIST__CHOICE_LATENCY_MOST) latency = IDIST__CHOICE_LATENCY_MOST;
+    even = idist__choose_break_even(row->kind, n, latency);
+
+    return even < most ? even : most;
+}
+
+// The limit for a group on one host: that of the table. For more ranks it changes as the break-even
+// does.
+static uint64_t idist__choose_inside_host(const idist__choice *row, uint64_t n) {
+    uint64_t limit = (uint64_t)row->latency_kib * 1024;
+    uint64_t at_table, at_n;
+
+    if (n <= IDIST__CHOICE_RANKS || idist__choose_is_direct(row->kind)) return limit;
+    at_table = idist__choose_break_even(row->kind, IDIST__CHOICE_RANKS, IDIST__CHOICE_LATENCY);
+    at_n = idist__choose_break_even(row->kind, n, IDIST__CHOICE_LATENCY);
+
+    return at_table ? limit * at_n / at_table : limit;
+}
+
+// Up to which contribution of a rank the latency algorithm is used. Integer arithmetic, so that
+// every rank computes the same.
+static size_t idist__choose_limit(const idist_group *g, const idist__choice *row) {
+    int n = g->size < IDIST__CHOICE_RANKS_MOST ? g->size : IDIST__CHOICE_RANKS_MOST;
+    uint64_t latency = idist__ring_group_of(g)->spans_hosts ? g->w->latency_nbytes : 0;
+    uint64_t limit = latency && n > 1 ? idist__choose_between_hosts(row, (uint64_t)n, latency)
+                                      : idist__choose_inside_host(row, (uint64_t)n);
+
+    return limit < SIZE_MAX ? (size_t)limit : SIZE_MAX;
+}
+
+// Whether elements are widened to F32 for the reduction.
+static bool idist__choose_widens(const idist__call *c, const idist__user_op *user) {
+    bool is_function = user && user->fn;
+    return idist__kind_reduces(c->kind) && idist__dtype_is_narrow(c->dtype) && !is_function;
+}
+
+// Whether the operation multiplies each contribution by a factor and then sums.
+static bool idist__choose_scales(const idist__call *c, const idist__user_op *user) {
+    return idist__kind_reduces(c->kind) && user && !user->fn;
+}
+
+// Over messages.
+static idist__algorithm idist__choose_over_messages(const idist_group *g, const idist__call *c) {
+    const idist__choice *row = idist__choose_row(c->kind);
+    bool has_user_op = idist__kind_reduces(c->kind) && (int)c->op >= IDIST_OP_USER;
+    const idist__user_op *user = has_user_op ? idist__world_user_op(g, c) : NULL;
+    bool commutes = !has_user_op || user->commutative;
+    size_t size = idist__choose_widens(c, user) ? sizeof(float) : idist_dtype_size(c->dtype);
+    size_t count = c->count;
+
+    if (c->kind == IDIST__REDUCE_SCATTERV) // the same on all ranks: a block of average size
+        count = idist__block_at(idist__extent_block_at(c, g->size), g->size, 1);
+    if (!row->bandwidth) return IDIST__ALGO_LATENCY;
+    if (!row->latency) return IDIST__ALGO_BANDWIDTH;
+    if (!count || (!commutes && !row->keeps_order)) return IDIST__ALGO_LATENCY;
+    if (idist__kind_reduces(c->kind) && size > IDIST__CHUNK_BYTES) // no slot holds an element
+        return IDIST__ALGO_LATENCY;
+    if (g->w->cfg.algorithm == IDIST__ALGO_LATENCY) return IDIST__ALGO_LATENCY;
+    if (g->w->cfg.algorithm == IDIST__ALGO_BANDWIDTH) return IDIST__ALGO_BANDWIDTH;
+
+    return count * size <= idist__choose_limit(g, row) ? IDIST__ALGO_LATENCY
+                                                       : IDIST__ALGO_BANDWIDTH;
+}
+
+static idist__algorithm idist__choose_algorithm(const idist_group *g, const idist__call *c) {
+    idist__algorithm algorithm = idist__share_choose(g, c);
+
+    if (idist__host_serves(g, c)) return IDIST__ALGO_BY_HOST;
+    return algorithm != IDIST__ALGO_AUTO ? algorithm : idist__choose_over_messages(g, c);
+}
+
+// ---- operands ----
+
+static void idist__choose_operands(idist__task *t) {
+    idist__op *o = idist__op_of(t);
+    const idist__call *c = &t->call;
+
+    idist__op_prepare(t);
+
+    if (idist__choose_widens(&t->call, o->user)) {
+        o->size = sizeof(float);
+        o->nbytes = o->count * o->size;
+    }
+
+    if (idist__kind_reduces(c->kind) && !(o->user && o->user->fn))
+        o->reduce = idist__reduce_table[(unsigned)c->dtype]
+                                       [o->user ? (unsigned)IDIST_SUM : (unsigned)c->op];
+}
+
+// How many elements this rank contributes.
+static size_t idist__choose_input_count(const idist__task *t) {
+    const idist__op *o = idist__op_of(t);
+    return idist__kind_scatters_sum(t->call.kind) ? idist__extent_block_at(&t->call, o->n)
+                                                  : o->count;
+}
+
+// ---- scratch memory ----
+//
+//   | widened or scaled input | widened result | what the algorithm works in | slots of a stream |
+//   | one element, if it is larger than IDIST__OP_PIECE |
+//
+// Each part begins at a multiple of 64 bytes, and may be empty.
+
+static size_t idist__choose_align(size_t nbytes) { return (nbytes + 63) & ~(size_t)63; }
+
+static size_t idist__choose_latency_nbytes(const idist__task *t) {
+    const idist__op *o = idist__op_of(t);
+    size_t n = (size_t)o->n;
+
+    switch (t->call.kind) {
+    case IDIST__ALL_REDUCE: return o->nbytes;
+    case IDIST__REDUCE:
+    case IDIST__SCAN:
+    case IDIST__EXSCAN: return 2 * o->nbytes;
+    case IDIST__REDUCE_SCATTER:
+    case IDIST__REDUCE_SCATTERV: return 2 * idist__choose_input_count(t) * o->size;
+    case IDIST__ALL_GATHER: return n * o->nbytes;
+    case IDIST__GATHER:
+    case IDIST__SCATTER:
+        return (size_t)idist__tree_size(idist__tree_relative_rank(t), o->n) * o->nbytes;
+    case IDIST__ALL_TO_ALL: return 3 * n * o->nbytes;
+    default: return 0;
+    }
+}
+
+static size_t idist__choose_bandwidth_nbytes(const idist__task *t) {
+    const idist__op *o = idist__op_of(t);
+    size_t n = (size_t)o->n;
+
+    switch (t->call.kind) {
+    case IDIST__REDUCE: return o->rank != o->root ? o->nbytes : 0;
+    case IDIST__EXSCAN: return o->nbytes;
+    case IDIST__REDUCE_SCATTER:
+    case IDIST__REDUCE_SCATTERV: return idist__choose_input_count(t) * o->size;
+    case IDIST__ALL_TO_ALL: return t->call.send == t->call.recv ? n * o->nbytes : 0;
+    default: return 0;
+    }
+}
+
+static size_t idist__choose_slots_nbytes(const idist__task *t) {
+    const idist__op *o = idist__op_of(t);
+
+    size_t nbytes = o->nbytes;
+
+    if (!idist__kind_reduces(t->call.kind) || o->algorithm != IDIST__ALGO_BANDWIDTH) return 0;
+
+    if (idist__kind_scatters_sum(t->call.kind))
+        nbytes = idist__ring_algo_largest_block(o, &t->call) * o->size;
+    if (nbytes >= IDIST__CHUNK_BYTES) return o->slot_count * IDIST__CHUNK_BYTES;
+    return o->slot_count * idist__choose_align(nbytes);
+}
+
+// False when memory is short.
+static bool idist__choose_allocate(idist__task *t) {
+    idist__op *o = idist__op_of(t);
+    bool widens = idist__choose_widens(&t->call, o->user);
+    size_t input = 0;
+    size_t result = widens ? idist__choose_align(o->nbytes) : 0;
+    size_t work = o->algorithm == IDIST__ALGO_LATENCY ? idist__choose_latency_nbytes(t)
+                                                      : idist__choose_bandwidth_nbytes(t);
+    size_t slots = idist__choose_slots_nbytes(t), element = 0;
+
+    work = idist__choose_align(work);
+    if (o->user && o->user->fn && o->size > IDIST__OP_PIECE) element = o->size;
+    if (widens || idist__choose_scales(&t->call, o->user))
+        input = idist__choose_align(idist__choose_input_count(t) * o->size);
+
+    if (input + result + work + slots + element) {
+        o->memory =
+            (char *)idist__mem_raw(&t->group->w->cfg.mem, input + result + work + slots + element);
+        if (!o->memory) return false;
+    }
+
+    o->work = o->memory ? o->memory + input + result : idist__op_buffer(NULL);
+    if (slots) o->u.stream.slots = o->work + work;
+    if (element) o->element = o->work + work + slots;
+    if (widens && o->memory) o->out = o->memory + input;
+
+    return true;
+}
+
+// Puts the input of a reduction that widens or scales into scratch.
+static void idist__choose_convert_input(idist__task *t) {
+    idist__op *o = idist__op_of(t);
+    idist_dtype dtype = t->call.dtype;
+    size_t count = idist__choose_input_count(t);
+    bool widens = idist__choose_widens(&t->call, o->user);
+    bool scales = idist__choose_scales(&t->call, o->user);
+
+    if (!count || (!widens && !scales)) return;
+    if (widens) idist__small_float_widen((float *)(void *)o->memory, o->in, count, dtype);
+    else idist__block_copy(o->memory, o->in, count * o->size);
+
+    o->in = o->memory;
+    if (scales) idist__reduce_scale(o->memory, count, widens ? IDIST_F32 : dtype, o->user->factor);
+}
+
+// ---- begin, run, finish ----
+
+// o->out holds the result as it was reduced, on the ranks that get one.
+static void idist__choose_finish(idist__task *t) {
+    idist__op *o = idist__op_of(t);
+    const idist__call *c = &t->call;
+    bool widens = idist__choose_widens(&t->call, o->user);
+    bool has_result = (c->kind != IDIST__REDUCE || o->rank == o->root) &&
+                      (c->kind != IDIST__EXSCAN || o->rank != 0);
+    bool is_finished =
+        c->kind == IDIST__ALL_REDUCE && o->algorithm != IDIST__ALGO_LATENCY; // a ring
+
+    if (!has_result) return;
+    if (!o->user && !is_finished)
+        idist__reduce_finish(o->out, o->count, widens ? IDIST_F32 : c->dtype, c->op, o->n);
+    if (widens)
+        idist__small_float_narrow(c->recv, (const float *)(const void *)o->out, o->count, c->dtype);
+}
+
+// Prepares a collective. False when memory is short.
+static bool idist__choose_begin(idist__task *t, idist__algorithm algorithm) {
+    idist__op *o = idist__op_of(t);
+
+    idist__choose_operands(t);
+    o->algorithm = algorithm;
+    o->slot_count = idist__stream_slot_count(t->group);
+    if (!idist__choose_allocate(t)) return false;
+    idist__choose_convert_input(t);
+    if (idist__kind_reduces(t->call.kind)) o->finish = idist__choose_finish;
+
+    return true;
+}
+
+static void idist__choose_run(idist__task *t) {
+    idist__op *o = idist__op_of(t);
+    const idist__choice *row = idist__choose_row(t->call.kind);
+
+    if (o->algorithm == IDIST__ALGO_LATENCY) o->run = row->latency;
+    else row->bandwidth(t);
+}

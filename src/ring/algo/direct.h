@@ -1,0 +1,132 @@
+// ring/algo/direct.h: one message per pair of ranks: gather, scatter, all_to_all, v-forms
+//
+// Every pair of ranks that has something to exchange does so in one message. In step s a rank sends
+// to rank + 1 + s and receives from rank - 1 - s, so that no rank is everybody's first target:
+//
+//   n = 4    step 0   step 1   step 2
+//   rank 0   -> 1     -> 2     -> 3
+//   rank 1   -> 2     -> 3     -> 0
+//   rank 2   -> 3     -> 0     -> 1
+//   rank 3   -> 0     -> 1     -> 2
+//
+//   bytes sent per rank   B (n - 1) for all_to_all; B to or from the root for gather and scatter
+//   latency               n - 1 messages, of which 8 each way are under way at a time
+//
+// Each byte travels once, where trees and Bruck's algorithm carry blocks through other ranks. The
+// v-forms always work this way, because only the two ends of a message know its size.
+//
+// The tag of a message is the distance between its two ranks, which both ends know.
+#pragma once
+
+#include "core/kind.h"
+#include "core/model.h"
+#include "core/extent.h"
+#include "ring/msg/op.h"
+#include "ring/msg/send.h"
+#include "ring/msg/recv.h"
+
+enum { IDIST__DIRECT_MESSAGES = 8 }; // under way at a time, each way
+
+// The message to or from a peer; for the own rank, what it contributes and where that goes.
+static idist__item idist__direct_item(const idist__task *t, int peer, bool receives) {
+    const idist__op *o = idist__op_of(t);
+    const idist__call *c = &t->call;
+    const size_t *counts = receives ? c->recvcounts : c->sendcounts;
+    const size_t *displs = receives ? c->recvdispls : c->senddispls;
+    const char *buffer = receives ? o->out : o->in;
+    size_t count = counts ? counts[peer] : o->count;
+    size_t at = 0;
+    bool has_block_per_rank;
+    idist__item item;
+
+    if (receives) has_block_per_rank = c->kind != IDIST__SCATTER && c->kind != IDIST__SCATTERV;
+    else has_block_per_rank = c->kind != IDIST__GATHER && c->kind != IDIST__GATHERV;
+    if (has_block_per_rank)
+        at = counts ? idist__extent_displ(counts, displs, peer) : (size_t)peer * o->count;
+
+    item.peer = peer;
+    item.nbytes = count * o->size;
+    item.data = (char *)(uintptr_t)buffer + at * o->size;
+
+    return item;
+}
+
+// The peer at this distance; for a rank other than the root of a gather or scatter, the root.
+static int idist__direct_peer(const idist__task *t, int distance) {
+    const idist__op *o = idist__op_of(t);
+    if (idist__kind_has_root(t->call.kind) && o->rank != o->root) return o->root;
+    return idist__block_wrap(o->rank + distance, o->n);
+}
+
+static idist__item idist__direct_recv(idist__task *t, size_t index) {
+    return idist__direct_item(t, idist__direct_peer(t, -1 - (int)index), true);
+}
+
+static idist__item idist__direct_send(idist__task *t, size_t index) {
+    return idist__direct_item(t, idist__direct_peer(t, 1 + (int)index), false);
+}
+
+// Like idist__stream_run, but no send waits for a receive.
+static void idist__direct_run(idist__task *t) {
+    idist__op *o = idist__op_of(t);
+    idist__direct_op *state = &o->u.direct;
+
+    for (;;) {
+        while (state->posted < state->recv_total && o->recvs_pending < IDIST__DIRECT_MESSAGES) {
+            idist__item item = idist__direct_recv(t, state->posted++);
+            idist__recv_step(t, -1, item.peer,
+                             (uint32_t)idist__block_wrap(o->rank - item.peer, o->n), item.data,
+                             item.nbytes);
+        }
+
+        if (state->sent == state->send_total || o->sends_pending >= IDIST__DIRECT_MESSAGES) break;
+
+        {
+            idist__item item = idist__direct_send(t, state->sent++);
+            idist__send_step(t, item.peer, (uint32_t)idist__block_wrap(item.peer - o->rank, o->n),
+                             item.data, item.nbytes);
+        }
+    }
+
+    if (state->posted == state->recv_total && !o->recvs_pending &&
+        state->sent == state->send_total && !o->sends_pending)
+        idist__op_done(t);
+}
+
+static void idist__direct_begin(idist__task *t) {
+    idist__op *o = idist__op_of(t);
+    idist__kind kind = t->call.kind;
+    bool scatters = kind == IDIST__SCATTER || kind == IDIST__SCATTERV;
+    bool is_root = o->rank == o->root;
+    size_t recv_count = (size_t)(o->n - 1);
+    size_t send_count = (size_t)(o->n - 1);
+
+    if (idist__kind_has_root(kind)) {
+        size_t peers = is_root ? (size_t)(o->n - 1) : 1;
+        bool sends = scatters == is_root;
+        send_count = sends ? peers : 0;
+        recv_count = sends ? 0 : peers;
+    }
+
+    if (!idist__kind_has_root(kind) || is_root) { // our own part
+        idist__item from = idist__direct_item(t, o->rank, false);
+        idist__item to = idist__direct_item(t, o->rank, true);
+        idist__block_copy(to.data, from.data, to.nbytes);
+    }
+
+    o->u.direct.recv_total = recv_count;
+    o->u.direct.send_total = send_count;
+    o->run = idist__direct_run;
+}
+
+// In place the messages would overwrite each other, so the contribution moves to scratch first.
+static void idist__direct_all_to_all(idist__task *t) {
+    idist__op *o = idist__op_of(t);
+
+    if (t->call.send == t->call.recv && o->nbytes) {
+        idist__block_copy(o->work, o->in, (size_t)o->n * o->nbytes);
+        o->in = o->work;
+    }
+
+    idist__direct_begin(t);
+}

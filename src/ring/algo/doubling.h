@@ -1,0 +1,131 @@
+// ring/algo/doubling.h: all_reduce, reduce_scatter and scan of small messages
+//
+// Recursive doubling. In round k partners at distance 2^k exchange their sums and add them; after
+// log n rounds every rank has the sum of all:
+//
+//   n = 4     rank 0      rank 1      rank 2      rank 3
+//   start     0           1           2           3
+//   round 0   0 1 <-----> 0 1         2 3 <-----> 2 3
+//   round 1   0 1 2 3     0 1 2 3     0 1 2 3     0 1 2 3      0 <-> 2, 1 <-> 3
+//
+//   bytes sent per rank   B log n (reduce_scatter: of all n blocks)
+//   latency               log n messages, the least possible
+//
+// The sum of a partner covers the ranks just below or just above ours, so the order of the ranks is
+// kept, and all ranks combine the same operands in the same order.
+//
+// When n is not a power of two, let p be the largest one below it. The first 2 (n - p) ranks form
+// pairs; the odd rank of a pair gives its contribution to the even one, sits out, and gets the
+// result at the end:
+//
+//   n = 6, p = 4    1 -> 0, 3 -> 2;   0, 2, 4, 5 act as ranks 0, 1, 2, 3;   0 -> 1, 2 -> 3
+//
+// scan (Hillis and Steele): in round k a rank sends its sum to the rank 2^k above and adds what it
+// gets from the one 2^k below; then its sum covers the 2^(k+1) ranks up to itself. exscan hands the
+// finished prefix to the next rank.
+#pragma once
+
+#include "core/kind.h"
+#include "core/model.h"
+#include "core/extent.h"
+#include "ring/msg/op.h"
+#include "ring/msg/combine.h"
+#include "ring/msg/send.h"
+#include "ring/msg/recv.h"
+
+enum { IDIST__DOUBLING_RESULT = 1 << 30 }; // tag of a finished result
+
+// p, computed once for a call.
+static int idist__doubling_active_ranks(idist__doubling_op *state, int n) {
+    if (!state->active_ranks) state->active_ranks = 1;
+    while (state->active_ranks * 2 <= n) state->active_ranks *= 2;
+    return state->active_ranks;
+}
+
+// all_reduce and reduce_scatter. The sum is built in the result of all_reduce, in scratch for
+// reduce_scatter; one received message follows in scratch.
+static void idist__doubling_reduce(idist__task *t) {
+    idist__op *o = idist__op_of(t);
+    idist__doubling_op *state = &o->u.doubling;
+    int rank = o->rank;
+    int excess = o->n - idist__doubling_active_ranks(state, o->n);
+    int partner;
+    bool is_paired = rank < 2 * excess;
+    bool sits_out = is_paired && rank % 2;
+    int number = is_paired ? rank / 2 : rank - excess; // among the p ranks that exchange
+    bool scatter = idist__kind_scatters_sum(t->call.kind);
+    size_t count = scatter ? idist__extent_block_at(&t->call, o->n) : o->count;
+    size_t nbytes = count * o->size;
+    char *sum = scatter ? o->work : o->out;
+    char *received = scatter ? o->work + nbytes : o->work;
+
+    IDIST__CO_BEGIN(o)
+    idist__block_copy(sum, o->in, nbytes);
+
+    if (sits_out) {
+        idist__send_step(t, rank - 1, 0, sum, nbytes);
+    } else if (is_paired) {
+        idist__recv_step(t, 0, rank + 1, 0, received, nbytes);
+        IDIST__CO_AWAIT(o, !o->slots_pending);
+        idist__combine(t, sum, sum, received, count, t->call.dtype);
+    }
+
+    for (state->distance = 1; state->distance < state->active_ranks && !sits_out;
+         state->distance *= 2) {
+        partner = number ^ state->distance;
+        partner = partner < excess ? 2 * partner : partner + excess;
+        idist__recv_step(t, 0, partner, (uint32_t)state->distance, received, nbytes);
+        idist__send_step(t, partner, (uint32_t)state->distance, sum, nbytes);
+        IDIST__CO_AWAIT(o, !o->slots_pending && !o->sends_pending);
+        if (number & state->distance) idist__combine(t, sum, received, sum, count, t->call.dtype);
+        else idist__combine(t, sum, sum, received, count, t->call.dtype);
+    }
+
+    if (sits_out) {
+        IDIST__CO_AWAIT(o, !o->sends_pending);
+        idist__recv_step(t, 0, rank - 1, IDIST__DOUBLING_RESULT, sum, nbytes);
+    } else if (is_paired) {
+        idist__send_step(t, rank + 1, IDIST__DOUBLING_RESULT, sum, nbytes);
+    }
+
+    IDIST__CO_AWAIT(o, !o->slots_pending && !o->sends_pending);
+    if (scatter)
+        idist__block_copy(o->out, sum + idist__extent_block_at(&t->call, rank) * o->size,
+                          o->nbytes);
+    idist__op_done(t);
+    IDIST__CO_END(o)
+}
+
+// Scratch: the sum, then one message.
+static void idist__doubling_scan(idist__task *t) {
+    idist__op *o = idist__op_of(t);
+    idist__doubling_op *state = &o->u.doubling;
+    int n = o->n;
+    int rank = o->rank;
+    char *sum = o->work;
+    char *received = o->work + o->nbytes;
+
+    IDIST__CO_BEGIN(o)
+    idist__block_copy(sum, o->in, o->nbytes);
+
+    for (state->distance = 1; state->distance < n; state->distance *= 2) {
+        if (rank >= state->distance)
+            idist__recv_step(t, 0, rank - state->distance, (uint32_t)state->distance, received,
+                             o->nbytes);
+        if (rank + state->distance < n)
+            idist__send_step(t, rank + state->distance, (uint32_t)state->distance, sum, o->nbytes);
+        IDIST__CO_AWAIT(o, !o->slots_pending && !o->sends_pending);
+        if (rank >= state->distance) idist__combine(t, sum, received, sum, o->count, t->call.dtype);
+    }
+
+    if (t->call.kind == IDIST__SCAN) {
+        idist__block_copy(o->out, sum, o->nbytes);
+    } else {
+        if (rank) idist__recv_step(t, 0, rank - 1, IDIST__DOUBLING_RESULT, o->out, o->nbytes);
+        if (rank + 1 < n) idist__send_step(t, rank + 1, IDIST__DOUBLING_RESULT, sum, o->nbytes);
+    }
+
+    IDIST__CO_AWAIT(o, !o->slots_pending && !o->sends_pending);
+    idist__op_done(t);
+    IDIST__CO_END(o)
+}

@@ -1,0 +1,233 @@
+// ring/algo/ring_algo.h: all_reduce, reduce_scatter and all_gather of large messages
+//
+// The ranks form a ring. Each one sends to its right neighbour (rank + 1) and receives from its
+// left one, so all links are busy in both directions all the time.
+//
+// all_reduce. The buffer is cut into n blocks, and the blocks travel around the ring twice. In step
+// s rank r sends block r - s (mod n) and receives block r - s - 1:
+//
+//            first lap: reduce               second lap: copy
+//            step 0   step 1   step 2        step 3   step 4   step 5
+//   rank 0   sends 0  sends 3  sends 2  ->1  sends 1  sends 0  sends 3
+//   rank 1   sends 1  sends 0  sends 3  ->2  sends 2  sends 1  sends 0      ->b: holds the complete
+//   rank 2   sends 2  sends 1  sends 0  ->3  sends 3  sends 2  sends 1           sum of block b
+//   rank 3   sends 3  sends 2  sends 1  ->0  sends 0  sends 3  sends 2
+//
+// In the first lap a rank adds its own part to each block it receives and forwards the sum; after
+// n - 1 steps every rank holds the complete sum of one block. The second lap hands those sums to
+// everybody.
+//
+//   bytes sent per rank   2 B (n - 1) / n, the least possible, whatever n is
+//   latency               2 (n - 1) messages in sequence: the reason to prefer doubling for small B
+//
+// Nothing is copied beforehand: the first sends come straight from the send buffer, and sums are
+// written straight to the receive buffer. In place is safe because the second lap overwrites a
+// block only with data that depends on our first send of it.
+//
+// reduce_scatter is the first lap alone, begun one block earlier, so that rank r ends up with block
+// r: (n - 1) messages of B bytes. Partial sums stay in scratch; the last one goes to the receive
+// buffer.
+//
+// all_gather and all_gatherv are the second lap alone: (n - 1) messages of B bytes.
+//
+// All three start at a different rank for each block, so a reduction needs an operation that
+// commutes.
+#pragma once
+
+#include "base/dtype.h"
+#include "base/reduce.h"
+#include "core/model.h"
+#include "core/extent.h"
+#include "ring/msg/op.h"
+#include "ring/msg/combine.h"
+#include "ring/algo/stream.h"
+
+// The block that item `index` belongs to, `back` ranks further left.
+static int idist__ring_algo_block(const idist__op *o, size_t index, int back) {
+    return idist__block_wrap(o->rank - (int)(index / o->u.stream.block_chunks) - back, o->n);
+}
+
+static int idist__ring_algo_left(const idist__op *o) {
+    return idist__block_wrap(o->rank - 1, o->n);
+}
+
+static int idist__ring_algo_right(const idist__op *o) {
+    return idist__block_wrap(o->rank + 1, o->n);
+}
+
+// ---- all_reduce ----
+
+static bool idist__ring_algo_in_first_lap(const idist__op *o, size_t index) {
+    return index < (size_t)(o->n - 1) * o->u.stream.block_chunks;
+}
+
+// The chunk of item `index` in a block of a buffer; no address when there is no buffer.
+static idist__item idist__ring_algo_all_reduce_item(const idist__op *o, const char *buffer,
+                                                    size_t index, int block, int peer) {
+    size_t at = idist__block_at(o->count, o->n, block) * o->size;
+    char *data = buffer ? (char *)(uintptr_t)buffer + at : NULL;
+
+    return idist__stream_chunk(o, data, idist__block_count(o->count, o->n, block),
+                               index % o->u.stream.block_chunks, peer);
+}
+
+static idist__item idist__ring_algo_all_reduce_recv(idist__task *t, size_t index) {
+    const idist__op *o = idist__op_of(t);
+    const char *to = idist__ring_algo_in_first_lap(o, index) ? NULL : o->out;
+    return idist__ring_algo_all_reduce_item(o, to, index, idist__ring_algo_block(o, index, 1),
+                                            idist__ring_algo_left(o));
+}
+
+static idist__item idist__ring_algo_all_reduce_send(idist__task *t, size_t index) {
+    const idist__op *o = idist__op_of(t);
+    const char *from = index < o->u.stream.block_chunks ? o->in : o->out;
+    return idist__ring_algo_all_reduce_item(o, from, index, idist__ring_algo_block(o, index, 0),
+                                            idist__ring_algo_right(o));
+}
+
+// Whether the item completes the sum of its chunk: it is in the last step of the first lap.
+static bool idist__ring_algo_completes_sum(const idist__op *o, size_t index) {
+    return index >= (size_t)(o->n - 2) * o->u.stream.block_chunks;
+}
+
+// AVG divides a chunk here, once for all ranks and while it is in the cache.
+static void idist__ring_algo_all_reduce_take(idist__task *t, size_t index) {
+    const idist__op *o = idist__op_of(t);
+    idist_dtype dtype = idist__dtype_is_narrow(t->call.dtype) ? IDIST_F32 : t->call.dtype;
+    int block = idist__ring_algo_block(o, index, 1);
+    idist__item own, sum;
+    const void *both[2];
+    size_t count;
+
+    if (!idist__ring_algo_in_first_lap(o, index)) return; // it was received where it belongs
+    own = idist__ring_algo_all_reduce_item(o, o->in, index, block, 0);
+    sum = idist__ring_algo_all_reduce_item(o, o->out, index, block, 0);
+    count = own.nbytes / o->size;
+    both[0] = idist__stream_slot(o, index);
+    both[1] = own.data;
+
+    if (t->call.op == IDIST_AVG && idist__ring_algo_completes_sum(o, index))
+        idist__reduce_many(sum.data, both, 2, count, dtype, IDIST_AVG, o->n);
+    else idist__combine(t, sum.data, (const char *)both[0], own.data, count, t->call.dtype);
+}
+
+static void idist__ring_algo_all_reduce(idist__task *t) {
+    idist__op *o = idist__op_of(t);
+    idist__stream_op *stream = &o->u.stream;
+    size_t steps = 2 * (size_t)(o->n - 1);
+
+    idist__stream_cut(o, idist__block_count(o->count, o->n, 0));
+    idist__stream_begin(o, steps * stream->block_chunks, steps * stream->block_chunks,
+                        stream->block_chunks, idist__ring_algo_all_reduce_recv,
+                        idist__ring_algo_all_reduce_send, idist__ring_algo_all_reduce_take);
+}
+
+// ---- reduce_scatter, reduce_scatterv ----
+
+// The elements of the largest block.
+static size_t idist__ring_algo_largest_block(const idist__op *o, const idist__call *c) {
+    size_t largest = 0;
+    int i;
+
+    for (i = 0; i < o->n; i++)
+        if (idist__extent_block_count(c, i) > largest) largest = idist__extent_block_count(c, i);
+    return largest;
+}
+
+// The chunk of item `index` in a block of a buffer of n blocks; no address when there is no buffer.
+static idist__item idist__ring_algo_reduce_scatter_item(const idist__task *t, const char *buffer,
+                                                        size_t index, int block, int peer) {
+    const idist__op *o = idist__op_of(t);
+    size_t at = idist__extent_block_at(&t->call, block) * o->size;
+    char *data = buffer ? (char *)(uintptr_t)buffer + at : NULL;
+
+    return idist__stream_chunk(o, data, idist__extent_block_count(&t->call, block),
+                               index % o->u.stream.block_chunks, peer);
+}
+
+static idist__item idist__ring_algo_reduce_scatter_recv(idist__task *t, size_t index) {
+    const idist__op *o = idist__op_of(t);
+    return idist__ring_algo_reduce_scatter_item(t, NULL, index, idist__ring_algo_block(o, index, 2),
+                                                idist__ring_algo_left(o));
+}
+
+static idist__item idist__ring_algo_reduce_scatter_send(idist__task *t, size_t index) {
+    const idist__op *o = idist__op_of(t);
+    const idist__stream_op *stream = &o->u.stream;
+    const char *from = index < stream->block_chunks ? o->in : o->work;
+
+    return idist__ring_algo_reduce_scatter_item(t, from, index, idist__ring_algo_block(o, index, 1),
+                                                idist__ring_algo_right(o));
+}
+
+static void idist__ring_algo_reduce_scatter_take(idist__task *t, size_t index) {
+    const idist__op *o = idist__op_of(t);
+    const idist__stream_op *stream = &o->u.stream;
+    int block = idist__ring_algo_block(o, index, 2);
+    idist__item own, sum;
+
+    own = idist__ring_algo_reduce_scatter_item(t, o->in, index, block, 0);
+    if (idist__ring_algo_completes_sum(o, index))
+        sum = idist__stream_chunk(o, o->out, o->count, index % stream->block_chunks, 0);
+    else sum = idist__ring_algo_reduce_scatter_item(t, o->work, index, block, 0);
+    idist__combine(t, sum.data, idist__stream_slot(o, index), own.data, own.nbytes / o->size,
+                   t->call.dtype);
+}
+
+static void idist__ring_algo_reduce_scatter(idist__task *t) {
+    idist__op *o = idist__op_of(t);
+    idist__stream_op *stream = &o->u.stream;
+    size_t items;
+
+    idist__stream_cut(o, idist__ring_algo_largest_block(o, &t->call));
+    items = (size_t)(o->n - 1) * stream->block_chunks;
+    idist__stream_begin(o, items, items, stream->block_chunks, idist__ring_algo_reduce_scatter_recv,
+                        idist__ring_algo_reduce_scatter_send, idist__ring_algo_reduce_scatter_take);
+}
+
+// ---- all_gather, all_gatherv ----
+
+static size_t idist__ring_algo_all_gather_at(const idist__task *t, int block) {
+    const idist__call *c = &t->call;
+    if (c->recvcounts) return idist__extent_displ(c->recvcounts, c->recvdispls, block);
+    return (size_t)block * idist__op_of(t)->count;
+}
+
+static idist__item idist__ring_algo_all_gather_item(const idist__task *t, size_t index, int block,
+                                                    int peer) {
+    const idist__op *o = idist__op_of(t);
+    size_t count = t->call.recvcounts ? t->call.recvcounts[block] : o->count;
+    char *data = o->out + idist__ring_algo_all_gather_at(t, block) * o->size;
+    return idist__stream_chunk(o, data, count, index % o->u.stream.block_chunks, peer);
+}
+
+static idist__item idist__ring_algo_all_gather_recv(idist__task *t, size_t index) {
+    const idist__op *o = idist__op_of(t);
+    return idist__ring_algo_all_gather_item(t, index, idist__ring_algo_block(o, index, 1),
+                                            idist__ring_algo_left(o));
+}
+
+static idist__item idist__ring_algo_all_gather_send(idist__task *t, size_t index) {
+    const idist__op *o = idist__op_of(t);
+    return idist__ring_algo_all_gather_item(t, index, idist__ring_algo_block(o, index, 0),
+                                            idist__ring_algo_right(o));
+}
+
+static void idist__ring_algo_all_gather(idist__task *t) {
+    idist__op *o = idist__op_of(t);
+    idist__stream_op *stream = &o->u.stream;
+    const size_t *counts = t->call.recvcounts;
+    size_t largest = o->count;
+    size_t items;
+    int i;
+
+    for (i = 0; counts && i < o->n; i++)
+        if (counts[i] > largest) largest = counts[i];
+
+    idist__block_copy(o->out + idist__ring_algo_all_gather_at(t, o->rank) * o->size, o->in,
+                      o->nbytes);
+    idist__stream_cut(o, largest);
+    items = (size_t)(o->n - 1) * stream->block_chunks;
+    idist__stream_begin(o, items, items, stream->block_chunks, idist__ring_algo_all_gather_recv,
+                        idist__ring_algo_all_gather_send, NULL);
+}

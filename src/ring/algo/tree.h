@@ -1,0 +1,230 @@
+// ring/algo/tree.h: barrier; broadcast, reduce, gather and scatter of small messages
+#pragma once
+
+#include "core/kind.h"
+#include "core/model.h"
+#include "core/extent.h"
+#include "core/matching.h"
+#include "ring/msg/op.h"
+#include "ring/msg/combine.h"
+#include "ring/msg/send.h"
+#include "ring/msg/recv.h"
+
+//------------------------------------------------------------------------------
+// barrier
+//
+// In round k every rank signals the rank 2^k further on and waits for the one 2^k before it. After
+// log n rounds each rank has heard, directly or through others, from all n (Hensgen, Finkel, Manber
+// 1988):
+//
+//   n = 5, what rank 0 knows of    round 0: 0 4     round 1: 0 4 3 2     round 2: 0 4 3 2 1
+//
+//   bytes sent per rank   none: log n empty messages
+//   latency               log n, for any n
+//
+// From here on algorithms are written as straight code between CO_BEGIN and CO_END; see
+// ring/msg/op.h. State that must survive an AWAIT lives in idist__op; for a barrier that is 2^k.
+//------------------------------------------------------------------------------
+
+static void idist__dissemination_run(idist__task *t) {
+    idist__op *o = idist__op_of(t);
+    idist__dissemination_op *state = &o->u.dissemination;
+    int n = o->n;
+    int rank = o->rank;
+
+    IDIST__CO_BEGIN(o)
+
+    for (state->distance = 1; state->distance < n; state->distance *= 2) {
+        idist__recv_step(t, 0, idist__block_wrap(rank - state->distance, n),
+                         (uint32_t)state->distance, NULL, 0);
+        idist__send_step(t, idist__block_wrap(rank + state->distance, n), (uint32_t)state->distance,
+                         NULL, 0);
+        IDIST__CO_AWAIT(o, !o->slots_pending);
+    }
+
+    IDIST__CO_AWAIT(o, !o->sends_pending);
+    idist__op_done(t);
+    IDIST__CO_END(o)
+}
+
+//------------------------------------------------------------------------------
+// broadcast, reduce, gather and scatter of small messages
+//
+// A binomial tree over v, the rank counted from the root. The parent of v is v without its lowest
+// set bit; its children are v plus each power of two below that bit:
+//
+//               0
+//         ______|______
+//        4      2      1        n = 8. The subtree of v is v .. v + (lowest set bit) - 1, a run of
+//       / \     |               consecutive ranks: a rank of gather or scatter holds one run of
+//      6   5    3               blocks.
+//      |
+//      7
+//
+//   bytes sent per rank   broadcast, reduce: B to each child or to the parent; gather, scatter: the
+//                         blocks of a whole subtree at once
+//   latency               log n messages in sequence
+//
+// broadcast and scatter start with the child that has the largest subtree; reduce and gather are
+// the same trees in the other direction.
+//------------------------------------------------------------------------------
+
+// Our v. A reduction with an operation that does not commute uses a tree on rank 0, so that it
+// keeps the order of the ranks.
+static int idist__tree_relative_rank(const idist__task *t) {
+    const idist__op *o = idist__op_of(t);
+    bool commutes = !o->user || o->user->commutative;
+    bool from_root = t->call.kind != IDIST__REDUCE || commutes;
+
+    return from_root ? idist__block_wrap(o->rank - o->root, o->n) : o->rank;
+}
+
+// The distance from v to its parent: its lowest set bit. Of the root: a power of two that is not
+// below n.
+static int idist__tree_distance(int v, int n) {
+    int distance;
+    for (distance = 1; distance < n && !(v & distance); distance *= 2) continue;
+    return distance;
+}
+
+// The number of ranks in the subtree of v, v included.
+static int idist__tree_size(int v, int n) {
+    int distance = idist__tree_distance(v, n);
+    return v + distance < n ? distance : n - v;
+}
+
+static void idist__tree_broadcast(idist__task *t) {
+    idist__op *o = idist__op_of(t);
+    idist__tree_op *state = &o->u.tree;
+    int n = o->n;
+    int v = idist__tree_relative_rank(t);
+
+    IDIST__CO_BEGIN(o)
+    state->distance = idist__tree_distance(v, n);
+
+    if (v) {
+        idist__recv_step(t, 0, idist__block_wrap(v - state->distance + o->root, n), 0, o->out,
+                         o->nbytes);
+        IDIST__CO_AWAIT(o, !o->slots_pending);
+    }
+
+    // A large message goes to one child after the other, the one with the largest subtree first:
+    // were they sent at once, all children would have it only when the last one has.
+    for (state->distance /= 2; state->distance; state->distance /= 2) {
+        if (v + state->distance >= n) continue;
+        idist__send_step(t, idist__block_wrap(v + state->distance + o->root, n), 0, o->out,
+                         o->nbytes);
+        IDIST__CO_AWAIT(o, !o->sends_pending || o->nbytes <= IDIST__EAGER_BYTES);
+    }
+
+    IDIST__CO_AWAIT(o, !o->sends_pending);
+    idist__op_done(t);
+    IDIST__CO_END(o)
+}
+
+// Our sum covers the ranks v .. v + distance - 1; what arrives covers the next `distance` ranks, so
+// the order of the ranks is kept. If the operation does not commute, v is the rank, and rank 0
+// passes the result on to the root.
+//
+// Scratch: the sum, then one message.
+static void idist__tree_reduce(idist__task *t) {
+    idist__op *o = idist__op_of(t);
+    idist__tree_op *state = &o->u.tree;
+    int n = o->n;
+    int v = idist__tree_relative_rank(t);
+    int base = idist__block_wrap(o->rank - v, n); // the rank with v = 0
+    char *received = o->work + o->nbytes;
+
+    IDIST__CO_BEGIN(o)
+    idist__block_copy(o->work, o->in, o->nbytes);
+
+    for (state->distance = 1; state->distance < n && !(v & state->distance); state->distance *= 2) {
+        if (v + state->distance >= n) continue;
+        idist__recv_step(t, 0, idist__block_wrap(v + state->distance + base, n), 0, received,
+                         o->nbytes);
+        IDIST__CO_AWAIT(o, !o->slots_pending);
+        idist__combine(t, o->work, o->work, received, o->count, t->call.dtype);
+    }
+
+    if (v)
+        idist__send_step(t, idist__block_wrap(v - state->distance + base, n), 0, o->work,
+                         o->nbytes);
+    else if (o->rank != o->root) idist__send_step(t, o->root, 1, o->work, o->nbytes);
+
+    if (o->rank == o->root && v) {
+        idist__recv_step(t, 0, base, 1, o->out, o->nbytes);
+        IDIST__CO_AWAIT(o, !o->slots_pending);
+    } else if (o->rank == o->root) {
+        idist__block_copy(o->out, o->work, o->nbytes);
+    }
+
+    IDIST__CO_AWAIT(o, !o->sends_pending);
+    idist__op_done(t);
+    IDIST__CO_END(o)
+}
+
+// Scratch: the blocks of v, v + 1, ... in this order. The root puts them where they belong.
+static void idist__tree_gather(idist__task *t) {
+    idist__op *o = idist__op_of(t);
+    idist__tree_op *state = &o->u.tree;
+    int n = o->n;
+    int v = idist__tree_relative_rank(t);
+    int i;
+
+    IDIST__CO_BEGIN(o)
+    idist__block_copy(o->work, o->in, o->nbytes);
+
+    for (state->distance = 1; state->distance < n && !(v & state->distance); state->distance *= 2)
+        if (v + state->distance < n)
+            idist__recv_step(t, -1, idist__block_wrap(v + state->distance + o->root, n), 0,
+                             o->work + (size_t)state->distance * o->nbytes,
+                             (size_t)idist__tree_size(v + state->distance, n) * o->nbytes);
+
+    IDIST__CO_AWAIT(o, !o->recvs_pending);
+
+    if (v)
+        idist__send_step(t, idist__block_wrap(v - state->distance + o->root, n), 0, o->work,
+                         (size_t)idist__tree_size(v, n) * o->nbytes);
+    else
+        for (i = 0; i < n; i++)
+            idist__block_copy(o->out + (size_t)idist__block_wrap(i + o->root, n) * o->nbytes,
+                              o->work + (size_t)i * o->nbytes, o->nbytes);
+
+    IDIST__CO_AWAIT(o, !o->sends_pending);
+    idist__op_done(t);
+    IDIST__CO_END(o)
+}
+
+// Scratch: as for gather.
+static void idist__tree_scatter(idist__task *t) {
+    idist__op *o = idist__op_of(t);
+    idist__tree_op *state = &o->u.tree;
+    int n = o->n;
+    int v = idist__tree_relative_rank(t);
+    int i;
+
+    IDIST__CO_BEGIN(o)
+    state->distance = idist__tree_distance(v, n);
+
+    if (v) {
+        idist__recv_step(t, 0, idist__block_wrap(v - state->distance + o->root, n), 0, o->work,
+                         (size_t)idist__tree_size(v, n) * o->nbytes);
+        IDIST__CO_AWAIT(o, !o->slots_pending);
+    } else {
+        for (i = 0; i < n; i++)
+            idist__block_copy(o->work + (size_t)i * o->nbytes,
+                              o->in + (size_t)idist__block_wrap(i + o->root, n) * o->nbytes,
+                              o->nbytes);
+    }
+
+    for (state->distance /= 2; state->distance; state->distance /= 2)
+        if (v + state->distance < n)
+            idist__send_step(t, idist__block_wrap(v + state->distance + o->root, n), 0,
+                             o->work + (size_t)state->distance * o->nbytes,
+                             (size_t)idist__tree_size(v + state->distance, n) * o->nbytes);
+
+    IDIST__CO_AWAIT(o, !o->sends_pending);
+    idist__block_copy(o->out, o->work, o->nbytes);
+    idist__op_done(t);
+    IDIST__CO_END(o)
+}

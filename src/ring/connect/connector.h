@@ -1,0 +1,504 @@
+// ring/connect/connector.h: all that is under way: listeners, attempts, handshakes
+//
+// Connects two ranks by a local socket or TCP. While ranks join (ring/join/) they make the
+// connections that they certainly need. In a world of many ranks that shares no memory these are
+// few; the others are made when a first message is to go through them (ring/engine/).
+//
+//
+//
+// WHO CONNECTS
+//
+// Each rank listens, and either of two may connect to the other. Both ends prove that they know
+// the key of the job, and tell their ranks. When both connect at once, the connection that the
+// higher rank has begun is the one that stays:
+//
+//   - a rank to which a lower one connects turns it away if it has reached that one itself;
+//   - a rank to which a higher one connects gives up its own attempt, and accepts.
+//
+// An accepting rank decides once the other has proven who it is, and before it says so. What it
+// has accepted is a link from then on. A rank that is turned away tries again a little later, but
+// by then, mostly, the other one has connected to it.
+//
+// A link over TCP may have several sockets (see ring/msg/). Each of them is connected by itself,
+// from either end; the link is connected when all are.
+//
+// Strangers may connect too. An incoming handshake that fails is closed and forgotten.
+//
+//     idist__connector_start   starts an attempt to connect to a rank
+//     idist__connector_polls   what to watch in poll
+//     idist__connector_next    advances everything without blocking, up to the next event
+//
+// The event that reports its outcome ends an attempt, except IDIST_ERR_NO_FDS: then it keeps
+// trying.
+#pragma once
+
+#include "os/clock.h"
+#include "os/poll.h"
+#include "os/socket.h"
+#include "base/fail.h"
+#include "base/text.h"
+#include "base/mem.h"
+#include "base/log.h"
+#include "net/auth.h"
+#include "net/secret.h"
+#include "net/pending.h"
+#include "ring/msg/ring_model.h"
+#include "ring/msg/sockets.h"
+#include "ring/msg/link.h"
+#include "ring/connect/attempt.h"
+
+enum {
+    IDIST__CONNECTOR_POLLS = 2 + IDIST__PENDING_SLOTS, // entries besides those of attempts
+    IDIST__CONNECTOR_LOOK_MS = 50                      // at incoming handshakes that say nothing
+};
+
+typedef struct idist__connector {
+    idist__ring *ring;
+    int rank;                // ours
+    int listeners[2];        // local socket, TCP; -1: none
+    idist__where *where;     // by rank
+    int socket_count;        // of a link over TCP
+    uint64_t job;            // its number
+    uint8_t key[32];         // authenticates connections of this job
+    bool listener_ready;     // somebody may wait at a listener
+    bool leaves;             // no new attempts
+    bool waits_for_names;    // while ranks join: a name may become known
+    int unknown_rank;        // whose name was not known at the last attempt to connect to it, ...
+    char unknown[256];       // ... and how the lookup failed; "": none did
+    int64_t no_fds_until_ns; // while descriptors are short, nothing is accepted before this time;
+                             // 0: they are not short
+    idist__attempt *attempts;
+    idist__pending incoming;
+    int incoming_count; // handshakes in it
+} idist__connector;
+
+static void idist__connector_free(idist__connector *c) {
+    const idist_allocator *mem;
+
+    if (!c) return;
+    mem = &c->ring->w->cfg.mem;
+
+    while (c->attempts) {
+        idist__attempt *a = c->attempts;
+        c->attempts = a->next;
+        idist__os_descriptor_close(&a->handshake.fd);
+        idist__mem_free(mem, a);
+    }
+
+    idist__pending_close(&c->incoming);
+    idist__os_descriptor_close(&c->listeners[0]);
+    idist__os_descriptor_close(&c->listeners[1]);
+    idist__mem_free(mem, c->where);
+    idist__mem_free(mem, c);
+}
+
+static idist__connector *idist__connector_new(idist__ring *ring) {
+    const idist_allocator *mem = &ring->w->cfg.mem;
+    size_t n = (size_t)ring->w->group.size;
+    idist__connector *c = (idist__connector *)idist__mem_alloc(mem, sizeof *c);
+
+    if (!c) return NULL;
+    c->ring = ring;
+    c->rank = ring->w->group.rank;
+    c->listeners[0] = -1;
+    c->listeners[1] = -1;
+    c->socket_count = 1;
+    idist__pending_init(&c->incoming);
+    c->where = (idist__where *)idist__mem_alloc(mem, sizeof *c->where * n);
+    if (c->where) return c;
+
+    idist__connector_free(c);
+
+    return NULL;
+}
+
+// Whether we reach a rank through a local socket.
+static bool idist__connector_is_local(const idist__connector *c, int rank) {
+    return strncmp(c->where[rank].text, "unix:", 5) == 0;
+}
+
+// The place of an attempt in the list, or of the end of the list.
+static idist__attempt **idist__connector_find(idist__connector *c, int rank, int socket) {
+    idist__attempt **at = &c->attempts;
+    while (*at && ((*at)->rank != rank || (*at)->socket != socket)) at = &(*at)->next;
+    return at;
+}
+
+// Gives up an attempt, or forgets one that is done.
+static void idist__connector_drop(idist__connector *c, idist__attempt **at) {
+    idist__attempt *a = *at;
+
+    if (!a) return;
+    *at = a->next;
+    idist__os_descriptor_close(&a->handshake.fd);
+    idist__mem_free(&c->ring->w->cfg.mem, a);
+}
+
+// Gives up connecting to a rank.
+static void idist__connector_give_up(idist__connector *c, int rank) {
+    int i;
+
+    for (i = 0; i < IDIST__SOCKETS_MAX; i++)
+        idist__connector_drop(c, idist__connector_find(c, rank, i));
+}
+
+// Whether the link of a rank has never been connected, and lacks this socket.
+static bool idist__connector_lacks(const idist__connector *c, int rank, int socket) {
+    const idist__link *l = &c->ring->links[rank];
+    bool is_new = !l->transport || (l->open && !idist__link_is_connected(l));
+
+    return is_new && socket < l->sockets.count && l->sockets.fds[socket] < 0;
+}
+
+// Starts to connect to a rank, unless that is under way. False: out of memory.
+static bool idist__connector_start(idist__connector *c, int rank) {
+    int socket;
+
+    for (socket = 0; socket < IDIST__SOCKETS_MAX && !c->leaves; socket++) {
+        idist__attempt **end = idist__connector_find(c, rank, socket), *a;
+
+        if (*end || !idist__connector_lacks(c, rank, socket)) continue;
+        a = (idist__attempt *)idist__mem_alloc(&c->ring->w->cfg.mem, sizeof *a);
+        if (!a) return false;
+        a->rank = rank;
+        a->socket = socket;
+        a->handshake.fd = -1;
+        *end = a;
+    }
+
+    return true;
+}
+
+// A handshake has succeeded: its connection becomes a socket of a link. Returns whether there is an
+// event: the link is connected, or cannot be watched.
+static bool idist__connector_add(idist__connector *c, idist__handshake *h, int socket,
+                                 idist__connect_event *event) {
+    int rank = (int)h->theirs.rank;
+    bool local = idist__connector_is_local(c, rank);
+    idist__link *l = &c->ring->links[rank];
+
+    if (!local) idist__os_socket_measured(h->fd);
+    l->sockets.fds[socket] = h->fd;
+    h->fd = -1;
+    idist__connector_drop(c, idist__connector_find(c, rank, socket));
+    if (!idist__sockets_is_complete(&l->sockets)) return false;
+
+    event->rank = rank;
+    event->status = IDIST_OK;
+
+    if (!idist__link_open(c->ring, l, local ? &idist__transport_unix : &idist__transport_tcp,
+                          &l->sockets)) {
+        event->error = errno;
+        event->status = idist__fail_errno("watching a connection", errno);
+        idist__sockets_close(&l->sockets);
+    }
+
+    return true;
+}
+
+// ---- accepting ----
+
+// Descriptors are short: gives back those of our own attempts that a higher rank may be making as
+// well, so that its connection can be accepted. Otherwise two ranks with one descriptor each would
+// wait for each other. Returns whether there were any.
+static bool idist__connector_give_way(idist__connector *c) {
+    idist__attempt *a;
+    bool any = false;
+
+    for (a = c->attempts; a; a = a->next) {
+        if (a->rank < c->rank || a->state == IDIST__ATTEMPT_WAITS) continue;
+        if (idist__attempt_is_known(a)) continue; // the answer is on its way
+        idist__attempt_wait(a, 2 * IDIST__ATTEMPT_WAIT_MS);
+        any = true;
+    }
+
+    return any;
+}
+
+static bool idist__connector_accept(idist__connector *c, int listener,
+                                    idist__connect_event *event) {
+    idist__handshake *h = idist__pending_slot(&c->incoming);
+
+    while (h) {
+        int fd = idist__os_socket_accept(listener);
+
+        if (fd < 0 && idist__os_socket_out_of_fds(errno)) {
+            c->no_fds_until_ns = idist__os_clock_deadline(IDIST__ATTEMPT_WAIT_MS);
+            if (idist__pending_evict(&c->incoming)) return false; // strangers use them up
+            if (idist__connector_give_way(c)) return false;
+            event->rank = -1;
+            event->status = IDIST_ERR_NO_FDS;
+            return true;
+        }
+
+        if (fd < 0) return false;
+        idist__os_descriptor_close(&h->fd);
+        idist__auth_begin(h, fd, true, c->key, IDIST__ROLE_LINK, c->job, c->rank,
+                          c->ring->w->group.size, idist__os_clock_deadline(IDIST__PENDING_MS));
+        idist__auth_set_secrecy(h, idist__secret_secrecy(&c->ring->w->cfg.secret));
+        h->asks = true;
+        h->ready = true;
+        h = idist__pending_slot(&c->incoming);
+    }
+
+    return false;
+}
+
+// Whether to accept the rank that has proven to be at the other end. A lower one is turned away
+// only if we have reached it ourselves.
+static bool idist__connector_welcomes(idist__connector *c, const idist__handshake *h) {
+    int rank = (int)h->theirs.rank;
+    int socket = (int)h->theirs.socket;
+    const idist__attempt *ours;
+
+    if (rank < 0 || rank >= c->ring->w->group.size || rank == c->rank) return false;
+    if (socket < 0 || !idist__connector_lacks(c, rank, socket)) return false;
+
+    ours = *idist__connector_find(c, rank, socket);
+
+    return rank > c->rank || !ours || ours->state != IDIST__ATTEMPT_GREETS;
+}
+
+// Advances an incoming handshake.
+static bool idist__connector_answer(idist__connector *c, idist__handshake *h,
+                                    idist__connect_event *event) {
+    bool done = false;
+    int socket;
+    idist_status status;
+
+    h->ready = false;
+    status = idist__auth_step(h, &done);
+    socket = (int)h->theirs.socket;
+
+    if (status == IDIST_OK && h->proven) {
+        if (!idist__connector_welcomes(c, h)) {
+            idist__os_descriptor_close(&h->fd);
+            return false;
+        }
+
+        h->asks = false;
+        status = idist__auth_step(h, &done);
+    }
+
+    if (status == IDIST_OK && !done) return false;
+
+    if (status == IDIST_OK && idist__connector_lacks(c, (int)h->theirs.rank, socket))
+        return idist__connector_add(c, h, socket, event);
+
+    idist__os_descriptor_close(&h->fd);
+    if (status != IDIST_OK)
+        idist__log_print(&c->ring->w->log, IDIST_LOG_DEBUG, "a connection was refused: %s",
+                         idist__me.text);
+
+    return false;
+}
+
+// Accepts, and advances all incoming handshakes.
+static bool idist__connector_receive(idist__connector *c, idist__connect_event *event) {
+    int64_t now_ns = idist__os_clock_now_ns();
+    bool is_full = c->incoming_count == IDIST__PENDING_SLOTS;
+    bool waited = c->no_fds_until_ns && now_ns >= c->no_fds_until_ns;
+    bool happened = false;
+    int i;
+
+    if (waited) c->no_fds_until_ns = 0;
+
+    for (i = 0; i < 2 && !c->no_fds_until_ns && (c->listener_ready || is_full || waited); i++)
+        if (c->listeners[i] >= 0 && !happened)
+            happened = idist__connector_accept(c, c->listeners[i], event);
+
+    c->listener_ready = false;
+
+    for (i = 0; i < IDIST__PENDING_SLOTS && !happened; i++) {
+        idist__handshake *h = &c->incoming.place[i];
+
+        if (h->fd >= 0 && h->ready) happened = idist__connector_answer(c, h, event);
+        if (h->fd >= 0 && now_ns >= h->deadline_ns) idist__os_descriptor_close(&h->fd);
+    }
+
+    c->incoming_count = idist__pending_count(&c->incoming);
+
+    return happened;
+}
+
+// ---- connecting ----
+
+// CONNECTS -> GREETS, if it is connected.
+static bool idist__connector_connected(idist__connector *c, idist__attempt *a,
+                                       idist__connect_event *event) {
+    bool local = idist__connector_is_local(c, a->rank);
+    int error, fd = a->handshake.fd;
+
+    if (!idist__os_poll_wait(fd, IDIST__OS_WRITABLE, 0)) {
+        if (idist__os_clock_now_ns() < a->due_ns) return false;
+        return idist__attempt_failed(a, ETIMEDOUT, event);
+    }
+
+    error = idist__os_socket_connect_end(&fd, local);
+    a->handshake.fd = fd;
+    if (error) return idist__attempt_failed(a, error, event);
+
+    idist__auth_begin(&a->handshake, fd, false, c->key, IDIST__ROLE_LINK, c->job, c->rank,
+                      c->ring->w->group.size, IDIST__FOREVER);
+    idist__auth_set_socket(&a->handshake, a->socket);
+    idist__auth_set_secrecy(&a->handshake, idist__secret_secrecy(&c->ring->w->cfg.secret));
+    a->handshake.ready = true;
+    a->state = IDIST__ATTEMPT_GREETS;
+
+    return false;
+}
+
+// Advances the handshake of an attempt.
+static bool idist__connector_greet(idist__connector *c, idist__attempt *a,
+                                   idist__connect_event *event) {
+    idist__handshake *h = &a->handshake;
+    bool done = false;
+    idist_status status;
+
+    h->ready = false;
+    status = idist__auth_step(h, &done);
+    if (status == IDIST_OK && !done) return false;
+
+    if (status != IDIST_OK && h->broke) {         // turned away, or there was no room for us
+        idist__attempt_wait(a, 5 + c->rank % 16); // not all ranks at the same moment
+        return false;
+    }
+
+    if (status == IDIST_OK && (int)h->theirs.rank == a->rank)
+        return idist__connector_add(c, h, a->socket, event); // frees the attempt
+
+    if (status == IDIST_OK)
+        status = idist__fail(IDIST_ERR_AUTH, "another rank listens at its address");
+    event->rank = a->rank;
+    event->status = status;
+
+    return true;
+}
+
+// The name of the rank's host cannot be resolved. Returns false if it will be tried again.
+static bool idist__connector_unknown(idist__connector *c, idist__attempt *a,
+                                     const idist__connect_event *event) {
+    if (!c->waits_for_names || event->error || event->status != IDIST_ERR_SYSTEM) return true;
+
+    if (!c->unknown[0])
+        idist__log_print(&c->ring->w->log, IDIST_LOG_WARN,
+                         "%s (IDIST_ADDR of rank %d); it is looked up until it is known or the "
+                         "time to join is up",
+                         idist__me.text, a->rank);
+    c->unknown_rank = a->rank;
+    idist__text_copy(c->unknown, sizeof c->unknown, idist__me.text);
+    idist__attempt_wait(a, IDIST__ATTEMPT_NAME_MS);
+
+    return false;
+}
+
+// Advances an attempt, which may be gone after that. With an event all attempts to connect to the
+// rank are, unless descriptors are short.
+static bool idist__connector_try(idist__connector *c, idist__attempt *a,
+                                 idist__connect_event *event) {
+    int rank = a->rank;
+    bool happened = false;
+
+    if (a->state == IDIST__ATTEMPT_WAITS && idist__os_clock_now_ns() >= a->due_ns) {
+        happened = idist__attempt_begin(a, &c->where[rank], event);
+        if (happened) happened = idist__connector_unknown(c, a, event);
+        else if (rank == c->unknown_rank) c->unknown[0] = 0;
+    }
+
+    if (!happened && a->state == IDIST__ATTEMPT_CONNECTS)
+        happened = idist__connector_connected(c, a, event);
+    if (!happened && a->state == IDIST__ATTEMPT_GREETS && a->handshake.ready)
+        happened = idist__connector_greet(c, a, event);
+    if (happened && event->status != IDIST_ERR_NO_FDS) idist__connector_give_up(c, rank);
+
+    return happened;
+}
+
+// ---- all of them ----
+
+// This rank leaves the world. Attempts that the peer cannot know of are dropped. One in which we
+// have already proven who we are continues, because the peer may have accepted it; its link then
+// says BYE. Returns whether any is left.
+static bool idist__connector_leave(idist__connector *c) {
+    const idist__attempt *a = c->attempts;
+
+    c->leaves = true;
+
+    while (a) {
+        const idist__attempt *next = a->next;
+
+        if (!idist__attempt_is_known(a))
+            idist__connector_drop(c, idist__connector_find(c, a->rank, a->socket));
+        a = next;
+    }
+
+    return c->attempts != NULL;
+}
+
+// When to go on even if poll reports nothing.
+static int64_t idist__connector_due_ns(const idist__connector *c) {
+    const idist__attempt *a;
+    int64_t due_ns = IDIST__FOREVER;
+
+    if (c->incoming_count) due_ns = idist__os_clock_deadline(IDIST__CONNECTOR_LOOK_MS);
+    if (c->no_fds_until_ns && c->no_fds_until_ns < due_ns) due_ns = c->no_fds_until_ns;
+    for (a = c->attempts; a; a = a->next)
+        if (a->state != IDIST__ATTEMPT_GREETS && a->due_ns < due_ns) due_ns = a->due_ns;
+
+    return due_ns;
+}
+
+// Entries of poll that idist__connector_polls fills at most.
+static size_t idist__connector_capacity(const idist__connector *c) {
+    return IDIST__CONNECTOR_POLLS + (size_t)c->ring->w->group.size * (size_t)c->socket_count;
+}
+
+// Fills entries of poll. Returns how many.
+static int idist__connector_polls(const idist__connector *c, idist__os_poll_entry *entries) {
+    bool accepts = c->incoming_count < IDIST__PENDING_SLOTS && !c->no_fds_until_ns;
+    const idist__attempt *a;
+    int i, count = 0;
+
+    for (i = 0; i < 2; i++)
+        if (c->listeners[i] >= 0 && accepts)
+            idist__os_poll_watch(&entries[count++], c->listeners[i], IDIST__OS_READABLE);
+
+    for (a = c->attempts; a; a = a->next)
+        if (a->state != IDIST__ATTEMPT_WAITS)
+            idist__os_poll_watch(&entries[count++], a->handshake.fd,
+                                 a->state == IDIST__ATTEMPT_CONNECTS
+                                     ? IDIST__OS_WRITABLE
+                                     : idist__auth_awaits(&a->handshake));
+
+    if (c->incoming_count) count += idist__pending_fill_polls(&c->incoming, entries + count);
+
+    return count;
+}
+
+// Poll has reported at least one of these entries. We do not check which, because another thread
+// may have closed some meanwhile: everything tries to advance.
+static void idist__connector_polled(idist__connector *c) {
+    idist__attempt *a;
+    int i;
+
+    c->listener_ready = true;
+    for (a = c->attempts; a; a = a->next) a->handshake.ready = true;
+    for (i = 0; i < IDIST__PENDING_SLOTS && c->incoming_count; i++)
+        c->incoming.place[i].ready = true;
+}
+
+// Goes on until something happens. False: nothing more can happen now.
+static bool idist__connector_next(idist__connector *c, idist__connect_event *event) {
+    idist__attempt *a, *next;
+
+    memset(event, 0, sizeof *event);
+
+    for (a = c->attempts; a; a = next) {
+        next = a->next;
+        if (idist__connector_try(c, a, event)) return true;
+    }
+
+    if (!c->listener_ready && !c->incoming_count && !c->no_fds_until_ns) return false;
+
+    return idist__connector_receive(c, event);
+}

@@ -1,0 +1,85 @@
+// ring/engine/announce.h: tells other members that this rank waits in a call
+//
+// A call that waits is announced to the members to which there is a connection, and to others when
+// there is one. When they are asked once more before the call is given up (g->asked_ns),
+// connections are made to all: those that do not answer will be named.
+#pragma once
+
+#include "launch/env.h"
+#include "core/kind.h"
+#include "core/model.h"
+#include "core/world.h"
+#include "core/fingerprint.h"
+#include "ring/msg/ring_model.h"
+#include "ring/msg/link.h"
+#include "ring/engine/deadlock.h"
+#include "ring/engine/ask.h"
+
+// Tells a member, by its rank in the group, that this rank waits in t.
+static void idist__announce_to(idist__ring *ring, const idist__task *t, bool only_call, int rank) {
+    const idist__ring_group *rg = idist__ring_group_of(t->group);
+    idist__link *l = &ring->links[t->group->ranks[rank]];
+    bool p2p = idist__kind_is_p2p(t->call.kind);
+    const idist__transfer *v;
+    idist__frame f;
+
+    if (rank == t->group->rank || (p2p && t->call.root != rank)) return;
+    memset(&f, 0, sizeof f);
+    f.type = IDIST__WAITS;
+    f.ctx = t->group->ctx;
+    f.fingerprint = p2p ? idist__fingerprint_of_task(t, IDIST__ALGO_AUTO)
+                        : rg->history[t->seq % IDIST__HISTORY];
+    f.aux = l->p2p_received;
+    f.tag = t->group->seq;
+
+    // Only the search for deadlocks needs these, and there is no deadlock while this rank can do
+    // something else.
+    if (only_call) f.flags = IDIST__ONLY_CALL;
+    if (only_call && idist__deadlock_needs(l, t, rank)) f.flags |= IDIST__NEEDS_YOU;
+    for (v = l->waiting.first; v && p2p && only_call; v = v->next)
+        if (v->task == t) f.id = v->id;
+
+    idist__link_control(ring, l, &f, NULL);
+    idist__deadlock_find(ring, t->group->ranks[rank]);
+}
+
+// Tells the other members, so that they can object, and answer that they are there.
+static void idist__announce_wait(idist__task *t) {
+    idist__ring *ring = idist__ring_of(t->group->w);
+    bool asks_all = t->group->asked_ns > t->started_ns;
+    bool only_call = idist__world_only_call(ring->w) == t;
+    int i;
+
+    if (!t->group->inner && !t->away && (t->asked || asks_all)) idist__ask_begin(ring, t);
+    if (t->asked) return; // the peer of a message knows already
+
+    for (i = 0; i < t->group->size && t->group->size > 1; i++) {
+        idist__announce_to(ring, t, only_call, i);
+        if (asks_all) idist__link_want(ring, &ring->links[t->group->ranks[i]]);
+    }
+
+    idist__ring_settle(ring);
+}
+
+// There is a connection to a rank now: it learns what others were told before.
+static void idist__announce_late(idist__ring *ring, int peer) {
+    idist__world *w = ring->w;
+    idist__link *l = &ring->links[peer];
+    const idist__task *t, *only = idist__world_only_call(w);
+    const idist_group *g;
+
+    // While the world is being closed its tables are gone, but its news is still true.
+    for (g = &w->group; g; g = g->next)
+        if (g->status != IDIST_OK &&
+            (g == &w->group || (g->rank >= 0 && idist__ring_group_of(g)->rank_of[peer] >= 0)))
+            idist__link_abort(ring, l, g->ctx, g->status, g->cause);
+
+    for (t = w->tasks; t && !ring->failed; t = t->next) {
+        int rank = idist__ring_group_of(t->group)->rank_of[peer];
+        if (t->announced && !t->done && !t->group->inner && rank >= 0)
+            idist__announce_to(ring, t, t == only, rank);
+    }
+
+    if (ring->said_bye) idist__link_bye(ring, l);
+    idist__link_flush(ring, l);
+}

@@ -1,0 +1,245 @@
+// ring/engine/ask.h: which members hold up a call, and whom those wait for in turn
+#pragma once
+
+#include "os/clock.h"
+#include "base/text.h"
+#include "core/kind.h"
+#include "core/model.h"
+#include "core/timer.h"
+#include "ring/msg/ring_model.h"
+#include "ring/msg/link.h"
+#include "ring/share/share.h"
+#include "ring/engine/deadlock.h"
+
+//------------------------------------------------------------------------------
+// which members hold up a call
+//
+// A rank knows how far each member has come (idist__seen) and, once it has sent WAITS, whether the
+// member answered.
+//------------------------------------------------------------------------------
+
+// Returns the rank of the world whose message a receive is getting, or -1 if none has begun to
+// arrive.
+static int idist__absent_sender(const idist__task *t) {
+    const idist_group *g = t->group;
+    const idist__ring *ring = idist__ring_of(g->w);
+    int i;
+
+    for (i = 0; i < g->size; i++) {
+        const idist__link *l = &ring->links[g->ranks[i]];
+        bool is_sender = l->in_transfer && l->in_transfer->task == t;
+
+        if (is_sender || idist__deadlock_has_transfer(&l->receiving, t)) return g->ranks[i];
+    }
+
+    return -1;
+}
+
+typedef enum idist__absence { // of a member that a call may be waiting for
+    IDIST__ABSENT = 1,        // it has not entered the call
+    IDIST__SILENT = 2,        // it has not answered when it was asked
+    IDIST__NEEDED = 4         // this rank waits for something that only that one can send
+} idist__absence;
+
+static int idist__absent_how(const idist__task *t, int rank) {
+    const idist_group *g = t->group;
+    const idist__seen *seen = &idist__ring_group_of(g)->seen[rank];
+    const idist__link *l = &idist__ring_of(g->w)->links[g->ranks[rank]];
+    bool entered = (int32_t)(seen->seq - t->seq) >= 0;
+    int64_t asked_ns = idist__timer_asked_ns(t);
+    int absence = 0;
+
+    if (t->whole.kind && seen->fingerprint.whole == t->whole.seq)
+        entered = true; // or an earlier step of the same parent
+    if (!entered) absence |= IDIST__ABSENT;
+    if (asked_ns && l->here_ns < asked_ns && !l->bye) absence |= IDIST__SILENT;
+    if (idist__deadlock_needs(l, t, rank)) absence |= IDIST__NEEDED;
+
+    return absence;
+}
+
+// Returns the next member from `rank` on that is absent in all of these ways, or the size of the
+// group if there is none.
+static int idist__absent_next(const idist__task *t, int rank, int absence) {
+    const idist_group *g = t->group;
+
+    while (rank < g->size && (rank == g->rank || (idist__absent_how(t, rank) & absence) != absence))
+        rank++;
+
+    return rank;
+}
+
+// Returns the rank of the world that a call waits for, or -1 if it waits for none in particular. Of
+// several ranks it is one that does not answer, or else one that has not entered the call.
+static int idist__absent_whom(const idist__task *t) {
+    static const int order[] = {IDIST__ABSENT | IDIST__SILENT, IDIST__SILENT | IDIST__NEEDED,
+                                IDIST__ABSENT | IDIST__NEEDED, IDIST__NEEDED, IDIST__ABSENT};
+    const idist_group *g = t->group;
+    int i, rank;
+
+    if (t->call.kind == IDIST__RECV && !idist__deadlock_is_unmatched(t))
+        return idist__absent_sender(t);
+    if (idist__kind_is_p2p(t->call.kind)) return t->call.root < 0 ? -1 : g->ranks[t->call.root];
+
+    idist__share_update_seen(t);
+
+    for (i = 0; i < (int)IDIST__COUNT_OF(order); i++) {
+        rank = idist__absent_next(t, 0, order[i]);
+        if (rank < g->size) return g->ranks[rank];
+    }
+
+    return -1;
+}
+
+//------------------------------------------------------------------------------
+// whom those members wait for in turn
+//
+// A rank that holds up a call may itself wait for another one, which may be stopped. So before a
+// call is given up or a warning is written, this rank asks (ASK) those that it waits for; each says
+// for whom it waits (ANSWER), and that rank is asked next:
+//
+//     rank 0            rank 1              rank 2 (stopped)
+//       | --- ASK ------> |
+//       |                 | --- ASK --------> |     because of PASS_ON: does it answer rank 1?
+//       | <-- ANSWER 2 -- |                   |
+//       | --- ASK ----------------------------> |
+//
+// The ranks are asked once more in the middle of the time that is left. By then they know whether
+// the rank that they wait for answers them. No rank has more than one question open to another one,
+// so what waits in a link is bounded, and nobody asks before a call is nearly out of time.
+//------------------------------------------------------------------------------
+
+enum { IDIST__ASK_MOST = 8 };                  // members that one call asks, and links of a chain
+#define IDIST__ASK_SILENCE_NS (50 * IDIST__MS) // from then on a rank counts as silent
+
+// Returns true if a rank was asked and does not answer.
+static bool idist__ask_is_silent(const idist__link *l) {
+    return l->asks && l->open && idist__os_clock_now_ns() - l->asked_ns >= IDIST__ASK_SILENCE_NS;
+}
+
+static void idist__ask_rank(idist__ring *ring, int rank, uint8_t flags) {
+    idist__link *l = &ring->links[rank];
+    idist__frame f;
+
+    if (rank == ring->w->group.rank || l->asks) return;
+    idist__link_want(ring, l);
+    if (!idist__link_is_connected(l)) return;
+    l->asks = true;
+    l->asked_ns = idist__os_clock_now_ns();
+
+    memset(&f, 0, sizeof f);
+    f.type = IDIST__ASK;
+    f.flags = flags;
+    idist__link_control(ring, l, &f, NULL);
+}
+
+// Asks a rank, unless this round of questions has done so.
+static void idist__ask_once(idist__ring *ring, int rank) {
+    if (ring->links[rank].asked_ns < ring->asking_ns) idist__ask_rank(ring, rank, IDIST__PASS_ON);
+}
+
+// Begins a round of questions for a call that is nearly out of time. Calls that are so at the same
+// time share a round.
+static void idist__ask_begin(idist__ring *ring, const idist__task *t) {
+    static const int order[] = {IDIST__NEEDED, IDIST__ABSENT};
+    int64_t now_ns = idist__os_clock_now_ns(), until_ns, again_ns;
+    int whom = idist__absent_whom(t), i, rank, count = 0;
+
+    if (now_ns - ring->asking_ns > IDIST__ASK_SILENCE_NS) ring->asking_ns = now_ns;
+    (void)idist__timer_ask_at(t, &until_ns);
+    again_ns = now_ns + (until_ns - now_ns) / 2;
+    if (!ring->ask_again_ns || again_ns < ring->ask_again_ns) ring->ask_again_ns = again_ns;
+    if (whom >= 0) idist__ask_once(ring, whom);
+    if (idist__kind_is_p2p(t->call.kind)) return;
+
+    for (i = 0; i < (int)IDIST__COUNT_OF(order); i++) {
+        rank = idist__absent_next(t, 0, order[i]);
+
+        for (; rank < t->group->size && count < IDIST__ASK_MOST; count++) {
+            idist__ask_once(ring, t->group->ranks[rank]);
+            rank = idist__absent_next(t, rank + 1, order[i]);
+        }
+    }
+}
+
+// Asks the ranks that have answered in this round once more, when it is time for that.
+static void idist__ask_again(idist__ring *ring) {
+    int i;
+
+    if (idist__os_clock_now_ns() < ring->ask_again_ns) return;
+    ring->ask_again_ns = 0;
+
+    for (i = 0; i < ring->w->group.size; i++)
+        if (ring->links[i].answered_ns > ring->asking_ns) idist__ask_rank(ring, i, IDIST__PASS_ON);
+}
+
+// Returns the call in which the program waits; NULL: it is not in one.
+static const idist__task *idist__ask_call(const idist__world *w) {
+    const idist__task *t, *oldest = NULL;
+
+    for (t = w->tasks; t && w->blocked_count; t = t->next) {
+        if (t->group->inner || t->detached || t->away) continue;
+        if (!t->async) return t;
+        oldest = t;
+    }
+
+    return oldest;
+}
+
+// Returns the rank that this rank waits for, as it has said in this round; -1: it has not.
+static int idist__ask_answered(const idist__ring *ring, int rank) {
+    const idist__link *l = &ring->links[rank];
+
+    if (idist__ask_is_silent(l) || !l->answered_ns || l->answered_ns < ring->asking_ns) return -1;
+    return (int)l->answer.aux - 1;
+}
+
+// Follows the answers from a rank on, to the end or until two ranks of them wait for each other.
+// Fills chain, which begins with the rank, and returns its length.
+static int idist__ask_follow(const idist__ring *ring, int rank, int *chain) {
+    int count = 1, i;
+
+    chain[0] = rank;
+
+    while (count < IDIST__ASK_MOST) {
+        bool is_end = ring->links[rank].answer.flags & IDIST__UNANSWERED;
+
+        if (rank == ring->w->group.rank) break;
+        rank = idist__ask_answered(ring, rank);
+        if (rank < 0) break;
+        for (i = 0; i < count && chain[i] != rank; i++) continue;
+        if (i < count) break;
+        chain[count++] = rank;
+        if (is_end) break;
+    }
+
+    return count;
+}
+
+// Appends whom a rank waits for, and whom that one waits for, and so on. Of a long chain only the
+// ends are named. Returns whether there was anything to append.
+static bool idist__ask_explain(const idist__ring *ring, int rank, char *text, size_t capacity) {
+    int chain[IDIST__ASK_MOST], count = idist__ask_follow(ring, rank, chain), i;
+    const idist__rank_info *nodes = ring->w->nodes;
+    const idist__link *l = NULL;
+
+    for (i = 0; i + 1 < count; i++) {
+        l = &ring->links[chain[i]];
+        if (i == 1 && count > 3) idist__text_append(text, capacity, "; ...");
+        if (i && i < count - 2) continue;
+        idist__text_append(text, capacity, "; rank %d waits for rank %d on %s in %s", chain[i],
+                           chain[i + 1], nodes[chain[i + 1]].hostname,
+                           idist__kind_names[l->answer.fingerprint.kind]);
+    }
+
+    rank = chain[count - 1];
+
+    if (l && l->answer.flags & IDIST__UNANSWERED)
+        idist__text_append(text, capacity, ", which does not answer rank %d", chain[count - 2]);
+    else if (idist__ask_is_silent(&ring->links[rank]))
+        idist__text_append(text, capacity, "; rank %d does not answer rank %d", rank,
+                           ring->w->group.rank);
+    else return count > 1;
+
+    return true;
+}

@@ -1,0 +1,236 @@
+// ring/engine/cancel.h: forgetting a call, and telling others that a group failed
+//
+// After idist__cancel_task no byte of the buffers of a call is touched, whatever still arrives.
+// What a task may have in the links, and what becomes of it:
+//
+//   receives posted, or matched    taken out; payloads that still come for them are dropped
+//   sends not begun                taken out; the credit of an eager one comes back
+//   sends partly written           completed from a copy, or the stream would be useless
+//   sends that wait for CTS        taken out; the answer will find nothing
+//
+// A call that no other rank knows of ends without consequences. If a peer knows of it already, the
+// group fails too; the return values say which it is.
+#pragma once
+
+#include "base/mem.h"
+#include "launch/env.h"
+#include "core/kind.h"
+#include "core/model.h"
+#include "core/group.h"
+#include "ring/shm/segment.h"
+#include "ring/msg/ring_model.h"
+#include "ring/msg/op.h"
+#include "ring/msg/transfer.h"
+#include "ring/msg/link.h"
+#include "ring/msg/message.h"
+#include "ring/share/share.h"
+#include "ring/algo/host.h"
+#include "ring/engine/deadlock.h"
+
+// Invalidates the addresses that this rank has announced in RTS frames: what peers on this host
+// read there from now on, they discard.
+static void idist__cancel_withdraw(const idist__ring *ring) {
+    if (!ring->shm) return;
+    __atomic_fetch_add(&idist__segment_doorbell(ring->shm, ring->shm->me)->withdrawn, 1u,
+                       __ATOMIC_SEQ_CST);
+}
+
+// Removes the transfers of a task from a list. Returns whether there were any.
+static bool idist__cancel_list(idist__ring *ring, const idist__transfer_list *list,
+                               const idist__task *t) {
+    idist__transfer *v, *next;
+    bool any = false;
+
+    for (v = list->first; v; v = next) {
+        next = v->next;
+        if (v->task != t) continue;
+        idist__transfer_take(v);
+        idist__transfer_free(ring, v);
+        any = true;
+    }
+
+    return any;
+}
+
+// A frame that is partly written must be completed. Its payload is copied, because the buffer
+// belongs to the caller again.
+static void idist__cancel_written(idist__ring *ring, idist__link *l, idist__transfer *v) {
+    size_t unwritten = v->piece - v->piece_moved;
+
+    if (idist__kind_is_p2p(v->task->call.kind)) idist__op_of(v->task)->transfer = NULL;
+    v->task = NULL;
+    if (v->frame.type == IDIST__RTS) idist__cancel_withdraw(ring);
+
+    if (!unwritten) {
+        // An RTS would wait for its CTS; its type is written already and can change here.
+        if (v->frame.type == IDIST__RTS) v->frame.type = IDIST__CREDIT;
+        v->nbytes = v->piece = v->piece_moved = v->moved = 0;
+        return;
+    }
+
+    v->owned = (char *)idist__mem_raw(&ring->w->cfg.mem, unwritten);
+
+    if (!v->owned) {
+        idist__link_write_failed(ring, l);
+        return;
+    }
+
+    memcpy(v->owned, v->data + v->moved + v->piece_moved, unwritten);
+    v->data = v->owned;
+    v->moved = v->piece_moved = 0;
+    v->nbytes = v->piece = unwritten;
+}
+
+// Takes out what is queued to be written. Returns whether the peer knows of any of it.
+static bool idist__cancel_queue(idist__ring *ring, idist__link *l, const idist__task *t) {
+    idist__transfer **at = &l->out;
+    bool known = false;
+
+    if (l->out && l->out->task == t && l->out->frame_moved + l->out->piece_moved > 0) {
+        known = true;
+        idist__cancel_written(ring, l, l->out);
+    }
+
+    while (*at) {
+        idist__transfer *v = *at;
+
+        if (v->task != t) {
+            at = &v->next;
+            continue;
+        }
+
+        known = known || v->started;
+        if (v->frame.type == IDIST__EAGER) l->window += v->nbytes + IDIST__FRAME_BYTES;
+        *at = v->next;
+        idist__transfer_free(ring, v);
+    }
+
+    l->out_end = at;
+
+    return known;
+}
+
+// Takes a task out of the messages that came early. Returns whether it had claimed one.
+static bool idist__cancel_early(idist__ring *ring, idist__link *l, const idist__task *t) {
+    idist__message *m, *next;
+    bool claimed = false;
+
+    for (m = l->early; m; m = next) {
+        next = m->next;
+
+        if (m->claim && m->claim->task == t) {
+            idist__transfer_free(ring, m->claim);
+            m->claim = NULL;
+            claimed = true;
+        }
+
+        if (m->self_send && m->self_send->task == t) {
+            idist__transfer_free(ring, m->self_send);
+            idist__message_free(ring, l, m);
+        }
+    }
+
+    return claimed;
+}
+
+// Takes a task out of all links. Returns whether a peer knows of any of it.
+static bool idist__cancel_links(idist__ring *ring, const idist__task *t) {
+    bool known = false;
+    int i;
+
+    for (i = 0; i < ring->w->group.size; i++) {
+        idist__link *l = &ring->links[i];
+
+        if (l->in_transfer && l->in_transfer->task == t) {
+            idist__transfer *v = l->in_transfer;
+            if (l->in.type == IDIST__EAGER) idist__transfer_free(ring, v); // it is in no list
+            l->in_transfer = NULL;
+            l->target = NULL;
+            known = true;
+        }
+
+        known |= idist__cancel_early(ring, l, t);
+        known |= idist__cancel_queue(ring, l, t);
+        if (ring->shm && idist__deadlock_has_transfer(&l->waiting, t)) idist__cancel_withdraw(ring);
+        known |= idist__cancel_list(ring, &l->waiting, t);
+        known |= idist__cancel_list(ring, &l->receiving, t);
+        idist__cancel_list(ring, &l->posted, t);
+    }
+
+    return known;
+}
+
+// The fast path for a send that waits for CTS or a receive without a message: it has one transfer,
+// and thousands may be cancelled at once. False: it is not of this kind.
+static bool idist__cancel_waiting(idist__ring *ring, const idist__task *t) {
+    idist__transfer *v = idist__kind_is_p2p(t->call.kind) ? idist__op_of(t)->transfer : NULL;
+
+    if (!v || !v->list) return false;
+    if (t->call.kind == IDIST__RECV && !idist__deadlock_is_unmatched(t)) return false;
+    if (t->call.kind == IDIST__SEND) idist__cancel_withdraw(ring);
+    idist__transfer_take(v);
+    idist__transfer_free(ring, v);
+
+    return true;
+}
+
+// Takes back the announcement that this rank waits in a receive.
+static void idist__cancel_announced(idist__ring *ring, const idist__task *t) {
+    idist__frame f;
+
+    if (!t->announced || t->call.root < 0) return;
+    memset(&f, 0, sizeof f);
+    f.type = IDIST__WAITS;
+    f.fingerprint.kind = IDIST__RECV;
+    idist__link_control(ring, &ring->links[idist__group_world_rank(t->group, t->call.root)], &f,
+                        NULL);
+}
+
+static void idist__cancel_collective(idist__ring *ring, idist__task *t) {
+    idist__op *o = idist__op_of(t);
+
+    if (o->algorithm == IDIST__ALGO_BY_HOST && !idist__host_cancel(t)) return;
+    if (idist__share_serves(o->algorithm)) idist__share_cancel(t);
+
+    idist__mem_free(&ring->w->cfg.mem, o->memory);
+    o->memory = NULL;
+}
+
+static bool idist__cancel_task(idist__task *t) {
+    idist__ring *ring = idist__ring_of(t->group->w);
+    bool was_waiting = idist__cancel_waiting(ring, t);
+    bool known = was_waiting || idist__cancel_links(ring, t); // a waiting send has announced itself
+
+    if (t->call.kind == IDIST__SEND) return !known;
+
+    if (t->call.kind == IDIST__RECV) {
+        idist__cancel_announced(ring, t);
+        return was_waiting;
+    }
+
+    idist__cancel_collective(ring, t);
+
+    return false;
+}
+
+// A receive that has found no message is in a list of its group only.
+static bool idist__cancel_retract(idist__task *t) {
+    return idist__deadlock_is_unmatched(t) && idist__cancel_task(t);
+}
+
+// Tells the other members that a group failed.
+static void idist__cancel_tell(idist_group *g) {
+    idist__ring *ring = idist__ring_of(g->w);
+    const idist__ring_group *rg = idist__ring_group_of(g);
+    int i;
+
+    idist__share_withdraw(g);
+
+    for (i = 0; i < g->size; i++)
+        if (i != g->rank)
+            idist__link_abort(ring, &ring->links[g->ranks[i]], g->ctx, g->status, g->cause);
+
+    if (rg->near) idist__group_fail(rg->near, g->status, g->cause);
+    if (rg->leads) idist__group_fail(rg->leads, g->status, g->cause);
+    idist__share_await_writers(g);
+}

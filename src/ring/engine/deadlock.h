@@ -1,0 +1,128 @@
+// ring/engine/deadlock.h: two ranks that wait for each other in different calls
+//
+// Calls on different groups, or a receive and a collective, exchange nothing that could be
+// compared. They are found by WAITS, a frame that a rank sends once it has waited for a while.
+// Neither rank can ever go on if all of this holds on both sides:
+//
+//   - the rank has one thread and one call under way, which blocks without a time-out of its own,
+//     so it can do nothing else;
+//   - that call lacks something that only the other rank can begin to send; or it is a collective
+//     that no rank completes before all have entered it, and the other rank, which waits in a send
+//     or receive, has not;
+//   - the other rank has not begun it, and nothing that could provide it is on its way.
+//
+// In any doubt (another thread, a request, a group we no longer know) this section says nothing,
+// and the deadline of the call decides.
+#pragma once
+
+#include "launch/env.h"
+#include "core/kind.h"
+#include "core/model.h"
+#include "core/world.h"
+#include "core/explain.h"
+#include "ring/msg/ring_model.h"
+#include "ring/msg/op.h"
+#include "ring/share/share.h"
+#include "ring/algo/host.h"
+
+static bool idist__deadlock_has_transfer(const idist__transfer_list *list, const idist__task *t) {
+    const idist__transfer *v;
+
+    for (v = list->first; v; v = v->next)
+        if (v->task == t) return true;
+
+    return false;
+}
+
+// Whether a receive has found no message yet.
+static bool idist__deadlock_is_unmatched(const idist__task *t) {
+    const idist__ring_group *rg = idist__ring_group_of(t->group);
+    const idist__transfer *v = idist__op_of(t)->transfer;
+    return v && (v->list == &rg->recvs || v->list == &rg->wild);
+}
+
+// Whether t lacks something that the peer of this link has to begin.
+static bool idist__deadlock_needs(const idist__link *l, const idist__task *t, int group_rank) {
+    const idist__op *o = idist__op_of(t);
+
+    if (t->call.kind == IDIST__RECV)
+        return t->call.root == group_rank && idist__deadlock_is_unmatched(t);
+
+    if (t->call.kind != IDIST__SEND &&
+        o->algorithm == IDIST__ALGO_BY_HOST) { // ask the step under way
+        const idist__task *step = idist__host_step_of(t);
+        int rank = -1;
+
+        if (step) rank = idist__ring_group_of(step->group)->rank_of[t->group->ranks[group_rank]];
+        return rank >= 0 && idist__deadlock_needs(l, step, rank);
+    }
+
+    if (t->call.kind != IDIST__SEND && idist__share_serves(o->algorithm))
+        return idist__share_needs(t, group_rank);
+
+    return idist__deadlock_has_transfer(&l->posted, t) ||
+           idist__deadlock_has_transfer(&l->waiting, t);
+}
+
+// Whether t is a collective that needs all members, and the peer waits in a send or receive before
+// it has entered t. Its contribution may come through other ranks, so there may be no transfer that
+// shows this.
+static bool idist__deadlock_needs_entry(const idist__task *t, const idist__frame *waits) {
+    if (!idist__kind_is_p2p((idist__kind)waits->fingerprint.kind)) return false;
+    if ((int32_t)(t->seq - waits->tag) <= 0) return false; // tag: the last call that it has entered
+
+    switch (t->call.kind) {
+    case IDIST__BARRIER: return true;
+    case IDIST__ALL_REDUCE:
+    case IDIST__ALL_GATHER:
+    case IDIST__REDUCE_SCATTER:
+    case IDIST__ALL_TO_ALL: return t->call.count > 0;
+    default: return false;
+    }
+}
+
+// Whether what the peer waits for may still come from us.
+static bool idist__deadlock_may_answer(idist__ring *ring, const idist__link *l,
+                                       const idist__frame *waits) {
+    const idist_group *g = idist__world_find_group(ring->w, waits->ctx);
+    const idist__message *m;
+
+    if (waits->fingerprint.kind == IDIST__RECV)
+        return waits->aux != l->p2p_sent; // aux: messages it had got from us when it said so
+    if (waits->fingerprint.kind != IDIST__SEND)
+        return !g || (int32_t)(waits->fingerprint.seq - g->seq) <= 0; // we have entered that call
+
+    for (m = l->early; m; m = m->next)
+        if (m->frame.type == IDIST__RTS && m->frame.id == waits->id)
+            return false; // its message is here, and no receive wants it
+
+    return true;
+}
+
+static void idist__deadlock_find(idist__ring *ring, int peer) {
+    idist__link *l = &ring->links[peer];
+    const idist__frame *waits = &l->peer_waits;
+    idist__task *ours;
+    idist_group *theirs;
+    char cause[400];
+    bool same_group;
+    int rank;
+
+    if (waits->type != IDIST__WAITS || waits->flags != (IDIST__NEEDS_YOU | IDIST__ONLY_CALL))
+        return;
+    ours = idist__world_only_call(ring->w);
+    if (!ours || !ours->announced) return;
+    rank = idist__ring_group_of(ours->group)->rank_of[peer];
+    same_group = ours->group->ctx == waits->ctx;
+    if (rank < 0 || (same_group && ours->seq == waits->fingerprint.seq && ours->seq)) return;
+    if (!idist__deadlock_needs(l, ours, rank) &&
+        !(same_group && idist__deadlock_needs_entry(ours, waits)))
+        return;
+    if (idist__deadlock_may_answer(ring, l, waits)) return;
+
+    theirs = idist__world_find_group(ring->w, waits->ctx);
+    idist__explain_deadlock(ours, peer, &waits->fingerprint, same_group, cause, sizeof cause);
+    idist__ring_fail(ring, ours->group, IDIST_ERR_MISMATCH, cause);
+    idist__ring_settle(ring);
+    if (theirs) idist__ring_fail(ring, theirs, IDIST_ERR_MISMATCH, cause);
+}

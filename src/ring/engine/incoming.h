@@ -1,0 +1,363 @@
+// ring/engine/incoming.h: what an arriving frame does
+//
+// A frame is a header of 64 bytes, and for some types a payload; ring/msg/ring_model.h lists them.
+// The reader calls idist__incoming_begin when a header is complete, writes the payload to
+// link.target (NULL: drops it), and calls idist__incoming_end.
+//
+// A peer is authenticated but may be faulty. No frame of its can make this rank write out of bounds
+// or read a payload that its type does not carry: idist__incoming_is_allowed checks every header,
+// and the link is given up when one is malformed. A field that ends up in an error text (a status,
+// the kind and the root of a call) must have a value that a rank of this world can send.
+#pragma once
+
+#include "os/clock.h"
+#include "base/fail.h"
+#include "launch/env.h"
+#include "core/kind.h"
+#include "core/model.h"
+#include "core/world.h"
+#include "core/fingerprint.h"
+#include "core/group.h"
+#include "core/matching.h"
+#include "ring/msg/ring_model.h"
+#include "ring/msg/transfer.h"
+#include "ring/msg/link.h"
+#include "ring/msg/message.h"
+#include "ring/msg/history.h"
+#include "ring/msg/match.h"
+#include "ring/share/pool.h"
+#include "ring/engine/deadlock.h"
+#include "ring/engine/ask.h"
+
+// Writes a text for a failure whose sender had no memory for one.
+static void idist__incoming_excuse(const idist__ring *ring, idist__link *l, int peer) {
+    snprintf(l->text, sizeof l->text, "rank %d on %s reports a failure without its cause", peer,
+             ring->w->nodes[peer].hostname);
+}
+
+// ABORT: another rank failed a group. If the group does not exist here yet, the frame waits for it.
+static void idist__incoming_abort(idist__ring *ring, idist__link *l, int peer) {
+    idist_group *g = idist__world_find_group(ring->w, l->in.ctx);
+    int status = (int)(int64_t)l->in.aux;
+    idist__message *m;
+
+    l->text[l->in.nbytes] = 0;
+    if (!l->in.nbytes) idist__incoming_excuse(ring, l, peer);
+    if (l->peer_waits.ctx == l->in.ctx) l->peer_waits.type = 0; // its call has ended
+
+    if (g) {
+        idist__group_fail(g, (idist_status)status, l->text);
+        return;
+    }
+
+    if (idist__message_find_closed(ring, l->in.ctx)) return;
+    m = idist__message_new(ring, l, &l->in, sizeof l->text);
+    if (!m) return;
+    m->frame.aux = (uint64_t)(int64_t)status;
+    memcpy(m->data, l->text, sizeof l->text);
+}
+
+// WAITS: the peer waits in a call. Since we may be what it waits for, it learns that we entered the
+// call too, or which call of the group was our last. If we are in a different call, both ranks
+// learn that.
+static void idist__incoming_waits(idist__ring *ring, idist__link *l, int peer) {
+    const idist__frame *waits = &l->in;
+    idist_group *g = idist__world_find_group(ring->w, waits->ctx);
+    const idist__closed *closed = g ? NULL : idist__message_find_closed(ring, waits->ctx);
+    bool p2p = waits->fingerprint.kind == IDIST__SEND || waits->fingerprint.kind == IDIST__RECV;
+    idist__frame answer;
+
+    l->peer_waits = *waits;
+
+    // It may not have been connected when the group failed.
+    if (closed && closed->status != IDIST_OK)
+        idist__link_abort(ring, l, waits->ctx, closed->status, "the group has failed before");
+
+    if (!p2p && g && g->status == IDIST_OK) {
+        if (!idist__history_agrees(ring, g, peer, waits)) return;
+        answer = *waits;
+        answer.type = IDIST__HERE;
+        if ((int32_t)(waits->fingerprint.seq - g->seq) > 0)
+            answer.fingerprint = idist__ring_group_of(g)->history[g->seq % IDIST__HISTORY];
+        idist__link_control(ring, l, &answer, NULL);
+    }
+
+    idist__deadlock_find(ring, peer);
+}
+
+// ASK: a call of the peer is nearly out of time. It learns whom this rank waits for, and whether
+// that rank answers this one.
+static void idist__incoming_ask(idist__ring *ring, idist__link *l) {
+    const idist__task *t = idist__ask_call(ring->w);
+    int whom = t ? idist__absent_whom(t) : -1;
+    bool pass_on = l->in.flags & IDIST__PASS_ON;
+    idist__frame answer;
+
+    if (whom == ring->w->group.rank) whom = -1;
+    memset(&answer, 0, sizeof answer);
+    answer.type = IDIST__ANSWER;
+    answer.aux = (uint64_t)whom + 1;
+    if (whom >= 0) answer.fingerprint = idist__fingerprint_of_task(t, IDIST__ALGO_AUTO);
+    if (whom >= 0 && idist__ask_is_silent(&ring->links[whom])) answer.flags = IDIST__UNANSWERED;
+    idist__link_control(ring, l, &answer, NULL);
+    if (whom >= 0 && pass_on) idist__ask_rank(ring, whom, 0);
+}
+
+// ANSWER: to an ASK of ours. The rank that the peer waits for is asked next.
+static void idist__incoming_answer(idist__ring *ring, idist__link *l) {
+    int whom = (int)l->in.aux - 1;
+
+    l->asks = false;
+    l->answered_ns = idist__os_clock_now_ns();
+    l->answer = l->in;
+    if (whom >= 0 && l->asked_ns >= ring->asking_ns && ring->asking_ns) idist__ask_once(ring, whom);
+}
+
+// BYE: the peer leaves the world. After a failure nothing else comes from it, and it reads nothing.
+static void idist__incoming_bye(idist__ring *ring, idist__link *l, int peer) {
+    idist__world *w = ring->w;
+
+    l->bye = true;
+    l->bye_status = (idist_status)(int)(int64_t)l->in.aux;
+    ring->left_count++;
+    if (l->bye_status == IDIST_OK) return;
+
+    l->text[l->in.nbytes] = 0;
+    if (!l->in.nbytes) idist__incoming_excuse(ring, l, peer);
+    if (w->group.rank >= 0) idist__ring_fail(ring, &w->group, l->bye_status, l->text);
+    idist__link_close(ring, l);
+}
+
+// HERE: the answer to a WAITS of ours.
+static void idist__incoming_here(idist__ring *ring, idist__link *l, int peer) {
+    idist_group *g = idist__world_find_group(ring->w, l->in.ctx);
+
+    l->here_ns = idist__os_clock_now_ns();
+    if (g && g->status == IDIST_OK) idist__history_agrees(ring, g, peer, &l->in);
+}
+
+static void idist__incoming_no_memory(idist__ring *ring, idist_group *g) {
+    idist__ring_fail_memory(ring, g ? g : &ring->w->group);
+}
+
+// EAGER or RTS: a message begins. An EAGER payload goes to the receive that wants it, or to memory
+// of its own; nothing follows an RTS. False when the frame is malformed.
+static bool idist__incoming_message(idist__ring *ring, idist__link *l, int peer) {
+    idist__frame *f = &l->in;
+    idist_group *g = idist__world_find_group(ring->w, f->ctx);
+    bool p2p = f->fingerprint.kind == IDIST__SEND;
+    bool closed = !g && idist__message_find_closed(ring, f->ctx);
+    idist__transfer *receive;
+
+    if (p2p && !idist__fingerprint_has_nbytes(&f->fingerprint, f->nbytes)) return false;
+
+    if (p2p) l->p2p_received++;
+    l->peer_waits.type = 0;
+    receive = idist__match_frame(ring, l, peer, f);
+
+    if (f->type == IDIST__RTS) {
+        if (receive) idist__link_answer_rts(ring, l, peer, receive, f);
+        else if (!closed && !idist__message_new(ring, l, f, 0)) idist__incoming_no_memory(ring, g);
+        l->left = 0;
+        return true;
+    }
+
+    l->in_transfer = receive;
+
+    if (receive) {
+        receive->frame = *f;
+        l->target = receive->data;
+    } else if (!closed && (!g || g->status == IDIST_OK)) {
+        l->in_message = idist__message_new(ring, l, f, (size_t)f->nbytes);
+        l->target = l->in_message ? l->in_message->data : NULL;
+        if (!l->in_message) idist__incoming_no_memory(ring, g);
+    }
+
+    return true;
+}
+
+// Takes out the send that a CTS or PULLED answers; NULL: it has been cancelled.
+static idist__transfer *idist__incoming_answered(idist__ring *ring, const idist__link *l) {
+    idist__transfer *v = idist__transfer_find(ring, &l->waiting, l->in.id);
+    if (v) idist__transfer_take(v);
+    return v;
+}
+
+// CTS without an RTS before it: the peer has posted a receive of a collective. If we have not
+// posted the send, the frame waits for it.
+static void idist__incoming_granted(idist__ring *ring, idist__link *l, int peer) {
+    idist_group *g = idist__world_find_group(ring->w, l->in.ctx);
+    idist__transfer *v;
+
+    if (g ? g->status != IDIST_OK : idist__message_find_closed(ring, l->in.ctx) != NULL) return;
+    if (g && !idist__history_agrees(ring, g, peer, &l->in)) return;
+
+    v = idist__match_step(ring, &l->waiting, peer, &l->in);
+    if (v) idist__link_send_data(ring, l, v, l->in.aux);
+    else if (!idist__message_new(ring, l, &l->in, 0)) idist__incoming_no_memory(ring, g);
+}
+
+// CTS: the peer has a place for a message.
+static void idist__incoming_clear_to_send(idist__ring *ring, idist__link *l, int peer) {
+    idist__transfer *v;
+
+    if (!l->in.id) {
+        idist__incoming_granted(ring, l, peer);
+        return;
+    }
+
+    v = idist__incoming_answered(ring, l);
+    if (v) idist__link_send_data(ring, l, v, l->in.aux);
+}
+
+// PULLED: the peer has read a message that we announced in our memory.
+static void idist__incoming_pulled(idist__ring *ring, const idist__link *l) {
+    idist__transfer *v = idist__incoming_answered(ring, l);
+    if (v) idist__transfer_done(ring, v);
+}
+
+// DATA: a piece of a message that we asked for. False when it is longer than the message, or has a
+// number that we did not give.
+static bool idist__incoming_data(idist__ring *ring, idist__link *l, int peer) {
+    idist__transfer *v = idist__transfer_find(ring, &l->receiving, l->in.id);
+
+    if (!v) {
+        v = idist__match_granted(ring, l, peer, &l->in);
+        if (v && (!v->granted || v->id != l->in.id)) return false;
+    }
+
+    if (v && l->in.nbytes > v->nbytes - v->moved) return false;
+    l->in_transfer = v; // NULL: the receive has been cancelled
+    l->target = v ? v->data + v->moved : NULL;
+
+    return true;
+}
+
+// Returns true if the frame carries the status of a failure.
+static bool idist__incoming_has_failure(const idist__frame *f) {
+    int64_t status = (int64_t)f->aux;
+    return status < 0 && status >= INT32_MIN && idist__fail_is_failure((int)status);
+}
+
+// Returns true if a rank of this world can be in the call that the frame names.
+static bool idist__incoming_names_call(const idist__ring *ring, const idist__frame *f) {
+    const idist__fingerprint *p = &f->fingerprint;
+
+    if (f->type == IDIST__HERE && !p->kind && !p->seq) return true; // it has entered none yet
+    if (f->type == IDIST__ANSWER && !f->aux) return true;
+    if (f->type < IDIST__WAITS && p->kind == IDIST__RECV) return false;
+
+    return p->kind > IDIST__NONE && p->kind < IDIST__KIND_COUNT && p->root >= -1 &&
+           idist__fingerprint_root(p) < ring->w->group.size;
+}
+
+// Whether the peer may send this header, of a frame that carries no message.
+static bool idist__incoming_is_control(const idist__ring *ring, const idist__link *l, int peer) {
+    const idist__frame *f = &l->in;
+    bool has_text = f->type == IDIST__ABORT || (f->type == IDIST__BYE && f->aux);
+
+    if (has_text) return f->nbytes <= IDIST__TEXT_BYTES && idist__incoming_has_failure(f);
+    if (f->type == IDIST__CREDIT) return f->nbytes <= IDIST__WINDOW_BYTES - l->window;
+    if (f->nbytes) return false;
+
+    switch (f->type) {
+    case IDIST__CTS: return f->id || idist__incoming_names_call(ring, f);
+    case IDIST__WAITS:
+    case IDIST__HERE: return idist__incoming_names_call(ring, f);
+    case IDIST__LEFT: return ring->shm && ring->shm->local[peer] >= 0;
+    case IDIST__ANSWER:
+        if (f->aux > (uint64_t)ring->w->group.size || !l->asks) return false;
+        return idist__incoming_names_call(ring, f);
+    case IDIST__PULLED:
+    case IDIST__BYE:
+    case IDIST__ASK: return true;
+    default: return false;
+    }
+}
+
+// Whether the peer may send this header. Messages that no receive wants yet are bounded by the
+// eager window and, for groups that do not exist here, by a fixed number. Frames without payload
+// (RTS, CTS) for groups that do exist are not bounded: a correct rank may have any number of calls
+// under way.
+static bool idist__incoming_is_allowed(const idist__ring *ring, const idist__link *l, int peer) {
+    const idist__frame *f = &l->in;
+    const idist_group *g = idist__world_find_group(ring->w, f->ctx);
+    bool names_group =
+        f->type <= IDIST__DATA || (f->type >= IDIST__WAITS && f->type <= IDIST__LEFT);
+
+    if (names_group && g && idist__ring_group_of(g)->rank_of[peer] < 0) return false;
+
+    switch (f->type) {
+    case IDIST__EAGER:
+        if (f->nbytes > IDIST__EAGER_BYTES || !idist__incoming_names_call(ring, f)) return false;
+        return f->nbytes + IDIST__FRAME_BYTES <= l->their_window;
+    case IDIST__RTS: return idist__incoming_names_call(ring, f);
+    case IDIST__DATA: return f->nbytes <= IDIST__PIECE_BYTES && idist__incoming_names_call(ring, f);
+    default: return idist__incoming_is_control(ring, l, peer);
+    }
+}
+
+// A header is complete. False when it is malformed.
+static bool idist__incoming_begin(idist__ring *ring, idist__link *l, int peer) {
+    bool ok = true;
+
+    l->in_transfer = NULL;
+    l->in_message = NULL;
+    l->target = NULL;
+    if (!idist__incoming_is_allowed(ring, l, peer)) return false;
+
+    l->left = (size_t)l->in.nbytes;
+
+    switch (l->in.type) {
+    case IDIST__EAGER:
+        l->their_window -= (size_t)l->in.nbytes + IDIST__FRAME_BYTES;
+        ok = idist__incoming_message(ring, l, peer);
+        break;
+    case IDIST__RTS: ok = idist__incoming_message(ring, l, peer); break;
+    case IDIST__CTS: idist__incoming_clear_to_send(ring, l, peer); break;
+    case IDIST__DATA: ok = idist__incoming_data(ring, l, peer); break;
+    case IDIST__PULLED: idist__incoming_pulled(ring, l); break;
+    case IDIST__CREDIT:
+        l->window += (size_t)l->in.nbytes;
+        l->left = 0; // nbytes is the credit; no payload follows
+        break;
+    case IDIST__WAITS: idist__incoming_waits(ring, l, peer); break;
+    case IDIST__HERE: idist__incoming_here(ring, l, peer); break;
+    case IDIST__ABORT: l->target = l->text; break;
+    case IDIST__LEFT: idist__pool_member_left(ring, l->in.ctx); break;
+    case IDIST__ASK: idist__incoming_ask(ring, l); break;
+    case IDIST__ANSWER: idist__incoming_answer(ring, l); break;
+    default: l->target = l->text; break; // IDIST__BYE
+    }
+
+    return ok;
+}
+
+// A frame and its payload are complete.
+static void idist__incoming_end(idist__ring *ring, idist__link *l, int peer) {
+    idist__transfer *v = l->in_transfer;
+    idist__message *m = l->in_message;
+
+    l->in_transfer = NULL;
+    l->in_message = NULL;
+
+    if (l->in.type == IDIST__EAGER) {
+        if (m) {
+            m->moved = (size_t)l->in.nbytes;
+            if (m->claim) idist__message_give(ring, l, peer, m, m->claim);
+            return;
+        }
+
+        idist__link_consumed(ring, l, (size_t)l->in.nbytes);
+        if (v) idist__transfer_received(ring, v, peer);
+    } else if (l->in.type == IDIST__DATA && v) {
+        v->moved += (size_t)l->in.nbytes;
+        if (v->moved < v->nbytes) return;
+        idist__transfer_take(v);
+        idist__transfer_received(ring, v, peer);
+    } else if (l->in.type == IDIST__ABORT) {
+        idist__incoming_abort(ring, l, peer);
+    } else if (l->in.type == IDIST__BYE) {
+        idist__incoming_bye(ring, l, peer);
+    }
+}

@@ -1,0 +1,258 @@
+// ring/engine/members.h: opening and closing a group, and its groups by host
+//
+// Frames for a group may arrive before it exists here. They wait in the links until the group is
+// opened. Closing a group drops what is left, and the ring remembers its context for a while, to
+// drop frames that arrive later.
+//
+// Once a group is open, its members meet. If they all share memory, each of them has offered a
+// region there, and collectives use those. If they are on several hosts, the group gets two inner
+// groups for collectives by host (near and leads, see ring/algo/host.h).
+#pragma once
+
+#include "base/mem.h"
+#include "base/window.h"
+#include "base/hash.h"
+#include "core/model.h"
+#include "core/group.h"
+#include "ring/shm/segment.h"
+#include "ring/shm/view.h"
+#include "ring/msg/ring_model.h"
+#include "ring/msg/link.h"
+#include "ring/msg/message.h"
+#include "ring/share/pool.h"
+#include "ring/algo/host.h"
+
+enum { IDIST__GROUP_NEAR = 1, IDIST__GROUP_LEADS = 2 }; // mixed into the context of the parent
+
+// Drops what has arrived for a context, and what still arrives.
+static void idist__members_drop(idist__ring *ring, uint64_t ctx, idist_status status) {
+    idist__closed *closed = &ring->closed[ring->nclosed++ % IDIST__CLOSED];
+    int i;
+
+    closed->ctx = ctx;
+    closed->status = status;
+
+    for (i = 0; i < ring->w->group.size; i++) {
+        idist__link *l = &ring->links[i];
+        idist__message *m, *next;
+
+        for (m = l->early; m; m = next) {
+            bool complete = m->frame.type == IDIST__EAGER && m->moved == m->frame.nbytes;
+            size_t nbytes = (size_t)m->frame.nbytes;
+
+            next = m->next;
+            if (m->frame.ctx != ctx) continue;
+            idist__message_free(ring, l, m);
+            if (complete && i != ring->w->group.rank) idist__link_consumed(ring, l, nbytes);
+        }
+    }
+}
+
+static bool idist__members_spans_hosts(const idist_group *g) {
+    const idist__rank_info *nodes = g->w->nodes;
+    int i;
+
+    for (i = 1; i < g->size; i++)
+        if (nodes[g->ranks[i]].host != nodes[g->ranks[0]].host) return true;
+
+    return false;
+}
+
+static void idist__members_close(idist_group *g) {
+    idist__ring *ring = idist__ring_of(g->w);
+    idist__ring_group *rg = idist__ring_group_of(g);
+    bool has_failed = g->status != IDIST_OK && !g->inner && rg->spans_hosts;
+    bool drops_near = has_failed && !rg->near, drops_leads = has_failed && !rg->leads;
+    const idist_group *parent;
+
+    idist__members_drop(ring, g->ctx, g->status);
+    if (rg->near) idist__group_free(rg->near);
+    if (rg->leads) idist__group_free(rg->leads);
+
+    // If the group failed before its members met here, others may have used the groups by host.
+    if (drops_near)
+        idist__members_drop(ring, idist__hash_mix(g->ctx, IDIST__GROUP_NEAR), g->status);
+    if (drops_leads)
+        idist__members_drop(ring, idist__hash_mix(g->ctx, IDIST__GROUP_LEADS), g->status);
+
+    for (parent = &g->w->group; g->inner && parent; parent = parent->next) {
+        idist__ring_group *of =
+            parent->rank >= 0 && parent->impl ? idist__ring_group_of(parent) : NULL;
+        if (of && of->near == g) of->near = NULL;
+        if (of && of->leads == g) of->leads = NULL;
+    }
+
+    idist__pool_leave(g);
+    idist__mem_free(&g->w->cfg.mem, rg->rank_of);
+    idist__mem_free(&g->w->cfg.mem, rg->seen);
+}
+
+// Handles what arrived from a rank for this group before the group existed.
+static void idist__members_hear(idist_group *g, idist__link *l) {
+    idist__message *m;
+
+    for (m = l->early; m; m = m->next) {
+        if (m->frame.ctx != g->ctx || !m->unknown) continue;
+        m->unknown = false;
+        l->unknown_count--;
+    }
+
+    for (m = l->early; m; m = m->next)
+        if (m->frame.ctx == g->ctx && m->frame.type == IDIST__ABORT)
+            idist__group_fail(g, (idist_status)(int)(int64_t)m->frame.aux, m->data);
+}
+
+// Makes the ring's part of a group.
+static idist_status idist__members_init(idist_group *g) {
+    idist__ring *ring = idist__ring_of(g->w);
+    idist__ring_group *rg = idist__ring_group_of(g);
+    const idist_allocator *mem = &g->w->cfg.mem;
+    int i;
+
+    rg->rank_of = (int *)idist__mem_alloc(mem, sizeof(int) * (size_t)g->w->group.size);
+    rg->seen = (idist__seen *)idist__mem_alloc(mem, sizeof *rg->seen * (size_t)g->size);
+
+    if (!rg->rank_of || !rg->seen) {
+        idist__mem_free(mem, rg->rank_of);
+        idist__mem_free(mem, rg->seen);
+        return IDIST_ERR_NO_MEMORY;
+    }
+
+    rg->spans_hosts = idist__members_spans_hosts(g);
+    for (i = 0; i < g->w->group.size; i++) rg->rank_of[i] = -1;
+    for (i = 0; i < g->size; i++) rg->rank_of[g->ranks[i]] = i;
+
+    for (i = 0; i < g->size; i++) {
+        idist__link *l = &ring->links[g->ranks[i]];
+
+        idist__members_hear(g, l);
+
+        if (i != g->rank && !l->open && !l->bye) {
+            char cause[200];
+            snprintf(cause, sizeof cause, "rank %d on %s was lost", g->ranks[i],
+                     g->w->nodes[g->ranks[i]].hostname);
+            idist__group_fail(g, IDIST_ERR_PEER_LOST, cause);
+        }
+    }
+
+    return IDIST_OK;
+}
+
+// ---- near and leads ----
+
+// Makes a group inside another one, from world ranks.
+static idist_status idist__members_new_inner(idist_group *parent, uint64_t salt, const int *ranks,
+                                             int n, idist_group **out) {
+    idist__world *w = parent->w;
+    idist_group *g = idist__group_new(w, n);
+    idist_status status;
+
+    if (!g) return IDIST_ERR_NO_MEMORY;
+    idist__group_set(g, idist__hash_mix(parent->ctx, salt), ranks, n);
+    g->inner = true;
+    status = idist__members_init(g);
+
+    if (status != IDIST_OK) {
+        g->rank = -1; // it is not open
+        idist__group_free(g);
+        return status;
+    }
+
+    idist__ring_group_of(g)->whole = parent;
+    g->next = w->group.next;
+    w->group.next = g;
+    *out = g;
+
+    return IDIST_OK;
+}
+
+typedef struct idist__group_hosts { // the members of a group by host
+    uint64_t *near_offers;          // regions that the members on this host offer
+    int *near, *leads;              // world ranks: members on this host; first member of each host
+    int near_count, lead_count;
+    bool in_order; // the members of each host are consecutive
+} idist__group_hosts;
+
+static void idist__members_find_hosts(const idist_group *g, const uint64_t *offers,
+                                      idist__group_hosts *hosts) {
+    int i, k, changes = 1;
+
+    for (i = 0; i < g->size; i++) {
+        uint64_t host = idist__host_of(g, i);
+
+        for (k = 0; k < i && idist__host_of(g, k) != host; k++) continue;
+
+        if (k == i) hosts->leads[hosts->lead_count++] = g->ranks[i];
+        if (i && host != idist__host_of(g, i - 1)) changes++;
+        if (host != idist__host_of(g, g->rank)) continue;
+        hosts->near_offers[hosts->near_count] = offers ? offers[i] : 1;
+        hosts->near[hosts->near_count++] = g->ranks[i];
+    }
+
+    hosts->in_order = changes == hosts->lead_count;
+}
+
+static idist_status idist__members_split_by_host(idist_group *g, const idist__group_hosts *hosts) {
+    idist__ring_group *rg = idist__ring_group_of(g);
+    idist_status status = IDIST_OK;
+
+    rg->nhosts = hosts->lead_count;
+    rg->in_order = hosts->in_order;
+
+    if (hosts->near_count > 1)
+        status = idist__members_new_inner(g, IDIST__GROUP_NEAR, hosts->near, hosts->near_count,
+                                          &rg->near);
+    if (status == IDIST_OK && rg->near) status = idist__pool_meet(rg->near, hosts->near_offers);
+    if (status == IDIST_OK && hosts->near[0] == g->w->group.rank)
+        status = idist__members_new_inner(g, IDIST__GROUP_LEADS, hosts->leads, hosts->lead_count,
+                                          &rg->leads);
+
+    return status;
+}
+
+// Gives a group what its members can use: regions of shared memory, or near and leads. offers: the
+// region that each member offers; NULL: the first one of each. The world passes NULL and so needs
+// no exchange: all ranks know the table of hosts, and all first regions are free.
+static idist_status idist__members_meet(idist_group *g, const uint64_t *offers) {
+    const idist_allocator *mem = &g->w->cfg.mem;
+    size_t n = (size_t)g->size;
+    idist__group_hosts hosts;
+    idist_status status = IDIST_OK;
+
+    idist__ring_group_of(g)->met = true;
+    memset(&hosts, 0, sizeof hosts);
+    hosts.near_offers =
+        (uint64_t *)idist__mem_alloc(mem, n * (sizeof *hosts.near_offers + 2 * sizeof(int)));
+    if (!hosts.near_offers) return IDIST_ERR_NO_MEMORY;
+    hosts.near = (int *)(void *)(hosts.near_offers + n);
+    hosts.leads = hosts.near + n;
+    idist__members_find_hosts(g, offers, &hosts);
+
+    if (hosts.lead_count == 1) status = idist__pool_meet(g, hosts.near_offers);
+    else if (hosts.lead_count < g->size) status = idist__members_split_by_host(g, &hosts);
+
+    idist__mem_free(mem, hosts.near_offers);
+
+    return status;
+}
+
+static idist_status idist__members_open(idist_group *g) {
+    idist_status status = idist__members_init(g);
+
+    if (status != IDIST_OK || g != &g->w->group) return status;
+    idist__pool_offer_region(g);
+    status = idist__members_meet(g, NULL);
+    if (status != IDIST_OK) idist__members_close(g);
+
+    return status;
+}
+
+// ---- memory that other ranks can reach ----
+
+static void *idist__members_alloc(idist__world *w, size_t nbytes) {
+    idist__segment *m = idist__ring_of(w)->shm;
+    void *p = m && m->window ? idist__window_alloc(m->window, nbytes) : NULL;
+
+    if (p) idist__view_publish(m);
+    return p;
+}

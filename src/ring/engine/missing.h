@@ -1,0 +1,138 @@
+// ring/engine/missing.h: names the ranks that a call waits for
+//
+// A call that waits for long or misses its deadline names the ranks that hold it up, and says in
+// whose eyes: after a network has failed in part, a rank may read there that it does not answer.
+#pragma once
+
+#include "base/text.h"
+#include "launch/env.h"
+#include "core/kind.h"
+#include "core/model.h"
+#include "core/explain.h"
+#include "ring/msg/ring_model.h"
+#include "ring/msg/op.h"
+#include "ring/share/share.h"
+#include "ring/algo/host.h"
+#include "ring/engine/deadlock.h"
+#include "ring/engine/ask.h"
+
+// Whether this rank itself could not connect to those that it names.
+static void idist__missing_fds(const idist__task *t, char *text, size_t capacity) {
+    if (idist__ring_of(t->group->w)->no_fds_ns > t->started_ns)
+        idist__text_append(text, capacity,
+                           "; this rank is out of file descriptors: raise ulimit -n");
+}
+
+static bool idist__missing_is_running(const idist_group *g, uint32_t seq) {
+    const idist__task *t = g->w->tasks;
+
+    while (t && (t->group != g || t->seq != seq)) t = t->next;
+
+    return t != NULL;
+}
+
+// The last call before t that this rank has completed and that needs something from every member,
+// so that all of them have entered it. NULL: none is remembered.
+static const idist__fingerprint *idist__missing_common(const idist__task *t) {
+    const idist__ring_group *rg = idist__ring_group_of(t->group);
+    uint32_t back;
+
+    for (back = 1; back < IDIST__HISTORY; back++) {
+        const idist__fingerprint *past = &rg->history[(t->seq - back) % IDIST__HISTORY];
+        bool sums = past->kind == IDIST__ALL_REDUCE && past->dtype < IDIST_DTYPE_COUNT &&
+                    past->check; // with 0 elements nobody waits
+
+        if (past->seq != t->seq - back) return NULL;
+        if (past->algorithm & IDIST__ON_DEVICE || !(sums || past->kind == IDIST__BARRIER)) continue;
+        if (!idist__missing_is_running(t->group, past->seq)) return past;
+    }
+
+    return NULL;
+}
+
+// The last call in which a member was heard, or, if that is later, the last one that it must have
+// entered: in many algorithms a rank receives from only a few others.
+static const idist__fingerprint *idist__missing_last_seen(const idist__task *t, int rank) {
+    const idist__seen *seen = &idist__ring_group_of(t->group)->seen[rank];
+    const idist__fingerprint *common = idist__missing_common(t);
+
+    if (common && (int32_t)(common->seq - seen->seq) > 0) return common;
+
+    return &seen->fingerprint;
+}
+
+// Names the other side of a message, and whom that one waits for.
+static int idist__missing_peer(const idist__task *t, char *text, size_t capacity) {
+    const idist_group *g = t->group;
+    int whom = idist__absent_whom(t), count = 1;
+
+    if (t->call.kind == IDIST__RECV && !idist__deadlock_is_unmatched(t)) {
+        if (!t->patient || whom < 0) return 0; // it gets more time
+        idist__text_append(text, capacity, "rank %d on %s, whose message has begun to arrive", whom,
+                           g->w->nodes[whom].hostname);
+    } else {
+        count = idist__explain_missing_peer(t, text, capacity);
+    }
+
+    if (whom >= 0) idist__ask_explain(idist__ring_of(g->w), whom, text, capacity);
+    idist__missing_fds(t, text, capacity);
+
+    return count;
+}
+
+// Every member has entered the call and answers, but the data does not come. Names the member that
+// this rank needs, if that one has said whom it waits for.
+static int idist__missing_needed(const idist__task *t, char *text, size_t capacity) {
+    const idist_group *g = t->group;
+    char chain[300] = "";
+    int rank = idist__absent_next(t, 0, IDIST__NEEDED);
+
+    if (rank == g->size) return 0;
+    if (!idist__ask_explain(idist__ring_of(g->w), g->ranks[rank], chain, sizeof chain)) return 0;
+    idist__explain_missing_rank(g, rank, idist__missing_last_seen(t, rank), 0, text, capacity);
+    idist__text_append(text, capacity, "%s", chain);
+
+    return 1;
+}
+
+// Which members to name: those of the first row below that fits any. A rank that has not entered
+// the call may itself wait in an earlier one; then it answers. A rank that has entered may have
+// been stopped since, or may have finished the call and be computing; in the second case this rank
+// needs nothing from it.
+static int idist__missing_name(idist__task *t, char *text, size_t capacity) {
+    static const int order[] = {IDIST__ABSENT | IDIST__SILENT, IDIST__SILENT | IDIST__NEEDED,
+                                IDIST__ABSENT, IDIST__SILENT};
+    idist_group *g = t->group;
+    const idist__ring *ring = idist__ring_of(g->w);
+    idist__task *step;
+    int i, row, first = 0, count = 0;
+
+    if (idist__kind_is_p2p(t->call.kind)) return idist__missing_peer(t, text, capacity);
+
+    step = idist__op_of(t)->algorithm == IDIST__ALGO_BY_HOST ? idist__host_step_of(t) : NULL;
+
+    if (step && !t->announced) { // nobody was asked yet
+        if (!idist__missing_name(step, text, capacity))
+            idist__text_append(text, capacity, "ranks of another host");
+        return 1;
+    }
+
+    idist__share_update_seen(t);
+
+    for (row = 0; row < (int)IDIST__COUNT_OF(order) && !count; row++) {
+        first = i = idist__absent_next(t, 0, order[row]);
+        for (; i < g->size; i = idist__absent_next(t, i + 1, order[row]))
+            idist__explain_missing_rank(g, i, idist__missing_last_seen(t, i), count++, text,
+                                        capacity);
+    }
+
+    if (count > 8) idist__text_append(text, capacity, " and %d more", count - 8);
+    if (!count) count = idist__missing_needed(t, text, capacity);
+    else if (order[row - 1] & IDIST__SILENT)
+        idist__text_append(text, capacity, ", which %s not answer rank %d",
+                           count > 1 ? "do" : "does", g->w->group.rank);
+    else idist__ask_explain(ring, g->ranks[first], text, capacity);
+    idist__missing_fds(t, text, capacity);
+
+    return count;
+}

@@ -1,0 +1,597 @@
+// ring/engine/progress.h: reads links, writes what is queued, finds links that ended
+//
+// What makes the calls of the ring backend move. Calls start and are cancelled; frames arrive
+// from other ranks and complete sends and receives; a rank with nothing to do sleeps; a call that
+// waits too long names the ranks it waits for.
+//
+// Everything runs under the lock of the world, which only sleeping releases.
+//
+// PATH OF A MESSAGE
+//
+// idist__progress_run   a caller polls, or the progress thread does
+// idist__progress_move_all       each link in turn: writes what is queued, reads what has arrived
+// idist__progress_read   bytes, straight into a large message or through the stage of the link
+// idist__progress_parse  cuts the stage into frames and payloads
+// idist__incoming_begin     a header is complete: may the peer send this? where does the payload
+// go? idist__incoming_end       the payload is complete: the receive is done idist__op_run the
+// algorithm that posted the receive goes on
+//
+// A link has a stage, memory for bytes that were read ahead: many small frames arrive by one read.
+// The rest of a large payload bypasses the stage: it is read straight to where it belongs.
+//
+// With few links it is cheapest to try to read every one; with many, ring->watch tells which ones
+// have data. Links of which a read costs no system call are always tried.
+#pragma once
+
+#include "os/clock.h"
+#include "os/thread.h"
+#include "os/poll.h"
+#include "os/beacon.h"
+#include "base/fail.h"
+#include "base/text.h"
+#include "base/log.h"
+#include "core/kind.h"
+#include "core/model.h"
+#include "core/group.h"
+#include "core/extent.h"
+#include "ring/shm/segment.h"
+#include "ring/shm/liveness.h"
+#include "ring/msg/ring_model.h"
+#include "ring/msg/link.h"
+#include "ring/msg/match.h"
+#include "ring/msg/recv.h"
+#include "ring/share/share.h"
+#include "ring/algo/host.h"
+#include "ring/connect/attempt.h"
+#include "ring/connect/connector.h"
+#include "ring/engine/deadlock.h"
+#include "ring/engine/ask.h"
+#include "ring/engine/incoming.h"
+#include "ring/engine/announce.h"
+
+enum {
+    IDIST__PROGRESS_READS = 16,    // of one link before the others get their turn
+    IDIST__PROGRESS_DIRECT = 4096, // from how many bytes on a payload bypasses the stage
+    IDIST__PROGRESS_FEW = 4,       // up to how many polled links trying each is cheaper than poll
+    IDIST__PROGRESS_TURNS = 8,     // of a caller that polls, of which one reads all links
+    IDIST__PROGRESS_WAKES = 3      // entries of a poll set before those of the connector
+};
+
+static size_t idist__progress_least(size_t a, size_t b) { return a < b ? a : b; }
+
+// Takes a frame, or what is there of it, out of the stage. Most frames are there as a whole, and
+// copying a constant size takes a fifth of the instructions.
+static void idist__progress_take_frame(idist__link *l, size_t unread) {
+    size_t nbytes = idist__progress_least(IDIST__FRAME_BYTES - l->in_moved, unread);
+
+    if (nbytes == IDIST__FRAME_BYTES) memcpy(&l->in, l->stage + l->at, IDIST__FRAME_BYTES);
+    else memcpy((char *)&l->in + l->in_moved, l->stage + l->at, nbytes);
+    l->in_moved += nbytes;
+    l->at += nbytes;
+}
+
+// Cuts the bytes in the stage into frames and payloads, until `frames` of them are complete. False
+// when one is malformed.
+static bool idist__progress_parse(idist__ring *ring, idist__link *l, int peer, size_t frames) {
+    while (l->open && l->at < l->end && frames) {
+        size_t unread = l->end - l->at;
+        size_t nbytes;
+
+        if (l->in_moved < IDIST__FRAME_BYTES) {
+            idist__progress_take_frame(l, unread);
+            if (l->in_moved < IDIST__FRAME_BYTES) break;
+            if (!idist__incoming_begin(ring, l, peer)) return false;
+        } else {
+            nbytes = idist__progress_least(l->left, unread);
+
+            if (l->target) {
+                memcpy(l->target, l->stage + l->at, nbytes);
+                l->target += nbytes;
+            }
+
+            l->left -= nbytes;
+            l->at += nbytes;
+        }
+
+        if (l->in_moved == IDIST__FRAME_BYTES && !l->left) {
+            l->in_moved = 0;
+            frames--;
+            idist__incoming_end(ring, l, peer);
+        }
+
+        idist__ring_settle(ring); // before a later frame completes the call that failed
+    }
+
+    if (l->at == l->end) l->at = l->end = 0;
+
+    return true;
+}
+
+// The connection to a rank is of no use any more. Unless that rank has finalized, it is lost.
+static void idist__progress_lost(idist__ring *ring, int peer, const char *how) {
+    idist__link *l = &ring->links[peer];
+
+    if (!l->open) return;
+    idist__link_close(ring, l);
+    if (!l->bye) idist__group_lose_rank(ring->w, peer, how);
+}
+
+// How much to read into the stage, which is empty: only the header of a frame with a large payload,
+// if that costs no system call. Then the payload is copied once, to where it belongs.
+static size_t idist__progress_capacity(const idist__link *l) {
+    idist__frame f;
+
+    if (l->in_moved || !l->transport->peek_header || !l->transport->peek_header(l->port, &f))
+        return IDIST__STAGE_BYTES;
+    if (f.nbytes < IDIST__PROGRESS_DIRECT || f.type == IDIST__RTS) return IDIST__STAGE_BYTES;
+    return IDIST__FRAME_BYTES;
+}
+
+// Reads what has arrived, up to a bound. False when the stream has just ended or broken: see
+// idist__progress_judge.
+static bool idist__progress_read(idist__ring *ring, int peer) {
+    idist__link *l = &ring->links[peer];
+    int reads;
+
+    if (l->open && l->at < l->end && !idist__progress_parse(ring, l, peer, SIZE_MAX))
+        idist__progress_lost(ring, peer, "it sent a malformed frame");
+
+    for (reads = 0; reads < IDIST__PROGRESS_READS && l->open && !l->ended; reads++) {
+        bool direct =
+            l->in_moved == IDIST__FRAME_BYTES && l->left >= IDIST__PROGRESS_DIRECT && l->target;
+        size_t capacity = direct ? l->left : idist__progress_capacity(l);
+        ptrdiff_t n = l->transport->read(l->port, direct ? l->target : l->stage, capacity);
+
+        if (n == 0) break;
+
+        if (n < 0) {
+            l->ended = true;
+            l->ended_errno = errno;
+            return false;
+        }
+
+        if (direct) {
+            l->target += n;
+            l->left -= (size_t)n;
+            if (l->left) continue;
+            l->in_moved = 0;
+            idist__incoming_end(ring, l, peer);
+            idist__ring_settle(ring);
+            continue;
+        }
+
+        l->at = 0;
+        l->end = (size_t)n;
+
+        if (!idist__progress_parse(ring, l, peer, SIZE_MAX)) {
+            idist__progress_lost(ring, peer, "it sent a malformed frame");
+            break;
+        }
+
+        if ((size_t)n < capacity) break; // most likely there is no more
+    }
+
+    if (l->open && l->polled) idist__link_watch_next(ring, l, l->watched_out >= 0);
+
+    return true;
+}
+
+// The frame with which the stage of a link goes on, if its payload is there as well.
+static bool idist__progress_staged(const idist__link *l, idist__frame *f) {
+    size_t unread = l->end - l->at;
+
+    if (unread < sizeof *f) return false;
+    memcpy(f, l->stage + l->at, sizeof *f);
+
+    return f->type == IDIST__EAGER && f->nbytes <= unread - sizeof *f;
+}
+
+// Reads what has arrived of a link if its stage is empty. Returns whether it holds anything.
+static bool idist__progress_fill(idist__link *l) {
+    idist__frame f;
+
+    if (l->at < l->end) return true;
+    if (!l->transport->peek_header(l->port, &f)) return false;
+    l->at = 0;
+    l->end = (size_t)l->transport->read(l->port, l->stage, IDIST__STAGE_BYTES);
+
+    return true;
+}
+
+// A receive beside other calls, or with a request: takes its message out of the stage, or a large
+// one out of the link, without a task. Messages that earlier receives want go to them first.
+static bool idist__progress_take(const idist_group *g, const idist__call *c) {
+    idist__ring *ring = idist__ring_of(g->w);
+    const idist__ring_group *rg = idist__ring_group_of(g);
+    idist__link *l = idist__recv_link(g, c);
+    int peer = l ? idist__link_rank(ring, l) : -1;
+    idist__frame f;
+
+    if (!l) return false;
+    if (l->at == l->end && !rg->recvs.first && !rg->wild.first &&
+        l->transport->peek_header(l->port, &f) && f.nbytes >= IDIST__PROGRESS_DIRECT)
+        return idist__recv_take(g, c, l, &f);
+    if (!idist__progress_fill(l)) return false;
+
+    for (;;) {
+        if (!idist__progress_staged(l, &f) || f.ctx != g->ctx) return false;
+        if (f.fingerprint.kind != IDIST__SEND) return false;
+        if (!rg->recvs.first && !rg->wild.first) break;
+        if (!idist__match_oldest(ring, g, peer, &f)) break;
+        if (!idist__progress_parse(ring, l, peer, 1)) {
+            idist__progress_lost(ring, peer, "it sent a malformed frame");
+            idist__ring_settle(ring);
+            return false;
+        }
+
+        if (l->early || !l->open || g->status != IDIST_OK || !idist__progress_fill(l)) return false;
+    }
+
+    if (!idist__recv_wants(g, c, l, &f)) return false;
+    idist__block_copy(c->recv, l->stage + l->at + sizeof f, (size_t)f.nbytes);
+    l->at += sizeof f + (size_t)f.nbytes;
+    idist__recv_taken(ring, c, l, &f);
+
+    return true;
+}
+
+// Whether the process of a rank is known to have died, rather than to have left the world.
+static bool idist__progress_has_died(const idist__ring *ring, int peer) {
+    int local = ring->shm ? ring->shm->local[peer] : -1;
+    return local >= 0 && idist__liveness_get(ring->shm, local) == IDIST__ENDED_DIED;
+}
+
+// Declares ranks lost whose streams have ended: those that are known to have died, or all.
+static void idist__progress_declare(idist__ring *ring, bool all) {
+    int i, me = ring->w->group.rank;
+
+    for (i = 0; i < ring->w->group.size; i++) {
+        const idist__link *l = &ring->links[i];
+        char how[300];
+
+        if (!l->open || !l->ended || !(all || idist__progress_has_died(ring, i))) continue;
+        if (!idist__link_is_connected(l))
+            snprintf(how, sizeof how,
+                     "no connection to it from rank %d can be made (%s): it died, or left after a "
+                     "failure",
+                     me, ring->unreachable);
+        else if (l->ended_errno)
+            snprintf(how, sizeof how, "its connection to rank %d broke: %s", me,
+                     strerror(l->ended_errno));
+        else
+            snprintf(how, sizeof how,
+                     "its process ended, or closed the connection without idist_finalize");
+        idist__progress_lost(ring, i, how);
+    }
+}
+
+// A stream has ended. When one rank dies, others that have heard of it may end too, and their
+// streams with them. So what there is to know is gathered first: those others may have sent the
+// reason before they ended, and one whose process died is more likely to be the first than one that
+// has left.
+static void idist__progress_judge(idist__ring *ring) {
+    int i;
+
+    if (ring->shm) {
+        idist__liveness_look(ring->shm, ring->shm->n);
+        idist__liveness_any(ring->shm);
+    }
+
+    for (i = 0; i < ring->w->group.size; i++) {
+        const idist__link *l = &ring->links[i];
+
+        if (l->open && !l->ended) idist__progress_read(ring, i);
+        while (l->open && !l->ended && idist__progress_has_died(ring, i)) {
+            ring->shm->ports[ring->shm->local[i]].look = true; // its death may not be counted yet
+            idist__progress_read(ring, i);                     // the rest of what it has written
+        }
+    }
+
+    if (ring->shm) idist__share_progress(ring); // a rank may leave once it has done its part
+    idist__ring_settle(ring);
+
+    idist__progress_declare(ring, false);
+    idist__progress_declare(ring, true);
+}
+
+// Returns a call that waits for this rank, or has something to send to it; NULL: there is none.
+static const idist__task *idist__progress_needs(const idist__ring *ring, int peer) {
+    const idist__link *l = &ring->links[peer];
+    const idist__transfer *v;
+    const idist__task *t;
+
+    for (v = l->out; v; v = v->next)
+        if (v->task) return v->task;
+
+    for (t = ring->w->tasks; t; t = t->next) {
+        int rank = idist__ring_group_of(t->group)->rank_of[peer];
+        if (rank < 0 || rank == t->group->rank || t->away) continue;
+        if (idist__deadlock_needs(l, t, rank)) return t;
+    }
+
+    return NULL;
+}
+
+static bool idist__progress_all_left(const idist_group *g) {
+    const idist__ring *ring = idist__ring_of(g->w);
+    int i;
+
+    for (i = 0; i < g->size; i++)
+        if (i != g->rank && !ring->links[g->ranks[i]].bye) return false;
+
+    return g->size > 1;
+}
+
+// Returns a receive from any rank of a group that has this member and that all others have left,
+// too, or NULL if there is none.
+static const idist__task *idist__progress_forsaken(const idist__ring *ring, int peer) {
+    const idist__task *t;
+
+    for (t = ring->w->tasks; t; t = t->next) {
+        if (t->call.kind != IDIST__RECV || t->call.root != IDIST_ANY_SOURCE || t->away) continue;
+        if (idist__ring_group_of(t->group)->rank_of[peer] < 0) continue;
+        if (idist__deadlock_is_unmatched(t) && idist__progress_all_left(t->group)) return t;
+    }
+
+    return NULL;
+}
+
+// Fails the group of a call that needs a rank which has left the world. The cause is why the rank
+// left, not the rank itself. A message to or from the rank says as well that it has left.
+static void idist__progress_miss(idist__ring *ring, const idist__task *t, int peer) {
+    const idist__link *l = &ring->links[peer];
+    idist_group *g = t->group;
+    const char *host = ring->w->nodes[peer].hostname;
+    char cause[400];
+
+    if (g->inner) g = idist__ring_group_of(g)->whole;
+
+    if (l->bye_status == IDIST_OK) {
+        snprintf(cause, sizeof cause, "rank %d on %s was lost: it has left the world", peer, host);
+        idist__ring_fail(ring, g, IDIST_ERR_PEER_LOST, cause);
+        return;
+    }
+
+    idist__text_copy(cause, sizeof cause, l->text);
+    if (idist__kind_is_p2p(t->call.kind))
+        idist__text_append(cause, sizeof cause, "; rank %d on %s has left the world after that",
+                           peer, host);
+    idist__ring_fail(ring, g, l->bye_status, cause);
+}
+
+// Looks for calls that need a rank which has left the world. A rank leaves when it has completed
+// its calls, so the others complete these as well; but it begins nothing any more.
+static void idist__progress_left(idist__ring *ring) {
+    const idist__task *t;
+    int i;
+
+    for (i = 0; i < ring->w->group.size && !ring->failed; i++) {
+        if (!ring->links[i].bye) continue;
+        // A rank leaves in order when all have called idist_finalize, which ends the calls that
+        // other threads of this rank are in.
+        if (ring->w->closing && ring->links[i].bye_status == IDIST_OK) continue;
+        t = idist__progress_needs(ring, i);
+        if (!t) t = idist__progress_forsaken(ring, i);
+        if (t) idist__progress_miss(ring, t, i);
+    }
+}
+
+// Descriptors are short: what needs a connection goes on trying, and may miss its deadline.
+static void idist__progress_short_of_fds(idist__ring *ring) {
+    if (!ring->no_fds_ns)
+        idist__log_print(&ring->w->log, IDIST_LOG_WARN,
+                         "out of file descriptors: this rank cannot connect to others; raise "
+                         "ulimit -n");
+    ring->no_fds_ns = idist__os_clock_now_ns();
+}
+
+// A rank cannot be reached. If nothing waits for it, it may have left the world in order. Returns
+// whether it is lost.
+static bool idist__progress_unreachable(idist__ring *ring, const idist__connect_event *event) {
+    idist__link *l = &ring->links[event->rank];
+
+    if (!idist__progress_needs(ring, event->rank)) return false;
+    l->ended = true;
+    l->ended_errno = event->error;
+    idist__text_copy(ring->unreachable, sizeof ring->unreachable,
+                     event->error ? strerror(event->error) : idist__me.text);
+
+    return true;
+}
+
+// Makes connections for links that want one, and takes those that other ranks make. Returns whether
+// anything has happened.
+static bool idist__progress_connect(idist__ring *ring) {
+    idist__connector *c = ring->connector;
+    idist__connect_event event;
+    bool happened = false, ended = false;
+
+    if (!c) return false;
+
+    while (ring->wanted) {
+        idist__link *l = ring->wanted;
+
+        ring->wanted = l->next_wanted;
+        l->wanted = false;
+        if (!l->open || idist__link_is_connected(l)) continue;
+        if (idist__connector_start(c, idist__link_rank(ring, l))) continue;
+        idist__ring_fail_memory(ring, &ring->w->group);
+        happened = true;
+    }
+
+    while (idist__connector_next(c, &event)) {
+        if (event.status == IDIST_ERR_NO_FDS) {
+            idist__progress_short_of_fds(ring);
+            continue;
+        }
+
+        happened = true;
+        if (event.status == IDIST_OK) idist__announce_late(ring, event.rank);
+        else if (idist__progress_unreachable(ring, &event)) ended = true;
+    }
+
+    if (ended) idist__progress_judge(ring);
+
+    return happened;
+}
+
+// Serves the links of which ring->watch reports something.
+static void idist__progress_serve(idist__ring *ring) {
+    idist__os_watch_events events;
+    int i, count = idist__os_watch_take(ring->watch, &events);
+    bool ended = false;
+
+    for (i = 0; i < count; i++) {
+        int rank = idist__os_watch_tag(&events, i);
+        idist__link *l = &ring->links[rank];
+
+        if (l->open && idist__os_watch_writable(&events, i)) idist__link_flush(ring, l);
+        if (!l->open || !idist__os_watch_readable(&events, i)) continue;
+        if (!idist__progress_read(ring, rank)) ended = true;
+    }
+
+    if (ended) idist__progress_judge(ring);
+}
+
+// Fills a poll set with what can wake a rank. Returns the number of entries.
+static int idist__progress_watch(idist__ring *ring, idist__os_poll_entry *polls) {
+    idist__os_poll_watch(&polls[0], ring->wake, IDIST__OS_READABLE);
+    idist__os_poll_watch(&polls[1], ring->shm ? ring->shm->beacon : -1, IDIST__OS_READABLE);
+    idist__os_poll_watch(&polls[2], ring->watch, IDIST__OS_READABLE);
+    if (!ring->connector) return IDIST__PROGRESS_WAKES;
+
+    return IDIST__PROGRESS_WAKES +
+           idist__connector_polls(ring->connector, polls + IDIST__PROGRESS_WAKES);
+}
+
+// Waits for something to happen to the links, at most until the deadline or until `wake` is called,
+// and serves them.
+static void idist__progress_sleep(idist__ring *ring, int64_t until_ns) {
+    idist__os_poll_entry *polls = ring->polls;
+    int i, ready, count;
+
+    if (idist__progress_connect(ring)) until_ns = 0; // the caller has to look at what has happened
+
+    if (ring->connector) {
+        int64_t due_ns = idist__connector_due_ns(ring->connector);
+        if (due_ns < until_ns) until_ns = due_ns;
+    }
+
+    count = idist__progress_watch(ring, polls);
+    idist__os_mutex_unlock(&ring->w->lock);
+    ready = idist__os_poll(polls, count, idist__os_clock_ms_until(until_ns));
+    idist__os_mutex_lock(&ring->w->lock);
+
+    if (ready <= 0) return;
+    if (idist__os_poll_ready(&polls[0])) idist__os_poll_wakeup_clear(ring->wake);
+    if (idist__os_poll_ready(&polls[1])) idist__os_beacon_clear(ring->shm->beacon);
+    if (idist__os_poll_ready(&polls[2])) idist__progress_serve(ring);
+
+    for (i = IDIST__PROGRESS_WAKES; i < count && !idist__os_poll_ready(&polls[i]); i++) continue;
+    if (i == count) return;
+    idist__connector_polled(ring->connector);
+    idist__progress_connect(ring);
+}
+
+// Serves the links, and goes on with connections, without blocking. The poll set is not that of
+// idist__progress_sleep, in which another thread may be.
+static void idist__progress_turn(idist__ring *ring) {
+    idist__os_poll_entry *polls = ring->polls + ring->poll_capacity;
+    int count;
+
+    if (ring->watch >= 0) idist__progress_serve(ring);
+    if (!ring->connector) return;
+
+    idist__progress_connect(ring);
+    count = idist__connector_polls(ring->connector, polls);
+    if (count <= 0 || idist__os_poll(polls, count, 0) <= 0) return;
+    idist__connector_polled(ring->connector);
+    idist__progress_connect(ring);
+}
+
+// Whether an algorithm waits for something from this link.
+static bool idist__progress_awaits(const idist__link *l) {
+    return l->posted.first || l->receiving.first || l->waiting.first;
+}
+
+static bool idist__progress_awaits_any(const idist__ring *ring) {
+    int i;
+
+    for (i = 0; i < ring->w->group.size; i++)
+        if (ring->links[i].polled && idist__progress_awaits(&ring->links[i])) return true;
+
+    return false;
+}
+
+// Moves what can move, without blocking. all: otherwise, of a few polled links only those are read
+// from which an algorithm waits for something.
+static void idist__progress_move(idist__ring *ring, bool all) {
+    bool few = ring->polled_link_count <= IDIST__PROGRESS_FEW && !ring->connector, ended = false;
+    int i;
+
+    if (ring->shm) idist__liveness_any(ring->shm); // then reading tells which one
+    if (few && !all) all = !idist__progress_awaits_any(ring);
+
+    for (i = 0; i < ring->w->group.size; i++) {
+        idist__link *l = &ring->links[i];
+        if (!l->open || (l->polled && !few && !l->corked)) continue;
+        if (l->out) idist__link_flush(ring, l);
+        if (l->polled && (!few || (!all && !idist__progress_awaits(l)))) continue;
+        if (!idist__progress_read(ring, i)) ended = true;
+    }
+
+    if (ended) idist__progress_judge(ring);
+    if (!few) idist__progress_turn(ring);
+    if (ring->shm) idist__share_progress(ring);
+    if (ring->w->nnodes > 1) idist__host_progress(ring);
+    if (ring->left_count) idist__progress_left(ring);
+    if (ring->ask_again_ns) idist__ask_again(ring);
+}
+
+// Before a sleep: nothing may wait for more to send.
+static void idist__progress_uncork(idist__ring *ring) {
+    int i;
+
+    for (i = 0; ring->corked_count && i < ring->w->group.size; i++)
+        if (ring->links[i].corked) idist__link_flush(ring, &ring->links[i]);
+}
+
+// Moves everything that can move, without blocking.
+static void idist__progress_move_all(idist__ring *ring) { idist__progress_move(ring, true); }
+
+// How often a rank looks for processes of its host that have ended.
+static int64_t idist__progress_look_ns(const idist__segment *m) {
+    return idist__liveness_patience(m) * IDIST__LOOK_NS;
+}
+
+// The system does not let us see whether other processes of this host have ended.
+static void idist__progress_is_blind(idist__ring *ring) {
+    if (!ring->told_blind)
+        idist__log_print(&ring->w->log, IDIST_LOG_WARN,
+                         "cannot see whether other processes of this host have ended (%s), so only "
+                         "a time-out will tell; IDIST_TRANSPORT=socket avoids that",
+                         strerror(ring->shm->blind_error));
+    ring->told_blind = true;
+}
+
+// If it is time for that, looks for what neither reading nor the doorbell tells: the end of a
+// process on this host and, in case this rank never sleeps, what its sockets have. waits: we are
+// about to sleep. Otherwise we are busy, and check only a few beacons.
+static void idist__progress_look(idist__ring *ring, int64_t now_ns, bool waits) {
+    if (!ring->shm || now_ns - ring->looked_ns <= idist__progress_look_ns(ring->shm)) return;
+    ring->looked_ns = now_ns;
+    idist__liveness_look(ring->shm,
+                         waits ? idist__liveness_share(ring->shm) : IDIST__ENDED_LOOKS_LEAST);
+    if (ring->shm->blind_error) idist__progress_is_blind(ring);
+    if (idist__liveness_any(ring->shm)) idist__progress_move_all(ring);
+    if (ring->polled_link_count) idist__progress_turn(ring);
+}
+
+// A caller polls. A read that finds nothing costs a system call, so links that no algorithm is
+// waiting on are read less often.
+static void idist__progress_run(idist__world *w) {
+    idist__ring *ring = idist__ring_of(w);
+
+    idist__progress_move(ring, ring->polled_count++ % IDIST__PROGRESS_TURNS == 0);
+    idist__ring_settle(ring);
+}

@@ -1,0 +1,263 @@
+// ring/join/join.h: all steps in order; making and freeing the ring
+//
+// What idist_initialize does in the ring backend: the ranks meet in a key-value store, learn where
+// each of them listens, agree on shared memory inside each host, and connect the pairs that have
+// none: all of them, or in a world of many ranks some (ring/join/links.h). From then on nobody
+// needs the store, and nobody listens any more, unless connections are still to be made.
+//
+// The way in is idist__join_open.
+//
+// STEPS
+//
+// What the ranks write into the store, in order; R is a rank. All names begin with a prefix that
+// no other world uses.
+//
+//   idist/ranks in a file: whether ranks are drawn (rank 0)     idist__draw_check_given
+//   idist/R     how many worlds rank R has opened here          idist__join_store_open
+//   job         number of the job, number of ranks (rank 0)     idist__records_agree_on_job
+//   node/R      what rank R says about itself                   idist__records_exchange
+//   nodes       all of these, collected by rank 0
+//   tcp/R       where rank R listens for other hosts            idist__records_listen_tcp
+//   -           ranks of a host map one file in memory          idist__join_share_share
+//   -           each rank connects to other, lower ones         idist__links_connect
+//   joined/R    rank R is done; rank 0 awaits all of them and   idist__join_store_leave
+//               closes the store
+//
+// And when a rank cannot join:
+//
+//   failed      why a rank gave up                              idist__join_failure_tell
+//   heard       how many ranks have read that
+#pragma once
+
+#include "os/clock.h"
+#include "os/cpu.h"
+#include "os/memory.h"
+#include "os/poll.h"
+#include "base/fail.h"
+#include "base/text.h"
+#include "base/mem.h"
+#include "base/log.h"
+#include "store/store.h"
+#include "core/model.h"
+#include "ring/shm/liveness.h"
+#include "ring/shm/pipe.h"
+#include "ring/msg/ring_model.h"
+#include "ring/msg/sockets.h"
+#include "ring/msg/link.h"
+#include "ring/msg/message.h"
+#include "ring/connect/connector.h"
+#include "ring/engine/progress.h"
+#include "ring/join/join_state.h"
+#include "ring/join/join_failure.h"
+#include "ring/join/join_store.h"
+#include "ring/join/records.h"
+#include "ring/join/links.h"
+#include "ring/join/join_share.h"
+
+enum { IDIST__OPEN_NBYTES = 20 << 20 }; // a thread's stack, the server of the store, buffers
+
+static void idist__join_free(idist__ring *ring) {
+    const idist_allocator *mem = &ring->w->cfg.mem;
+    int i;
+
+    if (ring->shm) idist__liveness_tell(ring->shm, ring->shm->me, IDIST__ENDED_LEFT);
+
+    for (i = 0; ring->links && i < ring->w->group.size; i++) {
+        idist__link *l = &ring->links[i];
+        idist__message *m, *next;
+
+        idist__link_close(ring, l);
+        idist__sockets_close(&l->sockets); // the others had not been connected yet
+        idist__link_write_failed(ring, l); // frees what was not written
+
+        for (m = l->early; m; m = next) {
+            next = m->next;
+            idist__message_free(ring, l, m);
+        }
+    }
+
+    while (ring->idle) {
+        idist__transfer *v = ring->idle;
+        ring->idle = v->next;
+        idist__mem_free(mem, v);
+    }
+
+    idist__connector_free(ring->connector);
+    idist__os_descriptor_close(&ring->wake);
+    idist__os_descriptor_close(&ring->watch);
+    idist__join_share_free(mem, ring->shm);
+    idist__mem_free(mem, ring->links);
+    idist__mem_free(mem, ring->stages);
+    idist__mem_free(mem, ring->polls);
+    idist__mem_free(mem, ring);
+}
+
+// On failure *out is NULL, or half made: the caller passes it to idist__join_free.
+static idist_status idist__join_new(idist__world *w, idist__ring **out) {
+    const idist_allocator *mem = &w->cfg.mem;
+    idist__ring *ring = (idist__ring *)idist__mem_alloc(mem, sizeof *ring);
+    size_t n = (size_t)w->group.size, i;
+
+    *out = ring;
+    if (!ring) return IDIST_ERR_NO_MEMORY;
+    ring->w = w;
+    ring->watch = -1;
+    ring->wake = idist__os_poll_wakeup_new();
+    if (ring->wake >= 0) ring->watch = idist__os_watch_new();
+    if (ring->watch < 0)
+        return idist__fail_errno("initialize: opening a wake-up descriptor", errno);
+
+    ring->links = (idist__link *)idist__mem_alloc(mem, sizeof *ring->links * n);
+    ring->stages = (char *)idist__mem_raw(mem, IDIST__STAGE_BYTES * n);
+    if (!ring->links) return IDIST_ERR_NO_MEMORY;
+
+    for (i = 0; i < n; i++) {
+        idist__link *l = &ring->links[i];
+        l->out_end = &l->out;
+        l->early_end = &l->early;
+        l->window = IDIST__WINDOW_BYTES;
+        l->their_window = IDIST__WINDOW_BYTES;
+        l->watched_in = -1;
+        l->watched_out = -1;
+        idist__sockets_init(&l->sockets);
+        if (ring->stages) l->stage = ring->stages + i * IDIST__STAGE_BYTES;
+    }
+
+    return ring->stages ? IDIST_OK : IDIST_ERR_NO_MEMORY;
+}
+
+// Memory for poll sets, once it is known how many sockets there may be.
+static idist_status idist__join_polls(idist__ring *ring) {
+    int i;
+
+    ring->poll_capacity = (size_t)IDIST__PROGRESS_WAKES + (size_t)IDIST__CONNECTOR_POLLS;
+    for (i = 0; ring->links && i < ring->w->group.size; i++)
+        ring->poll_capacity += (size_t)ring->links[i].sockets.count;
+    ring->polls =
+        (idist__os_poll_entry *)idist__mem_alloc(&ring->w->cfg.mem,
+                                                 sizeof *ring->polls * 2 * ring->poll_capacity);
+
+    return ring->polls ? IDIST_OK : IDIST_ERR_NO_MEMORY;
+}
+
+// Meets the other ranks; the store is open.
+static idist_status idist__join_meet(idist__join *j) {
+    const idist_allocator *mem = &j->w->cfg.mem;
+    size_t n = (size_t)j->w->group.size;
+    idist__record *records = (idist__record *)idist__mem_alloc(mem, sizeof *records * n);
+    idist_status status;
+
+    j->wanted = (bool *)idist__mem_alloc(mem, sizeof *j->wanted * n);
+    j->connector = idist__connector_new(j->ring);
+
+    if (!records || !j->wanted || !j->connector) {
+        idist__mem_free(mem, records);
+        return IDIST_ERR_NO_MEMORY;
+    }
+
+    status = idist__records_agree_on_job(j);
+    if (status == IDIST_OK) status = idist__records_make(j, records);
+    if (status == IDIST_OK) idist__links_find(j);
+    if (status == IDIST_OK) status = idist__join_share_share(j);
+    if (status == IDIST_OK) status = idist__join_share_connect_others(j);
+    if (status == IDIST_OK) status = idist__join_polls(j->ring);
+    if (status == IDIST_OK) status = idist__join_store_leave(j);
+
+    j->records = NULL;
+    idist__mem_free(mem, records);
+
+    return status;
+}
+
+// Joining failed here, while others may have joined already: tells them why. The text of a time-out
+// names the ranks that are late, and a reason that came from another rank names that one.
+static void idist__join_tell_joined(const idist__join *j, idist_status status) {
+    idist__ring *ring = j->ring;
+    char text[sizeof idist__me.text], cause[IDIST__TEXT_BYTES] = "";
+    int i;
+
+    memcpy(text, idist__me.text, sizeof text); // sending may overwrite it
+    if (!j->others_know && status != IDIST_ERR_TIMEOUT && status != IDIST_ERR_PEER_LOST)
+        snprintf(cause, sizeof cause, "rank %d could not join: ", ring->w->group.rank);
+    idist__text_append(cause, sizeof cause, "%s",
+                       strncmp(text, "initialize: ", 12) == 0 ? text + 12 : text);
+
+    for (i = 0; i < ring->w->group.size; i++) {
+        idist__link *l = &ring->links[i];
+
+        if (!idist__link_is_connected(l)) continue;
+        if (j->voting && l->transport != &idist__pipe_transport) continue; // it votes as well
+        idist__link_abort(ring, l, ring->w->group.ctx, status, cause);
+    }
+
+    memcpy(idist__me.text, text, sizeof text);
+}
+
+// Frees what only meeting needed, whether it succeeded or not.
+static void idist__join_end(idist__join *j) {
+    const idist_allocator *mem = &j->w->cfg.mem;
+
+    idist__os_descriptor_close(&j->w->cfg.listener);
+    idist__connector_free(j->connector);
+    idist__mem_free(mem, j->wanted);
+    idist__mem_free(mem, j->tcp);
+
+    if (j->owns_store) {
+        char text[sizeof idist__me.text];
+        memcpy(text, idist__me.text, sizeof text); // closing may overwrite it
+        idist_store_close(&j->store);
+        memcpy(idist__me.text, text, sizeof text);
+    }
+}
+
+// Warns of a limit on memory under which this rank may fail to join, or to share memory: an error
+// text of another rank cannot name the limit.
+static void idist__join_warn_of_limit(idist__world *w) {
+    size_t needed = 2 * w->cfg.shm_nbytes + IDIST__OPEN_NBYTES;
+    char limit[160];
+
+    idist__os_memory_limit(needed, limit, sizeof limit);
+    if (*limit)
+        idist__log_print(&w->log, IDIST_LOG_WARN,
+                         "initialize: %s; to share memory with the other ranks of this host, this "
+                         "rank needs at least %zu KiB more",
+                         limit, needed >> 10);
+}
+
+static idist_status idist__join_open(idist__world *w) {
+    idist__join j;
+    idist_status status = IDIST_OK;
+
+    memset(&j, 0, sizeof j);
+    j.w = w;
+    j.deadline_ns = idist__os_clock_deadline(w->cfg.init_timeout_ms);
+    idist__me.join_until_ns = j.deadline_ns;
+    if (w->group.size > 1) idist__join_warn_of_limit(w);
+
+    // Announced now rather than when it is needed: with a second thread, such as the server of the
+    // store, the kernel takes 15 ms for it.
+    if (w->cfg.transport == IDIST__JOIN_AUTO && w->group.size > 1) idist__os_cpu_fence_others(true);
+
+    // The store comes first, so that the others learn of everything that fails after it.
+    if (w->group.size > 1) status = idist__join_store_open(&j);
+    else idist__text_copy(w->nodes[0].hostname, sizeof w->nodes[0].hostname, w->hostname);
+
+    if (status == IDIST_OK) status = idist__join_new(w, &j.ring);
+    if (status == IDIST_OK)
+        status = w->group.size > 1 ? idist__join_meet(&j) : idist__join_polls(j.ring);
+    idist__join_failure_of_store(&j, status);
+
+    w->impl = j.ring;
+    // Those that have joined first: they may be about to give up a call, and the store may be slow.
+    if (status != IDIST_OK && j.ring && j.ring->links) idist__join_tell_joined(&j, status);
+    if (status != IDIST_OK) idist__join_failure_tell(&j, status);
+    idist__join_end(&j);
+    idist__me.join_until_ns = 0;
+
+    if (status == IDIST_OK && !j.ring->polled_link_count)
+        idist__os_descriptor_close(&j.ring->watch); // nothing will ever be watched
+
+    if (status != IDIST_OK && j.ring) idist__join_free(j.ring);
+
+    return status;
+}

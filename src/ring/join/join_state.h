@@ -1,0 +1,91 @@
+// ring/join/join_state.h: what the sections below share
+#pragma once
+
+#include "os/clock.h"
+#include "store/table.h"
+#include "store/server.h"
+#include "store/client.h"
+#include "store/store.h"
+#include "core/model.h"
+#include "ring/msg/ring_model.h"
+#include "ring/connect/connector.h"
+
+// Values of idist__config.transport that matter here.
+enum { IDIST__JOIN_AUTO = 0, IDIST__JOIN_TCP_ONLY = 2 };
+
+typedef struct idist__record { // what a rank says about itself
+    char hostname[64];
+    uint64_t host;       // equal for all ranks of a host
+    char local[64];      // address of its local socket, or ""
+    uint64_t processors; // equal for all ranks that have the same ones
+    uint32_t shm;        // whether it takes part in shared memory
+    uint32_t algorithm;  // its setting IDIST_ALGO, which must be equal on all ranks
+    uint64_t loopback;   // idist__config_reach_key, if it has reached the store by loopback; else 0
+} idist__record;
+
+typedef struct idist__tcp_record {
+    char text[160];         // where a rank listens: "tcp:[ADDRESS]:PORT"
+    uint32_t round_trip_us; // to the server of the store; 0: not known
+    uint32_t mbits;         // bandwidth of the interface; 0: not known
+    uint32_t sockets;       // its setting IDIST_SOCKETS; 0: automatic
+    uint64_t window_nbytes; // that can be under way in one socket; 0: not known
+} idist__tcp_record;
+
+typedef struct idist__join {
+    idist__world *w;
+    idist__ring *ring;
+    idist_store *store;
+    bool owns_store;              // we opened it; otherwise it is the user's
+    bool others_know;             // somebody else has told all ranks why we give up
+    bool told_by_server;          // ... namely the server, for a process that ended
+    bool voting;                  // we gave up while the connections of this host carry votes
+    bool warned;                  // that the server has refused a process
+    char prefix[64];              // of our names in the store
+    idist__tcp_record *tcp;       // by rank; NULL: there is no TCP
+    const idist__record *records; // by rank
+    idist__connector *connector;
+    bool *wanted;     // by rank: a connection is needed now, and there is none yet
+    int wanted_count; // ranks of which that is true
+    int64_t deadline_ns;
+} idist__join;
+
+// The name of a value in the store, of one rank or (rank < 0) of all.
+static void idist__join_state_name(const idist__join *j, char *name, size_t capacity,
+                                   const char *what, int rank) {
+    if (rank < 0) snprintf(name, capacity, "%s%s", j->prefix, what);
+    else snprintf(name, capacity, "%s%s/%d", j->prefix, what, rank);
+}
+
+static idist_status idist__join_state_set(idist__join *j, const char *what, int rank,
+                                          const void *value, size_t nbytes) {
+    char name[128];
+    idist__join_state_name(j, name, sizeof name, what, rank);
+    return idist__store_post(j->store, name, value, nbytes);
+}
+
+// Whether the store is that of a torch agent, which outlives the workers.
+static bool idist__join_state_is_torch(const idist__join *j) {
+    return strncmp(j->w->cfg.where, "torch:", 6) == 0;
+}
+
+// The server of our store, if it runs in this process.
+static const idist__server *idist__join_state_server(const idist__join *j) {
+    if (!j->owns_store || j->store->run != idist__client_run) return NULL;
+    return ((const idist__client_store *)j->store->impl)->server;
+}
+
+// How often a waiting rank asks whether another one has given up: less often in a large world,
+// where all ranks ask one server.
+static int idist__join_state_ask_ms(const idist__join *j) {
+    return j->w->group.size < 800 ? 100 + j->w->group.size / 2 : 500;
+}
+
+// Milliseconds until the deadline, at least 1; negative: there is none.
+static int idist__join_state_ms_left(const idist__join *j) {
+    int64_t left;
+
+    if (j->deadline_ns == IDIST__FOREVER) return -1;
+    left = (j->deadline_ns - idist__os_clock_now_ns()) / IDIST__MS;
+    if (left < 1) return 1;
+    return left > INT32_MAX ? INT32_MAX : (int)left;
+}

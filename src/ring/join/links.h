@@ -1,0 +1,205 @@
+// ring/join/links.h: connections that ranks need from the start
+//
+// Ranks that share memory need no connection in the end: they connect in a tree, over which they
+// agree on the memory; then they close it. Of all other pairs, in a world of up to
+// IDIST__LINKS_MANY ranks, all connect. In a larger one those connect whose distance is a power of
+// two, around the ring of all ranks: the partners in the algorithms of few steps, and the
+// neighbours in rings. News of a failure spreads over these. The rest connect when they need to.
+//
+//   idist__links_want       asks for a connection to a rank
+//   idist__links_connect    makes those that are wanted: of two ranks, the higher one connects
+//
+// A failed incoming handshake is ignored. A failed outgoing one fails the join, unless the
+// connection merely broke, or the name of the host is not known yet: then it is tried again.
+#pragma once
+
+#include "os/clock.h"
+#include "os/poll.h"
+#include "os/socket.h"
+#include "base/fail.h"
+#include "base/text.h"
+#include "base/mem.h"
+#include "net/address.h"
+#include "ring/msg/sockets.h"
+#include "ring/connect/attempt.h"
+#include "ring/connect/connector.h"
+#include "ring/join/join_state.h"
+#include "ring/join/join_failure.h"
+
+enum {
+    IDIST__LINKS_POLL_MS = 20,
+    IDIST__LINKS_ASK_MS = 400 // before it asks for the first time whether a rank has given up
+};
+
+#ifndef IDIST__LINKS_MANY // a test has few ranks
+#define IDIST__LINKS_MANY 64
+#endif
+#ifndef IDIST__LINKS_NEAR // a test has none of these: all connections are made on demand
+#define IDIST__LINKS_NEAR 1
+#endif
+
+// Whether two ranks connect in a world of many ranks before they need to.
+static bool idist__links_are_near(int a, int b, int n) {
+    int there = a < b ? b - a : a - b, back = n - there;
+    return IDIST__LINKS_NEAR && (!(there & (there - 1)) || !(back & (back - 1)));
+}
+
+// Where the ranks listen for us: at a local socket on this host, or else at TCP.
+static void idist__links_find(idist__join *j) {
+    const idist__record *me = &j->records[j->w->group.rank];
+    int i;
+
+    for (i = 0; i < j->w->group.size; i++) {
+        const idist__record *other = &j->records[i];
+        bool local = j->w->cfg.transport != IDIST__JOIN_TCP_ONLY && other->host == me->host &&
+                     other->local[0];
+        const char *where = local ? other->local : j->tcp[i].text;
+
+        idist__text_copy(j->connector->where[i].text, sizeof j->connector->where->text, where);
+        idist__sockets_set_count(&j->ring->links[i].sockets,
+                                 local ? 1 : j->connector->socket_count);
+    }
+}
+
+static idist_status idist__links_late(const idist__join *j) {
+    const idist__connector *c = j->connector;
+    char text[300] = "";
+    int i, missing = 0;
+
+    for (i = 0; i < j->w->group.size; i++)
+        if (j->wanted[i] && missing++ < 16)
+            idist__text_append(text, sizeof text, "%s%d", missing > 1 ? ", " : "", i);
+
+    // The other ranks repeat this text, so it names this one.
+    if (c->unknown[0] && j->wanted[c->unknown_rank])
+        return idist__fail(IDIST_ERR_TIMEOUT,
+                           "initialize: rank %d on %s was not connected within %d ms to rank %s%s: "
+                           "%s (IDIST_ADDR of rank %d)",
+                           j->w->group.rank, j->w->hostname, j->w->cfg.init_timeout_ms, text,
+                           missing > 16 ? ", ..." : "", c->unknown, c->unknown_rank);
+    return idist__fail(IDIST_ERR_TIMEOUT,
+                       "initialize: rank %d on %s was not connected within %d ms to rank %s%s. A "
+                       "firewall, a missing route or a rank that is stopped can be why",
+                       j->w->group.rank, j->w->hostname, j->w->cfg.init_timeout_ms, text,
+                       missing > 16 ? ", ..." : "");
+}
+
+// Ranks of one host connect by local sockets or loopback. Whether they are of one host may be what
+// the user says.
+static bool idist__links_trust_host_id(const idist__join *j, const char *where) {
+    bool is_local = strncmp(where, "unix:", 5) == 0 || strncmp(where, "tcp:[127.", 9) == 0;
+    return is_local && j->w->cfg.host_id[0];
+}
+
+// Whether another host has told us a loopback address, which only its IDIST_ADDR can give.
+static bool idist__links_misled(const idist__join *j, int rank, const char *where) {
+    bool same_host = j->records[rank].host == j->records[j->w->group.rank].host;
+    char host[sizeof j->tcp->text];
+    int port;
+
+    return !same_host && strncmp(where, "tcp:", 4) == 0 &&
+           idist__parse_host_port(where + 4, host, sizeof host, &port) &&
+           idist__address_host_is_loopback(host);
+}
+
+// A connection could not be made.
+static idist_status idist__links_failed(idist__join *j, const idist__connect_event *event) {
+    const char *where = event->rank < 0 ? "" : j->connector->where[event->rank].text;
+    char how[sizeof idist__me.text];
+
+    if (event->status == IDIST_ERR_NO_FDS) return idist__join_failure_no_fds(j);
+
+    if (idist__os_socket_is_unreachable(event->error))
+        return idist__fail(IDIST_ERR_SYSTEM,
+                           "initialize: rank %d on %s cannot be reached at %s (%s): the network "
+                           "interface is down, no route leads there, or rank %d on %s has no "
+                           "address of that kind",
+                           event->rank, j->w->nodes[event->rank].hostname, where,
+                           strerror(event->error), j->w->group.rank, j->w->hostname);
+
+    idist__text_copy(how, sizeof how, idist__me.text);
+    if (!event->error)
+        return idist__fail(event->status, "initialize: connecting to rank %d on %s: %s",
+                           event->rank, j->w->nodes[event->rank].hostname, how);
+
+    snprintf(how, sizeof how, "no connection to %s: %s", where, strerror(event->error));
+    if (idist__links_trust_host_id(j, where))
+        idist__text_append(how, sizeof how,
+                           ". It has our IDIST_HOSTID (desc.host_id), \"%s\", which only ranks of "
+                           "one host may have",
+                           j->w->cfg.host_id);
+    else if (idist__links_misled(j, event->rank, where))
+        idist__text_append(how, sizeof how,
+                           ". That is a loopback address, which the IDIST_ADDR of rank %d gives: "
+                           "other hosts cannot reach it",
+                           event->rank);
+
+    return idist__join_failure_lost(j, event->rank, how);
+}
+
+// Goes on with all connections, as far as possible.
+static idist_status idist__links_progress(idist__join *j) {
+    idist__connect_event event;
+
+    while (idist__connector_next(j->connector, &event)) {
+        if (event.status != IDIST_OK) return idist__links_failed(j, &event);
+        if (j->wanted[event.rank]) j->wanted_count--;
+        j->wanted[event.rank] = false;
+    }
+
+    return IDIST_OK;
+}
+
+// Sleeps until something is ready, and goes on.
+static idist_status idist__links_turn(idist__join *j, idist__os_poll_entry *entries) {
+    int count = idist__connector_polls(j->connector, entries);
+    int ms = idist__os_clock_ms_until(j->deadline_ns), ready;
+
+    if (ms == 0) return idist__links_late(j);
+    if (ms < 0 || ms > IDIST__LINKS_POLL_MS) ms = IDIST__LINKS_POLL_MS;
+    ready = idist__os_poll(entries, count, ms);
+    if (ready < 0 && errno != EINTR) return idist__fail_errno("poll", errno);
+    if (ready > 0) idist__connector_polled(j->connector);
+
+    return idist__links_progress(j);
+}
+
+// Asks for a connection to a rank, unless there is one.
+static void idist__links_want(idist__join *j, int rank) {
+    if (j->wanted[rank] || j->ring->links[rank].open) return;
+    j->wanted[rank] = true;
+    j->wanted_count++;
+}
+
+// Makes the connections that are wanted.
+static idist_status idist__links_connect(idist__join *j) {
+    size_t capacity = idist__connector_capacity(j->connector);
+    idist__os_poll_entry *entries =
+        (idist__os_poll_entry *)idist__mem_alloc(&j->w->cfg.mem, sizeof *entries * capacity);
+    int64_t asked_ns = idist__os_clock_now_ns();
+    int64_t ask_ns = IDIST__LINKS_ASK_MS * IDIST__MS;
+    idist_status status = entries ? IDIST_OK : IDIST_ERR_NO_MEMORY;
+    int i;
+
+    j->connector->waits_for_names = true;
+    for (i = 0; i < j->w->group.rank && status == IDIST_OK; i++)
+        if (j->wanted[i] && !idist__connector_start(j->connector, i)) status = IDIST_ERR_NO_MEMORY;
+    if (status == IDIST_OK) status = idist__links_progress(j);
+
+    while (status == IDIST_OK && j->wanted_count) {
+        status = idist__links_turn(j, entries);
+
+        if (status == IDIST_OK && idist__os_clock_now_ns() - asked_ns > ask_ns) {
+            int64_t begun_ns = idist__os_clock_now_ns();
+
+            status = idist__join_failure_check(j); // handshakes stand still while we ask
+            asked_ns = idist__os_clock_now_ns();
+            ask_ns = idist__join_state_ask_ms(j) * IDIST__MS + 4 * (asked_ns - begun_ns);
+        }
+    }
+
+    j->connector->waits_for_names = false;
+    idist__mem_free(&j->w->cfg.mem, entries);
+
+    return status;
+}

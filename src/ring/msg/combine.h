@@ -1,0 +1,59 @@
+// ring/msg/combine.h: reducing operands that have arrived
+#pragma once
+
+#include "base/fail.h"
+#include "base/isa.h"
+#include "base/reduce.h"
+#include "core/model.h"
+#include "ring/msg/ring_model.h"
+#include "ring/msg/op.h"
+
+enum { IDIST__OP_PIECE = 4096 };
+
+// Calls the op of a program. False: the op has thrown an exception, and the group has failed.
+IDIST__NOINLINE static bool idist__combine_by_user(const idist__task *t, const void *in,
+                                                   void *inout, size_t count, idist_dtype dtype) {
+    const idist__op *o = idist__op_of(t);
+    const idist__world *w = t->group->w;
+    uint32_t mode = idist__mode_enter();
+    char cause[400];
+
+    IDIST__CALLBACK(o->user->fn(in, inout, count, dtype, o->user->arg));
+    idist__mode_leave(mode);
+    if (!idist__me.thrown[0]) return true;
+
+    snprintf(cause, sizeof cause, "rank %d on %s: its user op threw an exception: %s",
+             w->group.rank, w->hostname, idist__me.thrown);
+    idist__me.thrown[0] = 0;
+    idist__ring_fail(idist__ring_of(w), t->group, IDIST_ERR_CALLBACK, cause);
+
+    return false;
+}
+
+// acc = lo (op) hi over count elements; acc is one of them or neither. A user op works in place on
+// its second operand, so where that must survive it is copied, in pieces. If the op throws, the
+// group fails, and nothing more is sent for it.
+static void idist__combine(const idist__task *t, char *acc, const char *lo, const char *hi,
+                           size_t count, idist_dtype dtype) {
+    const idist__op *o = idist__op_of(t);
+    uint64_t some[IDIST__OP_PIECE / sizeof(uint64_t)];
+    char *piece = o->element ? o->element : (char *)some;
+    size_t at, k, most = o->element ? 1 : sizeof some / o->size;
+
+    if (!o->user || !o->user->fn) {
+        idist__reduce_by(o->reduce, acc, lo, hi, count);
+        return;
+    }
+
+    if (acc == hi) {
+        (void)idist__combine_by_user(t, lo, acc, count, dtype);
+        return;
+    }
+
+    for (at = 0; at < count; at += k) {
+        k = count - at < most ? count - at : most;
+        memcpy(piece, hi + at * o->size, k * o->size);
+        if (!idist__combine_by_user(t, lo + at * o->size, piece, k, dtype)) return;
+        memcpy(acc + at * o->size, piece, k * o->size);
+    }
+}

@@ -1,0 +1,482 @@
+// ring/msg/link.h: frames out of one link, credits, rendezvous
+//
+// WHAT IT IS
+//
+// Non-blocking messages between two ranks over one link, on any transport. idist_send and
+// idist_recv are such messages; collectives are algorithms made of them (ring/algo/).
+//
+//   transfer   one send or receive under way, posted by this rank
+//   message    one that has arrived before a receive for it was posted (unexpected)
+//   frame      64 bytes that begin everything that goes through a link
+//   link       the connection to one rank: what goes out, what is coming in, credits
+//
+// HOW IT FITS
+//
+// The algorithms and calls above post transfers. ring/engine/progress.h reads the links and tells
+// this file of the frames that arrive. No section asks which transport a link has: a transport says
+// what it can do (idist__transport in ring/shm/).
+//
+// A SMALL MESSAGE (eager)
+//
+// sender     idist__send_post -> idist__link_push -> idist__link_flush -> transport->write
+// receiver   idist__progress_read (engine) -> idist__match_frame -> payload goes to the buffer of
+//            the receive, or into a message if none is posted -> idist__transfer_received
+// sender     gets CREDIT back when half of its window has been consumed
+//
+// A LARGE MESSAGE (rendezvous)
+//
+// sender     RTS                      a message is ready, and where
+// receiver   PULLED                   it has read the message in the sender's memory, or
+//            CTS                      it has a place for it
+// sender     DATA, DATA, ...          pieces of 1 MiB, between which other frames may go
+//
+// Where the receiver could read it, idist__link_wants_data chooses.
+//
+// A LARGE MESSAGE OF A COLLECTIVE, WHERE THE RECEIVER CANNOT READ THE SENDER'S MEMORY (granted)
+//
+// Both ranks know of the message before it is sent, so the receiver need not be asked.
+//
+// receiver   CTS                      when the receive is posted
+// sender     DATA, DATA, ...          when the send is posted and the CTS has come
+//
+// Each such message takes one CTS. A sender that has to wait for it sends an RTS, whose
+// fingerprint tells the receiver which call this rank is in; it needs no answer.
+#pragma once
+
+#include "os/poll.h"
+#include "os/socket.h"
+#include "base/fail.h"
+#include "base/mem.h"
+#include "core/kind.h"
+#include "core/model.h"
+#include "core/world.h"
+#include "core/matching.h"
+#include "ring/shm/transport.h"
+#include "ring/msg/ring_model.h"
+#include "ring/msg/sockets.h"
+#include "ring/msg/transfer.h"
+
+static int idist__link_rank(const idist__ring *ring, const idist__link *l) {
+    return (int)(l - ring->links);
+}
+
+// Watches one descriptor for bytes and one for space, instead of those that were watched; -1: none.
+// False: errno says why it cannot.
+static bool idist__link_watch(const idist__ring *ring, idist__link *l, int in, int out) {
+    int rank = idist__link_rank(ring, l), was[2], i;
+    bool ok = true;
+
+    if (l->watched_in == in && l->watched_out == out) return true;
+    was[0] = l->watched_in;
+    was[1] = l->watched_out != l->watched_in ? l->watched_out : -1;
+    l->watched_in = in;
+    l->watched_out = out;
+
+    for (i = 0; i < 2; i++)
+        if (was[i] >= 0 && was[i] != in && was[i] != out)
+            idist__os_watch_set(ring->watch, was[i], rank, false, false);
+
+    if (in >= 0) ok = idist__os_watch_set(ring->watch, in, rank, true, in == out);
+    if (ok && out >= 0 && out != in) ok = idist__os_watch_set(ring->watch, out, rank, false, true);
+
+    return ok;
+}
+
+// Watches what is to be read next and, while output is queued that found no space, what is to be
+// written next.
+static void idist__link_watch_next(idist__ring *ring, idist__link *l, bool awaits_space) {
+    int in = l->transport->descriptor(l->port, false);
+    int out = awaits_space ? l->transport->descriptor(l->port, true) : -1;
+
+    if (!idist__link_watch(ring, l, in, out))
+        idist__ring_fail(ring, &ring->w->group, IDIST_ERR_NO_MEMORY,
+                         "a rank cannot watch its connections");
+}
+
+static void idist__link_leave_transport(idist__ring *ring, idist__link *l) {
+    l->transport->close(l->port);
+    if (l->polled) ring->polled_link_count--;
+}
+
+static void idist__link_close(idist__ring *ring, idist__link *l) {
+    if (!l->open) return;
+    l->open = false;
+    if (l->corked) ring->corked_count--;
+    l->corked = false;
+    idist__link_watch(ring, l, -1, -1);
+    idist__link_leave_transport(ring, l);
+}
+
+// Gives a link the transport that moves its bytes from now on. False: errno says why it cannot, and
+// the link is as it was.
+static bool idist__link_open(idist__ring *ring, idist__link *l, const idist__transport *transport,
+                             void *port) {
+    if (!idist__link_watch(ring, l, transport->descriptor(port, false), -1)) {
+        l->watched_in = -1;
+        return false;
+    }
+
+    if (l->open) idist__link_leave_transport(ring, l);
+    l->transport = transport;
+    l->port = port;
+    l->open = true;
+    l->polled = transport->polled;
+    if (l->polled) ring->polled_link_count++;
+
+    return true;
+}
+
+static bool idist__link_is_connected(const idist__link *l) {
+    return l->open && l->transport != &idist__transport_none;
+}
+
+// A message is to go through this link, in either direction: asks for a connection, if there is
+// none. The receiver asks too, because otherwise it would not learn that its peer has died.
+static void idist__link_want(idist__ring *ring, idist__link *l) {
+    if (l->wanted || !l->open || l->transport != &idist__transport_none) return;
+    l->wanted = true;
+    l->next_wanted = ring->wanted;
+    ring->wanted = l;
+}
+
+static void idist__link_push(idist__link *l, idist__transfer *v) {
+    v->next = NULL;
+    v->frame_moved = v->piece_moved = 0;
+    *l->out_end = v;
+    l->out_end = &v->next;
+}
+
+static void idist__link_pop(idist__link *l) {
+    l->out = l->out->next;
+    if (!l->out) l->out_end = &l->out;
+}
+
+// Drops the control frames that were to go out, because the peer reads no more. What tasks wait for
+// stays: when reading tells whether the peer was lost or has left, the tasks end with their group.
+static void idist__link_write_failed(idist__ring *ring, idist__link *l) {
+    idist__transfer **at = &l->out;
+
+    l->write_dead = true;
+
+    while (*at) {
+        idist__transfer *v = *at;
+
+        if (v->task) {
+            at = &v->next;
+            continue;
+        }
+
+        *at = v->next;
+        idist__transfer_free(ring, v);
+    }
+
+    l->out_end = at;
+}
+
+// A frame and its payload have gone out.
+static void idist__link_sent(idist__ring *ring, idist__link *l, idist__transfer *v) {
+    size_t left;
+
+    idist__link_pop(l);
+
+    if (v->frame.type == IDIST__RTS && v->id) { // it asks for an answer
+        idist__transfer_put(ring, &l->waiting, v, idist__index_id_key(v->id));
+        return;
+    }
+
+    if (v->frame.type == IDIST__DATA) v->moved += v->piece;
+
+    if (v->frame.type != IDIST__DATA || v->moved >= v->nbytes) {
+        idist__transfer_done(ring, v);
+        return;
+    }
+
+    left = v->nbytes - v->moved;
+    v->piece = left < IDIST__PIECE_BYTES ? left : IDIST__PIECE_BYTES;
+    v->frame.nbytes = v->piece;
+    idist__link_push(l, v); // behind the others: a large message does not hold up small ones
+}
+
+static bool idist__link_is_out(const idist__transfer *v) {
+    return v->frame_moved == IDIST__FRAME_BYTES && v->piece_moved == v->piece;
+}
+
+// Collects frames and payloads that go out next. Returns how many parts there are.
+static int idist__link_gather(const idist__link *l, idist__os_part *parts) {
+    idist__transfer *v;
+    int n = 0;
+
+    for (v = l->out; v && n + 2 <= IDIST__PARTS; v = v->next) {
+        size_t frame_left = IDIST__FRAME_BYTES - v->frame_moved;
+
+        if (frame_left) {
+            parts[n].data = (char *)&v->frame + v->frame_moved;
+            parts[n++].nbytes = frame_left;
+        }
+
+        if (v->piece_moved < v->piece) {
+            parts[n].data = v->data + v->moved + v->piece_moved;
+            parts[n++].nbytes = v->piece - v->piece_moved;
+        }
+    }
+
+    return n;
+}
+
+// n bytes of what idist__link_gather has collected have gone out.
+static void idist__link_account(const idist__link *l, size_t n) {
+    idist__transfer *v;
+
+    for (v = l->out; n; v = v->next) {
+        size_t left = IDIST__FRAME_BYTES - v->frame_moved, k = n < left ? n : left;
+
+        v->started = true;
+        v->frame_moved += k;
+        n -= k;
+        left = v->piece - v->piece_moved;
+        k = n < left ? n : left;
+        v->piece_moved += k;
+        n -= k;
+    }
+}
+
+// Writes as much as the transport takes. A transfer that has gone out may end its task, and that
+// may send more and come here again; so all that a write has moved is accounted for first.
+static void idist__link_flush(idist__ring *ring, idist__link *l) {
+    bool full = false;
+
+    if (l->corked) ring->corked_count--;
+    l->corked = false;
+    l->corked_nbytes = 0;
+
+    while (l->out && !l->write_dead && !full) {
+        idist__os_part parts[IDIST__PARTS];
+        ptrdiff_t n;
+
+        if (idist__link_is_out(l->out)) {
+            idist__link_sent(ring, l, l->out);
+            continue;
+        }
+
+        n = l->transport->write(l->port, parts, idist__link_gather(l, parts));
+        if (n < 0) idist__link_write_failed(ring, l);
+        else idist__link_account(l, (size_t)n);
+        full = n == 0;
+    }
+
+    if (l->polled) idist__link_watch_next(ring, l, full);
+}
+
+// Whether a small send that the program does not wait for may wait for the next one, so that one
+// system call takes both. Only in a burst: the first send goes out at once. The others go out with
+// the next progress, which comes as soon as the program waits, or the progress thread looks.
+static bool idist__link_may_cork(const idist__link *l, const idist__task *t, size_t nbytes) {
+    bool in_burst = t->started_ns - l->sent_ns < IDIST__CORK_NS;
+    bool waits = !t->async && !idist__me.group_depth;
+
+    return l->polled && in_burst && !waits && nbytes <= IDIST__CORK_MESSAGE &&
+           l->corked_nbytes + nbytes <= IDIST__CORK_BYTES && idist__link_is_connected(l);
+}
+
+static void idist__link_cork(idist__ring *ring, idist__link *l, size_t nbytes) {
+    if (!l->corked) ring->corked_count++;
+    l->corked = true;
+    l->corked_nbytes += nbytes + IDIST__FRAME_BYTES;
+}
+
+// The text of an ABORT goes behind its frame. Without memory for it the frame goes alone.
+static void idist__link_add_text(idist__ring *ring, idist__transfer *v, const char *text) {
+    size_t nbytes = strlen(text);
+
+    v->owned = (char *)idist__mem_alloc(&ring->w->cfg.mem, nbytes + 1);
+
+    if (v->owned) {
+        memcpy(v->owned, text, nbytes);
+        v->data = v->owned;
+        v->nbytes = v->piece = nbytes;
+    }
+
+    v->frame.nbytes = v->nbytes;
+}
+
+// Queues a control frame, for which no task waits. `text`, if not NULL, follows it. Without a
+// connection, RTS and CTS are kept until there is one. All other frames are dropped;
+// idist__announce_late tells a new peer what it has missed.
+static void idist__link_control(idist__ring *ring, idist__link *l, const idist__frame *f,
+                                const char *text) {
+    bool waits = f->type == IDIST__RTS || f->type == IDIST__CTS;
+    idist__transfer *v;
+
+    if (!l->open || l->write_dead || !(waits || idist__link_is_connected(l))) return;
+    v = idist__transfer_new(ring);
+
+    if (!v) { // the peer would wait for what the frame says
+        idist_group *g = idist__world_find_group(ring->w, f->ctx);
+        idist__ring_fail_memory(ring, g ? g : &ring->w->group);
+        return;
+    }
+
+    v->send = true;
+    v->frame = *f;
+    if (text) idist__link_add_text(ring, v, text);
+
+    idist__link_push(l, v);
+    idist__link_flush(ring, l);
+}
+
+// Tells a rank that this one leaves the world, and how the world failed if it did.
+static void idist__link_bye(idist__ring *ring, idist__link *l) {
+    bool failed = ring->bye_status != IDIST_OK;
+    idist__frame f;
+
+    memset(&f, 0, sizeof f);
+    f.type = IDIST__BYE;
+    f.aux = (uint64_t)(int64_t)ring->bye_status;
+    idist__link_control(ring, l, &f, failed ? ring->w->group.cause : NULL);
+}
+
+// Tells a rank that a group has failed.
+static void idist__link_abort(idist__ring *ring, idist__link *l, uint64_t ctx, idist_status status,
+                              const char *cause) {
+    idist__frame f;
+
+    memset(&f, 0, sizeof f);
+    f.type = IDIST__ABORT;
+    f.ctx = ctx;
+    f.aux = (uint64_t)(int64_t)status;
+    idist__link_control(ring, l, &f, cause);
+}
+
+// Eager bytes have been consumed. The sender gets them back as credit once they amount to half of
+// its window.
+static void idist__link_consumed(idist__ring *ring, idist__link *l, size_t nbytes) {
+    idist__frame f;
+
+    l->owed += nbytes + IDIST__FRAME_BYTES;
+    if (l->owed < IDIST__WINDOW_BYTES / 2) return;
+
+    memset(&f, 0, sizeof f);
+    f.type = IDIST__CREDIT;
+    f.nbytes = l->owed;
+    l->their_window += l->owed;
+    l->owed = 0;
+    idist__link_control(ring, l, &f, NULL);
+}
+
+// Whether the peer may read messages in our memory by itself. `withdrawn` (may be NULL) gets the
+// count of our withdrawn sends that its RTS has to carry.
+static bool idist__link_exposes_memory(const idist__link *l, uint8_t *withdrawn) {
+    return l->transport->exposes_memory && l->transport->exposes_memory(l->port, withdrawn);
+}
+
+// Whether such a read is slower than a copy through the link.
+static bool idist__link_reads_slowly(const idist__link *l) {
+    return l->transport->reads_slowly && l->transport->reads_slowly(l->port);
+}
+
+// Whether a message of this size goes out at once, given the credits for it.
+static bool idist__link_is_eager(const idist__link *l, size_t nbytes) {
+    if (nbytes <= IDIST__EAGER_EXPOSED_BYTES) return true;
+    if (nbytes > IDIST__EAGER_BYTES) return false;
+    return !idist__link_exposes_memory(l, NULL) || idist__link_reads_slowly(l);
+}
+
+// Whether a message of a collective is sent by grant. The same on both sides.
+static bool idist__link_grants(const idist__link *l, size_t nbytes) {
+    return nbytes > IDIST__EAGER_BYTES && !idist__link_exposes_memory(l, NULL);
+}
+
+// A receive has been posted whose message the peer may send at once.
+static void idist__link_grant(idist__ring *ring, idist__link *l, idist__transfer *v) {
+    idist__frame cts = v->frame;
+
+    v->granted = true;
+    v->id = ++ring->next_id;
+    cts.type = IDIST__CTS;
+    cts.aux = v->id;
+    idist__link_control(ring, l, &cts, NULL);
+}
+
+// The peer has a place for a message, under this number.
+static void idist__link_send_data(idist__ring *ring, idist__link *l, idist__transfer *v,
+                                  uint64_t id) {
+    v->frame.type = IDIST__DATA;
+    v->frame.id = id;
+    v->frame.aux = v->nbytes;
+    v->piece = v->nbytes < IDIST__PIECE_BYTES ? v->nbytes : IDIST__PIECE_BYTES;
+    v->frame.nbytes = v->piece;
+    idist__link_push(l, v);
+    idist__link_flush(ring, l);
+}
+
+// Whether a send of this rank has been announced and not been answered.
+static bool idist__link_any_waits(const idist__ring *ring) {
+    int i;
+
+    for (i = 0; i < ring->w->group.size; i++)
+        if (ring->links[i].waiting.first) return true;
+    return false;
+}
+
+// Whether an announced message should come as DATA, rather than be read in the memory of its
+// sender. Then two processors copy, one into the pipe and one out of it, in as little as half the
+// time. The sender must be waiting in a call; this rank need not, since its thread reads the pipe
+// as well. Where reads are fast, the message must be small enough for the caches, and this rank
+// must have no announced send of its own. A receive with a time-out of its own is excluded: DATA
+// arrives only while the sender, or its thread, keeps running.
+static bool idist__link_wants_data(const idist__ring *ring, const idist__link *l,
+                                   const idist__transfer *receive, const idist__frame *f) {
+    if (f->fingerprint.kind != IDIST__SEND || !receive->task->patient) return false;
+    if (!l->transport->attends || !l->transport->attends(l->port)) return false;
+    if (idist__link_reads_slowly(l)) return true;
+    return f->nbytes <= IDIST__COPIED_BYTES && !idist__link_any_waits(ring);
+}
+
+// Reads an announced message in the memory of its sender. False: that is not possible, or the
+// sender may have given up meanwhile and reused the memory.
+static bool idist__link_pull(idist__ring *ring, idist__link *l, int peer, idist__transfer *v,
+                             const idist__frame *f) {
+    idist__frame pulled;
+
+    if (!f->aux || !l->transport->pull) return false;
+    if (!l->transport->pull(l->port, f->aux, f->flags, v->data, (size_t)f->nbytes)) return false;
+
+    memset(&pulled, 0, sizeof pulled);
+    pulled.type = IDIST__PULLED;
+    pulled.ctx = f->ctx;
+    pulled.id = f->id;
+    v->frame = *f;
+    idist__link_control(ring, l, &pulled, NULL);
+    idist__transfer_received(ring, v, peer);
+
+    return true;
+}
+
+// Answers an RTS that has found its receive, which is in no list: reads the message from the
+// sender's memory, or sends CTS. A granted receive has sent its CTS already and goes back to
+// `posted`.
+static void idist__link_answer_rts(idist__ring *ring, idist__link *l, int peer, idist__transfer *v,
+                                   const idist__frame *f) {
+    idist__frame cts;
+
+    if (v->granted) {
+        idist__transfer_put(ring, &l->posted, v, idist__index_frame_key(peer, f));
+        return;
+    }
+
+    if (!idist__link_wants_data(ring, l, v, f) && idist__link_pull(ring, l, peer, v, f)) return;
+
+    v->id = ++ring->next_id;
+    v->nbytes = (size_t)f->nbytes;
+    v->moved = 0;
+    v->frame = *f;
+    v->started = true;
+    idist__transfer_put(ring, &l->receiving, v, idist__index_id_key(v->id));
+
+    memset(&cts, 0, sizeof cts);
+    cts.type = IDIST__CTS;
+    cts.ctx = f->ctx;
+    cts.id = f->id;
+    cts.aux = v->id;
+    idist__link_control(ring, l, &cts, NULL);
+}

@@ -1,0 +1,215 @@
+// ring/msg/op.h: a collective under way, and the macros that let an algorithm wait
+//
+// An algorithm is a function that is called again whenever one of its sends or receives completes.
+// It keeps its place either by itself (streams, see ring/algo/stream.h), or as a coroutine:
+// straight code between CO_BEGIN and CO_END, in which CO_AWAIT leaves the function until its
+// condition holds. No local variable keeps its value across an AWAIT; state lives in idist__op.
+#pragma once
+
+#include "base/mem.h"
+#include "base/dtype.h"
+#include "base/reduce.h"
+#include "launch/env.h"
+#include "core/kind.h"
+#include "core/model.h"
+#include "core/world.h"
+#include "core/fingerprint.h"
+#include "core/task.h"
+#include "ring/msg/ring_model.h"
+
+// Receives of a stream that are posted ahead, at least and at most. The peer may send all of them
+// at once, so twice the least are slower on one host: 2 MiB on their way fall out of the caches.
+#define IDIST__SLOTS 4
+#define IDIST__SLOTS_MOST 32
+#define IDIST__CHUNK_BYTES ((size_t)256 * 1024) // unit of a stream
+
+typedef struct idist__op idist__op;
+
+typedef struct idist__item { // of a stream
+    int peer;                // rank in the group
+    char *data;
+    size_t nbytes;
+} idist__item;
+
+// ---- state of an algorithm, one struct per family ----
+
+typedef struct idist__stream_op {  // ring/algo/stream.h, and so ring/algo/ring_algo.h and ring/algo/chain.h
+    size_t recv_total, send_total; // items
+    size_t head;                   // items that can be sent before anything has been received
+    size_t posted, taken, sent;    // items so far: receives posted, items taken, sends posted
+    size_t chunk_count;            // elements of a chunk
+    size_t block_chunks;           // chunks of a block
+    char *slots;                   // scratch for receives without an address of their own
+    idist__item (*recv_at)(idist__task *t, size_t index);
+    idist__item (*send_at)(idist__task *t, size_t index);
+    void (*take)(idist__task *t, size_t index);
+} idist__stream_op;
+
+typedef struct idist__direct_op {  // ring/algo/direct.h
+    size_t recv_total, send_total; // messages
+    size_t posted, sent;           // so far
+} idist__direct_op;
+
+typedef struct idist__dissemination_op { // ring/algo/tree.h
+    int distance;                        // of the current round, a power of two
+} idist__dissemination_op;
+
+typedef struct idist__tree_op { // ring/algo/tree.h
+    int distance; // to the child of the current step, and after the last one to the parent
+} idist__tree_op;
+
+typedef struct idist__doubling_op { // ring/algo/doubling.h
+    int distance;                   // to the partner of the current round, a power of two
+    int active_ranks; // ranks that exchange: the largest power of two within the group
+} idist__doubling_op;
+
+typedef struct idist__bruck_op { // ring/algo/bruck.h
+    int distance;                // of the current round, a power of two
+    size_t packed_blocks;        // all_to_all: blocks that travel in this round
+} idist__bruck_op;
+
+enum { IDIST__HOST_ROUND = 3 }; // steps of a plan that run at once
+
+typedef struct idist__host_op {     // ring/algo/host.h
+    struct idist__host_step *steps; // the plan; NULL: not made yet
+    size_t step_count;
+    size_t current;                          // the first step of the round under way
+    size_t running_count;                    // steps of that round
+    idist__task *running[IDIST__HOST_ROUND]; // their tasks, until we have seen them all end
+    idist__task *next;                       // the next call in the queue of the group
+} idist__host_op;
+
+typedef struct idist__shared_op { // ring/share/
+    uint32_t call_number;         // among the shared calls of the group
+    int next_rank;                // where the check of the other members goes on
+    int awaited;                  // the member whose next step is awaited
+    bool entered;                 // our slot announces the call
+    bool remote;                  // contributions may be read across memories, through the kernel
+    bool in_place;                // our contribution is read where it is
+    bool direct;                  // the others write to our result
+    uint64_t first_chunk;         // number of the call's first chunk, over all calls of the group
+    size_t nchunks;
+    size_t chunk_count;   // elements of a block in each chunk
+    size_t chunk;         // the chunk under way
+    size_t exposed;       // chunks that we have exposed
+    size_t largest_count; // v-forms: elements of the largest part
+    idist__task *next;    // the next call in the queue of the group
+} idist__shared_op;
+
+// The backend's part of a task. Sends and receives of the program use `transfer` alone; the rest is
+// not cleared for them.
+struct idist__op {
+    idist__transfer *transfer; // of a send or receive of the program; NULL when it has ended
+
+    // Every collective.
+    void (*run)(idist__task *t);
+    void (*finish)(idist__task *t);   // after the last step, to copy the result to its place, say
+    idist__algorithm algorithm;       // part of the fingerprint
+    int line;                         // where the coroutine goes on
+    bool running;                     // run is on the stack
+    uint16_t past;                    // digest of the calls before
+    uint32_t slots_pending;           // bit k: the receive in slot k is not complete
+    size_t slot_count;                // receives of a stream that are posted ahead
+    int sends_pending, recvs_pending; // not complete
+
+    // What it works on.
+    int n, rank, root; // size of the group, our rank
+    size_t size;       // of an element as it is reduced: over messages, F16 is carried as F32
+    size_t count;
+    size_t nbytes; // count * size
+    idist__reduce_fn reduce;
+    const idist__user_op *user; // &user_op, or NULL
+    idist__user_op user_op;     // a copy: the op may be freed while the call runs
+    const char *in;             // our contribution
+    char *out;                  // our result
+    char *work;                 // scratch of the algorithm
+    char *element;              // scratch for one element that is larger than IDIST__OP_PIECE
+    char *memory;               // all scratch, in one allocation
+
+    union { // which one is valid follows from `algorithm` and the kind of the call
+        idist__stream_op stream;
+        idist__direct_op direct;
+        idist__dissemination_op dissemination;
+        idist__tree_op tree;
+        idist__doubling_op doubling;
+        idist__bruck_op bruck;
+        idist__host_op host;
+        idist__shared_op shared;
+    } u;
+};
+
+static idist__op *idist__op_of(const idist__task *t) { return (idist__op *)t->impl; }
+
+#define IDIST__CO_BEGIN(o) \
+    switch ((o)->line) {   \
+    case 0:
+#define IDIST__CO_AWAIT(o, condition) \
+    do {                              \
+        (o)->line = __LINE__;         \
+        __attribute__((fallthrough)); \
+    case __LINE__:                    \
+        if (!(condition)) return;     \
+    } while (0)
+#define IDIST__CO_END(o) \
+    default: break;      \
+        }
+
+// A buffer that nobody reads or writes may be NULL. Algorithms add offsets to it, which C does not
+// allow for null pointers.
+static char *idist__op_buffer(const void *buffer) {
+    static const char nothing[1] = {0};
+    return (char *)(uintptr_t)(buffer ? buffer : nothing);
+}
+
+// Fills in what a collective works on, as its call says.
+static void idist__op_prepare(idist__task *t) {
+    idist__op *o = idist__op_of(t);
+    const idist__call *c = &t->call;
+
+    o->n = t->group->size;
+    o->rank = t->group->rank;
+    o->root = c->root;
+    o->user = NULL;
+
+    if (idist__kind_reduces(c->kind) && (int)c->op >= IDIST_OP_USER) {
+        o->user_op = *idist__world_user_op(t->group, c);
+        o->user = &o->user_op;
+    }
+
+    o->size = idist_dtype_size(c->dtype);
+    o->count = c->count;
+    o->nbytes = o->count * o->size;
+    o->in = idist__op_buffer(c->send);
+    o->out = idist__op_buffer(c->recv);
+}
+
+// What the messages of a collective carry. In all_to_allv each pair of ranks compares its dtype.
+static idist__fingerprint idist__op_fingerprint(const idist__task *t) {
+    idist__fingerprint p = idist__fingerprint_of_task(t, idist__op_of(t)->algorithm);
+
+    if (t->call.kind == IDIST__ALL_TO_ALLV) {
+        p.dtype = (uint8_t)t->call.dtype;
+        p.check = idist__fingerprint_tagged(t->group->w, &t->call, 0);
+    }
+
+    return p;
+}
+
+static void idist__op_done(idist__task *t) {
+    idist__op *o = idist__op_of(t);
+
+    if (t->done || idist__ring_of(t->group->w)->failed == t->group) return;
+    if (o->finish) o->finish(t);
+    idist__mem_free(&t->group->w->cfg.mem, o->memory);
+    o->memory = NULL;
+    idist__task_complete(t, IDIST_OK, "");
+}
+
+static void idist__op_run(idist__task *t) {
+    idist__op *o = idist__op_of(t);
+
+    if (o->running || t->done) return;
+    o->running = true; // a transfer that completes at once must not call the algorithm recursively
+    o->run(t);
+    o->running = false;
+}

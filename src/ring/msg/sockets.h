@@ -1,0 +1,171 @@
+// ring/msg/sockets.h: bytes over stream sockets, and none without a connection
+//
+// A link over TCP has one socket or several, because one cannot always fill a network: the buffers
+// that the system allows bound what is under way in it, and some clouds limit the bandwidth of each
+// connection. The bytes of the link go through its sockets in stripes, in each direction:
+//
+//   stripe   | 0 | 1 | 2 | 3 | 4 | ...     IDIST__STRIPE_BYTES each
+//   socket     0   1   2   0   1
+//
+// Sender and receiver both count bytes, so nothing has to say where a stripe begins. A stripe is
+// large enough that hardly any small message is cut, and small against what is under way.
+#pragma once
+
+#include "os/poll.h"
+#include "os/socket.h"
+#include "ring/shm/transport.h"
+#include "ring/msg/ring_model.h"
+
+#ifndef IDIST__STRIPE_BYTES // a test cuts frames and payloads anywhere
+#define IDIST__STRIPE_BYTES ((size_t)256 * 1024)
+#endif
+
+static size_t idist__sockets_stripe(const idist__sockets *s) {
+    return s->count > 1 ? IDIST__STRIPE_BYTES : SIZE_MAX;
+}
+
+static void idist__sockets_init(idist__sockets *s) {
+    int i;
+
+    memset(s, 0, sizeof *s);
+    for (i = 0; i < IDIST__SOCKETS_MAX; i++) s->fds[i] = -1;
+}
+
+// How many sockets the link has, before they are connected.
+static void idist__sockets_set_count(idist__sockets *s, int count) {
+    s->count = count;
+    s->in_left = idist__sockets_stripe(s);
+    s->out_left = idist__sockets_stripe(s);
+}
+
+static bool idist__sockets_is_complete(const idist__sockets *s) {
+    int i;
+
+    for (i = 0; i < s->count; i++)
+        if (s->fds[i] < 0) return false;
+
+    return true;
+}
+
+// Bytes have moved through the socket number *turn, *left of which belong to its stripe.
+static void idist__sockets_moved(const idist__sockets *s, int *turn, size_t *left, size_t nbytes) {
+    *left -= nbytes;
+    if (*left) return;
+    *turn = (*turn + 1) % s->count;
+    *left = idist__sockets_stripe(s);
+}
+
+static ptrdiff_t idist__sockets_read(void *port, void *buf, size_t nbytes) {
+    idist__sockets *s = (idist__sockets *)port;
+    size_t most = nbytes < s->in_left ? nbytes : s->in_left;
+    ptrdiff_t n = idist__os_socket_read(s->fds[s->in], buf, most);
+
+    if (n > 0) idist__sockets_moved(s, &s->in, &s->in_left, (size_t)n);
+
+    return n;
+}
+
+static ptrdiff_t idist__sockets_write(void *port, const idist__os_part *parts, int nparts) {
+    idist__sockets *s = (idist__sockets *)port;
+    idist__os_part of_stripe[IDIST__PARTS];
+    size_t left = s->out_left;
+    ptrdiff_t n;
+    int i;
+
+    for (i = 0; i < nparts && i < IDIST__PARTS && left; i++) {
+        of_stripe[i] = parts[i];
+        if (of_stripe[i].nbytes > left) of_stripe[i].nbytes = left;
+        left -= of_stripe[i].nbytes;
+    }
+
+    n = idist__os_socket_write(s->fds[s->out], of_stripe, i);
+
+    // Reading is to tell why, and may be at another socket, which knows nothing of this.
+    for (i = 0; n < 0 && s->count > 1 && i < s->count; i++) idist__os_socket_end(s->fds[i]);
+
+    if (n > 0) idist__sockets_moved(s, &s->out, &s->out_left, (size_t)n);
+
+    return n;
+}
+
+static void idist__sockets_close(void *port) {
+    idist__sockets *s = (idist__sockets *)port;
+    int i;
+
+    for (i = 0; i < IDIST__SOCKETS_MAX; i++) idist__os_descriptor_close(&s->fds[i]);
+}
+
+static int idist__sockets_descriptor(void *port, bool output) {
+    const idist__sockets *s = (const idist__sockets *)port;
+    return s->fds[output ? s->out : s->in];
+}
+
+static const idist__transport idist__transport_tcp = {"tcp",
+                                                      idist__sockets_read,
+                                                      idist__sockets_write,
+                                                      idist__sockets_close,
+                                                      idist__sockets_descriptor,
+                                                      true,
+                                                      true,
+                                                      NULL,
+                                                      NULL,
+                                                      NULL,
+                                                      NULL,
+                                                      NULL,
+                                                      NULL,
+                                                      NULL};
+
+static const idist__transport idist__transport_unix = {"unix",
+                                                       idist__sockets_read,
+                                                       idist__sockets_write,
+                                                       idist__sockets_close,
+                                                       idist__sockets_descriptor,
+                                                       true,
+                                                       false,
+                                                       NULL,
+                                                       NULL,
+                                                       NULL,
+                                                       NULL,
+                                                       NULL,
+                                                       NULL,
+                                                       NULL};
+
+// A link without a connection: what is to go out waits until there is one. It counts as polled, so
+// that the rank sleeps in poll, where the connector's sockets can wake it.
+
+static ptrdiff_t idist__sockets_read_nothing(void *port, void *buf, size_t nbytes) {
+    (void)port;
+    (void)buf;
+    (void)nbytes;
+    return 0;
+}
+
+static ptrdiff_t idist__sockets_write_nothing(void *port, const idist__os_part *parts, int nparts) {
+    (void)port;
+    (void)parts;
+    (void)nparts;
+    return 0;
+}
+
+static void idist__sockets_close_nothing(void *port) { (void)port; }
+
+static int idist__sockets_no_descriptor(void *port, bool output) {
+    (void)port;
+    (void)output;
+    return -1;
+}
+
+static const idist__transport idist__transport_none = {"none",
+                                                       idist__sockets_read_nothing,
+                                                       idist__sockets_write_nothing,
+                                                       idist__sockets_close_nothing,
+                                                       idist__sockets_no_descriptor,
+                                                       true,
+                                                       false,
+                                                       NULL,
+                                                       NULL,
+                                                       NULL,
+                                                       NULL,
+                                                       NULL,
+                                                       NULL,
+                                                       NULL};

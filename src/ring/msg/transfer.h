@@ -1,0 +1,172 @@
+// ring/msg/transfer.h: sends and receives under way, and finding them by what they wait for
+#pragma once
+
+#include "base/mem.h"
+#include "base/hash.h"
+#include "core/kind.h"
+#include "core/model.h"
+#include "core/fingerprint.h"
+#include "core/task.h"
+#include "core/matching.h"
+#include "ring/msg/ring_model.h"
+#include "ring/msg/op.h"
+
+//------------------------------------------------------------------------------
+// finding transfers and messages by what frames say
+//
+// Thousands of sends and receives may be under way at once, and every frame asks for one of them.
+// So the ring has two hash tables: ring->transfers, and ring->messages for the unexpected messages.
+//
+//     what a frame asks for                          its key
+//     a posted receive                               group, peer, and tag or number of the call
+//     an unexpected message                          the same
+//     a send that waits for a grant                  the same
+//     a send that waits for the answer to its RTS    the id that the frame gives
+//     a receive that waits for DATA                  the id that the frame gives
+//
+// Send / recv has the tag in its key, a collective the sequence number of its call. In a bucket,
+// and so among equal keys, the oldest comes first.
+//------------------------------------------------------------------------------
+
+static void idist__index_insert(idist__index_node *hook, idist__index_bucket *table, uint64_t key) {
+    idist__index_bucket *bucket = &table[key % IDIST__BUCKETS];
+
+    hook->next = NULL;
+    hook->at = bucket->first ? bucket->end : &bucket->first;
+    hook->bucket = bucket;
+    *hook->at = hook;
+    bucket->end = &hook->next;
+}
+
+static void idist__index_remove(idist__index_node *hook) {
+    *hook->at = hook->next;
+    if (hook->next) hook->next->at = hook->at;
+    else hook->bucket->end = hook->at;
+    hook->bucket = NULL;
+}
+
+static idist__transfer *idist__index_transfer(idist__index_node *hook) {
+    return (idist__transfer *)(void *)((char *)hook - offsetof(idist__transfer, hook));
+}
+
+static idist__message *idist__index_message(idist__index_node *hook) {
+    return (idist__message *)(void *)((char *)hook - offsetof(idist__message, hook));
+}
+
+// The key of what a rank sends in a group: a message of send / recv (p2p) with this tag, or a step
+// of the collective with this sequence number.
+static uint64_t idist__index_key(uint64_t ctx, int peer, bool p2p, uint32_t tag_or_seq) {
+    return idist__hash_mix(ctx + ((uint64_t)(uint32_t)peer << 33),
+                           ((uint64_t)p2p << 32) | tag_or_seq);
+}
+
+static uint64_t idist__index_frame_key(int peer, const idist__frame *f) {
+    bool p2p = f->fingerprint.kind == IDIST__SEND;
+    return idist__index_key(f->ctx, peer, p2p, p2p ? f->tag : f->fingerprint.seq);
+}
+
+static uint64_t idist__index_id_key(uint64_t id) { return idist__hash_mix(id, 0); }
+
+//------------------------------------------------------------------------------
+// the life of a send or receive
+//------------------------------------------------------------------------------
+
+static idist__transfer *idist__transfer_new(idist__ring *ring) {
+    idist__transfer *v = ring->idle;
+
+    if (v) {
+        ring->idle = v->next;
+        idist__mem_clear(v, sizeof *v);
+    } else {
+        v = (idist__transfer *)idist__mem_alloc(&ring->w->cfg.mem, sizeof *v);
+    }
+
+    if (v) {
+        v->slot = -1;
+        v->stamp = ++ring->stamp;
+    }
+
+    return v;
+}
+
+static void idist__transfer_append(idist__transfer_list *list, idist__transfer *v) {
+    v->next = NULL;
+    v->at = list->first ? list->end : &list->first;
+    v->list = list;
+    *v->at = v;
+    list->end = &v->next;
+}
+
+// The same for one that frames ask for.
+static void idist__transfer_put(idist__ring *ring, idist__transfer_list *list, idist__transfer *v,
+                                uint64_t key) {
+    idist__transfer_append(list, v);
+    idist__index_insert(&v->hook, ring->transfers, key);
+}
+
+// Takes it out of its list and of the index.
+static void idist__transfer_take(idist__transfer *v) {
+    *v->at = v->next;
+    if (v->next) v->next->at = v->at;
+    else v->list->end = v->at; // NOLINT(clang-analyzer-core.NullDereference): it is in one
+    v->list = NULL;
+    if (v->hook.bucket) idist__index_remove(&v->hook);
+}
+
+// The transfer with this number, among those that wait for CTS, PULLED or DATA.
+static idist__transfer *idist__transfer_find(idist__ring *ring, const idist__transfer_list *list,
+                                             uint64_t id) {
+    idist__index_node *hook = ring->transfers[idist__index_id_key(id) % IDIST__BUCKETS].first;
+
+    for (; hook; hook = hook->next) {
+        idist__transfer *v = idist__index_transfer(hook);
+        if (v->list == list && v->id == id) return v;
+    }
+
+    return NULL;
+}
+
+static void idist__transfer_free(idist__ring *ring, idist__transfer *v) {
+    idist__mem_free(&ring->w->cfg.mem, v->owned);
+    if (v->task && idist__kind_is_p2p(v->task->call.kind)) idist__op_of(v->task)->transfer = NULL;
+    v->next = ring->idle;
+    ring->idle = v;
+}
+
+// A transfer is complete: completes its task, or resumes the algorithm.
+static void idist__transfer_done(idist__ring *ring, idist__transfer *v) {
+    idist__task *t = v->task;
+    bool send = v->send;
+    int slot = v->slot;
+    idist__op *o;
+
+    idist__transfer_free(ring, v);
+    if (!t || t->done) return;
+    ring->w->moved_count++;
+
+    if (t->call.kind == IDIST__SEND) {
+        idist__task_complete(t, IDIST_OK, "");
+        return;
+    }
+
+    o = idist__op_of(t);
+    if (send) o->sends_pending--;
+    else o->recvs_pending--;
+    if (slot >= 0) o->slots_pending &= ~(1u << slot);
+    idist__op_run(t);
+}
+
+// A receive is complete, of recv or of a collective.
+static void idist__transfer_received(idist__ring *ring, idist__transfer *v, int peer) {
+    idist__task *t = v->task;
+    int tag = (int)v->frame.tag;
+    size_t count = (size_t)idist__fingerprint_count(&v->frame.fingerprint);
+
+    if (!t || t->call.kind != IDIST__RECV) {
+        idist__transfer_done(ring, v);
+        return;
+    }
+
+    idist__transfer_free(ring, v);
+    idist__matching_received(t, idist__ring_group_of(t->group)->rank_of[peer], tag, count);
+}

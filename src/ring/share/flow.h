@@ -1,0 +1,131 @@
+// ring/share/flow.h: which ranks contribute to a call, which read, and how much
+#pragma once
+
+#include "os/cpu.h"
+#include "launch/env.h"
+#include "core/kind.h"
+#include "core/model.h"
+#include "core/extent.h"
+#include "ring/shm/segment.h"
+#include "ring/msg/op.h"
+
+// From this size on (times the square of the number of ranks), it is faster for each rank to reduce
+// one block for all than for everybody to reduce everything.
+#define IDIST__SPLIT_BYTES ((size_t)128 * 1024)
+
+// Whether a contribution is one block per rank of the group, rather than one block for all.
+static bool idist__flow_is_per_rank(idist__kind kind) {
+    return kind == IDIST__REDUCE_SCATTER || kind == IDIST__SCATTER || kind == IDIST__ALL_TO_ALL ||
+           kind == IDIST__SCATTERV || kind == IDIST__ALL_TO_ALLV || kind == IDIST__REDUCE_SCATTERV;
+}
+
+static bool idist__flow_contributes(const idist__op *o, idist__kind kind, int rank) {
+    if (kind == IDIST__BROADCAST || kind == IDIST__SCATTER || kind == IDIST__SCATTERV)
+        return rank == o->root;
+    return kind != IDIST__BARRIER;
+}
+
+// Whether this rank reads, or waits for, what another one contributes.
+static bool idist__flow_reads(const idist__task *t, int rank) {
+    const idist__op *o = idist__op_of(t);
+
+    switch (t->call.kind) {
+    case IDIST__BROADCAST:
+    case IDIST__SCATTER:
+    case IDIST__SCATTERV: return rank == o->root;
+    case IDIST__GATHER:
+    case IDIST__GATHERV: return o->rank == o->root;
+    case IDIST__REDUCE: return o->rank == o->root || o->algorithm == IDIST__ALGO_CHUNKED;
+    case IDIST__SCAN:
+    case IDIST__EXSCAN: return rank < o->rank;
+    default: return true;
+    }
+}
+
+// Whether each rank reduces one block for all.
+static bool idist__flow_is_split(const idist__op *o, idist__kind kind) {
+    return kind == IDIST__REDUCE ||
+           (kind == IDIST__ALL_REDUCE && (size_t)(o->n * o->n) * o->nbytes > IDIST__SPLIT_BYTES);
+}
+
+// Whether contributions are multiplied by a factor before the sum (idist_op_create_premul_sum).
+static bool idist__flow_is_scaled(const idist__op *o) { return o->user && !o->user->fn; }
+
+// Block `to` of our contribution.
+static size_t idist__flow_send_count(const idist__task *t, int to) {
+    return t->call.sendcounts ? t->call.sendcounts[to] : t->call.count;
+}
+
+static const char *idist__flow_send_at(const idist__task *t, int to) {
+    const idist__op *o = idist__op_of(t);
+
+    if (!idist__flow_is_per_rank(t->call.kind)) return o->in;
+    if (t->call.sendcounts)
+        return o->in + idist__extent_displ(t->call.sendcounts, t->call.senddispls, to) * o->size;
+    return o->in + (size_t)to * o->nbytes;
+}
+
+static size_t idist__flow_min(size_t a, size_t b) { return a < b ? a : b; }
+
+#define IDIST__PART_PREFETCH_BYTES ((size_t)512)
+
+// The processor foresees what comes next within a part, but not where the next one begins.
+static void idist__flow_prefetch_part(const idist__task *t, int k) {
+    const idist__part *part = &t->call.parts[k];
+    size_t count, nbytes, at;
+
+    if (k >= t->call.part_count) return;
+    count = part->end - part[-1].end;
+    nbytes = idist__flow_min(count * idist__op_of(t)->size, IDIST__PART_PREFETCH_BYTES);
+    for (at = 0; at < nbytes; at += IDIST__LINE) idist__os_cpu_prefetch_for_write(part->data + at);
+}
+
+// Where element `at` of a buffer of ours is that begins at `base` or is in parts, and how many
+// elements lie there in a row, at most `count`.
+static char *idist__flow_place(const idist__task *t, char *base, size_t at, size_t count,
+                               size_t *run) {
+    const idist__part *parts = t->call.parts;
+    size_t size = idist__op_of(t)->size, first;
+    int low = 0, high = t->call.part_count - 1; // the part with this element is among them
+
+    *run = count;
+    if (!t->call.part_count) return base + at * size;
+
+    while (low < high) {
+        int middle = (low + high) / 2;
+        if (parts[middle].end <= at) low = middle + 1;
+        else high = middle;
+    }
+
+    idist__flow_prefetch_part(t, low + 1);
+    first = low ? parts[low - 1].end : 0;
+    if (*run > parts[low].end - at) *run = parts[low].end - at;
+
+    return parts[low].data + (at - first) * size;
+}
+
+static size_t idist__flow_send_nbytes(const idist__task *t) {
+    const idist__op *o = idist__op_of(t);
+    return (idist__flow_is_per_rank(t->call.kind) ? (size_t)o->n : 1) * o->nbytes;
+}
+
+// What comes from a rank in calls that do not reduce.
+static size_t idist__flow_recv_count(const idist__task *t, int from) {
+    return t->call.recvcounts ? t->call.recvcounts[from] : t->call.count;
+}
+
+static char *idist__flow_recv_at(const idist__task *t, int from) {
+    const idist__op *o = idist__op_of(t);
+    const idist__call *c = &t->call;
+
+    if (c->kind == IDIST__BROADCAST || c->kind == IDIST__SCATTER || c->kind == IDIST__SCATTERV)
+        return o->out;
+    if (c->recvcounts)
+        return o->out + idist__extent_displ(c->recvcounts, c->recvdispls, from) * o->size;
+    return o->out + (size_t)from * o->nbytes;
+}
+
+// Elements of a block of `count` in the chunk that begins at element `at`.
+static size_t idist__flow_chunk_count(const idist__op *o, size_t count, size_t at) {
+    return at < count ? idist__flow_min(count - at, o->u.shared.chunk_count) : 0;
+}

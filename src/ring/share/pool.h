@@ -1,0 +1,211 @@
+// ring/share/pool.h: lending regions to groups
+//
+// Every rank has a few regions in the shared file. The first one, which the world gets without an
+// exchange, has memory from the start; the others get it when they are first needed, in their
+// order. A new group gets one of each member: the members exchange the numbers of the regions
+// that they offer (idist__pool_offer_region), and if everybody has one, the group's collectives run
+// in them (idist__pool_meet). Otherwise they are made of messages. A region is free again when all
+// members have freed the group. They count themselves in the region (members_done), or, if they
+// never learnt its number, send LEFT.
+#pragma once
+
+#include "os/memory.h"
+#include "base/mem.h"
+#include "core/model.h"
+#include "ring/shm/segment.h"
+#include "ring/msg/ring_model.h"
+#include "ring/msg/op.h"
+#include "ring/msg/link.h"
+#include "ring/share/region.h"
+
+// The first region of a rank has larger buffers than the others, and its head is in the front.
+static char *idist__pool_head(const idist__segment *m, int rank, int index) {
+    char *second = idist__segment_part(m, rank) + m->buffers_at;
+    size_t nbytes = IDIST__REGION_HEAD_BYTES + IDIST__BUFFERS * m->chunk_nbytes[1];
+
+    if (index == 0) return idist__segment_front(m, rank) + sizeof(idist__doorbell);
+    second += IDIST__BUFFERS * m->chunk_nbytes[0];
+    return second + (size_t)(index - 1) * nbytes;
+}
+
+static char *idist__pool_buffers(const idist__segment *m, int rank, int index) {
+    if (index == 0) return idist__segment_part(m, rank) + m->buffers_at;
+    return idist__pool_head(m, rank, index) + IDIST__REGION_HEAD_BYTES;
+}
+
+static idist__region_progress *idist__pool_progress(const idist__segment *m, int rank, int index) {
+    size_t at = IDIST__REGION_SLOTS * IDIST__SLOT_BYTES;
+    return (idist__region_progress *)(void *)(idist__pool_head(m, rank, index) + at);
+}
+
+// Takes memory for one of our regions, once. 0, or an errno.
+static int idist__pool_reserve(idist__segment *m, int index) {
+    int error;
+    const char *head = idist__pool_head(m, m->me, index);
+    const char *buffers = idist__pool_buffers(m, m->me, index);
+    size_t nbytes = IDIST__BUFFERS * m->chunk_nbytes[index > 0];
+
+    if (index < m->reserved_count) return 0;
+    error = idist__os_memory_reserve(m->fd, (size_t)(head - m->base), IDIST__REGION_HEAD_BYTES);
+    if (!error) error = idist__os_memory_reserve(m->fd, (size_t)(buffers - m->base), nbytes);
+    if (!error) m->reserved_count = index + 1;
+
+    return error;
+}
+
+// Forgets the calls of the group that had this region of ours before. Contributions may stay: they
+// are read only in calls that have been entered.
+static void idist__pool_clear(const idist__segment *m, int index) {
+    char *head = idist__pool_head(m, m->me, index);
+    size_t at;
+
+    for (at = 0; at < IDIST__REGION_SLOTS * IDIST__SLOT_BYTES; at += IDIST__SLOT_BYTES) {
+        memset(head + at, 0, IDIST__LINE);
+        memset(head + at + IDIST__LINE + IDIST__FLAT_BYTES, 0, IDIST__LINE);
+    }
+
+    memset(idist__pool_progress(m, m->me, index), 0, sizeof(idist__region_progress));
+}
+
+// What we offer the other members of a new group: the number of a region, from 1 on; 0 for none.
+static uint64_t idist__pool_offer_region(idist_group *g) {
+    idist__segment *m = idist__ring_of(g->w)->shm;
+    uint32_t nmembers = 0;
+    int i;
+
+    for (i = 0; m && i < g->size; i++) nmembers += m->local[g->ranks[i]] >= 0;
+    if (nmembers < 2) return 0;
+    if (g->status != IDIST_OK) return 0; // a member that knows of the failure may have left
+
+    for (i = 0; i < m->region_count; i++) {
+        if (m->taken[i]) {
+            const idist__region_progress *progress = idist__pool_progress(m, m->me, i);
+            uint32_t done = __atomic_load_n(&progress->members_done, __ATOMIC_ACQUIRE);
+            if (done < m->region_members[i]) continue;
+        }
+
+        if (idist__pool_reserve(m, i)) return 0;
+        idist__pool_clear(m, i);
+        m->taken[i] = true;
+        m->region_members[i] = nmembers;
+        m->region_groups[i] = g->ctx;
+        return (uint64_t)i + 1;
+    }
+
+    return 0;
+}
+
+static void idist__pool_discard(const idist_allocator *mem, idist__share *share) {
+    idist__mem_free(mem, share->quick_task);
+    idist__mem_free(mem, share->heads);
+    idist__mem_free(mem, share->buffers);
+    idist__mem_free(mem, share->entered);
+    idist__mem_free(mem, share->operands);
+    idist__mem_free(mem, share->locations);
+    idist__mem_free(mem, share);
+}
+
+// A member has freed the group for which we offered a region, without having used it.
+static void idist__pool_member_left(const idist__ring *ring, uint64_t ctx) {
+    idist__segment *m = ring->shm;
+    int i;
+
+    for (i = 0; m && i < m->region_count; i++) {
+        if (!m->taken[i] || m->region_groups[i] != ctx) continue;
+        __atomic_fetch_add(&idist__pool_progress(m, m->me, i)->members_done, 1u, __ATOMIC_RELEASE);
+    }
+}
+
+// The exchange of region numbers failed, so we do not know the regions of the others: tells them by
+// a message that we are done with them.
+static void idist__pool_decline(const idist_group *g) {
+    idist__ring *ring = idist__ring_of(g->w);
+    idist__frame frame;
+    int i;
+
+    memset(&frame, 0, sizeof frame);
+    frame.type = IDIST__LEFT;
+    frame.ctx = g->ctx;
+
+    for (i = 0; i < g->size; i++) {
+        if (i == g->rank) idist__pool_member_left(ring, g->ctx);
+        else if (ring->shm->local[g->ranks[i]] >= 0)
+            idist__link_control(ring, &ring->links[g->ranks[i]], &frame, NULL);
+    }
+}
+
+// The group is freed: gives the regions of its members back.
+static void idist__pool_leave(idist_group *g) {
+    idist__ring_group *rg = idist__ring_group_of(g);
+    idist__share *share = rg->share;
+    int i;
+
+    if (!rg->met && !g->inner && idist__ring_of(g->w)->shm) idist__pool_decline(g);
+    if (!share) return;
+
+    for (i = 0; i < g->size; i++) {
+        if (!share->heads[i]) continue;
+        __atomic_fetch_add(&idist__region_progress_of(share, i)->members_done, 1u,
+                           __ATOMIC_RELEASE);
+    }
+
+    idist__pool_discard(&g->w->cfg.mem, share);
+    rg->share = NULL;
+}
+
+static idist__share *idist__pool_new_share(const idist_allocator *mem, size_t size) {
+    idist__share *share = (idist__share *)idist__mem_alloc(mem, sizeof *share);
+
+    if (!share) return NULL;
+    share->heads = (char **)idist__mem_alloc(mem, sizeof *share->heads * size);
+    share->buffers = (char **)idist__mem_alloc(mem, sizeof *share->buffers * size);
+    share->entered = (uint32_t *)idist__mem_alloc(mem, sizeof *share->entered * size);
+    share->operands = (const void **)idist__mem_alloc(mem, sizeof *share->operands * size);
+    share->locations = (idist__location *)idist__mem_alloc(mem, sizeof *share->locations * size);
+    share->quick_task =
+        (idist__task *)idist__mem_alloc(mem, sizeof(idist__task) + sizeof(idist__op));
+
+    if (!share->heads || !share->buffers || !share->entered || !share->operands ||
+        !share->locations || !share->quick_task) {
+        idist__pool_discard(mem, share);
+        return NULL;
+    }
+
+    return share;
+}
+
+// All members have told which regions they offer. If one offers none, the group's collectives are
+// made of messages.
+static idist_status idist__pool_meet(idist_group *g, const uint64_t *offers) {
+    idist__segment *m = idist__ring_of(g->w)->shm;
+    idist__share *share;
+    int i;
+
+    for (i = 0; i < g->size; i++) {
+        if (!m || m->local[g->ranks[i]] < 0) break;
+        if (!offers[i] || offers[i] > (uint64_t)m->region_count) break;
+    }
+
+    if (i < g->size || (size_t)g->size * IDIST__LINE > m->chunk_nbytes[1]) {
+        if (m && offers[g->rank]) m->region_members[offers[g->rank] - 1] = 0; // free at once
+        return IDIST_OK;
+    }
+
+    share = idist__pool_new_share(&g->w->cfg.mem, (size_t)g->size);
+    if (!share) return IDIST_ERR_NO_MEMORY;
+
+    idist__ring_group_of(g)->share = share;
+    share->shm = m;
+    share->chunk_nbytes = m->chunk_nbytes[0];
+    share->quick_task->group = g;
+    share->quick_task->impl = share->quick_task + 1;
+
+    for (i = 0; i < g->size; i++) {
+        share->heads[i] = idist__pool_head(m, m->local[g->ranks[i]], (int)offers[i] - 1);
+        share->buffers[i] = idist__pool_buffers(m, m->local[g->ranks[i]], (int)offers[i] - 1);
+        // All members cut a call into the same chunks: those of the smallest region.
+        if (offers[i] > 1) share->chunk_nbytes = m->chunk_nbytes[1];
+    }
+
+    return IDIST_OK;
+}

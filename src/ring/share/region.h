@@ -1,0 +1,170 @@
+// ring/share/region.h: the memory that a rank shows the others
+//
+//   head      slot 0 | slot 1 | ... | slot 31 | progress
+//   buffers   buffer 0 | buffer 1 | buffer 2
+//
+// A slot announces one call: its number, its fingerprint and a small contribution. A large
+// contribution passes through the three buffers, a chunk at a time. The progress counters count
+// chunks over all calls of the group:
+//
+//   EXPOSED   our part of the chunk is in our buffer
+//   REDUCED   our block of the chunk is reduced over all ranks and in our buffer; only in
+//             all_reduce and reduce
+//   FREED     we have read what we need of the chunk
+#pragma once
+
+#include "os/cpu.h"
+#include "os/thread.h"
+#include "os/memory.h"
+#include "core/model.h"
+#include "ring/shm/pace.h"
+#include "ring/shm/segment.h"
+#include "ring/shm/doorbell.h"
+#include "ring/msg/ring_model.h"
+
+#define IDIST__REGION_SLOTS 32
+#define IDIST__SLOTS_AHEAD 16 // half of them; see ring/share/slot.h
+#define IDIST__FLAT_BYTES ((size_t)4096)
+#define IDIST__INLINE_BYTES ((size_t)32)
+// The last line holds the fingerprint of the previous call if that was made of messages.
+#define IDIST__SLOT_BYTES (2 * IDIST__LINE + IDIST__FLAT_BYTES)
+#define IDIST__REGION_HEAD_BYTES \
+    (IDIST__REGION_SLOTS * IDIST__SLOT_BYTES + sizeof(idist__region_progress))
+#define IDIST__CHUNK_MAX ((size_t)384 * 1024)
+enum { IDIST__BUFFERS = 3 };
+
+typedef struct idist__call_slot { // one cache line; IDIST__FLAT_BYTES follow
+    uint32_t call_number;         // number of the shared call; written last
+    uint16_t past;                // digest of the calls before it
+    uint16_t zero;
+    idist__fingerprint fingerprint;
+    union {
+        char bytes[IDIST__INLINE_BYTES]; // FLAT: a contribution of at most this size
+        struct {                         // CHUNKED
+            uint64_t send_at, recv_at;   // offsets of the buffers in the file; 0: not in a window
+            uint64_t remote_send;        // their addresses in the rank's own memory;
+            uint64_t remote_recv;        // 0: not to be read through the kernel
+        } buffers;
+        struct {              // CHUNKED, v-forms; the counts follow the line
+            uint64_t largest; // elements of the largest part
+        } parts;
+    } u;
+} idist__call_slot;
+
+typedef enum idist__milestone {
+    IDIST__EXPOSED,
+    IDIST__REDUCED,
+    IDIST__FREED,
+    IDIST__MILESTONES
+} idist__milestone;
+
+typedef struct idist__region_progress { // two cache lines; others write only to members_done
+    idist__counter reached[IDIST__MILESTONES];
+    char pad[40];
+    uint32_t members_done; // members that freed the group: then the region can serve another one
+    char pad2[60];
+} idist__region_progress;
+
+// Where a rank's contribution and result are: mapped here if they lie in a window (else NULL), or
+// at an address in that rank's memory, which the kernel reads for us (else 0).
+typedef struct idist__location {
+    char *send, *recv;
+    uint64_t remote_send, remote_recv;
+} idist__location;
+
+typedef struct idist__share { // a group's part, where its members share memory
+    idist__segment *shm;
+    char **heads, **buffers;    // of the regions, by rank in the group
+    uint32_t *entered;          // by rank: the last shared call that it is known to have entered
+    const void **operands;      // scratch, one per rank
+    idist__location *locations; // CHUNKED: by rank, in the current call
+    size_t chunk_nbytes;        // of a buffer
+
+    idist__fingerprint fingerprints[IDIST__REGION_SLOTS]; // a copy of what our own slots say
+    uint16_t pasts[IDIST__REGION_SLOTS];
+    uint32_t calls_entered;  // shared calls that we have entered
+    uint32_t compared_calls; // up to this call, all ranks' slots are known and compared
+    uint64_t chunks_done;
+    size_t recent_nbytes[2];   // of the contributions in our last two slots
+    idist__task *first, *last; // shared calls under way; only the first one runs
+    idist__task *quick_task;   // what idist__share_quick works with
+    bool entered_early;        // idist__share_quick has entered the call that comes next
+    uint32_t extents_open;     // extents of our window that all members here have mapped
+} idist__share;
+
+static idist__call_slot *idist__region_slot(const idist__share *share, int rank,
+                                            uint32_t call_number) {
+    size_t at = (call_number % IDIST__REGION_SLOTS) * IDIST__SLOT_BYTES;
+    return (idist__call_slot *)(void *)(share->heads[rank] + at);
+}
+
+// The fingerprint of the call that the rank made before this one. Written only if that one was made
+// of messages: compare its sequence number before use.
+static idist__fingerprint *idist__region_previous_call(const idist__share *share, int rank,
+                                                       uint32_t call_number) {
+    char *slot = (char *)idist__region_slot(share, rank, call_number);
+    return (idist__fingerprint *)(void *)(slot + IDIST__LINE + IDIST__FLAT_BYTES);
+}
+
+static idist__region_progress *idist__region_progress_of(const idist__share *share, int rank) {
+    size_t at = IDIST__REGION_SLOTS * IDIST__SLOT_BYTES;
+    return (idist__region_progress *)(void *)(share->heads[rank] + at);
+}
+
+static uint64_t idist__region_reached(const idist__share *share, int rank,
+                                      idist__milestone milestone) {
+    const idist__region_progress *progress = idist__region_progress_of(share, rank);
+    return __atomic_load_n(&progress->reached[milestone], __ATOMIC_ACQUIRE);
+}
+
+static char *idist__region_buffer(const idist__share *share, int rank, uint64_t chunk) {
+    return share->buffers[rank] + (size_t)(chunk % IDIST__BUFFERS) * share->chunk_nbytes;
+}
+
+// Copies to lines that other cores have in their caches: past the caches, or prefetching the lines
+// further on while it writes.
+static void idist__region_write(const idist__share *share, char *to, const char *from,
+                                size_t nbytes) {
+    idist__pace *pace = &share->shm->pace;
+    size_t at, lines = nbytes & ~(IDIST__LINE - 1);
+    int64_t begin_ns;
+
+    if (idist__pace_begin(pace, nbytes, &begin_ns)) {
+        idist__os_cpu_stream(to, from, nbytes);
+        idist__pace_end(pace, begin_ns, nbytes);
+        return;
+    }
+
+    for (at = 0; at < lines; at += IDIST__LINE) {
+        if (at + IDIST__PREFETCH_BYTES < lines)
+            idist__os_cpu_prefetch_for_write(to + at + IDIST__PREFETCH_BYTES);
+        memcpy(to + at, from + at, IDIST__LINE);
+    }
+
+    if (nbytes > lines) memcpy(to + lines, from + lines, nbytes - lines);
+    idist__pace_end(pace, begin_ns, nbytes);
+}
+
+static idist__share *idist__region_share(const idist__task *t) {
+    return idist__ring_group_of(t->group)->share;
+}
+
+// Wakes the members that sleep, after something was written that they may wait for.
+static void idist__region_wake_members(const idist__share *share, const idist_group *g) {
+    int i;
+
+    if (!idist__doorbell_any_asleep(share->shm)) return;
+    for (i = 0; i < g->size; i++)
+        if (i != g->rank) idist__doorbell_wake_for_step(share->shm, share->shm->local[g->ranks[i]]);
+}
+
+// Says that this rank has reached a milestone in all chunks before number `chunks`.
+static void idist__region_publish(idist__task *t, idist__milestone milestone, uint64_t chunks) {
+    idist__share *share = idist__region_share(t);
+    idist__region_progress *progress = idist__region_progress_of(share, t->group->rank);
+
+    idist__os_thread_handover();
+    __atomic_store_n(&progress->reached[milestone], chunks, __ATOMIC_RELEASE);
+    idist__region_wake_members(share, t->group);
+    t->group->w->moved_count++;
+}

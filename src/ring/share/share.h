@@ -1,0 +1,351 @@
+// ring/share/share.h: choosing, starting, progressing and cancelling shared calls
+//
+// WHAT IT IS
+//
+// Collectives of a group whose members all run on one host. Each member owns a region of shared
+// memory that the others can read. It writes its contribution and its progress there, and reads
+// the regions of the others. No member ever writes to another member's region, so there are no
+// locks.
+//
+// HOW IT FITS
+//
+// ring/algo/choose.h decides how a call runs. The algorithms FLAT and CHUNKED are served here;
+// everything else is made of messages (ring/algo/).
+//
+// A SMALL ALL_REDUCE (up to 4 KiB, FLAT)
+//
+// idist__share_quick         nothing else is under way: no task, no clock
+// idist__slot_may_enter      the slot to be overwritten has been read by all
+// idist__slot_enter          write fingerprint and contribution to our slot, publish its number
+// idist__slot_all_entered    poll the slots of the others, compare their fingerprints with ours
+// idist__fetch_chunk         reduce all slots, in rank order, into the result
+//
+// A LARGE ALL_REDUCE (CHUNKED)
+//
+// idist__share_start         queue the task behind the group's other shared calls
+// idist__split_reduce_run           a coroutine, resumed by idist__share_progress:
+//   idist__slot_enter          publish the slot; it says where our buffers are
+//   idist__chunk_expose        copy our part of chunk i to buffer i % 3, publish EXPOSED
+//   idist__split_reduce_sum_block     reduce our block of the chunk over all ranks, publish
+// REDUCED idist__split_reduce_take_blocks   copy the blocks of the others to our result, publish FREED
+// idist__slot_leave          complete the task; the next one is first in line
+//
+// SOURCES
+//
+// Flat slots: Graham and Shipman, "MPI Support for Multi-core Architectures", 2008. Chunks, with
+// reduce-scatter and all-gather in one buffer: Jain et al., "Framework for Scalable Intra-Node
+// Collective Operations using Shared Memory", 2018.
+#pragma once
+
+#include "os/clock.h"
+#include "os/thread.h"
+#include "base/mem.h"
+#include "base/dtype.h"
+#include "launch/env.h"
+#include "core/kind.h"
+#include "core/model.h"
+#include "core/world.h"
+#include "core/extent.h"
+#include "ring/shm/segment.h"
+#include "ring/shm/pipe.h"
+#include "ring/msg/ring_model.h"
+#include "ring/msg/op.h"
+#include "ring/msg/history.h"
+#include "ring/msg/send.h"
+#include "ring/share/region.h"
+#include "ring/share/flow.h"
+#include "ring/share/slot.h"
+#include "ring/share/fetch.h"
+#include "ring/share/chunk.h"
+#include "ring/share/split_reduce.h"
+
+#define IDIST__WRITERS_MS 100
+
+static bool idist__share_serves(idist__algorithm algorithm) {
+    return algorithm == IDIST__ALGO_FLAT || algorithm == IDIST__ALGO_CHUNKED;
+}
+
+// FLAT, CHUNKED, or AUTO if the call does not go through shared memory. The same on all members.
+static idist__algorithm idist__share_choose(const idist_group *g, const idist__call *c) {
+    const idist__share *share = idist__ring_group_of(g)->share;
+    int setting = g->w->cfg.algorithm;
+    size_t nbytes;
+    bool scaled = (int)c->op >= IDIST_OP_USER && idist__kind_reduces(c->kind) &&
+                  !idist__world_user_op(g, c)->fn;
+
+    if (!share || setting == IDIST__ALGO_LATENCY || setting == IDIST__ALGO_BANDWIDTH)
+        return IDIST__ALGO_AUTO;
+    if (scaled && idist__dtype_is_narrow(c->dtype)) return IDIST__ALGO_AUTO;
+    if (c->kind != IDIST__ALL_TO_ALLV && c->kind != IDIST__BARRIER &&
+        !idist__chunk_takes(g, share, idist_dtype_size(c->dtype)))
+        return IDIST__ALGO_AUTO;
+    if (idist__kind_is_v(c->kind))
+        return (size_t)g->size * sizeof(uint64_t) <= IDIST__FLAT_BYTES ? IDIST__ALGO_CHUNKED
+                                                                       : IDIST__ALGO_AUTO;
+
+    if (setting == IDIST__ALGO_CHUNKED && c->count) return IDIST__ALGO_CHUNKED;
+    if (!c->count) return IDIST__ALGO_FLAT;
+    if (c->count > IDIST__FLAT_BYTES) return IDIST__ALGO_CHUNKED; // before the product can overflow
+    nbytes = c->count * idist_dtype_size(c->dtype);
+    if (idist__flow_is_per_rank(c->kind)) nbytes *= (size_t)g->size;
+
+    return nbytes <= IDIST__FLAT_BYTES ? IDIST__ALGO_FLAT : IDIST__ALGO_CHUNKED;
+}
+
+// Whether a call of ours may have its buffer in parts: if it goes through buffers, block by block.
+static bool idist__share_takes_parts(const idist_group *g, const idist__call *c) {
+    size_t n = (size_t)g->size, nbytes = c->count * idist_dtype_size(c->dtype);
+
+    if (c->kind != IDIST__ALL_REDUCE || (int)c->op >= IDIST_OP_USER) return false;
+    if (n * n * nbytes <= IDIST__SPLIT_BYTES || nbytes >= IDIST__REMOTE_REDUCTION) return false;
+
+    return idist__share_choose(g, c) == IDIST__ALGO_CHUNKED;
+}
+
+// An all_to_allv counts bytes, because each pair of ranks may have a dtype of its own. False: no
+// memory for the counts.
+static bool idist__share_count_bytes(idist__task *t) {
+    idist__op *o = idist__op_of(t);
+    idist__call *c = &t->call;
+    size_t n = (size_t)o->n, *counts, i;
+
+    counts = (size_t *)idist__mem_raw(&t->group->w->cfg.mem, 4 * n * sizeof *counts);
+    if (!counts) return false;
+
+    for (i = 0; i < n; i++) {
+        counts[i] = c->sendcounts[i] * o->size;
+        counts[n + i] = idist__extent_displ(c->sendcounts, c->senddispls, (int)i) * o->size;
+        counts[2 * n + i] = c->recvcounts[i] * o->size;
+        counts[3 * n + i] = idist__extent_displ(c->recvcounts, c->recvdispls, (int)i) * o->size;
+    }
+
+    o->memory = (char *)counts;
+    o->size = 1;
+    c->sendcounts = counts;
+    c->senddispls = counts + n;
+    c->recvcounts = counts + 2 * n;
+    c->recvdispls = counts + 3 * n;
+
+    return true;
+}
+
+// Sets up what a shared call works on. Unlike the algorithms over messages, it takes narrow floats
+// as they are. False: no memory.
+static bool idist__share_prepare(idist__task *t, idist__algorithm algorithm) {
+    idist__op *o = idist__op_of(t);
+    idist__kind kind = t->call.kind;
+
+    idist__op_prepare(t);
+    o->algorithm = algorithm;
+    o->u.shared.chunk_count = o->count;
+    if (kind == IDIST__BROADCAST) o->in = o->out;
+
+    if ((kind == IDIST__GATHERV || kind == IDIST__SCATTERV) && o->rank != o->root) {
+        // Only the root's are valid.
+        t->call.sendcounts = t->call.senddispls = NULL;
+        t->call.recvcounts = t->call.recvdispls = NULL;
+    }
+
+    return kind != IDIST__ALL_TO_ALLV || idist__share_count_bytes(t);
+}
+
+// Queues a call behind the group's other shared calls; starts it if it is the first one.
+static void idist__share_start(idist__task *t) {
+    idist__op *o = idist__op_of(t);
+    idist__share *share = idist__region_share(t);
+
+    if (o->algorithm == IDIST__ALGO_FLAT) o->run = idist__flat_run;
+    else if (idist__flow_is_split(o, t->call.kind)) o->run = idist__split_reduce_run;
+    else o->run = idist__chunk_run;
+
+    if (share->entered_early) {
+        o->u.shared.call_number = share->calls_entered;
+        o->u.shared.entered = true;
+        share->entered_early = false;
+    }
+
+    if (share->last) idist__op_of(share->last)->u.shared.next = t;
+    else share->first = t;
+    share->last = t;
+    if (share->first == t) idist__op_run(t);
+}
+
+// In a quick call, which has not read the links, the calls differ. Perhaps another rank has aborted
+// the group, and the rank that we differ from has not heard of it: the call is started as usual,
+// which reads the links first and then compares again.
+static void idist__share_reconsider(idist__ring *ring) {
+    if (!ring->failed) return;
+    ring->failed = NULL;
+    ring->last_start_ns = 0;
+}
+
+// A small blocking collective while nothing else is under way: needs no task and no clock. False:
+// the call has to be started as usual. It may have been entered by then.
+static bool idist__share_quick(idist_group *g, const idist__call *c) {
+    idist__ring *ring = idist__ring_of(g->w);
+    idist__share *share = idist__ring_group_of(g)->share;
+    idist__task *t;
+    const idist__fingerprint *fingerprint;
+    int turns;
+
+    if (!share || share->first || ring->failed) return false;
+    if (idist__share_choose(g, c) != IDIST__ALGO_FLAT) return false;
+    if ((int)c->op >= IDIST_OP_USER && idist__kind_reduces(c->kind)) return false; // it may throw
+
+    t = share->quick_task;
+    t->call = *c;
+    t->seq = g->seq + 1;
+    (void)idist__share_prepare(t, IDIST__ALGO_FLAT); // only a v-form needs memory
+    idist__op_of(t)->past = idist__history_past(t);
+
+    if (!idist__slot_may_enter(t)) {
+        idist__share_reconsider(ring);
+        return false;
+    }
+
+    idist__slot_enter(t);
+
+    for (turns = 0; !idist__slot_all_entered(t, false); turns++) {
+        if (idist__send_quick_wait(ring, turns)) continue;
+        idist__share_reconsider(ring);
+        share->entered_early = true;
+        return false;
+    }
+
+    (void)idist__fetch_chunk(t, 0); // fails only if an op of the program does
+    g->seq++;
+    fingerprint = &share->fingerprints[share->calls_entered % IDIST__REGION_SLOTS];
+    idist__history_append(idist__ring_group_of(g), fingerprint, idist__op_of(t)->past);
+
+    return true;
+}
+
+// Resumes the first shared call of each group.
+static void idist__share_progress(idist__ring *ring) {
+    idist_group *g;
+
+    for (g = &ring->w->group; g; g = g->next) {
+        idist__share *share = g->rank >= 0 && g->impl ? idist__ring_group_of(g)->share : NULL;
+
+        while (share && share->first) {
+            const idist__task *t = share->first;
+            idist__op_run(share->first);
+            if (share->first == t || ring->failed) break;
+        }
+
+        if (ring->failed) break;
+    }
+}
+
+// The rank of this host whose next step is all that we wait for, or -1.
+static int idist__share_awaited(const idist__ring *ring) {
+    const idist__task *t = ring->w->tasks;
+    const idist__share *share;
+
+    if (!t || t->next || t->call.kind >= IDIST__SEND || t->group->size == 1) return -1;
+    if (!idist__share_serves(idist__op_of(t)->algorithm)) return -1;
+    share = idist__region_share(t);
+    if (!share || share->first != t) return -1;
+
+    return ring->shm->local[t->group->ranks[idist__op_of(t)->u.shared.awaited]];
+}
+
+// The group has failed here. A rank that comes late must not go on with what our slots say; it
+// reads its links instead, and learns of the failure there.
+static void idist__share_withdraw(idist_group *g) {
+    idist__share *share = idist__ring_group_of(g)->share;
+    uint32_t i;
+
+    for (i = 0; share && i < IDIST__REGION_SLOTS; i++)
+        __atomic_store_n(&idist__region_slot(share, g->rank, i)->call_number,
+                         share->calls_entered - ((uint32_t)1 << 30), __ATOMIC_RELEASE);
+
+    __atomic_thread_fence(__ATOMIC_SEQ_CST); // before the caller has its buffers back
+}
+
+// Whether a member may still write to our result. It checks our slot before every piece that it
+// writes.
+static bool idist__share_may_write(const idist_group *g, const idist__op *o, int rank) {
+    const idist__ring *ring = idist__ring_of(g->w);
+    const idist__share *share = idist__ring_group_of(g)->share;
+
+    return rank != g->rank && ring->links[g->ranks[rank]].open &&
+           idist__region_reached(share, rank, IDIST__REDUCED) <= o->u.shared.first_chunk &&
+           idist__slot_is_current(share, rank, o->u.shared.call_number);
+}
+
+// A call in which the others write to our result (direct) ends early: waits until each of them has
+// done that, has left the call as well, or is dead. We may not know of a death yet, because the
+// failure may come from another rank; and a rank that is stopped would never answer, hence the
+// deadline.
+static void idist__share_await_writers(const idist_group *g) {
+    const idist__ring *ring = idist__ring_of(g->w);
+    const idist__share *share = idist__ring_group_of(g)->share;
+    const idist__op *o = share && share->first ? idist__op_of(share->first) : NULL;
+    int64_t until_ns = idist__os_clock_deadline(IDIST__WRITERS_MS);
+    int i;
+
+    if (!o || !o->u.shared.direct) return;
+
+    for (i = 0; i < g->size; i++) {
+        const idist__pipe_port *port = &ring->shm->ports[ring->shm->local[g->ranks[i]]];
+
+        while (idist__share_may_write(g, o, i) && !idist__pipe_peer_gone(port) &&
+               idist__os_clock_now_ns() < until_ns)
+            idist__os_thread_yield();
+    }
+}
+
+// Takes a call out of the queue.
+static void idist__share_cancel(idist__task *t) {
+    idist__share *share = idist__region_share(t);
+    idist__task **at, *last = NULL;
+
+    if (!share) return;
+    for (at = &share->first; *at && *at != t; at = &idist__op_of(*at)->u.shared.next) last = *at;
+    if (*at) *at = idist__op_of(t)->u.shared.next;
+    if (share->last == t) share->last = last;
+}
+
+// Whether a call cannot complete before this rank of the group enters it, or an earlier one.
+static bool idist__share_needs(const idist__task *t, int rank) {
+    const idist__op *o = idist__op_of(t);
+    const idist__shared_op *shared = &o->u.shared;
+    idist__share *share = idist__region_share(t);
+    uint64_t number = shared->first_chunk + shared->exposed; // of the next chunk to expose
+
+    if (!share || share->first != t) return false;
+    if (!shared->entered) // see idist__slot_may_enter
+        return !idist__slot_has_entered(share, rank, share->calls_entered + 1 - IDIST__SLOTS_AHEAD);
+    if (idist__slot_has_entered(share, rank, shared->call_number)) return false;
+    if (idist__flow_reads(t, rank)) return true;
+    if (o->algorithm != IDIST__ALGO_CHUNKED) return false;
+    if (!idist__flow_contributes(o, t->call.kind, o->rank)) return false;
+
+    // It has to read what we contribute: all of it, if that is read in place; else the chunk whose
+    // buffer we need next.
+    if (shared->in_place) return true;
+    if (shared->exposed >= shared->nchunks || number < IDIST__BUFFERS) return false;
+    return idist__region_reached(share, rank, IDIST__FREED) < number - IDIST__BUFFERS + 1;
+}
+
+// For error texts: reads in the slots how far the others are.
+static void idist__share_update_seen(const idist__task *t) {
+    idist__ring_group *rg = idist__ring_group_of(t->group);
+    int i, index;
+
+    for (i = 0; rg->share && i < t->group->size; i++) {
+        for (index = 0; index < IDIST__REGION_SLOTS; index++) {
+            idist__call_slot *slot = idist__region_slot(rg->share, i, (uint32_t)index);
+            uint32_t number = __atomic_load_n(&slot->call_number, __ATOMIC_ACQUIRE);
+            idist__fingerprint fingerprint = slot->fingerprint;
+
+            __atomic_thread_fence(__ATOMIC_ACQUIRE);
+            if (!number || __atomic_load_n(&slot->call_number, __ATOMIC_RELAXED) != number)
+                continue; // its owner is writing
+            if ((int32_t)(fingerprint.seq - rg->seen[i].seq) <= 0) continue;
+            rg->seen[i].seq = fingerprint.seq;
+            rg->seen[i].fingerprint = fingerprint;
+        }
+    }
+}

@@ -1,0 +1,162 @@
+// ring/shm/view.h: reaching what other ranks got from idist_alloc
+//
+// A rank that gets memory in a new extent of its window writes that into its catalog. The others
+// map the extent when they next look, and count it. From then on, and not before, the owner offers
+// the others its buffers in the extent. So a rank that can map no more, because of a limit, costs a
+// copy and fails nothing:
+//
+//   owner     maps extent 3, catalog.extent_count = 4   ...   reads mapped[owner] == 4 everywhere
+//   others    see header.extent_count, map extent 3, mapped[owner] = 4
+//
+// Whether a buffer is offered depends on timing, and the result does not: ranks reduce in the same
+// order either way.
+#pragma once
+
+#include "os/thread.h"
+#include "os/memory.h"
+#include "base/window.h"
+#include "ring/shm/segment.h"
+
+// Tells the others of the extents that our window has by now. Any thread.
+static void idist__view_publish(idist__segment *m) {
+    idist__catalog *catalog = idist__segment_catalog(m, m->me);
+    uint32_t i, count;
+
+    idist__os_mutex_lock(&idist__windows_lock);
+    count = m->window->extent_count;
+
+    for (i = catalog->extent_count; i < count; i++) {
+        catalog->extents[i].at = m->window->extents[i].at;
+        catalog->extents[i].nbytes = m->window->extents[i].nbytes;
+        __atomic_store_n(&catalog->extent_count, i + 1, __ATOMIC_RELEASE);
+        __atomic_fetch_add(&idist__segment_header_of(m)->extent_count, 1, __ATOMIC_RELEASE);
+    }
+
+    idist__os_mutex_unlock(&idist__windows_lock);
+}
+
+// Maps one more extent of another rank. False: there are no addresses, or the rank has written
+// something impossible.
+static bool idist__view_map_next(const idist__segment *m, int rank, idist__view *view) {
+    const idist__catalog *catalog = idist__segment_catalog(m, rank);
+    uint32_t i = view->extent_count;
+    size_t at = (size_t)catalog->extents[i].at, nbytes = (size_t)catalog->extents[i].nbytes;
+    size_t expected = i ? view->extents[i - 1].at + view->extents[i - 1].nbytes : 0;
+    size_t begin = m->window_at + (size_t)rank * m->window_nbytes;
+    char *map;
+
+    if (at != expected || !nbytes || nbytes > m->window_nbytes - at) return false;
+    map = (char *)idist__os_memory_map(m->fd, begin + at, nbytes);
+    if (!map) return false;
+
+    view->extents[i].map = map;
+    view->extents[i].at = at;
+    view->extents[i].nbytes = nbytes;
+    view->extent_count++;
+
+    return true;
+}
+
+// Returns true if an extent has come that the views do not show.
+static inline bool idist__view_is_news(const idist__segment *m) {
+    uint32_t *count = &idist__segment_header_of(m)->extent_count;
+    return __atomic_load_n(count, __ATOMIC_RELAXED) != m->extents_seen;
+}
+
+// Adds the extents of our own window to its view.
+static void idist__view_map_own(const idist__segment *m) {
+    uint32_t count = __atomic_load_n(&m->window->extent_count, __ATOMIC_ACQUIRE);
+    idist__view *view = &m->views[m->me];
+
+    for (; view->extent_count < count; view->extent_count++) {
+        const idist__window_extent *extent = &m->window->extents[view->extent_count];
+
+        view->extents[view->extent_count].map = extent->map;
+        view->extents[view->extent_count].at = extent->at;
+        view->extents[view->extent_count].nbytes = extent->nbytes;
+    }
+}
+
+// Maps the extents that have come since the last look. False: one could not be mapped. Under the
+// lock of the world.
+static bool idist__view_look(idist__segment *m) {
+    uint32_t seen = __atomic_load_n(&idist__segment_header_of(m)->extent_count, __ATOMIC_ACQUIRE);
+    uint32_t *mapped = idist__segment_mapped(m, m->me);
+    int i;
+
+    m->extents_seen = seen;
+    idist__view_map_own(m);
+    if (m->maps_no_more) return true;
+
+    for (i = 0; i < m->n; i++) {
+        const idist__catalog *catalog = idist__segment_catalog(m, i);
+        uint32_t count = __atomic_load_n(&catalog->extent_count, __ATOMIC_ACQUIRE);
+        idist__view *view = &m->views[i];
+
+        if (i == m->me) continue;
+        while (view->extent_count < count && view->extent_count < IDIST__EXTENTS &&
+               !m->maps_no_more)
+            m->maps_no_more = !idist__view_map_next(m, i, view);
+        __atomic_store_n(&mapped[i], view->extent_count, __ATOMIC_RELEASE);
+    }
+
+    return !m->maps_no_more;
+}
+
+// Returns how many extents of our window a rank of this host has mapped.
+static uint32_t idist__view_mapped_by(const idist__segment *m, int rank) {
+    return __atomic_load_n(&idist__segment_mapped(m, rank)[m->me], __ATOMIC_ACQUIRE);
+}
+
+// Finds a buffer of ours in our window: its offset in the file, and the number of its extent. 0: it
+// lies in none. Under the lock of the world.
+static uint64_t idist__view_offset(const idist__segment *m, const void *p, size_t nbytes,
+                                   uint32_t *extent) {
+    const idist__view *view = &m->views[m->me];
+    uint32_t i;
+
+    for (i = 0; i < view->extent_count; i++) {
+        const char *map = view->extents[i].map;
+        size_t at = (size_t)((const char *)p - map);
+
+        if ((const char *)p < map || at >= view->extents[i].nbytes) continue;
+        if (nbytes > view->extents[i].nbytes - at) return 0;
+        *extent = i;
+        return m->window->at + view->extents[i].at + at;
+    }
+
+    return 0;
+}
+
+// Returns the address here of an offset that another rank gave; NULL: it lies in no extent that is
+// mapped here.
+static char *idist__view_pointer(const idist__segment *m, uint64_t offset, size_t nbytes) {
+    const idist__view *view;
+    uint64_t rank, at;
+    uint32_t i;
+
+    if (offset < m->window_at || !m->window) return NULL;
+    rank = (offset - m->window_at) / m->window_nbytes;
+    at = (offset - m->window_at) % m->window_nbytes;
+    if (rank >= (uint64_t)m->n) return NULL;
+
+    view = &m->views[rank];
+    for (i = 0; i < view->extent_count; i++) {
+        uint64_t begin = view->extents[i].at, size = view->extents[i].nbytes;
+        if (at >= begin && at - begin < size)
+            return nbytes > size - (at - begin) ? NULL : view->extents[i].map + (at - begin);
+    }
+
+    return NULL;
+}
+
+// Unmaps the windows of the other ranks, and closes ours.
+static void idist__view_unmap_all(idist__segment *m) {
+    uint32_t k;
+    int i;
+
+    for (i = 0; i < m->n && m->views; i++)
+        for (k = 0; k < m->views[i].extent_count && i != m->me; k++)
+            idist__os_memory_unmap(m->views[i].extents[k].map, m->views[i].extents[k].nbytes);
+    if (m->window) idist__window_close(m->window);
+}

@@ -1,0 +1,302 @@
+// spawn/start.h: start workers
+//
+// idist_spawn starts workers on this host, each a rank of a new world, watches them, and reports
+// the first that failed. idist_parallel_run is Ignite's Parallel: it spawns, or joins the world
+// that a launcher made. Nothing else in idist uses this file.
+//
+//     idist_spawn_start
+//       idist__start_check      arguments
+//       idist__start_config     the configuration of worker 0
+//       idist__start_all        (in an executed worker: idist__rerun_worker, which ends there)
+//         idist__start_prepare    meeting point, shared memory, tables
+//         idist__start_fork       each worker
+#pragma once
+
+#include "os/clock.h"
+#include "os/random.h"
+#include "os/process.h"
+#include "os/cpu.h"
+#include "os/memory.h"
+#include "os/poll.h"
+#include "os/socket.h"
+#include "base/fail.h"
+#include "base/mem.h"
+#include "base/log.h"
+#include "net/address.h"
+#include "net/connection.h"
+#include "launch/env.h"
+#include "launch/config.h"
+#include "core/model.h"
+#include "core/world.h"
+#include "calls/life.h"
+#include "spawn/worker.h"
+#include "spawn/rerun.h"
+#include "spawn/watch.h"
+
+// A TCP port of the loopback interface, for the workers of a system without local sockets.
+static idist_status idist__start_listen_tcp(idist_workers *spawn) {
+    idist__config *cfg = &spawn->cfg;
+    idist__os_address addr;
+    idist_status status = idist__address_tcp(&addr, "127.0.0.1", 0);
+
+    if (status == IDIST_OK) status = idist__connection_listen(&addr, "127.0.0.1", &cfg->listener);
+    if (status != IDIST_OK) return status;
+    if (!idist__os_socket_own_address(cfg->listener, &addr))
+        return idist__fail_errno("spawn: asking for the port of a listener", errno);
+    snprintf(cfg->where, sizeof cfg->where, "tcp:127.0.0.1:%d", idist__os_socket_port(&addr));
+
+    return IDIST_OK;
+}
+
+static idist_status idist__start_listen_local(idist_workers *spawn) {
+    idist__os_address addr;
+    uint64_t id[2];
+    idist_status status;
+
+    idist__os_random(id, sizeof id);
+    snprintf(spawn->cfg.where, sizeof spawn->cfg.where, "unix:idist-%016llx%016llx",
+             (unsigned long long)id[0], (unsigned long long)id[1]);
+    status = idist__address_parse(&addr, spawn->cfg.where);
+    if (status != IDIST_OK) return status;
+
+    return idist__connection_listen(&addr, spawn->cfg.where, &spawn->cfg.listener);
+}
+
+// Where the workers meet: a local socket without a file, which listens before the first of them
+// runs. Their secret is in their memory.
+static idist_status idist__start_meeting_point(idist_workers *spawn) {
+    bool by_tcp = spawn->cfg.transport == IDIST__TRANSPORT_TCP && idist__os_socket_local_error();
+    idist_status status;
+
+    if (spawn->cfg.secret.nbytes == 0) {
+        spawn->cfg.secret.nbytes = 32;
+        idist__os_random(spawn->cfg.secret.bytes, 32);
+    }
+
+    status = by_tcp ? idist__start_listen_tcp(spawn) : idist__start_listen_local(spawn);
+    if (status != IDIST_OK) return status;
+    if (!idist__os_process_move_fd(&spawn->cfg.listener))
+        return idist__fail_errno("spawn: moving a descriptor for the workers", errno);
+
+    return IDIST_OK;
+}
+
+// Memory that workers and parent share: a file that an executed worker can map again, or for forked
+// workers the mapping itself.
+static idist_status idist__start_share(idist_workers *spawn, bool by_exec) {
+    if (by_exec) {
+        spawn->shared_fd = idist__os_memory_file(spawn->shared_nbytes);
+        if (spawn->shared_fd < 0)
+            return idist__fail_errno("spawn: creating shared memory for the workers", errno);
+        if (!idist__os_process_move_fd(&spawn->shared_fd))
+            return idist__fail_errno("spawn: moving a descriptor for the workers", errno);
+    }
+
+    spawn->shared =
+        (idist__worker_shared *)idist__os_process_share(spawn->shared_fd, spawn->shared_nbytes);
+
+    return IDIST_OK;
+}
+
+static idist_status idist__start_prepare(idist_workers *spawn, bool by_exec) {
+    const idist_allocator *mem = &spawn->cfg.mem;
+    size_t n = (size_t)spawn->n;
+    idist_status status = IDIST_OK;
+    int i;
+
+    if (spawn->cfg.world_size == spawn->n && spawn->n > 1)
+        status = idist__start_meeting_point(spawn);
+    if (status == IDIST_OK) status = idist__start_share(spawn, by_exec);
+    if (status != IDIST_OK) return status;
+
+    spawn->workers = (idist__worker *)idist__mem_alloc(mem, sizeof *spawn->workers * n);
+    spawn->slots = (idist__os_process_slot *)idist__mem_alloc(mem, sizeof *spawn->slots * n);
+    if (!spawn->shared || !spawn->workers || !spawn->slots)
+        return idist__fail(IDIST_ERR_NO_MEMORY, "spawn: no memory for the table of workers");
+
+    for (i = 0; i < spawn->n; i++) spawn->workers[i].watch_fd = -1;
+    memcpy(spawn->shared->magic, idist__worker_magic, sizeof spawn->shared->magic);
+    spawn->shared->first_rank = spawn->first_rank;
+    spawn->shared->listener = spawn->cfg.listener;
+    spawn->shared->secret = spawn->cfg.secret;
+    memcpy(spawn->shared->where, spawn->cfg.where, sizeof spawn->shared->where);
+
+    return IDIST_OK;
+}
+
+// Makes one worker. rerun NULL: it runs in the forked child itself.
+static idist_status idist__start_fork(idist_workers *spawn, idist__rerun *rerun, int i) {
+    idist__os_process child;
+
+    if (rerun)
+        snprintf(rerun->variable, sizeof rerun->variable, "IDIST_SPAWN=%d,%d,%d,",
+                 spawn->call_number, i, spawn->shared_fd);
+    child = idist__os_process_fork();
+    if (child < 0) return idist__fail_errno("fork", errno);
+
+    if (child == 0) {
+        if (rerun) idist__rerun_execute(spawn, rerun, i);
+
+        idist__life_after_fork();
+        memset(&idist__me, 0, sizeof idist__me);
+        __atomic_store_n(&idist__default_world, (idist__world *)NULL, __ATOMIC_RELEASE);
+        idist__worker_run(spawn, i);
+    }
+
+    spawn->workers[i].process = child;
+    spawn->running++;
+
+    return IDIST_OK;
+}
+
+// Starts them all, or none.
+static idist_status idist__start_all(idist_workers *spawn, bool by_exec) {
+    idist__rerun rerun;
+    idist_status status = idist__start_prepare(spawn, by_exec);
+    int i;
+
+    memset(&rerun, 0, sizeof rerun);
+    if (status == IDIST_OK && by_exec) status = idist__rerun_make(&rerun, &spawn->cfg.mem);
+    if (!by_exec) fflush(NULL); // or each worker would print again what is in the buffers
+    for (i = 0; i < spawn->n && status == IDIST_OK; i++)
+        status = idist__start_fork(spawn, by_exec ? &rerun : NULL, i);
+    idist__rerun_free(&rerun, &spawn->cfg.mem);
+    if (by_exec && spawn->cfg.init_timeout_ms > 0)
+        spawn->arrive_ns = idist__os_clock_deadline(spawn->cfg.init_timeout_ms);
+    idist__os_descriptor_close(&spawn->cfg.listener);
+    idist__os_descriptor_close(&spawn->shared_fd);
+
+    for (i = 0; spawn->running && i < spawn->n; i++)
+        if (spawn->workers[i].process > 0)
+            spawn->workers[i].watch_fd = idist__os_process_watch(spawn->workers[i].process);
+    if (status == IDIST_OK) return IDIST_OK;
+
+    if (spawn->running) idist__watch_signal(spawn, IDIST__OS_PROCESS_KILL);
+    for (; spawn->running; idist__os_clock_pause_ms(1)) idist__watch_reap(spawn);
+
+    return status;
+}
+
+static void idist__start_free(idist_workers *spawn) {
+    idist_allocator mem = spawn->cfg.mem;
+
+    idist__os_descriptor_close(&spawn->cfg.listener);
+    idist__os_descriptor_close(&spawn->shared_fd);
+    idist__os_process_unshare(spawn->shared, spawn->shared_nbytes);
+    idist__mem_free(&mem, spawn->workers);
+    idist__mem_free(&mem, spawn->slots);
+    memset(&spawn->cfg.secret, 0, sizeof spawn->cfg.secret);
+    idist__mem_free(&mem, spawn);
+}
+
+// The configuration of worker 0. On one host it is made as for a world of 1, because the workers
+// meet at a place of our own.
+static idist_status idist__start_config(idist_workers *spawn, const idist_desc *d) {
+    idist_desc alone = *d;
+    int nnodes = d->nnodes > 1 ? d->nnodes : 1;
+    idist_status status;
+
+    alone.world_size = nnodes > 1 ? nnodes * spawn->n : 1;
+    alone.rank = nnodes > 1 ? d->node_rank * spawn->n : 0;
+    alone.store = NULL;
+    status = idist__launch_config(&spawn->cfg, &alone);
+    if (status != IDIST_OK) return status;
+
+    spawn->first_rank = alone.rank;
+    spawn->cfg.launcher = "spawn";
+    spawn->cfg.world_size = nnodes * spawn->n;
+    if (nnodes == 1) spawn->cfg.local_size = spawn->n;
+
+    return IDIST_OK;
+}
+
+// by_exec: start_method "exec" was asked for.
+static idist_status idist__start_check(const idist_desc *d, int nproc_per_node, bool *by_exec) {
+    int method = 0;
+    idist_status status;
+
+    if (d->nnodes < 0 || d->nnodes > 65536 || d->node_rank < 0 ||
+        (d->node_rank && d->node_rank >= d->nnodes))
+        return idist__fail(IDIST_ERR_ARG,
+                           "spawn: node_rank %d of nnodes %d: nnodes must be at most 65536, and "
+                           "node_rank less than nnodes",
+                           d->node_rank, d->nnodes);
+    if (nproc_per_node < 0 || nproc_per_node > 4096)
+        return idist__fail(IDIST_ERR_ARG,
+                           "spawn: nproc_per_node must be between 1 and 4096, or 0 for the number "
+                           "of cores, got %d",
+                           nproc_per_node);
+
+    status = idist__config_choice(d->start_method, "IDIST_START_METHOD", "fork, exec", &method);
+    *by_exec = method == 1;
+
+    return status;
+}
+
+static idist_status idist__start_check_worker(bool by_exec) {
+    if (!by_exec || !idist__is_worker) return IDIST_OK;
+    return idist__fail(IDIST_ERR_UNSUPPORTED,
+                       "spawn: a worker can start others with start_method \"fork\" only");
+}
+
+static void idist__start_fill(idist_workers *spawn, const idist_desc *d, int nproc_per_node) {
+    spawn->n = nproc_per_node ? nproc_per_node : idist__os_cpu_count();
+    spawn->first_failed = -1;
+    spawn->shared_fd = -1;
+    spawn->decide_ns = IDIST__FOREVER;
+    spawn->signal_ns = IDIST__FOREVER;
+    spawn->arrive_ns = IDIST__FOREVER;
+    spawn->grace_ms = d->grace_ms > 0 ? d->grace_ms : 2000;
+    spawn->keep_going = d->keep_going;
+    spawn->report = d->report;
+    spawn->shared_nbytes =
+        offsetof(idist__worker_shared, results) + sizeof(idist__worker_result) * (size_t)spawn->n;
+}
+
+static void idist__start_clear_report(idist_report *report) {
+    if (!report) return;
+    memset(report, 0, sizeof *report);
+    report->rank = -1;
+}
+
+idist_status idist_spawn_start(idist_worker_fn fn, void *arg, int nproc_per_node,
+                               const idist_desc *desc, idist_workers **workers) {
+    int number = __atomic_add_fetch(&idist__rerun_call_count, 1, __ATOMIC_RELAXED);
+    int call = 0, worker = 0, fd = -1;
+    bool executed = idist__rerun_find(&call, &worker, &fd), by_exec = false;
+    idist_workers own, *spawn;
+    idist_desc d;
+    idist_status status;
+
+    memset(&own, 0, sizeof own);
+    memset(&d, 0, sizeof d);
+    if (desc) d = *desc;
+    if (workers) *workers = NULL;
+    idist__start_clear_report(d.report);
+    if (!fn || !workers)
+        return idist__fail(IDIST_ERR_ARG, "spawn: %s is NULL", fn ? "workers" : "fn");
+    status = idist__start_check(&d, nproc_per_node, &by_exec);
+    if (status != IDIST_OK) return status;
+    if (executed && number < call) return IDIST_OK; // the parent is past this one
+    status = idist__start_check_worker(by_exec);
+    if (status != IDIST_OK) return status;
+
+    own.call_number = number;
+    own.fn = fn;
+    own.arg = arg;
+    idist__start_fill(&own, &d, nproc_per_node);
+    status = idist__log_init(&own.log, &d.logger);
+    idist__fail_begin();
+    if (status == IDIST_OK) status = idist__start_config(&own, &d);
+    if (idist__fail_end(status) != IDIST_OK) return status;
+
+    spawn = (idist_workers *)idist__mem_alloc(&own.cfg.mem, sizeof *spawn);
+    if (!spawn) return IDIST_ERR_NO_MEMORY;
+    *spawn = own;
+    if (executed && number == call) status = idist__rerun_worker(spawn, worker, fd);
+    else status = idist__start_all(spawn, by_exec);
+    if (status == IDIST_OK) *workers = spawn;
+    else idist__start_free(spawn);
+
+    return status;
+}

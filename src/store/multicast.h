@@ -1,0 +1,127 @@
+// store/multicast.h: how clients find the server when nobody knows its address
+//
+// "cast:GROUP:PORT/JOB": a client asks an IPv4 multicast group where the server of its job is, and
+// the server answers that client alone. Both are datagrams of 18 bytes:
+//
+//     question   | tag 16 | 0 2    |        tag: the first half of HMAC(key, "multicast", JOB)
+//     answer     | tag 16 | port 2 |        port: big endian
+//
+// Anybody can answer; the handshake of the connection decides whether the answer was right.
+#pragma once
+
+#include "os/clock.h"
+#include "os/process.h"
+#include "os/poll.h"
+#include "os/socket.h"
+#include "base/fail.h"
+#include "base/hash.h"
+#include "net/address.h"
+
+enum { IDIST__MULTICAST_TAG_NBYTES = 16, IDIST__MULTICAST_NBYTES = 18, IDIST__MULTICAST_MS = 100 };
+
+typedef struct idist__multicast {
+    int fd; // -1: the store does not use multicast
+    idist__os_address group;
+    uint8_t tag[32];
+    char ip[64]; // ours, on the interface through which packets to the group leave
+} idist__multicast;
+
+// The address of our interface: IDIST_ADDR, or else what the routing table says.
+static idist_status idist__multicast_own_address(const idist__multicast *m, const char *group,
+                                                 idist__os_address *own) {
+    const char *host = idist__os_env("IDIST_ADDR");
+    idist_status status = IDIST_OK;
+
+    if (!host) {
+        if (idist__os_socket_route(&m->group, own)) return IDIST_OK;
+        if (idist__os_socket_out_of_fds(errno)) return idist__fail_errno("socket", errno);
+        return idist__fail(IDIST_ERR_SYSTEM,
+                           "store: no route to %s (%s): set IDIST_ADDR to this host's address",
+                           group, strerror(errno));
+    }
+
+    status = idist__address_tcp(own, host, 0);
+    if (status == IDIST_OK && !idist__os_socket_is_ipv4(own))
+        return idist__fail(IDIST_ERR_ENV, "store: IDIST_ADDR=%s: multicast needs an IPv4 address",
+                           host);
+
+    return status;
+}
+
+// text: "GROUP:PORT/JOB". When this fails, the caller closes m->fd.
+static idist_status idist__multicast_open(idist__multicast *m, const char *text, bool server,
+                                          const uint8_t key[32]) {
+    const char *job = strchr(text, '/');
+    char group[300];
+    idist__os_address own;
+    idist_status status;
+
+    snprintf(group, sizeof group, "tcp:%.*s", (int)(job - text), text);
+    idist__sha_hmac(key, "multicast", job, strlen(job), NULL, 0, m->tag);
+    status = idist__address_parse(&m->group, group);
+    if (status != IDIST_OK) return status;
+    status = idist__multicast_own_address(m, group + 4, &own);
+    if (status != IDIST_OK) return status;
+
+    idist__os_socket_host_text(&own, m->ip, sizeof m->ip);
+    m->fd = idist__os_socket_multicast(&m->group, &own, server);
+    if (m->fd < 0)
+        return idist__fail(IDIST_ERR_SYSTEM,
+                           "store: no multicast to %s through the interface of %s%s: %s", group + 4,
+                           m->ip, idist__os_env("IDIST_ADDR") ? " (IDIST_ADDR)" : "",
+                           strerror(errno));
+
+    return IDIST_OK;
+}
+
+// The server answers all pending questions.
+static void idist__multicast_answer(const idist__multicast *m, int port) {
+    uint8_t message[IDIST__MULTICAST_NBYTES];
+    idist__os_address from;
+    ptrdiff_t nbytes;
+
+    for (;;) {
+        nbytes = idist__os_socket_receive_datagram(m->fd, message, sizeof message, &from);
+        if (nbytes < 0) return;
+        if (nbytes != IDIST__MULTICAST_NBYTES ||
+            memcmp(message, m->tag, IDIST__MULTICAST_TAG_NBYTES) != 0 || message[16] || message[17])
+            continue;
+
+        message[16] = (uint8_t)(port >> 8);
+        message[17] = (uint8_t)port;
+        idist__os_socket_send_datagram(m->fd, message, sizeof message, &from); // lost: asked again
+    }
+}
+
+// Asks until somebody answers; writes "tcp:HOST:PORT".
+static idist_status idist__multicast_ask(const idist__multicast *m, char *address_text,
+                                         size_t capacity, int64_t deadline_ns) {
+    uint8_t message[IDIST__MULTICAST_NBYTES];
+    char ip[64];
+    idist__os_address from;
+
+    for (;;) {
+        memset(message, 0, sizeof message);
+        memcpy(message, m->tag, IDIST__MULTICAST_TAG_NBYTES);
+        idist__os_socket_send_datagram(m->fd, message, sizeof message, &m->group);
+        idist__os_poll_wait(m->fd, IDIST__OS_READABLE,
+                            idist__os_clock_deadline(IDIST__MULTICAST_MS));
+
+        while (idist__os_socket_receive_datagram(m->fd, message, sizeof message, &from) ==
+               IDIST__MULTICAST_NBYTES) {
+            if (memcmp(message, m->tag, IDIST__MULTICAST_TAG_NBYTES) != 0 ||
+                (!message[16] && !message[17]))
+                continue;
+            idist__os_socket_host_text(&from, ip, sizeof ip);
+            snprintf(address_text, capacity, "tcp:%s:%d", ip, message[16] << 8 | message[17]);
+            return IDIST_OK;
+        }
+
+        if (idist__os_clock_ms_until(deadline_ns) == 0)
+            return idist__fail(
+                IDIST_ERR_TIMEOUT,
+                "store: nobody in the multicast group has answered: rank 0 has not started, its "
+                "secret or world size differs, or multicast from there does not reach %s",
+                m->ip);
+    }
+}

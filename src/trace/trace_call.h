@@ -1,0 +1,244 @@
+// trace/trace_call.h: the events of calls, and the marks of the program
+#pragma once
+
+#include "os/clock.h"
+#include "os/process.h"
+#include "os/thread.h"
+#include "base/fail.h"
+#include "base/text.h"
+#include "base/dtype.h"
+#include "core/kind.h"
+#include "core/model.h"
+#include "core/backend.h"
+#include "core/extent.h"
+#include "core/check.h"
+#include "core/call.h"
+#include "trace/trace_file.h"
+#include "trace/trace_track.h"
+
+//------------------------------------------------------------------------------
+// what the library adds to the timeline
+//
+// The functions of idist__tracer, which core/call.h calls. A blocking call is a begin and an end on
+// the track of its thread. A request goes to a lane: idist__trace_call_record starts it, and
+// idist__trace_call_done ends it, in whichever thread completes it.
+//------------------------------------------------------------------------------
+
+// {"dtype":"F32","count":1024,"bytes":4096,"op":"SUM","ranks":4,"seq":12}. valid: the arguments
+// have been checked.
+static void idist__trace_call_args(char *out, const idist_group *g, const idist__call *c,
+                                   uint32_t seq, bool valid) {
+    const size_t capacity = IDIST__TRACE_ARGS_NBYTES;
+    bool has_data = c->kind != IDIST__BARRIER, p2p = idist__kind_is_p2p(c->kind);
+    idist__extent extent;
+
+    idist__text_append(out, capacity, "{");
+    if (has_data)
+        idist__text_append(out, capacity, "\"dtype\":\"%s\",\"count\":%zu,",
+                           idist_dtype_name(c->dtype), c->count);
+
+    if (has_data && valid && idist__extent_of(g, c, &extent) == IDIST_OK) {
+        size_t larger = extent.send > extent.recv ? extent.send : extent.recv;
+        idist__text_append(out, capacity, "\"bytes\":%zu,", larger * idist_dtype_size(c->dtype));
+    }
+
+    if (idist__kind_reduces(c->kind))
+        idist__text_append(out, capacity, "\"op\":\"%s\",", idist_op_name(c->op));
+    if (p2p) {
+        idist__text_append(out, capacity, "\"peer\":%d,", c->root);
+        if (c->label != IDIST__MRECV) // whose tag is one of ours
+            idist__text_append(out, capacity, "\"tag\":%d,", c->tag);
+    } else if (c->root >= 0) idist__text_append(out, capacity, "\"root\":%d,", c->root);
+    if (seq && !p2p) idist__text_append(out, capacity, "\"seq\":%u,", (unsigned)seq);
+    idist__text_append(out, capacity, "\"ranks\":%d}", g->size);
+}
+
+static void idist__trace_call_joined(const idist__world *w) {
+    idist__os_mutex_lock(&idist__trace_lock);
+    idist__trace_file_open(w);
+    if (idist__trace_file_is_on()) idist__trace_track_this_rank(w);
+    idist__os_mutex_unlock(&idist__trace_lock);
+}
+
+// A wait begins, for one call or for several; in the latter case g and c are NULL.
+static void idist__trace_call_wait(const char *category, const char *name, const idist_group *g,
+                                   const idist__call *c) {
+    char args[IDIST__TRACE_ARGS_NBYTES] = "", of_call[IDIST__TRACE_ARGS_NBYTES] = "";
+
+    if (!idist__trace_file_is_on()) return;
+
+    if (c) {
+        idist__trace_call_args(of_call, g, c, 0, true);
+        idist__text_append(args, sizeof args, "{\"call\":\"%s\",%s", idist__kind_names[c->label],
+                           of_call + 1);
+    }
+
+    idist__trace_track_enter(category, name, args);
+}
+
+static void idist__trace_call_waited(idist_status status) {
+    if (!idist__trace_me.depth) return;
+    idist__os_mutex_lock(&idist__trace_lock);
+    idist__trace_track_leave(NULL, idist_status_name(status));
+    idist__os_mutex_unlock(&idist__trace_lock);
+}
+
+// A task that is in a lane is complete.
+static void idist__trace_call_done(const idist__task *t) {
+    idist__lane *lane = (idist__lane *)t->lane;
+
+    idist__os_mutex_lock(&idist__trace_lock);
+    idist__trace_track_leave(lane, idist_status_name(t->status));
+    lane->until_ns = idist__os_clock_now_ns();
+    idist__os_mutex_unlock(&idist__trace_lock);
+}
+
+// Puts a task that is in flight, or already complete, into a lane.
+static void idist__trace_call_start(idist__task *t) {
+    char event[IDIST__TRACE_EVENT_NBYTES], args[IDIST__TRACE_ARGS_NBYTES] = "";
+    idist__trace_rank *rank;
+    idist__lane *lane = NULL;
+
+    idist__trace_call_args(args, t->group, &t->call, t->seq, true);
+    idist__os_mutex_lock(&idist__trace_lock);
+    rank = idist__trace_track_this_rank(NULL);
+    if (rank) lane = idist__trace_track_lane(rank, "request", t->started_ns);
+
+    if (lane) {
+        idist__trace_event_head(event, "B", lane->pid, lane->tid, t->started_ns);
+        idist__trace_event_tail(event, "call", idist__kind_names[t->call.label], args);
+        idist__trace_file_put(event);
+        lane->until_ns = IDIST__FOREVER;
+    }
+
+    t->lane = lane;
+    idist__os_mutex_unlock(&idist__trace_lock);
+    if (lane && t->done) idist__trace_call_done(t);
+}
+
+static idist_status idist__trace_call_blocking_call(idist_group *g, const idist__call *c,
+                                                    const idist_opts *o) {
+    char args[IDIST__TRACE_ARGS_NBYTES] = "";
+    bool valid = idist__check_call(g, c) == IDIST_OK;
+    idist_status status;
+
+    idist__trace_call_args(args, g, c, g->seq + 1, valid);
+    idist__trace_track_enter("call", idist__kind_names[c->label], args);
+    status = idist__call_locked(g, c, o);
+    idist__trace_call_waited(status);
+
+    return status;
+}
+
+// Around every communication call except sendrecv. A call on a stream without a request is never
+// waited for, and has no lane.
+static idist_status idist__trace_call_record(idist_group *g, const idist__call *c,
+                                             const idist_opts *o) {
+    idist__task *t;
+    idist_status status;
+
+    if (!idist__trace_file_is_on()) return idist__call_locked(g, c, o);
+    if (!o->request && !idist__me.group_depth) return idist__trace_call_blocking_call(g, c, o);
+
+    if (o->request) o->request->impl = NULL;
+    status = idist__call_locked(g, c, o);
+    if (status != IDIST_OK) return status;
+
+    t = idist__me.group_tasks ? idist__me.group_last : NULL; // the task that was just begun
+    if (o->request) t = (idist__task *)o->request->impl;
+    if (t && !t->lane) idist__trace_call_start(t);
+
+    return status;
+}
+
+// Before a world is joined: starts the timeline if the environment asks for one.
+static void idist__trace_call_prepare(void) {
+    static const idist__tracer tracer = {idist__trace_call_joined, idist__trace_file_trim,
+                                         idist__trace_call_record, idist__trace_call_wait,
+                                         idist__trace_call_waited, idist__trace_call_done};
+
+    if (!idist__os_env("IDIST_TRACE")) return;
+    idist__os_mutex_lock(&idist__trace_lock);
+    if (!idist__tracer_now() && idist__os_process_on_fork(idist__trace_track_forked))
+        __atomic_store_n(&idist__tracer_set, &tracer, __ATOMIC_RELEASE);
+    idist__os_mutex_unlock(&idist__trace_lock);
+}
+
+__attribute__((constructor)) static void idist__trace_call_register(void) {
+    idist__tracer_prepare = idist__trace_call_prepare;
+}
+
+//------------------------------------------------------------------------------
+// what the program adds to the timeline
+//------------------------------------------------------------------------------
+
+bool idist_trace_on(void) { return idist__trace_file_is_on(); }
+
+void idist_trace_begin(const char *name) {
+    if (idist__trace_file_is_on()) idist__trace_track_enter("compute", name, NULL);
+}
+
+void idist_trace_end(void) {
+    if (!idist__trace_file_is_on() || !idist__trace_me.depth) return;
+    idist__os_mutex_lock(&idist__trace_lock);
+    idist__trace_track_leave(NULL, "");
+    idist__os_mutex_unlock(&idist__trace_lock);
+}
+
+static int64_t idist__trace_mark_clamp(int64_t ns) {
+    if (ns > IDIST__TRACE_TIME_LIMIT_NS) return IDIST__TRACE_TIME_LIMIT_NS;
+    if (ns < -IDIST__TRACE_TIME_LIMIT_NS) return -IDIST__TRACE_TIME_LIMIT_NS;
+    return ns;
+}
+
+// Copies the args of a span without line breaks, since an event must be a line; in JSON line breaks
+// occur between tokens only. Gives "" if args do not fit.
+static void idist__trace_mark_one_line(char *out, size_t capacity, const char *args) {
+    size_t i;
+
+    out[0] = 0;
+    if (!args || strlen(args) >= capacity) return;
+    idist__text_copy(out, capacity, args);
+    for (i = 0; out[i]; i++)
+        if (out[i] == '\n' || out[i] == '\r') out[i] = ' ';
+}
+
+// Whether a category goes to the track of the thread, not to a lane.
+static bool idist__trace_mark_is_of_thread(const char *category) {
+    return strcmp(category, "compute") == 0 || strcmp(category, "call") == 0 ||
+           strcmp(category, "wait") == 0;
+}
+
+void idist_trace_span(const char *name, const char *category, int64_t start_ns, int64_t end_ns,
+                      const char *args) {
+    char event[IDIST__TRACE_EVENT_NBYTES], line[IDIST__TRACE_ARGS_NBYTES],
+        kind[IDIST__TRACE_KIND_NBYTES];
+    idist__trace_rank *rank;
+    idist__lane *lane = NULL;
+    int64_t duration_ns;
+    bool of_thread;
+
+    if (!idist__trace_file_is_on()) return;
+    idist__trace_event_cut(kind, sizeof kind, category ? category : "compute");
+    idist__trace_mark_one_line(line, sizeof line, args);
+    of_thread = idist__trace_mark_is_of_thread(kind);
+    start_ns = idist__trace_mark_clamp(start_ns);
+    end_ns = idist__trace_mark_clamp(end_ns);
+    duration_ns = end_ns > start_ns ? end_ns - start_ns : 0;
+
+    idist__os_mutex_lock(&idist__trace_lock);
+    rank = idist__trace_track_this_rank(NULL);
+    if (rank && !of_thread) lane = idist__trace_track_lane(rank, kind, start_ns);
+
+    if (rank && (of_thread || lane)) {
+        idist__trace_event_head(event, "X", rank->pid, lane ? lane->tid : idist__trace_me.tid,
+                                start_ns);
+        idist__text_append(event, sizeof event, ",\"dur\":%lld.%03d",
+                           (long long)(duration_ns / 1000), (int)(duration_ns % 1000));
+        idist__trace_event_tail(event, kind, name, line);
+        idist__trace_file_put(event);
+        if (lane) lane->until_ns = start_ns + duration_ns;
+    }
+
+    idist__os_mutex_unlock(&idist__trace_lock);
+}

@@ -1,0 +1,93 @@
+// train/agree.h: the same status on all ranks
+//
+// A function that makes several collective calls must fail on all ranks or on none. Its path:
+//
+//     idist__agree_enter     local: can calls on this group succeed at all?
+//     local work             ends with a status that may differ between ranks
+//     idist__agree           collective: all ranks get the status of the first rank that failed
+//     collective calls       a rank that cannot make its next call uses idist__agree_break
+//
+// An agreement on success costs one all_reduce of 4 bytes; a failure costs a broadcast in addition.
+#pragma once
+
+#include "os/thread.h"
+#include "base/fail.h"
+#include "base/text.h"
+#include "core/model.h"
+#include "core/group.h"
+#include "core/check.h"
+#include "core/call.h"
+#include "calls/get.h"
+#include "calls/collective.h"
+
+// What a rank that has failed broadcasts.
+typedef struct idist__agree_failure {
+    int32_t status;
+    char text[900];
+} idist__agree_failure;
+
+// Local. Whether calls on this group can succeed. *out: the options for calls on host memory.
+static idist_status idist__agree_enter(const char *name, const idist_opts *opts, idist_opts *out) {
+    idist_group *group = NULL;
+    idist_status status = idist__check_blocking(name, opts);
+
+    memset(out, 0, sizeof *out);
+    if (status != IDIST_OK) return status;
+    if (opts) *out = *opts;
+    out->stream = NULL;
+
+    status = idist__call_enter(name, out->group, &group); // locks the world
+    if (status != IDIST_OK) return status;
+    if (group->rank < 0)
+        status = idist__fail(IDIST_ERR_STATE, "%s: this rank is not a member of the group", name);
+    else if (group->status != IDIST_OK)
+        status = idist__fail(group->status, "%s: the group failed earlier: %s", name, group->cause);
+    idist__os_mutex_unlock(&group->w->lock);
+
+    return status;
+}
+
+// Collective. Returns the status and text of the first rank whose `mine` is not IDIST_OK.
+static idist_status idist__agree(idist_status mine, const idist_opts *opts) {
+    idist__agree_failure failure;
+    int rank = idist_group_rank(opts->group);
+    int32_t first_failed = mine == IDIST_OK ? INT32_MAX : rank;
+    idist_status status;
+
+    memset(&failure, 0, sizeof failure);
+    failure.status = mine;
+    if (mine != IDIST_OK) idist__text_copy(failure.text, sizeof failure.text, idist__me.text);
+
+    status = idist_all_reduce(&first_failed, &first_failed, 1, IDIST_I32, IDIST_MIN, opts);
+    if (status != IDIST_OK || first_failed == INT32_MAX) return status;
+    status = idist_broadcast(&failure, sizeof failure, IDIST_U8, first_failed, opts);
+    if (status != IDIST_OK) return status;
+
+    status = (idist_status)failure.status;
+    if (first_failed == rank) return idist__fail(status, "%s", failure.text);
+
+    return idist__fail(status, "%s (on rank %d)", failure.text,
+                       opts->group ? opts->group->ranks[first_failed] : first_failed);
+}
+
+// For a rank that cannot make a call that the others wait for: fails the group, or they would hang.
+static idist_status idist__agree_break(const char *name, idist_group *group, idist_status status) {
+    char text[400];
+    idist_group *g = NULL;
+    bool failed_before;
+
+    snprintf(text, sizeof text, "%s: rank %d cannot go on: %.300s", name, idist_group_rank(group),
+             idist_last_error());
+    if (idist__call_enter(name, group, &g) != IDIST_OK) return status;
+
+    failed_before = g->status != IDIST_OK; // then all ranks know already
+    idist__group_fail(g, status, text);
+    idist__group_flush(g);
+    idist__os_mutex_unlock(&g->w->lock);
+
+    return failed_before ? status : idist__fail(status, "%s", text);
+}
+
+static idist_status idist__agree_no_memory(const char *name, idist_group *group) {
+    return idist__agree_break(name, group, idist__fail(IDIST_ERR_NO_MEMORY, "no memory"));
+}

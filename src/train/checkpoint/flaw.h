@@ -1,0 +1,199 @@
+// train/checkpoint/flaw.h: what can be wrong with a checkpoint file, and which files are known
+#pragma once
+
+#include "os/thread.h"
+#include "os/file.h"
+#include "base/log.h"
+#include "train/checkpoint/checkpoint.h"
+
+//------------------------------------------------------------------------------
+// what is wrong with a checkpoint file
+//------------------------------------------------------------------------------
+
+// Name, status of idist_checkpoint_load, and what a text says of the file.
+#define IDIST__FLAW_MAP(X)                                                             \
+    X(NONE, OK, "is valid")                                                            \
+    X(UNREADABLE, ERR_SYSTEM, "cannot be read")                                        \
+    X(IRREGULAR, ERR_ARG, "is not a regular file")                                     \
+    X(EMPTY, ERR_CORRUPT, "is empty")                                                  \
+    X(FOREIGN, ERR_CORRUPT, "is not a checkpoint, or its first bytes are damaged")     \
+    X(NEWER, ERR_UNSUPPORTED, "was written by a newer version of idist")               \
+    X(BYTE_ORDER, ERR_UNSUPPORTED, "was written by a machine with another byte order") \
+    X(HEADER, ERR_CORRUPT, "is damaged: the checksum of its header is wrong")          \
+    X(SHORT, ERR_CORRUPT, "is truncated")                                              \
+    X(LONG, ERR_CORRUPT, "is damaged: it is longer than its header says")              \
+    X(CONTENTS, ERR_CORRUPT, "is damaged: its checksum is wrong")                      \
+    X(PADDING, ERR_CORRUPT, "is damaged: its padding is not zero")
+
+typedef enum idist__flaw {
+#define IDIST__X(name, status, text) IDIST__FLAW_##name,
+    IDIST__FLAW_MAP(IDIST__X)
+#undef IDIST__X
+} idist__flaw;
+
+static const char *idist__flaw_text(idist__flaw flaw) {
+    static const char *const texts[] = {
+#define IDIST__X(name, status, text) text,
+        IDIST__FLAW_MAP(IDIST__X)
+#undef IDIST__X
+    };
+
+    return texts[flaw];
+}
+
+static idist_status idist__flaw_status(idist__flaw flaw) {
+    static const idist_status statuses[] = {
+#define IDIST__X(name, status, text) IDIST_##status,
+        IDIST__FLAW_MAP(IDIST__X)
+#undef IDIST__X
+    };
+
+    return statuses[flaw];
+}
+
+// Returns the flaw of a header whose magic is right and whose file has this size.
+static idist__flaw idist__flaw_of_header(const uint64_t *header, uint64_t nbytes) {
+    uint64_t version = header[IDIST__HEADER_VERSION], double_bits = header[IDIST__HEADER_SCORE];
+    bool sound = header[IDIST__HEADER_CHECKSUM] == idist__checkpoint_header_checksum(header);
+    double score;
+
+    memcpy(&score, &double_bits, sizeof score);
+    if (version && !(version << 8)) return IDIST__FLAW_BYTE_ORDER;
+    if (!sound || version < IDIST__CHECKPOINT_VERSION) return IDIST__FLAW_HEADER;
+    if (version > IDIST__CHECKPOINT_VERSION) return IDIST__FLAW_NEWER;
+    if (score != score) return IDIST__FLAW_HEADER;
+    if (header[IDIST__HEADER_FILE] > nbytes) return IDIST__FLAW_SHORT;
+    if (header[IDIST__HEADER_FILE] < nbytes) return IDIST__FLAW_LONG;
+
+    return IDIST__FLAW_NONE;
+}
+
+// Reads the header of a file that may be anything. *error is the errno of IDIST__FLAW_UNREADABLE.
+static idist__flaw idist__flaw_read_header(idist__os_file file, uint64_t *header, int *error) {
+    int64_t nbytes = idist__os_file_size(file);
+    size_t magic_nbytes = sizeof idist__checkpoint_magic, header_nbytes, some;
+
+    header_nbytes = IDIST__HEADER_WORDS * sizeof *header;
+    memset(header, 0, header_nbytes);
+    *error = nbytes < 0 ? errno : 0;
+    if (*error) return IDIST__FLAW_UNREADABLE;
+    if (nbytes < 0) return IDIST__FLAW_IRREGULAR;
+    if (!nbytes) return IDIST__FLAW_EMPTY;
+
+    some = (uint64_t)nbytes < header_nbytes ? (size_t)nbytes : header_nbytes;
+    *error = idist__checkpoint_read(file, 0, header, some);
+    if (*error == IDIST__CHECKPOINT_ENDS) *error = EIO; // it was longer a moment ago
+    if (*error) return IDIST__FLAW_UNREADABLE;
+
+    if (memcmp(header, idist__checkpoint_magic, some < magic_nbytes ? some : magic_nbytes) != 0)
+        return IDIST__FLAW_FOREIGN;
+    if (some < header_nbytes) return IDIST__FLAW_SHORT;
+
+    return idist__flaw_of_header(header, (uint64_t)nbytes);
+}
+
+// Reads the whole of a file whose header is valid. The checksum over the file must be its last
+// word, *sum. *error is the errno of IDIST__FLAW_UNREADABLE.
+static idist__flaw idist__flaw_read_all(idist__os_file file, const uint64_t *header, uint64_t *sum,
+                                        int *error) {
+    char *piece = (char *)malloc(IDIST__CHECKPOINT_PIECE);
+    uint64_t at = 0, end = header[IDIST__HEADER_FILE] - sizeof *sum;
+    idist__checksum computed = idist__checksum_begin();
+
+    *error = piece ? 0 : ENOMEM;
+
+    while (at < end && !*error) {
+        uint64_t rest = end - at;
+        size_t n = rest < IDIST__CHECKPOINT_PIECE ? (size_t)rest : IDIST__CHECKPOINT_PIECE;
+
+        *error = idist__checkpoint_read(file, at, piece, n);
+        if (!*error) idist__checksum_add(&computed, piece, n);
+        at += n;
+    }
+
+    free(piece);
+    if (!*error) *error = idist__checkpoint_read(file, end, sum, sizeof *sum);
+    if (*error == IDIST__CHECKPOINT_ENDS) *error = EIO; // it was longer a moment ago
+    if (*error) return IDIST__FLAW_UNREADABLE;
+
+    return *sum == idist__checksum_end(&computed) ? IDIST__FLAW_NONE : IDIST__FLAW_CONTENTS;
+}
+
+//------------------------------------------------------------------------------
+// files that this process has verified or written
+//
+// idist_checkpoint_save must know which files are valid before it lets them push others out. It
+// reads a file for that only once, as long as the file does not change.
+//------------------------------------------------------------------------------
+
+enum { IDIST__SEEN_FILES = 1024 }; // the oldest one makes room
+
+typedef struct idist__seen_file {
+    idist__os_file_version version;
+    idist__flaw flaw;
+} idist__seen_file;
+
+static idist__os_mutex idist__seen_lock = IDIST__OS_MUTEX_INIT; // over what follows
+static idist__seen_file idist__seen_files[IDIST__SEEN_FILES];
+static unsigned idist__seen_count; // so far
+
+// Returns true if a version of a file was seen, and gives its flaw.
+static bool idist__seen_find(const idist__os_file_version *version, idist__flaw *flaw) {
+    bool found = false;
+    unsigned i;
+
+    idist__os_mutex_lock(&idist__seen_lock);
+
+    for (i = 0; i < IDIST__SEEN_FILES && i < idist__seen_count && !found; i++) {
+        const idist__seen_file *file = &idist__seen_files[i];
+
+        found = memcmp(&file->version, version, sizeof *version) == 0;
+        if (found) *flaw = file->flaw;
+    }
+
+    idist__os_mutex_unlock(&idist__seen_lock);
+
+    return found;
+}
+
+static void idist__seen_add(const idist__os_file_version *version, idist__flaw flaw) {
+    idist__seen_file *file;
+
+    idist__os_mutex_lock(&idist__seen_lock);
+    file = &idist__seen_files[idist__seen_count++ % IDIST__SEEN_FILES];
+    file->version = *version;
+    file->flaw = flaw;
+    idist__os_mutex_unlock(&idist__seen_lock);
+}
+
+//------------------------------------------------------------------------------
+// file systems that do not sync
+//
+// A sync can fail because the file system cannot do it: then all that is missing is a promise, and
+// a training need not stop. Or the disk says that something was lost (EIO, ENOSPC, EDQUOT).
+//------------------------------------------------------------------------------
+
+static idist__os_mutex idist__sync_lock = IDIST__OS_MUTEX_INIT; // over what follows
+static bool idist__sync_has_warned;
+
+// Returns 0 for the error of a sync that was refused, and warns the first time in this process.
+// Returns any other error. The caller holds no lock, because a logger may call idist.
+static int idist__sync_judge(int error, const char *name, const char *folder,
+                             const idist__log *log) {
+    bool warns;
+
+    if (!error || !idist__os_file_refuses_sync(error)) return error;
+
+    idist__os_mutex_lock(&idist__sync_lock);
+    warns = log && !idist__sync_has_warned;
+    if (warns) idist__sync_has_warned = true;
+    idist__os_mutex_unlock(&idist__sync_lock);
+
+    if (warns)
+        idist__log_print(log, IDIST_LOG_WARN,
+                         "%s: %s: the file system does not sync (%s): what was written is "
+                         "complete, but may be lost if this machine crashes",
+                         name, folder, strerror(error));
+
+    return 0;
+}

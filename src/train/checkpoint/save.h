@@ -1,0 +1,261 @@
+// train/checkpoint/save.h: writes a checkpoint atomically and removes those not kept
+//
+// All of it happens on rank 0, while the others wait for its status: list the folder and remove
+// what crashes have left; verify the files that are there; decide whether the new file is wanted;
+// write a temporary file, sync it, rename it and sync the folder; list the folder again and remove
+// all but the best and the latest valid files.
+#pragma once
+
+#include "os/file.h"
+#include "base/fail.h"
+#include "base/text.h"
+#include "base/log.h"
+#include "core/model.h"
+#include "core/world.h"
+#include "calls/get.h"
+#include "train/agree.h"
+#include "train/checkpoint/checkpoint.h"
+#include "train/checkpoint/flaw.h"
+#include "train/checkpoint/checkpoint_folder.h"
+
+// 0 or an errno.
+static int idist__save_write_parts(const idist__checkpoint *c, idist__os_file file) {
+    static const char zeros[IDIST__CHECKSUM_BLOCK] = {0};
+    uint64_t at = 0, sum = idist__checkpoint_sum(c);
+    int part;
+
+    for (part = 0; part < c->part_count; part++) {
+        size_t nbytes, padded;
+        const void *data = idist__checkpoint_part(c, part, &nbytes);
+
+        padded = idist__checkpoint_padded(nbytes);
+        if (!idist__os_file_write_at(file, data, nbytes, at) ||
+            !idist__os_file_write_at(file, zeros, padded - nbytes, at + nbytes))
+            return errno;
+        at += padded;
+    }
+
+    return idist__os_file_write_at(file, &sum, sizeof sum, at) ? 0 : errno;
+}
+
+// Notes that a file which was just written is valid.
+static void idist__save_remember(idist__os_folder folder, const char *name) {
+    idist__os_file_version version;
+    idist__os_file file;
+
+    if (idist__os_folder_read_file(folder, name, &file) != 0) return;
+    idist__os_file_version_of(file, &version);
+    idist__os_file_close(&file);
+    idist__seen_add(&version, IDIST__FLAW_NONE);
+}
+
+// Writes a file. Its name appears only when all bytes are on the disk. 0 or an errno.
+static int idist__save_write(const idist__checkpoint *c, const idist_checkpoint_desc *desc,
+                             idist__os_folder folder, const char *temporary, const char *name,
+                             const idist__log *log) {
+    idist__os_file file;
+    int error = idist__os_folder_new_file(folder, temporary, &file);
+
+    if (error) return error;
+    error = idist__save_write_parts(c, file);
+    if (!error && !idist__os_file_sync(file))
+        error = idist__sync_judge(errno, "checkpoint_save", desc->folder, log);
+    if (!idist__os_file_close(&file) && !error) error = errno;
+    if (!error) error = idist__os_folder_rename(folder, temporary, name);
+
+    if (error) {
+        idist__os_folder_remove(folder, temporary);
+        return error;
+    }
+
+    idist__save_remember(folder, name);
+    error = idist__os_folder_sync(folder);
+
+    return idist__sync_judge(error, "checkpoint_save", desc->folder, log);
+}
+
+// Returns the file because of which a new one is not wanted: the best of the better files of other
+// steps, preferably one of a later step. NULL: the new file is wanted.
+static const idist__folder_entry *idist__save_find_better(const idist_checkpoint_desc *desc,
+                                                          const idist__folder_list *list,
+                                                          const idist__folder_entry *entry) {
+    const idist__folder_entry *picked = NULL;
+    int i;
+
+    if (idist__folder_keeps(desc, list, entry)) return NULL;
+
+    for (i = 0; i < list->count; i++) {
+        const idist__folder_entry *other = &list->entries[i];
+        bool later = other->step > entry->step, picked_later;
+
+        if (other->flaw || other->step == entry->step) continue;
+        if (!idist__folder_is_better(other, entry, desc->low_is_best)) continue;
+
+        picked_later = picked && picked->step > entry->step;
+        if (!picked || later > picked_later) picked = other;
+        else if (later == picked_later && idist__folder_is_better(other, picked, desc->low_is_best))
+            picked = other;
+    }
+
+    return picked;
+}
+
+static void idist__save_log_better(const idist_checkpoint_desc *desc,
+                                   const idist__folder_entry *entry,
+                                   const idist__folder_entry *better, const idist__log *log) {
+    bool later = better->step > entry->step;
+
+    idist__log_print(log, later ? IDIST_LOG_WARN : IDIST_LOG_INFO,
+                     "checkpoint_save: %s is not written to %s, because %s there is better%s",
+                     entry->name, desc->folder, better->name,
+                     later ? " and has a later step: files of an earlier run count as well" : "");
+}
+
+// Verifies the files of a list, unless none of them can push another one out. Warns of a damaged
+// file when it is seen for the first time.
+static void idist__save_verify(const idist_checkpoint_desc *desc, idist__os_folder folder,
+                               idist__folder_list *list, const idist__log *log) {
+    bool keeps_all = desc->keep < 0 || desc->keep_latest < 0;
+    int i;
+
+    for (i = 0; i < list->count; i++) {
+        idist__folder_entry *entry = &list->entries[i];
+        idist__flaw flaw;
+        bool seen = idist__seen_find(&entry->version, &flaw);
+
+        if (!keeps_all) idist__folder_verify(folder, entry);
+        if (seen || !entry->flaw || entry->flaw == IDIST__FLAW_UNREADABLE) continue;
+
+        idist__seen_add(&entry->version, entry->flaw);
+        idist__log_print(log, IDIST_LOG_WARN,
+                         "checkpoint_save: %s/%s %s; it does not count, and is not removed",
+                         desc->folder, entry->name, idist__flaw_text(entry->flaw));
+    }
+}
+
+static idist_status idist__save_remove(const idist_checkpoint_desc *desc, idist__os_folder folder,
+                                       const char *name) {
+    int error = idist__os_folder_remove(folder, name);
+
+    if (!error || error == ENOENT) return IDIST_OK;
+    return idist__checkpoint_fail("checkpoint_save: cannot remove", desc->folder, name, error);
+}
+
+// Removes from the folder and from the list what a new file replaces: other files of its step.
+static idist_status idist__save_remove_replaced(const idist_checkpoint_desc *desc,
+                                                idist__os_folder folder, idist__folder_list *list,
+                                                const idist__folder_entry *saved) {
+    int i, kept_count = 0;
+    idist_status status = IDIST_OK;
+
+    for (i = 0; i < list->count; i++) {
+        const idist__folder_entry *entry = &list->entries[i];
+        bool replaced =
+            !entry->flaw && entry->step == saved->step && strcmp(entry->name, saved->name) != 0;
+
+        if (replaced && status == IDIST_OK) status = idist__save_remove(desc, folder, entry->name);
+        if (!replaced) list->entries[kept_count++] = *entry;
+    }
+
+    list->count = kept_count;
+
+    return status;
+}
+
+// Removes what the new file replaces, and all but the best and the latest files.
+static idist_status idist__save_remove_rest(const idist_checkpoint_desc *desc, const char *prefix,
+                                            idist__os_folder folder,
+                                            const idist__folder_entry *saved,
+                                            const idist__log *log) {
+    idist__folder_list list;
+    int i;
+    idist_status status = idist__folder_list_all(desc->folder, prefix, folder, false, &list);
+
+    if (status == IDIST_OK) idist__save_verify(desc, folder, &list, log);
+    if (status == IDIST_OK) status = idist__save_remove_replaced(desc, folder, &list, saved);
+
+    for (i = 0; i < list.count && status == IDIST_OK; i++) {
+        const idist__folder_entry *entry = &list.entries[i];
+
+        if (!entry->flaw && !idist__folder_keeps(desc, &list, entry))
+            status = idist__save_remove(desc, folder, entry->name);
+    }
+
+    free(list.entries);
+
+    return status;
+}
+
+// Saves to an open folder.
+static idist_status idist__save_to_folder(const idist_checkpoint_desc *desc,
+                                          idist__os_folder folder, const char *prefix,
+                                          const idist__checkpoint *c,
+                                          const idist__folder_entry *entry, const idist__log *log) {
+    idist__folder_list list;
+    const idist__folder_entry *better = NULL;
+    char temporary[300];
+    int error;
+    idist_status status = idist__folder_list_all(desc->folder, prefix, folder, true, &list);
+
+    if (status == IDIST_OK) idist__save_verify(desc, folder, &list, log);
+    if (status == IDIST_OK) better = idist__save_find_better(desc, &list, entry);
+    if (better) idist__save_log_better(desc, entry, better, log);
+    free(list.entries);
+    if (status != IDIST_OK || better) return status;
+
+    snprintf(temporary, sizeof temporary, ".%s.tmp", entry->name);
+    error = idist__save_write(c, desc, folder, temporary, entry->name, log);
+    if (error)
+        return idist__checkpoint_fail("checkpoint_save", desc->folder,
+                                      error == EEXIST ? temporary : entry->name, error);
+
+    return idist__save_remove_rest(desc, prefix, folder, entry, log);
+}
+
+// Rank 0: completes the header and saves to the folder of the desc.
+static idist_status idist__save_on_root(const idist_checkpoint_desc *desc, uint64_t step,
+                                        double score, idist__checkpoint *c, const idist__log *log) {
+    idist__folder_entry entry;
+    char text[IDIST__NUMBER_NBYTES];
+    const char *prefix = NULL;
+    idist__os_folder folder;
+    idist_status status;
+
+    memset(&entry, 0, sizeof entry);
+    if (score != score) return idist__fail(IDIST_ERR_ARG, "checkpoint_save: the score is NaN");
+    status = idist__folder_open("checkpoint_save", desc, true, &prefix, &folder);
+
+    if (status == IDIST_OK) {
+        entry.step = step;
+        entry.score = score;
+        snprintf(entry.name, sizeof entry.name, "%s_%llu_score=%s.idist", prefix,
+                 (unsigned long long)step, idist__number_print(text, score, 6));
+        c->header[IDIST__HEADER_STEP] = step;
+        memcpy(&c->header[IDIST__HEADER_SCORE], &score, sizeof score);
+        c->header[IDIST__HEADER_CHECKSUM] = idist__checkpoint_header_checksum(c->header);
+        status = idist__save_to_folder(desc, folder, prefix, c, &entry, log);
+    }
+
+    idist__os_folder_close(&folder);
+
+    return status;
+}
+
+idist_status idist_checkpoint_save(const idist_checkpoint_desc *desc, uint64_t step, double score,
+                                   const idist_tensor *tensors, int n, const void *info,
+                                   size_t info_nbytes, const idist_opts *opts) {
+    idist__checkpoint c;
+    const idist__world *world;
+    idist_opts o;
+    idist_status status = idist__agree_enter("checkpoint_save", opts, &o);
+
+    if (status != IDIST_OK) return status;
+    if (idist_group_rank(o.group) != 0) return idist__agree(IDIST_OK, &o);
+
+    world = o.group ? o.group->w : idist__world_default();
+    status = idist__checkpoint_init("checkpoint_save", &c, tensors, n, info, info_nbytes);
+    if (status == IDIST_OK) status = idist__save_on_root(desc, step, score, &c, &world->log);
+    free(c.table);
+
+    return idist__agree(status, &o);
+}

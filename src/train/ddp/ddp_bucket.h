@@ -1,0 +1,407 @@
+// train/ddp/ddp_bucket.h: buckets: which gradients go together, and when they may start
+#pragma once
+
+#include "base/fail.h"
+#include "base/dtype.h"
+#include "base/isa.h"
+#include "calls/get.h"
+#include "calls/collective.h"
+#include "train/compress/tensor_memory.h"
+#include "train/compress/compress.h"
+#include "train/ddp/ddp_model.h"
+
+//------------------------------------------------------------------------------
+// which gradients share a bucket, and where it lies
+//------------------------------------------------------------------------------
+
+// Assigns gradients to buckets in this order, or from the last to the first (NULL): bucket_of[i] is
+// that of gradient i. Each dtype has one open bucket, which is closed by the gradient that reaches
+// the limit. Buckets are numbered in the order in which they are opened. Returns how many there
+// are.
+static int idist__ddp_bucket_assign(const idist_ddp *d, const int32_t *order, int *bucket_of) {
+    size_t limit = d->desc.bucket_nbytes, nbytes[IDIST_DTYPE_COUNT], limits[IDIST_DTYPE_COUNT];
+    int open[IDIST_DTYPE_COUNT], i, k, count = 0;
+
+    for (i = 0; i < IDIST_DTYPE_COUNT; i++) {
+        open[i] = -1;
+        nbytes[i] = 0;
+        limits[i] = limit ? limit : IDIST__DDP_FIRST_NBYTES;
+    }
+
+    for (k = 0; k < d->desc.n; k++) {
+        int dtype;
+
+        i = order ? order[k] : d->desc.n - 1 - k;
+        dtype = (int)d->grads[i].dtype;
+        if (open[dtype] < 0) open[dtype] = count++;
+        bucket_of[i] = open[dtype];
+        nbytes[dtype] += idist__ddp_nbytes(&d->grads[i]);
+        if (nbytes[dtype] < limits[dtype]) continue;
+
+        open[dtype] = -1;
+        nbytes[dtype] = 0;
+        limits[dtype] = limit ? limit : IDIST__DDP_BUCKET_NBYTES;
+    }
+
+    return count;
+}
+
+// Whether a gradient can be reduced where it is. Compression and the kernels need it aligned.
+static bool idist__ddp_bucket_can_view(const idist_ddp *d, const idist_tensor *gradient) {
+    if (!gradient->data) return false;
+    if (!d->desc.compression && !d->desc.on_device) return true;
+    return (uintptr_t)gradient->data % idist_dtype_size(gradient->dtype) == 0;
+}
+
+// Whether buckets may go in pieces; see train/ddp/ddp_piece.h. The same on all ranks.
+static bool idist__ddp_bucket_may_split(const idist_ddp *d) {
+    return !d->desc.hook && !d->desc.compression && !d->desc.find_unused && !d->desc.on_device;
+}
+
+// Finds the buckets whose gradients are contiguous in the program's memory; exposed.data is where
+// they begin.
+static void idist__ddp_bucket_find_views(idist_ddp *d) {
+    int b, i;
+
+    for (b = 0; b < d->bucket_count; b++) {
+        d->buckets[b].view = true;
+        d->buckets[b].scattered = false;
+        d->buckets[b].end = NULL;
+    }
+
+    for (i = 0; i < d->desc.n; i++) {
+        const idist_tensor *gradient = &d->grads[i];
+        idist__ddp_bucket *bucket = &d->buckets[d->param_states[i].bucket];
+        char *data = (char *)gradient->data;
+
+        if (!gradient->count) continue;
+        if (!idist__ddp_bucket_can_view(d, gradient)) bucket->view = false;
+        if (bucket->end && bucket->end != data) bucket->view = false;
+        if (!data) continue;
+        if (!bucket->end) bucket->exposed.data = data;
+        bucket->end = data + idist__ddp_nbytes(gradient);
+    }
+
+    for (b = 0; b < d->bucket_count && idist__ddp_bucket_may_split(d); b++)
+        d->buckets[b].scattered = !d->buckets[b].view && d->buckets[b].end;
+}
+
+// Whether a bucket needs a part of bucket_memory. If it is scattered, only for gradients for which
+// the program has no memory.
+static bool idist__ddp_bucket_needs_memory(const idist_ddp *d, const idist__ddp_bucket *bucket) {
+    int k;
+
+    if (bucket->view || !bucket->scattered) return !bucket->view;
+
+    for (k = 0; k < bucket->exposed.gradient_count; k++) {
+        const idist_tensor *gradient = &d->grads[bucket->exposed.gradients[k]];
+
+        if (gradient->count && !gradient->data) return true;
+    }
+
+    return false;
+}
+
+// Sets where each gradient lies in its bucket: in the program's memory, or in bucket_memory once it
+// is allocated. Returns the size of that memory.
+static size_t idist__ddp_bucket_place(idist_ddp *d) {
+    size_t total = 0;
+    int b, i;
+
+    idist__ddp_bucket_find_views(d);
+
+    for (b = 0; b < d->bucket_count; b++) {
+        idist__ddp_bucket *bucket = &d->buckets[b];
+
+        if (!bucket->view) bucket->exposed.data = NULL;
+
+        if (idist__ddp_bucket_needs_memory(d, bucket)) {
+            if (d->bucket_memory) bucket->exposed.data = (char *)d->bucket_memory + total;
+            total += (idist__ddp_bucket_nbytes(bucket) + 63) / 64 * 64; // cache lines
+        }
+
+        bucket->end = (char *)bucket->exposed.data;
+    }
+
+    for (i = 0; i < d->desc.n; i++) {
+        idist__ddp_param *param = &d->param_states[i];
+        idist__ddp_bucket *bucket = &d->buckets[param->bucket];
+
+        param->gradient = bucket->end;
+        if (bucket->scattered && d->grads[i].data) param->gradient = d->grads[i].data;
+        if (bucket->end) bucket->end += idist__ddp_nbytes(&d->grads[i]);
+    }
+
+    return total;
+}
+
+// Lists the gradients of each bucket.
+static void idist__ddp_bucket_list(idist_ddp *d) {
+    int b, i, k, listed = 0;
+
+    for (b = 0; b < d->bucket_count; b++) {
+        idist_bucket *exposed = &d->buckets[b].exposed;
+
+        exposed->gradients = &d->bucket_gradients[listed];
+        exposed->displs = &d->bucket_displs[listed];
+        listed += exposed->gradient_count;
+        exposed->gradient_count = 0; // counted again below
+        exposed->count = 0;
+    }
+
+    for (i = 0; i < d->desc.n; i++) {
+        idist_bucket *exposed = &d->buckets[d->param_states[i].bucket].exposed;
+
+        k = (int)(exposed->gradients - d->bucket_gradients) + exposed->gradient_count++;
+        d->bucket_gradients[k] = i;
+        d->bucket_displs[k] = exposed->count;
+        exposed->count += d->grads[i].count;
+    }
+}
+
+// Makes these buckets, without memory: bucket_of[i] is that of gradient i.
+static void idist__ddp_bucket_group(idist_ddp *d, const int *bucket_of, int bucket_count) {
+    int b, i;
+
+    memset(d->buckets, 0, (size_t)bucket_count * sizeof *d->buckets);
+    d->bucket_count = bucket_count;
+
+    for (b = 0; b < bucket_count; b++) {
+        d->buckets[b].exposed.index = b;
+        d->launch_order[b] = b;
+    }
+
+    for (i = 0; i < d->desc.n; i++) {
+        idist__ddp_bucket *bucket = &d->buckets[bucket_of[i]];
+
+        d->param_states[i].bucket = bucket_of[i];
+        bucket->exposed.dtype = d->grads[i].dtype;
+        bucket->exposed.gradient_count++;
+    }
+
+    idist__ddp_bucket_list(d);
+}
+
+// Allocates what is kept per bucket or gradient: enough for any grouping.
+static idist_status idist__ddp_bucket_alloc(idist_ddp *d) {
+    size_t n = (size_t)d->desc.n + 1;
+
+    d->buckets = (idist__ddp_bucket *)calloc(n, sizeof *d->buckets);
+    d->bucket_of = (int *)malloc(n * sizeof *d->bucket_of);
+    d->bucket_gradients = (int *)malloc(n * sizeof *d->bucket_gradients);
+    d->bucket_displs = (size_t *)malloc(n * sizeof *d->bucket_displs);
+    d->launch_order = (int32_t *)malloc(n * sizeof *d->launch_order);
+    d->arrival_order = (int32_t *)malloc(n * sizeof *d->arrival_order);
+    d->in_pieces = (uint8_t *)calloc(n, 1);
+    if (d->buckets && d->bucket_of && d->bucket_gradients && d->bucket_displs && d->launch_order &&
+        d->arrival_order && d->in_pieces)
+        return IDIST_OK;
+
+    return idist__ddp_no_memory();
+}
+
+// Allocates the slots: as many as there can be pieces in flight. Buckets that are contiguous here
+// may go in pieces as well, because they are scattered on another rank; such a piece counts, but
+// needs no memory. Sets in_pieces to the buckets that are scattered here.
+static idist_status idist__ddp_bucket_alloc_slots(idist_ddp *d) {
+    size_t count = 0;
+    bool any = false;
+    void *memory = NULL;
+    int b;
+    idist_status status;
+
+    for (b = 0; b < d->bucket_count; b++) {
+        d->in_pieces[b] = d->buckets[b].scattered;
+        any = any || d->buckets[b].scattered;
+        count += idist__ddp_bucket_nbytes(&d->buckets[b]) / d->piece_nbytes + 1;
+    }
+
+    if (count > d->slot_limit) count = d->slot_limit;
+    if (!any || count <= d->slot_count) return IDIST_OK;
+    status = idist__tensor_memory_alloc(&d->reduction.memory, &memory, count * d->piece_nbytes);
+    if (status != IDIST_OK) return status;
+
+    idist__tensor_memory_free(&d->reduction.memory, d->slot_memory);
+    d->slot_memory = (char *)memory;
+    d->slot_count = count;
+
+    return IDIST_OK;
+}
+
+// Forms the buckets and gives each gradient its place. Local.
+static idist_status idist__ddp_bucket_form(idist_ddp *d) {
+    size_t total;
+    int i;
+    idist_status status = idist__ddp_bucket_alloc(d);
+
+    if (status != IDIST_OK) return status;
+    idist__ddp_bucket_group(d, d->bucket_of, idist__ddp_bucket_assign(d, NULL, d->bucket_of));
+    total = idist__ddp_bucket_place(d);
+
+    if (total) {
+        status = idist__tensor_memory_alloc(&d->reduction.memory, &d->bucket_memory, total);
+        if (status != IDIST_OK) return status;
+        idist__ddp_bucket_place(d);
+    }
+
+    for (i = 0; i < d->desc.n; i++) {
+        const idist__ddp_param *param = &d->param_states[i];
+
+        if (!d->grads[i].data) d->grads[i].data = param->gradient;
+        if (d->grads[i].count && d->grads[i].data != param->gradient) d->copies = true;
+    }
+
+    return idist__ddp_bucket_alloc_slots(d);
+}
+
+// Whether gradients may change their buckets: only if some are copied anyway, since otherwise
+// nothing would stay in place. The same on all ranks.
+static bool idist__ddp_bucket_may_regroup(const idist_ddp *d) {
+    int b;
+
+    for (b = 0; b < d->bucket_count; b++)
+        if (d->in_pieces[b]) return true;
+
+    return false;
+}
+
+// Collective: a bucket that is scattered on one rank goes in pieces on all.
+static idist_status idist__ddp_bucket_agree(idist_ddp *d) {
+    idist_opts opts = idist__ddp_opts(d, false);
+
+    if (!idist__ddp_bucket_may_split(d)) return IDIST_OK;
+    return idist_all_reduce(d->in_pieces, d->in_pieces, (size_t)d->bucket_count, IDIST_U8,
+                            IDIST_MAX, &opts);
+}
+
+// Collective, between iterations: forms buckets from gradients in the order of arrival, unless
+// these are the buckets that there are. Gradients stay where they are.
+static idist_status idist__ddp_bucket_regroup(idist_ddp *d) {
+    int i, count = idist__ddp_bucket_assign(d, d->arrival_order, d->bucket_of);
+    bool changes = false;
+    idist_status status;
+
+    for (i = 0; i < d->desc.n; i++)
+        changes = changes || d->bucket_of[i] != d->param_states[i].bucket;
+    if (!changes) return IDIST_OK;
+
+    idist__ddp_bucket_group(d, d->bucket_of, count);
+    idist__ddp_bucket_place(d);
+    status = idist__ddp_bucket_alloc_slots(d);
+
+    return status == IDIST_OK ? idist__ddp_bucket_agree(d) : status;
+}
+
+//------------------------------------------------------------------------------
+// rounding errors of gradients that are absent in an iteration
+//
+// For I8 with find_unused. An absent gradient contributes zero, so the error of its last rounding
+// must not be sent either; it waits until the gradient is present again. Before the hook rounds,
+// such errors are moved to held_errors and replaced by zeros; afterwards they are moved back. In
+// `start` they belong to the gradients that this rank lacks; in `finish`, where a block of the sum
+// is rounded, to those that all ranks lack. At either time d->used tells which.
+//------------------------------------------------------------------------------
+
+typedef enum idist__ddp_stage { IDIST__DDP_START, IDIST__DDP_FINISH } idist__ddp_stage;
+
+static float *idist__ddp_hold_errors(const idist__ddp_bucket *bucket, idist__ddp_stage stage) {
+    const idist__compress_state *state = (const idist__compress_state *)bucket->exposed.state;
+    return (float *)(stage == IDIST__DDP_START ? state->error : state->block_error);
+}
+
+// The errors of gradient i that must be held: returns how many, from index *first on.
+static size_t idist__ddp_hold_range(const idist_ddp *d, const idist__ddp_bucket *bucket, int i,
+                                    idist__ddp_stage stage, size_t *first) {
+    const idist__compress_state *state = (const idist__compress_state *)bucket->exposed.state;
+    const idist__ddp_param *param = &d->param_states[i];
+    const char *bucket_data = (const char *)bucket->exposed.data;
+    size_t block_begin = 0, block_end = bucket->exposed.count, begin, end;
+
+    if (d->used[i] || !d->grads[i].count || &d->buckets[param->bucket] != bucket) return 0;
+
+    if (stage == IDIST__DDP_FINISH) {
+        block_begin = (size_t)idist_group_rank(d->desc.group) * state->block;
+        block_end = block_begin + state->block;
+    }
+
+    begin = (size_t)((const char *)param->gradient - bucket_data) /
+            idist_dtype_size(bucket->exposed.dtype);
+    end = begin + d->grads[i].count;
+    if (begin < block_begin) begin = block_begin;
+    if (end > block_end) end = block_end;
+    *first = begin - block_begin;
+
+    return begin < end ? end - begin : 0;
+}
+
+// Moves errors to held_errors, before the hook is called.
+static idist_status idist__ddp_hold_begin(idist_ddp *d, const idist__ddp_bucket *bucket,
+                                          idist__ddp_stage stage) {
+    const idist__memory *memory = &d->reduction.memory;
+    float *errors = idist__ddp_hold_errors(bucket, stage);
+    idist_status status = IDIST_OK;
+    int i;
+
+    for (i = 0; i < d->desc.n && status == IDIST_OK; i++) {
+        size_t first = 0, count = idist__ddp_hold_range(d, bucket, i, stage, &first);
+        size_t nbytes = count * sizeof *errors;
+
+        if (!count) continue;
+        status = idist__tensor_memory_copy(memory, d->held_errors + first, errors + first, nbytes);
+        if (status == IDIST_OK)
+            status = idist__tensor_memory_copy(memory, errors + first, NULL, nbytes);
+    }
+
+    return status;
+}
+
+// Moves errors back, after the hook was called.
+static idist_status idist__ddp_hold_end(idist_ddp *d, const idist__ddp_bucket *bucket,
+                                        idist__ddp_stage stage) {
+    float *errors = idist__ddp_hold_errors(bucket, stage);
+    idist_status status = IDIST_OK;
+    int i;
+
+    for (i = 0; i < d->desc.n && status == IDIST_OK; i++) {
+        size_t first = 0, count = idist__ddp_hold_range(d, bucket, i, stage, &first);
+
+        if (!count) continue;
+        status = idist__tensor_memory_copy(&d->reduction.memory, errors + first,
+                                           d->held_errors + first, count * sizeof *errors);
+    }
+
+    return status;
+}
+
+//------------------------------------------------------------------------------
+// calling the communication hook
+//
+// A hook computes with gradients, in the floating-point mode that is the same on all ranks. A hook
+// of the program may throw an exception, where the implementation is C++.
+//------------------------------------------------------------------------------
+
+IDIST__NOINLINE static idist_status idist__ddp_hook_start(const idist_ddp *d,
+                                                          idist_bucket *bucket) {
+    uint32_t mode = idist__mode_enter();
+    idist_status status = IDIST_ERR_CALLBACK;
+
+    IDIST__TRY(status = d->hook.start(bucket, d->hook.arg));
+    idist__mode_leave(mode);
+    return idist__callback_threw("ddp", "the hook's start") ? IDIST_ERR_CALLBACK : status;
+}
+
+IDIST__NOINLINE static idist_status idist__ddp_hook_finish(const idist_ddp *d,
+                                                           idist_bucket *bucket) {
+    uint32_t mode = idist__mode_enter();
+    idist_status status = IDIST_ERR_CALLBACK;
+
+    IDIST__TRY(status = d->hook.finish(bucket, d->hook.arg));
+    idist__mode_leave(mode);
+    return idist__callback_threw("ddp", "the hook's finish") ? IDIST_ERR_CALLBACK : status;
+}
+
+// An exception is dropped: the state is gone either way.
+IDIST__NOINLINE static void idist__ddp_hook_free(const idist_ddp *d, void *state) {
+    IDIST__TRY(d->hook.free_fn(state, d->hook.arg));
+    idist__me.thrown[0] = 0;
+}

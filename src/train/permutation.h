@@ -1,0 +1,159 @@
+// train/permutation.h: random numbers and permutations as PyTorch and Python draw them
+#pragma once
+
+//------------------------------------------------------------------------------
+// the Mersenne Twister
+//
+// By Matsumoto and Nishimura (1998), with 624 words of state. PyTorch seeds it with Knuth's
+// recurrence from 32 bits, Python with the authors' init_by_array (2002) from as many words as the
+// seed has.
+//------------------------------------------------------------------------------
+
+#define IDIST__TWISTER_WORDS 624
+
+typedef struct idist__twister {
+    uint32_t word[IDIST__TWISTER_WORDS];
+    int next; // word to be drawn; all are used up: IDIST__TWISTER_WORDS
+} idist__twister;
+
+static void idist__twister_seed(idist__twister *twister, uint32_t seed) {
+    uint32_t *word = twister->word, i;
+
+    word[0] = seed;
+    for (i = 1; i < IDIST__TWISTER_WORDS; i++)
+        word[i] = 1812433253u * (word[i - 1] ^ (word[i - 1] >> 30)) + i;
+    twister->next = IDIST__TWISTER_WORDS;
+}
+
+// The index after i. Behind the last word comes word 1: word 0 takes the value of the last one.
+static uint32_t idist__twister_step(uint32_t *word, uint32_t i) {
+    if (i + 1 < IDIST__TWISTER_WORDS) return i + 1;
+    word[0] = word[IDIST__TWISTER_WORDS - 1];
+    return 1;
+}
+
+// init_by_array with a key of one word, or of two when the seed needs them.
+static void idist__twister_seed_array(idist__twister *twister, uint64_t seed) {
+    uint32_t key[2], key_words = seed >> 32 ? 2 : 1;
+    uint32_t *word = twister->word, i = 1, j = 0, round;
+
+    key[0] = (uint32_t)seed;
+    key[1] = (uint32_t)(seed >> 32);
+    idist__twister_seed(twister, 19650218u);
+
+    for (round = 0; round < IDIST__TWISTER_WORDS; round++) {
+        uint32_t mixed = (word[i - 1] ^ (word[i - 1] >> 30)) * 1664525u;
+
+        word[i] = (word[i] ^ mixed) + key[j] + j;
+        i = idist__twister_step(word, i);
+        j = (j + 1) % key_words;
+    }
+
+    for (round = 1; round < IDIST__TWISTER_WORDS; round++) {
+        uint32_t mixed = (word[i - 1] ^ (word[i - 1] >> 30)) * 1566083941u;
+
+        word[i] = (word[i] ^ mixed) - i;
+        i = idist__twister_step(word, i);
+    }
+
+    word[0] = 0x80000000u;
+}
+
+// Replaces all words by new ones.
+static void idist__twister_refill(idist__twister *twister) {
+    uint32_t *word = twister->word;
+    int i;
+
+    for (i = 0; i < IDIST__TWISTER_WORDS; i++) {
+        uint32_t low = word[(i + 1) % IDIST__TWISTER_WORDS];
+        uint32_t y = (word[i] & 0x80000000u) | (low & 0x7fffffffu);
+        uint32_t twist = y & 1 ? 0x9908b0dfu : 0u;
+
+        word[i] = word[(i + 397) % IDIST__TWISTER_WORDS] ^ (y >> 1) ^ twist;
+    }
+
+    twister->next = 0;
+}
+
+static uint32_t idist__twister_next(idist__twister *twister) {
+    uint32_t y;
+
+    if (twister->next == IDIST__TWISTER_WORDS) idist__twister_refill(twister);
+    y = twister->word[twister->next++];
+    y ^= y >> 11;
+    y ^= (y << 7) & 0x9d2c5680u;
+    y ^= (y << 15) & 0xefc60000u;
+
+    return y ^ (y >> 18);
+}
+
+//------------------------------------------------------------------------------
+// permutations that equal those of PyTorch and Python
+//------------------------------------------------------------------------------
+
+static void idist__permutation_swap(size_t *indices, size_t i, size_t k) {
+    size_t kept = indices[k];
+    indices[k] = indices[i];
+    indices[i] = kept;
+}
+
+// From so many indices on, the remainder of 32 bits would favour some of them visibly.
+static const size_t IDIST__RANDOM_LARGE = UINT32_MAX / 20;
+
+// Fills `indices` as it goes ("inside-out"): each index takes the place of an earlier one, or of
+// itself, and that one moves to the end.
+static void idist__permutation_make_large(size_t *indices, size_t count, idist__twister *twister) {
+    size_t i;
+
+    for (i = 0; i < count; i++) {
+        uint64_t high = idist__twister_next(twister), low = idist__twister_next(twister);
+        size_t place = (size_t)((high << 32 | low) % (i + 1));
+
+        indices[i] = indices[place];
+        indices[place] = i;
+    }
+}
+
+// torch.randperm on the CPU: swaps each element, from the first on, with one that is not settled
+// yet. PyTorch 2.6 and later have the other method for `large` indices and more; that is
+// IDIST__RANDOM_LARGE except in tests.
+static void idist__permutation_make(size_t *indices, size_t count, uint64_t seed, size_t large) {
+    idist__twister twister;
+    size_t i;
+
+    idist__twister_seed(&twister, (uint32_t)seed);
+
+    if (count >= large) {
+        idist__permutation_make_large(indices, count, &twister);
+        return;
+    }
+
+    for (i = 0; i < count; i++) indices[i] = i;
+
+    for (i = 0; i + 1 < count; i++)
+        idist__permutation_swap(indices, i, i + idist__twister_next(&twister) % (count - i));
+}
+
+// Python's random.randrange(limit): by rejection, from as few bits as the limit has.
+static size_t idist__permutation_below(idist__twister *twister, size_t limit) {
+    size_t number;
+    int bits = 0;
+
+    while (limit >> bits) bits++;
+    do number = idist__twister_next(twister) >> (32 - bits);
+    while (number >= limit);
+
+    return number;
+}
+
+// Python's random.shuffle: swaps each element, from the last on, with one that is not settled yet.
+static void idist__permutation_shuffle(size_t *indices, size_t count, uint64_t seed) {
+    idist__twister twister;
+    size_t i;
+
+    idist__twister_seed_array(&twister, seed);
+    for (i = 0; i < count; i++) indices[i] = i;
+
+    for (i = count; i-- > 1;)
+        idist__permutation_swap(indices, i, idist__permutation_below(&twister, i + 1));
+}

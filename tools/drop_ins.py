@@ -1,0 +1,96 @@
+#!/usr/bin/env python3
+"""drop_ins.py [--check] [--line-directives] [FOLDER] - writes the headers that a program copies.
+
+Each header src/idist*.h becomes one file in FOLDER (by default the root of the repository). A
+quoted include with a slash is a part of the implementation: its text takes the place of the first
+include, and later ones vanish. So do parts of another drop-in that the header includes by itself.
+base/begin.h and base/end.h are the exception: every drop-in has them, and base/end.h is followed by
+an #undef of each private macro that the drop-in defines. An include without a slash stays.
+
+--check writes nothing, names the files that are stale, and fails if there are any.
+--line-directives adds #line, so that compilers and debuggers point at the files in src/.
+"""
+
+import pathlib
+import re
+import sys
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+SRC = ROOT / "src"
+INCLUDE = re.compile(r'#include "([^"]+)"')
+MACRO = re.compile(r"^# *(define|undef) (IDIST__\w+)", re.MULTILINE)
+REPEATED = ("base/begin.h", "base/end.h")
+KEPT = {"IDIST__OS_MUTEX_INIT"}  # locks of every drop-in begin with it
+NOTE = "\n    Generated from src/ by tools/drop_ins.py: change the files there.\n*/\n"
+
+
+class DropIn:
+    """The text of one drop-in. `elsewhere` are the parts that the headers it includes have."""
+
+    def __init__(self, name, elsewhere, has_line_directives):
+        self.name, self.elsewhere, self.has_lines = name, elsewhere, has_line_directives
+        self.parts, self.out = set(), []
+        self.paste(name)
+
+    def paste(self, path):
+        lines = (SRC / path).read_text(encoding="ascii").split("\n")[:-1]
+        after_part = False
+        for number, line in enumerate(lines, 1):
+            match = INCLUDE.match(line)
+            if match and "/" in match.group(1):
+                after_part = self.include(match.group(1)) or after_part
+                line = ""
+            elif line == "#pragma once":
+                line = ""
+            if after_part and line and self.has_lines:
+                self.out.append(f'#line {number} "src/{path}"')
+            after_part = after_part and not line
+            self.out.append(line)
+
+    def include(self, path):
+        """Returns whether there was something to paste."""
+        if path not in REPEATED and (path in self.parts or path in self.elsewhere):
+            return False
+        self.parts.add(path)
+        self.out += ["", f"// ---- {path} " + "-" * (92 - len(path)), ""]
+        if self.has_lines:
+            self.out.append(f'#line 1 "src/{path}"')
+        self.paste(path)
+        if path == "base/end.h":
+            self.out += [""] + [f"#undef {name}" for name in self.macros()]
+        return True
+
+    def macros(self):
+        """The private macros of the implementation that are still defined."""
+        text = "\n".join(self.out)
+        text = text[text.index("defined(IDIST_IMPLEMENTATION)"):]
+        last = {name: word for word, name in MACRO.findall(text)}
+        return sorted(name for name, word in last.items() if word == "define" and name not in KEPT)
+
+    def text(self):
+        text = "\n".join(self.out) + "\n"
+        text = text.replace("\n*/\n", NOTE, 1)
+        return text if self.has_lines else re.sub(r"\n{3,}", "\n\n", text)
+
+
+def main(arguments):
+    options = {a for a in arguments if a.startswith("--")}
+    folders = [a for a in arguments if a not in options]
+    if options - {"--check", "--line-directives"} or len(folders) > 1:
+        sys.exit(__doc__)
+    folder = pathlib.Path(folders[0]) if folders else ROOT
+    core, stale = set(), []
+    for name in ["idist.h"] + sorted(p.name for p in SRC.glob("idist_*.h")):
+        drop_in = DropIn(name, core, "--line-directives" in options)
+        core = core or drop_in.parts
+        target = folder / name
+        if not target.exists() or target.read_text(encoding="ascii") != drop_in.text():
+            stale.append(name)
+            if "--check" not in options:
+                target.write_text(drop_in.text(), encoding="ascii")
+    if stale and "--check" in options:
+        sys.exit("stale: " + " ".join(stale) + "; run make drop-ins, and commit what it writes")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
