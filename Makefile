@@ -281,7 +281,7 @@ DIST := build/idist-$(VERSION).tar.gz
 
 build/single/idist.h: idist.h idist_ring.h
 	@mkdir -p $(@D)
-	{ cat idist.h && echo '#ifndef IDIST_NO_RING' && cat idist_ring.h && echo '#endif'; } >$@
+	sed -e '/^#ifndef __has_include/,/^#endif/{/^#endif/r idist_ring.h' -e 'd}' idist.h >$@
 build/single/%: %
 	@mkdir -p $(@D)
 	cp $< $@

@@ -2853,8 +2853,8 @@ static idist_status idist__mpi_world_duplicate(idist__mpi *m) {
 }
 
 static idist_status idist__mpi_world_make_ops(idist__mpi *m) {
-    static MPI_User_function *const functions[4] = {idist__mpi_sum, idist__mpi_prod, idist__mpi_min,
-                                                    idist__mpi_max};
+    static MPI_User_function *const functions[4] = {idist__mpi_type_sum, idist__mpi_type_prod,
+                                                    idist__mpi_type_min, idist__mpi_type_max};
     int error, i;
 
     if (idist__mpi_keyval == MPI_KEYVAL_INVALID)

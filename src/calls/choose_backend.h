@@ -149,6 +149,8 @@ static idist_status idist__choose_backend_pick(idist__world *w) {
 
     if (status == IDIST_OK) return idist__where_check_lone(&w->cfg);
     if (status != IDIST_ERR_NO_BACKEND) return status;
+    if (!w->cfg.backends[0] && !idist__choose_backend_find("ring", 4))
+        why = "to connect ranks, copy idist_ring.h beside idist.h, without IDIST_NO_RING";
 
     return idist__fail(IDIST_ERR_NO_BACKEND, "no backend for a world of %d among %s: %s",
                        w->cfg.world_size, w->backends, why);

@@ -3,7 +3,7 @@
 #
 # Measures each operation with IDIST_ALGO=latency and =bandwidth in turn, and prints from which
 # contribution of one rank on the second one stays faster, beside the limit in the table of
-# idist_algo.h (idist__choose_table), which idist uses for up to 8 ranks of one host. Between hosts
+# src/ring/algo/choose.h (idist__choose_table), which idist uses for up to 8 ranks of one host. Between hosts
 # it uses what follows from the network: see idist__choose_limit there.
 #
 #     tests/bench/tune.sh                                # processes of this host, over TCP
@@ -48,7 +48,7 @@ measure() {
 
 # What the table in the header says: KiB
 limit_of() {
-    awk -v kind="{IDIST__${1^^}," '$1 == kind { gsub(",", ""); print $3 }' idist_algo.h
+    awk -v kind="{IDIST__${1^^}," '$1 == kind { gsub(",", ""); print $3 }' src/ring/algo/choose.h
 }
 
 printf '%-15s %14s %14s   %s\n' operation measured table \

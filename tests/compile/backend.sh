@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # backend.sh - a backend that is no part of the library (backend.c), written against the contract in
-# idist_core.h: it compiles without a warning, as C by both compilers, and carries a world.
+# src/core/model.h: it compiles without a warning, as C by both compilers, and carries a world.
 # shellcheck source=tests/lib/tap.sh
 . "$(dirname "$0")/../lib/tap.sh"
 

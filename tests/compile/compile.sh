@@ -8,6 +8,9 @@
 root=$(cd "$(dirname "$0")/../.." && pwd)
 work=$(mktemp -d "${TMPDIR:-/tmp}/compile-test.XXXXXX") || exit 1
 if [ "${KEEP:-0}" = 1 ]; then echo "# folder: $work"; else trap 'rm -rf "$work"' EXIT; fi
+# The headers alone, as a program has copied them.
+headers=$work/headers
+mkdir "$headers" && cp "$root"/idist*.h "$root/idist.hpp" "$headers" || exit 1
 # Variables of a launcher or of the user must not reach the programs.
 unset RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE MASTER_ADDR MASTER_PORT IDIST_RANK \
     IDIST_WORLD_SIZE IDIST_BACKEND
@@ -238,7 +241,7 @@ END
 
 cat >"$work/trace.c" <<'END'
 #define IDIST_IMPLEMENTATION
-#include "idist_trace.h"
+#include "idist.h"
 #include "user_body.h"
 int main(void)
 {
@@ -265,7 +268,7 @@ standards="gcc:c99:c gcc:c11:c gcc:gnu17:c clang:c99:c clang:c11:c clang:gnu17:c
 build_standard() { # build_standard COMPILER STD EXTENSION
     have "$1" || return
     # shellcheck disable=SC2086
-    later "$1-$2-impl" "$1" -std="$2" $warn -I"$root" -c "$work/impl.$3" -o "$work/$1-$2-impl.o"
+    later "$1-$2-impl" "$1" -std="$2" $warn -I"$headers" -c "$work/impl.$3" -o "$work/$1-$2-impl.o"
 }
 
 standard() { # standard COMPILER STD EXTENSION
@@ -279,7 +282,7 @@ standard() { # standard COMPILER STD EXTENSION
     built "$id-impl" || status=$?
     for program in user system_first ring_first_api; do
         # shellcheck disable=SC2086
-        [ $status = 0 ] && { run "$cc" -std="$std" $warn -I"$root" -I"$work" "$work/$program.$ext" \
+        [ $status = 0 ] && { run "$cc" -std="$std" $warn -I"$headers" -I"$work" "$work/$program.$ext" \
             "$work/$id-impl.o" \
             -o "$work/$id-$program" && run "$work/$id-$program" || status=$?; }
     done
@@ -288,7 +291,7 @@ standard() { # standard COMPILER STD EXTENSION
     : >"$work/log"
     status=0
     # shellcheck disable=SC2086
-    run "$cc" -std="$std" $warn -I"$root" -I"$work" "$work/dtype.$ext" "$work/$id-impl.o" -o \
+    run "$cc" -std="$std" $warn -I"$headers" -I"$work" "$work/dtype.$ext" "$work/$id-impl.o" -o \
         "$work/$id-dtype" &&
         run "$work/$id-dtype" || status=$?
     result $status "$cc -std=$std: IDIST_DTYPE"
@@ -310,8 +313,8 @@ g++ c++11 api_then_impl cpp API first, then the implementation, each twice
 gcc gnu17 ring_first c idist_ring.h before idist.h
 clang gnu17 ring_first c idist_ring.h before idist.h
 g++ c++20 ring_first cpp idist_ring.h before idist.h
-gcc c99 trace c idist_trace.h
-clang++ c++11 trace cpp idist_trace.h
+gcc c99 trace c idist_trace_begin
+clang++ c++11 trace cpp idist_trace_begin
 gcc c99 no_ring c IDIST_NO_RING
 g++ c++11 no_ring cpp IDIST_NO_RING"
 
@@ -324,7 +327,7 @@ build_arrangement() {
     local target=(-o "$work/$1-$3")
     front_end_only "$1" && target=(-fsyntax-only)
     # shellcheck disable=SC2086
-    later "$1-$3" "$1" -std="$2" $warn -I"$root" -I"$work" "$work/$3.$4" "${target[@]}"
+    later "$1-$3" "$1" -std="$2" $warn -I"$headers" -I"$work" "$work/$3.$4" "${target[@]}"
 }
 
 arrangement() { # arrangement COMPILER STD PROGRAM EXTENSION TEXT
@@ -352,7 +355,7 @@ library() { # library COMPILER_OF_THE_LIBRARY STD EXT COMPILER_OF_THE_USER STD E
     rm -f "$work/libidist.a"
     # shellcheck disable=SC2086
     { built "$1-$2-impl" && run ar rcs "$work/libidist.a" "$work/$1-$2-impl.o" &&
-        run "$4" -std="$5" $warn -I"$root" -I"$work" "$work/user.$6" -L"$work" -lidist -o \
+        run "$4" -std="$5" $warn -I"$headers" -I"$work" "$work/user.$6" -L"$work" -lidist -o \
             "$work/library-user" &&
         run "$work/library-user" && grep -q 'fine:.*ring' "$work/log"; } || status=$?
     result $status "$name: spawns two ranks over ring"
@@ -406,9 +409,9 @@ cuda_warn="-Werror all-warnings -Xcompiler -Wall,-Wextra,-Wshadow"
 build_cuda() {
     { [ -n "$nvcc" ] && have g++; } || return
     # shellcheck disable=SC2086
-    later nvcc-impl "$nvcc" $cuda_warn -I"$root" -c "$work/impl.cu" -o "$work/nvcc-impl.o"
+    later nvcc-impl "$nvcc" $cuda_warn -I"$headers" -c "$work/impl.cu" -o "$work/nvcc-impl.o"
     # shellcheck disable=SC2086
-    later nvcc-user "$nvcc" $cuda_warn -I"$root" -I"$work" -c "$work/user.cu" -o "$work/nvcc-user.o"
+    later nvcc-user "$nvcc" $cuda_warn -I"$headers" -I"$work" -c "$work/user.cu" -o "$work/nvcc-user.o"
 }
 
 cuda() {

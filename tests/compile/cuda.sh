@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# cuda.sh - idist_nccl.h and idist_ipc.h against the headers of several CUDA runtimes (make peers
+# cuda.sh - idist_nccl.h against the headers of several CUDA runtimes (make peers
 # fetches them), as C and as C++, alone and below idist_train.h. No CUDA library is needed: nothing
 # is linked.
 # shellcheck source=tests/lib/tap.sh

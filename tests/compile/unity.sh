@@ -6,7 +6,7 @@
 . "$(dirname "$0")/../lib/tap.sh"
 
 include=(-I.)
-headers="idist.h idist_ring.h idist_trace.h idist_train.h"
+headers="idist.h idist_ring.h idist_train.h"
 for at in /usr/lib/*-linux-gnu/openmpi/include /usr/include/*-linux-gnu/mpich; do
     [ -e "$at/mpi.h" ] || continue
     headers="$headers idist_mpi.h"
@@ -14,7 +14,7 @@ for at in /usr/lib/*-linux-gnu/openmpi/include /usr/include/*-linux-gnu/mpich; d
     break
 done
 if [ -e build/cuda/12.9/installed ]; then
-    headers="$headers idist_nccl.h idist_ipc.h"
+    headers="$headers idist_nccl.h"
     include+=(-isystem build/cuda/12.9/include)
 fi
 

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# ipc.sh - idist_ipc.h without a GPU: ranks that read each other's device memory, on the stand-ins
+# ipc.sh - src/gpu/ipc without a GPU: ranks that read each other's device memory, on the stand-ins
 # for CUDA and NCCL (tests/fake), plain and under the sanitizers.
 # shellcheck source=tests/lib/tap.sh
 . "$(dirname "$0")/../lib/tap.sh"

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# ptx.sh - the GPU kernels of idist_ipc.h, without a GPU: the text is what tests/gpu/pack.cu gives;
+# ptx.sh - the GPU kernels of src/gpu/ipc, without a GPU: the text is what tests/gpu/pack.cu gives;
 # ptxas takes it for every GPU since 2018; and the same source, compiled for the host, has the bits
 # of the host's own loops.
 # shellcheck source=tests/lib/tap.sh
@@ -33,14 +33,14 @@ host_passes gcc gcc
 host_passes clang clang
 host_passes sanitized "gcc -fsanitize=address,undefined"
 
-name="idist_ipc.h has what pack.cu gives"
+name="src/gpu/ipc/ptx.h has what pack.cu gives"
 rc=0
 why=$(CUDA_HOME=$cuda tests/gpu/make_ptx.sh --check 2>&1) || rc=$?
 if [ $rc -eq 77 ]; then skip "$name" "$why"; else ok $rc "$name" || diag <<<"$why"; fi
 
 cat >"$WORK/print.c" <<'END'
 #define IDIST_IMPLEMENTATION
-#include "idist_ipc.h"
+#include "idist_nccl.h"
 #include <stdio.h>
 int main(void) {
     size_t i;

@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
-# make_ptx.sh - the text of the GPU kernels in idist_ipc.h, from reduce.cu and pack.cu
+# make_ptx.sh - the text of the GPU kernels in src/gpu/ipc/ptx.h, from reduce.cu and pack.cu
 #
 #   tests/gpu/make_ptx.sh            prints it, as C
-#   tests/gpu/make_ptx.sh --write    puts it into idist_ipc.h
-#   tests/gpu/make_ptx.sh --check    0: idist_ipc.h has it; 1: it does not; 77: no nvcc, or not the
+#   tests/gpu/make_ptx.sh --write    puts it into ptx.h
+#   tests/gpu/make_ptx.sh --check    0: ptx.h has it; 1: it does not; 77: no nvcc, or not the
 #                                    one that made it
 #
 # nvcc writes for its own version of the language and for the oldest GPU that it knows. The kernels
@@ -11,7 +11,7 @@
 # they are made short, since they stand in a header.
 set -u
 cd "$(dirname "${BASH_SOURCE[0]}")/../.." || exit 1
-header=idist_ipc.h
+header=src/gpu/ipc/ptx.h
 begin='// Made by tests/gpu/make_ptx.sh with nvcc'
 end='// End of what tests/gpu/make_ptx.sh made.'
 nvcc=${NVCC:-$(command -v nvcc || echo "${CUDA_HOME:-/usr/local/cuda}/bin/nvcc")}

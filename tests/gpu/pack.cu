@@ -1,5 +1,5 @@
 // pack.cu - gradients with fewer bits on a GPU: with reduce.cu, the source of the PTX in
-// idist_ipc.h
+// src/gpu/ipc/ptx.h
 //
 // The bits are those of [train:compress] on the host; only a NaN's sign and payload differ. As
 // reduce.cu it is plain C too: each kernel is then a function, to be called for each thread of the

@@ -90,7 +90,6 @@ ok $? "and says so once" || diag <"$WORK/log"
 
 cat >"$WORK/spawn.c" <<'END'
 #include "idist.h"
-#include "idist_trace.h"
 static int worker(int local_rank, void *arg) {
     (void)local_rank, (void)arg;
     idist_trace_begin("in a worker");

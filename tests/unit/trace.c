@@ -1,4 +1,4 @@
-// trace.c - idist_trace.h: what is in the file, that it is JSON whatever happens to the process,
+// trace.c - timelines: what is in the file, that it is JSON whatever happens to the process,
 // and whose it is
 //
 // Each case runs in a process of its own, which leaves files in a folder that the parent looks at.
