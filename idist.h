@@ -8,8 +8,8 @@ DO THIS
         #include "idist.h"
 
     In the file with IDIST_IMPLEMENTATION, include idist.h before the system headers. There is no
-    library to link, no configure step and nothing to install: copy idist.h and idist_ring.h into your
-    project. To copy exactly one file, take the idist.h that `make single` writes.
+    library to link, no configure step and nothing to install: copy idist.h and idist_ring.h into
+    your project. To copy exactly one file, take the idist.h that `make single` writes.
 
 A COMPLETE PROGRAM
 
@@ -63,9 +63,9 @@ CONTENTS
     The implementation follows: the files of src/, in the order in which each uses only those before
     it. ARCHITECTURE.md shows how a call goes through them.
 
-    Copy this file and idist_ring.h, which connects more than one rank. Where IDIST_IMPLEMENTATION is
-    defined, this file includes idist_ring.h from the folder that it is in. Copy and include these
-    yourself to use what they add:
+    Copy this file and idist_ring.h, which connects ranks. Where IDIST_IMPLEMENTATION is defined,
+    this file includes idist_ring.h if it is in the same folder. Copy and include these yourself to
+    use what they add:
 
       idist_mpi.h      the MPI backend
       idist_nccl.h     device memory through NCCL, CUDA IPC or pinned memory
@@ -1506,9 +1506,9 @@ IDIST_API idist_status idist_store_num_keys(idist_store *store, size_t *n);
 //------------------------------------------------------------------------------
 // [api:trace]  a timeline of a run, with a track per rank
 //
-// IDIST_TRACE=out.json ./app writes a file per rank, and idistrun --trace out.json one for all. Open
-// it in https://ui.perfetto.dev, in chrome://tracing, or in examples/trace.html, which needs no
-// network. Calls of idist appear by themselves. A program adds what it computes:
+// IDIST_TRACE=out.json ./app writes a file per rank, and idistrun --trace out.json one file for
+// all. Open it in https://ui.perfetto.dev, in chrome://tracing, or in examples/trace.html, which
+// needs no network. Calls of idist appear by themselves. A program adds what it computes:
 //
 //     idist_trace_begin("forward");
 //     forward(batch);
@@ -1760,6 +1760,14 @@ inline idist_dtype idist_dtype_of(const idist_i64_i64 *) { return IDIST_I64_I64;
         idist__me.callbacks--;                               \
         idist__os_unwind_allow_cancel(cancel_state_);        \
     } while (0)
+
+// ---- os/mutex_init.h -----------------------------------------------------------------------------
+
+// os/mutex_init.h: what a lock in static memory begins as
+//
+// Included by base/begin.h, and like that file without a guard: each drop-in has locks of its own.
+
+#define IDIST__OS_MUTEX_INIT PTHREAD_MUTEX_INITIALIZER
 
 #define IDIST__COUNT_OF(a) (sizeof(a) / sizeof((a)[0]))
 
@@ -2592,14 +2600,12 @@ IDIST__UNUSED static void idist__os_thread_handover(void) {
 // A mutex is not recursive, belongs to the thread that has locked it, and stays where it is in
 // memory. Only lock blocks. None of the functions fails when it is used like that.
 //
-// One in static memory may begin as IDIST__OS_MUTEX_INIT, in any drop-in: the macro stays defined.
+// One in static memory may begin as IDIST__OS_MUTEX_INIT (os/mutex_init.h).
 //
 // Elsewhere: pthreads on macOS; SRWLOCK and CONDITION_VARIABLE on Windows.
 //------------------------------------------------------------------------------
 
 typedef pthread_mutex_t idist__os_mutex;
-
-#define IDIST__OS_MUTEX_INIT PTHREAD_MUTEX_INITIALIZER
 
 // Makes an unlocked mutex. Also of one that a child made by fork has inherited, whatever state it
 // was in.
@@ -4093,6 +4099,8 @@ IDIST__UNUSED static uint64_t idist__os_segment_ram(void) {
 
 // base/fail.h: status names, the text of a thread's last failure, callbacks
 //
+// Functions: idist__fail_*, idist__callback_*.
+//
 // WHAT IT IS
 //
 // What every other room needs and what knows nothing of ranks: how a failure gets its text, memory
@@ -4122,8 +4130,8 @@ typedef struct idist__thread { // thread-local state
     idist__task *group_last;   // the last one of these
     idist__world *held_world;  // its device backend holds some of them back until the end
     uint64_t file_world;       // that it met last in a file, see launch/draw.h
-    uint64_t join_server;      // of the store by which it last tried to join, see ring/join/join_store.h
-    int64_t join_until_ns;     // while it joins: when it gives up; otherwise 0
+    uint64_t join_server;  // of the store by which it last tried to join: ring/join/join_store.h
+    int64_t join_until_ns; // while it joins: when it gives up; otherwise 0
 } idist__thread;
 
 IDIST__TLS idist__thread idist__me;
@@ -4248,6 +4256,8 @@ static bool idist__callback_threw(const char *name, const char *callback) {
 // ---- base/text.h ---------------------------------------------------------------------------------
 
 // base/text.h: text: copying and decoding; numbers and host:port as text
+//
+// Functions: idist__text_*, idist__number_*, idist__parse_*.
 
 //------------------------------------------------------------------------------
 // copying, appending and decoding text
@@ -4849,6 +4859,8 @@ static bool idist__dtype_is_narrow(idist_dtype dtype) {
 // ---- base/isa.h ----------------------------------------------------------------------------------
 
 // base/isa.h: the instruction set and the floating-point mode in which numbers are reduced
+//
+// Functions: idist__isa_*, idist__mode_*.
 
 //------------------------------------------------------------------------------
 // the instruction set that loops over elements use
@@ -5563,7 +5575,9 @@ static void idist__sha_block(idist__sha *s, const uint8_t *p) {
                                    0x90befffa, 0xa4506ceb, 0xbef9a3f7, 0xc67178f2};
     uint32_t w[64], v[8], t1, t2;
     int i;
+
 #define IDIST__ROR(x, n) (((x) >> (n)) | ((x) << (32 - (n))))
+
     for (i = 0; i < 16; i++)
         w[i] = (uint32_t)p[4 * i] << 24 | (uint32_t)p[4 * i + 1] << 16 |
                (uint32_t)p[4 * i + 2] << 8 | p[4 * i + 3];
@@ -10289,7 +10303,7 @@ static idist_status idist__tf_config_read(idist__config *config, const char *tex
 // that its daemon is. The first row that applies decides; IDIST_LAUNCHER narrows the table to the
 // rows of one name. If no row applies, the process runs alone.
 //
-//     idist__launch_detect -> row.detect -> idist__detect_by_variables -> row.look
+//     idist__detect_launcher -> row.detect -> idist__detect_by_variables -> row.look
 
 typedef struct idist__launcher idist__launcher;
 
@@ -10543,7 +10557,7 @@ static void idist__detect_names(char *names, size_t cap) {
 }
 
 // Takes the first launcher that applies, or the one that IDIST_LAUNCHER names.
-static idist_status idist__launch_detect(idist__config *config) {
+static idist_status idist__detect_launcher(idist__config *config) {
     const char *asked = idist__os_env("IDIST_LAUNCHER");
     bool found = false, is_known = !asked || strcmp(asked, "none") == 0;
     char names[300];
@@ -10874,6 +10888,8 @@ static idist_status idist__where_check_lone(const idist__config *config) {
 // ---- launch/draw.h -------------------------------------------------------------------------------
 
 // launch/draw.h: a process takes its rank, or draws one from a file
+//
+// Functions: idist__draw_*, idist__claim_*.
 
 //------------------------------------------------------------------------------
 // a process takes its rank, and the others learn if it ends
@@ -10887,7 +10903,8 @@ static idist_status idist__where_check_lone(const idist__config *config) {
 //     a store of torch, which knows no wills; there the agent of torchrun ends the other workers
 //------------------------------------------------------------------------------
 
-typedef struct idist__failure { // why a rank gave up: the value of "failed", see ring/join/join_failure.h
+// Why a rank gave up: the value of "failed" (ring/join/join_failure.h).
+typedef struct idist__failure {
     int32_t status;
     int32_t rank;    // -1: a process that was drawing its rank
     int32_t by_will; // the process ended; the store says so for it
@@ -11096,9 +11113,9 @@ static idist_status idist__draw_rank(idist__config *config) {
 // Turns the caller's idist_desc and the environment into one idist__config: who we are (rank and
 // world size, from whichever launcher started us), where the ranks meet, and every other setting
 // with its default filled in. Whoever starts a world (calls/, spawn/) calls
-// idist__launch_config once and reads the environment nowhere else.
+// idist__config_fill once and reads the environment nowhere else.
 //
-// idist__launch_config is the only place where defaults are filled in.
+// idist__config_fill is the only place where defaults are filled in.
 
 // Sets *choice to the index of the field, or else of the variable, among `names` ("a, b, c"); 0 is
 // the default.
@@ -11233,7 +11250,7 @@ static idist_status idist__config_rank(idist__config *config, const idist_desc *
     config->local_rank = config->local_size = -1;
     config->launcher = "none";
     config->may_draw = idist__where_is_file(desc);
-    if (desc->world_size == 0 && desc->rank == 0) return idist__launch_detect(config);
+    if (desc->world_size == 0 && desc->rank == 0) return idist__detect_launcher(config);
     if (desc->rank == IDIST__RANK_DRAWN) return idist__config_draws(config, desc);
 
     if (desc->world_size < 1 || desc->rank < 0 || desc->rank >= desc->world_size)
@@ -11268,7 +11285,7 @@ static void idist__config_tell_lost(const idist__config *config) {
 }
 
 // Fills all of *config. desc may be NULL.
-static idist_status idist__launch_config(idist__config *config, const idist_desc *desc) {
+static idist_status idist__config_fill(idist__config *config, const idist_desc *desc) {
     idist_desc d;
     idist_status status;
 
@@ -12058,8 +12075,8 @@ static const idist_backend_api *idist__backend_fill(idist_backend_api *api,
 //------------------------------------------------------------------------------
 // where a timeline hooks in
 //
-// [trace/trace_call.h] sets the table while it records; otherwise there is none, and each hook costs one
-// load.
+// trace/trace_call.h sets the table while it records. Otherwise there is none, and each hook costs
+// one load.
 //------------------------------------------------------------------------------
 
 typedef struct idist__tracer {
@@ -13440,6 +13457,8 @@ static idist_status idist__progress_thread_need(idist__world *w) {
 // ---- core/extent.h -------------------------------------------------------------------------------
 
 // core/extent.h: ranks modulo n, blocks of a buffer, and where the elements of a call lie
+//
+// Functions: idist__extent_*, idist__block_*.
 
 //------------------------------------------------------------------------------
 // ranks modulo n, and blocks of a buffer
@@ -15137,7 +15156,7 @@ idist_status idist_open(const idist_desc *desc, idist_group **world) {
     if (!world) return idist__fail(IDIST_ERR_ARG, "open: world is NULL");
     *world = NULL;
     idist__fail_begin();
-    status = idist__launch_config(&cfg, desc);
+    status = idist__config_fill(&cfg, desc);
     if (status == IDIST_OK) status = idist__life_open(&cfg, &w);
     if (status == IDIST_OK) *world = &w->group;
     if (status == IDIST_ERR_PEER_LOST || status == IDIST_ERR_TIMEOUT) idist__config_tell_lost(&cfg);
@@ -15282,7 +15301,7 @@ const char *idist_launcher(void) {
     idist__fail_begin();
     memset(&c, 0, sizeof c);
     c.launcher = "none";
-    idist__launch_detect(&c); // idist_initialize will say what is wrong with it
+    idist__detect_launcher(&c); // idist_initialize will say what is wrong with it
     idist__fail_end(IDIST_OK);
 
     return c.launcher;
@@ -16467,6 +16486,8 @@ idist_status idist_test_all(idist_request *requests, size_t n, bool *done) {
 // ---- calls/several.h -----------------------------------------------------------------------------
 
 // calls/several.h: plans; calls that progress together: sendrecv, group_begin and group_end
+//
+// Functions: idist__several_*, idist__plan_*.
 
 //------------------------------------------------------------------------------
 // calls that are prepared once and made often
@@ -18252,7 +18273,7 @@ static idist_status idist__start_config(idist_workers *spawn, const idist_desc *
     alone.world_size = nnodes > 1 ? nnodes * spawn->n : 1;
     alone.rank = nnodes > 1 ? d->node_rank * spawn->n : 0;
     alone.store = NULL;
-    status = idist__launch_config(&spawn->cfg, &alone);
+    status = idist__config_fill(&spawn->cfg, &alone);
     if (status != IDIST_OK) return status;
 
     spawn->first_rank = alone.rank;
@@ -18587,6 +18608,8 @@ idist_status idist_parallel_run_named(const idist_desc *desc, idist_worker_fn fn
 // ---- trace/trace_file.h --------------------------------------------------------------------------
 
 // trace/trace_file.h: the file of a timeline, and the events in it
+//
+// Functions: idist__trace_file_*, idist__trace_event_*.
 
 //------------------------------------------------------------------------------
 // a JSON array that is valid at any moment
@@ -18989,6 +19012,8 @@ static void idist__trace_track_leave(const idist__lane *lane, const char *status
 // ---- trace/trace_call.h --------------------------------------------------------------------------
 
 // trace/trace_call.h: the events of calls, and the marks of the program
+//
+// Functions: idist__trace_call_*, idist__trace_mark_*.
 
 //------------------------------------------------------------------------------
 // what the library adds to the timeline
@@ -19286,6 +19311,7 @@ void idist_trace_span(const char *name, const char *category, int64_t start_ns, 
 #undef IDIST__NOINLINE
 #undef IDIST__NO_ALIAS
 #undef IDIST__OS_CALL
+#undef IDIST__OS_MUTEX_INIT
 #undef IDIST__PRINTF
 #undef IDIST__REDUCE_TABLE
 #undef IDIST__ROW_AVERAGE

@@ -235,6 +235,14 @@ IDIST_API const idist_backend_api *idist_mpi_backend(void);
         idist__os_unwind_allow_cancel(cancel_state_);        \
     } while (0)
 
+// ---- os/mutex_init.h -----------------------------------------------------------------------------
+
+// os/mutex_init.h: what a lock in static memory begins as
+//
+// Included by base/begin.h, and like that file without a guard: each drop-in has locks of its own.
+
+#define IDIST__OS_MUTEX_INIT PTHREAD_MUTEX_INITIALIZER
+
 #define IDIST__COUNT_OF(a) (sizeof(a) / sizeof((a)[0]))
 
 // A program may be built with -ffast-math or -Ofast. But a NaN that one rank contributes must reach
@@ -505,7 +513,7 @@ typedef struct idist__mpi {
 } idist__mpi;
 
 static idist__mpi *idist__mpi_of(const idist__world *w) { return (idist__mpi *)w->impl; }
-static idist__mpi_group *idist__mpi_group_of(const idist_group *g) {
+static idist__mpi_group *idist__mpi_model_group(const idist_group *g) {
     return (idist__mpi_group *)g->impl;
 }
 static idist__mpi_op *idist__mpi_op_of(const idist__task *t) { return (idist__mpi_op *)t->impl; }
@@ -1050,7 +1058,7 @@ static void idist__native_init(idist__native *nat, const idist_group *g, const i
     nat->function = "MPI";
     nat->group = g;
     nat->call = c;
-    nat->comm = idist__mpi_group_of(g)->comm;
+    nat->comm = idist__mpi_model_group(g)->comm;
     nat->large_counts = (flags & IDIST__HEADER_LARGE) != 0;
     nat->error = MPI_SUCCESS;
     nat->requests = nat->first_requests;
@@ -1196,7 +1204,7 @@ static int idist__native_end(idist__native *nat) {
 
 // Posts the current step.
 static void idist__exchange_post(idist_group *g) {
-    idist__mpi_group *mg = idist__mpi_group_of(g);
+    idist__mpi_group *mg = idist__mpi_model_group(g);
     int size = g->size, have = mg->header_count, count = size - have < have ? size - have : have,
         step = 0;
     size_t nbytes = sizeof(idist__mpi_header) * (size_t)count;
@@ -1216,7 +1224,7 @@ static void idist__exchange_post(idist_group *g) {
 // Starts the exchange for the call that the fingerprint describes; data is our contribution.
 static void idist__exchange_begin(idist_group *g, const idist__fingerprint *fingerprint,
                                   uint32_t flags, const void *data, size_t nbytes) {
-    idist__mpi_group *mg = idist__mpi_group_of(g);
+    idist__mpi_group *mg = idist__mpi_model_group(g);
     idist__mpi_header *own = &mg->headers[0];
 
     own->fingerprint = *fingerprint;
@@ -1237,7 +1245,7 @@ typedef enum idist__exchange_state {
 
 // Moves the exchange on without blocking. On FAILED, *error says what MPI said.
 static idist__exchange_state idist__exchange_step(idist_group *g, int *error) {
-    idist__mpi_group *mg = idist__mpi_group_of(g);
+    idist__mpi_group *mg = idist__mpi_model_group(g);
 
     while (mg->header_count < g->size) {
         int done = 0, i;
@@ -1260,7 +1268,7 @@ static idist__exchange_state idist__exchange_step(idist_group *g, int *error) {
 
 // Exchanges the headers of the call once more.
 static void idist__exchange_commit(idist_group *g) {
-    idist__mpi_group *mg = idist__mpi_group_of(g);
+    idist__mpi_group *mg = idist__mpi_model_group(g);
 
     if (idist__mpi_of(g->w)->multithreaded) mg->headers[0].flags |= IDIST__HEADER_BUSY;
     mg->committed_seq = mg->exchange_seq;
@@ -1269,7 +1277,7 @@ static void idist__exchange_commit(idist_group *g) {
 }
 
 static void idist__exchange_cancel(idist_group *g) {
-    idist__mpi_group *mg = idist__mpi_group_of(g);
+    idist__mpi_group *mg = idist__mpi_model_group(g);
     int sent = 1;
 
     if (mg->requests[0] != MPI_REQUEST_NULL) MPI_Cancel(&mg->requests[0]);
@@ -1283,7 +1291,7 @@ static void idist__exchange_cancel(idist_group *g) {
 }
 
 static const idist__mpi_header *idist__exchange_header(const idist_group *g, int rank) {
-    return &idist__mpi_group_of(g)->headers[(rank - g->rank + g->size) % g->size];
+    return &idist__mpi_model_group(g)->headers[(rank - g->rank + g->size) % g->size];
 }
 
 static bool idist__exchange_same_call(const idist__mpi_header *a, const idist__mpi_header *b) {
@@ -1306,7 +1314,7 @@ static bool idist__exchange_explain(const idist_group *g, int a, int b, char *te
 // Whether all headers describe the same call. If not, every rank gets the same text. A rank without
 // a plan agrees with every plan, so the plans of the others are compared with the first plan.
 static bool idist__exchange_agree(const idist_group *g, char *text, size_t capacity) {
-    const idist__mpi_header *headers = idist__mpi_group_of(g)->headers;
+    const idist__mpi_header *headers = idist__mpi_model_group(g)->headers;
     int i, planned = 0;
 
     for (i = 1; i < g->size && idist__exchange_same_call(&headers[i], &headers[0]); i++) continue;
@@ -1326,7 +1334,7 @@ static uint32_t idist__exchange_flags(const idist_group *g) {
     uint32_t flags = 0;
     int i;
 
-    for (i = 0; i < g->size; i++) flags |= idist__mpi_group_of(g)->headers[i].flags;
+    for (i = 0; i < g->size; i++) flags |= idist__mpi_model_group(g)->headers[i].flags;
     return flags;
 }
 
@@ -1670,7 +1678,7 @@ static bool idist__mpi_coll_balanced(const idist_group *g) {
     int i;
 
     for (i = 0; i < g->size; i++) {
-        memcpy(&balance, idist__mpi_group_of(g)->headers[i].data, sizeof balance);
+        memcpy(&balance, idist__mpi_model_group(g)->headers[i].data, sizeof balance);
         sum += balance;
     }
 
@@ -1694,7 +1702,7 @@ static void idist__mpi_coll_find_unbalanced(const idist_group *g, const idist__t
     for (i = 0; i < n; i++) own[n + i] = idist__extent_pair(g, &t->call, (int)i, false);
 
     error = MPI_Iallgather(own, 2 * g->size, MPI_UINT64_T, all, 2 * g->size, MPI_UINT64_T,
-                           idist__mpi_group_of(g)->comm, &request);
+                           idist__mpi_model_group(g)->comm, &request);
 
     if (error != MPI_SUCCESS ||
         idist__mpi_error_await(&request, IDIST__CLOSE_MS, "MPI_Iallgather") != IDIST_OK) {
@@ -1748,7 +1756,7 @@ static idist__exchange_state idist__mpi_coll_exchange(idist_group *g, const idis
     idist__exchange_state state = IDIST__EXCHANGE_PENDING;
     int i;
 
-    if (idist__mpi_group_of(g)->exchange_seq != fingerprint->seq)
+    if (idist__mpi_model_group(g)->exchange_seq != fingerprint->seq)
         idist__mpi_coll_enter(g, c, fingerprint, busy);
     for (i = 0; i < polls && state == IDIST__EXCHANGE_PENDING; i++)
         state = idist__exchange_step(g, error);
@@ -1775,7 +1783,7 @@ static void idist__mpi_coll_done(idist__mpi *m, idist__task *t) {
 static void idist__mpi_coll_run(idist__mpi *m, idist__task *t, bool blocking) {
     idist__mpi_op *op = idist__mpi_op_of(t);
 
-    idist__mpi_group_of(t->group)->queue_head = op->next;
+    idist__mpi_model_group(t->group)->queue_head = op->next;
     op->next = NULL;
 
     if (!op->native.group) {
@@ -1804,7 +1812,7 @@ static void idist__mpi_coll_entered(idist__mpi *m, idist__task *t) {
     }
 
     if (!agree) {
-        idist__mpi_group_of(g)->failure_known = true;
+        idist__mpi_model_group(g)->failure_known = true;
         idist__group_fail(g, IDIST_ERR_MISMATCH, text);
         return;
     }
@@ -1882,7 +1890,7 @@ static bool idist__mpi_coll_step(idist__mpi *m, idist__task *t) {
 }
 
 static void idist__mpi_coll_progress(idist__mpi *m, idist_group *g) {
-    idist__mpi_group *mg = idist__mpi_group_of(g);
+    idist__mpi_group *mg = idist__mpi_model_group(g);
     while (mg->queue_head && g->status == IDIST_OK && idist__mpi_coll_step(m, mg->queue_head))
         continue;
 }
@@ -1890,7 +1898,7 @@ static void idist__mpi_coll_progress(idist__mpi *m, idist_group *g) {
 // The group has failed after this rank committed to t. Other ranks may wait for us inside MPI; if
 // so, the call succeeds here as it does there.
 static void idist__mpi_coll_keep_commitment(idist__mpi *m, idist__task *t) {
-    idist__mpi_group *mg = idist__mpi_group_of(t->group);
+    idist__mpi_group *mg = idist__mpi_model_group(t->group);
     idist__exchange_state state = IDIST__EXCHANGE_PENDING;
     int64_t deadline_ns = idist__os_clock_deadline(IDIST__FIND_LOST_MS);
     bool late = false;
@@ -1922,7 +1930,7 @@ static bool idist__mpi_coll_direct(idist__mpi *m, idist_group *g, const idist__c
         idist__mpi_type_exists(c->dtype)) {
         error = MPI_Allreduce(in, c->recv, (int)c->count, idist__mpi_type_of(c->dtype),
                               idist__mpi_type_builtin_op(m, c->op, c->dtype),
-                              idist__mpi_group_of(g)->comm);
+                              idist__mpi_model_group(g)->comm);
     } else {
         idist__native_init(&nat, g, c, idist__mpi_coll_unchecked_flags(g, c));
         idist__native_begin(&nat, true);
@@ -2059,8 +2067,8 @@ static void idist__mpi_p2p_clear(idist__mpi *m, idist__task *t, int source,
 // not fit fail.
 static bool idist__mpi_p2p_match(idist__mpi *m, idist_group *g, int source,
                                  idist__mpi_control *control, const void *payload) {
-    idist__task **at = &idist__mpi_group_of(g)->receives;
-    int from = idist__mpi_group_of(g)->rank_of[source];
+    idist__task **at = &idist__mpi_model_group(g)->receives;
+    int from = idist__mpi_model_group(g)->rank_of[source];
     size_t count = (size_t)idist__fingerprint_count(&control->fingerprint);
 
     while (*at) {
@@ -2121,7 +2129,7 @@ static void idist__mpi_p2p_receive(idist__mpi *m, idist__task *t) {
     idist__mpi_unexpected **at;
 
     idist__mpi_op_of(t)->next = NULL;
-    for (last = &idist__mpi_group_of(g)->receives; *last; last = &idist__mpi_op_of(*last)->next)
+    for (last = &idist__mpi_model_group(g)->receives; *last; last = &idist__mpi_op_of(*last)->next)
         continue;
     *last = t;
 
@@ -2171,7 +2179,7 @@ static void idist__mpi_p2p_done(idist__mpi *m, idist__task *t) {
         idist__mpi_error_fail_group(m, t->group, sends ? "MPI_Isend" : "MPI_Irecv", error);
     else if (sends) idist__task_complete(t, IDIST_OK, "");
     else
-        idist__matching_received(t, idist__mpi_group_of(t->group)->rank_of[op->source],
+        idist__matching_received(t, idist__mpi_model_group(t->group)->rank_of[op->source],
                                  op->control.tag,
                                  (size_t)idist__fingerprint_count(&op->control.fingerprint));
 }
@@ -2200,7 +2208,7 @@ static void idist__mpi_p2p_done(idist__mpi *m, idist__task *t) {
 
 // Whether t needs something that this rank of its group has to begin.
 static bool idist__mpi_wait_needs(const idist__task *t, int rank) {
-    const idist__mpi_group *mg = idist__mpi_group_of(t->group);
+    const idist__mpi_group *mg = idist__mpi_model_group(t->group);
     const idist__mpi_op *op = idist__mpi_op_of(t);
     int size = t->group->size;
 
@@ -2251,7 +2259,7 @@ static void idist__mpi_wait_find_deadlock(idist__mpi *m, int peer) {
 
     if (!own || !own->announced) return;
     if (waiting->flags != (IDIST__WAITING_FOR_YOU | IDIST__WAITING_ONLY)) return;
-    rank = idist__mpi_group_of(own->group)->rank_of[peer];
+    rank = idist__mpi_model_group(own->group)->rank_of[peer];
     if (rank < 0) return;
     same_group = own->group->ctx == waiting->ctx;
     if (same_group && own->seq == waiting->fingerprint.seq && own->seq) return;
@@ -2266,7 +2274,7 @@ static void idist__mpi_wait_find_deadlock(idist__mpi *m, int peer) {
 // Notes the latest call that a rank is known to have entered.
 static void idist__mpi_wait_seen(idist_group *g, int source,
                                  const idist__fingerprint *fingerprint) {
-    idist__mpi_group *mg = idist__mpi_group_of(g);
+    idist__mpi_group *mg = idist__mpi_model_group(g);
     idist__fingerprint *last_seen = &mg->last_seen[mg->rank_of[source]];
 
     if ((int32_t)(fingerprint->seq - last_seen->seq) >= 0) *last_seen = *fingerprint;
@@ -2286,7 +2294,7 @@ static void idist__mpi_wait_received(idist__mpi *m, int source, const idist__mpi
 
         if (g && (int32_t)(waiting->fingerprint.seq - g->seq) <= 0) {
             answer.type = IDIST__CONTROL_ENTERED;
-            answer.fingerprint = idist__mpi_group_of(g)->entered;
+            answer.fingerprint = idist__mpi_model_group(g)->entered;
         }
 
         idist__control_send(m, source, &answer, NULL, 0);
@@ -2330,7 +2338,7 @@ static void idist__mpi_wait_announce(idist__task *t) {
 
 static int idist__mpi_wait_missing(idist__task *t, char *text, size_t capacity) {
     const idist_group *g = t->group;
-    const idist__fingerprint *last_seen = idist__mpi_group_of(g)->last_seen;
+    const idist__fingerprint *last_seen = idist__mpi_model_group(g)->last_seen;
     int i, missing_count = 0;
 
     if (t->call.kind == IDIST__RECV && idist__mpi_op_of(t)->phase == IDIST__PHASE_TRANSFERRING)
@@ -2397,8 +2405,8 @@ static void idist__mpi_engine_deliver(idist__mpi *m, int source, idist__mpi_cont
             break;
         }
 
-        if ((int32_t)(control->sent - idist__mpi_group_of(g)->committed_seq) < 0)
-            idist__mpi_group_of(g)->commit_refused = true;
+        if ((int32_t)(control->sent - idist__mpi_model_group(g)->committed_seq) < 0)
+            idist__mpi_model_group(g)->commit_refused = true;
         idist__group_fail(g, (idist_status)control->tag, (const char *)payload);
         break;
     default: break;
@@ -2445,7 +2453,7 @@ static void idist__mpi_engine_count_threads(idist__mpi *m) {
 static void idist__mpi_engine_start(idist__task *t) {
     idist_group *g = t->group;
     idist__mpi *m = idist__mpi_of(g->w);
-    idist__mpi_group *mg = idist__mpi_group_of(g);
+    idist__mpi_group *mg = idist__mpi_model_group(g);
     idist__mpi_op *op = idist__mpi_op_of(t);
 
     idist__mpi_engine_count_threads(m);
@@ -2524,7 +2532,7 @@ static void idist__mpi_engine_wake(idist__world *w) {
 static bool idist__mpi_engine_cancel_p2p(idist__task *t) {
     idist__mpi *m = idist__mpi_of(t->group->w);
     idist__mpi_op *op = idist__mpi_op_of(t);
-    idist__task **at = &idist__mpi_group_of(t->group)->receives;
+    idist__task **at = &idist__mpi_model_group(t->group)->receives;
     bool receives = t->call.kind == IDIST__RECV;
     int i;
 
@@ -2554,7 +2562,7 @@ static bool idist__mpi_engine_retract(idist__task *t) {
 
 static bool idist__mpi_engine_cancel(idist__task *t) {
     idist_group *g = t->group;
-    idist__mpi_group *mg = idist__mpi_group_of(g);
+    idist__mpi_group *mg = idist__mpi_model_group(g);
     idist__mpi_op *op = idist__mpi_op_of(t);
     idist__task **at = &mg->queue_head, *before = NULL;
 
@@ -2575,7 +2583,7 @@ static bool idist__mpi_engine_cancel(idist__task *t) {
 
 static void idist__mpi_engine_tell(idist_group *g) {
     idist__mpi *m = idist__mpi_of(g->w);
-    idist__mpi_group *mg = idist__mpi_group_of(g);
+    idist__mpi_group *mg = idist__mpi_model_group(g);
     idist__task *first = mg->queue_head;
     idist__mpi_control failed;
     int i;
@@ -3083,7 +3091,7 @@ static int idist__mpi_group_comm(idist__mpi *m, const idist_group *g, MPI_Comm *
 
     MPI_Comm_group(m->p2p_comm, &all);
     MPI_Group_incl(all, g->size, g->ranks, &members);
-    from = m->fault_tolerant ? idist__mpi_group_of(g->parent)->comm : m->p2p_comm;
+    from = m->fault_tolerant ? idist__mpi_model_group(g->parent)->comm : m->p2p_comm;
     error = MPI_Comm_create_group(from, members, (int)(g->ctx % IDIST__TAG_RANGE), comm);
     MPI_Group_free(&members);
     MPI_Group_free(&all);
@@ -3092,7 +3100,7 @@ static int idist__mpi_group_comm(idist__mpi *m, const idist_group *g, MPI_Comm *
 }
 
 static void idist__mpi_group_free(idist_group *g) {
-    idist__mpi_group *mg = idist__mpi_group_of(g);
+    idist__mpi_group *mg = idist__mpi_model_group(g);
 
     idist__mem_free(&g->w->cfg.mem, mg->rank_of);
     idist__mem_free(&g->w->cfg.mem, mg->last_seen);
@@ -3113,7 +3121,7 @@ static idist_status idist__mpi_group_comm_fail(idist__mpi *m, const idist_group 
 
 static idist_status idist__mpi_group_open(idist_group *g) {
     idist__mpi *m = idist__mpi_of(g->w);
-    idist__mpi_group *mg = idist__mpi_group_of(g);
+    idist__mpi_group *mg = idist__mpi_model_group(g);
     const idist_allocator *mem = &g->w->cfg.mem;
     size_t world_size = (size_t)g->w->group.size, size = (size_t)g->size;
     const idist__mpi_unexpected *u;
@@ -3207,7 +3215,7 @@ static void idist__mpi_group_close(idist_group *g) {
 static idist_status idist__mpi_group_shrink(idist_group *g, int *ranks, int *count,
                                             uint32_t *serial) {
     idist__mpi *m = idist__mpi_of(g->w);
-    MPI_Comm from = idist__mpi_group_of(g)->comm, to = MPI_COMM_NULL;
+    MPI_Comm from = idist__mpi_model_group(g)->comm, to = MPI_COMM_NULL;
     MPI_Group all, members;
     int error, attempt, i;
 
@@ -3246,7 +3254,7 @@ static idist_status idist__mpi_group_shrink(idist_group *g, int *ranks, int *cou
 }
 
 static idist_status idist__mpi_group_agree(idist_group *g, int *flag) {
-    MPI_Comm comm = idist__mpi_group_of(g)->comm;
+    MPI_Comm comm = idist__mpi_model_group(g)->comm;
     int error;
 
     if (!idist__mpi_of(g->w)->fault_tolerant) return idist__new_group_needs_ulfm("agree");
@@ -3374,6 +3382,7 @@ idist__mpi_backend_register(void) {
 #undef IDIST__NATIVE_REQUEST
 #undef IDIST__NOINLINE
 #undef IDIST__NO_ALIAS
+#undef IDIST__OS_MUTEX_INIT
 #undef IDIST__PRINTF
 #undef IDIST__TLS
 #undef IDIST__TRY

@@ -288,6 +288,14 @@ IDIST_API idist_allocator idist_pinned_allocator(void);
         idist__os_unwind_allow_cancel(cancel_state_);        \
     } while (0)
 
+// ---- os/mutex_init.h -----------------------------------------------------------------------------
+
+// os/mutex_init.h: what a lock in static memory begins as
+//
+// Included by base/begin.h, and like that file without a guard: each drop-in has locks of its own.
+
+#define IDIST__OS_MUTEX_INIT PTHREAD_MUTEX_INITIALIZER
+
 #define IDIST__COUNT_OF(a) (sizeof(a) / sizeof((a)[0]))
 
 // A program may be built with -ffast-math or -Ofast. But a NaN that one rank contributes must reach
@@ -5685,6 +5693,7 @@ __attribute__((constructor(IDIST__REGISTER_DEVICE))) static void idist__gpu_join
 #undef IDIST__NCCL_LEAVE_MS
 #undef IDIST__NOINLINE
 #undef IDIST__NO_ALIAS
+#undef IDIST__OS_MUTEX_INIT
 #undef IDIST__PRINTF
 #undef IDIST__PTX_NBYTES
 #undef IDIST__PTX_OPERANDS

@@ -191,6 +191,14 @@ IDIST_API const idist_backend_api *idist_ring_backend(void);
         idist__os_unwind_allow_cancel(cancel_state_);        \
     } while (0)
 
+// ---- os/mutex_init.h -----------------------------------------------------------------------------
+
+// os/mutex_init.h: what a lock in static memory begins as
+//
+// Included by base/begin.h, and like that file without a guard: each drop-in has locks of its own.
+
+#define IDIST__OS_MUTEX_INIT PTHREAD_MUTEX_INITIALIZER
+
 #define IDIST__COUNT_OF(a) (sizeof(a) / sizeof((a)[0]))
 
 // A program may be built with -ffast-math or -Ofast. But a NaN that one rank contributes must reach
@@ -1455,7 +1463,7 @@ typedef struct idist__ring { // the backend's part of a world
     idist_status failed_status;
     char failed_cause[400];
 
-    idist__index_bucket transfers[IDIST__BUCKETS], messages[IDIST__BUCKETS]; // see ring/msg/transfer.h
+    idist__index_bucket transfers[IDIST__BUCKETS], messages[IDIST__BUCKETS]; // see transfer.h
 } idist__ring;
 
 typedef struct idist__seen {        // what is known of a member's progress in a group
@@ -1720,7 +1728,8 @@ typedef struct idist__item { // of a stream
 
 // ---- state of an algorithm, one struct per family ----
 
-typedef struct idist__stream_op {  // ring/algo/stream.h, and so ring/algo/ring_algo.h and ring/algo/chain.h
+// Of ring/algo/stream.h, and so of ring_algo.h and chain.h.
+typedef struct idist__stream_op {
     size_t recv_total, send_total; // items
     size_t head;                   // items that can be sent before anything has been received
     size_t posted, taken, sent;    // items so far: receives posted, items taken, sends posted
@@ -1904,6 +1913,8 @@ static void idist__op_run(idist__task *t) {
 // ---- ring/msg/transfer.h -------------------------------------------------------------------------
 
 // ring/msg/transfer.h: sends and receives under way, and finding them by what they wait for
+//
+// Functions: idist__transfer_*, idist__index_*.
 
 //------------------------------------------------------------------------------
 // finding transfers and messages by what frames say
@@ -4366,6 +4377,8 @@ static bool idist__fetch_was_valid(idist__task *t) {
 // ---- ring/share/chunk.h --------------------------------------------------------------------------
 
 // ring/share/chunk.h: collectives of small contributions at once, of large ones a chunk at a time
+//
+// Functions: idist__chunk_*, idist__flat_*.
 
 //------------------------------------------------------------------------------
 // collectives of small contributions
@@ -4825,11 +4838,11 @@ static void idist__split_reduce_run(idist__task *t) {
 // A LARGE ALL_REDUCE (CHUNKED)
 //
 // idist__share_start         queue the task behind the group's other shared calls
-// idist__split_reduce_run           a coroutine, resumed by idist__share_progress:
-//   idist__slot_enter          publish the slot; it says where our buffers are
-//   idist__chunk_expose        copy our part of chunk i to buffer i % 3, publish EXPOSED
-//   idist__split_reduce_sum_block     reduce our block of the chunk over all ranks, publish
-// REDUCED idist__split_reduce_take_blocks   copy the blocks of the others to our result, publish FREED
+// idist__split_reduce_run    a coroutine, resumed by idist__share_progress:
+//   idist__slot_enter                publish the slot; it says where our buffers are
+//   idist__chunk_expose              copy our part of chunk i to buffer i % 3, publish EXPOSED
+//   idist__split_reduce_sum_block    reduce our block of the chunk over all ranks, publish REDUCED
+//   idist__split_reduce_take_blocks  copy the blocks of the others to our result, publish FREED
 // idist__slot_leave          complete the task; the next one is first in line
 //
 // SOURCES
@@ -5945,6 +5958,8 @@ static void idist__direct_all_to_all(idist__task *t) {
 // ---- ring/algo/tree.h ----------------------------------------------------------------------------
 
 // ring/algo/tree.h: barrier; broadcast, reduce, gather and scatter of small messages
+//
+// Functions: idist__tree_*, idist__dissemination_*.
 
 //------------------------------------------------------------------------------
 // barrier
@@ -8098,6 +8113,8 @@ static void idist__deadlock_find(idist__ring *ring, int peer) {
 // ---- ring/engine/ask.h ---------------------------------------------------------------------------
 
 // ring/engine/ask.h: which members hold up a call, and whom those wait for in turn
+//
+// Functions: idist__ask_*, idist__absent_*.
 
 //------------------------------------------------------------------------------
 // which members hold up a call
@@ -12129,9 +12146,11 @@ static idist_status idist__join_open(idist__world *w) {
     return status;
 }
 
-// ---- ring/ring.h ---------------------------------------------------------------------------------
+// ---- ring/ring_backend.h -------------------------------------------------------------------------
 
-// ring/ring.h: leaving the other ranks, and the table of the backend
+// ring/ring_backend.h: leaving the other ranks, and the table of the backend
+//
+// Functions: idist__ring_backend_*, idist__close_*.
 
 //------------------------------------------------------------------------------
 // leaving the other ranks
@@ -12332,6 +12351,7 @@ idist__ring_backend_register(void) {
 #undef IDIST__LOOK_NS
 #undef IDIST__NOINLINE
 #undef IDIST__NO_ALIAS
+#undef IDIST__OS_MUTEX_INIT
 #undef IDIST__PAGE
 #undef IDIST__PART_PREFETCH_BYTES
 #undef IDIST__PIECE_BYTES

@@ -46,8 +46,8 @@ WHAT IT IS
                 because they were given the same length, seed and epoch. idist_partition is the
                 DataPartitioner of PyTorch's tutorial "Writing distributed applications".
     loader      Worker threads that call your function batch by batch, some batches ahead of you.
-    ddp         What DistributedDataParallel and Horovod's DistributedOptimizer do; train/ddp/ddp_model.h has
-                a picture.
+    ddp         What DistributedDataParallel and Horovod's DistributedOptimizer do.
+                src/train/ddp/ddp_model.h has a picture.
     metrics     Local sums that are added up over the ranks when you ask for the value.
     checkpoint  Rank 0 writes and reads; a file is either complete or absent.
     log         Only rank 0 logs.
@@ -875,6 +875,14 @@ IDIST_API idist_status idist_summary_free(idist_summary **summary);
         idist__me.callbacks--;                               \
         idist__os_unwind_allow_cancel(cancel_state_);        \
     } while (0)
+
+// ---- os/mutex_init.h -----------------------------------------------------------------------------
+
+// os/mutex_init.h: what a lock in static memory begins as
+//
+// Included by base/begin.h, and like that file without a guard: each drop-in has locks of its own.
+
+#define IDIST__OS_MUTEX_INIT PTHREAD_MUTEX_INITIALIZER
 
 #define IDIST__COUNT_OF(a) (sizeof(a) / sizeof((a)[0]))
 
@@ -2535,6 +2543,8 @@ double idist_piecewise_linear(const idist_milestone *milestones, int n, double s
 // ---- train/metric.h ------------------------------------------------------------------------------
 
 // train/metric.h: metrics that are summed over the ranks, or computed on rank 0
+//
+// Functions: idist__metric_*, idist__epoch_metric_*.
 
 //------------------------------------------------------------------------------
 // numbers over all ranks
@@ -3039,6 +3049,8 @@ static int idist__checkpoint_read(idist__os_file file, uint64_t at, void *data, 
 // ---- train/checkpoint/flaw.h ---------------------------------------------------------------------
 
 // train/checkpoint/flaw.h: what can be wrong with a checkpoint file, and which files are known
+//
+// Functions: idist__flaw_*, idist__seen_*, idist__sync_*.
 
 //------------------------------------------------------------------------------
 // what is wrong with a checkpoint file
@@ -3441,6 +3453,8 @@ idist_status idist_checkpoint_load(const char *path, const idist_tensor *tensors
 // ---- train/checkpoint/checkpoint_folder.h --------------------------------------------------------
 
 // train/checkpoint/checkpoint_folder.h: the checkpoints in a folder, and the best of them
+//
+// Functions: idist__folder_*.
 
 // A file that has the name of a checkpoint.
 typedef struct idist__folder_entry {
@@ -4334,6 +4348,8 @@ static void idist__tensor_memory_free(const idist__memory *memory, void *data) {
 // ---- train/compress/compress.h -------------------------------------------------------------------
 
 // train/compress/compress.h: state of a compressed bucket; 16-bit compression
+//
+// Functions: idist__compress_*, idist__half_*.
 
 //------------------------------------------------------------------------------
 // the state of a bucket that is sent with fewer bits
@@ -5234,6 +5250,8 @@ static idist_status idist__on_device_int8_finish(idist_bucket *b, void *arg) {
 
 // train/ddp/ddp_model.h: gradients averaged while the backward pass is still running
 //
+// Functions: idist__ddp_*.
+//
 // The backward pass computes gradients from the last parameter to the first. Buckets are formed in
 // that order, and a bucket whose gradients are all ready is launched while the gradients of earlier
 // layers are still being computed (Li et al., PyTorch Distributed, 2020):
@@ -5382,7 +5400,7 @@ static size_t idist__ddp_nbytes(const idist_tensor *tensor) {
     return tensor->count * idist_dtype_size(tensor->dtype);
 }
 
-static size_t idist__ddp_bucket_nbytes(const idist__ddp_bucket *bucket) {
+static size_t idist__ddp_model_nbytes(const idist__ddp_bucket *bucket) {
     return bucket->exposed.count * idist_dtype_size(bucket->exposed.dtype);
 }
 
@@ -5391,7 +5409,7 @@ static idist_status idist__ddp_no_memory(void) {
 }
 
 // The bucket that is launched at a position.
-static idist__ddp_bucket *idist__ddp_bucket_at(const idist_ddp *d, int position) {
+static idist__ddp_bucket *idist__ddp_model_bucket(const idist_ddp *d, int position) {
     return &d->buckets[d->launch_order[position]];
 }
 
@@ -5436,6 +5454,8 @@ static void idist__ddp_set_scale(idist_ddp *d) {
 // ---- train/ddp/ddp_bucket.h ----------------------------------------------------------------------
 
 // train/ddp/ddp_bucket.h: buckets: which gradients go together, and when they may start
+//
+// Functions: idist__ddp_bucket_*, idist__ddp_hold_*, idist__ddp_hook_*.
 
 //------------------------------------------------------------------------------
 // which gradients share a bucket, and where it lies
@@ -5544,7 +5564,7 @@ static size_t idist__ddp_bucket_place(idist_ddp *d) {
 
         if (idist__ddp_bucket_needs_memory(d, bucket)) {
             if (d->bucket_memory) bucket->exposed.data = (char *)d->bucket_memory + total;
-            total += (idist__ddp_bucket_nbytes(bucket) + 63) / 64 * 64; // cache lines
+            total += (idist__ddp_model_nbytes(bucket) + 63) / 64 * 64; // cache lines
         }
 
         bucket->end = (char *)bucket->exposed.data;
@@ -5640,7 +5660,7 @@ static idist_status idist__ddp_bucket_alloc_slots(idist_ddp *d) {
     for (b = 0; b < d->bucket_count; b++) {
         d->in_pieces[b] = d->buckets[b].scattered;
         any = any || d->buckets[b].scattered;
-        count += idist__ddp_bucket_nbytes(&d->buckets[b]) / d->piece_nbytes + 1;
+        count += idist__ddp_model_nbytes(&d->buckets[b]) / d->piece_nbytes + 1;
     }
 
     if (count > d->slot_limit) count = d->slot_limit;
@@ -6109,7 +6129,7 @@ static idist_status idist__ddp_launch_settle(idist_ddp *d) {
     int b;
 
     for (b = 0; b < d->launched_count; b++) {
-        idist_request *request = &idist__ddp_bucket_at(d, b)->request;
+        idist_request *request = &idist__ddp_model_bucket(d, b)->request;
 
         if (!request->impl) continue;
         if (d->desc.on_device) request_status = idist_wait_stream(request, d->desc.stream);
@@ -6171,7 +6191,7 @@ static idist_status idist__ddp_launch_full(idist_ddp *d, bool ending) {
 
     while (status == IDIST_OK && d->launched_count < limit) {
         int position = d->launched_count;
-        idist__ddp_bucket *bucket = idist__ddp_bucket_at(d, position);
+        idist__ddp_bucket *bucket = idist__ddp_model_bucket(d, position);
 
         if (!idist__ddp_is_full(bucket)) break;
         if (!d->next_first) bucket->launched_ns = idist_trace_on() ? idist__os_clock_now_ns() : 0;
@@ -6292,7 +6312,7 @@ static void idist__ddp_finish_trace(const idist__ddp_bucket *bucket) {
     if (!idist_trace_on()) return;
     snprintf(name, sizeof name, "bucket %d", bucket->exposed.index);
     snprintf(args, sizeof args, "{\"gradients\":%d,\"bytes\":%zu}", bucket->exposed.gradient_count,
-             idist__ddp_bucket_nbytes(bucket));
+             idist__ddp_model_nbytes(bucket));
     idist_trace_span(name, "bucket", bucket->launched_ns, idist__os_clock_now_ns(), args);
 }
 
@@ -6303,7 +6323,7 @@ static idist_status idist__ddp_finish_buckets(idist_ddp *d) {
     int b;
 
     for (b = 0; b < d->launched_count && status == IDIST_OK; b++) {
-        idist__ddp_bucket *bucket = idist__ddp_bucket_at(d, b);
+        idist__ddp_bucket *bucket = idist__ddp_model_bucket(d, b);
 
         if (d->in_pieces[bucket->exposed.index]) { // finished piece by piece
             idist__ddp_finish_trace(bucket);
@@ -6432,6 +6452,8 @@ static idist_status idist__ddp_finish(idist_ddp *d) {
 // ---- train/ddp/ddp_step.h ------------------------------------------------------------------------
 
 // train/ddp/ddp_step.h: the public functions of a step, and uneven inputs
+//
+// Functions: idist__ddp_step_*, idist__ddp_join_*.
 
 //------------------------------------------------------------------------------
 // the public functions of an iteration
@@ -6479,7 +6501,7 @@ idist_status idist_ddp_ready(idist_ddp *d, int i) {
     status = idist__ddp_launch_gather(d, i);
     if (status != IDIST_OK) return status;
 
-    bucket = idist__ddp_bucket_at(d, d->launched_count);
+    bucket = idist__ddp_model_bucket(d, d->launched_count);
 
     return idist__ddp_is_full(bucket) ? idist__ddp_launch_full(d, false) : IDIST_OK;
 }
@@ -6537,7 +6559,7 @@ static idist_status idist__ddp_join_iteration(idist_ddp *d) {
 
     for (b = 0; b < d->bucket_count && status == IDIST_OK; b++)
         status = idist__tensor_memory_copy(&d->reduction.memory, d->buckets[b].exposed.data, NULL,
-                                           idist__ddp_bucket_nbytes(&d->buckets[b]));
+                                           idist__ddp_model_nbytes(&d->buckets[b]));
     idist__ddp_fail(d, status);
     if (d->desc.find_unused) memset(d->used, 0, (size_t)d->desc.n);
     finish_status = idist__ddp_finish(d);
@@ -7006,7 +7028,7 @@ static void idist__ddp_create_log(const idist_ddp *d) {
 
     for (b = 0; b < d->bucket_count; b++) {
         in_place += idist__ddp_create_in_place(d, &d->buckets[b]);
-        nbytes += idist__ddp_bucket_nbytes(&d->buckets[b]);
+        nbytes += idist__ddp_model_nbytes(&d->buckets[b]);
     }
 
     idist__log_print(log, IDIST_LOG_INFO,
@@ -7586,6 +7608,8 @@ static void idist__event_scalar(idist__event *record, double wall_time, uint64_t
 // ---- train/report/summary.h ----------------------------------------------------------------------
 
 // train/report/summary.h: scalars in CSV and TensorBoard files
+//
+// Functions: idist__summary_*, idist__csv_*.
 
 //------------------------------------------------------------------------------
 // a scalar as a line of scalars.csv
@@ -8090,6 +8114,7 @@ idist_status idist_summary_free(idist_summary **summary) {
 #undef IDIST__NOINLINE
 #undef IDIST__NORM_PIECE
 #undef IDIST__NO_ALIAS
+#undef IDIST__OS_MUTEX_INIT
 #undef IDIST__OWN
 #undef IDIST__PRINTF
 #undef IDIST__SUMMARY_PENDING_NBYTES

@@ -540,7 +540,7 @@ static void doctor_configure(void) {
     idist__config *c = &doctor.launcher;
     idist_desc none;
 
-    doctor.configured = idist__launch_config(&doctor.config, NULL);
+    doctor.configured = idist__config_fill(&doctor.config, NULL);
     if (doctor.configured == IDIST_OK) doctor.configured = idist__where_check_lone(&doctor.config);
     if (doctor.configured != IDIST_OK)
         doctor_failure(doctor.why_not_configured, sizeof doctor.why_not_configured);
@@ -549,7 +549,7 @@ static void doctor_configure(void) {
     c->world_size = 1;
     c->local_rank = c->local_size = -1;
     c->may_draw = idist__where_is_file(&none);
-    doctor.detected = idist__launch_detect(c);
+    doctor.detected = idist__detect_launcher(c);
     if (doctor.detected != IDIST_OK)
         doctor_failure(doctor.why_not_detected, sizeof doctor.why_not_detected);
 }

@@ -8,8 +8,8 @@ DO THIS
         #include "idist.h"
 
     In the file with IDIST_IMPLEMENTATION, include idist.h before the system headers. There is no
-    library to link, no configure step and nothing to install: copy idist.h and idist_ring.h into your
-    project. To copy exactly one file, take the idist.h that `make single` writes.
+    library to link, no configure step and nothing to install: copy idist.h and idist_ring.h into
+    your project. To copy exactly one file, take the idist.h that `make single` writes.
 
 A COMPLETE PROGRAM
 
@@ -63,9 +63,9 @@ CONTENTS
     The implementation follows: the files of src/, in the order in which each uses only those before
     it. ARCHITECTURE.md shows how a call goes through them.
 
-    Copy this file and idist_ring.h, which connects more than one rank. Where IDIST_IMPLEMENTATION is
-    defined, this file includes idist_ring.h from the folder that it is in. Copy and include these
-    yourself to use what they add:
+    Copy this file and idist_ring.h, which connects ranks. Where IDIST_IMPLEMENTATION is defined,
+    this file includes idist_ring.h if it is in the same folder. Copy and include these yourself to
+    use what they add:
 
       idist_mpi.h      the MPI backend
       idist_nccl.h     device memory through NCCL, CUDA IPC or pinned memory
@@ -1505,9 +1505,9 @@ IDIST_API idist_status idist_store_num_keys(idist_store *store, size_t *n);
 //------------------------------------------------------------------------------
 // [api:trace]  a timeline of a run, with a track per rank
 //
-// IDIST_TRACE=out.json ./app writes a file per rank, and idistrun --trace out.json one for all. Open
-// it in https://ui.perfetto.dev, in chrome://tracing, or in examples/trace.html, which needs no
-// network. Calls of idist appear by themselves. A program adds what it computes:
+// IDIST_TRACE=out.json ./app writes a file per rank, and idistrun --trace out.json one file for
+// all. Open it in https://ui.perfetto.dev, in chrome://tracing, or in examples/trace.html, which
+// needs no network. Calls of idist appear by themselves. A program adds what it computes:
 //
 //     idist_trace_begin("forward");
 //     forward(batch);

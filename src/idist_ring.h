@@ -144,7 +144,7 @@ IDIST_API const idist_backend_api *idist_ring_backend(void);
 #include "ring/join/join_share.h"
 #include "ring/join/join.h"
 
-#include "ring/ring.h"
+#include "ring/ring_backend.h"
 
 #include "base/end.h"
 

@@ -46,8 +46,8 @@ WHAT IT IS
                 because they were given the same length, seed and epoch. idist_partition is the
                 DataPartitioner of PyTorch's tutorial "Writing distributed applications".
     loader      Worker threads that call your function batch by batch, some batches ahead of you.
-    ddp         What DistributedDataParallel and Horovod's DistributedOptimizer do; train/ddp/ddp_model.h has
-                a picture.
+    ddp         What DistributedDataParallel and Horovod's DistributedOptimizer do.
+                src/train/ddp/ddp_model.h has a picture.
     metrics     Local sums that are added up over the ranks when you ask for the value.
     checkpoint  Rank 0 writes and reads; a file is either complete or absent.
     log         Only rank 0 logs.

@@ -4,8 +4,9 @@
 Each header src/idist*.h becomes one file in FOLDER (by default the root of the repository). A
 quoted include with a slash is a part of the implementation: its text takes the place of the first
 include, and later ones vanish. So do parts of another drop-in that the header includes by itself.
-base/begin.h and base/end.h are the exception: every drop-in has them, and base/end.h is followed by
-an #undef of each private macro that the drop-in defines. An include without a slash stays.
+base/begin.h, what it includes, and base/end.h are the exception: every drop-in has them. base/end.h
+is followed by an #undef of each private macro that the drop-in defines. An include without a slash
+stays.
 
 --check writes nothing, names the files that are stale, and fails if there are any.
 --line-directives adds #line, so that compilers and debuggers point at the files in src/.
@@ -19,8 +20,7 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 SRC = ROOT / "src"
 INCLUDE = re.compile(r'#include "([^"]+)"')
 MACRO = re.compile(r"^# *(define|undef) (IDIST__\w+)", re.MULTILINE)
-REPEATED = ("base/begin.h", "base/end.h")
-KEPT = {"IDIST__OS_MUTEX_INIT"}  # locks of every drop-in begin with it
+REPEATED = ("base/begin.h", "base/end.h", "os/mutex_init.h")
 NOTE = "\n    Generated from src/ by tools/drop_ins.py: change the files there.\n*/\n"
 
 
@@ -65,7 +65,7 @@ class DropIn:
         text = "\n".join(self.out)
         text = text[text.index("defined(IDIST_IMPLEMENTATION)"):]
         last = {name: word for word, name in MACRO.findall(text)}
-        return sorted(name for name, word in last.items() if word == "define" and name not in KEPT)
+        return sorted(name for name, word in last.items() if word == "define")
 
     def text(self):
         text = "\n".join(self.out) + "\n"

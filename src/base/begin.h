@@ -105,6 +105,8 @@
         idist__os_unwind_allow_cancel(cancel_state_);        \
     } while (0)
 
+#include "os/mutex_init.h"
+
 #define IDIST__COUNT_OF(a) (sizeof(a) / sizeof((a)[0]))
 
 // A program may be built with -ffast-math or -Ofast. But a NaN that one rank contributes must reach

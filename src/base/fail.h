@@ -1,5 +1,7 @@
 // base/fail.h: status names, the text of a thread's last failure, callbacks
 //
+// Functions: idist__fail_*, idist__callback_*.
+//
 // WHAT IT IS
 //
 // What every other room needs and what knows nothing of ranks: how a failure gets its text, memory
@@ -30,8 +32,8 @@ typedef struct idist__thread { // thread-local state
     idist__task *group_last;   // the last one of these
     idist__world *held_world;  // its device backend holds some of them back until the end
     uint64_t file_world;       // that it met last in a file, see launch/draw.h
-    uint64_t join_server;      // of the store by which it last tried to join, see ring/join/join_store.h
-    int64_t join_until_ns;     // while it joins: when it gives up; otherwise 0
+    uint64_t join_server;  // of the store by which it last tried to join: ring/join/join_store.h
+    int64_t join_until_ns; // while it joins: when it gives up; otherwise 0
 } idist__thread;
 
 IDIST__TLS idist__thread idist__me;

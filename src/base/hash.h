@@ -27,7 +27,9 @@ static void idist__sha_block(idist__sha *s, const uint8_t *p) {
                                    0x90befffa, 0xa4506ceb, 0xbef9a3f7, 0xc67178f2};
     uint32_t w[64], v[8], t1, t2;
     int i;
+
 #define IDIST__ROR(x, n) (((x) >> (n)) | ((x) << (32 - (n))))
+
     for (i = 0; i < 16; i++)
         w[i] = (uint32_t)p[4 * i] << 24 | (uint32_t)p[4 * i + 1] << 16 |
                (uint32_t)p[4 * i + 2] << 8 | p[4 * i + 3];

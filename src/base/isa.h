@@ -1,4 +1,6 @@
 // base/isa.h: the instruction set and the floating-point mode in which numbers are reduced
+//
+// Functions: idist__isa_*, idist__mode_*.
 #pragma once
 
 //------------------------------------------------------------------------------

@@ -1,4 +1,6 @@
 // base/text.h: text: copying and decoding; numbers and host:port as text
+//
+// Functions: idist__text_*, idist__number_*, idist__parse_*.
 #pragma once
 
 //------------------------------------------------------------------------------

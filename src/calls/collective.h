@@ -9,7 +9,6 @@
 #include "os/thread.h"
 #include "os/memory.h"
 #include "base/fail.h"
-#include "base/dtype.h"
 #include "base/hash.h"
 #include "core/kind.h"
 #include "core/model.h"
@@ -18,8 +17,6 @@
 #include "core/check.h"
 #include "core/call.h"
 #include "core/matching.h"
-#include "calls/life.h"
-#include "calls/get.h"
 
 // All but the v-forms. op is IDIST_SUM where nothing is reduced; root is -1 where there is none;
 // label is the public call this is part of, or the kind itself.

@@ -81,7 +81,7 @@ const char *idist_launcher(void) {
     idist__fail_begin();
     memset(&c, 0, sizeof c);
     c.launcher = "none";
-    idist__launch_detect(&c); // idist_initialize will say what is wrong with it
+    idist__detect_launcher(&c); // idist_initialize will say what is wrong with it
     idist__fail_end(IDIST_OK);
 
     return c.launcher;

@@ -419,7 +419,7 @@ idist_status idist_open(const idist_desc *desc, idist_group **world) {
     if (!world) return idist__fail(IDIST_ERR_ARG, "open: world is NULL");
     *world = NULL;
     idist__fail_begin();
-    status = idist__launch_config(&cfg, desc);
+    status = idist__config_fill(&cfg, desc);
     if (status == IDIST_OK) status = idist__life_open(&cfg, &w);
     if (status == IDIST_OK) *world = &w->group;
     if (status == IDIST_ERR_PEER_LOST || status == IDIST_ERR_TIMEOUT) idist__config_tell_lost(&cfg);

@@ -5,12 +5,9 @@
 #include "base/fail.h"
 #include "base/text.h"
 #include "core/kind.h"
-#include "core/model.h"
 #include "core/check.h"
 #include "core/call.h"
-#include "calls/get.h"
 #include "calls/collective.h"
-#include "calls/new_group.h"
 
 enum { IDIST__ONE_THREW = INT32_MIN }; // the result of a function that threw an exception
 

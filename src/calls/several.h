@@ -1,10 +1,11 @@
 // calls/several.h: plans; calls that progress together: sendrecv, group_begin and group_end
+//
+// Functions: idist__several_*, idist__plan_*.
 #pragma once
 
 #include "os/thread.h"
 #include "base/fail.h"
 #include "base/mem.h"
-#include "base/dtype.h"
 #include "core/kind.h"
 #include "core/model.h"
 #include "core/backend.h"

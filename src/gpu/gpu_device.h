@@ -5,7 +5,6 @@
 #include "os/process.h"
 #include "os/thread.h"
 #include "base/fail.h"
-#include "core/model.h"
 #include "core/group.h"
 #include "gpu/gpu_model.h"
 

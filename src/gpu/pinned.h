@@ -7,7 +7,6 @@
 #include "base/mem.h"
 #include "base/log.h"
 #include "core/model.h"
-#include "calls/alloc.h"
 #include "gpu/gpu_model.h"
 #include "gpu/gpu_device.h"
 

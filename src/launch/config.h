@@ -3,9 +3,9 @@
 // Turns the caller's idist_desc and the environment into one idist__config: who we are (rank and
 // world size, from whichever launcher started us), where the ranks meet, and every other setting
 // with its default filled in. Whoever starts a world (calls/, spawn/) calls
-// idist__launch_config once and reads the environment nowhere else.
+// idist__config_fill once and reads the environment nowhere else.
 //
-// idist__launch_config is the only place where defaults are filled in.
+// idist__config_fill is the only place where defaults are filled in.
 #pragma once
 
 #include "os/process.h"
@@ -153,7 +153,7 @@ static idist_status idist__config_rank(idist__config *config, const idist_desc *
     config->local_rank = config->local_size = -1;
     config->launcher = "none";
     config->may_draw = idist__where_is_file(desc);
-    if (desc->world_size == 0 && desc->rank == 0) return idist__launch_detect(config);
+    if (desc->world_size == 0 && desc->rank == 0) return idist__detect_launcher(config);
     if (desc->rank == IDIST__RANK_DRAWN) return idist__config_draws(config, desc);
 
     if (desc->world_size < 1 || desc->rank < 0 || desc->rank >= desc->world_size)
@@ -188,7 +188,7 @@ static void idist__config_tell_lost(const idist__config *config) {
 }
 
 // Fills all of *config. desc may be NULL.
-static idist_status idist__launch_config(idist__config *config, const idist_desc *desc) {
+static idist_status idist__config_fill(idist__config *config, const idist_desc *desc) {
     idist_desc d;
     idist_status status;
 

@@ -5,7 +5,7 @@
 // that its daemon is. The first row that applies decides; IDIST_LAUNCHER narrows the table to the
 // rows of one name. If no row applies, the process runs alone.
 //
-//     idist__launch_detect -> row.detect -> idist__detect_by_variables -> row.look
+//     idist__detect_launcher -> row.detect -> idist__detect_by_variables -> row.look
 #pragma once
 
 #include "os/process.h"
@@ -268,7 +268,7 @@ static void idist__detect_names(char *names, size_t cap) {
 }
 
 // Takes the first launcher that applies, or the one that IDIST_LAUNCHER names.
-static idist_status idist__launch_detect(idist__config *config) {
+static idist_status idist__detect_launcher(idist__config *config) {
     const char *asked = idist__os_env("IDIST_LAUNCHER");
     bool found = false, is_known = !asked || strcmp(asked, "none") == 0;
     char names[300];

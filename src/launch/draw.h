@@ -1,4 +1,6 @@
 // launch/draw.h: a process takes its rank, or draws one from a file
+//
+// Functions: idist__draw_*, idist__claim_*.
 #pragma once
 
 #include "os/clock.h"
@@ -6,7 +8,6 @@
 #include "os/socket.h"
 #include "base/fail.h"
 #include "base/text.h"
-#include "store/table.h"
 #include "store/store.h"
 #include "launch/env.h"
 
@@ -22,7 +23,8 @@
 //     a store of torch, which knows no wills; there the agent of torchrun ends the other workers
 //------------------------------------------------------------------------------
 
-typedef struct idist__failure { // why a rank gave up: the value of "failed", see ring/join/join_failure.h
+// Why a rank gave up: the value of "failed" (ring/join/join_failure.h).
+typedef struct idist__failure {
     int32_t status;
     int32_t rank;    // -1: a process that was drawing its rank
     int32_t by_will; // the process ended; the store says so for it

@@ -5,7 +5,6 @@
 #include "base/fail.h"
 #include "base/text.h"
 #include "net/secret.h"
-#include "store/table.h"
 
 #define IDIST__SHM_MIB 5 // shared memory per rank, unless the user says otherwise
 

@@ -9,7 +9,6 @@
 #pragma once
 
 #include "base/mem.h"
-#include "core/model.h"
 #include "mpi/mpi_model.h"
 #include "mpi/control.h"
 

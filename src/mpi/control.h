@@ -16,7 +16,6 @@
 
 #include "os/clock.h"
 #include "base/mem.h"
-#include "core/model.h"
 #include "core/world.h"
 #include "core/group.h"
 #include "mpi/mpi_model.h"

@@ -18,7 +18,6 @@
 // rank has all headers and will come (mpi/mpi_coll.h).
 #pragma once
 
-#include "base/dtype.h"
 #include "base/reduce.h"
 #include "core/kind.h"
 #include "core/model.h"
@@ -28,7 +27,7 @@
 
 // Posts the current step.
 static void idist__exchange_post(idist_group *g) {
-    idist__mpi_group *mg = idist__mpi_group_of(g);
+    idist__mpi_group *mg = idist__mpi_model_group(g);
     int size = g->size, have = mg->header_count, count = size - have < have ? size - have : have,
         step = 0;
     size_t nbytes = sizeof(idist__mpi_header) * (size_t)count;
@@ -48,7 +47,7 @@ static void idist__exchange_post(idist_group *g) {
 // Starts the exchange for the call that the fingerprint describes; data is our contribution.
 static void idist__exchange_begin(idist_group *g, const idist__fingerprint *fingerprint,
                                   uint32_t flags, const void *data, size_t nbytes) {
-    idist__mpi_group *mg = idist__mpi_group_of(g);
+    idist__mpi_group *mg = idist__mpi_model_group(g);
     idist__mpi_header *own = &mg->headers[0];
 
     own->fingerprint = *fingerprint;
@@ -69,7 +68,7 @@ typedef enum idist__exchange_state {
 
 // Moves the exchange on without blocking. On FAILED, *error says what MPI said.
 static idist__exchange_state idist__exchange_step(idist_group *g, int *error) {
-    idist__mpi_group *mg = idist__mpi_group_of(g);
+    idist__mpi_group *mg = idist__mpi_model_group(g);
 
     while (mg->header_count < g->size) {
         int done = 0, i;
@@ -92,7 +91,7 @@ static idist__exchange_state idist__exchange_step(idist_group *g, int *error) {
 
 // Exchanges the headers of the call once more.
 static void idist__exchange_commit(idist_group *g) {
-    idist__mpi_group *mg = idist__mpi_group_of(g);
+    idist__mpi_group *mg = idist__mpi_model_group(g);
 
     if (idist__mpi_of(g->w)->multithreaded) mg->headers[0].flags |= IDIST__HEADER_BUSY;
     mg->committed_seq = mg->exchange_seq;
@@ -101,7 +100,7 @@ static void idist__exchange_commit(idist_group *g) {
 }
 
 static void idist__exchange_cancel(idist_group *g) {
-    idist__mpi_group *mg = idist__mpi_group_of(g);
+    idist__mpi_group *mg = idist__mpi_model_group(g);
     int sent = 1;
 
     if (mg->requests[0] != MPI_REQUEST_NULL) MPI_Cancel(&mg->requests[0]);
@@ -115,7 +114,7 @@ static void idist__exchange_cancel(idist_group *g) {
 }
 
 static const idist__mpi_header *idist__exchange_header(const idist_group *g, int rank) {
-    return &idist__mpi_group_of(g)->headers[(rank - g->rank + g->size) % g->size];
+    return &idist__mpi_model_group(g)->headers[(rank - g->rank + g->size) % g->size];
 }
 
 static bool idist__exchange_same_call(const idist__mpi_header *a, const idist__mpi_header *b) {
@@ -138,7 +137,7 @@ static bool idist__exchange_explain(const idist_group *g, int a, int b, char *te
 // Whether all headers describe the same call. If not, every rank gets the same text. A rank without
 // a plan agrees with every plan, so the plans of the others are compared with the first plan.
 static bool idist__exchange_agree(const idist_group *g, char *text, size_t capacity) {
-    const idist__mpi_header *headers = idist__mpi_group_of(g)->headers;
+    const idist__mpi_header *headers = idist__mpi_model_group(g)->headers;
     int i, planned = 0;
 
     for (i = 1; i < g->size && idist__exchange_same_call(&headers[i], &headers[0]); i++) continue;
@@ -158,7 +157,7 @@ static uint32_t idist__exchange_flags(const idist_group *g) {
     uint32_t flags = 0;
     int i;
 
-    for (i = 0; i < g->size; i++) flags |= idist__mpi_group_of(g)->headers[i].flags;
+    for (i = 0; i < g->size; i++) flags |= idist__mpi_model_group(g)->headers[i].flags;
     return flags;
 }
 

@@ -73,7 +73,7 @@ static bool idist__mpi_coll_balanced(const idist_group *g) {
     int i;
 
     for (i = 0; i < g->size; i++) {
-        memcpy(&balance, idist__mpi_group_of(g)->headers[i].data, sizeof balance);
+        memcpy(&balance, idist__mpi_model_group(g)->headers[i].data, sizeof balance);
         sum += balance;
     }
 
@@ -97,7 +97,7 @@ static void idist__mpi_coll_find_unbalanced(const idist_group *g, const idist__t
     for (i = 0; i < n; i++) own[n + i] = idist__extent_pair(g, &t->call, (int)i, false);
 
     error = MPI_Iallgather(own, 2 * g->size, MPI_UINT64_T, all, 2 * g->size, MPI_UINT64_T,
-                           idist__mpi_group_of(g)->comm, &request);
+                           idist__mpi_model_group(g)->comm, &request);
 
     if (error != MPI_SUCCESS ||
         idist__mpi_error_await(&request, IDIST__CLOSE_MS, "MPI_Iallgather") != IDIST_OK) {
@@ -151,7 +151,7 @@ static idist__exchange_state idist__mpi_coll_exchange(idist_group *g, const idis
     idist__exchange_state state = IDIST__EXCHANGE_PENDING;
     int i;
 
-    if (idist__mpi_group_of(g)->exchange_seq != fingerprint->seq)
+    if (idist__mpi_model_group(g)->exchange_seq != fingerprint->seq)
         idist__mpi_coll_enter(g, c, fingerprint, busy);
     for (i = 0; i < polls && state == IDIST__EXCHANGE_PENDING; i++)
         state = idist__exchange_step(g, error);
@@ -178,7 +178,7 @@ static void idist__mpi_coll_done(idist__mpi *m, idist__task *t) {
 static void idist__mpi_coll_run(idist__mpi *m, idist__task *t, bool blocking) {
     idist__mpi_op *op = idist__mpi_op_of(t);
 
-    idist__mpi_group_of(t->group)->queue_head = op->next;
+    idist__mpi_model_group(t->group)->queue_head = op->next;
     op->next = NULL;
 
     if (!op->native.group) {
@@ -207,7 +207,7 @@ static void idist__mpi_coll_entered(idist__mpi *m, idist__task *t) {
     }
 
     if (!agree) {
-        idist__mpi_group_of(g)->failure_known = true;
+        idist__mpi_model_group(g)->failure_known = true;
         idist__group_fail(g, IDIST_ERR_MISMATCH, text);
         return;
     }
@@ -285,7 +285,7 @@ static bool idist__mpi_coll_step(idist__mpi *m, idist__task *t) {
 }
 
 static void idist__mpi_coll_progress(idist__mpi *m, idist_group *g) {
-    idist__mpi_group *mg = idist__mpi_group_of(g);
+    idist__mpi_group *mg = idist__mpi_model_group(g);
     while (mg->queue_head && g->status == IDIST_OK && idist__mpi_coll_step(m, mg->queue_head))
         continue;
 }
@@ -293,7 +293,7 @@ static void idist__mpi_coll_progress(idist__mpi *m, idist_group *g) {
 // The group has failed after this rank committed to t. Other ranks may wait for us inside MPI; if
 // so, the call succeeds here as it does there.
 static void idist__mpi_coll_keep_commitment(idist__mpi *m, idist__task *t) {
-    idist__mpi_group *mg = idist__mpi_group_of(t->group);
+    idist__mpi_group *mg = idist__mpi_model_group(t->group);
     idist__exchange_state state = IDIST__EXCHANGE_PENDING;
     int64_t deadline_ns = idist__os_clock_deadline(IDIST__FIND_LOST_MS);
     bool late = false;
@@ -325,7 +325,7 @@ static bool idist__mpi_coll_direct(idist__mpi *m, idist_group *g, const idist__c
         idist__mpi_type_exists(c->dtype)) {
         error = MPI_Allreduce(in, c->recv, (int)c->count, idist__mpi_type_of(c->dtype),
                               idist__mpi_type_builtin_op(m, c->op, c->dtype),
-                              idist__mpi_group_of(g)->comm);
+                              idist__mpi_model_group(g)->comm);
     } else {
         idist__native_init(&nat, g, c, idist__mpi_coll_unchecked_flags(g, c));
         idist__native_begin(&nat, true);

@@ -63,8 +63,8 @@ static void idist__mpi_engine_deliver(idist__mpi *m, int source, idist__mpi_cont
             break;
         }
 
-        if ((int32_t)(control->sent - idist__mpi_group_of(g)->committed_seq) < 0)
-            idist__mpi_group_of(g)->commit_refused = true;
+        if ((int32_t)(control->sent - idist__mpi_model_group(g)->committed_seq) < 0)
+            idist__mpi_model_group(g)->commit_refused = true;
         idist__group_fail(g, (idist_status)control->tag, (const char *)payload);
         break;
     default: break;
@@ -111,7 +111,7 @@ static void idist__mpi_engine_count_threads(idist__mpi *m) {
 static void idist__mpi_engine_start(idist__task *t) {
     idist_group *g = t->group;
     idist__mpi *m = idist__mpi_of(g->w);
-    idist__mpi_group *mg = idist__mpi_group_of(g);
+    idist__mpi_group *mg = idist__mpi_model_group(g);
     idist__mpi_op *op = idist__mpi_op_of(t);
 
     idist__mpi_engine_count_threads(m);
@@ -190,7 +190,7 @@ static void idist__mpi_engine_wake(idist__world *w) {
 static bool idist__mpi_engine_cancel_p2p(idist__task *t) {
     idist__mpi *m = idist__mpi_of(t->group->w);
     idist__mpi_op *op = idist__mpi_op_of(t);
-    idist__task **at = &idist__mpi_group_of(t->group)->receives;
+    idist__task **at = &idist__mpi_model_group(t->group)->receives;
     bool receives = t->call.kind == IDIST__RECV;
     int i;
 
@@ -220,7 +220,7 @@ static bool idist__mpi_engine_retract(idist__task *t) {
 
 static bool idist__mpi_engine_cancel(idist__task *t) {
     idist_group *g = t->group;
-    idist__mpi_group *mg = idist__mpi_group_of(g);
+    idist__mpi_group *mg = idist__mpi_model_group(g);
     idist__mpi_op *op = idist__mpi_op_of(t);
     idist__task **at = &mg->queue_head, *before = NULL;
 
@@ -241,7 +241,7 @@ static bool idist__mpi_engine_cancel(idist__task *t) {
 
 static void idist__mpi_engine_tell(idist_group *g) {
     idist__mpi *m = idist__mpi_of(g->w);
-    idist__mpi_group *mg = idist__mpi_group_of(g);
+    idist__mpi_group *mg = idist__mpi_model_group(g);
     idist__task *first = mg->queue_head;
     idist__mpi_control failed;
     int i;

@@ -4,7 +4,6 @@
 #include "os/clock.h"
 #include "os/thread.h"
 #include "base/fail.h"
-#include "core/model.h"
 #include "core/group.h"
 #include "mpi/mpi_model.h"
 

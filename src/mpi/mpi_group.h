@@ -36,7 +36,7 @@ static int idist__mpi_group_comm(idist__mpi *m, const idist_group *g, MPI_Comm *
 
     MPI_Comm_group(m->p2p_comm, &all);
     MPI_Group_incl(all, g->size, g->ranks, &members);
-    from = m->fault_tolerant ? idist__mpi_group_of(g->parent)->comm : m->p2p_comm;
+    from = m->fault_tolerant ? idist__mpi_model_group(g->parent)->comm : m->p2p_comm;
     error = MPI_Comm_create_group(from, members, (int)(g->ctx % IDIST__TAG_RANGE), comm);
     MPI_Group_free(&members);
     MPI_Group_free(&all);
@@ -45,7 +45,7 @@ static int idist__mpi_group_comm(idist__mpi *m, const idist_group *g, MPI_Comm *
 }
 
 static void idist__mpi_group_free(idist_group *g) {
-    idist__mpi_group *mg = idist__mpi_group_of(g);
+    idist__mpi_group *mg = idist__mpi_model_group(g);
 
     idist__mem_free(&g->w->cfg.mem, mg->rank_of);
     idist__mem_free(&g->w->cfg.mem, mg->last_seen);
@@ -66,7 +66,7 @@ static idist_status idist__mpi_group_comm_fail(idist__mpi *m, const idist_group 
 
 static idist_status idist__mpi_group_open(idist_group *g) {
     idist__mpi *m = idist__mpi_of(g->w);
-    idist__mpi_group *mg = idist__mpi_group_of(g);
+    idist__mpi_group *mg = idist__mpi_model_group(g);
     const idist_allocator *mem = &g->w->cfg.mem;
     size_t world_size = (size_t)g->w->group.size, size = (size_t)g->size;
     const idist__mpi_unexpected *u;
@@ -160,7 +160,7 @@ static void idist__mpi_group_close(idist_group *g) {
 static idist_status idist__mpi_group_shrink(idist_group *g, int *ranks, int *count,
                                             uint32_t *serial) {
     idist__mpi *m = idist__mpi_of(g->w);
-    MPI_Comm from = idist__mpi_group_of(g)->comm, to = MPI_COMM_NULL;
+    MPI_Comm from = idist__mpi_model_group(g)->comm, to = MPI_COMM_NULL;
     MPI_Group all, members;
     int error, attempt, i;
 
@@ -199,7 +199,7 @@ static idist_status idist__mpi_group_shrink(idist_group *g, int *ranks, int *cou
 }
 
 static idist_status idist__mpi_group_agree(idist_group *g, int *flag) {
-    MPI_Comm comm = idist__mpi_group_of(g)->comm;
+    MPI_Comm comm = idist__mpi_model_group(g)->comm;
     int error;
 
     if (!idist__mpi_of(g->w)->fault_tolerant) return idist__new_group_needs_ulfm("agree");

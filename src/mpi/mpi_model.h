@@ -248,7 +248,7 @@ typedef struct idist__mpi {
 } idist__mpi;
 
 static idist__mpi *idist__mpi_of(const idist__world *w) { return (idist__mpi *)w->impl; }
-static idist__mpi_group *idist__mpi_group_of(const idist_group *g) {
+static idist__mpi_group *idist__mpi_model_group(const idist_group *g) {
     return (idist__mpi_group *)g->impl;
 }
 static idist__mpi_op *idist__mpi_op_of(const idist__task *t) { return (idist__mpi_op *)t->impl; }

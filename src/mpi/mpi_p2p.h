@@ -23,7 +23,6 @@
 #pragma once
 
 #include "base/mem.h"
-#include "base/dtype.h"
 #include "launch/env.h"
 #include "core/kind.h"
 #include "core/model.h"
@@ -95,8 +94,8 @@ static void idist__mpi_p2p_clear(idist__mpi *m, idist__task *t, int source,
 // not fit fail.
 static bool idist__mpi_p2p_match(idist__mpi *m, idist_group *g, int source,
                                  idist__mpi_control *control, const void *payload) {
-    idist__task **at = &idist__mpi_group_of(g)->receives;
-    int from = idist__mpi_group_of(g)->rank_of[source];
+    idist__task **at = &idist__mpi_model_group(g)->receives;
+    int from = idist__mpi_model_group(g)->rank_of[source];
     size_t count = (size_t)idist__fingerprint_count(&control->fingerprint);
 
     while (*at) {
@@ -157,7 +156,7 @@ static void idist__mpi_p2p_receive(idist__mpi *m, idist__task *t) {
     idist__mpi_unexpected **at;
 
     idist__mpi_op_of(t)->next = NULL;
-    for (last = &idist__mpi_group_of(g)->receives; *last; last = &idist__mpi_op_of(*last)->next)
+    for (last = &idist__mpi_model_group(g)->receives; *last; last = &idist__mpi_op_of(*last)->next)
         continue;
     *last = t;
 
@@ -207,7 +206,7 @@ static void idist__mpi_p2p_done(idist__mpi *m, idist__task *t) {
         idist__mpi_error_fail_group(m, t->group, sends ? "MPI_Isend" : "MPI_Irecv", error);
     else if (sends) idist__task_complete(t, IDIST_OK, "");
     else
-        idist__matching_received(t, idist__mpi_group_of(t->group)->rank_of[op->source],
+        idist__matching_received(t, idist__mpi_model_group(t->group)->rank_of[op->source],
                                  op->control.tag,
                                  (size_t)idist__fingerprint_count(&op->control.fingerprint));
 }

@@ -32,7 +32,7 @@
 
 // Whether t needs something that this rank of its group has to begin.
 static bool idist__mpi_wait_needs(const idist__task *t, int rank) {
-    const idist__mpi_group *mg = idist__mpi_group_of(t->group);
+    const idist__mpi_group *mg = idist__mpi_model_group(t->group);
     const idist__mpi_op *op = idist__mpi_op_of(t);
     int size = t->group->size;
 
@@ -83,7 +83,7 @@ static void idist__mpi_wait_find_deadlock(idist__mpi *m, int peer) {
 
     if (!own || !own->announced) return;
     if (waiting->flags != (IDIST__WAITING_FOR_YOU | IDIST__WAITING_ONLY)) return;
-    rank = idist__mpi_group_of(own->group)->rank_of[peer];
+    rank = idist__mpi_model_group(own->group)->rank_of[peer];
     if (rank < 0) return;
     same_group = own->group->ctx == waiting->ctx;
     if (same_group && own->seq == waiting->fingerprint.seq && own->seq) return;
@@ -98,7 +98,7 @@ static void idist__mpi_wait_find_deadlock(idist__mpi *m, int peer) {
 // Notes the latest call that a rank is known to have entered.
 static void idist__mpi_wait_seen(idist_group *g, int source,
                                  const idist__fingerprint *fingerprint) {
-    idist__mpi_group *mg = idist__mpi_group_of(g);
+    idist__mpi_group *mg = idist__mpi_model_group(g);
     idist__fingerprint *last_seen = &mg->last_seen[mg->rank_of[source]];
 
     if ((int32_t)(fingerprint->seq - last_seen->seq) >= 0) *last_seen = *fingerprint;
@@ -118,7 +118,7 @@ static void idist__mpi_wait_received(idist__mpi *m, int source, const idist__mpi
 
         if (g && (int32_t)(waiting->fingerprint.seq - g->seq) <= 0) {
             answer.type = IDIST__CONTROL_ENTERED;
-            answer.fingerprint = idist__mpi_group_of(g)->entered;
+            answer.fingerprint = idist__mpi_model_group(g)->entered;
         }
 
         idist__control_send(m, source, &answer, NULL, 0);
@@ -162,7 +162,7 @@ static void idist__mpi_wait_announce(idist__task *t) {
 
 static int idist__mpi_wait_missing(idist__task *t, char *text, size_t capacity) {
     const idist_group *g = t->group;
-    const idist__fingerprint *last_seen = idist__mpi_group_of(g)->last_seen;
+    const idist__fingerprint *last_seen = idist__mpi_model_group(g)->last_seen;
     int i, missing_count = 0;
 
     if (t->call.kind == IDIST__RECV && idist__mpi_op_of(t)->phase == IDIST__PHASE_TRANSFERRING)

@@ -368,7 +368,7 @@ static void idist__native_init(idist__native *nat, const idist_group *g, const i
     nat->function = "MPI";
     nat->group = g;
     nat->call = c;
-    nat->comm = idist__mpi_group_of(g)->comm;
+    nat->comm = idist__mpi_model_group(g)->comm;
     nat->large_counts = (flags & IDIST__HEADER_LARGE) != 0;
     nat->error = MPI_SUCCESS;
     nat->requests = nat->first_requests;

@@ -85,14 +85,12 @@ IDIST__UNUSED static void idist__os_thread_handover(void) {
 // A mutex is not recursive, belongs to the thread that has locked it, and stays where it is in
 // memory. Only lock blocks. None of the functions fails when it is used like that.
 //
-// One in static memory may begin as IDIST__OS_MUTEX_INIT, in any drop-in: the macro stays defined.
+// One in static memory may begin as IDIST__OS_MUTEX_INIT (os/mutex_init.h).
 //
 // Elsewhere: pthreads on macOS; SRWLOCK and CONDITION_VARIABLE on Windows.
 //------------------------------------------------------------------------------
 
 typedef pthread_mutex_t idist__os_mutex;
-
-#define IDIST__OS_MUTEX_INIT PTHREAD_MUTEX_INITIALIZER
 
 // Makes an unlocked mutex. Also of one that a child made by fork has inherited, whatever state it
 // was in.

@@ -8,13 +8,10 @@
 #include "base/fail.h"
 #include "base/text.h"
 #include "base/log.h"
-#include "core/model.h"
 #include "core/world.h"
 #include "calls/choose_backend.h"
 #include "calls/life.h"
-#include "calls/get.h"
 #include "spawn/worker.h"
-#include "spawn/report.h"
 
 static idist_status idist__parallel_check_backend(const char *names) {
     const char *at = names;

@@ -199,7 +199,7 @@ static idist_status idist__start_config(idist_workers *spawn, const idist_desc *
     alone.world_size = nnodes > 1 ? nnodes * spawn->n : 1;
     alone.rank = nnodes > 1 ? d->node_rank * spawn->n : 0;
     alone.store = NULL;
-    status = idist__launch_config(&spawn->cfg, &alone);
+    status = idist__config_fill(&spawn->cfg, &alone);
     if (status != IDIST_OK) return status;
 
     spawn->first_rank = alone.rank;

@@ -1,4 +1,6 @@
 // trace/trace_call.h: the events of calls, and the marks of the program
+//
+// Functions: idist__trace_call_*, idist__trace_mark_*.
 #pragma once
 
 #include "os/clock.h"
@@ -6,7 +8,6 @@
 #include "os/thread.h"
 #include "base/fail.h"
 #include "base/text.h"
-#include "base/dtype.h"
 #include "core/kind.h"
 #include "core/model.h"
 #include "core/backend.h"

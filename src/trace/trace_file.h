@@ -1,4 +1,6 @@
 // trace/trace_file.h: the file of a timeline, and the events in it
+//
+// Functions: idist__trace_file_*, idist__trace_event_*.
 #pragma once
 
 #include "os/clock.h"

@@ -13,12 +13,9 @@
 #include "os/thread.h"
 #include "base/fail.h"
 #include "base/text.h"
-#include "core/model.h"
 #include "core/group.h"
 #include "core/check.h"
 #include "core/call.h"
-#include "calls/get.h"
-#include "calls/collective.h"
 
 // What a rank that has failed broadcasts.
 typedef struct idist__agree_failure {

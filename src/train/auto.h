@@ -8,9 +8,6 @@
 #include "base/log.h"
 #include "core/model.h"
 #include "core/world.h"
-#include "calls/get.h"
-#include "train/sampler.h"
-#include "train/loader.h"
 
 int idist_auto_batch_size(int batch_size) {
     int ranks = idist_get_world_size();

@@ -6,8 +6,6 @@
 
 #include "base/fail.h"
 #include "base/isa.h"
-#include "calls/get.h"
-#include "calls/collective.h"
 #include "train/agree.h"
 
 // Merges the count, mean and variance of set b into those of set a:

@@ -1,10 +1,10 @@
 // train/metric.h: metrics that are summed over the ranks, or computed on rank 0
+//
+// Functions: idist__metric_*, idist__epoch_metric_*.
 #pragma once
 
 #include "base/fail.h"
 #include "base/small_float.h"
-#include "calls/get.h"
-#include "calls/collective.h"
 #include "train/agree.h"
 
 //------------------------------------------------------------------------------

@@ -7,7 +7,6 @@
 #include "base/isa.h"
 #include "base/small_float.h"
 #include "base/reduce.h"
-#include "calls/collective.h"
 #include "train/agree.h"
 
 // The square root by Newton's method, starting from half the exponent: sqrt would need -lm. The

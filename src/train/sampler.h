@@ -14,8 +14,6 @@
 
 #include "base/fail.h"
 #include "base/text.h"
-#include "calls/get.h"
-#include "calls/collective.h"
 #include "train/permutation.h"
 #include "train/agree.h"
 

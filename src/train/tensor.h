@@ -3,10 +3,6 @@
 
 #include "base/fail.h"
 #include "base/text.h"
-#include "base/dtype.h"
-#include "calls/get.h"
-#include "calls/collective.h"
-#include "calls/several.h"
 #include "train/agree.h"
 
 //------------------------------------------------------------------------------

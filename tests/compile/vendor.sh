@@ -5,14 +5,9 @@
 # shellcheck source=tests/lib/tap.sh
 . "$(dirname "$0")/../lib/tap.sh"
 
-# The copy: one file where python3 can make it.
+# The copy.
 mkdir "$WORK/third_party"
-if command -v python3 >/dev/null; then
-    ok_run 0 "idist.h in one file, as make single writes it" 60 tools/single.py idist.h \
-        "$WORK/third_party/idist.h"
-else
-    cp idist*.h "$WORK/third_party/"
-fi
+cp idist.h idist_ring.h "$WORK/third_party/"
 printf '#define IDIST_IMPLEMENTATION\n#include "idist.h"\n' >"$WORK/third_party/idist.c"
 cp "$WORK/third_party/idist.c" "$WORK/third_party/idist.cpp"
 cp tests/compile/vendor.c "$WORK/vendor.c"

@@ -280,7 +280,7 @@ static int choices(int number, void *arg) {
     clean_environment();
     set_variables(
         "IDIST_ALGO=bandwidth IDIST_TRANSPORT=tcp IDIST_TIMEOUT_MS=1234 IDIST_INIT_TIMEOUT_MS=567");
-    rank_ok(0, idist__launch_config(&c, NULL));
+    rank_ok(0, idist__config_fill(&c, NULL));
     rank_check(c.algorithm == 2 && c.transport == 2 && c.timeout_ms == 1234 &&
                    c.init_timeout_ms == 567,
                "got %d %d %d %d expected 2 2 1234 567", c.algorithm, c.transport, c.timeout_ms,
@@ -288,7 +288,7 @@ static int choices(int number, void *arg) {
     d = desc_with("socket", "latency");
     d.timeout_ms = 5;
     d.init_timeout_ms = -1;
-    rank_ok(0, idist__launch_config(&c, &d));
+    rank_ok(0, idist__config_fill(&c, &d));
     rank_check(c.algorithm == 1 && c.transport == 1 && c.timeout_ms == 5 && c.init_timeout_ms == -1,
                "got %d %d %d %d expected 1 1 5 -1", c.algorithm, c.transport, c.timeout_ms,
                c.init_timeout_ms);
@@ -303,13 +303,13 @@ static int meeting_place(int number, void *arg) {
     (void)arg;
     clean_environment();
     set_variables("RANK=0 WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 MASTER_PORT=29500");
-    rank_ok(0, idist__launch_config(&c, NULL));
+    rank_ok(0, idist__config_fill(&c, NULL));
     copy_text(first, sizeof first, c.where);
     set_variables("TORCHELASTIC_RESTART_COUNT=1");
-    rank_ok(0, idist__launch_config(&c, NULL));
+    rank_ok(0, idist__config_fill(&c, NULL));
     rank_check(strcmp(first, c.where) != 0, "a restart meets at the same place: %s", c.where);
     set_variables("MASTER_ADDR=fd00::1");
-    rank_ok(0, idist__launch_config(&c, NULL));
+    rank_ok(0, idist__config_fill(&c, NULL));
     rank_check(strcmp(c.where, "tcp:[fd00::1]:29500") == 0, "got %s expected tcp:[fd00::1]:29500",
                c.where);
     return 0;

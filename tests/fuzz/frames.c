@@ -81,7 +81,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t nbytes) {
     memset(&o, 0, sizeof o);
     d.logger.log_fn = drop_log;
     d.timeout_ms = 2000;
-    if (idist__launch_config(&cfg, &d) != IDIST_OK) abort();
+    if (idist__config_fill(&cfg, &d) != IDIST_OK) abort();
     cfg.world_size = 2;
     if (idist__life_new(&cfg, &w) != IDIST_OK || idist__join_new(w, &ring) != IDIST_OK) abort();
     w->impl = ring;

@@ -1,42 +1,28 @@
 #!/usr/bin/env python3
-"""house.py - what the house rules say about the headers, and the mechanical steps towards them.
+"""house.py [--only RULE,..] [FILES] - the house rules, checked; exits with 1 when one is broken.
 
-    house.py map [HEADERS]                    lines, functions and white space per file and section
-    house.py uses [--write] [HEADERS]         the "uses" lines of the banners against the call graph
-    house.py circles [HEADERS]                circles among sections, and uses of what stands below
-    house.py check [--only RULE,..] [HEADERS] the rules; exits with 1 when one is broken
-    house.py rename TABLE [--in WHERE] [--strings] [--words] FILES
-    house.py space FILES                      blank lines between the steps of a function
-    house.py split FILES                      a = 1, b = 2; becomes two statements
+Without FILES: the headers in src/. They are read as text: a tokenizer and a parser of statements
+that know as much C as idist uses. What is found by name is found in all branches of #if.
 
-Without HEADERS: idist*.h two directories above this file. The headers are read as text: a tokenizer
-and a parser of statements that know as much C as the headers use. What is found by name is found in
-all branches of #if.
-
-Rules of check:
-    prefix      idist__SECTION_verb: a private function bears the name of the section it lives in
-    uses        a uses line that is not what the call graph says
-    banner      a section banner that is malformed
-    floors      a call or use of a section further down the file, or on a higher floor
+Rules:
+    prefix      idist__PREFIX_verb: a private function begins with the name of its file, with a type
+                that the file defines, or with what a line "// Functions: ..." in its head adds. A
+                prefix belongs to one file. (os/ has one for all of its files: idist__os_.)
+    includes    a file of src/ that does not include what it uses, or includes what it does not use
     decl        no blank line after the declarations that open a function
     columns     a line over 100 columns
     length      a function over 60 lines
     nesting     more than 4 levels of if, for, while, do and switch
     branches    more than 25 of if, for, while, case, &&, || and ?: in a function
-    blank       less than 8 % blank lines in the functions of a header that have 8 lines or more
+    blank       less than 8 % blank lines in the functions of a file that have 8 lines or more
     statements  several statements on one line: a; b; or a, b; (not case X: a; break;)
     chain       if ((s = f()) != IDIST_OK) return s;
     comment     a comment that names an identifier of idist which does not exist
-    launchers   the lists of launchers in idist.h are not those of the table in idist_launch.h
-    system      an include, a name or a path of the operating system outside idist_os.h
+    launchers   the lists of launchers in idist.h are not those of the table in launch/detect.h
+    system      an include, a name or a path of the operating system outside os/
+    cancel      a cancellation point in os/ that is not inside IDIST__OS_CALL
     locale      a number with a fraction, printed or read with the locale's decimal point
     parse       a function that this script does not understand
-
-rename reads lines "old new" and replaces whole identifiers in code and in comments. It refuses when
-a new name is taken, or when two old names would become one. In comments, and in strings with
---strings, a name without underscore is taken for a word and stays, unless --words. --in limits it
-to a file, to a section ([core:store] or core:store) or to a function, where members (a.x, a->x)
-keep their names.
 """
 import argparse
 import bisect
@@ -45,30 +31,6 @@ import os
 import re
 import sys
 
-# Files from the lowest floor to the highest. A section uses sections above it in its own file, and
-# files that stand before its own in this list. Sections of the public API are open to everybody.
-FLOORS = ['idist_begin.h', 'idist_end.h', 'idist_os.h', 'idist_base.h', 'idist_net.h',
-          'idist_store.h', 'idist_launch.h', 'idist_core.h', 'idist_calls.h', 'idist.h',
-          'idist_spawn.h',
-          'idist_shm.h', 'idist_msg.h', 'idist_share.h', 'idist_algo.h', 'idist_connect.h',
-          'idist_engine.h', 'idist_join.h', 'idist_ring.h',
-          'idist_mpi.h', 'idist_gpu.h', 'idist_ipc.h', 'idist_nccl.h', 'idist_trace.h',
-          'idist_train.h']
-
-# Beginnings of private functions that a section may have besides its own name: tag -> words.
-EXTRA_PREFIXES = {
-}
-
-# The same for all sections of a file.
-FILE_PREFIXES = {
-    'idist_shm.h': ['ring'], 'idist_msg.h': ['ring'], 'idist_share.h': ['ring'],
-    'idist_algo.h': ['ring'], 'idist_connect.h': ['ring'], 'idist_engine.h': ['ring'],
-    'idist_join.h': ['ring'],
-    'idist_mpi.h': ['mpi'], 'idist_gpu.h': ['gpu'], 'idist_ipc.h': ['ipc', 'gpu'],
-    'idist_nccl.h': ['nccl', 'gpu'],
-    'idist_trace.h': ['trace'],
-}
-
 ROOT = os.path.normpath(os.path.join(os.path.dirname(os.path.abspath(__file__)), '..', '..'))
 
 MAX_COLUMNS = 100
@@ -76,19 +38,17 @@ MAX_LENGTH = 60
 MAX_NESTING = 4
 MAX_BRANCHES = 25
 MIN_BLANK = 8.0     # per cent, in functions of at least
-BLANK_LINES = 8     # lines, blank ones included
+BLANK_LINES = 8     # lines, blank ones included; of files with at least
+BLANK_FROM = 60     # lines in such functions
 DECL_LINES = 6      # a function of so many lines, without blank ones, spaces its declarations off
-RETURN_LINES = 8    # and one before its last return
-BLOCK_LINES = 3     # a block of so many lines stands between blank lines
-
-# The one header that may know the operating system, and what the others may still include: the C
-# standard library, and by header what is no part of a system.
-SYSTEM_FILE = 'idist_os.h'
+# The files that may know the operating system, and what the others may still include: the C standard
+# library, and by file what is no part of a system.
+SYSTEM_FOLDER = 'os/'
 C_HEADERS = set('''assert ctype errno float inttypes limits locale math stdarg stdatomic stdbool
     stddef stdint stdio stdlib string'''.split())
 OTHER_HEADERS = {
-    'idist_begin.h': ['exception', 'cxxabi.h'], # of C++: IDIST__CATCH
-    'idist_base.h': ['cpuid.h'],                # of the compiler: what the processor can do
+    'base/begin.h': ['exception', 'cxxabi.h'], # of C++: IDIST__CATCH
+    'base/isa.h': ['cpuid.h'],                  # of the compiler: what the processor can do
     'idist_mpi.h': ['mpi.h', 'mpi-ext.h'],      # of MPI
     'idist_nccl.h': ['cuda_runtime_api.h'],     # of CUDA
 }
@@ -134,19 +94,15 @@ SYSTEM_NAMES = re.compile(r'''
   | HANDLE | DWORD | SOCKET | WSA[A-Z]\w+ | GetCurrentProcessId | VirtualAlloc
   | CreateProcess[AW]? | CreateThread | CreateFileMapping[AW]? | CloseHandle
 ''', re.X)
-# What depends on the decimal point of the program's locale, outside the section that sees to it.
+# What depends on the decimal point of the program's locale, outside the file that sees to it.
 LOCALE_CALLS = set('atof strtod strtof strtold'.split())
 LOCALE_FORMAT = re.compile(r'%(?:%|[-+#0-9.*]*[lL]?[aefgAEFG])')
-LOCALE_SECTION = 'base:number'
+LOCALE_FILE = 'base/text.h'
 
 SYSTEM_PATH = re.compile(r'"/(proc|dev|sys|run|tmp|etc)/')
 
-RULES = ['prefix', 'uses', 'banner', 'floors', 'decl', 'columns', 'length', 'nesting', 'branches',
-         'blank', 'statements', 'chain', 'comment', 'launchers', 'system', 'cancel', 'locale',
-         'parse']
-
-DASHES = '//' + '-' * 78
-TAG = re.compile(r'// \[([a-z_]+):([a-z0-9_]+)\](.*)')
+RULES = ['prefix', 'includes', 'decl', 'columns', 'length', 'nesting', 'branches', 'blank',
+         'statements', 'chain', 'comment', 'launchers', 'system', 'cancel', 'locale', 'parse']
 
 TYPE_WORDS = set('''auto bool char const double enum extern float int long register short signed
     static struct typedef union unsigned void volatile'''.split())
@@ -335,26 +291,11 @@ class Parser:
 
 # ---- files, sections, items ----
 
-class Section:
-    def __init__(self, source, tag, line):
-        self.source, self.tag, self.line = source, tag, line
-        self.head, self.name = tag.split(':') if tag else ('', '')
-        self.is_open = not tag or 'api' in (self.head, self.name) or self.head.endswith('_api')
-        self.end = 0        # the line behind it
-        self.uses_lines = []
-        self.functions = []
-        self.order = ()
-
-    def __repr__(self):
-        return self.tag or self.source.name
-
-
 class Item:
-    """Something at file scope: the tokens first..last, the section, the names that it declares."""
+    """Something at file scope: the tokens first..last, and the names that it declares."""
 
     def __init__(self, kind, name, first, last, body=None):
         self.kind, self.name, self.first, self.last, self.body = kind, name, first, last, body
-        self.section = None
         self.tree = None    # of a function: the block of its body
         self.names = []     # (name, kind): function proto type forward constant variable macro
 
@@ -364,13 +305,14 @@ class Source:
         if text is None:
             with open(path, encoding='utf-8') as f:
                 text = f.read()
-        self.path, self.name, self.text = path, os.path.basename(path), text
+        at = os.path.relpath(path, os.path.join(ROOT, 'src'))
+        self.path, self.text = path, text
+        self.name = os.path.basename(path) if at.startswith('..') else at
         self.lines = text.split('\n')
         self.starts = [0]
         for line in self.lines:
             self.starts.append(self.starts[-1] + len(line) + 1)
         self.code, self.comments = lex(text)
-        self.sections = self.find_sections()
         self.items = self.find_items()
         self.misread = []
         self.functions = [item for item in self.items if item.kind == 'function']
@@ -395,27 +337,6 @@ class Source:
         """The lines between the braces of a function."""
         return self.lines[self.line(self.code[item.body][2]):self.last_line(item) - 1]
 
-    def find_sections(self):
-        """What stands before all banners, and around the parts of a header, has no tag."""
-        sections = [Section(self, '', 1)]
-        for i, line in enumerate(self.lines):
-            match = TAG.match(line)
-            if match and i and self.lines[i - 1].startswith('//--------'):
-                sections[-1].end = i
-                sections.append(Section(self, '%s:%s' % match.group(1, 2), i + 1))
-                k = i + 1
-                while self.lines[k].split(' ')[:2] == ['//', 'uses']:
-                    sections[-1].uses_lines.append(k + 1)
-                    k += 1
-            elif line.startswith('#if defined(IDIST_IMPLEMENTATION)'):
-                sections[-1].end = i + 1
-                sections.append(Section(self, '', i + 1))
-        sections[-1].end = len(self.lines) + 1
-        return sections
-
-    def section_at(self, line):
-        return self.sections[bisect.bisect_right([s.line for s in self.sections], line) - 1]
-
     # What stands at file scope.
 
     def find_items(self):
@@ -423,11 +344,8 @@ class Source:
         while i < len(self.code):
             item = self.item_at(i)
             i = item.last + 1
-            item.section = self.section_at(self.first_line(item))
             self.name_item(item)
             items.append(item)
-            if item.kind == 'function':
-                item.section.functions.append(item)
         return items
 
     def item_at(self, i):
@@ -552,127 +470,7 @@ class Source:
         return used
 
 
-# ---- the graph of sections ----
-
-class House:
-    def __init__(self, sources):
-        floor = {name: i for i, name in enumerate(FLOORS)}
-        self.sources = sorted(sources, key=lambda s: (floor.get(s.name, len(FLOORS)), s.name))
-        self.sections = []
-        self.definitions = {}   # name -> [(section, kind, item)]
-        for f, source in enumerate(self.sources):
-            for i, section in enumerate(source.sections):
-                section.order = (f, i)
-                if section.tag:
-                    self.sections.append(section)
-            for item in source.items:
-                for name, kind in item.names:
-                    self.definitions.setdefault(name, []).append((item.section, kind, item))
-        self.edges = {}         # (section, section) -> {(user, used): line of the use}
-        for source in self.sources:
-            for item in source.items:
-                if item.kind != 'prototype' and item.section.tag:
-                    self.add_edges(source, item)
-
-    def add_edges(self, source, item):
-        for name, at in source.names_used(item).items():
-            if name not in self.definitions:
-                continue
-            target = self.owner(name, item.section)
-            if target and target is not item.section and target.tag:
-                pairs = self.edges.setdefault((item.section, target), {})
-                pairs.setdefault((item.name or '-', name), source.line(at))
-
-    def owner(self, name, user):
-        """The section that a name belongs to, seen from another. A function belongs to who
-        defines it. A type that is defined further down can only be opaque here, and
-        belongs to who declared it."""
-        found = self.definitions[name]
-        real = [s for s, kind, _ in found if kind not in ('forward', 'proto')]
-        if not real:
-            return None
-        above = [s for s in real if s.order <= user.order]
-        if user in above:
-            return user
-        if above:
-            return max(above, key=lambda s: s.order)
-        forward = [s for s, kind, _ in found if kind == 'forward' and s.order <= user.order]
-        if forward:
-            return user if user in forward else max(forward, key=lambda s: s.order)
-        return min(real, key=lambda s: s.order)
-
-    def used_by(self, section):
-        used = {b for (a, b) in self.edges if a is section and not b.is_open}
-        return sorted(used, key=lambda s: s.order)
-
-    def short_name(self, section, seen_from):
-        """The name without the file's where it is the only one, or the file is the reader's."""
-        same = [s for s in self.sections if s.name == section.name and not s.is_open]
-        here = [s for s in same if s.source is seen_from.source]
-        if section in here and len(here) == 1:
-            return section.name
-        return section.name if len(same) == 1 else section.tag
-
-    def uses_text(self, section):
-        """The lines "// uses a b c" of a section."""
-        lines, line = [], '// uses'
-        for name in [self.short_name(s, section) for s in self.used_by(section)] or ['-']:
-            if len(line) + 1 + len(name) > 80:
-                lines.append(line)
-                line = '// uses'
-            line += ' ' + name
-        return lines + [line]
-
-    def upward(self):
-        """Edges to a section further down the file or on a higher floor."""
-        return [(a, b) for a, b in self.edges
-                if b.order > a.order and not a.is_open and not b.is_open]
-
-    def forward_declarations(self):
-        """Prototypes of private functions: (item, section of the definition, callers before it)."""
-        for source in self.sources:
-            for item in source.items:
-                if item.kind != 'prototype' or not item.name.startswith('idist__'):
-                    continue
-                found = [x for x in self.definitions[item.name] if x[1] == 'function']
-                if found:
-                    limit = (found[0][0].order, found[0][2].first)
-                    before = [(s, f) for s in self.sources for f in s.functions
-                              if (f.section.order, f.first) < limit]
-                    callers = [f.name for s, f in before if item.name in s.names_used(f)]
-                    yield item, found[0][0], callers
-
-    def circles(self):
-        """Strongly connected components of more than one section (Tarjan)."""
-        follow = {s: [] for s in self.sections}
-        for a, b in self.edges:
-            if not a.is_open and not b.is_open:
-                follow[a].append(b)
-        index, low, stack, found = {}, {}, [], []
-
-        def visit(s):
-            index[s] = low[s] = len(index)
-            stack.append(s)
-            for t in follow[s]:
-                if t not in index:
-                    visit(t)
-                    low[s] = min(low[s], low[t])
-                elif t in stack:
-                    low[s] = min(low[s], index[t])
-            if low[s] == index[s]:
-                at = stack.index(s)
-                component = stack[at:]
-                del stack[at:]
-                if len(component) > 1:
-                    found.append(sorted(component, key=lambda x: x.order))
-
-        for s in self.sections:
-            if s not in index:
-                visit(s)
-        return found
-
-
-# ---- commands that report ----
+# ---- rules ----
 
 def blank_share(source, functions):
     lines = blank = 0
@@ -684,142 +482,70 @@ def blank_share(source, functions):
     return lines, 100.0 * blank / lines if lines else 0.0
 
 
-def command_map(house, _args):
-    def row(name, nlines, source, functions):
-        longest = max(functions, key=lambda f: len(source.body_lines(f)), default=None)
-        share = blank_share(source, functions)
-        print('%-20s %6d lines %4d functions  blank %4.1f %%%s' %
-              (name, nlines, len(functions), share[1],
-               '  longest %3d %s' % (len(source.body_lines(longest)), longest.name)
-               if longest else ''))
-
-    for source in house.sources:
-        row(source.name, len(source.lines) - 1, source, source.functions)
-        for section in source.sections:
-            if section.tag:
-                row('  ' + section.tag, section.end - section.line, source, section.functions)
-    return 0
-
-
-def false_uses(house):
-    """Sections whose uses lines are not true: (section, the lines, what they should be)."""
-    for section in house.sections:
-        now = [section.source.lines[n - 1] for n in section.uses_lines]
-        want = house.uses_text(section)
-        if now != want and not section.is_open:
-            yield section, now, want
+def owners_of(sources):
+    """Whose functions have a prefix: prefix -> files. A type counts where no file claims its name."""
+    owners, types = {}, {}
+    for source in sources:
+        folder, stem = os.path.split(source.name[:-2])
+        prefixes = ['os' if folder == 'os' else stem]
+        for line in re.findall(r'^// Functions: (.*)\.$', source.text, re.M):
+            prefixes += re.findall(r'idist__(\w+)_\*', line)
+        for prefix in prefixes:
+            owners.setdefault(prefix, set()).add(source.name)
+        for item in source.items:
+            types.update((name[len('idist__'):], {source.name}) for name, kind in item.names
+                         if kind == 'type' and name.startswith('idist__'))
+    return {**types, **owners}
 
 
-def command_uses(house, args):
-    wrong = list(false_uses(house))
-    if not args.write:
-        for section, now, want in wrong:
-            text = ' '.join(want)[3:]
-            print('%s:%d: [%s] %s' % (section.source.name, section.line, section.tag, text))
-            print('    instead of: %s' % (' '.join(now)[3:] or 'nothing'))
-        return bool(wrong)
-    for section, now, want in reversed(wrong):
-        section.source.lines[section.line:section.line + len(now)] = want
-    for source in {section.source for section, _, _ in wrong}:
-        write(source.path, '\n'.join(source.lines))
-    print('%d uses lines written' % len(wrong))
-    return 0
+def rule_prefix(sources, known):
+    owners = owners_of(sources)
+    for source in sources:
+        for item in source.functions:
+            words = item.name[len('idist__'):].split('_')
+            found = [p for p in ('_'.join(words[:n]) for n in range(len(words), 0, -1))
+                     if p in owners] if item.name.startswith('idist__') else []
+            if item.name.startswith('idist__') and not found:
+                yield source, source.first_line(item), '%s: no file has this prefix' % item.name
+            elif found and source.name not in owners[found[0]]:
+                yield source, source.first_line(item), '%s has the prefix of %s' % (
+                    item.name, ' and '.join(sorted(owners[found[0]])))
+    for prefix, files in sorted(owners.items()):
+        if len(files) > 1 and prefix != 'os':
+            source = [s for s in sources if s.name in files][-1]
+            yield source, 1, 'idist__%s_ belongs to %s' % (prefix, ' and '.join(sorted(files)))
 
 
-def print_pairs(pairs):
-    """Caller -> callees, wrapped."""
-    users = {}
-    for user, used in sorted(pairs):
-        users.setdefault(user, []).append(used)
-    line = '     '
-    for user, used in users.items():
-        text = ' %s -> %s;' % (user, ', '.join(used))
-        if len(line) + len(text) > 140 and line.strip():
-            print(line)
-            line = '     '
-        line += text
-    print(line.rstrip(';'))
+def rule_includes(sources, known):
+    """What src/*.h and files without a guard define is there everywhere. And idist_train.h uses
+    device memory only where a program has included idist_nccl.h before."""
+    parts = [s for s in sources if '/' in s.name and '#pragma once' in s.text]
+    names = {s.name: {name for item in s.items for name, _ in item.names
+                      if name.startswith(('idist__', 'IDIST__'))} for s in parts}
+    everywhere = {name for s in sources if s not in parts for item in s.items
+                  for name, _ in item.names}
+    homes = {}
+    for file, defined in names.items():
+        for name in defined - everywhere:
+            homes.setdefault(name, set()).add(file)
+    for source in parts:
+        included = set(re.findall(r'^#include "([^"]+)"', source.text, re.M))
+        used = {}
+        for item in source.items:
+            for name, at in source.names_used(item).items():
+                used.setdefault(name, source.line(at))
+        for name, line in sorted(used.items(), key=lambda x: x[1]):
+            files = homes.get(name, set())
+            is_other = source.name.startswith('train/') and all(f[:4] == 'gpu/' for f in files)
+            if files and not files & (included | {source.name}) and not is_other:
+                yield source, line, '%s is in %s' % (name, ' and '.join(sorted(files)))
+        for file in sorted(included & set(names)):
+            if not names[file] & set(used):
+                yield source, 1, 'nothing of %s is used' % file
 
 
-def command_circles(house, _args):
-    circles = house.circles()
-    for circle in circles:
-        print('circle of %d: %s' % (len(circle), ' '.join(map(str, circle))))
-    up = sorted(house.upward(), key=lambda e: (e[0].order, e[1].order))
-    for a, b in up:
-        print('up: [%s] -> [%s]' % (a, b))
-        print_pairs(house.edges[a, b])
-    for item, home, callers in house.forward_declarations():
-        print('prototype: %s in [%s], defined in [%s], called before that by %s' %
-              (item.name, item.section, home, ', '.join(callers) or 'nobody'))
-    print('%d circles, %d edges upward with %d uses' %
-          (len(circles), len(up), sum(len(house.edges[e]) for e in up)))
-    return bool(circles or up)
-
-
-# ---- rules ----
-
-def rule_prefix(house, known):
-    for section in house.sections:
-        words = [section.name, '%s_%s' % (section.head, section.name)]
-        words += EXTRA_PREFIXES.get(section.tag, []) + FILE_PREFIXES.get(section.source.name, [])
-        words = tuple(w + '_' for w in words)
-        for item in section.functions:
-            verb = item.name[len('idist__'):] + '_'
-            if item.name.startswith('idist__') and not verb.startswith(words):
-                line = section.source.first_line(item)
-                yield section.source, line, '[%s] has %s' % (section, item.name)
-
-
-def rule_uses(house, known):
-    for section, now, want in false_uses(house):
-        yield section.source, section.line, '[%s] %s' % (section, ' '.join(want)[3:])
-
-
-def rule_banner(house, known):
-    tags = {}
-    for source in house.sources:
-        stem = source.name[len('idist_'):-2]
-        heads = {stem, stem + '_api'} if stem else {'api', 'impl'}
-        for i, line in enumerate(source.lines):
-            if re.match(r'//---', line) and line != DASHES:
-                yield source, i + 1, 'a banner has lines of %d columns' % len(DASHES)
-            match = TAG.match(line)
-            after = source.lines[i + 1] if match else ''
-            if match and after.startswith(('// uses ', '//---')) and source.lines[i - 1] != DASHES:
-                yield source, i + 1, 'no line of dashes above [%s:%s]' % match.group(1, 2)
-        for section in source.sections:
-            if not section.tag:
-                continue
-            text = TAG.match(source.lines[section.line - 1]).group(3)
-            if not re.match(r'  \S', text):
-                yield source, section.line, 'behind [%s]: two blanks and what it is' % section
-            if section.head not in heads:
-                yield source, section.line, '[%s] is not named after its file' % section
-            if section.tag in tags:
-                yield source, section.line, '[%s] is in %s as well' % (section, tags[section.tag])
-            tags[section.tag] = source.name
-            if not section.is_open and not section.uses_lines:
-                yield source, section.line, '[%s] has no uses line' % section
-            k = section.line
-            while source.lines[k].startswith('//') and source.lines[k] != DASHES:
-                k += 1
-            if source.lines[k] != DASHES:
-                yield source, section.line, 'the banner of [%s] is not closed' % section
-
-
-def rule_floors(house, known):
-    for a, b in house.upward():
-        for (user, used), line in sorted(house.edges[a, b].items()):
-            yield a.source, line, '%s of [%s] uses %s of [%s]' % (user, a, used, b)
-    for item, home, _ in house.forward_declarations():
-        if item.section is home:
-            line = home.source.first_line(item)
-            yield home.source, line, 'a prototype of %s, defined in [%s]' % (item.name, home)
-
-
-def rule_decl(house, known):
-    for source in house.sources:
+def rule_decl(sources, known):
+    for source in sources:
         for item in source.functions:
             if item.tree and after_declarations(source, item) and \
                     not has_blank(source, *after_declarations(source, item)):
@@ -827,15 +553,15 @@ def rule_decl(house, known):
                 yield source, line, 'no blank line after the declarations of %s' % item.name
 
 
-def rule_columns(house, known):
-    for source in house.sources:
+def rule_columns(sources, known):
+    for source in sources:
         for i, line in enumerate(source.lines):
             if len(line) > MAX_COLUMNS:
                 yield source, i + 1, '%d columns' % len(line)
 
 
-def rule_length(house, known):
-    for source in house.sources:
+def rule_length(sources, known):
+    for source in sources:
         for item in source.functions:
             n = len(source.body_lines(item))
             if n > MAX_LENGTH:
@@ -852,32 +578,32 @@ def nesting(s, depth=0):
     return most
 
 
-def rule_nesting(house, known):
-    for source in house.sources:
+def rule_nesting(sources, known):
+    for source in sources:
         for item in source.functions:
             n = nesting(item.tree) if item.tree else 0
             if n > MAX_NESTING:
                 yield source, source.first_line(item), '%s has %d levels' % (item.name, n)
 
 
-def rule_branches(house, known):
+def rule_branches(sources, known):
     words = {'if', 'for', 'while', 'case', '&&', '||', '?'}
-    for source in house.sources:
+    for source in sources:
         for item in source.functions:
             n = sum(word in words for _, word, _ in source.code[item.body:item.last])
             if n > MAX_BRANCHES:
                 yield source, source.first_line(item), '%s has %d branches' % (item.name, n)
 
 
-def rule_blank(house, known):
-    for source in house.sources:
+def rule_blank(sources, known):
+    for source in sources:
         lines, share = blank_share(source, source.functions)
-        if lines and share < MIN_BLANK:
+        if lines >= BLANK_FROM and share < MIN_BLANK:
             yield source, 1, '%.1f %% of the lines of its functions are blank' % share
 
 
-def rule_statements(house, known):
-    for source in house.sources:
+def rule_statements(sources, known):
+    for source in sources:
         for item in source.functions:
             for s, _ in item.tree.walk() if item.tree else ():
                 if commas(source, s):
@@ -892,8 +618,8 @@ def rule_statements(house, known):
                         yield source, source.first_line(b), 'two statements on one line'
 
 
-def rule_chain(house, known):
-    for source in house.sources:
+def rule_chain(sources, known):
+    for source in sources:
         for item in source.functions:
             for s, _ in item.tree.walk() if item.tree else ():
                 if s.kind == 'if':
@@ -902,8 +628,8 @@ def rule_chain(house, known):
                         yield source, source.first_line(s), 'a status assigned inside if'
 
 
-def rule_comment(house, known):
-    for source in house.sources:
+def rule_comment(sources, known):
+    for source in sources:
         for _, text, at in source.comments:
             for match in re.finditer(r'(?<![\w/.-])_?(?:idist|IDIST)_\w*', text):
                 name, rest = match.group(), text[match.end():match.end() + 2]
@@ -941,12 +667,12 @@ def documented_launchers(source):
     return names, pairs, source.line(chosen.start()), source.line(first.start())
 
 
-def rule_launchers(house, known):
-    sources = {source.name: source for source in house.sources}
-    if not {'idist.h', 'idist_launch.h'} <= set(sources):
+def rule_launchers(sources, known):
+    named = {source.name: source for source in sources}
+    if not {'idist.h', 'launch/detect.h'} <= set(named):
         return
-    api = sources['idist.h']
-    names, pairs = table_of_launchers(sources['idist_launch.h'])
+    api = named['idist.h']
+    names, pairs = table_of_launchers(named['launch/detect.h'])
     doc_names, doc_pairs, names_line, pairs_line = documented_launchers(api)
     if doc_names != names:
         yield api, names_line, 'IDIST_LAUNCHER: the table has ' + ', '.join(names)
@@ -984,18 +710,18 @@ def system_uses(source):
                 yield i + 1, '<%s>' % name
 
 
-def rule_system(house, known):
-    for source in house.sources:
-        if source.name == SYSTEM_FILE:
+def rule_system(sources, known):
+    for source in sources:
+        if source.name.startswith(SYSTEM_FOLDER):
             continue
         for line, what in system_uses(source):
-            yield source, line, '%s belongs in %s' % (what, SYSTEM_FILE)
+            yield source, line, '%s belongs in %s' % (what, SYSTEM_FOLDER)
 
 
-def rule_cancel(house, known):
+def rule_cancel(sources, known):
     """A cancellation point would let pthread_cancel end a thread that holds a lock."""
-    for source in house.sources:
-        if source.name != SYSTEM_FILE:
+    for source in sources:
+        if not source.name.startswith(SYSTEM_FOLDER):
             continue
         depth, wrapped = 0, None  # the parentheses around a token; at IDIST__OS_CALL
         tokens = [('punct', '', 0)] + source.code + [('punct', '', 0)]
@@ -1013,21 +739,21 @@ def rule_cancel(house, known):
                 yield source, source.line(at), '%s() without IDIST__OS_CALL' % word
 
 
-def rule_locale(house, known):
-    for source in house.sources:
+def rule_locale(sources, known):
+    for source in sources:
         for kind, word, at in all_tokens(source):
             line = source.line(at)
-            if source.section_at(line).tag == LOCALE_SECTION:
+            if source.name == LOCALE_FILE:
                 continue
             found = [word + '()'] if kind == 'name' and word in LOCALE_CALLS else []
             if kind == 'string':
                 found = [f for f in LOCALE_FORMAT.findall(word) if f != '%%']
             for what in found:
-                yield source, line, '%s depends on the locale; use [%s]' % (what, LOCALE_SECTION)
+                yield source, line, '%s depends on the locale; use %s' % (what, LOCALE_FILE)
 
 
-def rule_parse(house, known):
-    for source in house.sources:
+def rule_parse(sources, known):
+    for source in sources:
         for item, why in source.misread:
             yield source, source.first_line(item), '%s: %s' % (item.name, why)
 
@@ -1035,9 +761,9 @@ def rule_parse(house, known):
 class Known:
     """Every identifier of idist that stands somewhere outside the comments of the headers."""
 
-    def __init__(self, house):
+    def __init__(self, sources):
         self.names, self.words, self.pasted = set(), set(), set()
-        for source in house.sources:
+        for source in sources:
             for kind, word, _ in source.code:
                 if kind == 'name':
                     self.words.add(word)
@@ -1061,27 +787,6 @@ class Known:
     def begins(self, name):
         i = bisect.bisect_left(self.sorted, name)
         return i < len(self.sorted) and self.sorted[i].startswith(name)
-
-
-def command_check(house, args):
-    only = args.only.split(',') if args.only else RULES
-    for rule in only:
-        if rule not in RULES:
-            raise Refused('no rule %s; there are: %s' % (rule, ' '.join(RULES)))
-    known = Known(house) if 'comment' in only else None
-    count = 0
-    for rule in only:
-        for source, line, text in globals()['rule_' + rule](house, known):
-            print('%s:%d: %s: %s' % (source.name, line, rule, text))
-            count += 1
-    return bool(count)
-
-
-# ---- commands that write ----
-
-def write(path, text):
-    with open(path, 'w', encoding='utf-8') as f:
-        f.write(text)
 
 
 def has_blank(source, a, b):
@@ -1109,81 +814,6 @@ def after_declarations(source, item):
     return None
 
 
-def is_big(source, s):
-    """A block of several lines, or a control statement that has one."""
-    if s.kind not in CONTROL and s.kind != 'block':
-        return False
-    return solid(source, s) >= BLOCK_LINES and any(x.kind == 'block' for x, _ in s.walk())
-
-
-def feeds(source, a, b):
-    """Whether a is x = ...; and b asks for x: then they are one step."""
-    code = source.code
-    if a.kind != 'expr' or code[a.first + 1][1] != '=' or not b.head or b.kind in ('for', 'do'):
-        return False
-    return code[a.first][1] in [word for _, word, _ in code[b.head[0]:b.head[1]]]
-
-
-def wants_blank(source, item, block, a, b):
-    """Whether a blank line belongs between two statements that follow each other in a block."""
-    labels = ('case', 'default')
-    if source.last_line(a) == source.first_line(b) or 'pp' in (a.kind, b.kind):
-        return False
-    if a.kind in labels or a.kind == 'label' or b.kind in labels:
-        return False
-    if (a, b) == after_declarations(source, item):
-        return True
-    if (is_big(source, b) and not feeds(source, a, b)) or (is_big(source, a) and b.kind != 'break'):
-        return True
-    if block is item.tree and b is block.children[-1] and b.kind == 'return':
-        return sum(bool(line.strip()) for line in source.body_lines(item)) >= RETURN_LINES
-    return False
-
-
-def space_text(path, text):
-    source = Source(path, text)
-    lines = source.lines
-    insert = set()
-    for item in source.functions:
-        for block, _ in item.tree.walk() if item.tree else ():
-            if block.kind != 'block':
-                continue
-            for a, b in zip(block.children, block.children[1:]):
-                if wants_blank(source, item, block, a, b) and not has_blank(source, a, b):
-                    insert.add(line_before(source, a, b))
-    out = []
-    for i, line in enumerate(lines):
-        if i in insert:
-            out.append('')
-        out.append(line)
-    new = '\n'.join(out)
-    if spelling(new) != spelling(text):
-        raise Refused('%s: space would change more than white space' % path)
-    return new
-
-
-def indent_of(line):
-    return len(line) - len(line.lstrip())
-
-
-def line_before(source, a, b):
-    """The index of the first line of b, or of the comment above that belongs to it."""
-    i = source.first_line(b) - 1
-    while i > source.last_line(a) and indent_of(source.lines[i - 1]) == indent_of(source.lines[i]):
-        i -= 1
-    return i
-
-
-def command_space(args):
-    for path in args.files:
-        with open(path, encoding='utf-8') as f:
-            text = f.read()
-        new = space_text(path, text)
-        if new != text:
-            write(path, new)
-    return 0
-
-
 def commas(source, s):
     """The commas that join expressions to a statement: indices of tokens."""
     found = []
@@ -1200,184 +830,30 @@ def commas(source, s):
     return found
 
 
-def split_text(path, text):
-    source = Source(path, text)
-    edits = []      # (position, length, new text)
-    expected = {}   # token -> its words afterwards
-    for item in source.functions:
-        for s, parent in item.tree.walk() if item.tree else ():
-            joints = commas(source, s)
-            if not joints:
-                continue
-            indent = ' ' * indent_of(source.lines[source.first_line(s) - 1])
-            braces = parent.kind != 'block'
-            inner = indent + '    ' if braces else indent
-            for k in joints:
-                edits.append((source.code[k][2], 1, ';\n' + inner))
-                expected[k] = [';']
-            if braces:
-                edits.append((source.code[s.first][2], 0, '{\n' + inner))
-                expected.setdefault(s.first, [source.code[s.first][1]]).insert(0, '{')
-                end = source.starts[source.last_line(s)] - 1    # behind a comment that follows it
-                rest = text[source.code[s.last][2] + 1:end]
-                if not re.match(r'\s*//', rest):
-                    end = source.code[s.last][2] + 1
-                edits.append((end, 0, '\n' + indent + '}'))
-                expected.setdefault(s.last, [';']).append('}')
-    words = []
-    for k, (_, word, _) in enumerate(source.code):
-        words += expected.get(k, [word])
-    new = text
-    for at, length, put in sorted(edits, reverse=True):
-        rest = new[at + length:]
-        new = new[:at] + put + (rest.lstrip(' \n') if put.startswith((';', '{')) else rest)
-    if [t for _, t, _ in lex(new)[0]] != words:
-        raise Refused('%s: split would change more than commas' % path)
-    return new
-
-
-def command_split(args):
-    for path in args.files:
-        with open(path, encoding='utf-8') as f:
-            text = f.read()
-        new = split_text(path, text)
-        if new != text:
-            write(path, new)
-    return 0
-
-
-def read_table(path):
-    table = {}
-    with open(path, encoding='utf-8') as f:
-        for n, line in enumerate(f, 1):
-            words = line.split()
-            if not words or words[0].startswith('#'):
-                continue
-            if len(words) != 2 or not all(re.fullmatch(r'[A-Za-z_]\w*', w) for w in words):
-                raise Refused('%s:%d: not "old new"' % (path, n))
-            if table.setdefault(words[0], words[1]) != words[1]:
-                raise Refused('%s:%d: %s has two new names' % (path, n, words[0]))
-    if len(set(table.values())) < len(table):
-        twice = sorted({new for new in table.values() if list(table.values()).count(new) > 1})
-        raise Refused('two old names for %s' % ' '.join(twice))
-    return table
-
-
-def region(source, where):
-    """The part of a file that --in names, and whether it is a function: (start, end, bool)."""
-    if where is None or where in (source.path, source.name):
-        return 0, len(source.text), False
-    for section in source.sections:
-        if section.tag and section.tag == where.strip('[]'):
-            end = min(section.end, len(source.lines))
-            return source.starts[section.line - 1], source.starts[end - 1], False
-    found = [f for f in source.functions if f.name == where]
-    if found:
-        # The comment above a function speaks of its parameters.
-        first = source.first_line(found[0]) - 1
-        while first and source.lines[first - 1].startswith('//'):
-            first -= 1
-        return source.starts[first], source.starts[source.last_line(found[-1])], True
-    return None
-
-
-def rename_text(source, table, part, strings=False, words=False):
-    """The text with new names, and how many were replaced."""
-    start, end, is_function = part
-    edits = []
-
-    def plain(text, at):
-        for match in re.finditer(r'[A-Za-z_]\w*', text):
-            if match.group() in table and (words or '_' in match.group()):
-                edits.append((at + match.start(), match.group()))
-
-    def token(kind, word, at, before):
-        if kind == 'name' and word in table and not (is_function and before in ('.', '->')):
-            edits.append((at, word))
-        elif kind == 'string' and strings:
-            plain(word, at)
-
-    before = ''
-    for kind, word, at in source.code:
-        if kind == 'pp':
-            inner = ''
-            for kind2, word2, at2 in lex_directive((kind, word, at))[0]:
-                token(kind2, word2, at + at2, inner)
-                inner = word2
-        else:
-            token(kind, word, at, before)
-        before = word
-    for _, text, at in source.comments:
-        plain(text, at)
-    out, done, count = [], 0, 0
-    for at, word in sorted(edits):
-        if start <= at < end:
-            out += [source.text[done:at], table[word]]
-            done = at + len(word)
-            count += 1
-    return ''.join(out) + source.text[done:], count
-
-
-def names_in(source, part):
-    names = set()
-    for kind, word, at in source.code:
-        if part[0] <= at < part[1]:
-            if kind == 'name':
-                names.add(word)
-            elif kind == 'pp':
-                names.update(w for k, w, _ in lex_directive((kind, word, at))[0] if k == 'name')
-    return names
-
-
-def command_rename(args):
-    table = read_table(args.table)
-    sources = [Source(path) for path in args.files]
-    parts = [(s, region(s, args.where)) for s in sources]
-    parts = [(s, part) for s, part in parts if part]
-    if not parts:
-        raise Refused('%s is no file, section or function of these files' % args.where)
-    for source, part in parts:
-        taken = sorted(set(table.values()) & names_in(source, part) - set(table))
-        if taken:
-            raise Refused('%s: taken already: %s' % (source.name, ' '.join(taken)))
-    for source, part in parts:
-        new, count = rename_text(source, table, part, args.strings, args.words)
-        if count:
-            write(source.path, new)
-        print('%s: %d renamed' % (source.name, count))
-    return 0
-
-
 # ---- main ----
 
 def main(argv):
     parser = argparse.ArgumentParser(description=__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
-    commands = parser.add_subparsers(dest='command', metavar='COMMAND', required=True)
-    readers = {'map': command_map, 'uses': command_uses, 'circles': command_circles,
-               'check': command_check}
-    writers = {'rename': command_rename, 'space': command_space, 'split': command_split}
-    for name in list(readers) + list(writers):
-        sub = commands.add_parser(name)
-        if name == 'uses':
-            sub.add_argument('--write', action='store_true', help='rewrite them')
-        if name == 'check':
-            sub.add_argument('--only', metavar='RULES', help='some rules, with commas between them')
-        if name == 'rename':
-            sub.add_argument('table')
-            sub.add_argument('--in', dest='where', help='a file, a section or a function')
-            sub.add_argument('--strings', action='store_true', help='also inside strings')
-            sub.add_argument('--words', action='store_true', help='also plain words in comments')
-        sub.add_argument('files', nargs='*' if name in readers else '+')
+    parser.add_argument('--only', metavar='RULES', help='some rules, with commas between them')
+    parser.add_argument('files', nargs='*')
     args = parser.parse_args(argv)
+    only = args.only.split(',') if args.only else RULES
+    paths = args.files or sorted(glob.glob(ROOT + '/src/**/*.h', recursive=True))
+    count = 0
     try:
-        if args.command in writers:
-            return writers[args.command](args)
-        paths = args.files or sorted(glob.glob(os.path.join(ROOT, 'idist*.h')))
-        return int(readers[args.command](House([Source(path) for path in paths]), args))
+        if not set(only) <= set(RULES):
+            raise Refused('no rule %s; there are: %s' % (args.only, ' '.join(RULES)))
+        sources = [Source(path) for path in paths]
+        known = Known(sources) if 'comment' in only else None
+        for rule in only:
+            for source, line, text in globals()['rule_' + rule](sources, known):
+                print('%s:%d: %s: %s' % (source.name, line, rule, text))
+                count += 1
     except Refused as e:
         print('house.py: %s' % e, file=sys.stderr)
         return 2
+    return int(count > 0)
 
 
 if __name__ == '__main__':

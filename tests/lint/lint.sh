@@ -3,10 +3,12 @@
 # something was found.
 #
 #   contents   the list CONTENTS at the top of a header names its sections, all and in their order
+#   includes   a file of src/ includes only what stands below it
+#   drop-ins   the headers at the root are what src/ gives
 #   names      exported symbols start with idist_ and are declared in the API part; macros start
 #              with IDIST_
 #   text       ASCII, no tabs, no white space at the end of a line, at most 100 columns
-#   house      what house.py reads off the headers: layers, nesting, length of functions, ...
+#   house      what house.py reads off the sources: names, nesting, length of functions, ...
 #   format     clang-format; also: shell scripts are executable and pass shellcheck
 #   speech     the project speaks of itself only: no paths of somebody's machine, no TODO without
 #              an owner
@@ -16,29 +18,25 @@ shopt -s lastpipe # so that report, at the end of a pipe, can count
 cd "$(dirname "$0")/../.." || exit 1
 
 MAX_COLUMNS=100
-# Rules of house.py (see its head). All hold for every header.
-HOUSE_RULES=prefix,uses,banner,floors,decl,columns,length,nesting,branches,blank,statements,chain
-HOUSE_RULES=$HOUSE_RULES,comment,launchers,system,locale,parse
-# Headers without such a CONTENTS: what others include more than once, and the API, which also lists
-# the files.
-CONTENTS_OPEN="idist_begin.h idist_end.h idist.h"
-
 TMP=$(mktemp -d) || exit 1
 trap 'rm -rf "$TMP"' EXIT
 N_RUN=0
 N_FAILED=0
 
-mapfile -t HEADERS < <(ls idist*.h 2>/dev/null)
+mapfile -t SOURCES < <(find src -name '*.h' | sort)
 # What git has or would add; without git, everything but build/.
 mapfile -t ALL < <(git ls-files --cached --others --exclude-standard 2>/dev/null | sort -u ||
     find . -type f -not -path './build/*' -not -path './.git/*' | sed 's|^\./||' | sort)
 FILES=()
 for f in "${ALL[@]}"; do [ -f "$f" ] && FILES+=("$f"); done
-mapfile -t C_FILES < <(printf '%s\n' "${FILES[@]}" | grep -E '\.(c|h|hpp|cc|cpp|cu)$')
+# The drop-ins are generated.
+mapfile -t C_FILES < <(printf '%s\n' "${FILES[@]}" | grep -E '\.(c|h|hpp|cc|cpp|cu)$' |
+    grep -vE '^idist[a-z_]*\.h$')
 mapfile -t SCRIPTS < <(printf '%s\n' "${FILES[@]}" | grep -E '(\.sh|^\.ci/run)$')
 mapfile -t TEXTS < <(printf '%s\n' "${FILES[@]}" |
     grep -E -e '\.(c|h|hpp|cc|cpp|cu|sh|py|awk|md|in|yml|cmake|build|json|wrap)$' \
-        -e '(Makefile|LICENSE|CMakeLists\.txt|/usage|^\.ci/run|^\.[a-z-]+)$')
+        -e '(Makefile|LICENSE|CMakeLists\.txt|/usage|^\.ci/run|^\.[a-z-]+)$' |
+    grep -vE '^idist[a-z_]*\.h$')
 
 # report NAME: passes when the findings on stdin are none; otherwise they become diagnostics.
 report() {
@@ -157,11 +155,6 @@ check_text() {
     done
 }
 
-# Findings of house.py, "FILE:LINE: RULE: what".
-check_house() {
-    tests/lint/house.py check --only $HOUSE_RULES 2>&1
-}
-
 # This script and the test of the README name the words they look for.
 check_speech() {
     local f
@@ -203,7 +196,7 @@ check_tidy() {
     [ "${IDIST_TEST_FULL:-0}" = 1 ] && budget=225000
     printf '#define IDIST_IMPLEMENTATION\n#include "idist.h"\n' >"$TMP/tidy.c"
     cp .clang-tidy "$TMP/"
-    timeout 900 clang-tidy --quiet "$TMP/tidy.c" -- -std=gnu11 -I"$PWD" \
+    timeout 900 clang-tidy --quiet "$TMP/tidy.c" -- -std=gnu11 -I"$PWD/src" \
         -Xclang -analyzer-opt-analyze-headers -Xclang -analyzer-config -Xclang \
         max-nodes=$budget >"$TMP/tidy.log" 2>"$TMP/tidy.err"
     local rc=$?
@@ -214,20 +207,16 @@ check_tidy() {
     fi
 }
 
-if [ ${#HEADERS[@]} -eq 0 ]; then
-    echo "no header found" | report "headers"
-else
-    for h in "${HEADERS[@]}"; do
-        case " $CONTENTS_OPEN " in *" $h "*) continue ;; esac
-        check_contents "$h" | report "$h: CONTENTS against the sections"
-    done
-    check_contents idist.hpp | report "idist.hpp: CONTENTS against the sections"
-    check_names | report "exported names"
-    check_macros "${HEADERS[@]}" idist.hpp | report "macros"
-    check_house | report "house rules: $HOUSE_RULES"
-fi
+for h in src/idist.h src/idist_train.h idist.hpp; do
+    check_contents "$h" | report "$h: CONTENTS against the sections"
+done
+check_names | report "exported names"
+check_macros "${SOURCES[@]}" idist.hpp | report "macros"
+tests/lint/includes.py 2>&1 | report "includes in src/"
+tests/lint/house.py 2>&1 | report "house rules"
+tools/drop_ins.py --check 2>&1 | report "the drop-ins are not stale"
 printf '%s\n' "${C_FILES[@]}" | grep -E '^(tests|examples)/.*\.[ch]$' |
-    xargs tests/lint/house.py check --only length 2>&1 |
+    xargs tests/lint/house.py --only length 2>&1 |
     report "functions of tests and examples: length"
 tests/lint/house_test.py >"$TMP/house_test" 2>&1 || echo "exit status $?" >>"$TMP/house_test"
 grep -vE '^(ok |1\.\.)' "$TMP/house_test" | report "house.py passes its own test"
@@ -244,9 +233,7 @@ if command -v shellcheck >/dev/null; then
 else
     skip "shellcheck" "apt-get install shellcheck"
 fi
-if [ ${#HEADERS[@]} -eq 0 ]; then
-    :
-elif command -v clang-tidy >/dev/null; then
+if command -v clang-tidy >/dev/null; then
     check_tidy | report "clang-tidy"
 else
     skip "clang-tidy" "apt-get install clang-tidy"

@@ -316,7 +316,7 @@ static void one_environment(const launch_case *c) {
         *value++ = 0;
         setenv(word, value, 1);
     }
-    s = idist__launch_config(&got, NULL);
+    s = idist__config_fill(&got, NULL);
     if (!c->launcher) {
         if (!tap_ok(s == IDIST_ERR_ENV && strstr(idist_last_error(), c->where),
                     "\"%s\": an error about %s", c->vars, c->where))
@@ -342,16 +342,16 @@ static void jobs_apart(void) {
     setenv("OMPI_COMM_WORLD_SIZE", "2", 1);
     setenv("OMPI_COMM_WORLD_LOCAL_SIZE", "2", 1);
     setenv("PMIX_NAMESPACE", "one", 1);
-    tap_ok(idist__launch_config(&c, NULL) == IDIST_OK, "the first job");
+    tap_ok(idist__config_fill(&c, NULL) == IDIST_OK, "the first job");
     memcpy(first, c.where, sizeof first);
     setenv("OMPI_COMM_WORLD_RANK", "1", 1);
-    tap_ok(idist__launch_config(&c, NULL) == IDIST_OK && strcmp(first, c.where) == 0,
+    tap_ok(idist__config_fill(&c, NULL) == IDIST_OK && strcmp(first, c.where) == 0,
            "its other rank meets it");
     setenv("PMIX_NAMESPACE", "two", 1);
-    tap_ok(idist__launch_config(&c, NULL) == IDIST_OK && strcmp(first, c.where) != 0,
+    tap_ok(idist__config_fill(&c, NULL) == IDIST_OK && strcmp(first, c.where) != 0,
            "another job meets elsewhere");
     setenv("IDIST_TRANSPORT", "tcp", 1);
-    tap_ok(idist__launch_config(&c, NULL) == IDIST_OK &&
+    tap_ok(idist__config_fill(&c, NULL) == IDIST_OK &&
                strncmp(c.where, "tcp:127.0.0.1:", 14) == 0,
            "by TCP if asked");
 }

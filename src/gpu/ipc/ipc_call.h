@@ -63,7 +63,6 @@
 //     idist__ipc_call_step
 #pragma once
 
-#include "base/dtype.h"
 #include "core/kind.h"
 #include "core/model.h"
 #include "core/world.h"

@@ -3,7 +3,6 @@
 
 #include "os/clock.h"
 #include "os/thread.h"
-#include "base/dtype.h"
 #include "core/model.h"
 #include "core/world.h"
 #include "gpu/gpu_model.h"

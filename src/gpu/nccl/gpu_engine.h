@@ -14,7 +14,6 @@
 #include "base/text.h"
 #include "base/mem.h"
 #include "base/log.h"
-#include "base/dtype.h"
 #include "core/kind.h"
 #include "core/model.h"
 #include "core/world.h"

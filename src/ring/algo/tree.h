@@ -1,4 +1,6 @@
 // ring/algo/tree.h: barrier; broadcast, reduce, gather and scatter of small messages
+//
+// Functions: idist__tree_*, idist__dissemination_*.
 #pragma once
 
 #include "core/kind.h"

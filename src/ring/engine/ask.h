@@ -1,4 +1,6 @@
 // ring/engine/ask.h: which members hold up a call, and whom those wait for in turn
+//
+// Functions: idist__ask_*, idist__absent_*.
 #pragma once
 
 #include "os/clock.h"

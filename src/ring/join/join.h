@@ -37,7 +37,6 @@
 #include "base/text.h"
 #include "base/mem.h"
 #include "base/log.h"
-#include "store/store.h"
 #include "core/model.h"
 #include "ring/shm/liveness.h"
 #include "ring/shm/pipe.h"

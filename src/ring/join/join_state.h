@@ -2,7 +2,6 @@
 #pragma once
 
 #include "os/clock.h"
-#include "store/table.h"
 #include "store/server.h"
 #include "store/client.h"
 #include "store/store.h"

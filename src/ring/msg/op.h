@@ -7,7 +7,6 @@
 #pragma once
 
 #include "base/mem.h"
-#include "base/dtype.h"
 #include "base/reduce.h"
 #include "launch/env.h"
 #include "core/kind.h"
@@ -33,7 +32,8 @@ typedef struct idist__item { // of a stream
 
 // ---- state of an algorithm, one struct per family ----
 
-typedef struct idist__stream_op {  // ring/algo/stream.h, and so ring/algo/ring_algo.h and ring/algo/chain.h
+// Of ring/algo/stream.h, and so of ring_algo.h and chain.h.
+typedef struct idist__stream_op {
     size_t recv_total, send_total; // items
     size_t head;                   // items that can be sent before anything has been received
     size_t posted, taken, sent;    // items so far: receives posted, items taken, sends posted

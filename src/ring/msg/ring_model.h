@@ -2,6 +2,7 @@
 #pragma once
 
 #include "os/clock.h"
+#include "os/poll.h"
 #include "base/text.h"
 #include "launch/config.h"
 #include "core/model.h"
@@ -261,7 +262,7 @@ typedef struct idist__ring { // the backend's part of a world
     idist_status failed_status;
     char failed_cause[400];
 
-    idist__index_bucket transfers[IDIST__BUCKETS], messages[IDIST__BUCKETS]; // see ring/msg/transfer.h
+    idist__index_bucket transfers[IDIST__BUCKETS], messages[IDIST__BUCKETS]; // see transfer.h
 } idist__ring;
 
 typedef struct idist__seen {        // what is known of a member's progress in a group

@@ -1,4 +1,6 @@
 // ring/msg/transfer.h: sends and receives under way, and finding them by what they wait for
+//
+// Functions: idist__transfer_*, idist__index_*.
 #pragma once
 
 #include "base/mem.h"

@@ -1,4 +1,6 @@
 // ring/share/chunk.h: collectives of small contributions at once, of large ones a chunk at a time
+//
+// Functions: idist__chunk_*, idist__flat_*.
 #pragma once
 
 #include "os/thread.h"

@@ -23,11 +23,11 @@
 // A LARGE ALL_REDUCE (CHUNKED)
 //
 // idist__share_start         queue the task behind the group's other shared calls
-// idist__split_reduce_run           a coroutine, resumed by idist__share_progress:
-//   idist__slot_enter          publish the slot; it says where our buffers are
-//   idist__chunk_expose        copy our part of chunk i to buffer i % 3, publish EXPOSED
-//   idist__split_reduce_sum_block     reduce our block of the chunk over all ranks, publish
-// REDUCED idist__split_reduce_take_blocks   copy the blocks of the others to our result, publish FREED
+// idist__split_reduce_run    a coroutine, resumed by idist__share_progress:
+//   idist__slot_enter                publish the slot; it says where our buffers are
+//   idist__chunk_expose              copy our part of chunk i to buffer i % 3, publish EXPOSED
+//   idist__split_reduce_sum_block    reduce our block of the chunk over all ranks, publish REDUCED
+//   idist__split_reduce_take_blocks  copy the blocks of the others to our result, publish FREED
 // idist__slot_leave          complete the task; the next one is first in line
 //
 // SOURCES

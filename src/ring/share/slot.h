@@ -27,7 +27,6 @@
 #include "base/mem.h"
 #include "base/window.h"
 #include "base/log.h"
-#include "base/dtype.h"
 #include "base/reduce.h"
 #include "launch/env.h"
 #include "core/kind.h"

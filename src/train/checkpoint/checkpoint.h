@@ -3,7 +3,6 @@
 
 #include "os/file.h"
 #include "base/fail.h"
-#include "base/dtype.h"
 
 //------------------------------------------------------------------------------
 // the checksum of a checkpoint

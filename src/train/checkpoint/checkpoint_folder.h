@@ -1,4 +1,6 @@
 // train/checkpoint/checkpoint_folder.h: the checkpoints in a folder, and the best of them
+//
+// Functions: idist__folder_*.
 #pragma once
 
 #include "os/file.h"
@@ -7,8 +9,6 @@
 #include "base/log.h"
 #include "core/model.h"
 #include "core/world.h"
-#include "calls/get.h"
-#include "calls/collective.h"
 #include "train/agree.h"
 #include "train/checkpoint/checkpoint.h"
 #include "train/checkpoint/flaw.h"

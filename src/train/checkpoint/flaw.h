@@ -1,4 +1,6 @@
 // train/checkpoint/flaw.h: what can be wrong with a checkpoint file, and which files are known
+//
+// Functions: idist__flaw_*, idist__seen_*, idist__sync_*.
 #pragma once
 
 #include "os/thread.h"

@@ -9,9 +9,6 @@
 
 #include "os/file.h"
 #include "base/fail.h"
-#include "base/dtype.h"
-#include "calls/get.h"
-#include "calls/collective.h"
 #include "train/agree.h"
 #include "train/checkpoint/checkpoint.h"
 #include "train/checkpoint/flaw.h"

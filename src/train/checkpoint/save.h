@@ -12,7 +12,6 @@
 #include "base/log.h"
 #include "core/model.h"
 #include "core/world.h"
-#include "calls/get.h"
 #include "train/agree.h"
 #include "train/checkpoint/checkpoint.h"
 #include "train/checkpoint/flaw.h"

@@ -1,9 +1,10 @@
 // train/compress/compress.h: state of a compressed bucket; 16-bit compression
+//
+// Functions: idist__compress_*, idist__half_*.
 #pragma once
 
 #include "base/fail.h"
 #include "base/small_float.h"
-#include "calls/collective.h"
 #include "train/compress/tensor_memory.h"
 
 //------------------------------------------------------------------------------

@@ -13,7 +13,6 @@
 // Bytes sent per gradient: 2 (n-1)/n * 1.004, compared with 8 (n-1)/n of an all_reduce of floats.
 #pragma once
 
-#include "calls/collective.h"
 #include "train/compress/compress.h"
 
 // Rounds x to bytes and leaves in x what that took. A chunk with a value that is not finite becomes

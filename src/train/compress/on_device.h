@@ -4,7 +4,6 @@
 // compiler does not contract products and sums into fused multiply-adds.
 #pragma once
 
-#include "calls/collective.h"
 #include "train/compress/tensor_memory.h"
 #include "train/compress/compress.h"
 

@@ -30,8 +30,6 @@
 #include "base/log.h"
 #include "base/small_float.h"
 #include "base/reduce.h"
-#include "calls/get.h"
-#include "calls/collective.h"
 #include "train/permutation.h"
 #include "train/auto.h"
 #include "train/norm.h"

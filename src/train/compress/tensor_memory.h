@@ -5,7 +5,6 @@
 
 #include "base/fail.h"
 #include "base/reduce.h"
-#include "calls/alloc.h"
 
 #ifdef IDIST_NCCL_H
 #define IDIST__OWN(call) call

@@ -1,11 +1,10 @@
 // train/ddp/ddp_bucket.h: buckets: which gradients go together, and when they may start
+//
+// Functions: idist__ddp_bucket_*, idist__ddp_hold_*, idist__ddp_hook_*.
 #pragma once
 
 #include "base/fail.h"
-#include "base/dtype.h"
 #include "base/isa.h"
-#include "calls/get.h"
-#include "calls/collective.h"
 #include "train/compress/tensor_memory.h"
 #include "train/compress/compress.h"
 #include "train/ddp/ddp_model.h"
@@ -117,7 +116,7 @@ static size_t idist__ddp_bucket_place(idist_ddp *d) {
 
         if (idist__ddp_bucket_needs_memory(d, bucket)) {
             if (d->bucket_memory) bucket->exposed.data = (char *)d->bucket_memory + total;
-            total += (idist__ddp_bucket_nbytes(bucket) + 63) / 64 * 64; // cache lines
+            total += (idist__ddp_model_nbytes(bucket) + 63) / 64 * 64; // cache lines
         }
 
         bucket->end = (char *)bucket->exposed.data;
@@ -213,7 +212,7 @@ static idist_status idist__ddp_bucket_alloc_slots(idist_ddp *d) {
     for (b = 0; b < d->bucket_count; b++) {
         d->in_pieces[b] = d->buckets[b].scattered;
         any = any || d->buckets[b].scattered;
-        count += idist__ddp_bucket_nbytes(&d->buckets[b]) / d->piece_nbytes + 1;
+        count += idist__ddp_model_nbytes(&d->buckets[b]) / d->piece_nbytes + 1;
     }
 
     if (count > d->slot_limit) count = d->slot_limit;

@@ -15,9 +15,6 @@
 #include "base/dtype.h"
 #include "core/model.h"
 #include "core/world.h"
-#include "calls/get.h"
-#include "calls/collective.h"
-#include "calls/request.h"
 #include "train/agree.h"
 #include "train/auto.h"
 #include "train/tensor.h"
@@ -429,7 +426,7 @@ static void idist__ddp_create_log(const idist_ddp *d) {
 
     for (b = 0; b < d->bucket_count; b++) {
         in_place += idist__ddp_create_in_place(d, &d->buckets[b]);
-        nbytes += idist__ddp_bucket_nbytes(&d->buckets[b]);
+        nbytes += idist__ddp_model_nbytes(&d->buckets[b]);
     }
 
     idist__log_print(log, IDIST_LOG_INFO,

@@ -5,8 +5,6 @@
 #pragma once
 
 #include "os/clock.h"
-#include "calls/collective.h"
-#include "trace/trace_call.h"
 #include "train/compress/tensor_memory.h"
 #include "train/ddp/ddp_model.h"
 #include "train/ddp/ddp_bucket.h"
@@ -95,7 +93,7 @@ static void idist__ddp_finish_trace(const idist__ddp_bucket *bucket) {
     if (!idist_trace_on()) return;
     snprintf(name, sizeof name, "bucket %d", bucket->exposed.index);
     snprintf(args, sizeof args, "{\"gradients\":%d,\"bytes\":%zu}", bucket->exposed.gradient_count,
-             idist__ddp_bucket_nbytes(bucket));
+             idist__ddp_model_nbytes(bucket));
     idist_trace_span(name, "bucket", bucket->launched_ns, idist__os_clock_now_ns(), args);
 }
 
@@ -106,7 +104,7 @@ static idist_status idist__ddp_finish_buckets(idist_ddp *d) {
     int b;
 
     for (b = 0; b < d->launched_count && status == IDIST_OK; b++) {
-        idist__ddp_bucket *bucket = idist__ddp_bucket_at(d, b);
+        idist__ddp_bucket *bucket = idist__ddp_model_bucket(d, b);
 
         if (d->in_pieces[bucket->exposed.index]) { // finished piece by piece
             idist__ddp_finish_trace(bucket);

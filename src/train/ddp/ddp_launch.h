@@ -3,10 +3,6 @@
 
 #include "os/clock.h"
 #include "base/fail.h"
-#include "calls/get.h"
-#include "calls/collective.h"
-#include "calls/request.h"
-#include "trace/trace_call.h"
 #include "train/tensor.h"
 #include "train/compress/tensor_memory.h"
 #include "train/ddp/ddp_model.h"
@@ -72,7 +68,7 @@ static idist_status idist__ddp_launch_settle(idist_ddp *d) {
     int b;
 
     for (b = 0; b < d->launched_count; b++) {
-        idist_request *request = &idist__ddp_bucket_at(d, b)->request;
+        idist_request *request = &idist__ddp_model_bucket(d, b)->request;
 
         if (!request->impl) continue;
         if (d->desc.on_device) request_status = idist_wait_stream(request, d->desc.stream);
@@ -134,7 +130,7 @@ static idist_status idist__ddp_launch_full(idist_ddp *d, bool ending) {
 
     while (status == IDIST_OK && d->launched_count < limit) {
         int position = d->launched_count;
-        idist__ddp_bucket *bucket = idist__ddp_bucket_at(d, position);
+        idist__ddp_bucket *bucket = idist__ddp_model_bucket(d, position);
 
         if (!idist__ddp_is_full(bucket)) break;
         if (!d->next_first) bucket->launched_ns = idist_trace_on() ? idist__os_clock_now_ns() : 0;

@@ -1,5 +1,7 @@
 // train/ddp/ddp_model.h: gradients averaged while the backward pass is still running
 //
+// Functions: idist__ddp_*.
+//
 // The backward pass computes gradients from the last parameter to the first. Buckets are formed in
 // that order, and a bucket whose gradients are all ready is launched while the gradients of earlier
 // layers are still being computed (Li et al., PyTorch Distributed, 2020):
@@ -44,7 +46,6 @@
 
 #include "base/fail.h"
 #include "base/text.h"
-#include "base/dtype.h"
 #include "core/model.h"
 #include "train/agree.h"
 #include "train/compress/compress.h"
@@ -156,7 +157,7 @@ static size_t idist__ddp_nbytes(const idist_tensor *tensor) {
     return tensor->count * idist_dtype_size(tensor->dtype);
 }
 
-static size_t idist__ddp_bucket_nbytes(const idist__ddp_bucket *bucket) {
+static size_t idist__ddp_model_nbytes(const idist__ddp_bucket *bucket) {
     return bucket->exposed.count * idist_dtype_size(bucket->exposed.dtype);
 }
 
@@ -165,7 +166,7 @@ static idist_status idist__ddp_no_memory(void) {
 }
 
 // The bucket that is launched at a position.
-static idist__ddp_bucket *idist__ddp_bucket_at(const idist_ddp *d, int position) {
+static idist__ddp_bucket *idist__ddp_model_bucket(const idist_ddp *d, int position) {
     return &d->buckets[d->launch_order[position]];
 }
 

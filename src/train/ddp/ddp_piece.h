@@ -21,9 +21,7 @@
 // changes; and on the device.
 #pragma once
 
-#include "base/dtype.h"
 #include "calls/collective.h"
-#include "calls/request.h"
 #include "train/compress/tensor_memory.h"
 #include "train/ddp/ddp_model.h"
 #include "train/ddp/ddp_bucket.h"

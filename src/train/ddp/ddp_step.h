@@ -1,4 +1,6 @@
 // train/ddp/ddp_step.h: the public functions of a step, and uneven inputs
+//
+// Functions: idist__ddp_step_*, idist__ddp_join_*.
 #pragma once
 
 #include "base/fail.h"
@@ -56,7 +58,7 @@ idist_status idist_ddp_ready(idist_ddp *d, int i) {
     status = idist__ddp_launch_gather(d, i);
     if (status != IDIST_OK) return status;
 
-    bucket = idist__ddp_bucket_at(d, d->launched_count);
+    bucket = idist__ddp_model_bucket(d, d->launched_count);
 
     return idist__ddp_is_full(bucket) ? idist__ddp_launch_full(d, false) : IDIST_OK;
 }
@@ -114,7 +116,7 @@ static idist_status idist__ddp_join_iteration(idist_ddp *d) {
 
     for (b = 0; b < d->bucket_count && status == IDIST_OK; b++)
         status = idist__tensor_memory_copy(&d->reduction.memory, d->buckets[b].exposed.data, NULL,
-                                           idist__ddp_bucket_nbytes(&d->buckets[b]));
+                                           idist__ddp_model_nbytes(&d->buckets[b]));
     idist__ddp_fail(d, status);
     if (d->desc.find_unused) memset(d->used, 0, (size_t)d->desc.n);
     finish_status = idist__ddp_finish(d);

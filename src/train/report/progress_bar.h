@@ -7,7 +7,6 @@
 #include "os/thread.h"
 #include "base/fail.h"
 #include "base/log.h"
-#include "calls/get.h"
 #include "train/report/train_log.h"
 #include "train/report/columns.h"
 

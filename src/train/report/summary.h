@@ -1,4 +1,6 @@
 // train/report/summary.h: scalars in CSV and TensorBoard files
+//
+// Functions: idist__summary_*, idist__csv_*.
 #pragma once
 
 #include "os/clock.h"
@@ -11,7 +13,6 @@
 #include "base/log.h"
 #include "core/model.h"
 #include "core/world.h"
-#include "calls/get.h"
 #include "train/auto.h"
 #include "train/checkpoint/checkpoint.h"
 #include "train/checkpoint/flaw.h"

@@ -9,7 +9,6 @@
 #include "base/log.h"
 #include "core/model.h"
 #include "core/world.h"
-#include "calls/get.h"
 
 // Removes a progress bar, so that a line can take its place. The lock is held.
 static void idist__train_log_clear_bar(void) {

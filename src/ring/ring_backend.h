@@ -1,4 +1,6 @@
-// ring/ring.h: leaving the other ranks, and the table of the backend
+// ring/ring_backend.h: leaving the other ranks, and the table of the backend
+//
+// Functions: idist__ring_backend_*, idist__close_*.
 #pragma once
 
 #include "os/clock.h"
