@@ -1794,27 +1794,29 @@ inline idist_dtype idist_dtype_of(const idist_i64_i64 *) { return IDIST_I64_I64;
 
 // ---- os/system.h ---------------------------------------------------------------------------------
 
-// os/system.h: the systems that are supported, and their headers
+// os/system.h: the operating system as idist sees it
 //
-// WHAT IT IS
+// The files of this folder are an interface: types, constants and functions named idist__os_*, with
+// the contract of each function above its declaration. It says whether the function may block, what
+// it returns, and who owns what. The bodies for one system are in a folder of their own; os/linux
+// is the only one so far. The rest of idist includes no system header and calls nothing else of the
+// system; lint checks that.
 //
-// System calls and system headers, behind types, constants and functions named idist__os_*. The
-// other files include no system header and call nothing else of the system; lint checks that. A
-// port to another operating system replaces the types and bodies in this file. Each function says
-// whether it may block, what it returns, and who owns what. Where a system lacks a service
-// (reading the memory of another process, fencing the others), its function may fail always: the
-// callers have another way.
+// A port adds a folder with types.h, which has the system headers and the types that depend on the
+// system, and with a body for every function. Where a system lacks a service (reading the memory of
+// another process, fencing the others), its function may fail always: the callers have another way.
+// IDIST__OS_TYPES and IDIST__OS_BODIES name two headers that take the place of both, for tests.
 //
 // Errors are numbers of errno.h, as C compilers for all systems have them; a port translates those
 // of its system (ETIMEDOUT, EAGAIN, EADDRINUSE, ...). A descriptor is an int, and -1 is none.
-//
-// HOW IT FITS
-//
-// The lowest room: it uses none of the others.
 
-#if !defined(__linux__)
-#error "idist runs on Linux only so far; a port implements the functions of src/os"
-#endif
+#if defined(IDIST__OS_TYPES)
+#include IDIST__OS_TYPES
+#elif defined(__linux__)
+
+// ---- os/linux/types.h ----------------------------------------------------------------------------
+
+// os/linux/types.h: the headers of the system, and the types that depend on it
 
 #include <errno.h>
 #include <fcntl.h>
@@ -1830,6 +1832,9 @@ inline idist_dtype idist_dtype_of(const idist_i64_i64 *) { return IDIST_I64_I64;
 #include <unistd.h>
 
 #include <arpa/inet.h>
+#include <dirent.h>
+#include <dlfcn.h>
+#include <glob.h>
 #include <ifaddrs.h>
 #include <net/if.h>
 #include <netdb.h>
@@ -1838,6 +1843,7 @@ inline idist_dtype idist_dtype_of(const idist_i64_i64 *) { return IDIST_I64_I64;
 #include <sched.h>
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
+#include <sys/ioctl.h>
 #include <sys/mman.h>
 #include <sys/prctl.h>
 #include <sys/resource.h>
@@ -1853,15 +1859,7 @@ inline idist_dtype idist_dtype_of(const idist_i64_i64 *) { return IDIST_I64_I64;
 #error "include idist.h before every system header (IDIST_IMPLEMENTATION), or -D_DEFAULT_SOURCE"
 #endif
 
-// ---- os/unwind.h ---------------------------------------------------------------------------------
-
-// os/unwind.h: what may leave a function without returning: cancellation, exceptions, longjmp
-//
-// A thread that left the implementation in the middle would keep locks for ever. So every system
-// call that is a cancellation point (POSIX, pthread_cancel) is an IDIST__OS_CALL, which disables
-// cancellation, and base/fail.h calls the functions of the program.
-//
-// Elsewhere: Windows cancels no threads, and IDIST__OS_CALL is its argument.
+// ---- of unwind.h ----
 
 // Evaluates an expression that is a cancellation point, and lets no request to cancel this thread
 // interrupt it. Leaves errno as the expression does.
@@ -1876,7 +1874,980 @@ inline idist_dtype idist_dtype_of(const idist_i64_i64 *) { return IDIST_I64_I64;
         value_;                                                          \
     })
 
+// Only the first member is set by glibc's callers; the struct is glibc's _pthread_cleanup_buffer.
+typedef struct idist__os_unwind_frame {
+    void (*left)(void *arg);
+    void *arg;
+    int cancel_type;
+    struct idist__os_unwind_frame *previous;
+} idist__os_unwind_frame;
+
+// ---- of thread.h ----
+
+typedef pthread_t idist__os_thread; // a thread of this process
+typedef pthread_mutex_t idist__os_mutex;
+typedef pthread_cond_t idist__os_cond; // stays where it is in memory
+
+// ---- of process.h ----
+
+typedef pid_t idist__os_process;              // the id of a process, a signed integer; 0: none
+typedef struct pollfd idist__os_process_slot; // one process in idist__os_process_sleep
+
+// Signals that idist sends itself. A system without signals ends the process on the first two.
+enum {
+    IDIST__OS_PROCESS_TERMINATE = SIGTERM, // it may clean up
+    IDIST__OS_PROCESS_KILL = SIGKILL,
+    IDIST__OS_PROCESS_CONTINUE = SIGCONT // if it is stopped
+};
+
+// ---- of poll.h ----
+
+typedef struct pollfd idist__os_poll_entry;
+
+enum { IDIST__OS_READABLE = POLLIN, IDIST__OS_WRITABLE = POLLOUT };
+
+enum { IDIST__OS_WATCH_EVENTS = 32 }; // that are taken at once, at most
+
+typedef struct idist__os_watch_events {
+    struct epoll_event event[IDIST__OS_WATCH_EVENTS];
+} idist__os_watch_events;
+
+// ---- of file.h ----
+
+typedef int idist__os_file; // an open file
+
+enum { IDIST__OS_NO_FILE = -1 };
+
+typedef int idist__os_folder; // an open folder
+
+enum {
+    IDIST__OS_NO_FOLDER = -1,
+    IDIST__OS_HERE = AT_FDCWD // the current folder, where paths begin; needs no closing
+};
+
+// A walk over the names in a folder. The caller ends it, unless idist__os_folder_begin has failed.
+typedef struct idist__os_folder_walk {
+    DIR *dir;
+} idist__os_folder_walk;
+
+// ---- of socket.h ----
+
+// Where a socket is or connects to. A local address is a name in the abstract namespace, which
+// leaves no file behind and is visible inside one network namespace only, as loopback TCP is.
+typedef struct idist__os_address {
+    struct sockaddr_storage sa;
+    socklen_t nbytes;
+} idist__os_address;
+
+enum { IDIST__OS_SOCKET_NAME_MAX = (int)sizeof(((struct sockaddr_un *)0)->sun_path) - 1 };
+
+#else
+#error "idist runs on Linux only so far; a port implements the functions of src/os"
+#endif
+
+// ---- os/unwind.h ---------------------------------------------------------------------------------
+
+// os/unwind.h: what may leave a function without returning: cancellation, exceptions, longjmp
+//
+// A thread that left the implementation in the middle would keep locks for ever. So every system
+// call that is a cancellation point (POSIX, pthread_cancel) is an IDIST__OS_CALL, which disables
+// cancellation, and base/fail.h calls the functions of the program.
+//
+// IDIST__OS_CALL(expression) evaluates an expression that is a cancellation point, and lets no
+// request to cancel this thread interrupt it. It leaves errno as the expression does. types.h of a
+// system defines it; Windows cancels no threads, and there the macro is its argument.
+
 // Disables cancellation of this thread. Returns what idist__os_unwind_allow_cancel needs.
+static inline int idist__os_unwind_block_cancel(void);
+
+static inline void idist__os_unwind_allow_cancel(int before);
+
+// Ends the process as std::terminate does, with a core dump where these are made.
+IDIST__UNUSED static void idist__os_unwind_terminate(void);
+
+// Calls `left` when longjmp or pthread_exit leaves the function that called idist__os_unwind_watch.
+// Only glibc does that. `left` must not return.
+static void idist__os_unwind_watch(idist__os_unwind_frame *frame, void (*left)(void *), void *arg);
+
+// The function that watched is about to return.
+static void idist__os_unwind_unwatch(idist__os_unwind_frame *frame);
+
+// ---- os/clock.h ----------------------------------------------------------------------------------
+
+// os/clock.h: monotonic time, deadlines, pauses, the time of day
+
+//------------------------------------------------------------------------------
+// monotonic time, deadlines, pauses
+//
+// A deadline is a point of the monotonic clock in nanoseconds.
+//------------------------------------------------------------------------------
+
+static const int64_t IDIST__MS = 1000000; // nanoseconds in a millisecond
+static const int64_t IDIST__FOREVER = INT64_MAX;
+
+// Now. Never goes back; only differences between times of one host have a meaning.
+static int64_t idist__os_clock_now_ns(void);
+
+// The deadline `timeout_ms` from now; negative: never.
+static int64_t idist__os_clock_deadline(int64_t timeout_ms);
+
+// Milliseconds until a deadline, rounded up, as poll(2) wants them: 0 when it has passed, -1 for
+// never. At most 1000 seconds, so callers look again.
+static int idist__os_clock_ms_until(int64_t deadline_ns);
+
+// Blocks, for longer where the system's timer is coarse. A signal may cut it short: callers loop
+// over deadlines.
+static void idist__os_clock_pause_ns(int64_t ns);
+
+// The same in milliseconds.
+static void idist__os_clock_pause_ms(int ms);
+
+//------------------------------------------------------------------------------
+// the time of day, as a calendar and other hosts have it
+//------------------------------------------------------------------------------
+
+// Nanoseconds since 1970, UTC. Jumps when somebody sets the clock: never wait by it.
+IDIST__UNUSED static int64_t idist__os_calendar_ns(void);
+
+// Prints such a time in the local time zone as "2026-01-30 19:26:12"; "" if that is impossible.
+IDIST__UNUSED static void idist__os_calendar_print(int64_t ns, char *text, size_t capacity);
+
+// ---- os/random.h ---------------------------------------------------------------------------------
+
+// os/random.h: random bytes
+//
+// Elsewhere: arc4random_buf on macOS, BCryptGenRandom on Windows.
+
+// Fills the buffer with random bytes fit for keys. Never fails: in a sandbox with neither source it
+// falls back to clock and process id, because nonces must differ at least.
+static void idist__os_random(void *buf, size_t nbytes);
+
+// ---- os/process.h --------------------------------------------------------------------------------
+
+// os/process.h: this process and its children, its environment and limits, the terminal, libraries
+
+//------------------------------------------------------------------------------
+// environment variables
+//------------------------------------------------------------------------------
+
+// The value of a variable, owned by the environment. NULL when it is not set or empty, as in
+// torch's env://.
+static const char *idist__os_env(const char *name);
+
+//------------------------------------------------------------------------------
+// what the system allows this process
+//------------------------------------------------------------------------------
+
+static long long idist__os_limit_descriptors(void);
+
+// Of all programs of this user together.
+static long long idist__os_limit_processes(void);
+
+// Memory that may be kept from being swapped out, which InfiniBand needs.
+static long long idist__os_limit_locked_nbytes(void);
+
+//------------------------------------------------------------------------------
+// this process, its children, the memory of others
+//
+// Child processes are created by fork. They are watched through a descriptor that becomes readable
+// when they end, where the kernel has such (pidfd, Linux 5.3); elsewhere by looking often. A port
+// may implement the group with CreateProcess and a job object, or with kqueue and a pipe; without
+// fork, idist__os_process_fork fails always, and workers are started by a launcher.
+//------------------------------------------------------------------------------
+
+// How a process ended.
+typedef struct idist__os_process_end {
+    int exit_code; // -1: a signal ended it
+    int signal;    // 0: it exited
+} idist__os_process_end;
+
+typedef enum idist__os_process_state {
+    IDIST__OS_PROCESS_RUNS,
+    IDIST__OS_PROCESS_ENDED,
+    IDIST__OS_PROCESS_UNKNOWN // not our child any more: the program has reaped it
+} idist__os_process_state;
+
+// This process. Asks the system each time, so it is right in a child made by fork.
+static idist__os_process idist__os_process_id(void);
+
+// Tells apart, on one host, processes that may have the same id because they are in different
+// containers. 0: the system does not say.
+IDIST__UNUSED static uint64_t idist__os_process_space(void);
+
+// Ends this process immediately, without exit handlers and without flushing stdio buffers.
+static void idist__os_process_exit(int code);
+
+// From here on this process dies with `parent`, or rather with the thread of it that made this
+// process; at once if the parent is gone already. A process with more rights than its user loses
+// this when it executes a program, so the program asks for it again.
+static void idist__os_process_die_with(idist__os_process parent);
+
+// The process that made this one, or that has adopted it.
+static idist__os_process idist__os_process_parent(void);
+
+// Makes a child that dies with the calling thread. Returns its id; 0 in the child; -1 and errno. In
+// a child of a program with threads only simple system calls are safe.
+static idist__os_process idist__os_process_fork(void);
+
+// From here on, every child that this process makes by fork, however it does, calls the function
+// first. Cannot be taken back. False: no memory. A system without fork has nothing to do.
+IDIST__UNUSED static inline bool idist__os_process_on_fork(void (*in_child)(void));
+
+// Replaces this process by a program; returns errno if that fails. Safe after fork. The second try
+// is for the file of this very process, which may have been replaced or removed since it started.
+static int idist__os_process_execute(const char *path, char **argv, char **envp);
+
+// The path of the running program. False and errno if the system does not tell.
+static bool idist__os_process_path(char *path, size_t cap);
+
+// A descriptor to read the arguments of this process from, one after the other, each ending in a
+// NUL; the caller closes it. -1 and errno.
+static int idist__os_process_open_args(void);
+
+// Reads from such a descriptor; 0 at the end and after an error.
+static size_t idist__os_process_read_args(int fd, char *buf, size_t nbytes);
+
+// The variables of this process, ended by NULL; the system's own array.
+static char **idist__os_process_variables(void);
+
+// Whether a descriptor stays open in a program that this process executes. Safe after fork.
+static void idist__os_process_pass(int fd, bool pass);
+
+// Moves a descriptor beyond stdin, stdout and stderr, which may be closed. False and errno; *fd is
+// valid either way.
+static bool idist__os_process_move_fd(int *fd);
+
+// Memory that this process shares with its children: that of a file, or if fd is -1, memory that
+// only forked children have. NULL and errno.
+static void *idist__os_process_share(int fd, size_t nbytes);
+
+// Takes such memory back from this process only. NULL is no error.
+static void idist__os_process_unshare(void *p, size_t nbytes);
+
+// Whether a descriptor is a file that begins with these bytes.
+static bool idist__os_process_file_begins(int fd, const char *bytes, size_t nbytes);
+
+// Whether a descriptor is a file of exactly this size.
+static bool idist__os_process_file_has(int fd, size_t nbytes);
+
+// A descriptor to watch a child by; -1 where the kernel has none. The caller closes it.
+static int idist__os_process_watch(idist__os_process child);
+
+// Sends a signal to a child that was not reaped by us. Through the descriptor, where there is one,
+// no other process is hit that got the same id.
+static void idist__os_process_signal(idist__os_process child, int fd, int signal_number);
+
+// Reaps a child if it has ended; *end says how. Does not block.
+static idist__os_process_state idist__os_process_reap(idist__os_process child,
+                                                      idist__os_process_end *end);
+
+// Fills a slot with what idist__os_process_watch has returned.
+static void idist__os_process_slot_set(idist__os_process_slot *slot, int fd);
+
+// Sleeps until a watched child ends, a signal arrives or the time is over; ms < 0: no limit. Slots
+// with fd -1 are skipped.
+static void idist__os_process_sleep(idist__os_process_slot *slots, int n, int ms);
+
+// Copies from the memory of another process of this user. 0, or an errno: ESRCH (it has ended),
+// EPERM (not allowed), EFAULT (not mapped there), ENOSYS (the system cannot do it).
+IDIST__UNUSED static int idist__os_process_read_memory(idist__os_process process, uint64_t address,
+                                                       void *buf, size_t nbytes);
+
+// Returns whether another process could read nbytes (not 0) of this process's memory with
+// idist__os_process_read_memory, as far as eight samples tell. Memory of memfd_secret and of
+// devices cannot be read. Takes a microsecond.
+IDIST__UNUSED static bool idist__os_process_memory_is_open(const void *memory, size_t nbytes);
+
+// Valid until the next call.
+static const char *idist__os_process_signal_name(int signal_number);
+
+//------------------------------------------------------------------------------
+// the terminal
+//------------------------------------------------------------------------------
+
+// Whether stderr is a terminal.
+IDIST__UNUSED static bool idist__os_terminal_has_stderr(void);
+
+// Columns of the terminal that stderr is connected to; 0 when it is no terminal or does not say.
+IDIST__UNUSED static size_t idist__os_terminal_columns(void);
+
+//------------------------------------------------------------------------------
+// shared libraries that are loaded at run time
+//
+// Only idist_nccl.h uses it. The functions are inline so that programs without GPUs need no -ldl,
+// even where nothing is optimized. None of them blocks for longer than reading a file takes.
+// Libraries are never unloaded, because they may have threads.
+//------------------------------------------------------------------------------
+
+// Loads a library, from where the loader looks if `path` is a plain name. path NULL: the program
+// and the libraries it is linked with. Returns NULL if it cannot be loaded;
+// idist__os_library_error says why.
+IDIST__UNUSED static inline void *idist__os_library_open(const char *path);
+
+// A library that is loaded already; otherwise NULL.
+IDIST__UNUSED static inline void *idist__os_library_loaded(const char *path);
+
+// Loads the first file that a pattern of the shell (with *) matches and that can be loaded.
+IDIST__UNUSED static inline void *idist__os_library_match(const char *pattern);
+
+// The address of a function or variable; NULL: the library does not have it.
+IDIST__UNUSED static inline void *idist__os_library_find(void *library, const char *name);
+
+// Why the last of these functions failed, in this thread. The text is valid until the next call.
+IDIST__UNUSED static inline const char *idist__os_library_error(void);
+
+// ---- os/cpu.h ------------------------------------------------------------------------------------
+
+// os/cpu.h: processors, and hints to them
+//
+// Windows has all of it (SetThreadAffinityMask, FlushProcessWriteBuffers). macOS binds no thread
+// and fences no other process: there the set has as many processors as the machine, and the two
+// functions that ask for more return false.
+
+enum { IDIST__CPU_WORDS = 128 };
+typedef struct idist__os_cpu_set {        // a set of processors
+    unsigned long bits[IDIST__CPU_WORDS]; // 8192 on 64-bit systems
+} idist__os_cpu_set;
+
+// The processors that the calling thread may run on.
+static void idist__os_cpu_usable(idist__os_cpu_set *cpus);
+
+// How many processors are in the set.
+static int idist__os_cpu_set_count(const idist__os_cpu_set *cpus);
+
+// How many processors the calling thread may run on.
+static int idist__os_cpu_count(void);
+
+// Moves the calling thread to one of the processors that it may run on (the index-th). If `stay` is
+// set it may run nowhere else from then on. False: the system refused.
+static bool idist__os_cpu_bind(int index, bool stay);
+
+// Tells the processor that this is a loop that waits.
+IDIST__UNUSED static void idist__os_cpu_relax(void);
+
+// Prefetches a cache line for writing, without waiting for it.
+IDIST__UNUSED static void idist__os_cpu_prefetch_for_write(const void *p);
+
+// Copies with stores that go to memory past the caches, where the processor has them. A release
+// store publishes them as usual. In assembly because reading <emmintrin.h> takes time;
+// sanitizers would not see what it reads and writes.
+IDIST__UNUSED static void idist__os_cpu_stream(char *to, const char *from, size_t nbytes);
+
+// Makes all other processes that have announced themselves execute a full memory fence before it
+// returns (membarrier(2)). `announce` is that announcement, once per process. False: the system has
+// no such call.
+IDIST__UNUSED static bool idist__os_cpu_fence_others(bool announce);
+
+// ---- os/thread.h ---------------------------------------------------------------------------------
+
+// os/thread.h: threads, locks, condition variables
+
+//------------------------------------------------------------------------------
+// threads
+//
+// Elsewhere: pthreads on macOS; on Windows _beginthreadex, a handle with the id of the thread, and
+// SwitchToThread.
+//------------------------------------------------------------------------------
+
+// Starts a thread that takes no signals, because they belong to the program's own threads. What fn
+// returns is dropped. 0, or an errno. The caller joins or detaches the thread, once.
+static int idist__os_thread_start(idist__os_thread *thread, void *(*fn)(void *), void *arg);
+
+// Blocks until the thread has ended.
+IDIST__UNUSED static inline void idist__os_thread_join(idist__os_thread thread);
+
+// Nobody will join the thread: the system frees it when it ends. Does not block.
+IDIST__UNUSED static inline void idist__os_thread_detach(idist__os_thread thread);
+
+// The calling thread, for comparisons only: it must not be joined through this.
+IDIST__UNUSED static inline idist__os_thread idist__os_thread_self(void);
+
+// Whether both are the same thread, which has not been joined yet.
+IDIST__UNUSED static inline bool idist__os_thread_equal(idist__os_thread a, idist__os_thread b);
+
+// Offers the processor to other threads and processes that are ready to run. Does not block.
+IDIST__UNUSED static inline void idist__os_thread_yield(void);
+
+// Threads of this process; a large number if the system does not tell.
+IDIST__UNUSED static int idist__os_thread_count(void);
+
+// To be called before something is published through shared memory, and after it was seen. Only for
+// the thread sanitizer: ranks that are threads of one process map the memory at different
+// addresses, so it cannot see that one synchronizes with the other.
+IDIST__UNUSED static void idist__os_thread_handover(void);
+
+//------------------------------------------------------------------------------
+// locks among the threads of a process
+//
+// A mutex is not recursive, belongs to the thread that has locked it, and stays where it is in
+// memory. Only lock blocks. None of the functions fails when it is used like that.
+//
+// One in static memory may begin as IDIST__OS_MUTEX_INIT (os/mutex_init.h).
+//
+// Elsewhere: pthreads on macOS; SRWLOCK and CONDITION_VARIABLE on Windows.
+//------------------------------------------------------------------------------
+
+// Makes an unlocked mutex. Also of one that a child made by fork has inherited, whatever state it
+// was in.
+static inline void idist__os_mutex_init(idist__os_mutex *mutex);
+
+// Of an unlocked mutex that nobody will use again.
+static inline void idist__os_mutex_destroy(idist__os_mutex *mutex);
+
+// Blocks until this thread has the mutex.
+static inline void idist__os_mutex_lock(idist__os_mutex *mutex);
+
+// False: somebody has locked it.
+static inline bool idist__os_mutex_try_lock(idist__os_mutex *mutex);
+
+// Of a mutex that this thread has locked. Does not block.
+static inline void idist__os_mutex_unlock(idist__os_mutex *mutex);
+
+//------------------------------------------------------------------------------
+// condition variables
+//
+// macOS cannot choose the clock of a condition variable: there a wait takes the time that is left
+// (pthread_cond_timedwait_relative_np), as SleepConditionVariableSRW does on Windows.
+//------------------------------------------------------------------------------
+
+// Makes a condition variable, which the caller destroys. Its deadlines are those of os/clock.h.
+static void idist__os_cond_init(idist__os_cond *cond);
+
+// Nobody waits for it any more.
+static inline void idist__os_cond_destroy(idist__os_cond *cond);
+
+// Wakes one of the threads that wait, if any. Does not block.
+static inline void idist__os_cond_signal(idist__os_cond *cond);
+
+// Wakes all of them.
+static inline void idist__os_cond_broadcast(idist__os_cond *cond);
+
+// Unlocks the mutex, blocks until the condition is signalled or the deadline passes, and locks the
+// mutex again; may return for no reason.
+static void idist__os_cond_wait(idist__os_cond *cond, idist__os_mutex *mutex, int64_t deadline_ns);
+
+// ---- os/file.h -----------------------------------------------------------------------------------
+
+// os/file.h: files, locks on single bytes of them, folders
+
+//------------------------------------------------------------------------------
+// files, and locks on single bytes of them
+//
+// Transfers block as long as the file system takes; locks are only tried. Failures leave the reason
+// in errno. Open files are closed on exec and belong to the caller, who closes them with
+// idist__os_file_close.
+//
+// A lock belongs to the open file, not to the process, so the ranks of one process can exclude each
+// other; it ends when the last descriptor of that open file is closed, at the latest when the
+// process dies. The locked byte need not exist. macOS and Windows have the same in flock and
+// LockFileEx.
+//------------------------------------------------------------------------------
+
+typedef enum idist__os_file_mode {
+    IDIST__OS_FILE_READ,   // an existing file
+    IDIST__OS_FILE_UPDATE, // an existing file, to read and write; no symbolic link
+    IDIST__OS_FILE_CREATE, // the same; a missing file is made, for this user only
+    IDIST__OS_FILE_OUTPUT  // to read and write, perhaps through a link; made as other programs do
+} idist__os_file_mode;
+
+typedef enum idist__os_file_lock {
+    IDIST__OS_FILE_UNKNOWN, // the file system cannot tell
+    IDIST__OS_FILE_FREE,
+    IDIST__OS_FILE_LOCKED // by another open file
+} idist__os_file_lock;
+
+// IDIST__OS_NO_FILE on failure. Blocks where the path is a pipe, until it has a writer.
+static idist__os_file idist__os_file_open(const char *path, idist__os_file_mode mode);
+
+// Closes a file, if it is open, and sets it to IDIST__OS_NO_FILE. False: an earlier write failed.
+static bool idist__os_file_close(idist__os_file *file);
+
+// Reads from the start of a file or from where the last call ended. Returns bytes, 0 at the end of
+// the file, or -1.
+static ptrdiff_t idist__os_file_read(idist__os_file file, void *buf, size_t capacity);
+
+// All bytes or none. False: errno is 0 where the file ends before.
+static bool idist__os_file_read_at(idist__os_file file, void *buf, size_t nbytes, uint64_t at);
+
+// After a failure some of the bytes may be written.
+static bool idist__os_file_write_at(idist__os_file file, const void *buf, size_t nbytes,
+                                    uint64_t at);
+
+// Returns when the bytes of a file are on the disk. False: errno.
+IDIST__UNUSED static bool idist__os_file_sync(idist__os_file file);
+
+// Returns true if an error of a sync means that the file system, or a sandbox, does not sync such a
+// file or folder. Other errors mean that something may be lost. The manual of fsync names EINVAL
+// and EROFS for this; file systems of networks and of user space, and sandboxes, use the others.
+IDIST__UNUSED static bool idist__os_file_refuses_sync(int error);
+
+// Cuts a file off, or prolongs it with zeros.
+static bool idist__os_file_resize(idist__os_file file, uint64_t nbytes);
+
+// The size of a regular file; -1 for a folder, a pipe or a device (errno 0), and on failure.
+static int64_t idist__os_file_size(idist__os_file file);
+
+// What tells the present contents of a file from those of other files and other times.
+typedef struct idist__os_file_version {
+    uint64_t device, number, nbytes, modified_ns, changed_ns;
+} idist__os_file_version;
+
+// Gets the version of an open file. All zero: it is not known.
+IDIST__UNUSED static void idist__os_file_version_of(idist__os_file file,
+                                                    idist__os_file_version *version);
+
+// Whether an error of a write means that there is no space left, for anybody or for this user.
+IDIST__UNUSED static bool idist__os_file_no_space(int error);
+
+// Whether the file is ours and nobody else may read or write it.
+static bool idist__os_file_is_private(idist__os_file file);
+
+// Whether a path still leads to an open file.
+static bool idist__os_file_is_at(idist__os_file file, const char *path);
+
+// Removes the name; those who have the file open keep it. Fails silently.
+static void idist__os_file_remove(const char *path);
+
+// Whether the folder exists in which a file at this path lies.
+static bool idist__os_file_has_folder(const char *path);
+
+// Tries to lock one byte against all other open files. False: errno EAGAIN when another has it.
+static bool idist__os_file_try_lock(idist__os_file file, uint64_t byte);
+
+// Gives the byte back.
+static void idist__os_file_unlock(idist__os_file file, uint64_t byte);
+
+// Whether another open file has locked a byte.
+static idist__os_file_lock idist__os_file_locked(idist__os_file file, uint64_t byte);
+
+//------------------------------------------------------------------------------
+// the names in a folder
+//
+// Calls return 0 or an errno, and may block for as long as the disk takes. A name is looked up in
+// the open folder, even if that has been moved. The caller closes what it has opened.
+//------------------------------------------------------------------------------
+
+// Creates a folder. It is no error if there is one already.
+IDIST__UNUSED static int idist__os_folder_make(const char *path);
+
+// Opens an existing folder. *folder is IDIST__OS_NO_FOLDER on failure.
+IDIST__UNUSED static int idist__os_folder_open(const char *path, idist__os_folder *folder);
+
+// Closes a folder, if it is open, and sets it to IDIST__OS_NO_FOLDER.
+IDIST__UNUSED static void idist__os_folder_close(idist__os_folder *folder);
+
+// Returns when the names in a folder are on the disk.
+IDIST__UNUSED static int idist__os_folder_sync(idist__os_folder folder);
+
+// Opens a file for reading. If it is a pipe, does not wait for its writer.
+IDIST__UNUSED static int idist__os_folder_read_file(idist__os_folder folder, const char *name,
+                                                    idist__os_file *file);
+
+// Creates a file for writing. EEXIST: the name is taken.
+IDIST__UNUSED static int idist__os_folder_new_file(idist__os_folder folder, const char *name,
+                                                   idist__os_file *file);
+
+// Renames a file within the folder, atomically. It replaces a file that has the new name.
+IDIST__UNUSED static int idist__os_folder_rename(idist__os_folder folder, const char *from,
+                                                 const char *to);
+
+// Removes a file. ENOENT: there is none of this name.
+IDIST__UNUSED static int idist__os_folder_remove(idist__os_folder folder, const char *name);
+
+// Begins a walk at the first name. Names that come or go meanwhile may be missed or seen.
+IDIST__UNUSED static int idist__os_folder_begin(idist__os_folder_walk *walk,
+                                                idist__os_folder folder);
+
+// The next name, valid until the next call. NULL: the end, or *error is not 0.
+IDIST__UNUSED static const char *idist__os_folder_next(const idist__os_folder_walk *walk,
+                                                       int *error);
+
+// Ends a walk and frees what it has used.
+IDIST__UNUSED static void idist__os_folder_end(const idist__os_folder_walk *walk);
+
+// ---- os/memory.h ---------------------------------------------------------------------------------
+
+// os/memory.h: pages, memory that processes share, a part of a file as memory
+
+//------------------------------------------------------------------------------
+// pages, aligned memory, memory that processes share
+//
+// Elsewhere: a file without a name is shm_open and shm_unlink on macOS, and on Windows
+// CreateFileMapping, whose handle stands for the descriptor. Discarding pages may do nothing, and
+// the guard against fork may be NULL.
+//------------------------------------------------------------------------------
+
+// A number in shared memory that is read and written atomically. i386 would align it to 4 bytes, so
+// that it could lie in two cache lines.
+typedef uint64_t idist__counter __attribute__((aligned(8)));
+
+// The size of a page: a mapping begins and ends at multiples of it.
+static size_t idist__os_memory_page_nbytes(void);
+
+// Memory at a multiple of `alignment`, a power of two from 64 to 4096, with anything in it. NULL:
+// no memory. The caller frees it with idist__os_memory_free_aligned, and with nothing else.
+IDIST__UNUSED static void *idist__os_memory_aligned(size_t alignment, size_t nbytes);
+
+// NULL is no error.
+IDIST__UNUSED static void idist__os_memory_free_aligned(void *p);
+
+// Maps a part of a file, shared with the other processes that map it, without reserving memory.
+// `at` and `nbytes` are multiples of the page size. Core dumps leave the mapping out. NULL and
+// errno on failure. The caller unmaps it; `fd` stays the caller's.
+IDIST__UNUSED static void *idist__os_memory_map(int fd, size_t at, size_t nbytes);
+
+// Takes such a mapping back, whole.
+IDIST__UNUSED static void idist__os_memory_unmap(void *map, size_t nbytes);
+
+// Gives whole pages of a mapped file back to the system, for all processes: they read as zeros from
+// then on.
+IDIST__UNUSED static void idist__os_memory_discard(void *pages, size_t nbytes);
+
+// A file in memory, without a name, whose size can never change. -1 and errno on failure. The
+// caller closes it.
+IDIST__UNUSED static int idist__os_memory_file(size_t nbytes);
+
+// Says which limit of this process is in the way of nbytes more memory, as "locked memory is
+// limited to 8192 KiB (ulimit -l), and the program locks all its memory (mlockall)". "" if none is.
+// Elsewhere: always "".
+static void idist__os_memory_limit(size_t nbytes, char *text, size_t capacity);
+
+// Takes memory for a part of such a file now, so that no access to it can fail later. 0, or an
+// errno. May take long for large parts.
+static int idist__os_memory_reserve(int fd, size_t at, size_t nbytes);
+
+// A new word, 0, that also reads 0 in a child made by fork until somebody writes to it there. NULL:
+// the kernel cannot do that. Freed by idist__os_memory_fork_word_free.
+static uint32_t *idist__os_memory_fork_word(void);
+
+// NULL is no error.
+static void idist__os_memory_fork_word_free(uint32_t *word);
+
+//------------------------------------------------------------------------------
+// a part of a file as memory
+//------------------------------------------------------------------------------
+
+// Where a window may begin: at, rounded down.
+IDIST__UNUSED static size_t idist__os_window_begin(size_t at);
+
+// Maps nbytes of a file from a position that idist__os_window_begin gave, and makes the file that
+// long, with space on the disk, so that no access to the window can fail. What is written to the
+// window is in the file even if the process is killed. 0 or an errno. The caller unmaps it.
+IDIST__UNUSED static int idist__os_window_map(idist__os_file file, size_t at, size_t nbytes,
+                                              char **window);
+
+// NULL is no error.
+IDIST__UNUSED static void idist__os_window_unmap(char *window, size_t nbytes);
+
+// ---- os/wake.h -----------------------------------------------------------------------------------
+
+// os/wake.h: sleeping until another process changes a word
+//
+// Elsewhere: os_sync_wait_on_address on macOS. Windows has the like within one process only. A port
+// may sleep for a moment instead of waiting for the word, because the callers look again.
+
+// Blocks while a word in shared memory has this value, at most until the deadline; may return for
+// no reason.
+IDIST__UNUSED static void idist__os_wake_await_word(uint32_t *word, uint32_t value,
+                                                    int64_t deadline_ns);
+
+// Wakes all who sleep on the word, in all processes.
+IDIST__UNUSED static void idist__os_wake_word(uint32_t *word);
+
+// ---- os/poll.h -----------------------------------------------------------------------------------
+
+// os/poll.h: closing descriptors, waiting for them, and waking the thread that waits
+
+//------------------------------------------------------------------------------
+// closing descriptors
+//------------------------------------------------------------------------------
+
+// Closes a descriptor, if it is open (not negative), and sets it to -1.
+static void idist__os_descriptor_close(int *fd);
+
+//------------------------------------------------------------------------------
+// waiting for descriptors, and waking the thread that waits
+//
+// A poll set is an array of entries, one per descriptor. Where there is no poll(2), WSAPoll takes
+// the same entries. Other files use an entry through these functions only.
+//
+// A wake-up is a descriptor that one thread watches in its poll set and any thread may signal:
+// eventfd on Linux, a kqueue with EVFILT_USER on macOS, a UDP socket connected to itself on
+// Windows. It is closed by idist__os_descriptor_close.
+//------------------------------------------------------------------------------
+
+// Fills an entry: which events of the descriptor to wait for. The end of a stream and errors are
+// always reported. An entry without a descriptor (-1) never becomes ready.
+IDIST__UNUSED static void idist__os_poll_watch(idist__os_poll_entry *entry, int fd, int events);
+
+// Blocks until an entry is ready, for at most timeout_ms: 0 does not block, -1 waits forever.
+// Returns the number of entries that are ready, 0 after the time-out, or -1 and errno; EINTR means
+// that a signal arrived.
+IDIST__UNUSED static int idist__os_poll(idist__os_poll_entry *entries, int count, int timeout_ms);
+
+// Whether the last idist__os_poll found anything about the descriptor, if only an error.
+IDIST__UNUSED static bool idist__os_poll_ready(const idist__os_poll_entry *entry);
+
+// Blocks until one descriptor is ready for `events`, has failed or was closed by the peer. False:
+// the deadline has passed, or poll failed.
+static bool idist__os_poll_wait(int fd, int events, int64_t deadline_ns);
+
+// A new wake-up, or -1 and errno.
+IDIST__UNUSED static int idist__os_poll_wakeup_new(void);
+
+// Makes the wake-up readable. Does not block; any thread may call it.
+IDIST__UNUSED static void idist__os_poll_wakeup_signal(int wakeup);
+
+// Makes it unreadable again. Does not block.
+IDIST__UNUSED static void idist__os_poll_wakeup_clear(int wakeup);
+
+//------------------------------------------------------------------------------
+// waiting for descriptors that are watched again and again
+//
+// The cost of a look does not grow with the number of descriptors: epoll on Linux, a kqueue on
+// macOS. A watch is itself a descriptor, readable while one of those is ready, and closed by
+// idist__os_descriptor_close. A descriptor is removed before it is closed.
+//------------------------------------------------------------------------------
+
+// A new watch, or -1 and errno.
+IDIST__UNUSED static int idist__os_watch_new(void);
+
+// Watches a descriptor from now on for bytes and the end of its stream (input), for space (output),
+// for both or for neither; its events carry this tag. False: errno says why it cannot.
+IDIST__UNUSED static bool idist__os_watch_set(int watch, int fd, int tag, bool input, bool output);
+
+// Takes what has happened, without blocking. Returns the number of events, in turns of all
+// descriptors that are ready.
+IDIST__UNUSED static int idist__os_watch_take(int watch, idist__os_watch_events *events);
+
+IDIST__UNUSED static int idist__os_watch_tag(const idist__os_watch_events *events, int i);
+
+// As idist__os_poll_writable and idist__os_poll_readable.
+IDIST__UNUSED static bool idist__os_watch_writable(const idist__os_watch_events *events, int i);
+
+IDIST__UNUSED static bool idist__os_watch_readable(const idist__os_watch_events *events, int i);
+
+// ---- os/socket.h ---------------------------------------------------------------------------------
+
+// os/socket.h: stream sockets, multicast datagrams, addresses and name lookup
+//
+// Every socket is non-blocking and closed on exec; a descriptor belongs to the caller. A function
+// blocks only where it takes a deadline, except for the name lookup. Failures leave the reason in
+// errno. Elsewhere: on macOS a local name becomes a path in a private folder, on Windows too; there
+// a SOCKET is cast to int, as its values allow.
+
+// False: the name is empty or longer than IDIST__OS_SOCKET_NAME_MAX bytes.
+static bool idist__os_socket_local_address(idist__os_address *address, const char *name);
+
+// One of the TCP addresses of a host, which is a name or the text of an IP address: *count gets how
+// many it has, and `which`, counted modulo that, chooses. May block for as long as the resolver
+// takes. Returns NULL, or why the lookup failed (a static text).
+static const char *idist__os_socket_resolve(idist__os_address *address, const char *host, int port,
+                                            int which, int *count);
+
+// Whether the address is that of a local socket.
+static bool idist__os_socket_is_local(const idist__os_address *address);
+
+// Whether it is an IPv4 address.
+static bool idist__os_socket_is_ipv4(const idist__os_address *address);
+
+// Whether only this host can reach the address.
+static bool idist__os_socket_is_loopback(const idist__os_address *address);
+
+// Whether it is an IP address that is valid on one link only: 169.254.0.0/16 or fe80::/10.
+static bool idist__os_socket_is_link_local(const idist__os_address *address);
+
+// Whether two IP addresses are equal, whatever their ports.
+static bool idist__os_socket_is_same_host(const idist__os_address *a, const idist__os_address *b);
+
+// The text of an IP address, without the port.
+static void idist__os_socket_host_text(const idist__os_address *address, char *buf,
+                                       size_t capacity);
+
+// The port of a TCP address; 0: it has none.
+static int idist__os_socket_port(const idist__os_address *address);
+
+// The address to which a socket is bound.
+static bool idist__os_socket_own_address(int fd, idist__os_address *address);
+
+// The address of the other end of a connection.
+static bool idist__os_socket_peer_address(int fd, idist__os_address *address);
+
+static bool idist__os_socket_out_of_fds(int error);
+
+// Why the system refuses local sockets to this process: an errno; 0: it does not refuse them.
+static int idist__os_socket_local_error(void);
+
+// The shortest round trip through a TCP socket so far, in us; 0: not known.
+IDIST__UNUSED static uint32_t idist__os_socket_round_trip_us(int fd);
+
+// How many bytes can be under way in one TCP socket, as far as the system's limits on buffers go,
+// of which about half holds data; 0: not known.
+IDIST__UNUSED static uint64_t idist__os_socket_window_nbytes(void);
+
+// The bandwidth of a network interface in Mbit/s, as its driver gives it; 0: not known.
+IDIST__UNUSED static uint32_t idist__os_socket_interface_mbits(const char *name);
+
+// Called when some bytes have gone back and forth through a TCP socket: if the peer is far away,
+// the congestion control of the system returns, as BBR is what helps against losses there.
+IDIST__UNUSED static void idist__os_socket_measured(int fd);
+
+// A socket that listens at an address, or -1; errno EADDRINUSE: another socket does.
+static int idist__os_socket_listen(const idist__os_address *address);
+
+// A socket that listens at a port of all addresses of this host, IPv4 and IPv6, or -1 as above.
+// Port 0: a free one.
+static int idist__os_socket_listen_everywhere(int port);
+
+// An IP address of a network interface that is up.
+typedef struct idist__os_interface {
+    char name[32];
+    idist__os_address address;
+} idist__os_interface;
+
+// The addresses of this host, in the order of the system, at most `capacity`. Returns how many are
+// in `list`, or -1: they cannot be listed, errno says why.
+static int idist__os_socket_interfaces(idist__os_interface *list, int capacity);
+
+// The next connection, or -1; errno EAGAIN: none is pending. A local connection of another user is
+// closed at once and reported as EAGAIN.
+static int idist__os_socket_accept(int listener);
+
+// Begins to connect. The socket is writable once the attempt has ended; see below. -1: errno says
+// why.
+static int idist__os_socket_connect_begin(const idist__os_address *address);
+
+// The attempt has ended: 0, or why it failed; then the socket is closed. EPERM: another user
+// listens at the local address.
+static int idist__os_socket_connect_end(int *fd, bool local);
+
+// One attempt to connect; blocks until the deadline at the latest. -1: errno says why, and the
+// caller decides whether to try again. ETIMEDOUT: the deadline has passed.
+static int idist__os_socket_connect(const idist__os_address *address, int64_t deadline_ns);
+
+// Whether an error of connect means that the network is down, or that this host has no address of
+// that kind (IPv4, IPv6), rather than that the peer is gone.
+static bool idist__os_socket_is_unreachable(int error);
+
+// Whether an error means that this process or the system has no descriptor left.
+// Reads what has arrived. > 0: bytes; 0: it would block; -1: the end of the stream (errno 0) or an
+// error.
+static ptrdiff_t idist__os_socket_read(int fd, void *buf, size_t nbytes);
+
+// A piece of memory that is sent from. Laid out as struct iovec, so that a send copies no list.
+typedef struct idist__os_part {
+    const void *data;
+    size_t nbytes;
+} idist__os_part;
+
+// Writes as much of several pieces as the socket takes now. > 0: bytes; 0: it would block; -1: an
+// error. Never raises SIGPIPE.
+static ptrdiff_t idist__os_socket_write(int fd, const idist__os_part *parts, int nparts);
+
+// Tells the peer that nothing more will be sent: it reads the end of the stream after what was sent
+// before. This side may still read. Does not block.
+IDIST__UNUSED static void idist__os_socket_end_stream(int fd);
+
+// Ends both directions: what has arrived can still be read, and then the end.
+IDIST__UNUSED static void idist__os_socket_end(int fd);
+
+// Whether the peer has closed the connection and everything it sent has been read.
+IDIST__UNUSED static bool idist__os_socket_at_end(int fd);
+
+// The address of the interface through which datagrams to an IPv4 address leave this host.
+static bool idist__os_socket_route(const idist__os_address *to, idist__os_address *own);
+
+// A datagram socket that sends to an IPv4 multicast group through the interface of `own`, and as a
+// member receives what is sent to the group. -1 on failure.
+static int idist__os_socket_multicast(const idist__os_address *group, const idist__os_address *own,
+                                      bool member);
+
+// Sends one datagram. It may be lost without notice, so there is no result.
+static void idist__os_socket_send_datagram(int fd, const void *data, size_t nbytes,
+                                           const idist__os_address *to);
+
+// Takes the next datagram: returns its whole size, of which at most `capacity` bytes are in buf, or
+// -1 when none is pending.
+static ptrdiff_t idist__os_socket_receive_datagram(int fd, void *buf, size_t capacity,
+                                                   idist__os_address *from);
+
+// The user whose processes may share local sockets, as a number for their names.
+static unsigned long idist__os_socket_user(void);
+
+// The name of this host; false when it has none that fits.
+static bool idist__os_socket_host_name(char *buf, size_t capacity);
+
+// A text that the processes of one machine have in common, whatever containers they are in: that of
+// the boot, or else the host name.
+static void idist__os_socket_machine(char *text, size_t capacity);
+
+// A text that exactly those processes have in common which can connect through local sockets: the
+// machine, the network namespace and the user.
+IDIST__UNUSED static void idist__os_socket_reach(char *text, size_t capacity);
+
+// ---- os/beacon.h ---------------------------------------------------------------------------------
+
+// os/beacon.h: a name that exists as long as its process, and wakes it
+//
+// A process lights a beacon under a local name. The kernel takes the name away when the process
+// ends, however it ends. Others need no connection to see that, or to wake the process while it
+// watches its beacon in poll: one socket of their own serves for any number of beacons.
+//
+// Here a beacon is a datagram socket. On macOS its name is a path, and one on which no socket is
+// open gives ECONNREFUSED, too. On Windows the same takes a named mutex, which tells that its owner
+// has ended, and an event.
+
+// A beacon under a local address, or -1 and errno. Watch it for IDIST__OS_READABLE.
+IDIST__UNUSED static int idist__os_beacon_light(const idist__os_address *address);
+
+// The socket that the next two functions take, or -1 and errno.
+IDIST__UNUSED static int idist__os_beacon_observer(void);
+
+// Makes a beacon readable. Never blocks.
+//
+// EAGAIN has two reasons. The queue of the beacon may be full; then it is readable already. Or the
+// bytes that we have sent to all beacons, and that nobody has read yet, fill the send buffer of our
+// socket (about 280 of them); then another socket can send.
+IDIST__UNUSED static void idist__os_beacon_wake(int observer, const idist__os_address *address);
+
+// Looks at a beacon, without waking its process. 0: it is lit; ECONNREFUSED: it has gone out;
+// another errno: the system does not let us see it.
+IDIST__UNUSED static int idist__os_beacon_look(int observer, const idist__os_address *address);
+
+// Makes our own beacon unreadable again.
+IDIST__UNUSED static void idist__os_beacon_clear(int beacon);
+
+// ---- os/segment.h --------------------------------------------------------------------------------
+
+// os/segment.h: passing a file in memory to another process of this host
+//
+// A descriptor travels with a short message over a local socket. Where sockets cannot carry one, a
+// port uses a name instead (shm_open, CreateFileMapping) and passes that.
+
+// Sends a message, with a descriptor unless fd is -1. Does not block. Returns the bytes sent, or -1
+// and errno; EAGAIN: the socket is full.
+IDIST__UNUSED static ptrdiff_t idist__os_segment_send(int sock, const void *buf, size_t nbytes,
+                                                      int fd);
+
+// Receives a message; *fd becomes its descriptor, which the caller closes, or -1. Does not block.
+// Returns the bytes received, 0 at the end of the stream, or -1 and errno.
+IDIST__UNUSED static ptrdiff_t idist__os_segment_receive(int sock, void *buf, size_t nbytes,
+                                                         int *fd);
+
+// The size of such a file; 0 when it cannot be told.
+IDIST__UNUSED static size_t idist__os_segment_nbytes(int fd);
+
+// The memory of this host in bytes.
+IDIST__UNUSED static uint64_t idist__os_segment_ram(void);
+
+#ifdef IDIST__OS_BODIES
+#include IDIST__OS_BODIES
+#else
+
+// ---- os/linux/unwind.h ---------------------------------------------------------------------------
+
+// os/linux/unwind.h: what may leave a function without returning: cancellation, exceptions, longjmp
+
 static inline int idist__os_unwind_block_cancel(void) {
     int before;
     pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &before);
@@ -1887,17 +2858,7 @@ static inline void idist__os_unwind_allow_cancel(int before) {
     pthread_setcancelstate(before, NULL);
 }
 
-// Ends the process as std::terminate does, with a core dump where these are made.
 IDIST__UNUSED static void idist__os_unwind_terminate(void) { abort(); }
-
-// Calls `left` when longjmp or pthread_exit leaves the function that called idist__os_unwind_watch.
-// Only glibc does that. `left` must not return.
-typedef struct idist__os_unwind_frame { // glibc's struct _pthread_cleanup_buffer
-    void (*left)(void *arg);
-    void *arg;
-    int cancel_type;
-    struct idist__os_unwind_frame *previous;
-} idist__os_unwind_frame;
 
 #ifdef __GLIBC__
 #ifdef __cplusplus
@@ -1922,7 +2883,6 @@ static void idist__os_unwind_watch(idist__os_unwind_frame *frame, void (*left)(v
 #endif
 }
 
-// The function that watched is about to return.
 static void idist__os_unwind_unwatch(idist__os_unwind_frame *frame) {
 #ifdef __GLIBC__
     if (_pthread_cleanup_push && _pthread_cleanup_pop)
@@ -1932,20 +2892,10 @@ static void idist__os_unwind_unwatch(idist__os_unwind_frame *frame) {
 #endif
 }
 
-// ---- os/clock.h ----------------------------------------------------------------------------------
+// ---- os/linux/clock.h ----------------------------------------------------------------------------
 
-// os/clock.h: monotonic time, deadlines, pauses, the time of day
+// os/linux/clock.h: monotonic time, deadlines, pauses, the time of day
 
-//------------------------------------------------------------------------------
-// monotonic time, deadlines, pauses
-//
-// A deadline is a point of the monotonic clock in nanoseconds.
-//------------------------------------------------------------------------------
-
-static const int64_t IDIST__MS = 1000000; // nanoseconds in a millisecond
-static const int64_t IDIST__FOREVER = INT64_MAX;
-
-// Now. Never goes back; only differences between times of one host have a meaning.
 static int64_t idist__os_clock_now_ns(void) {
     struct timespec ts;
 
@@ -1953,13 +2903,10 @@ static int64_t idist__os_clock_now_ns(void) {
     return (int64_t)ts.tv_sec * 1000000000 + ts.tv_nsec;
 }
 
-// The deadline `timeout_ms` from now; negative: never.
 static int64_t idist__os_clock_deadline(int64_t timeout_ms) {
     return timeout_ms < 0 ? IDIST__FOREVER : idist__os_clock_now_ns() + timeout_ms * IDIST__MS;
 }
 
-// Milliseconds until a deadline, rounded up, as poll(2) wants them: 0 when it has passed, -1 for
-// never. At most 1000 seconds, so callers look again.
 static int idist__os_clock_ms_until(int64_t deadline_ns) {
     int64_t left;
 
@@ -1971,8 +2918,6 @@ static int idist__os_clock_ms_until(int64_t deadline_ns) {
     return left > 1000000 ? 1000000 : (int)left;
 }
 
-// Blocks, for longer where the system's timer is coarse. A signal may cut it short: callers loop
-// over deadlines.
 static void idist__os_clock_pause_ns(int64_t ns) {
     struct timespec ts;
 
@@ -1981,14 +2926,8 @@ static void idist__os_clock_pause_ns(int64_t ns) {
     IDIST__OS_CALL(nanosleep(&ts, NULL));
 }
 
-// The same in milliseconds.
 static void idist__os_clock_pause_ms(int ms) { idist__os_clock_pause_ns(ms * IDIST__MS); }
 
-//------------------------------------------------------------------------------
-// the time of day, as a calendar and other hosts have it
-//------------------------------------------------------------------------------
-
-// Nanoseconds since 1970, UTC. Jumps when somebody sets the clock: never wait by it.
 IDIST__UNUSED static int64_t idist__os_calendar_ns(void) {
     struct timespec ts;
 
@@ -1996,7 +2935,6 @@ IDIST__UNUSED static int64_t idist__os_calendar_ns(void) {
     return (int64_t)ts.tv_sec * 1000000000 + ts.tv_nsec;
 }
 
-// Prints such a time in the local time zone as "2026-01-30 19:26:12"; "" if that is impossible.
 IDIST__UNUSED static void idist__os_calendar_print(int64_t ns, char *text, size_t capacity) {
     time_t seconds = (time_t)(ns / 1000000000);
     struct tm parts;
@@ -2006,11 +2944,9 @@ IDIST__UNUSED static void idist__os_calendar_print(int64_t ns, char *text, size_
     if (!strftime(text, capacity, "%Y-%m-%d %H:%M:%S", &parts)) text[0] = 0;
 }
 
-// ---- os/random.h ---------------------------------------------------------------------------------
+// ---- os/linux/random.h ---------------------------------------------------------------------------
 
-// os/random.h: random bytes
-//
-// Elsewhere: arc4random_buf on macOS, BCryptGenRandom on Windows.
+// os/linux/random.h: random bytes
 
 // Some random bytes: how many, or -1 and errno. The system call goes by number, because glibc
 // before 2.25 has no getrandom(); kernels before 3.17 have none either.
@@ -2032,8 +2968,6 @@ static ssize_t idist__os_random_some(void *buf, size_t nbytes) {
     return n > 0 ? n : -1;
 }
 
-// Fills the buffer with random bytes fit for keys. Never fails: in a sandbox with neither source it
-// falls back to clock and process id, because nonces must differ at least.
 static void idist__os_random(void *buf, size_t nbytes) {
     unsigned char *p = (unsigned char *)buf;
 
@@ -2054,24 +2988,15 @@ static void idist__os_random(void *buf, size_t nbytes) {
     }
 }
 
-// ---- os/process.h --------------------------------------------------------------------------------
+// ---- os/linux/process.h --------------------------------------------------------------------------
 
-// os/process.h: this process and its children, its environment and limits, the terminal, libraries
+// os/linux/process.h: this process and its children, its environment and limits, the terminal,
+// libraries
 
-//------------------------------------------------------------------------------
-// environment variables
-//------------------------------------------------------------------------------
-
-// The value of a variable, owned by the environment. NULL when it is not set or empty, as in
-// torch's env://.
 static const char *idist__os_env(const char *name) {
     const char *value = getenv(name);
     return value && value[0] ? value : NULL;
 }
-
-//------------------------------------------------------------------------------
-// what the system allows this process
-//------------------------------------------------------------------------------
 
 // The soft limit; -1: there is none.
 static long long idist__os_limit_get(int resource) {
@@ -2083,90 +3008,42 @@ static long long idist__os_limit_get(int resource) {
 
 static long long idist__os_limit_descriptors(void) { return idist__os_limit_get(RLIMIT_NOFILE); }
 
-// Of all programs of this user together.
 static long long idist__os_limit_processes(void) { return idist__os_limit_get(RLIMIT_NPROC); }
 
-// Memory that may be kept from being swapped out, which InfiniBand needs.
 static long long idist__os_limit_locked_nbytes(void) { return idist__os_limit_get(RLIMIT_MEMLOCK); }
 
-//------------------------------------------------------------------------------
-// this process, its children, the memory of others
-//
-// Child processes are created by fork. They are watched through a descriptor that becomes readable
-// when they end, where the kernel has such (pidfd, Linux 5.3); elsewhere by looking often. A port
-// may implement the group with CreateProcess and a job object, or with kqueue and a pipe; without
-// fork, idist__os_process_fork fails always, and workers are started by a launcher.
-//------------------------------------------------------------------------------
-
-typedef pid_t idist__os_process;              // the id of a process, a signed integer; 0: none
-typedef struct pollfd idist__os_process_slot; // one process in idist__os_process_sleep
-
-// Signals that idist sends itself. A system without signals ends the process on the first two.
-enum {
-    IDIST__OS_PROCESS_TERMINATE = SIGTERM, // it may clean up
-    IDIST__OS_PROCESS_KILL = SIGKILL,
-    IDIST__OS_PROCESS_CONTINUE = SIGCONT // if it is stopped
-};
-
-// How a process ended.
-typedef struct idist__os_process_end {
-    int exit_code; // -1: a signal ended it
-    int signal;    // 0: it exited
-} idist__os_process_end;
-
-typedef enum idist__os_process_state {
-    IDIST__OS_PROCESS_RUNS,
-    IDIST__OS_PROCESS_ENDED,
-    IDIST__OS_PROCESS_UNKNOWN // not our child any more: the program has reaped it
-} idist__os_process_state;
-
-// This process. Asks the system each time, so it is right in a child made by fork.
 static idist__os_process idist__os_process_id(void) { return getpid(); }
 
-// Tells apart, on one host, processes that may have the same id because they are in different
-// containers. 0: the system does not say.
 IDIST__UNUSED static uint64_t idist__os_process_space(void) {
     struct stat about;
     return stat("/proc/self/ns/pid", &about) == 0 ? (uint64_t)about.st_ino : 0;
 }
 
-// Ends this process immediately, without exit handlers and without flushing stdio buffers.
 static void idist__os_process_exit(int code) { _exit(code); }
 
-// From here on this process dies with `parent`, or rather with the thread of it that made this
-// process; at once if the parent is gone already. A process with more rights than its user loses
-// this when it executes a program, so the program asks for it again.
 static void idist__os_process_die_with(idist__os_process parent) {
     prctl(PR_SET_PDEATHSIG, SIGKILL);
     if (getppid() != parent) _exit(1);
 }
 
-// The process that made this one, or that has adopted it.
 static idist__os_process idist__os_process_parent(void) { return getppid(); }
 
-// Makes a child that dies with the calling thread. Returns its id; 0 in the child; -1 and errno. In
-// a child of a program with threads only simple system calls are safe.
 static idist__os_process idist__os_process_fork(void) {
     pid_t parent = getpid(), pid = fork();
     if (pid == 0) idist__os_process_die_with(parent);
     return pid;
 }
 
-// From here on, every child that this process makes by fork, however it does, calls the function
-// first. Cannot be taken back. False: no memory. A system without fork has nothing to do.
 IDIST__UNUSED static inline bool idist__os_process_on_fork(void (*in_child)(void)) {
     return pthread_atfork(NULL, NULL, in_child) == 0;
 }
 
-// Replaces this process by a program; returns errno if that fails. Safe after fork. The second try
-// is for the file of this very process, which may have been replaced or removed since it started.
 static int idist__os_process_execute(const char *path, char **argv, char **envp) {
     execve(path, argv, envp);
     execve("/proc/self/exe", argv, envp);
     return errno;
 }
 
-// The path of the running program. False and errno if the system does not tell.
 static bool idist__os_process_path(char *path, size_t cap) {
     ssize_t n = readlink("/proc/self/exe", path, cap - 1);
 
@@ -2175,13 +3052,10 @@ static bool idist__os_process_path(char *path, size_t cap) {
     return true;
 }
 
-// A descriptor to read the arguments of this process from, one after the other, each ending in a
-// NUL; the caller closes it. -1 and errno.
 static int idist__os_process_open_args(void) {
     return IDIST__OS_CALL(open("/proc/self/cmdline", O_RDONLY | O_CLOEXEC));
 }
 
-// Reads from such a descriptor; 0 at the end and after an error.
 static size_t idist__os_process_read_args(int fd, char *buf, size_t nbytes) {
     ssize_t n;
     do n = IDIST__OS_CALL(read(fd, buf, nbytes));
@@ -2189,19 +3063,15 @@ static size_t idist__os_process_read_args(int fd, char *buf, size_t nbytes) {
     return n > 0 ? (size_t)n : 0;
 }
 
-// The variables of this process, ended by NULL; the system's own array.
 static char **idist__os_process_variables(void) {
     extern char **environ;
     return environ;
 }
 
-// Whether a descriptor stays open in a program that this process executes. Safe after fork.
 static void idist__os_process_pass(int fd, bool pass) {
     IDIST__OS_CALL(fcntl(fd, F_SETFD, pass ? 0 : FD_CLOEXEC));
 }
 
-// Moves a descriptor beyond stdin, stdout and stderr, which may be closed. False and errno; *fd is
-// valid either way.
 static bool idist__os_process_move_fd(int *fd) {
     int higher = IDIST__OS_CALL(fcntl(*fd, F_DUPFD_CLOEXEC, 3));
 
@@ -2211,45 +3081,36 @@ static bool idist__os_process_move_fd(int *fd) {
     return true;
 }
 
-// Memory that this process shares with its children: that of a file, or if fd is -1, memory that
-// only forked children have. NULL and errno.
 static void *idist__os_process_share(int fd, size_t nbytes) {
     void *p = mmap(NULL, nbytes, PROT_READ | PROT_WRITE, MAP_SHARED | (fd < 0 ? MAP_ANONYMOUS : 0),
                    fd, 0);
     return p == MAP_FAILED ? NULL : p;
 }
 
-// Takes such memory back from this process only. NULL is no error.
 static void idist__os_process_unshare(void *p, size_t nbytes) {
     if (p) munmap(p, nbytes);
 }
 
-// Whether a descriptor is a file that begins with these bytes.
 static bool idist__os_process_file_begins(int fd, const char *bytes, size_t nbytes) {
     char head[64];
     return nbytes <= sizeof head && IDIST__OS_CALL(pread(fd, head, nbytes, 0)) == (ssize_t)nbytes &&
            memcmp(head, bytes, nbytes) == 0;
 }
 
-// Whether a descriptor is a file of exactly this size.
 static bool idist__os_process_file_has(int fd, size_t nbytes) {
     struct stat st;
     return fstat(fd, &st) == 0 && (size_t)st.st_size == nbytes;
 }
 
-// A descriptor to watch a child by; -1 where the kernel has none. The caller closes it.
 static int idist__os_process_watch(idist__os_process child) {
     return (int)syscall(434 /* pidfd_open */, child, 0);
 }
 
-// Sends a signal to a child that was not reaped by us. Through the descriptor, where there is one,
-// no other process is hit that got the same id.
 static void idist__os_process_signal(idist__os_process child, int fd, int signal_number) {
     if (syscall(424 /* pidfd_send_signal */, fd, signal_number, NULL, 0) != 0 && errno != ESRCH)
         kill(child, signal_number);
 }
 
-// Reaps a child if it has ended; *end says how. Does not block.
 static idist__os_process_state idist__os_process_reap(idist__os_process child,
                                                       idist__os_process_end *end) {
     int status = 0;
@@ -2266,20 +3127,15 @@ static idist__os_process_state idist__os_process_reap(idist__os_process child,
     return IDIST__OS_PROCESS_ENDED;
 }
 
-// Fills a slot with what idist__os_process_watch has returned.
 static void idist__os_process_slot_set(idist__os_process_slot *slot, int fd) {
     slot->fd = fd;
     slot->events = POLLIN;
 }
 
-// Sleeps until a watched child ends, a signal arrives or the time is over; ms < 0: no limit. Slots
-// with fd -1 are skipped.
 static void idist__os_process_sleep(idist__os_process_slot *slots, int n, int ms) {
     IDIST__OS_CALL(poll(slots, (nfds_t)n, ms));
 }
 
-// Copies from the memory of another process of this user. 0, or an errno: ESRCH (it has ended),
-// EPERM (not allowed), EFAULT (not mapped there), ENOSYS (the system cannot do it).
 IDIST__UNUSED static int idist__os_process_read_memory(idist__os_process process, uint64_t address,
                                                        void *buf, size_t nbytes) {
     char *to = (char *)buf;
@@ -2302,9 +3158,6 @@ IDIST__UNUSED static int idist__os_process_read_memory(idist__os_process process
     return 0;
 }
 
-// Returns whether another process could read nbytes (not 0) of this process's memory with
-// idist__os_process_read_memory, as far as eight samples tell. Memory of memfd_secret and of
-// devices cannot be read. Takes a microsecond.
 IDIST__UNUSED static bool idist__os_process_memory_is_open(const void *memory, size_t nbytes) {
     enum { SAMPLES = 8 };
     struct iovec here, there[SAMPLES];
@@ -2324,21 +3177,12 @@ IDIST__UNUSED static bool idist__os_process_memory_is_open(const void *memory, s
            (long)SAMPLES;
 }
 
-// Valid until the next call.
 static const char *idist__os_process_signal_name(int signal_number) {
     return strsignal(signal_number);
 }
 
-//------------------------------------------------------------------------------
-// the terminal
-//------------------------------------------------------------------------------
-
-#include <sys/ioctl.h>
-
-// Whether stderr is a terminal.
 IDIST__UNUSED static bool idist__os_terminal_has_stderr(void) { return isatty(STDERR_FILENO) != 0; }
 
-// Columns of the terminal that stderr is connected to; 0 when it is no terminal or does not say.
 IDIST__UNUSED static size_t idist__os_terminal_columns(void) {
     struct winsize size;
 
@@ -2347,30 +3191,14 @@ IDIST__UNUSED static size_t idist__os_terminal_columns(void) {
     return size.ws_col;
 }
 
-//------------------------------------------------------------------------------
-// shared libraries that are loaded at run time
-//
-// Only idist_nccl.h uses it. The functions are inline so that programs without GPUs need no -ldl,
-// even where nothing is optimized. None of them blocks for longer than reading a file takes.
-// Libraries are never unloaded, because they may have threads.
-//------------------------------------------------------------------------------
-
-#include <dlfcn.h>
-#include <glob.h>
-
-// Loads a library, from where the loader looks if `path` is a plain name. path NULL: the program
-// and the libraries it is linked with. Returns NULL if it cannot be loaded;
-// idist__os_library_error says why.
 IDIST__UNUSED static inline void *idist__os_library_open(const char *path) {
     return IDIST__OS_CALL(dlopen(path, RTLD_NOW | RTLD_LOCAL));
 }
 
-// A library that is loaded already; otherwise NULL.
 IDIST__UNUSED static inline void *idist__os_library_loaded(const char *path) {
     return IDIST__OS_CALL(dlopen(path, RTLD_NOW | RTLD_NOLOAD));
 }
 
-// Loads the first file that a pattern of the shell (with *) matches and that can be loaded.
 IDIST__UNUSED static inline void *idist__os_library_match(const char *pattern) {
     void *library = NULL;
     glob_t found;
@@ -2384,37 +3212,24 @@ IDIST__UNUSED static inline void *idist__os_library_match(const char *pattern) {
     return library;
 }
 
-// The address of a function or variable; NULL: the library does not have it.
 IDIST__UNUSED static inline void *idist__os_library_find(void *library, const char *name) {
     return dlsym(library, name);
 }
 
-// Why the last of these functions failed, in this thread. The text is valid until the next call.
 IDIST__UNUSED static inline const char *idist__os_library_error(void) {
     const char *text = dlerror();
     return text ? text : "no reason given";
 }
 
-// ---- os/cpu.h ------------------------------------------------------------------------------------
+// ---- os/linux/cpu.h ------------------------------------------------------------------------------
 
-// os/cpu.h: processors, and hints to them
-//
-// Windows has all of it (SetThreadAffinityMask, FlushProcessWriteBuffers). macOS binds no thread
-// and fences no other process: there the set has as many processors as the machine, and the two
-// functions that ask for more return false.
+// os/linux/cpu.h: processors, and hints to them
 
-enum { IDIST__CPU_WORDS = 128 };
-typedef struct idist__os_cpu_set {        // a set of processors
-    unsigned long bits[IDIST__CPU_WORDS]; // 8192 on 64-bit systems
-} idist__os_cpu_set;
-
-// The processors that the calling thread may run on.
 static void idist__os_cpu_usable(idist__os_cpu_set *cpus) {
     memset(cpus, 0, sizeof *cpus);
     if (syscall(SYS_sched_getaffinity, 0, sizeof *cpus, cpus) <= 0) cpus->bits[0] = 1;
 }
 
-// How many processors are in the set.
 static int idist__os_cpu_set_count(const idist__os_cpu_set *cpus) {
     int i, count = 0;
 
@@ -2422,7 +3237,6 @@ static int idist__os_cpu_set_count(const idist__os_cpu_set *cpus) {
     return count;
 }
 
-// How many processors the calling thread may run on.
 static int idist__os_cpu_count(void) {
     idist__os_cpu_set cpus;
 
@@ -2430,8 +3244,6 @@ static int idist__os_cpu_count(void) {
     return idist__os_cpu_set_count(&cpus);
 }
 
-// Moves the calling thread to one of the processors that it may run on (the index-th). If `stay` is
-// set it may run nowhere else from then on. False: the system refused.
 static bool idist__os_cpu_bind(int index, bool stay) {
     idist__os_cpu_set all, one;
     int i, width = 8 * (int)sizeof all.bits[0];
@@ -2452,7 +3264,6 @@ static bool idist__os_cpu_bind(int index, bool stay) {
     return false;
 }
 
-// Tells the processor that this is a loop that waits.
 IDIST__UNUSED static void idist__os_cpu_relax(void) {
 #if defined(__x86_64__) || defined(__i386__)
     __builtin_ia32_pause();
@@ -2461,7 +3272,6 @@ IDIST__UNUSED static void idist__os_cpu_relax(void) {
 #endif
 }
 
-// Prefetches a cache line for writing, without waiting for it.
 IDIST__UNUSED static void idist__os_cpu_prefetch_for_write(const void *p) {
 #if defined(__x86_64__)
     // For old targets the builtin would prefetch for reading only.
@@ -2471,9 +3281,6 @@ IDIST__UNUSED static void idist__os_cpu_prefetch_for_write(const void *p) {
 #endif
 }
 
-// Copies with stores that go to memory past the caches, where the processor has them. A release
-// store publishes them as usual. In assembly because reading <emmintrin.h> takes time;
-// sanitizers would not see what it reads and writes.
 IDIST__UNUSED static void idist__os_cpu_stream(char *to, const char *from, size_t nbytes) {
 #if defined(__x86_64__) && !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
     size_t lead = (size_t)(-(uintptr_t)to & 63), at;
@@ -2501,9 +3308,6 @@ IDIST__UNUSED static void idist__os_cpu_stream(char *to, const char *from, size_
 #endif
 }
 
-// Makes all other processes that have announced themselves execute a full memory fence before it
-// returns (membarrier(2)). `announce` is that announcement, once per process. False: the system has
-// no such call.
 IDIST__UNUSED static bool idist__os_cpu_fence_others(bool announce) {
 #ifdef SYS_membarrier
     enum { GLOBAL_EXPEDITED = 1 << 1, REGISTER_GLOBAL_EXPEDITED = 1 << 2 };
@@ -2515,21 +3319,10 @@ IDIST__UNUSED static bool idist__os_cpu_fence_others(bool announce) {
 #endif
 }
 
-// ---- os/thread.h ---------------------------------------------------------------------------------
+// ---- os/linux/thread.h ---------------------------------------------------------------------------
 
-// os/thread.h: threads, locks, condition variables
+// os/linux/thread.h: threads, locks, condition variables
 
-//------------------------------------------------------------------------------
-// threads
-//
-// Elsewhere: pthreads on macOS; on Windows _beginthreadex, a handle with the id of the thread, and
-// SwitchToThread.
-//------------------------------------------------------------------------------
-
-typedef pthread_t idist__os_thread; // a thread of this process
-
-// Starts a thread that takes no signals, because they belong to the program's own threads. What fn
-// returns is dropped. 0, or an errno. The caller joins or detaches the thread, once.
 static int idist__os_thread_start(idist__os_thread *thread, void *(*fn)(void *), void *arg) {
     sigset_t all, before;
     int rc;
@@ -2542,28 +3335,22 @@ static int idist__os_thread_start(idist__os_thread *thread, void *(*fn)(void *),
     return rc;
 }
 
-// Blocks until the thread has ended.
 IDIST__UNUSED static inline void idist__os_thread_join(idist__os_thread thread) {
     IDIST__OS_CALL(pthread_join(thread, NULL));
 }
 
-// Nobody will join the thread: the system frees it when it ends. Does not block.
 IDIST__UNUSED static inline void idist__os_thread_detach(idist__os_thread thread) {
     pthread_detach(thread);
 }
 
-// The calling thread, for comparisons only: it must not be joined through this.
 IDIST__UNUSED static inline idist__os_thread idist__os_thread_self(void) { return pthread_self(); }
 
-// Whether both are the same thread, which has not been joined yet.
 IDIST__UNUSED static inline bool idist__os_thread_equal(idist__os_thread a, idist__os_thread b) {
     return pthread_equal(a, b) != 0;
 }
 
-// Offers the processor to other threads and processes that are ready to run. Does not block.
 IDIST__UNUSED static inline void idist__os_thread_yield(void) { sched_yield(); }
 
-// Threads of this process; a large number if the system does not tell.
 IDIST__UNUSED static int idist__os_thread_count(void) {
     enum { UNKNOWN = 1000, FIELD = 20 }; // of /proc/self/stat
     char text[512], *at;
@@ -2584,9 +3371,6 @@ IDIST__UNUSED static int idist__os_thread_count(void) {
     return at ? atoi(at) : UNKNOWN;
 }
 
-// To be called before something is published through shared memory, and after it was seen. Only for
-// the thread sanitizer: ranks that are threads of one process map the memory at different
-// addresses, so it cannot see that one synchronizes with the other.
 IDIST__UNUSED static void idist__os_thread_handover(void) {
 #if defined(__SANITIZE_THREAD__)
     static uint32_t word;
@@ -2594,47 +3378,18 @@ IDIST__UNUSED static void idist__os_thread_handover(void) {
 #endif
 }
 
-//------------------------------------------------------------------------------
-// locks among the threads of a process
-//
-// A mutex is not recursive, belongs to the thread that has locked it, and stays where it is in
-// memory. Only lock blocks. None of the functions fails when it is used like that.
-//
-// One in static memory may begin as IDIST__OS_MUTEX_INIT (os/mutex_init.h).
-//
-// Elsewhere: pthreads on macOS; SRWLOCK and CONDITION_VARIABLE on Windows.
-//------------------------------------------------------------------------------
-
-typedef pthread_mutex_t idist__os_mutex;
-
-// Makes an unlocked mutex. Also of one that a child made by fork has inherited, whatever state it
-// was in.
 static inline void idist__os_mutex_init(idist__os_mutex *mutex) { pthread_mutex_init(mutex, NULL); }
 
-// Of an unlocked mutex that nobody will use again.
 static inline void idist__os_mutex_destroy(idist__os_mutex *mutex) { pthread_mutex_destroy(mutex); }
 
-// Blocks until this thread has the mutex.
 static inline void idist__os_mutex_lock(idist__os_mutex *mutex) { pthread_mutex_lock(mutex); }
 
-// False: somebody has locked it.
 static inline bool idist__os_mutex_try_lock(idist__os_mutex *mutex) {
     return pthread_mutex_trylock(mutex) == 0;
 }
 
-// Of a mutex that this thread has locked. Does not block.
 static inline void idist__os_mutex_unlock(idist__os_mutex *mutex) { pthread_mutex_unlock(mutex); }
 
-//------------------------------------------------------------------------------
-// condition variables
-//
-// macOS cannot choose the clock of a condition variable: there a wait takes the time that is left
-// (pthread_cond_timedwait_relative_np), as SleepConditionVariableSRW does on Windows.
-//------------------------------------------------------------------------------
-
-typedef pthread_cond_t idist__os_cond; // stays where it is in memory
-
-// Makes a condition variable, which the caller destroys. Its deadlines are those of os/clock.h.
 static void idist__os_cond_init(idist__os_cond *cond) {
     pthread_condattr_t attr;
 
@@ -2644,17 +3399,12 @@ static void idist__os_cond_init(idist__os_cond *cond) {
     pthread_condattr_destroy(&attr);
 }
 
-// Nobody waits for it any more.
 static inline void idist__os_cond_destroy(idist__os_cond *cond) { pthread_cond_destroy(cond); }
 
-// Wakes one of the threads that wait, if any. Does not block.
 static inline void idist__os_cond_signal(idist__os_cond *cond) { pthread_cond_signal(cond); }
 
-// Wakes all of them.
 static inline void idist__os_cond_broadcast(idist__os_cond *cond) { pthread_cond_broadcast(cond); }
 
-// Unlocks the mutex, blocks until the condition is signalled or the deadline passes, and locks the
-// mutex again; may return for no reason.
 static void idist__os_cond_wait(idist__os_cond *cond, idist__os_mutex *mutex, int64_t deadline_ns) {
     struct timespec ts;
 
@@ -2668,41 +3418,10 @@ static void idist__os_cond_wait(idist__os_cond *cond, idist__os_mutex *mutex, in
     IDIST__OS_CALL(pthread_cond_timedwait(cond, mutex, &ts));
 }
 
-// ---- os/file.h -----------------------------------------------------------------------------------
+// ---- os/linux/file.h -----------------------------------------------------------------------------
 
-// os/file.h: files, locks on single bytes of them, folders
+// os/linux/file.h: files, locks on single bytes of them, folders
 
-//------------------------------------------------------------------------------
-// files, and locks on single bytes of them
-//
-// Transfers block as long as the file system takes; locks are only tried. Failures leave the reason
-// in errno. Open files are closed on exec and belong to the caller, who closes them with
-// idist__os_file_close.
-//
-// A lock belongs to the open file, not to the process, so the ranks of one process can exclude each
-// other; it ends when the last descriptor of that open file is closed, at the latest when the
-// process dies. The locked byte need not exist. macOS and Windows have the same in flock and
-// LockFileEx.
-//------------------------------------------------------------------------------
-
-typedef int idist__os_file; // an open file
-
-enum { IDIST__OS_NO_FILE = -1 };
-
-typedef enum idist__os_file_mode {
-    IDIST__OS_FILE_READ,   // an existing file
-    IDIST__OS_FILE_UPDATE, // an existing file, to read and write; no symbolic link
-    IDIST__OS_FILE_CREATE, // the same; a missing file is made, for this user only
-    IDIST__OS_FILE_OUTPUT  // to read and write, perhaps through a link; made as other programs do
-} idist__os_file_mode;
-
-typedef enum idist__os_file_lock {
-    IDIST__OS_FILE_UNKNOWN, // the file system cannot tell
-    IDIST__OS_FILE_FREE,
-    IDIST__OS_FILE_LOCKED // by another open file
-} idist__os_file_lock;
-
-// IDIST__OS_NO_FILE on failure. Blocks where the path is a pipe, until it has a writer.
 static idist__os_file idist__os_file_open(const char *path, idist__os_file_mode mode) {
     static const int flags[] = {O_RDONLY, O_RDWR | O_NOFOLLOW, O_RDWR | O_NOFOLLOW | O_CREAT,
                                 O_RDWR | O_CREAT};
@@ -2710,7 +3429,6 @@ static idist__os_file idist__os_file_open(const char *path, idist__os_file_mode 
         open(path, flags[mode] | O_CLOEXEC, mode == IDIST__OS_FILE_OUTPUT ? 0666 : 0600));
 }
 
-// Closes a file, if it is open, and sets it to IDIST__OS_NO_FILE. False: an earlier write failed.
 static bool idist__os_file_close(idist__os_file *file) {
     bool good = *file < 0 || IDIST__OS_CALL(close(*file)) == 0;
 
@@ -2718,8 +3436,6 @@ static bool idist__os_file_close(idist__os_file *file) {
     return good;
 }
 
-// Reads from the start of a file or from where the last call ended. Returns bytes, 0 at the end of
-// the file, or -1.
 static ptrdiff_t idist__os_file_read(idist__os_file file, void *buf, size_t capacity) {
     ssize_t n;
     do n = IDIST__OS_CALL(read(file, buf, capacity));
@@ -2729,7 +3445,6 @@ static ptrdiff_t idist__os_file_read(idist__os_file file, void *buf, size_t capa
 
 static const size_t IDIST__OS_FILE_AT_ONCE = (size_t)1 << 30; // bytes, per system call
 
-// All bytes or none. False: errno is 0 where the file ends before.
 static bool idist__os_file_read_at(idist__os_file file, void *buf, size_t nbytes, uint64_t at) {
     char *to = (char *)buf;
 
@@ -2749,7 +3464,6 @@ static bool idist__os_file_read_at(idist__os_file file, void *buf, size_t nbytes
     return true;
 }
 
-// After a failure some of the bytes may be written.
 static bool idist__os_file_write_at(idist__os_file file, const void *buf, size_t nbytes,
                                     uint64_t at) {
     const char *from = (const char *)buf;
@@ -2770,7 +3484,6 @@ static bool idist__os_file_write_at(idist__os_file file, const void *buf, size_t
     return true;
 }
 
-// Returns when the bytes of a file are on the disk. False: errno.
 IDIST__UNUSED static bool idist__os_file_sync(idist__os_file file) {
     int rc;
 
@@ -2780,20 +3493,15 @@ IDIST__UNUSED static bool idist__os_file_sync(idist__os_file file) {
     return rc == 0;
 }
 
-// Returns true if an error of a sync means that the file system, or a sandbox, does not sync such a
-// file or folder. Other errors mean that something may be lost. The manual of fsync names EINVAL
-// and EROFS for this; file systems of networks and of user space, and sandboxes, use the others.
 IDIST__UNUSED static bool idist__os_file_refuses_sync(int error) {
     return error == EINVAL || error == ENOTSUP || error == EOPNOTSUPP || error == ENOSYS ||
            error == EBADF || error == EISDIR || error == EPERM || error == EACCES || error == EROFS;
 }
 
-// Cuts a file off, or prolongs it with zeros.
 static bool idist__os_file_resize(idist__os_file file, uint64_t nbytes) {
     return IDIST__OS_CALL(ftruncate(file, (off_t)nbytes)) == 0;
 }
 
-// The size of a regular file; -1 for a folder, a pipe or a device (errno 0), and on failure.
 static int64_t idist__os_file_size(idist__os_file file) {
     struct stat about;
 
@@ -2802,12 +3510,6 @@ static int64_t idist__os_file_size(idist__os_file file) {
     return S_ISREG(about.st_mode) ? (int64_t)about.st_size : -1;
 }
 
-// What tells the present contents of a file from those of other files and other times.
-typedef struct idist__os_file_version {
-    uint64_t device, number, nbytes, modified_ns, changed_ns;
-} idist__os_file_version;
-
-// Gets the version of an open file. All zero: it is not known.
 IDIST__UNUSED static void idist__os_file_version_of(idist__os_file file,
                                                     idist__os_file_version *version) {
     struct stat about;
@@ -2823,28 +3525,23 @@ IDIST__UNUSED static void idist__os_file_version_of(idist__os_file file,
     version->changed_ns += (uint64_t)about.st_ctim.tv_nsec;
 }
 
-// Whether an error of a write means that there is no space left, for anybody or for this user.
 IDIST__UNUSED static bool idist__os_file_no_space(int error) {
     return error == ENOSPC || error == EDQUOT;
 }
 
-// Whether the file is ours and nobody else may read or write it.
 static bool idist__os_file_is_private(idist__os_file file) {
     struct stat about;
     return fstat(file, &about) == 0 && !(about.st_mode & 077) && about.st_uid == geteuid();
 }
 
-// Whether a path still leads to an open file.
 static bool idist__os_file_is_at(idist__os_file file, const char *path) {
     struct stat open_file, at_path;
     return fstat(file, &open_file) == 0 && stat(path, &at_path) == 0 &&
            open_file.st_dev == at_path.st_dev && open_file.st_ino == at_path.st_ino;
 }
 
-// Removes the name; those who have the file open keep it. Fails silently.
 static void idist__os_file_remove(const char *path) { unlink(path); }
 
-// Whether the folder exists in which a file at this path lies.
 static bool idist__os_file_has_folder(const char *path) {
     const char *slash = strrchr(path, '/');
     char folder[4096];
@@ -2870,7 +3567,6 @@ static int idist__os_file_fcntl(idist__os_file file, int command, uint64_t byte,
     return IDIST__OS_CALL(fcntl(file, command, lock_at));
 }
 
-// Tries to lock one byte against all other open files. False: errno EAGAIN when another has it.
 static bool idist__os_file_try_lock(idist__os_file file, uint64_t byte) {
     struct flock lock_at;
     int rc;
@@ -2883,7 +3579,6 @@ static bool idist__os_file_try_lock(idist__os_file file, uint64_t byte) {
     return rc == 0;
 }
 
-// Gives the byte back.
 static void idist__os_file_unlock(idist__os_file file, uint64_t byte) {
     struct flock lock_at;
 
@@ -2893,7 +3588,6 @@ static void idist__os_file_unlock(idist__os_file file, uint64_t byte) {
         continue;
 }
 
-// Whether another open file has locked a byte.
 static idist__os_file_lock idist__os_file_locked(idist__os_file file, uint64_t byte) {
     struct flock lock_at;
 
@@ -2904,75 +3598,45 @@ static idist__os_file_lock idist__os_file_locked(idist__os_file file, uint64_t b
     return lock_at.l_type == F_UNLCK ? IDIST__OS_FILE_FREE : IDIST__OS_FILE_LOCKED;
 }
 
-//------------------------------------------------------------------------------
-// the names in a folder
-//
-// Calls return 0 or an errno, and may block for as long as the disk takes. A name is looked up in
-// the open folder, even if that has been moved. The caller closes what it has opened.
-//------------------------------------------------------------------------------
-
-#include <dirent.h>
-
-typedef int idist__os_folder; // an open folder
-
-enum {
-    IDIST__OS_NO_FOLDER = -1,
-    IDIST__OS_HERE = AT_FDCWD // the current folder, where paths begin; needs no closing
-};
-
-// Creates a folder. It is no error if there is one already.
 IDIST__UNUSED static int idist__os_folder_make(const char *path) {
     return mkdir(path, 0777) != 0 && errno != EEXIST ? errno : 0;
 }
 
-// Opens an existing folder. *folder is IDIST__OS_NO_FOLDER on failure.
 IDIST__UNUSED static int idist__os_folder_open(const char *path, idist__os_folder *folder) {
     *folder = IDIST__OS_CALL(open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC));
     return *folder < 0 ? errno : 0;
 }
 
-// Closes a folder, if it is open, and sets it to IDIST__OS_NO_FOLDER.
 IDIST__UNUSED static void idist__os_folder_close(idist__os_folder *folder) {
     if (*folder >= 0) IDIST__OS_CALL(close(*folder));
     *folder = IDIST__OS_NO_FOLDER;
 }
 
-// Returns when the names in a folder are on the disk.
 IDIST__UNUSED static int idist__os_folder_sync(idist__os_folder folder) {
     return idist__os_file_sync(folder) ? 0 : errno;
 }
 
-// Opens a file for reading. If it is a pipe, does not wait for its writer.
 IDIST__UNUSED static int idist__os_folder_read_file(idist__os_folder folder, const char *name,
                                                     idist__os_file *file) {
     *file = IDIST__OS_CALL(openat(folder, name, O_RDONLY | O_CLOEXEC | O_NONBLOCK));
     return *file < 0 ? errno : 0;
 }
 
-// Creates a file for writing. EEXIST: the name is taken.
 IDIST__UNUSED static int idist__os_folder_new_file(idist__os_folder folder, const char *name,
                                                    idist__os_file *file) {
     *file = IDIST__OS_CALL(openat(folder, name, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666));
     return *file < 0 ? errno : 0;
 }
 
-// Renames a file within the folder, atomically. It replaces a file that has the new name.
 IDIST__UNUSED static int idist__os_folder_rename(idist__os_folder folder, const char *from,
                                                  const char *to) {
     return renameat(folder, from, folder, to) != 0 ? errno : 0;
 }
 
-// Removes a file. ENOENT: there is none of this name.
 IDIST__UNUSED static int idist__os_folder_remove(idist__os_folder folder, const char *name) {
     return unlinkat(folder, name, 0) != 0 ? errno : 0;
 }
 
-// A walk over the names in a folder. The caller ends it, unless idist__os_folder_begin has failed.
-typedef struct idist__os_folder_walk {
-    DIR *dir;
-} idist__os_folder_walk;
-
-// Begins a walk at the first name. Names that come or go meanwhile may be missed or seen.
 IDIST__UNUSED static int idist__os_folder_begin(idist__os_folder_walk *walk,
                                                 idist__os_folder folder) {
     // A handle of its own: two that are duplicates would share the position in the folder.
@@ -2987,7 +3651,6 @@ IDIST__UNUSED static int idist__os_folder_begin(idist__os_folder_walk *walk,
     return error;
 }
 
-// The next name, valid until the next call. NULL: the end, or *error is not 0.
 IDIST__UNUSED static const char *idist__os_folder_next(const idist__os_folder_walk *walk,
                                                        int *error) {
     struct dirent *entry;
@@ -3000,43 +3663,23 @@ IDIST__UNUSED static const char *idist__os_folder_next(const idist__os_folder_wa
     return entry ? entry->d_name : NULL;
 }
 
-// Ends a walk and frees what it has used.
 IDIST__UNUSED static void idist__os_folder_end(const idist__os_folder_walk *walk) {
     IDIST__OS_CALL(closedir(walk->dir));
 }
 
-// ---- os/memory.h ---------------------------------------------------------------------------------
+// ---- os/linux/memory.h ---------------------------------------------------------------------------
 
-// os/memory.h: pages, memory that processes share, a part of a file as memory
+// os/linux/memory.h: pages, memory that processes share, a part of a file as memory
 
-//------------------------------------------------------------------------------
-// pages, aligned memory, memory that processes share
-//
-// Elsewhere: a file without a name is shm_open and shm_unlink on macOS, and on Windows
-// CreateFileMapping, whose handle stands for the descriptor. Discarding pages may do nothing, and
-// the guard against fork may be NULL.
-//------------------------------------------------------------------------------
-
-// A number in shared memory that is read and written atomically. i386 would align it to 4 bytes, so
-// that it could lie in two cache lines.
-typedef uint64_t idist__counter __attribute__((aligned(8)));
-
-// The size of a page: a mapping begins and ends at multiples of it.
 static size_t idist__os_memory_page_nbytes(void) { return (size_t)sysconf(_SC_PAGESIZE); }
 
-// Memory at a multiple of `alignment`, a power of two from 64 to 4096, with anything in it. NULL:
-// no memory. The caller frees it with idist__os_memory_free_aligned, and with nothing else.
 IDIST__UNUSED static void *idist__os_memory_aligned(size_t alignment, size_t nbytes) {
     void *p = NULL;
     return posix_memalign(&p, alignment, nbytes) == 0 ? p : NULL;
 }
 
-// NULL is no error.
 IDIST__UNUSED static void idist__os_memory_free_aligned(void *p) { free(p); }
 
-// Maps a part of a file, shared with the other processes that map it, without reserving memory.
-// `at` and `nbytes` are multiples of the page size. Core dumps leave the mapping out. NULL and
-// errno on failure. The caller unmaps it; `fd` stays the caller's.
 IDIST__UNUSED static void *idist__os_memory_map(int fd, size_t at, size_t nbytes) {
     int flags = MAP_SHARED | MAP_NORESERVE;
     void *map = mmap(NULL, nbytes, PROT_READ | PROT_WRITE, flags, fd, (off_t)at);
@@ -3046,18 +3689,13 @@ IDIST__UNUSED static void *idist__os_memory_map(int fd, size_t at, size_t nbytes
     return map;
 }
 
-// Takes such a mapping back, whole.
 IDIST__UNUSED static void idist__os_memory_unmap(void *map, size_t nbytes) { munmap(map, nbytes); }
 
-// Gives whole pages of a mapped file back to the system, for all processes: they read as zeros from
-// then on.
 IDIST__UNUSED static void idist__os_memory_discard(void *pages, size_t nbytes) {
     enum { REMOVE = 9 }; // MADV_REMOVE, which older headers lack
     madvise(pages, nbytes, REMOVE);
 }
 
-// A file in memory, without a name, whose size can never change. -1 and errno on failure. The
-// caller closes it.
 IDIST__UNUSED static int idist__os_memory_file(size_t nbytes) {
     enum { CLOEXEC_AND_SEALING = 3, ADD_SEALS = 1033, SEAL_SHRINK_GROW = 7 }; // not in all headers
     struct rlimit limit;
@@ -3083,9 +3721,6 @@ IDIST__UNUSED static int idist__os_memory_file(size_t nbytes) {
     return -1;
 }
 
-// Says which limit of this process is in the way of nbytes more memory, as "locked memory is
-// limited to 8192 KiB (ulimit -l), and the program locks all its memory (mlockall)". "" if none is.
-// Elsewhere: always "".
 static void idist__os_memory_limit(size_t nbytes, char *text, size_t capacity) {
     struct rlimit limit;
     int flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE;
@@ -3107,8 +3742,6 @@ static void idist__os_memory_limit(size_t nbytes, char *text, size_t capacity) {
     }
 }
 
-// Takes memory for a part of such a file now, so that no access to it can fail later. 0, or an
-// errno. May take long for large parts.
 static int idist__os_memory_reserve(int fd, size_t at, size_t nbytes) {
     int rc;
 
@@ -3118,8 +3751,6 @@ static int idist__os_memory_reserve(int fd, size_t at, size_t nbytes) {
     return rc;
 }
 
-// A new word, 0, that also reads 0 in a child made by fork until somebody writes to it there. NULL:
-// the kernel cannot do that. Freed by idist__os_memory_fork_word_free.
 static uint32_t *idist__os_memory_fork_word(void) {
     enum { WIPE_ON_FORK = 18 }; // MADV_WIPEONFORK, which older headers lack
     size_t nbytes = idist__os_memory_page_nbytes();
@@ -3132,24 +3763,15 @@ static uint32_t *idist__os_memory_fork_word(void) {
     return NULL;
 }
 
-// NULL is no error.
 static void idist__os_memory_fork_word_free(uint32_t *word) {
     if (word) munmap(word, idist__os_memory_page_nbytes());
 }
 
-//------------------------------------------------------------------------------
-// a part of a file as memory
-//------------------------------------------------------------------------------
-
-// Where a window may begin: at, rounded down.
 IDIST__UNUSED static size_t idist__os_window_begin(size_t at) {
     size_t page = idist__os_memory_page_nbytes();
     return at / page * page;
 }
 
-// Maps nbytes of a file from a position that idist__os_window_begin gave, and makes the file that
-// long, with space on the disk, so that no access to the window can fail. What is written to the
-// window is in the file even if the process is killed. 0 or an errno. The caller unmaps it.
 IDIST__UNUSED static int idist__os_window_map(idist__os_file file, size_t at, size_t nbytes,
                                               char **window) {
     struct rlimit limit;
@@ -3170,17 +3792,13 @@ IDIST__UNUSED static int idist__os_window_map(idist__os_file file, size_t at, si
     return 0;
 }
 
-// NULL is no error.
 IDIST__UNUSED static void idist__os_window_unmap(char *window, size_t nbytes) {
     if (window) munmap(window, nbytes);
 }
 
-// ---- os/wake.h -----------------------------------------------------------------------------------
+// ---- os/linux/wake.h -----------------------------------------------------------------------------
 
-// os/wake.h: sleeping until another process changes a word
-//
-// Elsewhere: os_sync_wait_on_address on macOS. Windows has the like within one process only. A port
-// may sleep for a moment instead of waiting for the word, because the callers look again.
+// os/linux/wake.h: sleeping until another process changes a word
 
 // The futex system call takes a time of its own, which is not always struct timespec: two longs on
 // most architectures, even where time_t has 64 bits and long has 32; two 64-bit numbers on those
@@ -3198,8 +3816,6 @@ typedef long idist__os_futex_part;
 
 enum { IDIST__OS_FUTEX_WAIT = 0, IDIST__OS_FUTEX_WAKE = 1 };
 
-// Blocks while a word in shared memory has this value, at most until the deadline; may return for
-// no reason.
 IDIST__UNUSED static void idist__os_wake_await_word(uint32_t *word, uint32_t value,
                                                     int64_t deadline_ns) {
     struct {
@@ -3214,56 +3830,29 @@ IDIST__UNUSED static void idist__os_wake_await_word(uint32_t *word, uint32_t val
             deadline_ns == IDIST__FOREVER ? NULL : &timeout, NULL, 0);
 }
 
-// Wakes all who sleep on the word, in all processes.
 IDIST__UNUSED static void idist__os_wake_word(uint32_t *word) {
     syscall(IDIST__OS_FUTEX, word, IDIST__OS_FUTEX_WAKE, INT32_MAX, NULL, NULL, 0);
 }
 
-// ---- os/poll.h -----------------------------------------------------------------------------------
+// ---- os/linux/poll.h -----------------------------------------------------------------------------
 
-// os/poll.h: closing descriptors, waiting for them, and waking the thread that waits
+// os/linux/poll.h: closing descriptors, waiting for them, and waking the thread that waits
 
-//------------------------------------------------------------------------------
-// closing descriptors
-//------------------------------------------------------------------------------
-
-// Closes a descriptor, if it is open (not negative), and sets it to -1.
 static void idist__os_descriptor_close(int *fd) {
     if (*fd >= 0) IDIST__OS_CALL(close(*fd));
     *fd = -1;
 }
 
-//------------------------------------------------------------------------------
-// waiting for descriptors, and waking the thread that waits
-//
-// A poll set is an array of entries, one per descriptor. Where there is no poll(2), WSAPoll takes
-// the same entries. Other files use an entry through these functions only.
-//
-// A wake-up is a descriptor that one thread watches in its poll set and any thread may signal:
-// eventfd on Linux, a kqueue with EVFILT_USER on macOS, a UDP socket connected to itself on
-// Windows. It is closed by idist__os_descriptor_close.
-//------------------------------------------------------------------------------
-
-typedef struct pollfd idist__os_poll_entry;
-
-enum { IDIST__OS_READABLE = POLLIN, IDIST__OS_WRITABLE = POLLOUT };
-
-// Fills an entry: which events of the descriptor to wait for. The end of a stream and errors are
-// always reported. An entry without a descriptor (-1) never becomes ready.
 IDIST__UNUSED static void idist__os_poll_watch(idist__os_poll_entry *entry, int fd, int events) {
     entry->fd = fd;
     entry->events = (short)events;
     entry->revents = 0;
 }
 
-// Blocks until an entry is ready, for at most timeout_ms: 0 does not block, -1 waits forever.
-// Returns the number of entries that are ready, 0 after the time-out, or -1 and errno; EINTR means
-// that a signal arrived.
 IDIST__UNUSED static int idist__os_poll(idist__os_poll_entry *entries, int count, int timeout_ms) {
     return IDIST__OS_CALL(poll(entries, (nfds_t)count, timeout_ms));
 }
 
-// Whether the last idist__os_poll found anything about the descriptor, if only an error.
 IDIST__UNUSED static bool idist__os_poll_ready(const idist__os_poll_entry *entry) {
     return entry->revents != 0;
 }
@@ -3278,8 +3867,6 @@ IDIST__UNUSED static bool idist__os_poll_readable(const idist__os_poll_entry *en
     return (entry->revents & ~POLLOUT) != 0;
 }
 
-// Blocks until one descriptor is ready for `events`, has failed or was closed by the peer. False:
-// the deadline has passed, or poll failed.
 static bool idist__os_poll_wait(int fd, int events, int64_t deadline_ns) {
     for (;;) {
         idist__os_poll_entry entry;
@@ -3294,42 +3881,22 @@ static bool idist__os_poll_wait(int fd, int events, int64_t deadline_ns) {
     }
 }
 
-// A new wake-up, or -1 and errno.
 IDIST__UNUSED static int idist__os_poll_wakeup_new(void) {
     return eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
 }
 
-// Makes the wake-up readable. Does not block; any thread may call it.
 IDIST__UNUSED static void idist__os_poll_wakeup_signal(int wakeup) {
     uint64_t one = 1;
     while (IDIST__OS_CALL(write(wakeup, &one, sizeof one)) < 0 && errno == EINTR) continue;
 }
 
-// Makes it unreadable again. Does not block.
 IDIST__UNUSED static void idist__os_poll_wakeup_clear(int wakeup) {
     uint64_t count;
     while (IDIST__OS_CALL(read(wakeup, &count, sizeof count)) < 0 && errno == EINTR) continue;
 }
 
-//------------------------------------------------------------------------------
-// waiting for descriptors that are watched again and again
-//
-// The cost of a look does not grow with the number of descriptors: epoll on Linux, a kqueue on
-// macOS. A watch is itself a descriptor, readable while one of those is ready, and closed by
-// idist__os_descriptor_close. A descriptor is removed before it is closed.
-//------------------------------------------------------------------------------
-
-enum { IDIST__OS_WATCH_EVENTS = 32 }; // that are taken at once, at most
-
-typedef struct idist__os_watch_events {
-    struct epoll_event event[IDIST__OS_WATCH_EVENTS];
-} idist__os_watch_events;
-
-// A new watch, or -1 and errno.
 IDIST__UNUSED static int idist__os_watch_new(void) { return epoll_create1(EPOLL_CLOEXEC); }
 
-// Watches a descriptor from now on for bytes and the end of its stream (input), for space (output),
-// for both or for neither; its events carry this tag. False: errno says why it cannot.
 IDIST__UNUSED static bool idist__os_watch_set(int watch, int fd, int tag, bool input, bool output) {
     struct epoll_event event;
 
@@ -3344,8 +3911,6 @@ IDIST__UNUSED static bool idist__os_watch_set(int watch, int fd, int tag, bool i
     return errno == ENOENT && epoll_ctl(watch, EPOLL_CTL_ADD, fd, &event) == 0;
 }
 
-// Takes what has happened, without blocking. Returns the number of events, in turns of all
-// descriptors that are ready.
 IDIST__UNUSED static int idist__os_watch_take(int watch, idist__os_watch_events *events) {
     int n = IDIST__OS_CALL(epoll_wait(watch, events->event, IDIST__OS_WATCH_EVENTS, 0));
     return n < 0 ? 0 : n;
@@ -3355,7 +3920,6 @@ IDIST__UNUSED static int idist__os_watch_tag(const idist__os_watch_events *event
     return (int)events->event[i].data.u32;
 }
 
-// As idist__os_poll_writable and idist__os_poll_readable.
 IDIST__UNUSED static bool idist__os_watch_writable(const idist__os_watch_events *events, int i) {
     return (events->event[i].events & EPOLLOUT) != 0;
 }
@@ -3364,25 +3928,10 @@ IDIST__UNUSED static bool idist__os_watch_readable(const idist__os_watch_events 
     return (events->event[i].events & ~(uint32_t)EPOLLOUT) != 0;
 }
 
-// ---- os/socket.h ---------------------------------------------------------------------------------
+// ---- os/linux/socket.h ---------------------------------------------------------------------------
 
-// os/socket.h: stream sockets, multicast datagrams, addresses and name lookup
-//
-// Every socket is non-blocking and closed on exec; a descriptor belongs to the caller. A function
-// blocks only where it takes a deadline, except for the name lookup. Failures leave the reason in
-// errno. Elsewhere: on macOS a local name becomes a path in a private folder, on Windows too; there
-// a SOCKET is cast to int, as its values allow.
+// os/linux/socket.h: stream sockets, multicast datagrams, addresses and name lookup
 
-// Where a socket is or connects to. A local address is a name in the abstract namespace, which
-// leaves no file behind and is visible inside one network namespace only, as loopback TCP is.
-typedef struct idist__os_address {
-    struct sockaddr_storage sa;
-    socklen_t nbytes;
-} idist__os_address;
-
-enum { IDIST__OS_SOCKET_NAME_MAX = (int)sizeof(((struct sockaddr_un *)0)->sun_path) - 1 };
-
-// False: the name is empty or longer than IDIST__OS_SOCKET_NAME_MAX bytes.
 static bool idist__os_socket_local_address(idist__os_address *address, const char *name) {
     struct sockaddr_un *local = (struct sockaddr_un *)&address->sa;
     size_t nbytes = strlen(name);
@@ -3396,9 +3945,6 @@ static bool idist__os_socket_local_address(idist__os_address *address, const cha
     return true;
 }
 
-// One of the TCP addresses of a host, which is a name or the text of an IP address: *count gets how
-// many it has, and `which`, counted modulo that, chooses. May block for as long as the resolver
-// takes. Returns NULL, or why the lookup failed (a static text).
 static const char *idist__os_socket_resolve(idist__os_address *address, const char *host, int port,
                                             int which, int *count) {
     struct addrinfo hints, *list = NULL, *at;
@@ -3424,18 +3970,15 @@ static const char *idist__os_socket_resolve(idist__os_address *address, const ch
     return NULL;
 }
 
-// Whether the address is that of a local socket.
 static bool idist__os_socket_is_local(const idist__os_address *address) {
     return address->sa.ss_family == AF_UNIX;
 }
 
-// Whether it is an IPv4 address.
 static bool idist__os_socket_is_ipv4(const idist__os_address *address) {
     // NOLINTNEXTLINE(clang-analyzer-core.UndefinedBinaryOperatorResult)
     return address->sa.ss_family == AF_INET;
 }
 
-// Whether only this host can reach the address.
 static bool idist__os_socket_is_loopback(const idist__os_address *address) {
     if (idist__os_socket_is_local(address)) return true;
 
@@ -3447,7 +3990,6 @@ static bool idist__os_socket_is_loopback(const idist__os_address *address) {
     return IN6_IS_ADDR_LOOPBACK(&((const struct sockaddr_in6 *)&address->sa)->sin6_addr) != 0;
 }
 
-// Whether it is an IP address that is valid on one link only: 169.254.0.0/16 or fe80::/10.
 static bool idist__os_socket_is_link_local(const idist__os_address *address) {
     if (idist__os_socket_is_ipv4(address)) {
         const struct sockaddr_in *v4 = (const struct sockaddr_in *)&address->sa;
@@ -3457,7 +3999,6 @@ static bool idist__os_socket_is_link_local(const idist__os_address *address) {
     return IN6_IS_ADDR_LINKLOCAL(&((const struct sockaddr_in6 *)&address->sa)->sin6_addr) != 0;
 }
 
-// Whether two IP addresses are equal, whatever their ports.
 static bool idist__os_socket_is_same_host(const idist__os_address *a, const idist__os_address *b) {
     if (a->sa.ss_family != b->sa.ss_family) return false;
 
@@ -3469,7 +4010,6 @@ static bool idist__os_socket_is_same_host(const idist__os_address *a, const idis
                   &((const struct sockaddr_in6 *)&b->sa)->sin6_addr, sizeof(struct in6_addr)) == 0;
 }
 
-// The text of an IP address, without the port.
 static void idist__os_socket_host_text(const idist__os_address *address, char *buf,
                                        size_t capacity) {
     const void *ip = idist__os_socket_is_ipv4(address)
@@ -3479,7 +4019,6 @@ static void idist__os_socket_host_text(const idist__os_address *address, char *b
         snprintf(buf, capacity, "?");
 }
 
-// The port of a TCP address; 0: it has none.
 static int idist__os_socket_port(const idist__os_address *address) {
     if (address->sa.ss_family == AF_INET)
         return ntohs(((const struct sockaddr_in *)&address->sa)->sin_port);
@@ -3488,14 +4027,12 @@ static int idist__os_socket_port(const idist__os_address *address) {
     return 0;
 }
 
-// The address to which a socket is bound.
 static bool idist__os_socket_own_address(int fd, idist__os_address *address) {
     memset(address, 0, sizeof *address);
     address->nbytes = sizeof address->sa;
     return getsockname(fd, (struct sockaddr *)&address->sa, &address->nbytes) == 0;
 }
 
-// The address of the other end of a connection.
 static bool idist__os_socket_peer_address(int fd, idist__os_address *address) {
     memset(address, 0, sizeof *address);
     address->nbytes = sizeof address->sa;
@@ -3530,7 +4067,6 @@ static int idist__os_socket_open(int family) {
     return fd;
 }
 
-// Why the system refuses local sockets to this process: an errno; 0: it does not refuse them.
 static int idist__os_socket_local_error(void) {
     int error = 0, fd = idist__os_socket_open(AF_UNIX);
 
@@ -3540,7 +4076,6 @@ static int idist__os_socket_local_error(void) {
     return error;
 }
 
-// The shortest round trip through a TCP socket so far, in us; 0: not known.
 IDIST__UNUSED static uint32_t idist__os_socket_round_trip_us(int fd) {
     enum { MIN_RTT_AT = 148 }; // in struct tcp_info, of which the C library may know the beginning
     unsigned char info[256];
@@ -3572,8 +4107,6 @@ static uint64_t idist__os_socket_setting(const char *path) {
     return number;
 }
 
-// How many bytes can be under way in one TCP socket, as far as the system's limits on buffers go,
-// of which about half holds data; 0: not known.
 IDIST__UNUSED static uint64_t idist__os_socket_window_nbytes(void) {
     uint64_t send = idist__os_socket_setting("/proc/sys/net/ipv4/tcp_wmem");
     uint64_t receive = idist__os_socket_setting("/proc/sys/net/ipv4/tcp_rmem");
@@ -3581,7 +4114,6 @@ IDIST__UNUSED static uint64_t idist__os_socket_window_nbytes(void) {
     return (send < receive ? send : receive) / 2;
 }
 
-// The bandwidth of a network interface in Mbit/s, as its driver gives it; 0: not known.
 IDIST__UNUSED static uint32_t idist__os_socket_interface_mbits(const char *name) {
     char path[96], text[16];
     long long mbits = 0;
@@ -3602,8 +4134,6 @@ IDIST__UNUSED static uint32_t idist__os_socket_interface_mbits(const char *name)
     return mbits > 0 && mbits < UINT32_MAX ? (uint32_t)mbits : 0;
 }
 
-// Called when some bytes have gone back and forth through a TCP socket: if the peer is far away,
-// the congestion control of the system returns, as BBR is what helps against losses there.
 IDIST__UNUSED static void idist__os_socket_measured(int fd) {
     enum { NEAR_US = 2000 };
     char name[16];
@@ -3618,7 +4148,6 @@ IDIST__UNUSED static void idist__os_socket_measured(int fd) {
     IDIST__OS_CALL(close(fresh));
 }
 
-// A socket that listens at an address, or -1; errno EADDRINUSE: another socket does.
 static int idist__os_socket_listen(const idist__os_address *address) {
     int one = 1, zero = 0, error, fd = idist__os_socket_open(address->sa.ss_family);
 
@@ -3638,8 +4167,6 @@ static int idist__os_socket_listen(const idist__os_address *address) {
     return -1;
 }
 
-// A socket that listens at a port of all addresses of this host, IPv4 and IPv6, or -1 as above.
-// Port 0: a free one.
 static int idist__os_socket_listen_everywhere(int port) {
     idist__os_address any;
     struct sockaddr_in6 *v6 = (struct sockaddr_in6 *)&any.sa;
@@ -3661,14 +4188,6 @@ static int idist__os_socket_listen_everywhere(int port) {
     return idist__os_socket_listen(&any);
 }
 
-// An IP address of a network interface that is up.
-typedef struct idist__os_interface {
-    char name[32];
-    idist__os_address address;
-} idist__os_interface;
-
-// The addresses of this host, in the order of the system, at most `capacity`. Returns how many are
-// in `list`, or -1: they cannot be listed, errno says why.
 static int idist__os_socket_interfaces(idist__os_interface *list, int capacity) {
     struct ifaddrs *all = NULL;
     const struct ifaddrs *at;
@@ -3707,8 +4226,6 @@ static bool idist__os_socket_is_same_user(int fd) {
     return getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &peer, &nbytes) == 0 && peer.uid == geteuid();
 }
 
-// The next connection, or -1; errno EAGAIN: none is pending. A local connection of another user is
-// closed at once and reported as EAGAIN.
 static int idist__os_socket_accept(int listener) {
     struct sockaddr_storage peer;
     socklen_t nbytes = sizeof peer;
@@ -3726,8 +4243,6 @@ static int idist__os_socket_accept(int listener) {
     return -1;
 }
 
-// Begins to connect. The socket is writable once the attempt has ended; see below. -1: errno says
-// why.
 static int idist__os_socket_connect_begin(const idist__os_address *address) {
     int error, fd = idist__os_socket_open(address->sa.ss_family);
 
@@ -3743,8 +4258,6 @@ static int idist__os_socket_connect_begin(const idist__os_address *address) {
     return -1;
 }
 
-// The attempt has ended: 0, or why it failed; then the socket is closed. EPERM: another user
-// listens at the local address.
 static int idist__os_socket_connect_end(int *fd, bool local) {
     int error = 0;
     socklen_t nbytes = sizeof error;
@@ -3756,8 +4269,6 @@ static int idist__os_socket_connect_end(int *fd, bool local) {
     return error;
 }
 
-// One attempt to connect; blocks until the deadline at the latest. -1: errno says why, and the
-// caller decides whether to try again. ETIMEDOUT: the deadline has passed.
 static int idist__os_socket_connect(const idist__os_address *address, int64_t deadline_ns) {
     int error, fd = idist__os_socket_connect_begin(address);
 
@@ -3775,16 +4286,11 @@ static int idist__os_socket_connect(const idist__os_address *address, int64_t de
     return fd;
 }
 
-// Whether an error of connect means that the network is down, or that this host has no address of
-// that kind (IPv4, IPv6), rather than that the peer is gone.
 static bool idist__os_socket_is_unreachable(int error) {
     return error == ENETUNREACH || error == ENETDOWN || error == EHOSTUNREACH ||
            error == EHOSTDOWN || error == EADDRNOTAVAIL || error == EAFNOSUPPORT;
 }
 
-// Whether an error means that this process or the system has no descriptor left.
-// Reads what has arrived. > 0: bytes; 0: it would block; -1: the end of the stream (errno 0) or an
-// error.
 static ptrdiff_t idist__os_socket_read(int fd, void *buf, size_t nbytes) {
     for (;;) {
         ssize_t n = IDIST__OS_CALL(recv(fd, buf, nbytes, 0));
@@ -3801,20 +4307,12 @@ static ptrdiff_t idist__os_socket_read(int fd, void *buf, size_t nbytes) {
     }
 }
 
-// A piece of memory that is sent from. Laid out as struct iovec, so that a send copies no list.
-typedef struct idist__os_part {
-    const void *data;
-    size_t nbytes;
-} idist__os_part;
-
 typedef char idist__os_part_is_iovec[sizeof(idist__os_part) == sizeof(struct iovec) &&
                                              offsetof(idist__os_part, nbytes) ==
                                                  offsetof(struct iovec, iov_len)
                                          ? 1
                                          : -1];
 
-// Writes as much of several pieces as the socket takes now. > 0: bytes; 0: it would block; -1: an
-// error. Never raises SIGPIPE.
 static ptrdiff_t idist__os_socket_write(int fd, const idist__os_part *parts, int nparts) {
     struct msghdr message;
 
@@ -3831,14 +4329,10 @@ static ptrdiff_t idist__os_socket_write(int fd, const idist__os_part *parts, int
     }
 }
 
-// Tells the peer that nothing more will be sent: it reads the end of the stream after what was sent
-// before. This side may still read. Does not block.
 IDIST__UNUSED static void idist__os_socket_end_stream(int fd) { shutdown(fd, SHUT_WR); }
 
-// Ends both directions: what has arrived can still be read, and then the end.
 IDIST__UNUSED static void idist__os_socket_end(int fd) { shutdown(fd, SHUT_RDWR); }
 
-// Whether the peer has closed the connection and everything it sent has been read.
 IDIST__UNUSED static bool idist__os_socket_at_end(int fd) {
     char byte;
     ssize_t n;
@@ -3848,7 +4342,6 @@ IDIST__UNUSED static bool idist__os_socket_at_end(int fd) {
     return n == 0 || (n < 0 && errno != EAGAIN && errno != EWOULDBLOCK);
 }
 
-// The address of the interface through which datagrams to an IPv4 address leave this host.
 static bool idist__os_socket_route(const idist__os_address *to, idist__os_address *own) {
     int error, fd = socket(AF_INET, SOCK_DGRAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
     bool found;
@@ -3864,8 +4357,6 @@ static bool idist__os_socket_route(const idist__os_address *to, idist__os_addres
     return found;
 }
 
-// A datagram socket that sends to an IPv4 multicast group through the interface of `own`, and as a
-// member receives what is sent to the group. -1 on failure.
 static int idist__os_socket_multicast(const idist__os_address *group, const idist__os_address *own,
                                       bool member) {
     int one = 1, error, fd = socket(AF_INET, SOCK_DGRAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
@@ -3892,15 +4383,12 @@ static int idist__os_socket_multicast(const idist__os_address *group, const idis
     return -1;
 }
 
-// Sends one datagram. It may be lost without notice, so there is no result.
 static void idist__os_socket_send_datagram(int fd, const void *data, size_t nbytes,
                                            const idist__os_address *to) {
     IDIST__OS_CALL(
         sendto(fd, data, nbytes, MSG_NOSIGNAL, (const struct sockaddr *)&to->sa, to->nbytes));
 }
 
-// Takes the next datagram: returns its whole size, of which at most `capacity` bytes are in buf, or
-// -1 when none is pending.
 static ptrdiff_t idist__os_socket_receive_datagram(int fd, void *buf, size_t capacity,
                                                    idist__os_address *from) {
     from->nbytes = sizeof from->sa;
@@ -3908,17 +4396,13 @@ static ptrdiff_t idist__os_socket_receive_datagram(int fd, void *buf, size_t cap
         recvfrom(fd, buf, capacity, MSG_TRUNC, (struct sockaddr *)&from->sa, &from->nbytes));
 }
 
-// The user whose processes may share local sockets, as a number for their names.
 static unsigned long idist__os_socket_user(void) { return (unsigned long)geteuid(); }
 
-// The name of this host; false when it has none that fits.
 static bool idist__os_socket_host_name(char *buf, size_t capacity) {
     memset(buf, 0, capacity);
     return gethostname(buf, capacity - 1) == 0;
 }
 
-// A text that the processes of one machine have in common, whatever containers they are in: that of
-// the boot, or else the host name.
 static void idist__os_socket_machine(char *text, size_t capacity) {
     ssize_t n;
     int fd = IDIST__OS_CALL(open("/proc/sys/kernel/random/boot_id", O_RDONLY | O_CLOEXEC));
@@ -3934,8 +4418,6 @@ static void idist__os_socket_machine(char *text, size_t capacity) {
     if (!text[0] && !idist__os_socket_host_name(text, capacity)) text[0] = '?';
 }
 
-// A text that exactly those processes have in common which can connect through local sockets: the
-// machine, the network namespace and the user.
 IDIST__UNUSED static void idist__os_socket_reach(char *text, size_t capacity) {
     struct stat name_space;
     char boot[65];
@@ -3947,19 +4429,10 @@ IDIST__UNUSED static void idist__os_socket_reach(char *text, size_t capacity) {
     else snprintf(text, capacity, "%s/%lu", boot, idist__os_socket_user());
 }
 
-// ---- os/beacon.h ---------------------------------------------------------------------------------
+// ---- os/linux/beacon.h ---------------------------------------------------------------------------
 
-// os/beacon.h: a name that exists as long as its process, and wakes it
-//
-// A process lights a beacon under a local name. The kernel takes the name away when the process
-// ends, however it ends. Others need no connection to see that, or to wake the process while it
-// watches its beacon in poll: one socket of their own serves for any number of beacons.
-//
-// Here a beacon is a datagram socket. On macOS its name is a path, and one on which no socket is
-// open gives ECONNREFUSED, too. On Windows the same takes a named mutex, which tells that its owner
-// has ended, and an event.
+// os/linux/beacon.h: a name that exists as long as its process, and wakes it
 
-// A beacon under a local address, or -1 and errno. Watch it for IDIST__OS_READABLE.
 IDIST__UNUSED static int idist__os_beacon_light(const idist__os_address *address) {
     int error, fd = socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
 
@@ -3973,16 +4446,10 @@ IDIST__UNUSED static int idist__os_beacon_light(const idist__os_address *address
     return -1;
 }
 
-// The socket that the next two functions take, or -1 and errno.
 IDIST__UNUSED static int idist__os_beacon_observer(void) {
     return socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
 }
 
-// Makes a beacon readable. Never blocks.
-//
-// EAGAIN has two reasons. The queue of the beacon may be full; then it is readable already. Or the
-// bytes that we have sent to all beacons, and that nobody has read yet, fill the send buffer of our
-// socket (about 280 of them); then another socket can send.
 IDIST__UNUSED static void idist__os_beacon_wake(int observer, const idist__os_address *address) {
     const struct sockaddr *to = (const struct sockaddr *)&address->sa;
     int fresh;
@@ -3997,8 +4464,6 @@ IDIST__UNUSED static void idist__os_beacon_wake(int observer, const idist__os_ad
     idist__os_descriptor_close(&fresh);
 }
 
-// Looks at a beacon, without waking its process. 0: it is lit; ECONNREFUSED: it has gone out;
-// another errno: the system does not let us see it.
 IDIST__UNUSED static int idist__os_beacon_look(int observer, const idist__os_address *address) {
     return IDIST__OS_CALL(
                connect(observer, (const struct sockaddr *)&address->sa, address->nbytes)) == 0
@@ -4006,22 +4471,16 @@ IDIST__UNUSED static int idist__os_beacon_look(int observer, const idist__os_add
                : errno;
 }
 
-// Makes our own beacon unreadable again.
 IDIST__UNUSED static void idist__os_beacon_clear(int beacon) {
     char bytes[8];
     while (IDIST__OS_CALL(recv(beacon, bytes, sizeof bytes, MSG_DONTWAIT)) >= 0 || errno == EINTR)
         continue;
 }
 
-// ---- os/segment.h --------------------------------------------------------------------------------
+// ---- os/linux/segment.h --------------------------------------------------------------------------
 
-// os/segment.h: passing a file in memory to another process of this host
-//
-// A descriptor travels with a short message over a local socket. Where sockets cannot carry one, a
-// port uses a name instead (shm_open, CreateFileMapping) and passes that.
+// os/linux/segment.h: passing a file in memory to another process of this host
 
-// Sends a message, with a descriptor unless fd is -1. Does not block. Returns the bytes sent, or -1
-// and errno; EAGAIN: the socket is full.
 IDIST__UNUSED static ptrdiff_t idist__os_segment_send(int sock, const void *buf, size_t nbytes,
                                                       int fd) {
     struct msghdr message;
@@ -4054,8 +4513,6 @@ IDIST__UNUSED static ptrdiff_t idist__os_segment_send(int sock, const void *buf,
     return sent;
 }
 
-// Receives a message; *fd becomes its descriptor, which the caller closes, or -1. Does not block.
-// Returns the bytes received, 0 at the end of the stream, or -1 and errno.
 IDIST__UNUSED static ptrdiff_t idist__os_segment_receive(int sock, void *buf, size_t nbytes,
                                                          int *fd) {
     struct msghdr message;
@@ -4084,16 +4541,16 @@ IDIST__UNUSED static ptrdiff_t idist__os_segment_receive(int sock, void *buf, si
     return received;
 }
 
-// The size of such a file; 0 when it cannot be told.
 IDIST__UNUSED static size_t idist__os_segment_nbytes(int fd) {
     struct stat info;
     return fstat(fd, &info) == 0 && info.st_size > 0 ? (size_t)info.st_size : 0;
 }
 
-// The memory of this host in bytes.
 IDIST__UNUSED static uint64_t idist__os_segment_ram(void) {
     return (uint64_t)sysconf(_SC_PHYS_PAGES) * (uint64_t)sysconf(_SC_PAGESIZE);
 }
+
+#endif
 
 // ---- base/fail.h ---------------------------------------------------------------------------------
 

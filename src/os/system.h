@@ -1,59 +1,24 @@
-// os/system.h: the systems that are supported, and their headers
+// os/system.h: the operating system as idist sees it
 //
-// WHAT IT IS
+// The files of this folder are an interface: types, constants and functions named idist__os_*, with
+// the contract of each function above its declaration. It says whether the function may block, what
+// it returns, and who owns what. The bodies for one system are in a folder of their own; os/linux
+// is the only one so far. The rest of idist includes no system header and calls nothing else of the
+// system; lint checks that.
 //
-// System calls and system headers, behind types, constants and functions named idist__os_*. The
-// other files include no system header and call nothing else of the system; lint checks that. A
-// port to another operating system replaces the types and bodies in this file. Each function says
-// whether it may block, what it returns, and who owns what. Where a system lacks a service
-// (reading the memory of another process, fencing the others), its function may fail always: the
-// callers have another way.
+// A port adds a folder with types.h, which has the system headers and the types that depend on the
+// system, and with a body for every function. Where a system lacks a service (reading the memory of
+// another process, fencing the others), its function may fail always: the callers have another way.
+// IDIST__OS_TYPES and IDIST__OS_BODIES name two headers that take the place of both, for tests.
 //
 // Errors are numbers of errno.h, as C compilers for all systems have them; a port translates those
 // of its system (ETIMEDOUT, EAGAIN, EADDRINUSE, ...). A descriptor is an int, and -1 is none.
-//
-// HOW IT FITS
-//
-// The lowest room: it uses none of the others.
 #pragma once
 
-#if !defined(__linux__)
+#if defined(IDIST__OS_TYPES)
+#include IDIST__OS_TYPES
+#elif defined(__linux__)
+#include "os/linux/types.h"
+#else
 #error "idist runs on Linux only so far; a port implements the functions of src/os"
-#endif
-
-#include <errno.h>
-#include <fcntl.h>
-#include <float.h>
-#include <poll.h>
-#include <pthread.h>
-#include <signal.h>
-#include <stdarg.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <time.h>
-#include <unistd.h>
-
-#include <arpa/inet.h>
-#include <ifaddrs.h>
-#include <net/if.h>
-#include <netdb.h>
-#include <netinet/in.h>
-#include <netinet/tcp.h>
-#include <sched.h>
-#include <sys/epoll.h>
-#include <sys/eventfd.h>
-#include <sys/mman.h>
-#include <sys/prctl.h>
-#include <sys/resource.h>
-#include <sys/socket.h>
-#include <sys/stat.h>
-#include <sys/syscall.h>
-#include <sys/types.h>
-#include <sys/uio.h>
-#include <sys/un.h>
-#include <sys/wait.h>
-
-#if !defined(CLOCK_MONOTONIC) || !defined(SYS_getpid) || !defined(AI_PASSIVE)
-#error "include idist.h before every system header (IDIST_IMPLEMENTATION), or -D_DEFAULT_SOURCE"
 #endif

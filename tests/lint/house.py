@@ -487,14 +487,15 @@ def owners_of(sources):
     owners, types = {}, {}
     for source in sources:
         folder, stem = os.path.split(source.name[:-2])
-        prefixes = ['os' if folder == 'os' else stem]
+        prefixes = ['os' if folder.split('/')[0] == 'os' else stem]
         for line in re.findall(r'^// Functions: (.*)\.$', source.text, re.M):
             prefixes += re.findall(r'idist__(\w+)_\*', line)
         for prefix in prefixes:
             owners.setdefault(prefix, set()).add(source.name)
         for item in source.items:
             types.update((name[len('idist__'):], {source.name}) for name, kind in item.names
-                         if kind == 'type' and name.startswith('idist__'))
+                         if kind == 'type' and name.startswith('idist__')
+                         and prefixes[0] != 'os')
     return {**types, **owners}
 
 
@@ -516,19 +517,32 @@ def rule_prefix(sources, known):
             yield source, 1, 'idist__%s_ belongs to %s' % (prefix, ' and '.join(sorted(files)))
 
 
+def home_of(source, item):
+    """The file to include for what an item declares. os/linux/types.h and its like say above each
+    type which file of os/ it belongs to."""
+    above = source.text[:source.starts[source.first_line(item) - 1]]
+    marks = re.findall(r'^// ---- of (\w+\.h) ----$', above, re.M)
+    return 'os/' + marks[-1] if marks and re.match(r'os/\w+/types\.h', source.name) else source.name
+
+
 def rule_includes(sources, known):
     """What src/*.h and files without a guard define is there everywhere. And idist_train.h uses
     device memory only where a program has included idist_nccl.h before."""
     parts = [s for s in sources if '/' in s.name and '#pragma once' in s.text]
-    names = {s.name: {name for item in s.items for name, _ in item.names
-                      if name.startswith(('idist__', 'IDIST__'))} for s in parts}
     everywhere = {name for s in sources if s not in parts for item in s.items
                   for name, _ in item.names}
-    homes = {}
-    for file, defined in names.items():
-        for name in defined - everywhere:
-            homes.setdefault(name, set()).add(file)
+    homes, names = {}, {s.name: set() for s in parts}
     for source in parts:
+        for item in source.items:
+            for name, _ in item.names:
+                if name.startswith(('idist__', 'IDIST__')) and name not in everywhere:
+                    homes.setdefault(name, set()).add(home_of(source, item))
+                    names[home_of(source, item)].add(name)
+    for source in parts:
+        if source.name.endswith('/types.h'):
+            continue
+        contract = re.sub(r'^os/\w+/', 'os/', source.name) # of a body
+        free = {source.name, contract, 'os/system.h'}
         included = set(re.findall(r'^#include "([^"]+)"', source.text, re.M))
         used = {}
         for item in source.items:
@@ -537,10 +551,10 @@ def rule_includes(sources, known):
         for name, line in sorted(used.items(), key=lambda x: x[1]):
             files = homes.get(name, set())
             is_other = source.name.startswith('train/') and all(f[:4] == 'gpu/' for f in files)
-            if files and not files & (included | {source.name}) and not is_other:
+            if files and not files & (included | free) and not is_other:
                 yield source, line, '%s is in %s' % (name, ' and '.join(sorted(files)))
-        for file in sorted(included & set(names)):
-            if not names[file] & set(used):
+        for file in sorted((included & set(names)) - free):
+            if not names[file] & set(used) and not file.startswith('os/linux/'):
                 yield source, 1, 'nothing of %s is used' % file
 
 
