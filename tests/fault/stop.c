@@ -283,6 +283,7 @@ static int chain(idist_group *world, int rank, int n, proc_slot *slot, void *arg
     if (rank == n - 1) return 0;
     proc_await_phase(slot, 2); // the last rank is stopped
     proc_result(slot, chain_link(*kind, rank, n, pairs[rank], world));
+    proc_await_phase(slot, 3); // no rank leaves the world while another one still waits
     idist_close(&world);
     return 0;
 }
@@ -310,6 +311,7 @@ static void chain_case(int n, int kind, const char *transport) {
                    k, n - 1, text);
     }
 
+    for (int k = 0; k < n - 1; k++) proc_phase(&p.slot[k], 3);
     kill(p.pid[n - 1], SIGKILL);
     procs_wait(&p, 8000);
     procs_free(&p);
