@@ -6159,6 +6159,16 @@ static bool idist__address_host_is_possible(const char *host) {
     return !strpbrk(host, "/[]@ ");
 }
 
+// Returns true if the text is a local socket.
+static bool idist__address_is_local(const char *text) { return strncmp(text, "unix:", 5) == 0; }
+
+static bool idist__address_is_tcp(const char *text) { return strncmp(text, "tcp:", 4) == 0; }
+
+// Returns true if the text is a port of this host's loopback interface, as ranks write it.
+IDIST__UNUSED static bool idist__address_is_loopback(const char *text) {
+    return strncmp(text, "tcp:[127.", 9) == 0;
+}
+
 static idist_status idist__address_local(idist__os_address *address, const char *name) {
     if (idist__os_socket_local_address(address, name)) return IDIST_OK;
     return idist__fail(IDIST_ERR_ARG, "the socket name \"%s\" is empty or longer than %d bytes",
@@ -6201,8 +6211,8 @@ static idist_status idist__address_parse_one_of(idist__os_address *address, cons
 
     *count = 1;
     memset(address, 0, sizeof *address);
-    if (strncmp(text, "unix:", 5) == 0) return idist__address_local(address, text + 5);
-    if (strncmp(text, "tcp:", 4) == 0 && idist__parse_host_port(text + 4, host, sizeof host, &port))
+    if (idist__address_is_local(text)) return idist__address_local(address, text + 5);
+    if (idist__address_is_tcp(text) && idist__parse_host_port(text + 4, host, sizeof host, &port))
         return idist__address_one_of(address, host, port, which, count);
     return idist__fail(IDIST_ERR_ARG, "\"%s\" is not an address", text);
 }
@@ -6211,6 +6221,107 @@ static idist_status idist__address_parse_one_of(idist__os_address *address, cons
 static idist_status idist__address_parse(idist__os_address *address, const char *text) {
     int count;
     return idist__address_parse_one_of(address, text, 0, &count);
+}
+
+// ---- net/meet.h ----------------------------------------------------------------------------------
+
+// net/meet.h: where processes meet
+//
+//   kind        host, port                  name                         printed
+//   NONE        -                           -                            none
+//   LOCAL       -                           of a local socket            unix:NAME
+//   TCP         of the server               -                            tcp:HOST:PORT
+//   TORCH       of a torchrun agent         -                            torch:HOST:PORT
+//   MULTICAST   of the group                what the job's ranks share   cast:HOST:PORT/NAME
+//   FILE        -                           a path                       file:NAME
+//   DRAW        -                           a path                       draw:NAME
+//   MEMORY      -                           -                            mem:
+//   PMI         -                           -                            pmi:
+//
+// DRAW is a file whose first process serves the store. PMI stands for an address that is not known
+// yet: rank 0 chooses one and tells the others through the launcher.
+
+typedef enum idist__meet_kind {
+    IDIST__MEET_NONE,
+    IDIST__MEET_LOCAL,
+    IDIST__MEET_TCP,
+    IDIST__MEET_TORCH,
+    IDIST__MEET_MULTICAST,
+    IDIST__MEET_FILE,
+    IDIST__MEET_DRAW,
+    IDIST__MEET_MEMORY,
+    IDIST__MEET_PMI
+} idist__meet_kind;
+
+typedef struct idist__meet {
+    idist__meet_kind kind;
+    int port;
+    char host[256]; // without brackets
+    char name[4096];
+} idist__meet;
+
+enum { IDIST__MEET_NBYTES = 4400 }; // as a text
+
+// Sets a kind that has a name, or needs nothing ("").
+static void idist__meet_set_name(idist__meet *meet, idist__meet_kind kind, const char *name) {
+    memset(meet, 0, sizeof *meet);
+    meet->kind = kind;
+    idist__text_copy(meet->name, sizeof meet->name, name);
+}
+
+// Sets a kind that has a host and a port.
+static void idist__meet_set_host(idist__meet *meet, idist__meet_kind kind, const char *host,
+                                 int port) {
+    idist__meet_set_name(meet, kind, "");
+    meet->port = port;
+    idist__text_copy(meet->host, sizeof meet->host, host);
+}
+
+// Sets LOCAL or TCP from the text that idist__meet_print makes of it. IDIST_ERR_ARG: it is no such
+// text.
+static idist_status idist__meet_read(idist__meet *meet, const char *text) {
+    char host[sizeof meet->host];
+    int port;
+
+    if (idist__address_is_local(text)) idist__meet_set_name(meet, IDIST__MEET_LOCAL, text + 5);
+    else if (idist__address_is_tcp(text) &&
+             idist__parse_host_port(text + 4, host, sizeof host, &port))
+        idist__meet_set_host(meet, IDIST__MEET_TCP, host, port);
+    else return idist__fail(IDIST_ERR_ARG, "\"%s\" is not an address", text);
+
+    return IDIST_OK;
+}
+
+// Prints it for people, and returns the text.
+static const char *idist__meet_print(const idist__meet *meet, char *text, size_t capacity) {
+    static const char *const schemes[] = {"none",  "unix:", "tcp:", "torch:", "cast:",
+                                          "file:", "draw:", "mem:", "pmi:"};
+    bool is_v6 = strchr(meet->host, ':') != NULL;
+
+    idist__text_copy(text, capacity, schemes[meet->kind]);
+    if (meet->host[0])
+        idist__text_append(text, capacity, "%s%s%s:%d", is_v6 ? "[" : "", meet->host,
+                           is_v6 ? "]" : "", meet->port);
+    if (meet->kind == IDIST__MEET_MULTICAST) idist__text_append(text, capacity, "/");
+    idist__text_append(text, capacity, "%s", meet->name);
+
+    return text;
+}
+
+// Finds address number `which`, modulo *count, of those that LOCAL, TCP, TORCH or MULTICAST stands
+// for. Blocks while a name is looked up. IDIST_ERR_ARG: it is no address; other failures may pass.
+static idist_status idist__meet_resolve(const idist__meet *meet, int which, int *count,
+                                        idist__os_address *address) {
+    *count = 1;
+    memset(address, 0, sizeof *address);
+    if (meet->kind == IDIST__MEET_LOCAL) return idist__address_local(address, meet->name);
+    return idist__address_one_of(address, meet->host, meet->port, which, count);
+}
+
+// True for a port of this host's loopback interface in the user's own words. (The name of a host
+// may be a loopback address, too: many systems have it in /etc/hosts.)
+static bool idist__meet_is_loopback(const idist__meet *meet) {
+    return meet->kind == IDIST__MEET_TCP && idist__address_host_is_loopback(meet->host);
 }
 
 // ---- net/interface.h -----------------------------------------------------------------------------
@@ -6288,13 +6399,13 @@ static idist__interface_filter idist__interface_filter_of_user(void) {
 // The address by which this host reaches its own server, which listens at all addresses: the one
 // that the others use, so that the connection shows it; loopback where that is no address of this
 // host, or is valid on one link only.
-static void idist__interface_reach_self(const char *address_text, char *ip, size_t capacity) {
+static void idist__interface_reach_self(const idist__meet *server, char *ip, size_t capacity) {
     idist__os_interface all[IDIST__INTERFACES];
-    int i, count = idist__os_socket_interfaces(all, IDIST__INTERFACES);
+    int i, addresses, count = idist__os_socket_interfaces(all, IDIST__INTERFACES);
     idist__os_address address;
 
     idist__text_copy(ip, capacity, "127.0.0.1");
-    if (idist__address_parse(&address, address_text) != IDIST_OK) return;
+    if (idist__meet_resolve(server, 0, &addresses, &address) != IDIST_OK) return;
     for (i = 0; i < count; i++)
         if (!idist__os_socket_is_link_local(&address) &&
             idist__os_socket_is_same_host(&all[i].address, &address))
@@ -8155,10 +8266,10 @@ static ptrdiff_t idist__wire_parse(const char *buf, size_t nbytes, idist__store_
 
 // store/multicast.h: how clients find the server when nobody knows its address
 //
-// "cast:GROUP:PORT/JOB": a client asks an IPv4 multicast group where the server of its job is, and
-// the server answers that client alone. Both are datagrams of 18 bytes:
+// A client asks an IPv4 multicast group where the server of its job is, and the server answers that
+// client alone. Both are datagrams of 18 bytes:
 //
-//     question   | tag 16 | 0 2    |        tag: the first half of HMAC(key, "multicast", JOB)
+//     question   | tag 16 | 0 2    |        tag: the first half of HMAC(key, "multicast", "/" JOB)
 //     answer     | tag 16 | port 2 |        port: big endian
 //
 // Anybody can answer; the handshake of the connection decides whether the answer was right.
@@ -8194,26 +8305,27 @@ static idist_status idist__multicast_own_address(const idist__multicast *m, cons
     return status;
 }
 
-// text: "GROUP:PORT/JOB". When this fails, the caller closes m->fd.
-static idist_status idist__multicast_open(idist__multicast *m, const char *text, bool server,
+// Opens the socket for a MULTICAST. When this fails, the caller closes m->fd.
+static idist_status idist__multicast_open(idist__multicast *m, const idist__meet *meet, bool server,
                                           const uint8_t key[32]) {
-    const char *job = strchr(text, '/');
-    char group[300];
+    char group[300], job[300];
+    int count;
     idist__os_address own;
     idist_status status;
 
-    snprintf(group, sizeof group, "tcp:%.*s", (int)(job - text), text);
+    snprintf(group, sizeof group, "%s:%d", meet->host, meet->port);
+    snprintf(job, sizeof job, "/%.298s", meet->name);
     idist__sha_hmac(key, "multicast", job, strlen(job), NULL, 0, m->tag);
-    status = idist__address_parse(&m->group, group);
+    status = idist__meet_resolve(meet, 0, &count, &m->group);
     if (status != IDIST_OK) return status;
-    status = idist__multicast_own_address(m, group + 4, &own);
+    status = idist__multicast_own_address(m, group, &own);
     if (status != IDIST_OK) return status;
 
     idist__os_socket_host_text(&own, m->ip, sizeof m->ip);
     m->fd = idist__os_socket_multicast(&m->group, &own, server);
     if (m->fd < 0)
         return idist__fail(IDIST_ERR_SYSTEM,
-                           "store: no multicast to %s through the interface of %s%s: %s", group + 4,
+                           "store: no multicast to %s through the interface of %s%s: %s", group,
                            m->ip, idist__os_env("IDIST_ADDR") ? " (IDIST_ADDR)" : "",
                            strerror(errno));
 
@@ -8239,9 +8351,9 @@ static void idist__multicast_answer(const idist__multicast *m, int port) {
     }
 }
 
-// Asks until somebody answers; writes "tcp:HOST:PORT".
-static idist_status idist__multicast_ask(const idist__multicast *m, char *address_text,
-                                         size_t capacity, int64_t deadline_ns) {
+// Asks until somebody answers, and sets the TCP of the server.
+static idist_status idist__multicast_ask(const idist__multicast *m, idist__meet *server,
+                                         int64_t deadline_ns) {
     uint8_t message[IDIST__MULTICAST_NBYTES];
     char ip[64];
     idist__os_address from;
@@ -8259,7 +8371,7 @@ static idist_status idist__multicast_ask(const idist__multicast *m, char *addres
                 (!message[16] && !message[17]))
                 continue;
             idist__os_socket_host_text(&from, ip, sizeof ip);
-            snprintf(address_text, capacity, "tcp:%s:%d", ip, message[16] << 8 | message[17]);
+            idist__meet_set_host(server, IDIST__MEET_TCP, ip, message[16] << 8 | message[17]);
             return IDIST_OK;
         }
 
@@ -8825,7 +8937,7 @@ typedef struct idist__client_store {
     int answer_ms;       // how long it may take to answer
     bool owes_number;    // the answer to a posted CLAIM comes before the next one
     int64_t number;      // that answer, once the next one has come
-    char server_at[128]; // its address, for error texts
+    char server_at[320]; // its address, for error texts
 } idist__client_store;
 
 static bool idist__client_put(idist_store *store, const void *data, size_t nbytes) {
@@ -9244,13 +9356,14 @@ static idist_status idist__client_name_server(idist_status status, const char *a
 // One attempt to connect. A host may have several addresses, of which some lead nowhere: the number
 // of the attempt chooses. *retry: the failure is one that may pass. A process that lacks a secret
 // tries for a moment: if rank 0 trusts the network, the ranks meet and all learn what is missing.
-static idist_status idist__client_attempt(idist__client_store *client, const char *address_text,
+static idist_status idist__client_attempt(idist__client_store *client, const idist__meet *server,
                                           int number, const uint8_t key[32], int64_t by_ns,
                                           int64_t *give_up_ns, bool *retry) {
+    const char *address_text = client->server_at;
     int64_t deadline_ns = by_ns;
     idist__os_address address;
     int count, error;
-    idist_status status = idist__address_parse_one_of(&address, address_text, number, &count);
+    idist_status status = idist__meet_resolve(server, number, &count, &address);
     bool local = status == IDIST_OK && idist__os_socket_is_local(&address);
     bool lacks = status == IDIST_OK && idist__client_lacks_secret(client, &address);
     int64_t soon_ns = idist__os_clock_deadline(IDIST__CLIENT_ATTEMPT_MS);
@@ -9291,17 +9404,17 @@ static idist_status idist__client_attempt(idist__client_store *client, const cha
 }
 
 // Tries until the server is there. The first refusals are normal: it may start later than we do.
-static idist_status idist__client_connect(idist__client_store *client, const char *address_text,
+static idist_status idist__client_connect(idist__client_store *client, const idist__meet *server,
                                           const uint8_t key[32], int64_t deadline_ns) {
     int64_t give_up_ns = 0;
     int number = 0, pause_ms = 1;
 
-    idist__text_copy(client->server_at, sizeof client->server_at, address_text);
+    idist__meet_print(server, client->server_at, sizeof client->server_at);
 
     for (;;) {
         bool retry;
-        idist_status status = idist__client_attempt(client, address_text, number, key, deadline_ns,
-                                                    &give_up_ns, &retry);
+        idist_status status =
+            idist__client_attempt(client, server, number, key, deadline_ns, &give_up_ns, &retry);
 
         if (!retry) return status;
         if (idist__os_clock_ms_until(deadline_ns) == 0)
@@ -9317,15 +9430,15 @@ static idist_status idist__client_connect(idist__client_store *client, const cha
 static idist_status idist__client_find(idist__client_store *client,
                                        const idist__multicast *multicast, const uint8_t key[32],
                                        int64_t deadline_ns) {
-    char address_text[320];
+    idist__meet server;
     idist_status status;
 
     do {
         int64_t soon_ns = idist__os_clock_deadline(1000);
 
-        status = idist__multicast_ask(multicast, address_text, sizeof address_text, deadline_ns);
+        status = idist__multicast_ask(multicast, &server, deadline_ns);
         if (status != IDIST_OK) return status;
-        status = idist__client_connect(client, address_text, key,
+        status = idist__client_connect(client, &server, key,
                                        soon_ns < deadline_ns ? soon_ns : deadline_ns);
         if (status != IDIST_OK) idist__os_descriptor_close(&client->fd);
     } while (status != IDIST_OK && status != IDIST_ERR_NO_FDS &&
@@ -9336,47 +9449,36 @@ static idist_status idist__client_find(idist__client_store *client,
 
 // Where the server is to listen, and whom it lets in.
 typedef struct idist__client_serving {
-    const char *address_text;
+    const idist__meet *at;
     int listener; // a socket that listens already, as spawn hands down; -1: none
     const uint8_t *key;
     int secrecy; // IDIST__SECRECY_*
 } idist__client_serving;
 
-// Whether an address is a port of this host's loopback interface in the user's own words. The name
-// of a host may be a loopback address, too: many systems have it in /etc/hosts.
-static bool idist__client_wants_loopback(const char *address_text) {
-    char host[256];
-    int port;
-
-    return strncmp(address_text, "tcp:", 4) == 0 &&
-           idist__parse_host_port(address_text + 4, host, sizeof host, &port) &&
-           idist__address_host_is_loopback(host);
-}
-
 // Listens at the address. Beyond this host, where a secret keeps strangers out, at its port of all
 // addresses of this host; without a secret, if other hosts cannot use the address or it is not
 // known yet, at the one that this host advertises.
 static idist_status idist__client_listen(const idist__client_serving *serving, int *listener) {
-    const char *text = serving->address_text;
+    const idist__meet *at = serving->at;
+    char text[320];
     idist__os_address address;
     idist_status status;
     idist__own_address own;
     bool is_public;
-    int port;
-    char host[256];
+    int count;
 
     *listener = serving->listener;
     if (*listener >= 0) return IDIST_OK;
-    status = idist__address_parse(&address, text);
-    is_public = serving->secrecy != IDIST__SECRECY_NONE && strncmp(text, "tcp:", 4) == 0 &&
-                status != IDIST_ERR_ARG && !idist__client_wants_loopback(text);
+    idist__meet_print(at, text, sizeof text);
+    status = idist__meet_resolve(at, 0, &count, &address);
+    is_public = serving->secrecy != IDIST__SECRECY_NONE && at->kind == IDIST__MEET_TCP &&
+                status != IDIST_ERR_ARG && !idist__meet_is_loopback(at);
 
-    if (is_public) idist__parse_host_port(text + 4, host, sizeof host, &port);
     if (is_public && serving->secrecy == IDIST__SECRECY_SECRET)
-        return idist__connection_listen_everywhere(port, text, listener);
+        return idist__connection_listen_everywhere(at->port, text, listener);
     if (is_public && (status != IDIST_OK || idist__os_socket_is_loopback(&address)) &&
         idist__interface_choose(NULL, &own) == IDIST_OK)
-        return idist__connection_listen_beyond(&own, NULL, port, text, listener);
+        return idist__connection_listen_beyond(&own, NULL, at->port, text, listener);
 
     if (status != IDIST_OK) return status;
     if (serving->secrecy == IDIST__SECRECY_NONE && !idist__os_socket_is_loopback(&address))
@@ -9384,16 +9486,15 @@ static idist_status idist__client_listen(const idist__client_serving *serving, i
             IDIST_ERR_NO_SECRET,
             "listening at %s, beyond this host, needs a shared secret: set IDIST_SECRET or "
             "IDIST_SECRET_FILE on all ranks, or IDIST_INSECURE=1 to trust the network",
-            serving->address_text);
+            text);
 
-    return idist__connection_listen(&address, serving->address_text, listener);
+    return idist__connection_listen(&address, text, listener);
 }
 
-// Starts the server, and writes the address of its socket into own_text. The server owns the
-// listener and the socket of `multicast` from here on.
+// Starts the server, and sets *own to the address of its socket. The server owns the listener and
+// the socket of `multicast` from here on.
 static idist_status idist__client_serve(idist_store *store, const idist__client_serving *serving,
-                                        idist__multicast *multicast, char *own_text,
-                                        size_t capacity) {
+                                        idist__multicast *multicast, idist__meet *own) {
     idist__client_store *client = (idist__client_store *)store->impl;
     idist__os_address address;
     char ip[64];
@@ -9401,14 +9502,13 @@ static idist_status idist__client_serve(idist_store *store, const idist__client_
     idist_status status = idist__client_listen(serving, &listener);
 
     if (status != IDIST_OK) return status;
-    idist__text_copy(own_text, capacity, serving->address_text);
 
     if (idist__os_socket_own_address(listener, &address) && !idist__os_socket_is_local(&address)) {
         store->port = idist__os_socket_port(&address);
         idist__os_socket_host_text(&address, ip, sizeof ip);
         if (strcmp(ip, "::") == 0 || strcmp(ip, "0.0.0.0") == 0) // all addresses
-            idist__interface_reach_self(serving->address_text, ip, sizeof ip);
-        snprintf(own_text, capacity, "tcp:[%s]:%d", ip, store->port);
+            idist__interface_reach_self(serving->at, ip, sizeof ip);
+        idist__meet_set_host(own, IDIST__MEET_TCP, ip, store->port);
     }
 
     return idist__server_start(&store->mem, listener, store->port, multicast, serving->key,
@@ -9419,44 +9519,43 @@ static idist_status idist__client_serve(idist_store *store, const idist__client_
 static idist_status idist__client_begin(idist_store *store, idist__client_serving *serving,
                                         bool server, int64_t deadline_ns) {
     idist__client_store *client = (idist__client_store *)store->impl;
-    bool by_multicast = strncmp(serving->address_text, "cast:", 5) == 0;
-    char at[320], own_text[320];
+    bool by_multicast = serving->at->kind == IDIST__MEET_MULTICAST;
+    idist__meet at = *serving->at, own;
+    char text[320];
     idist__multicast multicast;
     idist_status status = IDIST_OK;
 
     memset(&multicast, 0, sizeof multicast);
     multicast.fd = -1;
-    idist__text_copy(at, sizeof at, serving->address_text);
 
     if (by_multicast) {
-        status = idist__multicast_open(&multicast, serving->address_text + 5, server, serving->key);
-        if (server) snprintf(at, sizeof at, "tcp:%s:0", multicast.ip);
+        status = idist__multicast_open(&multicast, serving->at, server, serving->key);
+        if (server) idist__meet_set_host(&at, IDIST__MEET_TCP, multicast.ip, 0);
     }
 
     client->is_own = serving->key != NULL;
     client->secrecy = serving->secrecy;
     if (status == IDIST_OK && by_multicast && !server && serving->secrecy == IDIST__SECRECY_NONE &&
         !idist__address_host_is_loopback(multicast.ip))
-        status = idist__client_no_secret(serving->address_text + 5);
+        status = idist__client_no_secret(idist__meet_print(serving->at, text, sizeof text) + 5);
 
-    serving->address_text = at;
-    idist__text_copy(own_text, sizeof own_text, at);
+    serving->at = &at;
+    own = at;
     if (status == IDIST_OK && server)
-        status = idist__client_serve(store, serving, &multicast, own_text, sizeof own_text);
+        status = idist__client_serve(store, serving, &multicast, &own);
 
     if (status == IDIST_OK && by_multicast && !server)
         status = idist__client_find(client, &multicast, serving->key, deadline_ns);
     else if (status == IDIST_OK)
-        status = idist__client_connect(client, own_text, serving->key, deadline_ns);
+        status = idist__client_connect(client, &own, serving->key, deadline_ns);
     idist__os_descriptor_close(&multicast.fd); // -1 where the server has taken it
-    serving->address_text = NULL;
+    serving->at = NULL;
 
     return status;
 }
 
-// Opens a store at "unix:NAME", "tcp:HOST:PORT" or "cast:GROUP:PORT/JOB". Owns serving->listener
-// from here on. Without a key there is no handshake: the server is one of torch. When this fails,
-// the caller closes the store.
+// Opens a store at a LOCAL, TCP or MULTICAST. Owns serving->listener from here on. Without a key
+// there is no handshake: the server is one of torch. When this fails, the caller closes the store.
 static idist_status idist__client_open(idist_store *store, idist__client_serving *serving,
                                        bool server, int64_t deadline_ns) {
     idist__client_store *client =
@@ -9649,40 +9748,38 @@ idist_status idist_store_close(idist_store **store) {
     return IDIST_OK;
 }
 
-// Opens the kind of store that `where` begins with.
-static idist_status idist__store_open_kind(idist_store *store, const char *where, bool server,
-                                           idist__client_serving *serving, int64_t deadline_ns) {
-    idist_status status;
-    char address_text[4096];
+// Opens the store of a torchrun agent, which needs no handshake.
+static idist_status idist__store_open_torch(idist_store *store, const idist__meet *meet,
+                                            idist__client_serving *serving, int64_t deadline_ns) {
+    idist__meet agent = *meet;
 
-    if (strncmp(where, "file:", 5) == 0)
-        return idist__file_store_open(store, where + 5,
-                                      server ? IDIST__FILE_SERVER : IDIST__FILE_CLIENT,
-                                      deadline_ns);
-    if (strncmp(where, "draw:", 5) == 0)
-        return idist__file_store_open(store, where + 5, IDIST__FILE_EITHER, deadline_ns);
-    if (strcmp(where, "mem:") == 0) return idist__memory_store_open(store);
-
-    serving->address_text = where;
-    if (strncmp(where, "torch:", 6) != 0)
-        return idist__client_open(store, serving, server, deadline_ns);
-
-    snprintf(address_text, sizeof address_text, "tcp:%s", where + 6);
-    serving->address_text = address_text;
+    agent.kind = IDIST__MEET_TCP;
+    serving->at = &agent;
     serving->listener = -1;
     serving->key = NULL;
-    status = idist__client_open(store, serving, false, deadline_ns);
-    serving->address_text = NULL;
 
-    return status;
+    return idist__client_open(store, serving, false, deadline_ns);
 }
 
-// Opens a store of any kind: "mem:", "file:PATH", "unix:NAME", "tcp:HOST:PORT",
-// "cast:GROUP:PORT/JOB", or "torch:HOST:PORT" for the server of a torchrun agent. "draw:PATH" is a
-// file whose server is the first process that opens it, see idist__store_is_file_server. A server
+static idist_status idist__store_open_kind(idist_store *store, const idist__meet *meet, bool server,
+                                           idist__client_serving *serving, int64_t deadline_ns) {
+    switch (meet->kind) {
+    case IDIST__MEET_FILE:
+        return idist__file_store_open(store, meet->name,
+                                      server ? IDIST__FILE_SERVER : IDIST__FILE_CLIENT,
+                                      deadline_ns);
+    case IDIST__MEET_DRAW:
+        return idist__file_store_open(store, meet->name, IDIST__FILE_EITHER, deadline_ns);
+    case IDIST__MEET_MEMORY: return idist__memory_store_open(store);
+    case IDIST__MEET_TORCH: return idist__store_open_torch(store, meet, serving, deadline_ns);
+    default: serving->at = meet; return idist__client_open(store, serving, server, deadline_ns);
+    }
+}
+
+// Opens a store of any kind but NONE and PMI. In DRAW, see idist__store_is_file_server. A server
 // may bring a socket that listens already (else -1), which the store owns from here on.
-static idist_status idist__store_open(const char *where, const idist_store_desc *desc, int listener,
-                                      idist_store **out) {
+static idist_status idist__store_open(const idist__meet *meet, const idist_store_desc *desc,
+                                      int listener, idist_store **out) {
     idist_store *store = idist__store_new(&desc->allocator, desc->timeout_ms);
     idist__client_serving serving;
     idist__secret secret;
@@ -9703,7 +9800,7 @@ static idist_status idist__store_open(const char *where, const idist_store_desc 
     serving.listener = listener;
     serving.key = key;
     serving.secrecy = idist__secret_secrecy(&secret);
-    status = idist__store_open_kind(store, where, desc->server, &serving,
+    status = idist__store_open_kind(store, meet, desc->server, &serving,
                                     idist__os_clock_deadline(store->timeout_ms));
 
     if (status != IDIST_OK) idist_store_close(&store);
@@ -9717,9 +9814,29 @@ IDIST__UNUSED static bool idist__store_is_file_server(const idist_store *store) 
     return ((const idist__file_store *)store->impl)->server;
 }
 
+static idist_status idist__store_read_url(const char *url, idist__meet *meet) {
+    char text[sizeof meet->name];
+
+    if (strcmp(url, "mem://") == 0) idist__meet_set_name(meet, IDIST__MEET_MEMORY, "");
+    else if (strncmp(url, "file://", 7) == 0 && url[7] == '/')
+        idist__meet_set_name(meet, IDIST__MEET_FILE, url + 7);
+    else if (strncmp(url, "unix://", 7) == 0)
+        idist__meet_set_name(meet, IDIST__MEET_LOCAL, url + 7);
+    else if (strncmp(url, "tcp://", 6) == 0) {
+        snprintf(text, sizeof text, "tcp:%s", url + 6);
+        return idist__meet_read(meet, text);
+    } else
+        return idist__fail(
+            IDIST_ERR_ARG,
+            "store_open: \"%s\" is not one of tcp://host:port, unix://name, file:///path, mem://",
+            url);
+
+    return IDIST_OK;
+}
+
 idist_status idist_store_open(const char *url, const idist_store_desc *desc, idist_store **store) {
     idist_store_desc d;
-    char where[4096];
+    idist__meet meet;
     idist_status status;
 
     memset(&d, 0, sizeof d);
@@ -9727,25 +9844,17 @@ idist_status idist_store_open(const char *url, const idist_store_desc *desc, idi
     if (!store) return idist__fail(IDIST_ERR_ARG, "store_open: store is NULL");
     *store = NULL;
     if (!url) return idist__fail(IDIST_ERR_ARG, "store_open: url is NULL");
-    if (strlen(url) >= sizeof where)
+    if (strlen(url) >= sizeof meet.name)
         return idist__fail(IDIST_ERR_ARG, "store_open: the url is too long");
     if (!d.allocator.alloc_fn != !d.allocator.free_fn)
         return idist__fail(IDIST_ERR_ARG,
                            "store_open: allocator: give both alloc_fn and free_fn, or neither");
 
-    if (strcmp(url, "mem://") == 0) idist__text_copy(where, sizeof where, "mem:");
-    else if (strncmp(url, "file://", 7) == 0 && url[7] == '/')
-        snprintf(where, sizeof where, "file:%s", url + 7);
-    else if (strncmp(url, "tcp://", 6) == 0) snprintf(where, sizeof where, "tcp:%s", url + 6);
-    else if (strncmp(url, "unix://", 7) == 0) snprintf(where, sizeof where, "unix:%s", url + 7);
-    else
-        return idist__fail(
-            IDIST_ERR_ARG,
-            "store_open: \"%s\" is not one of tcp://host:port, unix://name, file:///path, mem://",
-            url);
+    status = idist__store_read_url(url, &meet);
+    if (status != IDIST_OK) return status;
 
     idist__fail_begin();
-    status = idist__store_open(where, &d, -1, store);
+    status = idist__store_open(&meet, &d, -1, store);
 
     return idist__fail_end(status);
 }
@@ -10093,10 +10202,10 @@ typedef struct idist__config {
     const char *launcher;            // "none", "spawn", "explicit", "idist", "torchrun", ...
     const char *rank_var, *size_var; // the variables that rank and size came from, or NULL
     const char *job_var;     // the variable that tells apart the jobs of one launcher, or NULL
-    char where[4096];        // where the ranks meet, see launch/where.h; "": not given
+    idist__meet meet;        // where the ranks meet, see launch/where.h; NONE: not given
     const char *lone_method; // an init method, but nothing says which rank we are; or NULL
-    idist_store *store;      // the caller's, instead of `where`
-    idist_store *drawn;      // the rank was drawn from this store at `where`, which the world owns
+    idist_store *store;      // the caller's, instead of `meet`
+    idist_store *drawn;      // the rank was drawn from this store at `meet`, which the world owns
     int listener;            // a socket that rank 0 of a spawn inherits and that listens; else -1
     int timeout_ms, init_timeout_ms; // > 0, or -1 for none
     idist__secret secret;
@@ -10568,7 +10677,7 @@ static idist_status idist__pmi_no_answer(void) {
                        name, value ? value : "");
 }
 
-// Sets config->where: rank 0 listens and tells the others through the launcher. Blocks until all
+// Sets config->meet: rank 0 listens and tells the others through the launcher. Blocks until all
 // ranks have called it, or init_timeout_ms has passed.
 IDIST__UNUSED static idist_status idist__pmi_share_address(idist__config *config) {
     char where[320] = "-";
@@ -10590,10 +10699,11 @@ IDIST__UNUSED static idist_status idist__pmi_share_address(idist__config *config
             idist__text_copy(idist__pmi_known.where, sizeof idist__pmi_known.where, where);
     }
 
-    idist__text_copy(config->where, sizeof config->where, idist__pmi_known.where);
+    idist__text_copy(where, sizeof where, idist__pmi_known.where);
     idist__os_mutex_unlock(&idist__pmi_known.lock);
     if (!p.answers) return idist__pmi_no_answer();
-    if (status != IDIST_OK || config->where[0]) return status;
+    if (status != IDIST_OK) return status;
+    if (where[0]) return idist__meet_read(&config->meet, where);
 
     if (ok)
         return idist__fail(IDIST_ERR_PEER_LOST,
@@ -10746,7 +10856,7 @@ static idist_status idist__tf_config_read(idist__config *config, const char *tex
     if (!idist__parse_host_port(first, host, sizeof host, &port) || !port)
         return idist__fail(IDIST_ERR_ENV,
                            "TF_CONFIG: the address of rank 0, \"%s\", is not host:port", first);
-    snprintf(config->where, sizeof config->where, "tcp:%s", first);
+    idist__meet_set_host(&config->meet, IDIST__MEET_TCP, host, port);
 
     return IDIST_OK;
 }
@@ -11040,18 +11150,18 @@ static idist_status idist__detect_launcher(idist__config *config) {
 
 // launch/where.h: where the ranks meet
 //
-// The result is the text in config->where that idist__store_open takes. Ranks of one host meet at a
-// local socket, whose name is derived from what they have in common; others at a TCP port of rank
-// 0, in a file, or through a multicast group.
+// The result is config->meet, which idist__store_open takes. Ranks of one host meet at a local
+// socket, whose name is derived from what they have in common; others at a TCP port of rank 0, in a
+// file, or through a multicast group.
 //
-//     init_method (or IDIST_INIT_METHOD)   ->  config->where
-//     file:///path                             file:/path, or file:/path.GROUP
-//     tcp://239.x.y.z:port                     cast:239.x.y.z:port/SIZE RUN RESTART
-//     tcp://host:port                          unix:... for a loopback host, else tcp:host:port
-//     env:// or none, MASTER_ADDR and _PORT    the same; torch:host:port where the agent serves
-//     none of these, one host                  unix:..., from the launcher's job
-//     none of these, hydra                     pmi:
-//     none of these, Slurm                     tcp:HOST:PORT of the first host of the step
+//     init_method (or IDIST_INIT_METHOD)   ->  config->meet
+//     file:///path                             FILE, the path or path.GROUP
+//     tcp://239.x.y.z:port                     MULTICAST, named after world size, run and restart
+//     tcp://host:port                          LOCAL for a loopback host, else TCP
+//     env:// or none, MASTER_ADDR and _PORT    the same; TORCH where the agent serves
+//     none of these, one host                  LOCAL, named after the launcher's job
+//     none of these, hydra                     PMI
+//     none of these, Slurm                     TCP, of the first host of the step
 
 enum { IDIST__WHERE_MASTER_PORT = 29500, IDIST__WHERE_JOB_PORT = 15000 };
 
@@ -11062,11 +11172,16 @@ typedef struct idist__where_master {
     bool has_port; // it was given, and is no default
 } idist__where_master;
 
-static void idist__where_text(idist__config *config, const char *scheme, const char *host,
-                              int port) {
-    bool is_v6 = strchr(host, ':') != NULL;
-    snprintf(config->where, sizeof config->where, "%s:%s%s%s:%d", scheme, is_v6 ? "[" : "", host,
-             is_v6 ? "]" : "", port);
+// Sets LOCAL, with a name that begins with "idist-".
+IDIST__PRINTF(2, 3)
+static void idist__where_local(idist__config *config, const char *format, ...) {
+    char name[256];
+    va_list args;
+
+    va_start(args, format);
+    vsnprintf(name, sizeof name, format, args);
+    va_end(args);
+    idist__meet_set_name(&config->meet, IDIST__MEET_LOCAL, name);
 }
 
 static bool idist__where_is_one_host(const idist__config *config) {
@@ -11082,13 +11197,12 @@ static void idist__where_tcp(idist__config *config, const char *host, int port) 
     bool is_local = idist__address_host_is_loopback(host) || idist__where_is_one_host(config);
 
     if (config->transport == IDIST__TRANSPORT_TCP || !is_local) {
-        idist__where_text(config, "tcp", host, port);
+        idist__meet_set_host(&config->meet, IDIST__MEET_TCP, host, port);
         return;
     }
 
-    snprintf(config->where, sizeof config->where, "unix:idist-%lu-%d-%s-%08x",
-             idist__os_socket_user(), port, restart ? restart : "0",
-             run ? (unsigned)idist__hash(run, strlen(run)) : 0u);
+    idist__where_local(config, "idist-%lu-%d-%s-%08x", idist__os_socket_user(), port,
+                       restart ? restart : "0", run ? (unsigned)idist__hash(run, strlen(run)) : 0u);
 }
 
 // All ranks are on this host and no address is given: they meet at one derived from the job, or
@@ -11106,11 +11220,11 @@ static void idist__where_job(idist__config *config) {
     name = idist__hash(text, strlen(text));
 
     if (config->transport == IDIST__TRANSPORT_TCP)
-        snprintf(config->where, sizeof config->where, "tcp:127.0.0.1:%d",
-                 IDIST__WHERE_JOB_PORT + (int)(name % 10000));
+        idist__meet_set_host(&config->meet, IDIST__MEET_TCP, "127.0.0.1",
+                             IDIST__WHERE_JOB_PORT + (int)(name % 10000));
     else
-        snprintf(config->where, sizeof config->where, "unix:idist-%lu-%016llx",
-                 idist__os_socket_user(), (unsigned long long)name);
+        idist__where_local(config, "idist-%lu-%016llx", idist__os_socket_user(),
+                           (unsigned long long)name);
 }
 
 // The first host of the step, which has rank 0 unless the user has ordered the ranks differently,
@@ -11206,13 +11320,13 @@ static idist_status idist__where_env(idist__config *config, const idist_desc *de
 
     if (master.host) {
         if (idist__where_has_agent(config, desc))
-            idist__where_text(config, "torch", master.host, master.port);
+            idist__meet_set_host(&config->meet, IDIST__MEET_TORCH, master.host, master.port);
         else idist__where_tcp(config, master.host, master.port);
         return IDIST_OK;
     }
 
     if (!master.has_port && idist__where_has_pmi(config)) {
-        idist__text_copy(config->where, sizeof config->where, "pmi:");
+        idist__meet_set_name(&config->meet, IDIST__MEET_PMI, "");
         return IDIST_OK;
     }
 
@@ -11230,8 +11344,9 @@ static void idist__where_multicast(idist__config *config, const char *host, int 
     const char *run = idist__os_env("TORCHELASTIC_RUN_ID");
     const char *restart = idist__os_env("TORCHELASTIC_RESTART_COUNT");
 
-    snprintf(config->where, sizeof config->where, "cast:%s:%d/%d %.200s %.20s", host, port,
-             config->world_size, run ? run : "", restart ? restart : "0");
+    idist__meet_set_host(&config->meet, IDIST__MEET_MULTICAST, host, port);
+    snprintf(config->meet.name, sizeof config->meet.name, "%d %.200s %.20s", config->world_size,
+             run ? run : "", restart ? restart : "0");
 }
 
 static bool idist__where_is_multicast(const char *host) {
@@ -11264,7 +11379,8 @@ static idist_status idist__where_file(idist__config *config, const idist_desc *d
                            (int)sizeof config->group_name - 1);
 
     idist__text_copy(config->group_name, sizeof config->group_name, name);
-    snprintf(config->where, sizeof config->where, "file:%s%s%s", path, name[0] ? "." : "", name);
+    idist__meet_set_name(&config->meet, IDIST__MEET_FILE, path);
+    if (name[0]) idist__text_append(config->meet.name, sizeof config->meet.name, ".%s", name);
 
     return IDIST_OK;
 }
@@ -11286,7 +11402,7 @@ static idist_status idist__where_read_method(idist__config *config, const idist_
     int port;
 
     if (strncmp(method, "file:///", 8) == 0 &&
-        strlen(method) + sizeof config->group_name < sizeof config->where)
+        strlen(method) + sizeof config->group_name < sizeof config->meet.name)
         return idist__where_file(config, desc, method + 7);
 
     if (strncmp(method, "tcp://", 6) == 0 &&
@@ -11313,13 +11429,13 @@ static idist_status idist__where_find(idist__config *config, const idist_desc *d
     if (!is_env) status = idist__where_read_method(config, desc, method);
 
     if (!is_env && config->world_size == 1) {
-        config->where[0] = 0;
+        config->meet.kind = IDIST__MEET_NONE;
         config->lone_method = is_none ? method : NULL;
         config->lone_method_in_desc = desc->init_method != NULL;
     }
 
     if (!is_env || config->world_size == 1) return status;
-    if (config->where[0] && !method) return IDIST_OK; // from TF_CONFIG
+    if (config->meet.kind && !method) return IDIST_OK; // from TF_CONFIG
 
     return idist__where_env(config, desc);
 }
@@ -11411,7 +11527,7 @@ typedef struct idist__draw_mark { // the value of idist/ranks
 
 enum { IDIST__DRAW_AGAIN_MS = 3 };
 
-static const char *idist__draw_file(const idist__config *config) { return config->where + 5; }
+static const char *idist__draw_file(const idist__config *config) { return config->meet.name; }
 
 static idist_status idist__draw_set_mark(idist_store *store, bool drawn) {
     idist__draw_mark mark;
@@ -11518,7 +11634,7 @@ static idist_status idist__draw_try(idist__config *config, bool *again) {
 }
 
 static idist_status idist__draw_open(idist__config *config, int64_t deadline_ns) {
-    char where[sizeof config->where];
+    idist__meet meet = config->meet;
     int64_t left_ms = idist__os_clock_ms_until(deadline_ns);
     idist_store_desc desc;
 
@@ -11527,9 +11643,9 @@ static idist_status idist__draw_open(idist__config *config, int64_t deadline_ns)
     desc.secret = config->secret.nbytes ? config->secret.bytes : NULL;
     desc.secret_nbytes = config->secret.nbytes;
     desc.allocator = config->mem;
-    snprintf(where, sizeof where, "draw:%s", idist__draw_file(config));
+    meet.kind = IDIST__MEET_DRAW;
 
-    return idist__store_open(where, &desc, -1, &config->drawn);
+    return idist__store_open(&meet, &desc, -1, &config->drawn);
 }
 
 // Closes the store, if the ranks were drawn from one and nobody has taken it over.
@@ -15806,7 +15922,7 @@ static void idist__get_append_host(char *text, size_t capacity) {
 
 const char *idist_show_config(void) {
     idist__world *w = idist__world_default();
-    char *buf = idist__me.config;
+    char *buf = idist__me.config, text[IDIST__MEET_NBYTES];
     size_t cap = sizeof idist__me.config;
 
     snprintf(buf, cap, "backend: %s\ndevice: %s\ndevice backend: %s\nhostname: %s\n",
@@ -15824,7 +15940,7 @@ const char *idist_show_config(void) {
     idist__text_append(buf, cap, "\n");
     if (w)
         idist__text_append(buf, cap, "rendezvous: %s\ntimeout: %d ms\n",
-                           w->cfg.where[0] ? w->cfg.where : "none", w->cfg.timeout_ms);
+                           idist__meet_print(&w->cfg.meet, text, sizeof text), w->cfg.timeout_ms);
     if (w && w->advertised[0]) idist__text_append(buf, cap, "advertising %s\n", w->advertised);
     if (w && w->network[0]) idist__text_append(buf, cap, "network: %s\n", w->network);
     if (w && w->sharing[0]) idist__text_append(buf, cap, "on this host: %s\n", w->sharing);
@@ -18138,7 +18254,7 @@ typedef struct idist__worker_shared {
     char magic[8];
     int first_rank, listener;
     idist__secret secret;
-    char where[sizeof((idist__config *)0)->where];
+    idist__meet meet;
     idist__worker_result results[1]; // n of them
 } idist__worker_shared;
 
@@ -18402,7 +18518,7 @@ static idist_status idist__rerun_worker(idist_workers *spawn, int i, int fd) {
     spawn->cfg.secret = shared->secret;
     spawn->cfg.listener = i == 0 ? shared->listener : -1;
     if (spawn->cfg.listener >= 0) idist__os_process_pass(spawn->cfg.listener, false);
-    memcpy(spawn->cfg.where, shared->where, sizeof shared->where);
+    spawn->cfg.meet = shared->meet;
     idist__worker_run(spawn, i);
 
     return IDIST_OK; // not reached
@@ -18574,7 +18690,7 @@ static idist_status idist__start_listen_tcp(idist_workers *spawn) {
     if (status != IDIST_OK) return status;
     if (!idist__os_socket_own_address(cfg->listener, &addr))
         return idist__fail_errno("spawn: asking for the port of a listener", errno);
-    snprintf(cfg->where, sizeof cfg->where, "tcp:127.0.0.1:%d", idist__os_socket_port(&addr));
+    idist__meet_set_host(&cfg->meet, IDIST__MEET_TCP, "127.0.0.1", idist__os_socket_port(&addr));
 
     return IDIST_OK;
 }
@@ -18582,15 +18698,19 @@ static idist_status idist__start_listen_tcp(idist_workers *spawn) {
 static idist_status idist__start_listen_local(idist_workers *spawn) {
     idist__os_address addr;
     uint64_t id[2];
+    char name[64], text[80];
+    int count;
     idist_status status;
 
     idist__os_random(id, sizeof id);
-    snprintf(spawn->cfg.where, sizeof spawn->cfg.where, "unix:idist-%016llx%016llx",
-             (unsigned long long)id[0], (unsigned long long)id[1]);
-    status = idist__address_parse(&addr, spawn->cfg.where);
+    snprintf(name, sizeof name, "idist-%016llx%016llx", (unsigned long long)id[0],
+             (unsigned long long)id[1]);
+    idist__meet_set_name(&spawn->cfg.meet, IDIST__MEET_LOCAL, name);
+    idist__meet_print(&spawn->cfg.meet, text, sizeof text);
+    status = idist__meet_resolve(&spawn->cfg.meet, 0, &count, &addr);
     if (status != IDIST_OK) return status;
 
-    return idist__connection_listen(&addr, spawn->cfg.where, &spawn->cfg.listener);
+    return idist__connection_listen(&addr, text, &spawn->cfg.listener);
 }
 
 // Where the workers meet: a local socket without a file, which listens before the first of them
@@ -18650,7 +18770,7 @@ static idist_status idist__start_prepare(idist_workers *spawn, bool by_exec) {
     spawn->shared->first_rank = spawn->first_rank;
     spawn->shared->listener = spawn->cfg.listener;
     spawn->shared->secret = spawn->cfg.secret;
-    memcpy(spawn->shared->where, spawn->cfg.where, sizeof spawn->shared->where);
+    spawn->shared->meet = spawn->cfg.meet;
 
     return IDIST_OK;
 }

@@ -7601,7 +7601,7 @@ static idist__connector *idist__connector_new(idist__ring *ring) {
 
 // Whether we reach a rank through a local socket.
 static bool idist__connector_is_local(const idist__connector *c, int rank) {
-    return strncmp(c->where[rank].text, "unix:", 5) == 0;
+    return idist__address_is_local(c->where[rank].text);
 }
 
 // The place of an attempt in the list, or of the end of the list.
@@ -10249,7 +10249,7 @@ static idist_status idist__join_state_set(idist__join *j, const char *what, int 
 
 // Whether the store is that of a torch agent, which outlives the workers.
 static bool idist__join_state_is_torch(const idist__join *j) {
-    return strncmp(j->w->cfg.where, "torch:", 6) == 0;
+    return j->w->cfg.meet.kind == IDIST__MEET_TORCH;
 }
 
 // The server of our store, if it runs in this process.
@@ -10504,7 +10504,7 @@ static idist_status idist__join_failure_late(idist__join *j, const char *what, i
     idist__fail(IDIST_ERR_TIMEOUT,
                 "initialize: %d of %d ranks did not show up within %d ms: rank %s%s", missing,
                 j->w->group.size, j->w->cfg.init_timeout_ms, text, missing > 16 ? ", ..." : "");
-    if (!j->w->cfg.store && strncmp(j->w->cfg.where, "unix:", 5) == 0)
+    if (!j->w->cfg.store && j->w->cfg.meet.kind == IDIST__MEET_LOCAL)
         idist__text_append(
             idist__me.text, sizeof idist__me.text,
             ". The ranks meet at a local socket, which those of another user, network "
@@ -10512,7 +10512,7 @@ static idist_status idist__join_failure_late(idist__join *j, const char *what, i
     if (j->w->cfg.rank_drawn)
         idist__text_append(idist__me.text, sizeof idist__me.text,
                            ". Ranks are drawn from %s: start %d processes there",
-                           j->w->cfg.where + 5, j->w->group.size);
+                           j->w->cfg.meet.name, j->w->group.size);
 
     return idist__join_failure_hint(j);
 }
@@ -10609,9 +10609,10 @@ static idist_status idist__join_store_open_new(idist__join *j, const idist_store
     uint64_t last = desc->server ? 0 : idist__me.join_server;
     idist_store_desc d = *desc;
     bool may_close = last != 0;
+    char text[IDIST__MEET_NBYTES];
 
     for (;;) {
-        idist_status status = idist__store_open(cfg->where, &d, cfg->listener, &j->store);
+        idist_status status = idist__store_open(&cfg->meet, &d, cfg->listener, &j->store);
         bool closes = may_close && status == IDIST_ERR_PEER_LOST;
 
         if (closes) may_close = false;
@@ -10626,7 +10627,7 @@ static idist_status idist__join_store_open_new(idist__join *j, const idist_store
         if (!closes) return status;
         if (idist__os_clock_ms_until(j->deadline_ns) == 0)
             return idist__fail(IDIST_ERR_TIMEOUT, "store: rank 0 at %s has not begun another world",
-                               cfg->where);
+                               idist__meet_print(&cfg->meet, text, sizeof text));
         idist__os_clock_pause_ms(1);
         d.timeout_ms = idist__join_state_ms_left(j);
     }
@@ -10666,7 +10667,7 @@ static idist_status idist__join_store_open_own(idist__join *j) {
     idist_store_desc desc;
     idist_status status;
 
-    if (!cfg->where[0])
+    if (cfg->meet.kind == IDIST__MEET_NONE)
         return idist__fail(IDIST_ERR_ENV,
                            "rank %d of %d (%s): MASTER_ADDR is not set, so the ranks cannot find "
                            "each other. Set MASTER_ADDR and MASTER_PORT to rank 0's host and a "
@@ -10674,7 +10675,7 @@ static idist_status idist__join_store_open_own(idist__join *j) {
                            cfg->rank, cfg->world_size,
                            cfg->rank_var ? cfg->rank_var : cfg->launcher);
 
-    if (strcmp(cfg->where, "pmi:") == 0) {
+    if (cfg->meet.kind == IDIST__MEET_PMI) {
         status = idist__pmi_share_address(cfg);
         if (status != IDIST_OK) return status;
     }
@@ -11139,7 +11140,7 @@ static idist_status idist__links_late(const idist__join *j) {
 // Ranks of one host connect by local sockets or loopback. Whether they are of one host may be what
 // the user says.
 static bool idist__links_trust_host_id(const idist__join *j, const char *where) {
-    bool is_local = strncmp(where, "unix:", 5) == 0 || strncmp(where, "tcp:[127.", 9) == 0;
+    bool is_local = idist__address_is_local(where) || idist__address_is_loopback(where);
     return is_local && j->w->cfg.host_id[0];
 }
 
@@ -11149,7 +11150,7 @@ static bool idist__links_misled(const idist__join *j, int rank, const char *wher
     char host[sizeof j->tcp->text];
     int port;
 
-    return !same_host && strncmp(where, "tcp:", 4) == 0 &&
+    return !same_host && idist__address_is_tcp(where) &&
            idist__parse_host_port(where + 4, host, sizeof host, &port) &&
            idist__address_host_is_loopback(host);
 }

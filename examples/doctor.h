@@ -327,7 +327,7 @@ static void doctor_network(void) {
 static void doctor_launcher(void) {
     const idist__config *c = &doctor.launcher;
     bool in_job = c->launcher_kind == IDIST__LAUNCHER_NONE && getenv("SLURM_JOB_ID");
-    char rank[32] = "a drawn rank";
+    char rank[32] = "a drawn rank", place[IDIST__MEET_NBYTES];
 
     if (c->rank != IDIST__RANK_DRAWN) snprintf(rank, sizeof rank, "rank %d", c->rank);
 
@@ -345,10 +345,12 @@ static void doctor_launcher(void) {
 
     if (c->world_size == 1)
         doctor_say("meeting", DOCTOR_FINE, NULL, "no place: one rank meets nobody");
-    else if (!doctor.config.where[0])
+    else if (doctor.config.meet.kind == IDIST__MEET_NONE)
         doctor_say("meeting", DOCTOR_WRONG, "set MASTER_ADDR and MASTER_PORT",
                    "nothing says where the ranks meet");
-    else doctor_say("meeting", DOCTOR_FINE, NULL, "%s", doctor.config.where);
+    else
+        doctor_say("meeting", DOCTOR_FINE, NULL, "%s",
+                   idist__meet_print(&doctor.config.meet, place, sizeof place));
 }
 
 // Whether ranks can meet in a file there: 0 if a server and a client do.

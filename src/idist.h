@@ -1698,6 +1698,7 @@ inline idist_dtype idist_dtype_of(const idist_i64_i64 *) { return IDIST_I64_I64;
 #include "base/hash.h"
 
 #include "net/address.h"
+#include "net/meet.h"
 #include "net/interface.h"
 #include "net/connection.h"
 #include "net/auth.h"

@@ -8,6 +8,7 @@
 #include "os/socket.h"
 #include "base/fail.h"
 #include "base/text.h"
+#include "net/meet.h"
 #include "net/interface.h"
 #include "launch/env.h"
 #include "launch/detect.h"
@@ -129,7 +130,7 @@ static void idist__get_append_host(char *text, size_t capacity) {
 
 const char *idist_show_config(void) {
     idist__world *w = idist__world_default();
-    char *buf = idist__me.config;
+    char *buf = idist__me.config, text[IDIST__MEET_NBYTES];
     size_t cap = sizeof idist__me.config;
 
     snprintf(buf, cap, "backend: %s\ndevice: %s\ndevice backend: %s\nhostname: %s\n",
@@ -147,7 +148,7 @@ const char *idist_show_config(void) {
     idist__text_append(buf, cap, "\n");
     if (w)
         idist__text_append(buf, cap, "rendezvous: %s\ntimeout: %d ms\n",
-                           w->cfg.where[0] ? w->cfg.where : "none", w->cfg.timeout_ms);
+                           idist__meet_print(&w->cfg.meet, text, sizeof text), w->cfg.timeout_ms);
     if (w && w->advertised[0]) idist__text_append(buf, cap, "advertising %s\n", w->advertised);
     if (w && w->network[0]) idist__text_append(buf, cap, "network: %s\n", w->network);
     if (w && w->sharing[0]) idist__text_append(buf, cap, "on this host: %s\n", w->sharing);

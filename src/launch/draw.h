@@ -8,6 +8,7 @@
 #include "os/socket.h"
 #include "base/fail.h"
 #include "base/text.h"
+#include "net/meet.h"
 #include "store/store.h"
 #include "launch/env.h"
 
@@ -74,7 +75,7 @@ typedef struct idist__draw_mark { // the value of idist/ranks
 
 enum { IDIST__DRAW_AGAIN_MS = 3 };
 
-static const char *idist__draw_file(const idist__config *config) { return config->where + 5; }
+static const char *idist__draw_file(const idist__config *config) { return config->meet.name; }
 
 static idist_status idist__draw_set_mark(idist_store *store, bool drawn) {
     idist__draw_mark mark;
@@ -181,7 +182,7 @@ static idist_status idist__draw_try(idist__config *config, bool *again) {
 }
 
 static idist_status idist__draw_open(idist__config *config, int64_t deadline_ns) {
-    char where[sizeof config->where];
+    idist__meet meet = config->meet;
     int64_t left_ms = idist__os_clock_ms_until(deadline_ns);
     idist_store_desc desc;
 
@@ -190,9 +191,9 @@ static idist_status idist__draw_open(idist__config *config, int64_t deadline_ns)
     desc.secret = config->secret.nbytes ? config->secret.bytes : NULL;
     desc.secret_nbytes = config->secret.nbytes;
     desc.allocator = config->mem;
-    snprintf(where, sizeof where, "draw:%s", idist__draw_file(config));
+    meet.kind = IDIST__MEET_DRAW;
 
-    return idist__store_open(where, &desc, -1, &config->drawn);
+    return idist__store_open(&meet, &desc, -1, &config->drawn);
 }
 
 // Closes the store, if the ranks were drawn from one and nobody has taken it over.

@@ -4,6 +4,7 @@
 #include "os/process.h"
 #include "base/fail.h"
 #include "base/text.h"
+#include "net/meet.h"
 #include "net/secret.h"
 
 #define IDIST__SHM_MIB 5 // shared memory per rank, unless the user says otherwise
@@ -49,10 +50,10 @@ typedef struct idist__config {
     const char *launcher;            // "none", "spawn", "explicit", "idist", "torchrun", ...
     const char *rank_var, *size_var; // the variables that rank and size came from, or NULL
     const char *job_var;     // the variable that tells apart the jobs of one launcher, or NULL
-    char where[4096];        // where the ranks meet, see launch/where.h; "": not given
+    idist__meet meet;        // where the ranks meet, see launch/where.h; NONE: not given
     const char *lone_method; // an init method, but nothing says which rank we are; or NULL
-    idist_store *store;      // the caller's, instead of `where`
-    idist_store *drawn;      // the rank was drawn from this store at `where`, which the world owns
+    idist_store *store;      // the caller's, instead of `meet`
+    idist_store *drawn;      // the rank was drawn from this store at `meet`, which the world owns
     int listener;            // a socket that rank 0 of a spawn inherits and that listens; else -1
     int timeout_ms, init_timeout_ms; // > 0, or -1 for none
     idist__secret secret;

@@ -20,6 +20,7 @@
 #include "base/fail.h"
 #include "base/text.h"
 #include "net/address.h"
+#include "net/meet.h"
 #include "net/interface.h"
 #include "net/connection.h"
 #include "launch/env.h"
@@ -237,7 +238,7 @@ static idist_status idist__pmi_no_answer(void) {
                        name, value ? value : "");
 }
 
-// Sets config->where: rank 0 listens and tells the others through the launcher. Blocks until all
+// Sets config->meet: rank 0 listens and tells the others through the launcher. Blocks until all
 // ranks have called it, or init_timeout_ms has passed.
 IDIST__UNUSED static idist_status idist__pmi_share_address(idist__config *config) {
     char where[320] = "-";
@@ -259,10 +260,11 @@ IDIST__UNUSED static idist_status idist__pmi_share_address(idist__config *config
             idist__text_copy(idist__pmi_known.where, sizeof idist__pmi_known.where, where);
     }
 
-    idist__text_copy(config->where, sizeof config->where, idist__pmi_known.where);
+    idist__text_copy(where, sizeof where, idist__pmi_known.where);
     idist__os_mutex_unlock(&idist__pmi_known.lock);
     if (!p.answers) return idist__pmi_no_answer();
-    if (status != IDIST_OK || config->where[0]) return status;
+    if (status != IDIST_OK) return status;
+    if (where[0]) return idist__meet_read(&config->meet, where);
 
     if (ok)
         return idist__fail(IDIST_ERR_PEER_LOST,

@@ -10,6 +10,7 @@
 
 #include "base/fail.h"
 #include "base/text.h"
+#include "net/meet.h"
 #include "launch/env.h"
 
 enum { IDIST__TF_DEPTH_MAX = 32 };
@@ -142,7 +143,7 @@ static idist_status idist__tf_config_read(idist__config *config, const char *tex
     if (!idist__parse_host_port(first, host, sizeof host, &port) || !port)
         return idist__fail(IDIST_ERR_ENV,
                            "TF_CONFIG: the address of rank 0, \"%s\", is not host:port", first);
-    snprintf(config->where, sizeof config->where, "tcp:%s", first);
+    idist__meet_set_host(&config->meet, IDIST__MEET_TCP, host, port);
 
     return IDIST_OK;
 }

@@ -1,17 +1,17 @@
 // launch/where.h: where the ranks meet
 //
-// The result is the text in config->where that idist__store_open takes. Ranks of one host meet at a
-// local socket, whose name is derived from what they have in common; others at a TCP port of rank
-// 0, in a file, or through a multicast group.
+// The result is config->meet, which idist__store_open takes. Ranks of one host meet at a local
+// socket, whose name is derived from what they have in common; others at a TCP port of rank 0, in a
+// file, or through a multicast group.
 //
-//     init_method (or IDIST_INIT_METHOD)   ->  config->where
-//     file:///path                             file:/path, or file:/path.GROUP
-//     tcp://239.x.y.z:port                     cast:239.x.y.z:port/SIZE RUN RESTART
-//     tcp://host:port                          unix:... for a loopback host, else tcp:host:port
-//     env:// or none, MASTER_ADDR and _PORT    the same; torch:host:port where the agent serves
-//     none of these, one host                  unix:..., from the launcher's job
-//     none of these, hydra                     pmi:
-//     none of these, Slurm                     tcp:HOST:PORT of the first host of the step
+//     init_method (or IDIST_INIT_METHOD)   ->  config->meet
+//     file:///path                             FILE, the path or path.GROUP
+//     tcp://239.x.y.z:port                     MULTICAST, named after world size, run and restart
+//     tcp://host:port                          LOCAL for a loopback host, else TCP
+//     env:// or none, MASTER_ADDR and _PORT    the same; TORCH where the agent serves
+//     none of these, one host                  LOCAL, named after the launcher's job
+//     none of these, hydra                     PMI
+//     none of these, Slurm                     TCP, of the first host of the step
 #pragma once
 
 #include "os/process.h"
@@ -20,6 +20,7 @@
 #include "base/text.h"
 #include "base/hash.h"
 #include "net/address.h"
+#include "net/meet.h"
 #include "launch/env.h"
 #include "launch/slurm.h"
 #include "launch/pmi.h"
@@ -33,11 +34,16 @@ typedef struct idist__where_master {
     bool has_port; // it was given, and is no default
 } idist__where_master;
 
-static void idist__where_text(idist__config *config, const char *scheme, const char *host,
-                              int port) {
-    bool is_v6 = strchr(host, ':') != NULL;
-    snprintf(config->where, sizeof config->where, "%s:%s%s%s:%d", scheme, is_v6 ? "[" : "", host,
-             is_v6 ? "]" : "", port);
+// Sets LOCAL, with a name that begins with "idist-".
+IDIST__PRINTF(2, 3)
+static void idist__where_local(idist__config *config, const char *format, ...) {
+    char name[256];
+    va_list args;
+
+    va_start(args, format);
+    vsnprintf(name, sizeof name, format, args);
+    va_end(args);
+    idist__meet_set_name(&config->meet, IDIST__MEET_LOCAL, name);
 }
 
 static bool idist__where_is_one_host(const idist__config *config) {
@@ -53,13 +59,12 @@ static void idist__where_tcp(idist__config *config, const char *host, int port) 
     bool is_local = idist__address_host_is_loopback(host) || idist__where_is_one_host(config);
 
     if (config->transport == IDIST__TRANSPORT_TCP || !is_local) {
-        idist__where_text(config, "tcp", host, port);
+        idist__meet_set_host(&config->meet, IDIST__MEET_TCP, host, port);
         return;
     }
 
-    snprintf(config->where, sizeof config->where, "unix:idist-%lu-%d-%s-%08x",
-             idist__os_socket_user(), port, restart ? restart : "0",
-             run ? (unsigned)idist__hash(run, strlen(run)) : 0u);
+    idist__where_local(config, "idist-%lu-%d-%s-%08x", idist__os_socket_user(), port,
+                       restart ? restart : "0", run ? (unsigned)idist__hash(run, strlen(run)) : 0u);
 }
 
 // All ranks are on this host and no address is given: they meet at one derived from the job, or
@@ -77,11 +82,11 @@ static void idist__where_job(idist__config *config) {
     name = idist__hash(text, strlen(text));
 
     if (config->transport == IDIST__TRANSPORT_TCP)
-        snprintf(config->where, sizeof config->where, "tcp:127.0.0.1:%d",
-                 IDIST__WHERE_JOB_PORT + (int)(name % 10000));
+        idist__meet_set_host(&config->meet, IDIST__MEET_TCP, "127.0.0.1",
+                             IDIST__WHERE_JOB_PORT + (int)(name % 10000));
     else
-        snprintf(config->where, sizeof config->where, "unix:idist-%lu-%016llx",
-                 idist__os_socket_user(), (unsigned long long)name);
+        idist__where_local(config, "idist-%lu-%016llx", idist__os_socket_user(),
+                           (unsigned long long)name);
 }
 
 // The first host of the step, which has rank 0 unless the user has ordered the ranks differently,
@@ -177,13 +182,13 @@ static idist_status idist__where_env(idist__config *config, const idist_desc *de
 
     if (master.host) {
         if (idist__where_has_agent(config, desc))
-            idist__where_text(config, "torch", master.host, master.port);
+            idist__meet_set_host(&config->meet, IDIST__MEET_TORCH, master.host, master.port);
         else idist__where_tcp(config, master.host, master.port);
         return IDIST_OK;
     }
 
     if (!master.has_port && idist__where_has_pmi(config)) {
-        idist__text_copy(config->where, sizeof config->where, "pmi:");
+        idist__meet_set_name(&config->meet, IDIST__MEET_PMI, "");
         return IDIST_OK;
     }
 
@@ -201,8 +206,9 @@ static void idist__where_multicast(idist__config *config, const char *host, int 
     const char *run = idist__os_env("TORCHELASTIC_RUN_ID");
     const char *restart = idist__os_env("TORCHELASTIC_RESTART_COUNT");
 
-    snprintf(config->where, sizeof config->where, "cast:%s:%d/%d %.200s %.20s", host, port,
-             config->world_size, run ? run : "", restart ? restart : "0");
+    idist__meet_set_host(&config->meet, IDIST__MEET_MULTICAST, host, port);
+    snprintf(config->meet.name, sizeof config->meet.name, "%d %.200s %.20s", config->world_size,
+             run ? run : "", restart ? restart : "0");
 }
 
 static bool idist__where_is_multicast(const char *host) {
@@ -235,7 +241,8 @@ static idist_status idist__where_file(idist__config *config, const idist_desc *d
                            (int)sizeof config->group_name - 1);
 
     idist__text_copy(config->group_name, sizeof config->group_name, name);
-    snprintf(config->where, sizeof config->where, "file:%s%s%s", path, name[0] ? "." : "", name);
+    idist__meet_set_name(&config->meet, IDIST__MEET_FILE, path);
+    if (name[0]) idist__text_append(config->meet.name, sizeof config->meet.name, ".%s", name);
 
     return IDIST_OK;
 }
@@ -257,7 +264,7 @@ static idist_status idist__where_read_method(idist__config *config, const idist_
     int port;
 
     if (strncmp(method, "file:///", 8) == 0 &&
-        strlen(method) + sizeof config->group_name < sizeof config->where)
+        strlen(method) + sizeof config->group_name < sizeof config->meet.name)
         return idist__where_file(config, desc, method + 7);
 
     if (strncmp(method, "tcp://", 6) == 0 &&
@@ -284,13 +291,13 @@ static idist_status idist__where_find(idist__config *config, const idist_desc *d
     if (!is_env) status = idist__where_read_method(config, desc, method);
 
     if (!is_env && config->world_size == 1) {
-        config->where[0] = 0;
+        config->meet.kind = IDIST__MEET_NONE;
         config->lone_method = is_none ? method : NULL;
         config->lone_method_in_desc = desc->init_method != NULL;
     }
 
     if (!is_env || config->world_size == 1) return status;
-    if (config->where[0] && !method) return IDIST_OK; // from TF_CONFIG
+    if (config->meet.kind && !method) return IDIST_OK; // from TF_CONFIG
 
     return idist__where_env(config, desc);
 }

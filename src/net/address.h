@@ -24,6 +24,16 @@ static bool idist__address_host_is_possible(const char *host) {
     return !strpbrk(host, "/[]@ ");
 }
 
+// Returns true if the text is a local socket.
+static bool idist__address_is_local(const char *text) { return strncmp(text, "unix:", 5) == 0; }
+
+static bool idist__address_is_tcp(const char *text) { return strncmp(text, "tcp:", 4) == 0; }
+
+// Returns true if the text is a port of this host's loopback interface, as ranks write it.
+IDIST__UNUSED static bool idist__address_is_loopback(const char *text) {
+    return strncmp(text, "tcp:[127.", 9) == 0;
+}
+
 static idist_status idist__address_local(idist__os_address *address, const char *name) {
     if (idist__os_socket_local_address(address, name)) return IDIST_OK;
     return idist__fail(IDIST_ERR_ARG, "the socket name \"%s\" is empty or longer than %d bytes",
@@ -66,8 +76,8 @@ static idist_status idist__address_parse_one_of(idist__os_address *address, cons
 
     *count = 1;
     memset(address, 0, sizeof *address);
-    if (strncmp(text, "unix:", 5) == 0) return idist__address_local(address, text + 5);
-    if (strncmp(text, "tcp:", 4) == 0 && idist__parse_host_port(text + 4, host, sizeof host, &port))
+    if (idist__address_is_local(text)) return idist__address_local(address, text + 5);
+    if (idist__address_is_tcp(text) && idist__parse_host_port(text + 4, host, sizeof host, &port))
         return idist__address_one_of(address, host, port, which, count);
     return idist__fail(IDIST_ERR_ARG, "\"%s\" is not an address", text);
 }

@@ -20,6 +20,7 @@
 #include "base/fail.h"
 #include "base/text.h"
 #include "net/address.h"
+#include "net/meet.h"
 
 enum { IDIST__INTERFACES = 64 };
 
@@ -78,13 +79,13 @@ static idist__interface_filter idist__interface_filter_of_user(void) {
 // The address by which this host reaches its own server, which listens at all addresses: the one
 // that the others use, so that the connection shows it; loopback where that is no address of this
 // host, or is valid on one link only.
-static void idist__interface_reach_self(const char *address_text, char *ip, size_t capacity) {
+static void idist__interface_reach_self(const idist__meet *server, char *ip, size_t capacity) {
     idist__os_interface all[IDIST__INTERFACES];
-    int i, count = idist__os_socket_interfaces(all, IDIST__INTERFACES);
+    int i, addresses, count = idist__os_socket_interfaces(all, IDIST__INTERFACES);
     idist__os_address address;
 
     idist__text_copy(ip, capacity, "127.0.0.1");
-    if (idist__address_parse(&address, address_text) != IDIST_OK) return;
+    if (idist__meet_resolve(server, 0, &addresses, &address) != IDIST_OK) return;
     for (i = 0; i < count; i++)
         if (!idist__os_socket_is_link_local(&address) &&
             idist__os_socket_is_same_host(&all[i].address, &address))

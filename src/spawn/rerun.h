@@ -124,7 +124,7 @@ static idist_status idist__rerun_worker(idist_workers *spawn, int i, int fd) {
     spawn->cfg.secret = shared->secret;
     spawn->cfg.listener = i == 0 ? shared->listener : -1;
     if (spawn->cfg.listener >= 0) idist__os_process_pass(spawn->cfg.listener, false);
-    memcpy(spawn->cfg.where, shared->where, sizeof shared->where);
+    spawn->cfg.meet = shared->meet;
     idist__worker_run(spawn, i);
 
     return IDIST_OK; // not reached

@@ -23,6 +23,7 @@
 #include "base/mem.h"
 #include "base/log.h"
 #include "net/address.h"
+#include "net/meet.h"
 #include "net/connection.h"
 #include "launch/env.h"
 #include "launch/config.h"
@@ -43,7 +44,7 @@ static idist_status idist__start_listen_tcp(idist_workers *spawn) {
     if (status != IDIST_OK) return status;
     if (!idist__os_socket_own_address(cfg->listener, &addr))
         return idist__fail_errno("spawn: asking for the port of a listener", errno);
-    snprintf(cfg->where, sizeof cfg->where, "tcp:127.0.0.1:%d", idist__os_socket_port(&addr));
+    idist__meet_set_host(&cfg->meet, IDIST__MEET_TCP, "127.0.0.1", idist__os_socket_port(&addr));
 
     return IDIST_OK;
 }
@@ -51,15 +52,19 @@ static idist_status idist__start_listen_tcp(idist_workers *spawn) {
 static idist_status idist__start_listen_local(idist_workers *spawn) {
     idist__os_address addr;
     uint64_t id[2];
+    char name[64], text[80];
+    int count;
     idist_status status;
 
     idist__os_random(id, sizeof id);
-    snprintf(spawn->cfg.where, sizeof spawn->cfg.where, "unix:idist-%016llx%016llx",
-             (unsigned long long)id[0], (unsigned long long)id[1]);
-    status = idist__address_parse(&addr, spawn->cfg.where);
+    snprintf(name, sizeof name, "idist-%016llx%016llx", (unsigned long long)id[0],
+             (unsigned long long)id[1]);
+    idist__meet_set_name(&spawn->cfg.meet, IDIST__MEET_LOCAL, name);
+    idist__meet_print(&spawn->cfg.meet, text, sizeof text);
+    status = idist__meet_resolve(&spawn->cfg.meet, 0, &count, &addr);
     if (status != IDIST_OK) return status;
 
-    return idist__connection_listen(&addr, spawn->cfg.where, &spawn->cfg.listener);
+    return idist__connection_listen(&addr, text, &spawn->cfg.listener);
 }
 
 // Where the workers meet: a local socket without a file, which listens before the first of them
@@ -119,7 +124,7 @@ static idist_status idist__start_prepare(idist_workers *spawn, bool by_exec) {
     spawn->shared->first_rank = spawn->first_rank;
     spawn->shared->listener = spawn->cfg.listener;
     spawn->shared->secret = spawn->cfg.secret;
-    memcpy(spawn->shared->where, spawn->cfg.where, sizeof spawn->shared->where);
+    spawn->shared->meet = spawn->cfg.meet;
 
     return IDIST_OK;
 }

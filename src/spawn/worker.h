@@ -21,6 +21,7 @@
 #include "base/fail.h"
 #include "base/text.h"
 #include "base/log.h"
+#include "net/meet.h"
 #include "net/secret.h"
 #include "launch/env.h"
 #include "core/model.h"
@@ -43,7 +44,7 @@ typedef struct idist__worker_shared {
     char magic[8];
     int first_rank, listener;
     idist__secret secret;
-    char where[sizeof((idist__config *)0)->where];
+    idist__meet meet;
     idist__worker_result results[1]; // n of them
 } idist__worker_shared;
 

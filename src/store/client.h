@@ -14,9 +14,9 @@
 #include "os/poll.h"
 #include "os/socket.h"
 #include "base/fail.h"
-#include "base/text.h"
 #include "base/mem.h"
 #include "net/address.h"
+#include "net/meet.h"
 #include "net/interface.h"
 #include "net/connection.h"
 #include "net/auth.h"
@@ -53,7 +53,7 @@ typedef struct idist__client_store {
     int answer_ms;       // how long it may take to answer
     bool owes_number;    // the answer to a posted CLAIM comes before the next one
     int64_t number;      // that answer, once the next one has come
-    char server_at[128]; // its address, for error texts
+    char server_at[320]; // its address, for error texts
 } idist__client_store;
 
 static bool idist__client_put(idist_store *store, const void *data, size_t nbytes) {
@@ -472,13 +472,14 @@ static idist_status idist__client_name_server(idist_status status, const char *a
 // One attempt to connect. A host may have several addresses, of which some lead nowhere: the number
 // of the attempt chooses. *retry: the failure is one that may pass. A process that lacks a secret
 // tries for a moment: if rank 0 trusts the network, the ranks meet and all learn what is missing.
-static idist_status idist__client_attempt(idist__client_store *client, const char *address_text,
+static idist_status idist__client_attempt(idist__client_store *client, const idist__meet *server,
                                           int number, const uint8_t key[32], int64_t by_ns,
                                           int64_t *give_up_ns, bool *retry) {
+    const char *address_text = client->server_at;
     int64_t deadline_ns = by_ns;
     idist__os_address address;
     int count, error;
-    idist_status status = idist__address_parse_one_of(&address, address_text, number, &count);
+    idist_status status = idist__meet_resolve(server, number, &count, &address);
     bool local = status == IDIST_OK && idist__os_socket_is_local(&address);
     bool lacks = status == IDIST_OK && idist__client_lacks_secret(client, &address);
     int64_t soon_ns = idist__os_clock_deadline(IDIST__CLIENT_ATTEMPT_MS);
@@ -519,17 +520,17 @@ static idist_status idist__client_attempt(idist__client_store *client, const cha
 }
 
 // Tries until the server is there. The first refusals are normal: it may start later than we do.
-static idist_status idist__client_connect(idist__client_store *client, const char *address_text,
+static idist_status idist__client_connect(idist__client_store *client, const idist__meet *server,
                                           const uint8_t key[32], int64_t deadline_ns) {
     int64_t give_up_ns = 0;
     int number = 0, pause_ms = 1;
 
-    idist__text_copy(client->server_at, sizeof client->server_at, address_text);
+    idist__meet_print(server, client->server_at, sizeof client->server_at);
 
     for (;;) {
         bool retry;
-        idist_status status = idist__client_attempt(client, address_text, number, key, deadline_ns,
-                                                    &give_up_ns, &retry);
+        idist_status status =
+            idist__client_attempt(client, server, number, key, deadline_ns, &give_up_ns, &retry);
 
         if (!retry) return status;
         if (idist__os_clock_ms_until(deadline_ns) == 0)
@@ -545,15 +546,15 @@ static idist_status idist__client_connect(idist__client_store *client, const cha
 static idist_status idist__client_find(idist__client_store *client,
                                        const idist__multicast *multicast, const uint8_t key[32],
                                        int64_t deadline_ns) {
-    char address_text[320];
+    idist__meet server;
     idist_status status;
 
     do {
         int64_t soon_ns = idist__os_clock_deadline(1000);
 
-        status = idist__multicast_ask(multicast, address_text, sizeof address_text, deadline_ns);
+        status = idist__multicast_ask(multicast, &server, deadline_ns);
         if (status != IDIST_OK) return status;
-        status = idist__client_connect(client, address_text, key,
+        status = idist__client_connect(client, &server, key,
                                        soon_ns < deadline_ns ? soon_ns : deadline_ns);
         if (status != IDIST_OK) idist__os_descriptor_close(&client->fd);
     } while (status != IDIST_OK && status != IDIST_ERR_NO_FDS &&
@@ -564,47 +565,36 @@ static idist_status idist__client_find(idist__client_store *client,
 
 // Where the server is to listen, and whom it lets in.
 typedef struct idist__client_serving {
-    const char *address_text;
+    const idist__meet *at;
     int listener; // a socket that listens already, as spawn hands down; -1: none
     const uint8_t *key;
     int secrecy; // IDIST__SECRECY_*
 } idist__client_serving;
 
-// Whether an address is a port of this host's loopback interface in the user's own words. The name
-// of a host may be a loopback address, too: many systems have it in /etc/hosts.
-static bool idist__client_wants_loopback(const char *address_text) {
-    char host[256];
-    int port;
-
-    return strncmp(address_text, "tcp:", 4) == 0 &&
-           idist__parse_host_port(address_text + 4, host, sizeof host, &port) &&
-           idist__address_host_is_loopback(host);
-}
-
 // Listens at the address. Beyond this host, where a secret keeps strangers out, at its port of all
 // addresses of this host; without a secret, if other hosts cannot use the address or it is not
 // known yet, at the one that this host advertises.
 static idist_status idist__client_listen(const idist__client_serving *serving, int *listener) {
-    const char *text = serving->address_text;
+    const idist__meet *at = serving->at;
+    char text[320];
     idist__os_address address;
     idist_status status;
     idist__own_address own;
     bool is_public;
-    int port;
-    char host[256];
+    int count;
 
     *listener = serving->listener;
     if (*listener >= 0) return IDIST_OK;
-    status = idist__address_parse(&address, text);
-    is_public = serving->secrecy != IDIST__SECRECY_NONE && strncmp(text, "tcp:", 4) == 0 &&
-                status != IDIST_ERR_ARG && !idist__client_wants_loopback(text);
+    idist__meet_print(at, text, sizeof text);
+    status = idist__meet_resolve(at, 0, &count, &address);
+    is_public = serving->secrecy != IDIST__SECRECY_NONE && at->kind == IDIST__MEET_TCP &&
+                status != IDIST_ERR_ARG && !idist__meet_is_loopback(at);
 
-    if (is_public) idist__parse_host_port(text + 4, host, sizeof host, &port);
     if (is_public && serving->secrecy == IDIST__SECRECY_SECRET)
-        return idist__connection_listen_everywhere(port, text, listener);
+        return idist__connection_listen_everywhere(at->port, text, listener);
     if (is_public && (status != IDIST_OK || idist__os_socket_is_loopback(&address)) &&
         idist__interface_choose(NULL, &own) == IDIST_OK)
-        return idist__connection_listen_beyond(&own, NULL, port, text, listener);
+        return idist__connection_listen_beyond(&own, NULL, at->port, text, listener);
 
     if (status != IDIST_OK) return status;
     if (serving->secrecy == IDIST__SECRECY_NONE && !idist__os_socket_is_loopback(&address))
@@ -612,16 +602,15 @@ static idist_status idist__client_listen(const idist__client_serving *serving, i
             IDIST_ERR_NO_SECRET,
             "listening at %s, beyond this host, needs a shared secret: set IDIST_SECRET or "
             "IDIST_SECRET_FILE on all ranks, or IDIST_INSECURE=1 to trust the network",
-            serving->address_text);
+            text);
 
-    return idist__connection_listen(&address, serving->address_text, listener);
+    return idist__connection_listen(&address, text, listener);
 }
 
-// Starts the server, and writes the address of its socket into own_text. The server owns the
-// listener and the socket of `multicast` from here on.
+// Starts the server, and sets *own to the address of its socket. The server owns the listener and
+// the socket of `multicast` from here on.
 static idist_status idist__client_serve(idist_store *store, const idist__client_serving *serving,
-                                        idist__multicast *multicast, char *own_text,
-                                        size_t capacity) {
+                                        idist__multicast *multicast, idist__meet *own) {
     idist__client_store *client = (idist__client_store *)store->impl;
     idist__os_address address;
     char ip[64];
@@ -629,14 +618,13 @@ static idist_status idist__client_serve(idist_store *store, const idist__client_
     idist_status status = idist__client_listen(serving, &listener);
 
     if (status != IDIST_OK) return status;
-    idist__text_copy(own_text, capacity, serving->address_text);
 
     if (idist__os_socket_own_address(listener, &address) && !idist__os_socket_is_local(&address)) {
         store->port = idist__os_socket_port(&address);
         idist__os_socket_host_text(&address, ip, sizeof ip);
         if (strcmp(ip, "::") == 0 || strcmp(ip, "0.0.0.0") == 0) // all addresses
-            idist__interface_reach_self(serving->address_text, ip, sizeof ip);
-        snprintf(own_text, capacity, "tcp:[%s]:%d", ip, store->port);
+            idist__interface_reach_self(serving->at, ip, sizeof ip);
+        idist__meet_set_host(own, IDIST__MEET_TCP, ip, store->port);
     }
 
     return idist__server_start(&store->mem, listener, store->port, multicast, serving->key,
@@ -647,44 +635,43 @@ static idist_status idist__client_serve(idist_store *store, const idist__client_
 static idist_status idist__client_begin(idist_store *store, idist__client_serving *serving,
                                         bool server, int64_t deadline_ns) {
     idist__client_store *client = (idist__client_store *)store->impl;
-    bool by_multicast = strncmp(serving->address_text, "cast:", 5) == 0;
-    char at[320], own_text[320];
+    bool by_multicast = serving->at->kind == IDIST__MEET_MULTICAST;
+    idist__meet at = *serving->at, own;
+    char text[320];
     idist__multicast multicast;
     idist_status status = IDIST_OK;
 
     memset(&multicast, 0, sizeof multicast);
     multicast.fd = -1;
-    idist__text_copy(at, sizeof at, serving->address_text);
 
     if (by_multicast) {
-        status = idist__multicast_open(&multicast, serving->address_text + 5, server, serving->key);
-        if (server) snprintf(at, sizeof at, "tcp:%s:0", multicast.ip);
+        status = idist__multicast_open(&multicast, serving->at, server, serving->key);
+        if (server) idist__meet_set_host(&at, IDIST__MEET_TCP, multicast.ip, 0);
     }
 
     client->is_own = serving->key != NULL;
     client->secrecy = serving->secrecy;
     if (status == IDIST_OK && by_multicast && !server && serving->secrecy == IDIST__SECRECY_NONE &&
         !idist__address_host_is_loopback(multicast.ip))
-        status = idist__client_no_secret(serving->address_text + 5);
+        status = idist__client_no_secret(idist__meet_print(serving->at, text, sizeof text) + 5);
 
-    serving->address_text = at;
-    idist__text_copy(own_text, sizeof own_text, at);
+    serving->at = &at;
+    own = at;
     if (status == IDIST_OK && server)
-        status = idist__client_serve(store, serving, &multicast, own_text, sizeof own_text);
+        status = idist__client_serve(store, serving, &multicast, &own);
 
     if (status == IDIST_OK && by_multicast && !server)
         status = idist__client_find(client, &multicast, serving->key, deadline_ns);
     else if (status == IDIST_OK)
-        status = idist__client_connect(client, own_text, serving->key, deadline_ns);
+        status = idist__client_connect(client, &own, serving->key, deadline_ns);
     idist__os_descriptor_close(&multicast.fd); // -1 where the server has taken it
-    serving->address_text = NULL;
+    serving->at = NULL;
 
     return status;
 }
 
-// Opens a store at "unix:NAME", "tcp:HOST:PORT" or "cast:GROUP:PORT/JOB". Owns serving->listener
-// from here on. Without a key there is no handshake: the server is one of torch. When this fails,
-// the caller closes the store.
+// Opens a store at a LOCAL, TCP or MULTICAST. Owns serving->listener from here on. Without a key
+// there is no handshake: the server is one of torch. When this fails, the caller closes the store.
 static idist_status idist__client_open(idist_store *store, idist__client_serving *serving,
                                        bool server, int64_t deadline_ns) {
     idist__client_store *client =

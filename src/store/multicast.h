@@ -1,9 +1,9 @@
 // store/multicast.h: how clients find the server when nobody knows its address
 //
-// "cast:GROUP:PORT/JOB": a client asks an IPv4 multicast group where the server of its job is, and
-// the server answers that client alone. Both are datagrams of 18 bytes:
+// A client asks an IPv4 multicast group where the server of its job is, and the server answers that
+// client alone. Both are datagrams of 18 bytes:
 //
-//     question   | tag 16 | 0 2    |        tag: the first half of HMAC(key, "multicast", JOB)
+//     question   | tag 16 | 0 2    |        tag: the first half of HMAC(key, "multicast", "/" JOB)
 //     answer     | tag 16 | port 2 |        port: big endian
 //
 // Anybody can answer; the handshake of the connection decides whether the answer was right.
@@ -16,6 +16,7 @@
 #include "base/fail.h"
 #include "base/hash.h"
 #include "net/address.h"
+#include "net/meet.h"
 
 enum { IDIST__MULTICAST_TAG_NBYTES = 16, IDIST__MULTICAST_NBYTES = 18, IDIST__MULTICAST_MS = 100 };
 
@@ -48,26 +49,27 @@ static idist_status idist__multicast_own_address(const idist__multicast *m, cons
     return status;
 }
 
-// text: "GROUP:PORT/JOB". When this fails, the caller closes m->fd.
-static idist_status idist__multicast_open(idist__multicast *m, const char *text, bool server,
+// Opens the socket for a MULTICAST. When this fails, the caller closes m->fd.
+static idist_status idist__multicast_open(idist__multicast *m, const idist__meet *meet, bool server,
                                           const uint8_t key[32]) {
-    const char *job = strchr(text, '/');
-    char group[300];
+    char group[300], job[300];
+    int count;
     idist__os_address own;
     idist_status status;
 
-    snprintf(group, sizeof group, "tcp:%.*s", (int)(job - text), text);
+    snprintf(group, sizeof group, "%s:%d", meet->host, meet->port);
+    snprintf(job, sizeof job, "/%.298s", meet->name);
     idist__sha_hmac(key, "multicast", job, strlen(job), NULL, 0, m->tag);
-    status = idist__address_parse(&m->group, group);
+    status = idist__meet_resolve(meet, 0, &count, &m->group);
     if (status != IDIST_OK) return status;
-    status = idist__multicast_own_address(m, group + 4, &own);
+    status = idist__multicast_own_address(m, group, &own);
     if (status != IDIST_OK) return status;
 
     idist__os_socket_host_text(&own, m->ip, sizeof m->ip);
     m->fd = idist__os_socket_multicast(&m->group, &own, server);
     if (m->fd < 0)
         return idist__fail(IDIST_ERR_SYSTEM,
-                           "store: no multicast to %s through the interface of %s%s: %s", group + 4,
+                           "store: no multicast to %s through the interface of %s%s: %s", group,
                            m->ip, idist__os_env("IDIST_ADDR") ? " (IDIST_ADDR)" : "",
                            strerror(errno));
 
@@ -93,9 +95,9 @@ static void idist__multicast_answer(const idist__multicast *m, int port) {
     }
 }
 
-// Asks until somebody answers; writes "tcp:HOST:PORT".
-static idist_status idist__multicast_ask(const idist__multicast *m, char *address_text,
-                                         size_t capacity, int64_t deadline_ns) {
+// Asks until somebody answers, and sets the TCP of the server.
+static idist_status idist__multicast_ask(const idist__multicast *m, idist__meet *server,
+                                         int64_t deadline_ns) {
     uint8_t message[IDIST__MULTICAST_NBYTES];
     char ip[64];
     idist__os_address from;
@@ -113,7 +115,7 @@ static idist_status idist__multicast_ask(const idist__multicast *m, char *addres
                 (!message[16] && !message[17]))
                 continue;
             idist__os_socket_host_text(&from, ip, sizeof ip);
-            snprintf(address_text, capacity, "tcp:%s:%d", ip, message[16] << 8 | message[17]);
+            idist__meet_set_host(server, IDIST__MEET_TCP, ip, message[16] << 8 | message[17]);
             return IDIST_OK;
         }
 

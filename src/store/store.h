@@ -12,6 +12,7 @@
 #include "base/fail.h"
 #include "base/text.h"
 #include "base/mem.h"
+#include "net/meet.h"
 #include "net/secret.h"
 #include "store/table.h"
 #include "store/file_store.h"
@@ -176,40 +177,38 @@ idist_status idist_store_close(idist_store **store) {
     return IDIST_OK;
 }
 
-// Opens the kind of store that `where` begins with.
-static idist_status idist__store_open_kind(idist_store *store, const char *where, bool server,
-                                           idist__client_serving *serving, int64_t deadline_ns) {
-    idist_status status;
-    char address_text[4096];
+// Opens the store of a torchrun agent, which needs no handshake.
+static idist_status idist__store_open_torch(idist_store *store, const idist__meet *meet,
+                                            idist__client_serving *serving, int64_t deadline_ns) {
+    idist__meet agent = *meet;
 
-    if (strncmp(where, "file:", 5) == 0)
-        return idist__file_store_open(store, where + 5,
-                                      server ? IDIST__FILE_SERVER : IDIST__FILE_CLIENT,
-                                      deadline_ns);
-    if (strncmp(where, "draw:", 5) == 0)
-        return idist__file_store_open(store, where + 5, IDIST__FILE_EITHER, deadline_ns);
-    if (strcmp(where, "mem:") == 0) return idist__memory_store_open(store);
-
-    serving->address_text = where;
-    if (strncmp(where, "torch:", 6) != 0)
-        return idist__client_open(store, serving, server, deadline_ns);
-
-    snprintf(address_text, sizeof address_text, "tcp:%s", where + 6);
-    serving->address_text = address_text;
+    agent.kind = IDIST__MEET_TCP;
+    serving->at = &agent;
     serving->listener = -1;
     serving->key = NULL;
-    status = idist__client_open(store, serving, false, deadline_ns);
-    serving->address_text = NULL;
 
-    return status;
+    return idist__client_open(store, serving, false, deadline_ns);
 }
 
-// Opens a store of any kind: "mem:", "file:PATH", "unix:NAME", "tcp:HOST:PORT",
-// "cast:GROUP:PORT/JOB", or "torch:HOST:PORT" for the server of a torchrun agent. "draw:PATH" is a
-// file whose server is the first process that opens it, see idist__store_is_file_server. A server
+static idist_status idist__store_open_kind(idist_store *store, const idist__meet *meet, bool server,
+                                           idist__client_serving *serving, int64_t deadline_ns) {
+    switch (meet->kind) {
+    case IDIST__MEET_FILE:
+        return idist__file_store_open(store, meet->name,
+                                      server ? IDIST__FILE_SERVER : IDIST__FILE_CLIENT,
+                                      deadline_ns);
+    case IDIST__MEET_DRAW:
+        return idist__file_store_open(store, meet->name, IDIST__FILE_EITHER, deadline_ns);
+    case IDIST__MEET_MEMORY: return idist__memory_store_open(store);
+    case IDIST__MEET_TORCH: return idist__store_open_torch(store, meet, serving, deadline_ns);
+    default: serving->at = meet; return idist__client_open(store, serving, server, deadline_ns);
+    }
+}
+
+// Opens a store of any kind but NONE and PMI. In DRAW, see idist__store_is_file_server. A server
 // may bring a socket that listens already (else -1), which the store owns from here on.
-static idist_status idist__store_open(const char *where, const idist_store_desc *desc, int listener,
-                                      idist_store **out) {
+static idist_status idist__store_open(const idist__meet *meet, const idist_store_desc *desc,
+                                      int listener, idist_store **out) {
     idist_store *store = idist__store_new(&desc->allocator, desc->timeout_ms);
     idist__client_serving serving;
     idist__secret secret;
@@ -230,7 +229,7 @@ static idist_status idist__store_open(const char *where, const idist_store_desc 
     serving.listener = listener;
     serving.key = key;
     serving.secrecy = idist__secret_secrecy(&secret);
-    status = idist__store_open_kind(store, where, desc->server, &serving,
+    status = idist__store_open_kind(store, meet, desc->server, &serving,
                                     idist__os_clock_deadline(store->timeout_ms));
 
     if (status != IDIST_OK) idist_store_close(&store);
@@ -244,9 +243,29 @@ IDIST__UNUSED static bool idist__store_is_file_server(const idist_store *store) 
     return ((const idist__file_store *)store->impl)->server;
 }
 
+static idist_status idist__store_read_url(const char *url, idist__meet *meet) {
+    char text[sizeof meet->name];
+
+    if (strcmp(url, "mem://") == 0) idist__meet_set_name(meet, IDIST__MEET_MEMORY, "");
+    else if (strncmp(url, "file://", 7) == 0 && url[7] == '/')
+        idist__meet_set_name(meet, IDIST__MEET_FILE, url + 7);
+    else if (strncmp(url, "unix://", 7) == 0)
+        idist__meet_set_name(meet, IDIST__MEET_LOCAL, url + 7);
+    else if (strncmp(url, "tcp://", 6) == 0) {
+        snprintf(text, sizeof text, "tcp:%s", url + 6);
+        return idist__meet_read(meet, text);
+    } else
+        return idist__fail(
+            IDIST_ERR_ARG,
+            "store_open: \"%s\" is not one of tcp://host:port, unix://name, file:///path, mem://",
+            url);
+
+    return IDIST_OK;
+}
+
 idist_status idist_store_open(const char *url, const idist_store_desc *desc, idist_store **store) {
     idist_store_desc d;
-    char where[4096];
+    idist__meet meet;
     idist_status status;
 
     memset(&d, 0, sizeof d);
@@ -254,25 +273,17 @@ idist_status idist_store_open(const char *url, const idist_store_desc *desc, idi
     if (!store) return idist__fail(IDIST_ERR_ARG, "store_open: store is NULL");
     *store = NULL;
     if (!url) return idist__fail(IDIST_ERR_ARG, "store_open: url is NULL");
-    if (strlen(url) >= sizeof where)
+    if (strlen(url) >= sizeof meet.name)
         return idist__fail(IDIST_ERR_ARG, "store_open: the url is too long");
     if (!d.allocator.alloc_fn != !d.allocator.free_fn)
         return idist__fail(IDIST_ERR_ARG,
                            "store_open: allocator: give both alloc_fn and free_fn, or neither");
 
-    if (strcmp(url, "mem://") == 0) idist__text_copy(where, sizeof where, "mem:");
-    else if (strncmp(url, "file://", 7) == 0 && url[7] == '/')
-        snprintf(where, sizeof where, "file:%s", url + 7);
-    else if (strncmp(url, "tcp://", 6) == 0) snprintf(where, sizeof where, "tcp:%s", url + 6);
-    else if (strncmp(url, "unix://", 7) == 0) snprintf(where, sizeof where, "unix:%s", url + 7);
-    else
-        return idist__fail(
-            IDIST_ERR_ARG,
-            "store_open: \"%s\" is not one of tcp://host:port, unix://name, file:///path, mem://",
-            url);
+    status = idist__store_read_url(url, &meet);
+    if (status != IDIST_OK) return status;
 
     idist__fail_begin();
-    status = idist__store_open(where, &d, -1, store);
+    status = idist__store_open(&meet, &d, -1, store);
 
     return idist__fail_end(status);
 }

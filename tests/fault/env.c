@@ -298,20 +298,22 @@ static int choices(int number, void *arg) {
 // Where ranks meet: a restart of torchrun meets elsewhere, and an IPv6 address gets its brackets.
 static int meeting_place(int number, void *arg) {
     idist__config c;
-    char first[200];
+    char first[200], place[200];
     (void)number;
     (void)arg;
     clean_environment();
     set_variables("RANK=0 WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 MASTER_PORT=29500");
     rank_ok(0, idist__config_fill(&c, NULL));
-    copy_text(first, sizeof first, c.where);
+    idist__meet_print(&c.meet, first, sizeof first);
     set_variables("TORCHELASTIC_RESTART_COUNT=1");
     rank_ok(0, idist__config_fill(&c, NULL));
-    rank_check(strcmp(first, c.where) != 0, "a restart meets at the same place: %s", c.where);
+    idist__meet_print(&c.meet, place, sizeof place);
+    rank_check(strcmp(first, place) != 0, "a restart meets at the same place: %s", place);
     set_variables("MASTER_ADDR=fd00::1");
     rank_ok(0, idist__config_fill(&c, NULL));
-    rank_check(strcmp(c.where, "tcp:[fd00::1]:29500") == 0, "got %s expected tcp:[fd00::1]:29500",
-               c.where);
+    idist__meet_print(&c.meet, place, sizeof place);
+    rank_check(strcmp(place, "tcp:[fd00::1]:29500") == 0, "got %s expected tcp:[fd00::1]:29500",
+               place);
     return 0;
 }
 

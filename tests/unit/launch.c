@@ -304,7 +304,7 @@ static const launch_case cases[] = {
 };
 
 static void one_environment(const launch_case *c) {
-    char copy[800];
+    char copy[800], place[IDIST__MEET_NBYTES];
     idist__config got;
     idist_status s;
     bool right;
@@ -317,6 +317,7 @@ static void one_environment(const launch_case *c) {
         setenv(word, value, 1);
     }
     s = idist__config_fill(&got, NULL);
+    idist__meet_print(&got.meet, place, sizeof place);
     if (!c->launcher) {
         if (!tap_ok(s == IDIST_ERR_ENV && strstr(idist_last_error(), c->where),
                     "\"%s\": an error about %s", c->vars, c->where))
@@ -326,33 +327,33 @@ static void one_environment(const launch_case *c) {
     right = s == IDIST_OK && strcmp(got.launcher, c->launcher) == 0 && got.rank == c->rank &&
             got.world_size == c->size && got.local_rank == c->local_rank &&
             got.local_size == c->local_size &&
-            (c->where[0] ? strncmp(got.where, c->where, strlen(c->where)) == 0 : !got.where[0]);
+            (c->where[0] ? strncmp(place, c->where, strlen(c->where)) == 0 : !got.meet.kind);
     if (!tap_ok(right, "\"%s\": %s, rank %d of %d", c->vars, c->launcher, c->rank, c->size))
         tap_diag("got %s %s, rank %d of %d, local %d of %d, at \"%s\": %s", idist_status_name(s),
-                 got.launcher, got.rank, got.world_size, got.local_rank, got.local_size, got.where,
+                 got.launcher, got.rank, got.world_size, got.local_rank, got.local_size, place,
                  idist_last_error());
 }
 
 // Two jobs of one launcher on one host meet at two places, the ranks of each at one.
 static void jobs_apart(void) {
-    char first[sizeof((idist__config *)NULL)->where];
     idist__config c;
+    idist__meet first;
     clearenv();
     setenv("OMPI_COMM_WORLD_RANK", "0", 1);
     setenv("OMPI_COMM_WORLD_SIZE", "2", 1);
     setenv("OMPI_COMM_WORLD_LOCAL_SIZE", "2", 1);
     setenv("PMIX_NAMESPACE", "one", 1);
     tap_ok(idist__config_fill(&c, NULL) == IDIST_OK, "the first job");
-    memcpy(first, c.where, sizeof first);
+    first = c.meet;
     setenv("OMPI_COMM_WORLD_RANK", "1", 1);
-    tap_ok(idist__config_fill(&c, NULL) == IDIST_OK && strcmp(first, c.where) == 0,
+    tap_ok(idist__config_fill(&c, NULL) == IDIST_OK && strcmp(first.name, c.meet.name) == 0,
            "its other rank meets it");
     setenv("PMIX_NAMESPACE", "two", 1);
-    tap_ok(idist__config_fill(&c, NULL) == IDIST_OK && strcmp(first, c.where) != 0,
+    tap_ok(idist__config_fill(&c, NULL) == IDIST_OK && strcmp(first.name, c.meet.name) != 0,
            "another job meets elsewhere");
     setenv("IDIST_TRANSPORT", "tcp", 1);
-    tap_ok(idist__config_fill(&c, NULL) == IDIST_OK &&
-               strncmp(c.where, "tcp:127.0.0.1:", 14) == 0,
+    tap_ok(idist__config_fill(&c, NULL) == IDIST_OK && c.meet.kind == IDIST__MEET_TCP &&
+               strcmp(c.meet.host, "127.0.0.1") == 0,
            "by TCP if asked");
 }
 

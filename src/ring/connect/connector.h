@@ -39,6 +39,7 @@
 #include "base/text.h"
 #include "base/mem.h"
 #include "base/log.h"
+#include "net/address.h"
 #include "net/auth.h"
 #include "net/secret.h"
 #include "net/pending.h"
@@ -114,7 +115,7 @@ static idist__connector *idist__connector_new(idist__ring *ring) {
 
 // Whether we reach a rank through a local socket.
 static bool idist__connector_is_local(const idist__connector *c, int rank) {
-    return strncmp(c->where[rank].text, "unix:", 5) == 0;
+    return idist__address_is_local(c->where[rank].text);
 }
 
 // The place of an attempt in the list, or of the end of the list.

@@ -13,6 +13,7 @@
 #include "base/fail.h"
 #include "base/text.h"
 #include "base/log.h"
+#include "net/meet.h"
 #include "store/server.h"
 #include "store/store.h"
 #include "launch/draw.h"
@@ -236,7 +237,7 @@ static idist_status idist__join_failure_late(idist__join *j, const char *what, i
     idist__fail(IDIST_ERR_TIMEOUT,
                 "initialize: %d of %d ranks did not show up within %d ms: rank %s%s", missing,
                 j->w->group.size, j->w->cfg.init_timeout_ms, text, missing > 16 ? ", ..." : "");
-    if (!j->w->cfg.store && strncmp(j->w->cfg.where, "unix:", 5) == 0)
+    if (!j->w->cfg.store && j->w->cfg.meet.kind == IDIST__MEET_LOCAL)
         idist__text_append(
             idist__me.text, sizeof idist__me.text,
             ". The ranks meet at a local socket, which those of another user, network "
@@ -244,7 +245,7 @@ static idist_status idist__join_failure_late(idist__join *j, const char *what, i
     if (j->w->cfg.rank_drawn)
         idist__text_append(idist__me.text, sizeof idist__me.text,
                            ". Ranks are drawn from %s: start %d processes there",
-                           j->w->cfg.where + 5, j->w->group.size);
+                           j->w->cfg.meet.name, j->w->group.size);
 
     return idist__join_failure_hint(j);
 }

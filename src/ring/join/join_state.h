@@ -2,6 +2,7 @@
 #pragma once
 
 #include "os/clock.h"
+#include "net/meet.h"
 #include "store/server.h"
 #include "store/client.h"
 #include "store/store.h"
@@ -64,7 +65,7 @@ static idist_status idist__join_state_set(idist__join *j, const char *what, int 
 
 // Whether the store is that of a torch agent, which outlives the workers.
 static bool idist__join_state_is_torch(const idist__join *j) {
-    return strncmp(j->w->cfg.where, "torch:", 6) == 0;
+    return j->w->cfg.meet.kind == IDIST__MEET_TORCH;
 }
 
 // The server of our store, if it runs in this process.

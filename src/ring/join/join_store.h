@@ -10,6 +10,7 @@
 #include "os/clock.h"
 #include "os/process.h"
 #include "base/fail.h"
+#include "net/meet.h"
 #include "store/client.h"
 #include "store/store.h"
 #include "launch/env.h"
@@ -100,9 +101,10 @@ static idist_status idist__join_store_open_new(idist__join *j, const idist_store
     uint64_t last = desc->server ? 0 : idist__me.join_server;
     idist_store_desc d = *desc;
     bool may_close = last != 0;
+    char text[IDIST__MEET_NBYTES];
 
     for (;;) {
-        idist_status status = idist__store_open(cfg->where, &d, cfg->listener, &j->store);
+        idist_status status = idist__store_open(&cfg->meet, &d, cfg->listener, &j->store);
         bool closes = may_close && status == IDIST_ERR_PEER_LOST;
 
         if (closes) may_close = false;
@@ -117,7 +119,7 @@ static idist_status idist__join_store_open_new(idist__join *j, const idist_store
         if (!closes) return status;
         if (idist__os_clock_ms_until(j->deadline_ns) == 0)
             return idist__fail(IDIST_ERR_TIMEOUT, "store: rank 0 at %s has not begun another world",
-                               cfg->where);
+                               idist__meet_print(&cfg->meet, text, sizeof text));
         idist__os_clock_pause_ms(1);
         d.timeout_ms = idist__join_state_ms_left(j);
     }
@@ -157,7 +159,7 @@ static idist_status idist__join_store_open_own(idist__join *j) {
     idist_store_desc desc;
     idist_status status;
 
-    if (!cfg->where[0])
+    if (cfg->meet.kind == IDIST__MEET_NONE)
         return idist__fail(IDIST_ERR_ENV,
                            "rank %d of %d (%s): MASTER_ADDR is not set, so the ranks cannot find "
                            "each other. Set MASTER_ADDR and MASTER_PORT to rank 0's host and a "
@@ -165,7 +167,7 @@ static idist_status idist__join_store_open_own(idist__join *j) {
                            cfg->rank, cfg->world_size,
                            cfg->rank_var ? cfg->rank_var : cfg->launcher);
 
-    if (strcmp(cfg->where, "pmi:") == 0) {
+    if (cfg->meet.kind == IDIST__MEET_PMI) {
         status = idist__pmi_share_address(cfg);
         if (status != IDIST_OK) return status;
     }

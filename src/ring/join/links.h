@@ -87,7 +87,7 @@ static idist_status idist__links_late(const idist__join *j) {
 // Ranks of one host connect by local sockets or loopback. Whether they are of one host may be what
 // the user says.
 static bool idist__links_trust_host_id(const idist__join *j, const char *where) {
-    bool is_local = strncmp(where, "unix:", 5) == 0 || strncmp(where, "tcp:[127.", 9) == 0;
+    bool is_local = idist__address_is_local(where) || idist__address_is_loopback(where);
     return is_local && j->w->cfg.host_id[0];
 }
 
@@ -97,7 +97,7 @@ static bool idist__links_misled(const idist__join *j, int rank, const char *wher
     char host[sizeof j->tcp->text];
     int port;
 
-    return !same_host && strncmp(where, "tcp:", 4) == 0 &&
+    return !same_host && idist__address_is_tcp(where) &&
            idist__parse_host_port(where + 4, host, sizeof host, &port) &&
            idist__address_host_is_loopback(host);
 }
