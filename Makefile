@@ -26,8 +26,8 @@ quoted = '$(subst ','\'',$(1))'
 
 VERSION := $(shell sed -n 's/^\#define IDIST_VERSION "\(.*\)"/\1/p' idist.h 2>/dev/null)
 # What a program copies: generated from SOURCES, and written by hand.
-DROP_INS := $(notdir $(wildcard src/*.h))
-SOURCES := $(shell find src -name '*.h')
+DROP_INS := $(wildcard idist*.h)
+SOURCES := $(shell find src -name '*.h' 2>/dev/null)
 HEADERS := $(DROP_INS) idist.hpp
 TEST_LIB := $(wildcard tests/lib/*.h)
 TEST_SRC := $(sort $(wildcard tests/unit/*.c tests/sim/*.c tests/dist/*.c tests/fault/*.c))
@@ -78,12 +78,14 @@ run: build/05_train_digits
 
 # The drop-ins are rewritten when a source has changed, and only those whose text is another one.
 drop-ins: $(DROP_INS)
+ifneq ($(SOURCES),)
 $(DROP_INS): build/drop-ins ;
 build/drop-ins: $(SOURCES) tools/drop_ins.py
 	@mkdir -p $(@D)
 	@if command -v python3 >/dev/null; then tools/drop_ins.py; \
 	else echo "without python3 the drop-ins stay as they are"; fi
 	@touch $@
+endif
 
 doctor: build/idistrun
 	@build/idistrun --doctor
