@@ -4567,28 +4567,13 @@ IDIST__UNUSED static uint64_t idist__os_segment_ram(void) {
 // status names, and the text of a thread's last failure
 //------------------------------------------------------------------------------
 
-typedef struct idist__task idist__task;
-typedef struct idist__world idist__world;
-
 typedef struct idist__thread { // thread-local state
     char text[1024];           // of idist_last_error
     char kept_text[1024];      // `text` as it was before the first failure inside a call
     int quiet_depth;           // > 0: inside a call that may succeed in spite of a failure
     bool has_kept;             // kept_text is in use
-    char config[2048];         // of idist_show_config
-    char names[512];           // of idist_available_backends
-    char hostname[64];         // of idist_hostname before there is a world
-    char group_text[1024];     // of the first failure inside idist_group_begin
     int callbacks;             // > 0: inside a function of the caller's, which must not call us
     char thrown[256];          // what that function has thrown; "": nothing
-    int group_depth;           // open idist_group_begin calls
-    idist_status group_status; // first failure inside them
-    idist__task *group_tasks;  // what they have started
-    idist__task *group_last;   // the last one of these
-    idist__world *held_world;  // its device backend holds some of them back until the end
-    uint64_t file_world;       // that it met last in a file, see launch/draw.h
-    uint64_t join_server;  // of the store by which it last tried to join: ring/join/join_store.h
-    int64_t join_until_ns; // while it joins: when it gives up; otherwise 0
 } idist__thread;
 
 IDIST__TLS idist__thread idist__me;
@@ -4719,6 +4704,13 @@ static bool idist__callback_threw(const char *name, const char *callback) {
 //------------------------------------------------------------------------------
 // copying, appending and decoding text
 //------------------------------------------------------------------------------
+
+// Returns what follows `prefix` in a text that begins with it; otherwise the whole text. For texts
+// that quote each other; nothing is decided by them.
+IDIST__UNUSED static const char *idist__text_behind(const char *text, const char *prefix) {
+    size_t nbytes = strlen(prefix);
+    return strncmp(text, prefix, nbytes) == 0 ? text + nbytes : text;
+}
 
 // Appends to a string in a buffer of `capacity` bytes. What does not fit is cut off.
 IDIST__PRINTF(3, 4)
@@ -7310,10 +7302,11 @@ typedef struct idist__store_request {
     size_t nkeys;
     void *value; // GET, COMPARE_SET: the caller's buffer
     size_t capacity;
-    size_t nbytes;       // the size of the value, also when it does not fit
-    bool flag;           // CHECK: all keys exist; DELETE: the key existed
-    bool posted;         // SET, ADD, CLAIM: do not wait for an answer
-    int64_t deadline_ns; // of GET and WAIT
+    size_t nbytes;        // the size of the value, also when it does not fit
+    bool flag;            // CHECK: all keys exist; DELETE: the key existed
+    bool posted;          // SET, ADD, CLAIM: do not wait for an answer
+    int64_t deadline_ns;  // of GET and WAIT
+    int64_t answer_by_ns; // when the server has to have answered, at the latest; 0: no such limit
 } idist__store_request;
 
 typedef struct idist__entry {
@@ -7336,8 +7329,10 @@ struct idist_store {
                         idist__store_request *req); // blocks until the request's deadline
     void (*close)(idist_store *store);              // frees impl
     idist_allocator mem;
-    int timeout_ms; // of calls that give none
-    int port;       // of the server's socket; 0: none
+    int timeout_ms;       // of calls that give none
+    int port;             // of the server's socket; 0: none
+    int64_t answer_by_ns; // of every request; 0: none
+    bool is_lost;         // a request has failed because the server was gone
     void *impl;
 };
 
@@ -9064,20 +9059,23 @@ static idist_status idist__client_receive_value(idist__client_store *client,
     return idist__table_truncated(request->nbytes, request->capacity);
 }
 
-// By when the server has to answer a request that is made now. A thread that is joining a world
-// does not wait much longer than its time-out for that.
-static int64_t idist__client_answer_by(const idist__client_store *client) {
+// Returns when the server has to have answered a request that is made now. The limit of the request
+// may be sooner than that of the client, but a server always gets a moment.
+static int64_t idist__client_answer_by(const idist__client_store *client,
+                                       const idist__store_request *request) {
     int64_t by_ns = idist__os_clock_deadline(client->answer_ms);
     int64_t least_ns = idist__os_clock_deadline(IDIST__CLIENT_LEAST_MS);
-    int64_t join_ns = idist__me.join_until_ns;
+    int64_t limit_ns = request->answer_by_ns;
 
-    if (!join_ns || join_ns >= by_ns) return by_ns;
-    return join_ns > least_ns ? join_ns : least_ns;
+    if (!limit_ns || limit_ns >= by_ns) return by_ns;
+    return limit_ns > least_ns ? limit_ns : least_ns;
 }
 
 // Takes the WAIT back. Its answer may be under way, so exactly one byte comes in any case.
-static idist_status idist__client_cancel_wait(idist__client_store *client, uint8_t *answer) {
-    int64_t deadline_ns = idist__client_answer_by(client);
+static idist_status idist__client_cancel_wait(idist__client_store *client,
+                                              const idist__store_request *request,
+                                              uint8_t *answer) {
+    int64_t deadline_ns = idist__client_answer_by(client, request);
     uint8_t cancel = IDIST__STORE_CANCEL_WAIT;
 
     if (!idist__connection_write_all(client->fd, &cancel, 1, deadline_ns) ||
@@ -9117,7 +9115,7 @@ static idist_status idist__client_wait(idist__client_store *client, idist__store
         idist_status status;
 
         if (errno != ETIMEDOUT) return idist__client_break(client);
-        status = idist__client_cancel_wait(client, &answer);
+        status = idist__client_cancel_wait(client, request, &answer);
         if (status != IDIST_OK) return status;
     }
 
@@ -9129,7 +9127,7 @@ static idist_status idist__client_wait(idist__client_store *client, idist__store
 // One request and its answer. A WAIT may end without the keys (request->flag false).
 static idist_status idist__client_exchange(idist_store *store, idist__store_request *request) {
     idist__client_store *client = (idist__client_store *)store->impl;
-    int64_t deadline_ns = idist__client_answer_by(client);
+    int64_t deadline_ns = idist__client_answer_by(client, request);
     idist_status status;
     uint8_t byte;
 
@@ -9901,7 +9899,16 @@ static idist_status idist__store_begin(idist_store *store, idist__store_request 
     if (!store) return idist__fail(IDIST_ERR_ARG, "store: the store is NULL");
     request->op = op;
     request->deadline_ns = idist__os_clock_deadline(timeout_ms ? timeout_ms : store->timeout_ms);
+    request->answer_by_ns = store->answer_by_ns;
     return IDIST_OK;
+}
+
+static idist_status idist__store_run(idist_store *store, idist__store_request *request) {
+    idist_status status = store->run(store, request);
+
+    if (status == IDIST_ERR_PEER_LOST) __atomic_store_n(&store->is_lost, true, __ATOMIC_RELAXED);
+
+    return status;
 }
 
 static idist_status idist__store_begin_key(idist_store *store, idist__store_request *request,
@@ -9931,7 +9938,7 @@ idist_status idist_store_set(idist_store *store, const char *key, const void *va
 
     if (status == IDIST_OK)
         status = idist__store_value(&request.a, value, nbytes, IDIST__VALUE_MAX);
-    return status == IDIST_OK ? store->run(store, &request) : status;
+    return status == IDIST_OK ? idist__store_run(store, &request) : status;
 }
 
 // Sets a value without waiting until other clients can see it: they do before this one has the
@@ -9944,7 +9951,7 @@ IDIST__UNUSED static idist_status idist__store_post(idist_store *store, const ch
     if (status == IDIST_OK)
         status = idist__store_value(&request.a, value, nbytes, IDIST__VALUE_MAX);
     request.posted = true;
-    return status == IDIST_OK ? store->run(store, &request) : status;
+    return status == IDIST_OK ? idist__store_run(store, &request) : status;
 }
 
 // Adds 1 to the number of a key and leaves a will, see idist__store_request. sum NULL: does not
@@ -9963,7 +9970,7 @@ IDIST__UNUSED static idist_status idist__store_claim(idist_store *store, const c
     request.b.data = (const char *)will;
     request.b.nbytes = nbytes;
     request.posted = sum == NULL;
-    status = store->run(store, &request);
+    status = idist__store_run(store, &request);
     if (status == IDIST_OK && sum) *sum = request.number;
 
     return status;
@@ -9974,7 +9981,7 @@ IDIST__UNUSED static void idist__store_drop_will(idist_store *store) {
     idist__store_request request;
 
     if (idist__store_begin(store, &request, IDIST__STORE_DROP_WILL, 0) == IDIST_OK)
-        store->run(store, &request);
+        idist__store_run(store, &request);
 }
 
 // Waits until the server of a store in a file has ended, at most until the deadline. Then the next
@@ -10002,7 +10009,7 @@ static idist_status idist__store_fetch(const char *name, idist_store *store,
     if (capacity && !value) return idist__fail(IDIST_ERR_ARG, "%s: value is NULL", name);
     request->value = value;
     request->capacity = capacity;
-    status = store->run(store, request);
+    status = idist__store_run(store, request);
     if (nbytes && (status == IDIST_OK || status == IDIST_ERR_TRUNCATED)) *nbytes = request->nbytes;
     return status;
 }
@@ -10023,7 +10030,7 @@ idist_status idist_store_add(idist_store *store, const char *key, int64_t delta,
 
     if (status != IDIST_OK) return status;
     request.number = delta;
-    status = store->run(store, &request); // NOLINT(clang-analyzer-core.NullDereference)
+    status = idist__store_run(store, &request); // NOLINT(clang-analyzer-core.NullDereference)
     if (status == IDIST_OK && result) *result = request.number;
     return status;
 }
@@ -10084,7 +10091,7 @@ static idist_status idist__store_run_keys(idist_store *store, int op, const char
 
     request.keys = blobs;
     request.nkeys = count;
-    status = store->run(store, &request);
+    status = idist__store_run(store, &request);
     if (flag) *flag = request.flag;
     idist__mem_free(&store->mem, blobs);
 
@@ -10139,7 +10146,7 @@ idist_status idist_store_delete(idist_store *store, const char *key, bool *delet
     idist__store_request request;
     idist_status status = idist__store_begin_key(store, &request, IDIST__STORE_DELETE, key, 0);
 
-    if (status == IDIST_OK) status = store->run(store, &request);
+    if (status == IDIST_OK) status = idist__store_run(store, &request);
     if (status == IDIST_OK && deleted) *deleted = request.flag;
     return status;
 }
@@ -10150,7 +10157,7 @@ idist_status idist_store_num_keys(idist_store *store, size_t *n) {
 
     if (status != IDIST_OK) return status;
     if (!n) return idist__fail(IDIST_ERR_ARG, "store_num_keys: n is NULL");
-    status = store->run(store, &request);
+    status = idist__store_run(store, &request);
     *n = status == IDIST_OK ? (size_t)request.number : 0;
     return status;
 }
@@ -11527,6 +11534,9 @@ typedef struct idist__draw_mark { // the value of idist/ranks
 
 enum { IDIST__DRAW_AGAIN_MS = 3 };
 
+// The world that this thread met last in a file.
+IDIST__TLS uint64_t idist__draw_last_world;
+
 static const char *idist__draw_file(const idist__config *config) { return config->meet.name; }
 
 static idist_status idist__draw_set_mark(idist_store *store, bool drawn) {
@@ -11534,7 +11544,7 @@ static idist_status idist__draw_set_mark(idist_store *store, bool drawn) {
 
     mark.drawn = drawn;
     idist__os_random(&mark.world, sizeof mark.world);
-    idist__me.file_world = mark.world;
+    idist__draw_last_world = mark.world;
     return idist_store_set(store, "idist/ranks", &mark, sizeof mark);
 }
 
@@ -11563,7 +11573,7 @@ static idist_status idist__draw_still_held(const idist__config *config) {
 // that of the last world, or was; the next one comes after it.
 IDIST__UNUSED static idist_status idist__draw_check_given(const idist__config *config,
                                                           idist_store *store, bool *again) {
-    uint64_t last = idist__me.file_world;
+    uint64_t last = idist__draw_last_world;
     idist__draw_mark mark;
     idist_status status;
 
@@ -11573,13 +11583,13 @@ IDIST__UNUSED static idist_status idist__draw_check_given(const idist__config *c
 
     if (status == IDIST_ERR_PEER_LOST && last) {
         *again = true;
-        idist__me.file_world = 0; // a second loss is that of the new rank 0
+        idist__draw_last_world = 0; // a second loss is that of the new rank 0
         return IDIST_OK;
     }
 
     if (status != IDIST_OK) return status;
     *again = mark.world == last;
-    if (!mark.drawn) idist__me.file_world = mark.world;
+    if (!mark.drawn) idist__draw_last_world = mark.world;
     if (*again || !mark.drawn) return IDIST_OK;
 
     return idist__fail(
@@ -11607,7 +11617,7 @@ static idist_status idist__draw_try(idist__config *config, bool *again) {
                            "initialize: this process was given no rank, but rank 0 at %s was: give "
                            "a rank to all processes (RANK or desc.rank), or to none",
                            idist__draw_file(config));
-    if (status == IDIST_OK) *again = mark.world == idist__me.file_world;
+    if (status == IDIST_OK) *again = mark.world == idist__draw_last_world;
     if (status == IDIST_OK && !*again)
         status = idist__claim_run(store, "idist/drawn", "idist/1/failed", -1, &rank);
 
@@ -11628,7 +11638,7 @@ static idist_status idist__draw_try(idist__config *config, bool *again) {
     }
 
     config->rank = (int)rank;
-    idist__me.file_world = mark.world;
+    idist__draw_last_world = mark.world;
 
     return IDIST_OK;
 }
@@ -12046,6 +12056,9 @@ static bool idist__kind_has_root(idist__kind kind) {
 // A call says what the user asked for; a task is a call under way; a fingerprint is the part of a
 // call that must be the same on all ranks and that travels with each of its messages. A backend
 // moves the data; its table of functions, and that of a device backend, stand below the data.
+
+typedef struct idist__task idist__task;
+typedef struct idist__world idist__world;
 
 // An op that the program registered.
 typedef struct idist__user_op {
@@ -13414,6 +13427,20 @@ __attribute__((destructor(101))) static void idist__ended_unload(void) {
 }
 #endif
 
+// ---- core/together.h -----------------------------------------------------------------------------
+
+// core/together.h: what a thread has begun between idist_group_begin and idist_group_end
+
+typedef struct idist__together {
+    int depth;                 // open idist_group_begin calls
+    idist_status status;       // first failure inside them
+    char text[1024];           // of it
+    idist__task *first, *last; // started inside them
+    idist__world *held_world;  // its device backend holds some of them back until the end
+} idist__together;
+
+IDIST__TLS idist__together idist__together_now;
+
 // ---- core/group.h --------------------------------------------------------------------------------
 
 // core/group.h: groups: make, free, fail
@@ -14256,7 +14283,7 @@ static idist_status idist__check_blocking(const char *name, const idist_opts *op
     if (opts && (opts->request || opts->plan))
         return idist__fail(IDIST_ERR_ARG, "%s: blocking only; opts.%s must be NULL", name,
                            opts->request ? "request" : "plan");
-    if (idist__me.group_depth)
+    if (idist__together_now.depth)
         return idist__fail(IDIST_ERR_STATE, "%s: not between idist_group_begin and idist_group_end",
                            name);
 
@@ -14508,7 +14535,7 @@ static bool idist__call_copy_send(idist__task *t) {
 // or beside other calls, only a message can.
 static bool idist__call_quick(idist_group *g, const idist__call *c, const idist_opts *o) {
     const idist_backend_api *backend = g->w->backend;
-    bool blocks = !o->request && !idist__me.group_depth;
+    bool blocks = !o->request && !idist__together_now.depth;
 
     if (g->status != IDIST_OK || c->peeks || idist__call_needs_copy(c)) return false;
     if (blocks && !g->w->tasks) return backend->quick && backend->quick(g, c);
@@ -14559,41 +14586,42 @@ static idist_status idist__call_check_open(const idist__world *w, const char *na
 
 // Keeps a task for idist_group_end, which waits for it. Until then the world cannot be closed.
 static void idist__call_defer(idist__task *t) {
-    idist__thread *self = &idist__me;
+    idist__together *now = &idist__together_now;
 
     t->group->w->deferred_count++;
-    if (self->group_tasks) self->group_last->list_next = t;
-    else self->group_tasks = t;
-    self->group_last = t;
+    if (now->first) now->last->list_next = t;
+    else now->first = t;
+    now->last = t;
 }
 
 // From here on this thread stays in the world until it has waited for the kept tasks at the front
 // of its list, those up to the first one of another world.
 static void idist__call_undefer(idist__world *w) {
     const idist__task *t;
-    for (t = idist__me.group_tasks; t && t->group->w == w; t = t->list_next) w->deferred_count--;
+    for (t = idist__together_now.first; t && t->group->w == w; t = t->list_next)
+        w->deferred_count--;
 }
 
 // Ends this thread's idist_group_begin without waiting, before it closes a world. Called without a
 // lock.
 static void idist__call_forget(idist__world *closed) {
-    idist__thread *self = &idist__me;
+    idist__together *now = &idist__together_now;
 
-    if (self->held_world == closed) {
+    if (now->held_world == closed) {
         idist__world_lock(closed);
         closed->deferred_count--;
         idist__os_mutex_unlock(&closed->lock);
-        self->held_world = NULL;
+        now->held_world = NULL;
     }
 
-    self->group_depth = 0;
+    now->depth = 0;
 
-    while (self->group_tasks) {
-        idist__task *t = self->group_tasks;
+    while (now->first) {
+        idist__task *t = now->first;
         idist__world *w = t->group->w;
 
         idist__world_lock(w);
-        self->group_tasks = t->list_next;
+        now->first = t->list_next;
         w->deferred_count--;
         if (t->done) idist__task_free(t);
         else idist__task_detach(t);
@@ -14611,7 +14639,7 @@ static idist_status idist__call_begin(idist_group *g, const idist__call *c, cons
     if (g->status != IDIST_OK && idist__kind_is_p2p(c->kind)) // what has just arrived says so
         return idist__fail(g->status, "%s: %s", name, g->cause);
 
-    if (o->request || idist__me.group_depth) status = idist__call_check_open(g->w, name);
+    if (o->request || idist__together_now.depth) status = idist__call_check_open(g->w, name);
     if (o->request && status == IDIST_OK) status = idist__progress_thread_need(g->w);
     if (status != IDIST_OK) return status;
 
@@ -14634,7 +14662,7 @@ static idist_status idist__call_begin(idist_group *g, const idist__call *c, cons
         return IDIST_OK;
     }
 
-    if (idist__me.group_depth) {
+    if (idist__together_now.depth) {
         idist__call_defer(t);
         return IDIST_OK;
     }
@@ -14742,9 +14770,9 @@ static idist_status idist__call_ended(idist_status status, idist_request *reques
     if (status == IDIST_OK) return IDIST_OK;
     if (request) request->impl = NULL;
 
-    if (idist__me.group_depth && idist__me.group_status == IDIST_OK) {
-        idist__me.group_status = status;
-        memcpy(idist__me.group_text, idist__me.text, sizeof idist__me.group_text);
+    if (idist__together_now.depth && idist__together_now.status == IDIST_OK) {
+        idist__together_now.status = status;
+        memcpy(idist__together_now.text, idist__me.text, sizeof idist__together_now.text);
     }
 
     return status;
@@ -14785,7 +14813,7 @@ static idist_status idist__call_message(const idist__call *c, const idist_opts *
     const idist_opts *o = opts ? opts : &idist__call_defaults;
     idist_group *g = o->group;
     idist__world *w = g ? g->w : __atomic_load_n(&idist__default_world, __ATOMIC_ACQUIRE);
-    bool blocks = !o->request && !idist__me.group_depth, done;
+    bool blocks = !o->request && !idist__together_now.depth, done;
     idist_status status = IDIST_OK;
 
     if (!w || idist__world_forked(w) || idist__me.callbacks || (g && g->freed) ||
@@ -15625,7 +15653,7 @@ static idist_status idist__life_close(idist__world *w, bool force) {
     bool has_thread;
 
     if (idist__world_enter("finalize", w) != IDIST_OK) return IDIST_ERR_STATE;
-    if (idist__me.group_depth && !force)
+    if (idist__together_now.depth && !force)
         return idist__fail(IDIST_ERR_STATE,
                            "finalize: inside idist_group_begin; call idist_group_end first");
     if (force) idist__call_forget(w);
@@ -15808,6 +15836,15 @@ idist_status idist_abort(idist_group *group) {
 //
 // Without a world they answer as in a world of 1; none of them fails.
 
+// Texts of this thread that getters return.
+typedef struct idist__get_texts {
+    char config[2048];
+    char names[512];   // of the available backends
+    char hostname[64]; // before there is a world
+} idist__get_texts;
+
+IDIST__TLS idist__get_texts idist__get_own;
+
 static const idist__rank_info *idist__get_own_info(void) {
     idist__world *w = idist__world_default();
     return w ? &w->nodes[w->group.rank] : NULL;
@@ -15884,14 +15921,14 @@ const char *idist_hostname(void) {
     idist__world *w = idist__world_default();
 
     if (w) return w->hostname;
-    if (!idist__os_socket_host_name(idist__me.hostname, sizeof idist__me.hostname))
-        idist__text_copy(idist__me.hostname, sizeof idist__me.hostname, "localhost");
-    return idist__me.hostname;
+    if (!idist__os_socket_host_name(idist__get_own.hostname, sizeof idist__get_own.hostname))
+        idist__text_copy(idist__get_own.hostname, sizeof idist__get_own.hostname, "localhost");
+    return idist__get_own.hostname;
 }
 
 const char *idist_available_backends(void) {
-    idist__choose_backend_names(idist__me.names, sizeof idist__me.names);
-    return idist__me.names;
+    idist__choose_backend_names(idist__get_own.names, sizeof idist__get_own.names);
+    return idist__get_own.names;
 }
 
 static void idist__get_append_limit(char *text, size_t capacity, const char *name, long long limit,
@@ -15903,7 +15940,7 @@ static void idist__get_append_limit(char *text, size_t capacity, const char *nam
 // Appends what the program and this host have to offer, whether the world uses it or not.
 static void idist__get_append_host(char *text, size_t capacity) {
     long long locked_nbytes = idist__os_limit_locked_nbytes();
-    char names[sizeof idist__me.names];
+    char names[sizeof idist__get_own.names];
     int count;
 
     idist__choose_backend_names(names, sizeof names);
@@ -15922,8 +15959,8 @@ static void idist__get_append_host(char *text, size_t capacity) {
 
 const char *idist_show_config(void) {
     idist__world *w = idist__world_default();
-    char *buf = idist__me.config, text[IDIST__MEET_NBYTES];
-    size_t cap = sizeof idist__me.config;
+    char *buf = idist__get_own.config, text[IDIST__MEET_NBYTES];
+    size_t cap = sizeof idist__get_own.config;
 
     snprintf(buf, cap, "backend: %s\ndevice: %s\ndevice backend: %s\nhostname: %s\n",
              idist_backend(), idist_device(), idist_device_backend(), w ? w->hostname : "-");
@@ -16580,7 +16617,7 @@ static idist__task *idist__request_enter(const char *name, idist_request *reques
     *status = idist__world_enter(name, w);
     if (*status != IDIST_OK) return NULL;
     idist__world_lock(w);
-    if (idist__me.held_world == w) w->device_api->launch(w); // it may be held back
+    if (idist__together_now.held_world == w) w->device_api->launch(w); // it may be held back
 
     return t;
 }
@@ -16861,7 +16898,7 @@ static idist_status idist__request_wait_in(idist__request_list *list, idist__wor
     if (idist__world_enter("wait_any", w) != IDIST_OK) return IDIST_ERR_STATE;
     list->w = w;
     idist__world_lock(w);
-    if (idist__me.held_world == w) w->device_api->launch(w);
+    if (idist__together_now.held_world == w) w->device_api->launch(w);
     list->seen_ended = w->ended_count - 1;
     idist__tracer_begin("wait", "wait_any", NULL, NULL);
     idist__wait_until(w, idist__request_any_ready, list);
@@ -17119,8 +17156,8 @@ idist_status idist_plan_free(idist_plan **plan) {
 // calls that progress together: sendrecv, group_begin and group_end
 //
 // Between group_begin and group_end a blocking call starts its task and returns; the tasks gather
-// in idist__me.group_tasks (idist__call_locked), and group_end waits for them. sendrecv does the
-// same with two tasks, without releasing the lock in between.
+// in idist__together_now.first (idist__call_locked), and group_end waits for them. sendrecv does
+// the same with two tasks, without releasing the lock in between.
 //------------------------------------------------------------------------------
 
 typedef struct idist__several_pair {
@@ -17146,19 +17183,19 @@ static idist_status idist__several_check(idist_group *g, const idist__several_pa
 // Starts what passed the check, the receive first, and waits for it.
 static idist_status idist__several_run(idist_group *g, const idist__several_pair *pair,
                                        const idist_opts *o, bool quick, idist_status status) {
-    idist__thread *self = &idist__me;
+    idist__together *now = &idist__together_now;
     idist__task *first, *t, *next;
 
-    self->group_depth = quick ? 0 : 1;
-    self->group_status = IDIST_OK;
+    now->depth = quick ? 0 : 1;
+    now->status = IDIST_OK;
     if (status == IDIST_OK) status = idist__call_locked(g, &pair->recv, o);
     if (status == IDIST_OK && !quick) status = idist__call_locked(g, &pair->send, o);
-    self->group_depth = 0;
+    now->depth = 0;
     if (g->w->device_api) g->w->device_api->launch(g->w);
 
     idist__call_undefer(g->w);
-    first = self->group_tasks; // both, or after a failure one or none
-    self->group_tasks = NULL;
+    first = now->first; // both, or after a failure one or none
+    now->first = NULL;
     for (t = first; t; t = t->list_next) idist__wait_task(t);
 
     for (t = first; t; t = next) {
@@ -17209,19 +17246,18 @@ idist_status idist_sendrecv(const void *send, size_t sendcount, int dst, int sen
 }
 
 idist_status idist_group_begin(void) {
-    if (!idist__me.group_depth++) idist__me.group_status = IDIST_OK;
+    if (!idist__together_now.depth++) idist__together_now.status = IDIST_OK;
     return IDIST_OK;
 }
 
 idist_status idist_group_end(void) {
-    idist__thread *self = &idist__me;
-    idist__world *held = self->held_world, *w = NULL;
-    char text[sizeof self->text];
+    idist__together *now = &idist__together_now;
+    idist__world *held = now->held_world, *w = NULL;
+    char text[sizeof idist__me.text];
     idist_status first;
 
-    if (!self->group_depth)
-        return idist__fail(IDIST_ERR_STATE, "group_end: without idist_group_begin");
-    if (--self->group_depth) return IDIST_OK;
+    if (!now->depth) return idist__fail(IDIST_ERR_STATE, "group_end: without idist_group_begin");
+    if (--now->depth) return IDIST_OK;
     idist__tracer_begin("wait", "group_end", NULL, NULL);
 
     if (held) {
@@ -17230,11 +17266,11 @@ idist_status idist_group_end(void) {
         idist__os_mutex_unlock(&held->lock);
     }
 
-    first = self->group_status;
-    memcpy(text, self->group_text, sizeof text);
+    first = now->status;
+    memcpy(text, now->text, sizeof text);
 
-    while (self->group_tasks) {
-        idist__task *t = self->group_tasks;
+    while (now->first) {
+        idist__task *t = now->first;
         idist_status status;
 
         if (!w ||
@@ -17245,16 +17281,16 @@ idist_status idist_group_end(void) {
             idist__call_undefer(w);
         }
 
-        self->group_tasks = t->list_next;
+        now->first = t->list_next;
         idist__wait_task(t);
         status = idist__wait_result(t);
         if (status == IDIST_OK || first != IDIST_OK) continue;
         first = status;
-        memcpy(text, self->text, sizeof text);
+        memcpy(text, idist__me.text, sizeof text);
     }
 
     if (w) idist__os_mutex_unlock(&w->lock);
-    if (first != IDIST_OK) memcpy(self->text, text, sizeof text);
+    if (first != IDIST_OK) memcpy(idist__me.text, text, sizeof text);
 
     return idist__tracer_end(first);
 }
@@ -19714,13 +19750,13 @@ static idist_status idist__trace_call_record(idist_group *g, const idist__call *
     idist_status status;
 
     if (!idist__trace_file_is_on()) return idist__call_locked(g, c, o);
-    if (!o->request && !idist__me.group_depth) return idist__trace_call_blocking_call(g, c, o);
+    if (!o->request && !idist__together_now.depth) return idist__trace_call_blocking_call(g, c, o);
 
     if (o->request) o->request->impl = NULL;
     status = idist__call_locked(g, c, o);
     if (status != IDIST_OK) return status;
 
-    t = idist__me.group_tasks ? idist__me.group_last : NULL; // the task that was just begun
+    t = idist__together_now.first ? idist__together_now.last : NULL; // the task that was just begun
     if (o->request) t = (idist__task *)o->request->impl;
     if (t && !t->lane) idist__trace_call_start(t);
 

@@ -1863,7 +1863,7 @@ static bool idist__mpi_coll_step(idist__mpi *m, idist__task *t) {
     idist__mpi_op *op = idist__mpi_op_of(t);
     idist__fingerprint fingerprint;
     idist__exchange_state state;
-    bool busy = t->async || t->next || t->prev || idist__me.group_depth;
+    bool busy = t->async || t->next || t->prev || idist__together_now.depth;
     int error = MPI_SUCCESS;
 
     if (op->phase == IDIST__PHASE_QUEUED && m->w->cfg.unchecked) {

@@ -1037,15 +1037,16 @@ static idist_status idist__gpu_agree_exchange(idist_group *g, const void *mine, 
     idist__call c;
     idist_opts o;
     idist_status status;
-    int depth = idist__me.group_depth; // of idist_group_begin, which must not hold this call back
+    int depth =
+        idist__together_now.depth; // of idist_group_begin, which must not hold this call back
 
     memset(&o, 0, sizeof o);
     o.group = g;
     idist__call_init(&c, IDIST__ALL_GATHER, mine, all, nbytes, IDIST_U8);
     c.label = IDIST__FIRST_DEVICE_CALL;
-    idist__me.group_depth = 0;
+    idist__together_now.depth = 0;
     status = idist__call_locked(g, &c, &o);
-    idist__me.group_depth = depth;
+    idist__together_now.depth = depth;
 
     return status;
 }
@@ -4577,7 +4578,8 @@ static idist_status idist__gpu_route_check_call(const idist_group *g, const idis
         return idist__fail(IDIST_ERR_UNSUPPORTED,
                            "%s: on a stream NCCL takes no IDIST_ANY_SOURCE and no IDIST_ANY_TAG",
                            name);
-    if (idist__me.group_depth && idist__me.held_world && idist__me.held_world != g->w)
+    if (idist__together_now.depth && idist__together_now.held_world &&
+        idist__together_now.held_world != g->w)
         return idist__fail(IDIST_ERR_UNSUPPORTED,
                            "%s: device memory of two worlds between group_begin and group_end",
                            name);
@@ -4614,7 +4616,7 @@ static idist_status idist__gpu_route_call(idist_group *g, const idist__call *c, 
     *detached = nccl && o->stream && !o->request;
     if (!*detached) return IDIST_OK;
     if (!gg->captured) gg->captured = idist__gpu_route_is_capturing((cudaStream_t)o->stream);
-    if (!idist__me.group_depth) idist__wait_until(g->w, idist__gpu_route_may_run_ahead, g);
+    if (!idist__together_now.depth) idist__wait_until(g->w, idist__gpu_route_may_run_ahead, g);
 
     return IDIST_OK;
 }
@@ -4772,7 +4774,7 @@ static void idist__gpu_engine_start_nccl(idist__task *t) {
     idist__gpu_engine_enqueue(t);
     idist__gpu_engine_run_queue(t->group);
 
-    if (!idist__me.group_depth) {
+    if (!idist__together_now.depth) {
         idist__nccl_launch_call(t);
         return;
     }
@@ -4780,8 +4782,8 @@ static void idist__gpu_engine_start_nccl(idist__task *t) {
     op->holding_thread = &idist__me;
     while (*last) last = &idist__gpu_op_of(*last)->next_held;
     *last = t;
-    if (!idist__me.held_world) w->deferred_count++;
-    idist__me.held_world = w;
+    if (!idist__together_now.held_world) w->deferred_count++;
+    idist__together_now.held_world = w;
 }
 
 // From here to idist__gpu_engine_relock the lock is not held, for a call of CUDA that adds to a
@@ -4881,8 +4883,8 @@ static void idist__gpu_engine_start(idist__task *t) {
 static void idist__gpu_engine_launch_held(idist__world *w) {
     idist__task **at = &idist__gpu_of(w)->held_calls, *first = NULL, **last = &first, *t;
 
-    if (idist__me.held_world == w) w->deferred_count--;
-    idist__me.held_world = NULL;
+    if (idist__together_now.held_world == w) w->deferred_count--;
+    idist__together_now.held_world = NULL;
 
     while ((t = *at) != NULL) {
         idist__gpu_op *op = idist__gpu_op_of(t);
@@ -5145,7 +5147,7 @@ static void idist__gpu_engine_free(idist__world *w) {
 
     cudaGetLastError();
     if (gpu->host_backend) w->backend = gpu->host_backend;
-    if (idist__me.held_world == w) idist__me.held_world = NULL;
+    if (idist__together_now.held_world == w) idist__together_now.held_world = NULL;
     if (device >= 0) idist__gpu_device_restore(gpu, device);
     if (!left) return;
     w->device = NULL;

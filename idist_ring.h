@@ -2392,7 +2392,7 @@ static void idist__link_flush(idist__ring *ring, idist__link *l) {
 // the next progress, which comes as soon as the program waits, or the progress thread looks.
 static bool idist__link_may_cork(const idist__link *l, const idist__task *t, size_t nbytes) {
     bool in_burst = t->started_ns - l->sent_ns < IDIST__CORK_NS;
-    bool waits = !t->async && !idist__me.group_depth;
+    bool waits = !t->async && !idist__together_now.depth;
 
     return l->polled && in_burst && !waits && nbytes <= IDIST__CORK_MESSAGE &&
            l->corked_nbytes + nbytes <= IDIST__CORK_BYTES && idist__link_is_connected(l);
@@ -10219,7 +10219,8 @@ typedef struct idist__join {
     idist__world *w;
     idist__ring *ring;
     idist_store *store;
-    bool owns_store;              // we opened it; otherwise it is the user's
+    bool owns_store;              // we opened it; otherwise it is a view of the user's
+    bool lost_server;             // the server ended while we opened the store
     bool others_know;             // somebody else has told all ranks why we give up
     bool told_by_server;          // ... namely the server, for a process that ended
     bool voting;                  // we gave up while the connections of this host carry votes
@@ -10319,18 +10320,16 @@ static idist_status idist__join_failure_hint(const idist__join *j) {
     return IDIST_ERR_TIMEOUT;
 }
 
-// If the server of the store ended, says which process that was.
+// If joining failed because the server of the store ended, says which process that was.
 static void idist__join_failure_of_store(const idist__join *j, idist_status status) {
     bool by_rank_0 = j->w->cfg.store == NULL && !idist__join_state_is_torch(j);
-    char text[sizeof idist__me.text];
-    const char *cause = text;
+    bool lost = j->lost_server || (j->store && j->store->is_lost);
+    const char *cause = idist__text_behind(idist__me.text, "initialize: ");
 
-    memcpy(text, idist__me.text, sizeof text);
-    if (strncmp(cause, "initialize: ", 12) == 0) cause += 12;
-    if (status != IDIST_ERR_PEER_LOST || strncmp(cause, "store: ", 7) != 0) return;
+    if (status != IDIST_ERR_PEER_LOST || !lost) return;
     idist__fail(status, "initialize: %s: %s",
                 by_rank_0 ? "rank 0 was lost, or gave up" : "the store's server was lost",
-                cause + 7);
+                idist__text_behind(cause, "store: "));
 }
 
 // Reports a process that has another secret at once, because the ranks may wait for that process
@@ -10410,8 +10409,7 @@ static void idist__join_failure_tell(idist__join *j, idist_status status) {
     memset(&failure, 0, sizeof failure);
     failure.status = (int32_t)status;
     failure.rank = j->w->group.rank;
-    idist__text_copy(failure.text, sizeof failure.text,
-                     strncmp(text, "initialize: ", 12) == 0 ? text + 12 : text);
+    idist__text_copy(failure.text, sizeof failure.text, idist__text_behind(text, "initialize: "));
 
     // If this does not reach the store, the others learn of it when the store ends.
     idist__join_state_name(j, name, sizeof name, "failed", -1);
@@ -10529,6 +10527,9 @@ static idist_status idist__join_failure_late(idist__join *j, const char *what, i
 
 enum { IDIST__JOIN_BATCH = 64 }; // values that one request waits for
 
+// The server of the store by which this thread last tried to join.
+IDIST__TLS uint64_t idist__join_store_last_server;
+
 // Waits for a value. After a time-out the error names the ranks that have not set it, or that have
 // not set `cause`, a value that must exist first. A value of the job, without a rank, is rank 0's.
 static idist_status idist__join_store_get(idist__join *j, const char *what, int rank,
@@ -10606,7 +10607,7 @@ static idist_status idist__join_store_await_all(idist__join *j, const char *what
 // handshake. This can happen once, so a second loss is that of the new rank 0.
 static idist_status idist__join_store_open_new(idist__join *j, const idist_store_desc *desc) {
     idist__config *cfg = &j->w->cfg;
-    uint64_t last = desc->server ? 0 : idist__me.join_server;
+    uint64_t last = desc->server ? 0 : idist__join_store_last_server;
     idist_store_desc d = *desc;
     bool may_close = last != 0;
     char text[IDIST__MEET_NBYTES];
@@ -10623,7 +10624,8 @@ static idist_status idist__join_store_open_new(idist__join *j, const idist_store
             closes = true;
         }
 
-        if (status == IDIST_OK && !closes) idist__me.join_server = idist__store_server_id(j->store);
+        if (status == IDIST_OK && !closes)
+            idist__join_store_last_server = idist__store_server_id(j->store);
         if (!closes) return status;
         if (idist__os_clock_ms_until(j->deadline_ns) == 0)
             return idist__fail(IDIST_ERR_TIMEOUT, "store: rank 0 at %s has not begun another world",
@@ -10647,6 +10649,7 @@ static idist_status idist__join_store_open_next(idist__join *j, idist_store_desc
                                "initialize: %s (this process is rank 0; to draw a rank, set none, "
                                "or desc.rank -1)",
                                idist__me.text);
+        j->lost_server = status == IDIST_ERR_PEER_LOST;
         if (status != IDIST_OK) return idist__fail(status, "initialize: %s", idist__me.text);
         j->owns_store = true;
         if (!cfg->may_draw) return IDIST_OK;
@@ -10731,12 +10734,11 @@ static idist_status idist__join_store_open(idist__join *j) {
     int64_t world_number = 0;
     idist_status status;
 
-    j->store = cfg->store;
-
-    if (!j->store) {
-        status = idist__join_store_open_own(j);
-        if (status != IDIST_OK) return status;
-    }
+    // A view of the caller's store has a limit of its own for answers.
+    status =
+        cfg->store ? idist_store_prefix(cfg->store, "", &j->store) : idist__join_store_open_own(j);
+    if (status != IDIST_OK) return status;
+    j->store->answer_by_ns = j->deadline_ns; // NOLINT(clang-analyzer-core.NullDereference)
 
     if (torch) snprintf(base, sizeof base, "idist-%.20s", restart ? restart : "0");
     snprintf(name, sizeof name, "%s/%d", base, cfg->rank);
@@ -12064,8 +12066,7 @@ static void idist__join_tell_joined(const idist__join *j, idist_status status) {
     memcpy(text, idist__me.text, sizeof text); // sending may overwrite it
     if (!j->others_know && status != IDIST_ERR_TIMEOUT && status != IDIST_ERR_PEER_LOST)
         snprintf(cause, sizeof cause, "rank %d could not join: ", ring->w->group.rank);
-    idist__text_append(cause, sizeof cause, "%s",
-                       strncmp(text, "initialize: ", 12) == 0 ? text + 12 : text);
+    idist__text_append(cause, sizeof cause, "%s", idist__text_behind(text, "initialize: "));
 
     for (i = 0; i < ring->w->group.size; i++) {
         idist__link *l = &ring->links[i];
@@ -12087,7 +12088,7 @@ static void idist__join_end(idist__join *j) {
     idist__mem_free(mem, j->wanted);
     idist__mem_free(mem, j->tcp);
 
-    if (j->owns_store) {
+    if (j->store) {
         char text[sizeof idist__me.text];
         memcpy(text, idist__me.text, sizeof text); // closing may overwrite it
         idist_store_close(&j->store);
@@ -12116,7 +12117,6 @@ static idist_status idist__join_open(idist__world *w) {
     memset(&j, 0, sizeof j);
     j.w = w;
     j.deadline_ns = idist__os_clock_deadline(w->cfg.init_timeout_ms);
-    idist__me.join_until_ns = j.deadline_ns;
     if (w->group.size > 1) idist__join_warn_of_limit(w);
 
     // Announced now rather than when it is needed: with a second thread, such as the server of the
@@ -12137,7 +12137,6 @@ static idist_status idist__join_open(idist__world *w) {
     if (status != IDIST_OK && j.ring && j.ring->links) idist__join_tell_joined(&j, status);
     if (status != IDIST_OK) idist__join_failure_tell(&j, status);
     idist__join_end(&j);
-    idist__me.join_until_ns = 0;
 
     if (status == IDIST_OK && !j.ring->polled_link_count)
         idist__os_descriptor_close(&j.ring->watch); // nothing will ever be watched

@@ -6116,7 +6116,7 @@ static idist_status idist__ddp_launch_first_calls(idist_ddp *d) {
 
 // Begins an iteration, unless it has begun.
 static idist_status idist__ddp_launch_begin(idist_ddp *d) {
-    if (idist__me.group_depth)
+    if (idist__together_now.depth)
         return idist__fail(IDIST_ERR_STATE,
                            "ddp: must not be called between group_begin and group_end");
     if (!d->begun) return idist__ddp_launch_first_calls(d);
@@ -6512,7 +6512,7 @@ idist_status idist_ddp_wait(idist_ddp *d) {
     if (!d) return idist__fail(IDIST_ERR_ARG, "ddp_wait: ddp is NULL");
     if (d->no_sync) return IDIST_OK;
     status = idist__ddp_launch_begin(d);
-    if (status != IDIST_OK && (!d->begun || idist__me.group_depth)) return status;
+    if (status != IDIST_OK && (!d->begun || idist__together_now.depth)) return status;
 
     // An iteration that has failed is ended as well.
     idist__tracer_begin("wait", "ddp_wait", NULL, NULL);
@@ -7183,7 +7183,7 @@ void idist_train_log(const char *name, const char *format, ...) {
 }
 
 void idist_train_log_config(const char *name) {
-    char text[sizeof idist__me.config], *line, *end;
+    char text[sizeof idist__get_own.config], *line, *end;
 
     if (idist_get_rank() != 0) return;
     idist_train_log(name, "- idist version: %s", IDIST_VERSION);

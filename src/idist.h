@@ -1729,6 +1729,7 @@ inline idist_dtype idist_dtype_of(const idist_i64_i64 *) { return IDIST_I64_I64;
 #include "core/fingerprint.h"
 #include "core/explain.h"
 #include "core/task.h"
+#include "core/together.h"
 #include "core/group.h"
 #include "core/timer.h"
 #include "core/wait.h"

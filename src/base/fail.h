@@ -12,28 +12,13 @@
 // status names, and the text of a thread's last failure
 //------------------------------------------------------------------------------
 
-typedef struct idist__task idist__task;
-typedef struct idist__world idist__world;
-
 typedef struct idist__thread { // thread-local state
     char text[1024];           // of idist_last_error
     char kept_text[1024];      // `text` as it was before the first failure inside a call
     int quiet_depth;           // > 0: inside a call that may succeed in spite of a failure
     bool has_kept;             // kept_text is in use
-    char config[2048];         // of idist_show_config
-    char names[512];           // of idist_available_backends
-    char hostname[64];         // of idist_hostname before there is a world
-    char group_text[1024];     // of the first failure inside idist_group_begin
     int callbacks;             // > 0: inside a function of the caller's, which must not call us
     char thrown[256];          // what that function has thrown; "": nothing
-    int group_depth;           // open idist_group_begin calls
-    idist_status group_status; // first failure inside them
-    idist__task *group_tasks;  // what they have started
-    idist__task *group_last;   // the last one of these
-    idist__world *held_world;  // its device backend holds some of them back until the end
-    uint64_t file_world;       // that it met last in a file, see launch/draw.h
-    uint64_t join_server;  // of the store by which it last tried to join: ring/join/join_store.h
-    int64_t join_until_ns; // while it joins: when it gives up; otherwise 0
 } idist__thread;
 
 IDIST__TLS idist__thread idist__me;

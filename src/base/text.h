@@ -7,6 +7,13 @@
 // copying, appending and decoding text
 //------------------------------------------------------------------------------
 
+// Returns what follows `prefix` in a text that begins with it; otherwise the whole text. For texts
+// that quote each other; nothing is decided by them.
+IDIST__UNUSED static const char *idist__text_behind(const char *text, const char *prefix) {
+    size_t nbytes = strlen(prefix);
+    return strncmp(text, prefix, nbytes) == 0 ? text + nbytes : text;
+}
+
 // Appends to a string in a buffer of `capacity` bytes. What does not fit is cut off.
 IDIST__PRINTF(3, 4)
 static void idist__text_append(char *buf, size_t capacity, const char *fmt, ...) {

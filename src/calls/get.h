@@ -16,6 +16,15 @@
 #include "core/world.h"
 #include "calls/choose_backend.h"
 
+// Texts of this thread that getters return.
+typedef struct idist__get_texts {
+    char config[2048];
+    char names[512];   // of the available backends
+    char hostname[64]; // before there is a world
+} idist__get_texts;
+
+IDIST__TLS idist__get_texts idist__get_own;
+
 static const idist__rank_info *idist__get_own_info(void) {
     idist__world *w = idist__world_default();
     return w ? &w->nodes[w->group.rank] : NULL;
@@ -92,14 +101,14 @@ const char *idist_hostname(void) {
     idist__world *w = idist__world_default();
 
     if (w) return w->hostname;
-    if (!idist__os_socket_host_name(idist__me.hostname, sizeof idist__me.hostname))
-        idist__text_copy(idist__me.hostname, sizeof idist__me.hostname, "localhost");
-    return idist__me.hostname;
+    if (!idist__os_socket_host_name(idist__get_own.hostname, sizeof idist__get_own.hostname))
+        idist__text_copy(idist__get_own.hostname, sizeof idist__get_own.hostname, "localhost");
+    return idist__get_own.hostname;
 }
 
 const char *idist_available_backends(void) {
-    idist__choose_backend_names(idist__me.names, sizeof idist__me.names);
-    return idist__me.names;
+    idist__choose_backend_names(idist__get_own.names, sizeof idist__get_own.names);
+    return idist__get_own.names;
 }
 
 static void idist__get_append_limit(char *text, size_t capacity, const char *name, long long limit,
@@ -111,7 +120,7 @@ static void idist__get_append_limit(char *text, size_t capacity, const char *nam
 // Appends what the program and this host have to offer, whether the world uses it or not.
 static void idist__get_append_host(char *text, size_t capacity) {
     long long locked_nbytes = idist__os_limit_locked_nbytes();
-    char names[sizeof idist__me.names];
+    char names[sizeof idist__get_own.names];
     int count;
 
     idist__choose_backend_names(names, sizeof names);
@@ -130,8 +139,8 @@ static void idist__get_append_host(char *text, size_t capacity) {
 
 const char *idist_show_config(void) {
     idist__world *w = idist__world_default();
-    char *buf = idist__me.config, text[IDIST__MEET_NBYTES];
-    size_t cap = sizeof idist__me.config;
+    char *buf = idist__get_own.config, text[IDIST__MEET_NBYTES];
+    size_t cap = sizeof idist__get_own.config;
 
     snprintf(buf, cap, "backend: %s\ndevice: %s\ndevice backend: %s\nhostname: %s\n",
              idist_backend(), idist_device(), idist_device_backend(), w ? w->hostname : "-");

@@ -30,6 +30,7 @@
 #include "core/backend.h"
 #include "core/world.h"
 #include "core/task.h"
+#include "core/together.h"
 #include "core/group.h"
 #include "core/wait.h"
 #include "core/call.h"
@@ -315,7 +316,7 @@ static idist_status idist__life_close(idist__world *w, bool force) {
     bool has_thread;
 
     if (idist__world_enter("finalize", w) != IDIST_OK) return IDIST_ERR_STATE;
-    if (idist__me.group_depth && !force)
+    if (idist__together_now.depth && !force)
         return idist__fail(IDIST_ERR_STATE,
                            "finalize: inside idist_group_begin; call idist_group_end first");
     if (force) idist__call_forget(w);

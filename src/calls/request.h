@@ -12,6 +12,7 @@
 #include "core/backend.h"
 #include "core/world.h"
 #include "core/task.h"
+#include "core/together.h"
 #include "core/timer.h"
 #include "core/wait.h"
 #include "core/call.h"
@@ -71,7 +72,7 @@ static idist__task *idist__request_enter(const char *name, idist_request *reques
     *status = idist__world_enter(name, w);
     if (*status != IDIST_OK) return NULL;
     idist__world_lock(w);
-    if (idist__me.held_world == w) w->device_api->launch(w); // it may be held back
+    if (idist__together_now.held_world == w) w->device_api->launch(w); // it may be held back
 
     return t;
 }
@@ -352,7 +353,7 @@ static idist_status idist__request_wait_in(idist__request_list *list, idist__wor
     if (idist__world_enter("wait_any", w) != IDIST_OK) return IDIST_ERR_STATE;
     list->w = w;
     idist__world_lock(w);
-    if (idist__me.held_world == w) w->device_api->launch(w);
+    if (idist__together_now.held_world == w) w->device_api->launch(w);
     list->seen_ended = w->ended_count - 1;
     idist__tracer_begin("wait", "wait_any", NULL, NULL);
     idist__wait_until(w, idist__request_any_ready, list);

@@ -10,6 +10,7 @@
 #include "core/model.h"
 #include "core/backend.h"
 #include "core/world.h"
+#include "core/together.h"
 #include "core/wait.h"
 #include "core/check.h"
 #include "core/call.h"
@@ -72,8 +73,8 @@ idist_status idist_plan_free(idist_plan **plan) {
 // calls that progress together: sendrecv, group_begin and group_end
 //
 // Between group_begin and group_end a blocking call starts its task and returns; the tasks gather
-// in idist__me.group_tasks (idist__call_locked), and group_end waits for them. sendrecv does the
-// same with two tasks, without releasing the lock in between.
+// in idist__together_now.first (idist__call_locked), and group_end waits for them. sendrecv does
+// the same with two tasks, without releasing the lock in between.
 //------------------------------------------------------------------------------
 
 typedef struct idist__several_pair {
@@ -99,19 +100,19 @@ static idist_status idist__several_check(idist_group *g, const idist__several_pa
 // Starts what passed the check, the receive first, and waits for it.
 static idist_status idist__several_run(idist_group *g, const idist__several_pair *pair,
                                        const idist_opts *o, bool quick, idist_status status) {
-    idist__thread *self = &idist__me;
+    idist__together *now = &idist__together_now;
     idist__task *first, *t, *next;
 
-    self->group_depth = quick ? 0 : 1;
-    self->group_status = IDIST_OK;
+    now->depth = quick ? 0 : 1;
+    now->status = IDIST_OK;
     if (status == IDIST_OK) status = idist__call_locked(g, &pair->recv, o);
     if (status == IDIST_OK && !quick) status = idist__call_locked(g, &pair->send, o);
-    self->group_depth = 0;
+    now->depth = 0;
     if (g->w->device_api) g->w->device_api->launch(g->w);
 
     idist__call_undefer(g->w);
-    first = self->group_tasks; // both, or after a failure one or none
-    self->group_tasks = NULL;
+    first = now->first; // both, or after a failure one or none
+    now->first = NULL;
     for (t = first; t; t = t->list_next) idist__wait_task(t);
 
     for (t = first; t; t = next) {
@@ -162,19 +163,18 @@ idist_status idist_sendrecv(const void *send, size_t sendcount, int dst, int sen
 }
 
 idist_status idist_group_begin(void) {
-    if (!idist__me.group_depth++) idist__me.group_status = IDIST_OK;
+    if (!idist__together_now.depth++) idist__together_now.status = IDIST_OK;
     return IDIST_OK;
 }
 
 idist_status idist_group_end(void) {
-    idist__thread *self = &idist__me;
-    idist__world *held = self->held_world, *w = NULL;
-    char text[sizeof self->text];
+    idist__together *now = &idist__together_now;
+    idist__world *held = now->held_world, *w = NULL;
+    char text[sizeof idist__me.text];
     idist_status first;
 
-    if (!self->group_depth)
-        return idist__fail(IDIST_ERR_STATE, "group_end: without idist_group_begin");
-    if (--self->group_depth) return IDIST_OK;
+    if (!now->depth) return idist__fail(IDIST_ERR_STATE, "group_end: without idist_group_begin");
+    if (--now->depth) return IDIST_OK;
     idist__tracer_begin("wait", "group_end", NULL, NULL);
 
     if (held) {
@@ -183,11 +183,11 @@ idist_status idist_group_end(void) {
         idist__os_mutex_unlock(&held->lock);
     }
 
-    first = self->group_status;
-    memcpy(text, self->group_text, sizeof text);
+    first = now->status;
+    memcpy(text, now->text, sizeof text);
 
-    while (self->group_tasks) {
-        idist__task *t = self->group_tasks;
+    while (now->first) {
+        idist__task *t = now->first;
         idist_status status;
 
         if (!w ||
@@ -198,16 +198,16 @@ idist_status idist_group_end(void) {
             idist__call_undefer(w);
         }
 
-        self->group_tasks = t->list_next;
+        now->first = t->list_next;
         idist__wait_task(t);
         status = idist__wait_result(t);
         if (status == IDIST_OK || first != IDIST_OK) continue;
         first = status;
-        memcpy(text, self->text, sizeof text);
+        memcpy(text, idist__me.text, sizeof text);
     }
 
     if (w) idist__os_mutex_unlock(&w->lock);
-    if (first != IDIST_OK) memcpy(self->text, text, sizeof text);
+    if (first != IDIST_OK) memcpy(idist__me.text, text, sizeof text);
 
     return idist__tracer_end(first);
 }

@@ -3,12 +3,12 @@
 
 #include "os/clock.h"
 #include "os/thread.h"
-#include "base/fail.h"
 #include "base/text.h"
 #include "base/mem.h"
 #include "core/kind.h"
 #include "core/model.h"
 #include "core/world.h"
+#include "core/together.h"
 #include "core/call.h"
 
 // Waits until `ready` or the deadline, while the backend watches the other ranks. The lock is held,
@@ -32,15 +32,16 @@ static idist_status idist__gpu_agree_exchange(idist_group *g, const void *mine, 
     idist__call c;
     idist_opts o;
     idist_status status;
-    int depth = idist__me.group_depth; // of idist_group_begin, which must not hold this call back
+    int depth =
+        idist__together_now.depth; // of idist_group_begin, which must not hold this call back
 
     memset(&o, 0, sizeof o);
     o.group = g;
     idist__call_init(&c, IDIST__ALL_GATHER, mine, all, nbytes, IDIST_U8);
     c.label = IDIST__FIRST_DEVICE_CALL;
-    idist__me.group_depth = 0;
+    idist__together_now.depth = 0;
     status = idist__call_locked(g, &c, &o);
-    idist__me.group_depth = depth;
+    idist__together_now.depth = depth;
 
     return status;
 }

@@ -75,6 +75,9 @@ typedef struct idist__draw_mark { // the value of idist/ranks
 
 enum { IDIST__DRAW_AGAIN_MS = 3 };
 
+// The world that this thread met last in a file.
+IDIST__TLS uint64_t idist__draw_last_world;
+
 static const char *idist__draw_file(const idist__config *config) { return config->meet.name; }
 
 static idist_status idist__draw_set_mark(idist_store *store, bool drawn) {
@@ -82,7 +85,7 @@ static idist_status idist__draw_set_mark(idist_store *store, bool drawn) {
 
     mark.drawn = drawn;
     idist__os_random(&mark.world, sizeof mark.world);
-    idist__me.file_world = mark.world;
+    idist__draw_last_world = mark.world;
     return idist_store_set(store, "idist/ranks", &mark, sizeof mark);
 }
 
@@ -111,7 +114,7 @@ static idist_status idist__draw_still_held(const idist__config *config) {
 // that of the last world, or was; the next one comes after it.
 IDIST__UNUSED static idist_status idist__draw_check_given(const idist__config *config,
                                                           idist_store *store, bool *again) {
-    uint64_t last = idist__me.file_world;
+    uint64_t last = idist__draw_last_world;
     idist__draw_mark mark;
     idist_status status;
 
@@ -121,13 +124,13 @@ IDIST__UNUSED static idist_status idist__draw_check_given(const idist__config *c
 
     if (status == IDIST_ERR_PEER_LOST && last) {
         *again = true;
-        idist__me.file_world = 0; // a second loss is that of the new rank 0
+        idist__draw_last_world = 0; // a second loss is that of the new rank 0
         return IDIST_OK;
     }
 
     if (status != IDIST_OK) return status;
     *again = mark.world == last;
-    if (!mark.drawn) idist__me.file_world = mark.world;
+    if (!mark.drawn) idist__draw_last_world = mark.world;
     if (*again || !mark.drawn) return IDIST_OK;
 
     return idist__fail(
@@ -155,7 +158,7 @@ static idist_status idist__draw_try(idist__config *config, bool *again) {
                            "initialize: this process was given no rank, but rank 0 at %s was: give "
                            "a rank to all processes (RANK or desc.rank), or to none",
                            idist__draw_file(config));
-    if (status == IDIST_OK) *again = mark.world == idist__me.file_world;
+    if (status == IDIST_OK) *again = mark.world == idist__draw_last_world;
     if (status == IDIST_OK && !*again)
         status = idist__claim_run(store, "idist/drawn", "idist/1/failed", -1, &rank);
 
@@ -176,7 +179,7 @@ static idist_status idist__draw_try(idist__config *config, bool *again) {
     }
 
     config->rank = (int)rank;
-    idist__me.file_world = mark.world;
+    idist__draw_last_world = mark.world;
 
     return IDIST_OK;
 }

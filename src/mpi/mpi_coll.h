@@ -48,7 +48,6 @@
 #pragma once
 
 #include "os/clock.h"
-#include "base/fail.h"
 #include "base/mem.h"
 #include "base/dtype.h"
 #include "launch/env.h"
@@ -57,6 +56,7 @@
 #include "core/fingerprint.h"
 #include "core/explain.h"
 #include "core/task.h"
+#include "core/together.h"
 #include "core/group.h"
 #include "core/extent.h"
 #include "mpi/mpi_model.h"
@@ -258,7 +258,7 @@ static bool idist__mpi_coll_step(idist__mpi *m, idist__task *t) {
     idist__mpi_op *op = idist__mpi_op_of(t);
     idist__fingerprint fingerprint;
     idist__exchange_state state;
-    bool busy = t->async || t->next || t->prev || idist__me.group_depth;
+    bool busy = t->async || t->next || t->prev || idist__together_now.depth;
     int error = MPI_SUCCESS;
 
     if (op->phase == IDIST__PHASE_QUEUED && m->w->cfg.unchecked) {

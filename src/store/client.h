@@ -180,20 +180,23 @@ static idist_status idist__client_receive_value(idist__client_store *client,
     return idist__table_truncated(request->nbytes, request->capacity);
 }
 
-// By when the server has to answer a request that is made now. A thread that is joining a world
-// does not wait much longer than its time-out for that.
-static int64_t idist__client_answer_by(const idist__client_store *client) {
+// Returns when the server has to have answered a request that is made now. The limit of the request
+// may be sooner than that of the client, but a server always gets a moment.
+static int64_t idist__client_answer_by(const idist__client_store *client,
+                                       const idist__store_request *request) {
     int64_t by_ns = idist__os_clock_deadline(client->answer_ms);
     int64_t least_ns = idist__os_clock_deadline(IDIST__CLIENT_LEAST_MS);
-    int64_t join_ns = idist__me.join_until_ns;
+    int64_t limit_ns = request->answer_by_ns;
 
-    if (!join_ns || join_ns >= by_ns) return by_ns;
-    return join_ns > least_ns ? join_ns : least_ns;
+    if (!limit_ns || limit_ns >= by_ns) return by_ns;
+    return limit_ns > least_ns ? limit_ns : least_ns;
 }
 
 // Takes the WAIT back. Its answer may be under way, so exactly one byte comes in any case.
-static idist_status idist__client_cancel_wait(idist__client_store *client, uint8_t *answer) {
-    int64_t deadline_ns = idist__client_answer_by(client);
+static idist_status idist__client_cancel_wait(idist__client_store *client,
+                                              const idist__store_request *request,
+                                              uint8_t *answer) {
+    int64_t deadline_ns = idist__client_answer_by(client, request);
     uint8_t cancel = IDIST__STORE_CANCEL_WAIT;
 
     if (!idist__connection_write_all(client->fd, &cancel, 1, deadline_ns) ||
@@ -233,7 +236,7 @@ static idist_status idist__client_wait(idist__client_store *client, idist__store
         idist_status status;
 
         if (errno != ETIMEDOUT) return idist__client_break(client);
-        status = idist__client_cancel_wait(client, &answer);
+        status = idist__client_cancel_wait(client, request, &answer);
         if (status != IDIST_OK) return status;
     }
 
@@ -245,7 +248,7 @@ static idist_status idist__client_wait(idist__client_store *client, idist__store
 // One request and its answer. A WAIT may end without the keys (request->flag false).
 static idist_status idist__client_exchange(idist_store *store, idist__store_request *request) {
     idist__client_store *client = (idist__client_store *)store->impl;
-    int64_t deadline_ns = idist__client_answer_by(client);
+    int64_t deadline_ns = idist__client_answer_by(client, request);
     idist_status status;
     uint8_t byte;
 

@@ -330,7 +330,16 @@ static idist_status idist__store_begin(idist_store *store, idist__store_request 
     if (!store) return idist__fail(IDIST_ERR_ARG, "store: the store is NULL");
     request->op = op;
     request->deadline_ns = idist__os_clock_deadline(timeout_ms ? timeout_ms : store->timeout_ms);
+    request->answer_by_ns = store->answer_by_ns;
     return IDIST_OK;
+}
+
+static idist_status idist__store_run(idist_store *store, idist__store_request *request) {
+    idist_status status = store->run(store, request);
+
+    if (status == IDIST_ERR_PEER_LOST) __atomic_store_n(&store->is_lost, true, __ATOMIC_RELAXED);
+
+    return status;
 }
 
 static idist_status idist__store_begin_key(idist_store *store, idist__store_request *request,
@@ -360,7 +369,7 @@ idist_status idist_store_set(idist_store *store, const char *key, const void *va
 
     if (status == IDIST_OK)
         status = idist__store_value(&request.a, value, nbytes, IDIST__VALUE_MAX);
-    return status == IDIST_OK ? store->run(store, &request) : status;
+    return status == IDIST_OK ? idist__store_run(store, &request) : status;
 }
 
 // Sets a value without waiting until other clients can see it: they do before this one has the
@@ -373,7 +382,7 @@ IDIST__UNUSED static idist_status idist__store_post(idist_store *store, const ch
     if (status == IDIST_OK)
         status = idist__store_value(&request.a, value, nbytes, IDIST__VALUE_MAX);
     request.posted = true;
-    return status == IDIST_OK ? store->run(store, &request) : status;
+    return status == IDIST_OK ? idist__store_run(store, &request) : status;
 }
 
 // Adds 1 to the number of a key and leaves a will, see idist__store_request. sum NULL: does not
@@ -392,7 +401,7 @@ IDIST__UNUSED static idist_status idist__store_claim(idist_store *store, const c
     request.b.data = (const char *)will;
     request.b.nbytes = nbytes;
     request.posted = sum == NULL;
-    status = store->run(store, &request);
+    status = idist__store_run(store, &request);
     if (status == IDIST_OK && sum) *sum = request.number;
 
     return status;
@@ -403,7 +412,7 @@ IDIST__UNUSED static void idist__store_drop_will(idist_store *store) {
     idist__store_request request;
 
     if (idist__store_begin(store, &request, IDIST__STORE_DROP_WILL, 0) == IDIST_OK)
-        store->run(store, &request);
+        idist__store_run(store, &request);
 }
 
 // Waits until the server of a store in a file has ended, at most until the deadline. Then the next
@@ -431,7 +440,7 @@ static idist_status idist__store_fetch(const char *name, idist_store *store,
     if (capacity && !value) return idist__fail(IDIST_ERR_ARG, "%s: value is NULL", name);
     request->value = value;
     request->capacity = capacity;
-    status = store->run(store, request);
+    status = idist__store_run(store, request);
     if (nbytes && (status == IDIST_OK || status == IDIST_ERR_TRUNCATED)) *nbytes = request->nbytes;
     return status;
 }
@@ -452,7 +461,7 @@ idist_status idist_store_add(idist_store *store, const char *key, int64_t delta,
 
     if (status != IDIST_OK) return status;
     request.number = delta;
-    status = store->run(store, &request); // NOLINT(clang-analyzer-core.NullDereference)
+    status = idist__store_run(store, &request); // NOLINT(clang-analyzer-core.NullDereference)
     if (status == IDIST_OK && result) *result = request.number;
     return status;
 }
@@ -513,7 +522,7 @@ static idist_status idist__store_run_keys(idist_store *store, int op, const char
 
     request.keys = blobs;
     request.nkeys = count;
-    status = store->run(store, &request);
+    status = idist__store_run(store, &request);
     if (flag) *flag = request.flag;
     idist__mem_free(&store->mem, blobs);
 
@@ -568,7 +577,7 @@ idist_status idist_store_delete(idist_store *store, const char *key, bool *delet
     idist__store_request request;
     idist_status status = idist__store_begin_key(store, &request, IDIST__STORE_DELETE, key, 0);
 
-    if (status == IDIST_OK) status = store->run(store, &request);
+    if (status == IDIST_OK) status = idist__store_run(store, &request);
     if (status == IDIST_OK && deleted) *deleted = request.flag;
     return status;
 }
@@ -579,7 +588,7 @@ idist_status idist_store_num_keys(idist_store *store, size_t *n) {
 
     if (status != IDIST_OK) return status;
     if (!n) return idist__fail(IDIST_ERR_ARG, "store_num_keys: n is NULL");
-    status = store->run(store, &request);
+    status = idist__store_run(store, &request);
     *n = status == IDIST_OK ? (size_t)request.number : 0;
     return status;
 }

@@ -113,10 +113,11 @@ typedef struct idist__store_request {
     size_t nkeys;
     void *value; // GET, COMPARE_SET: the caller's buffer
     size_t capacity;
-    size_t nbytes;       // the size of the value, also when it does not fit
-    bool flag;           // CHECK: all keys exist; DELETE: the key existed
-    bool posted;         // SET, ADD, CLAIM: do not wait for an answer
-    int64_t deadline_ns; // of GET and WAIT
+    size_t nbytes;        // the size of the value, also when it does not fit
+    bool flag;            // CHECK: all keys exist; DELETE: the key existed
+    bool posted;          // SET, ADD, CLAIM: do not wait for an answer
+    int64_t deadline_ns;  // of GET and WAIT
+    int64_t answer_by_ns; // when the server has to have answered, at the latest; 0: no such limit
 } idist__store_request;
 
 typedef struct idist__entry {
@@ -139,8 +140,10 @@ struct idist_store {
                         idist__store_request *req); // blocks until the request's deadline
     void (*close)(idist_store *store);              // frees impl
     idist_allocator mem;
-    int timeout_ms; // of calls that give none
-    int port;       // of the server's socket; 0: none
+    int timeout_ms;       // of calls that give none
+    int port;             // of the server's socket; 0: none
+    int64_t answer_by_ns; // of every request; 0: none
+    bool is_lost;         // a request has failed because the server was gone
     void *impl;
 };
 

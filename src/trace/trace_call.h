@@ -6,11 +6,11 @@
 #include "os/clock.h"
 #include "os/process.h"
 #include "os/thread.h"
-#include "base/fail.h"
 #include "base/text.h"
 #include "core/kind.h"
 #include "core/model.h"
 #include "core/backend.h"
+#include "core/together.h"
 #include "core/extent.h"
 #include "core/check.h"
 #include "core/call.h"
@@ -139,13 +139,13 @@ static idist_status idist__trace_call_record(idist_group *g, const idist__call *
     idist_status status;
 
     if (!idist__trace_file_is_on()) return idist__call_locked(g, c, o);
-    if (!o->request && !idist__me.group_depth) return idist__trace_call_blocking_call(g, c, o);
+    if (!o->request && !idist__together_now.depth) return idist__trace_call_blocking_call(g, c, o);
 
     if (o->request) o->request->impl = NULL;
     status = idist__call_locked(g, c, o);
     if (status != IDIST_OK) return status;
 
-    t = idist__me.group_tasks ? idist__me.group_last : NULL; // the task that was just begun
+    t = idist__together_now.first ? idist__together_now.last : NULL; // the task that was just begun
     if (o->request) t = (idist__task *)o->request->impl;
     if (t && !t->lane) idist__trace_call_start(t);
 

@@ -66,7 +66,7 @@ static bool begin(moved *m, const idist_opts *opts) {
     idist__extent e;
     m->device[0] = m->device[1] = NULL;
     if (!g || g->freed || !g->w->device ||
-        (opts && (opts->request || opts->stream || opts->plan)) || idist__me.group_depth)
+        (opts && (opts->request || opts->stream || opts->plan)) || idist__together_now.depth)
         return false;
     if (idist__check_call(g, &m->c) != IDIST_OK || idist__extent_of(g, &m->c, &e) != IDIST_OK)
         return false;

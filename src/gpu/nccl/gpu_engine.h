@@ -19,6 +19,7 @@
 #include "core/world.h"
 #include "core/fingerprint.h"
 #include "core/task.h"
+#include "core/together.h"
 #include "core/group.h"
 #include "core/wait.h"
 #include "core/call.h"
@@ -168,7 +169,7 @@ static void idist__gpu_engine_start_nccl(idist__task *t) {
     idist__gpu_engine_enqueue(t);
     idist__gpu_engine_run_queue(t->group);
 
-    if (!idist__me.group_depth) {
+    if (!idist__together_now.depth) {
         idist__nccl_launch_call(t);
         return;
     }
@@ -176,8 +177,8 @@ static void idist__gpu_engine_start_nccl(idist__task *t) {
     op->holding_thread = &idist__me;
     while (*last) last = &idist__gpu_op_of(*last)->next_held;
     *last = t;
-    if (!idist__me.held_world) w->deferred_count++;
-    idist__me.held_world = w;
+    if (!idist__together_now.held_world) w->deferred_count++;
+    idist__together_now.held_world = w;
 }
 
 // From here to idist__gpu_engine_relock the lock is not held, for a call of CUDA that adds to a
@@ -277,8 +278,8 @@ static void idist__gpu_engine_start(idist__task *t) {
 static void idist__gpu_engine_launch_held(idist__world *w) {
     idist__task **at = &idist__gpu_of(w)->held_calls, *first = NULL, **last = &first, *t;
 
-    if (idist__me.held_world == w) w->deferred_count--;
-    idist__me.held_world = NULL;
+    if (idist__together_now.held_world == w) w->deferred_count--;
+    idist__together_now.held_world = NULL;
 
     while ((t = *at) != NULL) {
         idist__gpu_op *op = idist__gpu_op_of(t);
@@ -541,7 +542,7 @@ static void idist__gpu_engine_free(idist__world *w) {
 
     cudaGetLastError();
     if (gpu->host_backend) w->backend = gpu->host_backend;
-    if (idist__me.held_world == w) idist__me.held_world = NULL;
+    if (idist__together_now.held_world == w) idist__together_now.held_world = NULL;
     if (device >= 0) idist__gpu_device_restore(gpu, device);
     if (!left) return;
     w->device = NULL;

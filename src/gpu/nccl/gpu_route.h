@@ -4,6 +4,7 @@
 #include "base/fail.h"
 #include "core/kind.h"
 #include "core/model.h"
+#include "core/together.h"
 #include "core/wait.h"
 #include "core/extent.h"
 #include "gpu/gpu_model.h"
@@ -120,7 +121,8 @@ static idist_status idist__gpu_route_check_call(const idist_group *g, const idis
         return idist__fail(IDIST_ERR_UNSUPPORTED,
                            "%s: on a stream NCCL takes no IDIST_ANY_SOURCE and no IDIST_ANY_TAG",
                            name);
-    if (idist__me.group_depth && idist__me.held_world && idist__me.held_world != g->w)
+    if (idist__together_now.depth && idist__together_now.held_world &&
+        idist__together_now.held_world != g->w)
         return idist__fail(IDIST_ERR_UNSUPPORTED,
                            "%s: device memory of two worlds between group_begin and group_end",
                            name);
@@ -157,7 +159,7 @@ static idist_status idist__gpu_route_call(idist_group *g, const idist__call *c, 
     *detached = nccl && o->stream && !o->request;
     if (!*detached) return IDIST_OK;
     if (!gg->captured) gg->captured = idist__gpu_route_is_capturing((cudaStream_t)o->stream);
-    if (!idist__me.group_depth) idist__wait_until(g->w, idist__gpu_route_may_run_ahead, g);
+    if (!idist__together_now.depth) idist__wait_until(g->w, idist__gpu_route_may_run_ahead, g);
 
     return IDIST_OK;
 }

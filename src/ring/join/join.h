@@ -178,8 +178,7 @@ static void idist__join_tell_joined(const idist__join *j, idist_status status) {
     memcpy(text, idist__me.text, sizeof text); // sending may overwrite it
     if (!j->others_know && status != IDIST_ERR_TIMEOUT && status != IDIST_ERR_PEER_LOST)
         snprintf(cause, sizeof cause, "rank %d could not join: ", ring->w->group.rank);
-    idist__text_append(cause, sizeof cause, "%s",
-                       strncmp(text, "initialize: ", 12) == 0 ? text + 12 : text);
+    idist__text_append(cause, sizeof cause, "%s", idist__text_behind(text, "initialize: "));
 
     for (i = 0; i < ring->w->group.size; i++) {
         idist__link *l = &ring->links[i];
@@ -201,7 +200,7 @@ static void idist__join_end(idist__join *j) {
     idist__mem_free(mem, j->wanted);
     idist__mem_free(mem, j->tcp);
 
-    if (j->owns_store) {
+    if (j->store) {
         char text[sizeof idist__me.text];
         memcpy(text, idist__me.text, sizeof text); // closing may overwrite it
         idist_store_close(&j->store);
@@ -230,7 +229,6 @@ static idist_status idist__join_open(idist__world *w) {
     memset(&j, 0, sizeof j);
     j.w = w;
     j.deadline_ns = idist__os_clock_deadline(w->cfg.init_timeout_ms);
-    idist__me.join_until_ns = j.deadline_ns;
     if (w->group.size > 1) idist__join_warn_of_limit(w);
 
     // Announced now rather than when it is needed: with a second thread, such as the server of the
@@ -251,7 +249,6 @@ static idist_status idist__join_open(idist__world *w) {
     if (status != IDIST_OK && j.ring && j.ring->links) idist__join_tell_joined(&j, status);
     if (status != IDIST_OK) idist__join_failure_tell(&j, status);
     idist__join_end(&j);
-    idist__me.join_until_ns = 0;
 
     if (status == IDIST_OK && !j.ring->polled_link_count)
         idist__os_descriptor_close(&j.ring->watch); // nothing will ever be watched

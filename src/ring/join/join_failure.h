@@ -52,18 +52,16 @@ static idist_status idist__join_failure_hint(const idist__join *j) {
     return IDIST_ERR_TIMEOUT;
 }
 
-// If the server of the store ended, says which process that was.
+// If joining failed because the server of the store ended, says which process that was.
 static void idist__join_failure_of_store(const idist__join *j, idist_status status) {
     bool by_rank_0 = j->w->cfg.store == NULL && !idist__join_state_is_torch(j);
-    char text[sizeof idist__me.text];
-    const char *cause = text;
+    bool lost = j->lost_server || (j->store && j->store->is_lost);
+    const char *cause = idist__text_behind(idist__me.text, "initialize: ");
 
-    memcpy(text, idist__me.text, sizeof text);
-    if (strncmp(cause, "initialize: ", 12) == 0) cause += 12;
-    if (status != IDIST_ERR_PEER_LOST || strncmp(cause, "store: ", 7) != 0) return;
+    if (status != IDIST_ERR_PEER_LOST || !lost) return;
     idist__fail(status, "initialize: %s: %s",
                 by_rank_0 ? "rank 0 was lost, or gave up" : "the store's server was lost",
-                cause + 7);
+                idist__text_behind(cause, "store: "));
 }
 
 // Reports a process that has another secret at once, because the ranks may wait for that process
@@ -143,8 +141,7 @@ static void idist__join_failure_tell(idist__join *j, idist_status status) {
     memset(&failure, 0, sizeof failure);
     failure.status = (int32_t)status;
     failure.rank = j->w->group.rank;
-    idist__text_copy(failure.text, sizeof failure.text,
-                     strncmp(text, "initialize: ", 12) == 0 ? text + 12 : text);
+    idist__text_copy(failure.text, sizeof failure.text, idist__text_behind(text, "initialize: "));
 
     // If this does not reach the store, the others learn of it when the store ends.
     idist__join_state_name(j, name, sizeof name, "failed", -1);

@@ -35,7 +35,8 @@ typedef struct idist__join {
     idist__world *w;
     idist__ring *ring;
     idist_store *store;
-    bool owns_store;              // we opened it; otherwise it is the user's
+    bool owns_store;              // we opened it; otherwise it is a view of the user's
+    bool lost_server;             // the server ended while we opened the store
     bool others_know;             // somebody else has told all ranks why we give up
     bool told_by_server;          // ... namely the server, for a process that ended
     bool voting;                  // we gave up while the connections of this host carry votes

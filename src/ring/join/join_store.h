@@ -21,6 +21,9 @@
 
 enum { IDIST__JOIN_BATCH = 64 }; // values that one request waits for
 
+// The server of the store by which this thread last tried to join.
+IDIST__TLS uint64_t idist__join_store_last_server;
+
 // Waits for a value. After a time-out the error names the ranks that have not set it, or that have
 // not set `cause`, a value that must exist first. A value of the job, without a rank, is rank 0's.
 static idist_status idist__join_store_get(idist__join *j, const char *what, int rank,
@@ -98,7 +101,7 @@ static idist_status idist__join_store_await_all(idist__join *j, const char *what
 // handshake. This can happen once, so a second loss is that of the new rank 0.
 static idist_status idist__join_store_open_new(idist__join *j, const idist_store_desc *desc) {
     idist__config *cfg = &j->w->cfg;
-    uint64_t last = desc->server ? 0 : idist__me.join_server;
+    uint64_t last = desc->server ? 0 : idist__join_store_last_server;
     idist_store_desc d = *desc;
     bool may_close = last != 0;
     char text[IDIST__MEET_NBYTES];
@@ -115,7 +118,8 @@ static idist_status idist__join_store_open_new(idist__join *j, const idist_store
             closes = true;
         }
 
-        if (status == IDIST_OK && !closes) idist__me.join_server = idist__store_server_id(j->store);
+        if (status == IDIST_OK && !closes)
+            idist__join_store_last_server = idist__store_server_id(j->store);
         if (!closes) return status;
         if (idist__os_clock_ms_until(j->deadline_ns) == 0)
             return idist__fail(IDIST_ERR_TIMEOUT, "store: rank 0 at %s has not begun another world",
@@ -139,6 +143,7 @@ static idist_status idist__join_store_open_next(idist__join *j, idist_store_desc
                                "initialize: %s (this process is rank 0; to draw a rank, set none, "
                                "or desc.rank -1)",
                                idist__me.text);
+        j->lost_server = status == IDIST_ERR_PEER_LOST;
         if (status != IDIST_OK) return idist__fail(status, "initialize: %s", idist__me.text);
         j->owns_store = true;
         if (!cfg->may_draw) return IDIST_OK;
@@ -223,12 +228,11 @@ static idist_status idist__join_store_open(idist__join *j) {
     int64_t world_number = 0;
     idist_status status;
 
-    j->store = cfg->store;
-
-    if (!j->store) {
-        status = idist__join_store_open_own(j);
-        if (status != IDIST_OK) return status;
-    }
+    // A view of the caller's store has a limit of its own for answers.
+    status =
+        cfg->store ? idist_store_prefix(cfg->store, "", &j->store) : idist__join_store_open_own(j);
+    if (status != IDIST_OK) return status;
+    j->store->answer_by_ns = j->deadline_ns; // NOLINT(clang-analyzer-core.NullDereference)
 
     if (torch) snprintf(base, sizeof base, "idist-%.20s", restart ? restart : "0");
     snprintf(name, sizeof name, "%s/%d", base, cfg->rank);

@@ -3,6 +3,7 @@
 
 #include "os/clock.h"
 #include "base/fail.h"
+#include "core/together.h"
 #include "train/tensor.h"
 #include "train/compress/tensor_memory.h"
 #include "train/ddp/ddp_model.h"
@@ -55,7 +56,7 @@ static idist_status idist__ddp_launch_first_calls(idist_ddp *d) {
 
 // Begins an iteration, unless it has begun.
 static idist_status idist__ddp_launch_begin(idist_ddp *d) {
-    if (idist__me.group_depth)
+    if (idist__together_now.depth)
         return idist__fail(IDIST_ERR_STATE,
                            "ddp: must not be called between group_begin and group_end");
     if (!d->begun) return idist__ddp_launch_first_calls(d);

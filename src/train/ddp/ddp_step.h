@@ -5,6 +5,7 @@
 
 #include "base/fail.h"
 #include "core/backend.h"
+#include "core/together.h"
 #include "train/agree.h"
 #include "train/tensor.h"
 #include "train/compress/tensor_memory.h"
@@ -69,7 +70,7 @@ idist_status idist_ddp_wait(idist_ddp *d) {
     if (!d) return idist__fail(IDIST_ERR_ARG, "ddp_wait: ddp is NULL");
     if (d->no_sync) return IDIST_OK;
     status = idist__ddp_launch_begin(d);
-    if (status != IDIST_OK && (!d->begun || idist__me.group_depth)) return status;
+    if (status != IDIST_OK && (!d->begun || idist__together_now.depth)) return status;
 
     // An iteration that has failed is ended as well.
     idist__tracer_begin("wait", "ddp_wait", NULL, NULL);

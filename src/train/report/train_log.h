@@ -9,6 +9,7 @@
 #include "base/log.h"
 #include "core/model.h"
 #include "core/world.h"
+#include "calls/get.h"
 
 // Removes a progress bar, so that a line can take its place. The lock is held.
 static void idist__train_log_clear_bar(void) {
@@ -50,7 +51,7 @@ void idist_train_log(const char *name, const char *format, ...) {
 }
 
 void idist_train_log_config(const char *name) {
-    char text[sizeof idist__me.config], *line, *end;
+    char text[sizeof idist__get_own.config], *line, *end;
 
     if (idist_get_rank() != 0) return;
     idist_train_log(name, "- idist version: %s", IDIST_VERSION);

@@ -1,0 +1,406 @@
+// core/call.h: the path of every communication call
+//
+// The core owns everything that is the same whichever backend moves the data: it checks a call's
+// arguments, numbers it within its group, hands it to the backend as a task, waits for it, watches
+// its deadline, and spreads a failure to all members of the group. It names no backend; what it
+// asks of one is the contract of idist_backend_api, what it asks of a device that of
+// idist_device_api, both in core/model.h.
+//
+// The public functions in calls/ fill one idist__call each and come in through
+// idist__call_run. Backends come in through idist__task_complete and idist__group_fail.
+//
+//     public function         fills an idist__call
+//     idist__call_message     a message in the ordinary case: tries the backend's `quick`, then
+//                             goes on at idist__call_begin
+//     idist__call_run         finds the group, locks its world, records the first error of a
+//                             group_begin
+//     idist__call_traced      through the timeline, if there is one
+//     idist__call_locked      checks the arguments, which a plan has done before
+//     idist__call_checked     asks the device whether the call is its own; tries the backend's
+//                             `quick`
+//     idist__call_begin       makes a task
+//     idist__task_start       numbers it and hands it to the backend
+//     idist__wait_task        waits, unless there is a request or an open group_begin
+//     idist__wait_result      status and text for the caller
+#pragma once
+
+#include "os/thread.h"
+#include "base/fail.h"
+#include "base/mem.h"
+#include "core/kind.h"
+#include "core/model.h"
+#include "core/backend.h"
+#include "core/world.h"
+#include "core/fingerprint.h"
+#include "core/task.h"
+#include "core/together.h"
+#include "core/group.h"
+#include "core/wait.h"
+#include "core/progress_thread.h"
+#include "core/extent.h"
+#include "core/check.h"
+
+static void idist__call_init(idist__call *c, idist__kind kind, const void *send, void *recv,
+                             size_t count, idist_dtype dtype) {
+    idist__mem_clear(c, sizeof *c);
+    c->kind = kind;
+    c->send = send;
+    c->recv = recv;
+    c->count = count;
+    c->label = kind;
+    c->check = count;
+    c->dtype = dtype;
+    c->root = -1;
+}
+
+// Locks the world of a call and finds its group. On failure nothing is locked and *out is NULL.
+static idist_status idist__call_enter(const char *name, idist_group *group, idist_group **out) {
+    idist__world *w = group ? group->w : idist__world_default();
+
+    *out = NULL;
+    if (group && !w)
+        return idist__fail(IDIST_ERR_STATE, "%s: the world of this group was closed", name);
+    if (!w)
+        return idist__fail(IDIST_ERR_STATE,
+                           "%s: there is no world: call idist_initialize first, and not after "
+                           "idist_finalize",
+                           name);
+    if (idist__world_enter(name, w) != IDIST_OK) return IDIST_ERR_STATE;
+    if (group && group->freed) return idist__fail(IDIST_ERR_STATE, "%s: the group was freed", name);
+    idist__world_lock(w);
+    if (!group) group = &w->group;
+
+    if (!group->w || group->freed) { // before we had the lock; the struct stays for a while
+        idist__os_mutex_unlock(&w->lock);
+        return idist__fail(IDIST_ERR_STATE, "%s: the group was freed, or its world was closed",
+                           name);
+    }
+
+    *out = group;
+
+    return IDIST_OK;
+}
+
+// An all_to_allv in place overwrites what it sends. So the backends get a copy to send.
+static bool idist__call_needs_copy(const idist__call *c) {
+    return c->kind == IDIST__ALL_TO_ALLV && c->send == c->recv;
+}
+
+// False: no memory for it.
+static bool idist__call_copy_send(idist__task *t) {
+    const idist_group *g = t->group;
+    idist__call *c = &t->call;
+    size_t nbytes = idist__extent_end(c->sendcounts, c->senddispls, g->size);
+
+    nbytes *= idist_dtype_size(c->dtype);
+    t->copy = idist__mem_raw(&g->w->cfg.mem, nbytes ? nbytes : 1);
+    if (!t->copy) return false;
+    if (nbytes) memcpy(t->copy, c->send, nbytes);
+    c->send = t->copy; // also of nothing: Open MPI 4 takes equal addresses for in place
+
+    return true;
+}
+
+// A call without a task, if the backend can do that now. With a request, inside idist_group_begin
+// or beside other calls, only a message can.
+static bool idist__call_quick(idist_group *g, const idist__call *c, const idist_opts *o) {
+    const idist_backend_api *backend = g->w->backend;
+    bool blocks = !o->request && !idist__together_now.depth;
+
+    if (g->status != IDIST_OK || c->peeks || idist__call_needs_copy(c)) return false;
+    if (blocks && !g->w->tasks) return backend->quick && backend->quick(g, c);
+    if (!backend->quick_message || !idist__kind_is_p2p(c->kind) || idist__tracer_now())
+        return false;
+
+    return backend->quick_message(g, c);
+}
+
+// The value of request->impl for a call that completed before it returned: it has no task.
+static char idist__call_complete;
+
+static bool idist__call_was_complete(const idist_request *request) {
+    return request->impl == &idist__call_complete;
+}
+
+// Whether the device backend takes part in a call. A stream needs one.
+static idist_status idist__call_route(idist_group *g, const idist__call *c, const idist_opts *o,
+                                      bool *on_device, bool *detached) {
+    idist__world *w = g->w;
+
+    *on_device = *detached = false;
+    if (w->device_api) return w->device_api->route(g, c, o, on_device, detached);
+    if (!o->stream) return IDIST_OK;
+
+    return idist__fail(w->wrap ? IDIST_ERR_NO_DEVICE : IDIST_ERR_UNSUPPORTED,
+                       "%s: a stream is for device memory: %s", idist__kind_names[c->label],
+                       w->no_device);
+}
+
+static void idist__call_task_init(idist__task *t, const idist__call *c, const idist_opts *o,
+                                  bool on_device) {
+    t->call = *c;
+    t->call.dtype_tag = idist__fingerprint_tag(t->group->w, c);
+    t->async = o->request != NULL;
+    t->on_device = on_device;
+    t->stream = o->stream;
+    t->patient = o->timeout_ms == 0;
+    t->timeout_ms = o->timeout_ms ? o->timeout_ms : t->group->w->cfg.timeout_ms;
+}
+
+// Before a task that outlasts the function that begins it. While a thread closes the world, it
+// would be freed before anybody waits for it.
+static idist_status idist__call_check_open(const idist__world *w, const char *name) {
+    if (!w->closing) return IDIST_OK;
+    return idist__fail(IDIST_ERR_STATE, "%s: another thread closes the world", name);
+}
+
+// Keeps a task for idist_group_end, which waits for it. Until then the world cannot be closed.
+static void idist__call_defer(idist__task *t) {
+    idist__together *now = &idist__together_now;
+
+    t->group->w->deferred_count++;
+    if (now->first) now->last->list_next = t;
+    else now->first = t;
+    now->last = t;
+}
+
+// From here on this thread stays in the world until it has waited for the kept tasks at the front
+// of its list, those up to the first one of another world.
+static void idist__call_undefer(idist__world *w) {
+    const idist__task *t;
+    for (t = idist__together_now.first; t && t->group->w == w; t = t->list_next)
+        w->deferred_count--;
+}
+
+// Ends this thread's idist_group_begin without waiting, before it closes a world. Called without a
+// lock.
+static void idist__call_forget(idist__world *closed) {
+    idist__together *now = &idist__together_now;
+
+    if (now->held_world == closed) {
+        idist__world_lock(closed);
+        closed->deferred_count--;
+        idist__os_mutex_unlock(&closed->lock);
+        now->held_world = NULL;
+    }
+
+    now->depth = 0;
+
+    while (now->first) {
+        idist__task *t = now->first;
+        idist__world *w = t->group->w;
+
+        idist__world_lock(w);
+        now->first = t->list_next;
+        w->deferred_count--;
+        if (t->done) idist__task_free(t);
+        else idist__task_detach(t);
+        idist__os_mutex_unlock(&w->lock);
+    }
+}
+
+// A call that the backend could not complete at once.
+static idist_status idist__call_begin(idist_group *g, const idist__call *c, const idist_opts *o,
+                                      bool on_device, bool detached) {
+    const char *name = idist__kind_names[c->label];
+    idist_status status = IDIST_OK;
+    idist__task *t;
+
+    if (g->status != IDIST_OK && idist__kind_is_p2p(c->kind)) // what has just arrived says so
+        return idist__fail(g->status, "%s: %s", name, g->cause);
+
+    if (o->request || idist__together_now.depth) status = idist__call_check_open(g->w, name);
+    if (o->request && status == IDIST_OK) status = idist__progress_thread_need(g->w);
+    if (status != IDIST_OK) return status;
+
+    t = idist__task_new(g);
+    if (t) idist__call_task_init(t, c, o, on_device);
+
+    if (!t || (!on_device && idist__call_needs_copy(c) && !idist__call_copy_send(t))) {
+        if (t) idist__task_free(t);
+        idist__group_fail_memory(g); // others count on it
+        return IDIST_ERR_NO_MEMORY;
+    }
+
+    if (detached) idist__task_detach(t);
+    idist__task_start(t);
+    if (detached)
+        return g->status == IDIST_OK ? IDIST_OK : idist__fail(g->status, "%s: %s", name, g->cause);
+
+    if (o->request) {
+        o->request->impl = t;
+        return IDIST_OK;
+    }
+
+    if (idist__together_now.depth) {
+        idist__call_defer(t);
+        return IDIST_OK;
+    }
+
+    idist__wait_task(t);
+
+    return idist__wait_result(t);
+}
+
+// A call whose arguments have passed the check.
+static idist_status idist__call_checked(idist_group *g, const idist__call *c, const idist_opts *o) {
+    const char *name = idist__kind_names[c->label];
+    bool on_device = false, detached = false;
+    idist_status status = idist__call_route(g, c, o, &on_device, &detached);
+
+    if (status != IDIST_OK) return status;
+    if (g->status != IDIST_OK)
+        return idist__fail(g->status, "%s: the group failed earlier: %s", name, g->cause);
+    if (g->w->thread_stops) // another thread has ended the calls, and would not see this one
+        return idist__fail(IDIST_ERR_ABORTED, "%s: another thread closes the world", name);
+
+    if (!on_device && idist__call_quick(g, c, o)) {
+        if (o->request) o->request->impl = &idist__call_complete;
+        return IDIST_OK;
+    }
+
+    return idist__call_begin(g, c, o, on_device, detached);
+}
+
+static idist_status idist__call_locked(idist_group *g, const idist__call *c, const idist_opts *o) {
+    idist_status status = idist__check_call(g, c);
+    return status == IDIST_OK ? idist__call_checked(g, c, o) : status;
+}
+
+static idist_status idist__call_traced(idist_group *g, const idist__call *c, const idist_opts *o) {
+    return idist__tracer_now() ? idist__tracer_now()->call(g, c, o) : idist__call_locked(g, c, o);
+}
+
+// Whether a plan keeps this call of this group already.
+static bool idist__call_is_kept(const idist_group *g, const idist_plan *plan,
+                                const idist__fingerprint *call) {
+    idist__fingerprint kept;
+
+    if (!plan->call.kind || plan->world_serial != g->w->serial || plan->ctx != g->ctx) return false;
+    kept = idist__fingerprint_of_call(g->w, &plan->call, 0);
+
+    return idist__fingerprint_equal(&kept, call);
+}
+
+// The number of a plan that is filled with this call; 0: of a message, which needs none. A plan
+// that kept the same call keeps its number.
+static idist_status idist__call_number_plan(idist_group *g, const idist_plan *plan,
+                                            const idist__call *c, uint32_t *number) {
+    idist__fingerprint call = idist__fingerprint_of_call(g->w, c, 0);
+    idist__planned *p = g->planned;
+
+    *number = idist__kind_is_p2p(c->kind) ? 0 : plan->call.plan;
+    if (idist__kind_is_p2p(c->kind) || idist__call_is_kept(g, plan, &call)) return IDIST_OK;
+    while (p && memcmp(&p->call, &call, sizeof call) != 0) p = p->next;
+
+    if (!p) {
+        p = (idist__planned *)idist__mem_alloc(&g->w->cfg.mem, sizeof *p);
+        if (!p) return IDIST_ERR_NO_MEMORY;
+        p->call = call;
+        p->next = g->planned;
+        g->planned = p;
+    }
+
+    *number = p->count++ % IDIST__PLAN_MAX + 1;
+
+    return IDIST_OK;
+}
+
+// Keeps a call for idist_plan_start.
+static idist_status idist__call_plan(idist_group *g, const idist__call *c, const idist_opts *o) {
+    idist_plan *plan = o->plan;
+    uint32_t number;
+    idist_status status = idist__check_call(g, c);
+
+    if (status != IDIST_OK) return status;
+    if (o->request)
+        return idist__fail(
+            IDIST_ERR_ARG,
+            "%s: with opts.plan, opts.request must be NULL; idist_plan_start takes it",
+            idist__kind_names[c->label]);
+    status = idist__call_number_plan(g, plan, c, &number);
+    if (status != IDIST_OK) return status;
+
+    plan->call = *c;
+    plan->call.plan = number;
+    plan->opts = *o;
+    plan->opts.plan = NULL;
+    plan->opts.group = g;
+    plan->world_serial = g->w->serial;
+    plan->ctx = g->ctx;
+    plan->rank = g->rank;
+    plan->size = g->size;
+
+    return IDIST_OK;
+}
+
+// A call that has failed leaves an empty request, which the program may wait for like the others.
+// idist_group_end returns the first failure of a call in between.
+static idist_status idist__call_ended(idist_status status, idist_request *request) {
+    if (status == IDIST_OK) return IDIST_OK;
+    if (request) request->impl = NULL;
+
+    if (idist__together_now.depth && idist__together_now.status == IDIST_OK) {
+        idist__together_now.status = status;
+        memcpy(idist__together_now.text, idist__me.text, sizeof idist__together_now.text);
+    }
+
+    return status;
+}
+
+// Whether a send or receive is the ordinary one: host memory, a buffer, a dtype of idist and a tag.
+static bool idist__call_is_plain(const idist__world *w, const idist__call *c, const idist_opts *o) {
+    if (w->device_api || idist__tracer_now() || o->stream || o->plan) return false;
+    if ((unsigned)c->dtype >= IDIST_DTYPE_COUNT || c->count > SIZE_MAX / 16) return false;
+    return c->tag >= 0 && (c->send || c->recv);
+}
+
+// Whether a group, whose world is locked, can take a message to or from this rank by the short way.
+// Another thread may have closed the world: then the rest of the struct is zero.
+static bool idist__call_is_ready(const idist_group *g, const idist__call *c) {
+    if (!g->w || g->status != IDIST_OK || g->w->thread_stops || g->rank < 0) return false;
+    return g->w->backend->quick_message && c->root >= 0 && c->root < g->size;
+}
+
+static idist_opts idist__call_defaults; // all zero; never written
+
+static idist_status idist__call_run(const idist__call *c, const idist_opts *opts) {
+    const idist_opts *o = opts ? opts : &idist__call_defaults;
+    idist_group *g = NULL;
+    idist_status status = idist__call_enter(idist__kind_names[c->label], o->group, &g);
+
+    if (g) {
+        status = o->plan ? idist__call_plan(g, c, o) : idist__call_traced(g, c, o);
+        idist__os_mutex_unlock(&g->w->lock);
+    }
+
+    return idist__call_ended(status, o->request);
+}
+
+// A send or receive. In the ordinary case nothing can be wrong with the call, and it gets by with
+// fewer checks; otherwise, and while another thread has the lock, it goes by idist__call_run.
+static idist_status idist__call_message(const idist__call *c, const idist_opts *opts) {
+    const idist_opts *o = opts ? opts : &idist__call_defaults;
+    idist_group *g = o->group;
+    idist__world *w = g ? g->w : __atomic_load_n(&idist__default_world, __ATOMIC_ACQUIRE);
+    bool blocks = !o->request && !idist__together_now.depth, done;
+    idist_status status = IDIST_OK;
+
+    if (!w || idist__world_forked(w) || idist__me.callbacks || (g && g->freed) ||
+        !idist__os_mutex_try_lock(&w->lock))
+        return idist__call_run(c, opts);
+
+    if (!g) g = &w->group;
+
+    if (!idist__call_is_ready(g, c) || !idist__call_is_plain(w, c, o)) {
+        idist__os_mutex_unlock(&w->lock);
+        return idist__call_run(c, opts);
+    }
+
+    done = blocks && !w->tasks ? w->backend->quick(g, c) : w->backend->quick_message(g, c);
+    if (!done) status = idist__call_begin(g, c, o, false, false);
+    else if (o->request) o->request->impl = &idist__call_complete;
+    idist__os_mutex_unlock(&w->lock);
+
+    return done ? IDIST_OK : idist__call_ended(status, o->request);
+}

@@ -1,0 +1,178 @@
+// core/check.h: what can be wrong with one rank's arguments
+//
+// Nothing was sent yet when these fail, so the group stays usable.
+#pragma once
+
+#include "base/fail.h"
+#include "base/dtype.h"
+#include "base/reduce.h"
+#include "core/kind.h"
+#include "core/model.h"
+#include "core/fingerprint.h"
+#include "core/together.h"
+#include "core/extent.h"
+
+// For calls that only exist in a blocking form.
+static idist_status idist__check_blocking(const char *name, const idist_opts *opts) {
+    if (opts && (opts->request || opts->plan))
+        return idist__fail(IDIST_ERR_ARG, "%s: blocking only; opts.%s must be NULL", name,
+                           opts->request ? "request" : "plan");
+    if (idist__together_now.depth)
+        return idist__fail(IDIST_ERR_STATE, "%s: not between idist_group_begin and idist_group_end",
+                           name);
+
+    return IDIST_OK;
+}
+
+static idist_status idist__check_buffers(const idist_group *g, const idist__call *c) {
+    const char *name = idist__kind_names[c->label];
+    const char *send = (const char *)c->send, *recv = (const char *)c->recv;
+    size_t size, send_nbytes, recv_nbytes;
+    idist__extent e;
+    bool is_simple = (c->kind == IDIST__ALL_REDUCE && send == recv && send) ||
+                     (c->kind == IDIST__SEND && send) || (c->kind == IDIST__RECV && recv);
+
+    if (is_simple && c->count <= SIZE_MAX / 16) return IDIST_OK;
+
+    if (idist__extent_of(g, c, &e) != IDIST_OK)
+        return idist__fail(IDIST_ERR_ARG, "%s: the counts are too large for memory", name);
+    if (e.send && !send)
+        return idist__fail(IDIST_ERR_ARG, "%s: the send buffer is NULL and count is not 0", name);
+    if (e.recv && !recv)
+        return idist__fail(IDIST_ERR_ARG, "%s: the receive buffer is NULL and count is not 0",
+                           name);
+
+    size = idist_dtype_size(c->dtype);
+    send_nbytes = e.send * size;
+    recv_nbytes = e.recv * size;
+    if (!send_nbytes || !recv_nbytes) return IDIST_OK;
+    if (send + send_nbytes <= recv || recv + recv_nbytes <= send) return IDIST_OK; // disjoint
+    if (idist__extent_in_place(&e, c)) return IDIST_OK;
+
+    return idist__fail(IDIST_ERR_ARG,
+                       "%s: send and receive buffers overlap in a way that in-place does not allow",
+                       name);
+}
+
+static idist_status idist__check_builtin_op(const idist__call *c) {
+    const char *name = idist__kind_names[c->label];
+
+    if ((unsigned)c->dtype >= IDIST_DTYPE_COUNT)
+        return idist__fail(IDIST_ERR_ARG,
+                           "%s: %s takes no dtype of the program; see idist_op_create", name,
+                           idist_op_name(c->op));
+    if (!idist__reduce_table[(unsigned)c->dtype][(unsigned)c->op])
+        return idist__fail(IDIST_ERR_ARG, "%s: %s takes %s, not %s", name, idist_op_name(c->op),
+                           c->op >= IDIST_MINLOC            ? "pairs of value and index"
+                           : idist__dtype_is_pair(c->dtype) ? "numbers"
+                                                            : "integers",
+                           idist_dtype_name(c->dtype));
+    if (c->op == IDIST_AVG && (c->kind == IDIST__SCAN || c->kind == IDIST__EXSCAN))
+        return idist__fail(IDIST_ERR_ARG,
+                           "%s: AVG is not defined for prefixes; use SUM and divide by rank + 1",
+                           name);
+
+    return IDIST_OK;
+}
+
+static idist_status idist__check_op(const idist__world *w, const idist__call *c) {
+    const char *name = idist__kind_names[c->label];
+    const idist__user_op *user;
+
+    if ((unsigned)c->op < IDIST_OP_COUNT) return idist__check_builtin_op(c);
+    user = (int)c->op >= IDIST_OP_USER && (int)c->op <= IDIST_OP_LAST
+               ? &w->ops[c->op - IDIST_OP_USER]
+               : NULL;
+    if (!user || !user->used)
+        return idist__fail(IDIST_ERR_ARG, "%s: invalid op %d in this world", name, (int)c->op);
+    if (!user->fn && !idist__dtype_is_float(c->dtype))
+        return idist__fail(IDIST_ERR_ARG, "%s: a premultiplied sum takes floating dtypes, not %s",
+                           name, idist_dtype_name(c->dtype));
+
+    return IDIST_OK;
+}
+
+// A dtype must be one that this world has, and not a value made up.
+static idist_status idist__check_dtype(const idist__world *w, const idist__call *c) {
+    const char *name = idist__kind_names[c->label];
+    int user = idist__dtype_user_number(c->dtype);
+    uint64_t count = c->count;
+
+    if (user < 0 && idist_dtype_size(c->dtype)) return IDIST_OK;
+    if (user < 0 || !w->dtypes[user].used || w->dtypes[user].dtype != c->dtype)
+        return idist__fail(IDIST_ERR_ARG, "%s: invalid dtype %d in this world", name,
+                           (int)c->dtype);
+    if (count >= IDIST__TAGGED_COUNT)
+        return idist__fail(IDIST_ERR_ARG, "%s: the count is too large", name);
+
+    return IDIST_OK;
+}
+
+static idist_status idist__check_peer(const idist_group *g, const idist__call *c) {
+    const char *name = idist__kind_names[c->label];
+    bool receives = c->kind == IDIST__RECV;
+
+    if (!(c->root >= 0 && c->root < g->size) && !(receives && c->root == IDIST_ANY_SOURCE))
+        return idist__fail(IDIST_ERR_ARG, "%s: rank %d is not in a group of %d", name, c->root,
+                           g->size);
+    if (c->tag < 0 && !(receives && c->tag == IDIST_ANY_TAG) &&
+        c->label != IDIST__NEW_GROUP_BY_MEMBERS && c->label != IDIST__MRECV)
+        return idist__fail(IDIST_ERR_ARG, "%s: tag %d is negative", name, c->tag);
+    if (c->label == IDIST__MRECV && // another group may be at its address
+        (c->u.message->world != g->w->serial || c->u.message->ctx != g->ctx))
+        return idist__fail(IDIST_ERR_STATE, "mrecv: the group of the message was freed");
+
+    return IDIST_OK;
+}
+
+static idist_status idist__check_counts(const idist_group *g, const idist__call *c) {
+    const char *name = idist__kind_names[c->label];
+    bool root = c->root == g->rank, to_all = c->kind == IDIST__ALL_TO_ALLV;
+    bool gathers = c->kind == IDIST__ALL_GATHERV || (c->kind == IDIST__GATHERV && root);
+    bool scatters = c->kind == IDIST__SCATTERV && root;
+
+    if (((gathers || to_all) && !c->recvcounts) ||
+        (c->kind == IDIST__REDUCE_SCATTERV && !c->sendcounts))
+        return idist__fail(IDIST_ERR_ARG, "%s: recvcounts is NULL", name);
+    if ((scatters || to_all) && !c->sendcounts)
+        return idist__fail(IDIST_ERR_ARG, "%s: sendcounts is NULL", name);
+    if (gathers && c->recvcounts[g->rank] != c->count)
+        return idist__fail(IDIST_ERR_ARG, "%s: sendcount is %zu, but recvcounts[%d] is %zu", name,
+                           c->count, g->rank, c->recvcounts[g->rank]);
+    if (scatters && c->sendcounts[g->rank] != c->count)
+        return idist__fail(IDIST_ERR_ARG, "%s: recvcount is %zu, but sendcounts[%d] is %zu", name,
+                           c->count, g->rank, c->sendcounts[g->rank]);
+    if (to_all && c->sendcounts[g->rank] != c->recvcounts[g->rank])
+        return idist__fail(IDIST_ERR_ARG, "%s: sendcounts[%d] and recvcounts[%d] differ", name,
+                           g->rank, g->rank);
+
+    return IDIST_OK;
+}
+
+static idist_status idist__check_collective(const idist_group *g, const idist__call *c) {
+    idist_status status = IDIST_OK;
+
+    if (idist__kind_has_root(c->kind) && (c->root < 0 || c->root >= g->size))
+        return idist__fail(IDIST_ERR_ARG, "%s: root %d is not in a group of %d",
+                           idist__kind_names[c->label], c->root, g->size);
+
+    if (idist__kind_reduces(c->kind)) status = idist__check_op(g->w, c);
+    if (status == IDIST_OK && idist__kind_is_v(c->kind)) status = idist__check_counts(g, c);
+
+    return status;
+}
+
+static idist_status idist__check_call(const idist_group *g, const idist__call *c) {
+    idist_status status = IDIST_OK;
+
+    if (g->rank < 0)
+        return idist__fail(IDIST_ERR_STATE, "%s: this rank is not a member of the group",
+                           idist__kind_names[c->label]);
+    if (c->kind == IDIST__BARRIER) return IDIST_OK;
+    if ((unsigned)c->dtype >= IDIST_DTYPE_COUNT) status = idist__check_dtype(g->w, c);
+    if (status != IDIST_OK) return status;
+
+    status = idist__kind_is_p2p(c->kind) ? idist__check_peer(g, c) : idist__check_collective(g, c);
+
+    return status == IDIST_OK ? idist__check_buffers(g, c) : status;
+}

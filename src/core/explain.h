@@ -1,0 +1,134 @@
+// core/explain.h: sentences about calls that failed
+//
+// The same words whichever backend noticed. Ranks are ranks of the world here, since a reader of
+// the log knows no others.
+#pragma once
+
+#include "base/text.h"
+#include "launch/env.h"
+#include "core/kind.h"
+#include "core/model.h"
+#include "core/world.h"
+#include "core/fingerprint.h"
+
+static void idist__explain_task(const idist__task *t, char *buf, size_t cap) {
+    const idist__call *c = &t->call;
+
+    if (!idist__kind_is_p2p(c->kind)) {
+        idist__fingerprint p = idist__fingerprint_of_task(t, IDIST__ALGO_AUTO);
+        idist__fingerprint_text(t->group->w, &p, buf, cap);
+        return;
+    }
+
+    snprintf(buf, cap, "%s (", idist__kind_names[c->label]);
+    if (!(c->label >= IDIST__PROBE && c->label <= IDIST__IMPROBE) &&
+        c->label != IDIST__NEW_GROUP_BY_MEMBERS)
+        idist__text_append(buf, cap, "%s x %zu, ", idist__world_dtype_name(t->group->w, c->dtype),
+                           c->count);
+    idist__text_append(buf, cap, c->kind == IDIST__SEND ? "to " : "from ");
+    if (c->root == IDIST_ANY_SOURCE) idist__text_append(buf, cap, "any rank");
+    else idist__text_append(buf, cap, "rank %d", c->root);
+    if (c->tag == IDIST_ANY_TAG) idist__text_append(buf, cap, ", any tag)");
+    else if (c->tag < 0) idist__text_append(buf, cap, ")"); // of idist itself
+    else idist__text_append(buf, cap, ", tag %d)", c->tag);
+}
+
+// What two ranks of the world have called, and where it differs. field NULL: in their order.
+IDIST__UNUSED static void idist__explain_mismatch(const idist__world *w, const char *field, int a,
+                                                  const idist__fingerprint *of_a, int b,
+                                                  const idist__fingerprint *of_b, char *buf,
+                                                  size_t cap) {
+    char first[128], second[128];
+
+    idist__fingerprint_text(w, of_a, first, sizeof first);
+    idist__fingerprint_text(w, of_b, second, sizeof second);
+    if (!field) field = "sequence";
+
+    // Counts of each rank, members and definitions are compared by a hash, which says nothing.
+    if (!strcmp(first, second))
+        snprintf(buf, cap, "the %s differs between rank %d and rank %d in %s", field, a, b, first);
+    else
+        snprintf(buf, cap, "the %s differs: rank %d called %s, rank %d called %s", field, a, first,
+                 b, second);
+}
+
+// Of a message that is part of a collective, in bytes.
+IDIST__UNUSED static void idist__explain_sizes(const char *field, int from, uint64_t sent, int to,
+                                               uint64_t expected, const idist__task *t, char *buf,
+                                               size_t cap) {
+    snprintf(buf, cap,
+             "the %s differs: rank %d sends %llu bytes to rank %d, which expects %llu, in %s #%u",
+             field, from, (unsigned long long)sent, to, (unsigned long long)expected,
+             idist__kind_names[t->call.label], (unsigned)t->seq);
+}
+
+// "5 F32", of what idist__fingerprint_pair says.
+static void idist__explain_pair_text(const idist__world *w, uint64_t pair, char *buf, size_t cap) {
+    idist_dtype dtype = idist__world_dtype(w, (uint8_t)(pair >> 56));
+
+    snprintf(buf, cap, "%llu %s", (unsigned long long)idist__fingerprint_pair_count(pair),
+             pair ? idist__world_dtype_name(w, dtype) : "elements");
+}
+
+// What a rank sends to another one and what that expects, as idist__fingerprint_pair says.
+IDIST__UNUSED static void idist__explain_pair(int from, uint64_t sent, int to, uint64_t expected,
+                                              const idist__task *t, char *buf, size_t cap) {
+    const idist__world *w = t->group->w;
+    char given[64], wanted[64];
+
+    idist__explain_pair_text(w, sent, given, sizeof given);
+    idist__explain_pair_text(w, expected, wanted, sizeof wanted);
+    snprintf(buf, cap, "the %s differs: rank %d sends %s to rank %d, which expects %s, in %s #%u",
+             idist__fingerprint_pair_difference(sent, expected), from, given, to, wanted,
+             idist__kind_names[t->call.label], (unsigned)t->seq);
+}
+
+// Two ranks wait for each other and would do so for ever: this one in `ours`, `peer` in the call of
+// this fingerprint, which belongs to the same group or to another one.
+IDIST__UNUSED static void idist__explain_deadlock(const idist__task *ours, int peer,
+                                                  const idist__fingerprint *print, bool same_group,
+                                                  char *text, size_t cap) {
+    char a[128], b[128];
+    int me = ours->group->w->group.rank;
+    bool p2p = idist__kind_is_p2p(ours->call.kind) && idist__kind_is_p2p((idist__kind)print->kind);
+
+    idist__explain_task(ours, a, sizeof a);
+    idist__fingerprint_text(ours->group->w, print, b, sizeof b);
+    snprintf(text, cap, "rank %d waits for rank %d in %s, rank %d waits for rank %d in %s%s: ", me,
+             peer, a, peer, me, b, same_group ? "" : " of another group");
+    if (p2p) idist__text_append(text, cap, "a deadlock; use idist_sendrecv, or requests");
+    else idist__text_append(text, cap, "the %s differs", same_group ? "operation" : "group");
+}
+
+// For `missing` of a backend: a member that has not come, and where it was last seen. Only the
+// first eight are named; `already` says how many are.
+IDIST__UNUSED static void idist__explain_missing_rank(const idist_group *g, int rank,
+                                                      const idist__fingerprint *seen, int already,
+                                                      char *text, size_t cap) {
+    char last[128];
+
+    if (already >= 8) return;
+    idist__text_append(text, cap, "%srank %d on %s", already ? ", " : "", g->ranks[rank],
+                       g->w->nodes[g->ranks[rank]].hostname);
+    if (!seen->seq) return;
+    idist__fingerprint_text(g->w, seen, last, sizeof last);
+    idist__text_append(text, cap, " (last seen in %s)", last);
+}
+
+// The same for the other side of a send or receive.
+IDIST__UNUSED static int idist__explain_missing_peer(const idist__task *t, char *text, size_t cap) {
+    const idist_group *g = t->group;
+    int peer = t->call.root < 0 ? -1 : g->ranks[t->call.root];
+
+    if (peer < 0) {
+        idist__text_append(text, cap, "a message from any rank");
+        return 1;
+    }
+
+    idist__text_append(text, cap, "rank %d on %s, which ", peer, g->w->nodes[peer].hostname);
+    if (t->call.kind == IDIST__SEND) // also read by others, if the group fails
+        idist__text_append(text, cap, "does not receive the message of rank %d", g->w->group.rank);
+    else idist__text_append(text, cap, "sent nothing that fits");
+
+    return 1;
+}

@@ -1,0 +1,221 @@
+// core/extent.h: ranks modulo n, blocks of a buffer, and where the elements of a call lie
+//
+// Functions: idist__extent_*, idist__block_*.
+#pragma once
+
+#include "base/hash.h"
+#include "core/kind.h"
+#include "core/model.h"
+#include "core/fingerprint.h"
+
+//------------------------------------------------------------------------------
+// ranks modulo n, and blocks of a buffer
+//------------------------------------------------------------------------------
+
+IDIST__UNUSED static int idist__block_wrap(int rank, int n) { return ((rank % n) + n) % n; }
+
+// The first element of block b, when `count` elements are cut into n nearly equal blocks. The first
+// blocks are larger by one.
+static size_t idist__block_at(size_t count, int n, int b) {
+    size_t quotient = count / (size_t)n, rest = count % (size_t)n;
+    return (size_t)b * quotient + ((size_t)b < rest ? (size_t)b : rest);
+}
+
+IDIST__UNUSED static size_t idist__block_count(size_t count, int n, int b) {
+    return idist__block_at(count, n, b + 1) - idist__block_at(count, n, b);
+}
+
+static void idist__block_copy(void *dst, const void *src, size_t nbytes) {
+    if (nbytes && dst != src) memmove(dst, src, nbytes);
+}
+
+//------------------------------------------------------------------------------
+// where the elements of a call lie
+//------------------------------------------------------------------------------
+
+// How many elements lie at send and at recv, and where in-place has one start inside the other.
+typedef struct idist__extent {
+    size_t send, recv; // elements
+    size_t send_at;    // in place, recv starts at this element of send,
+    size_t recv_at;    // or send at this element of recv
+} idist__extent;
+
+static size_t idist__extent_displ(const size_t *counts, const size_t *displs, int k) {
+    size_t at = 0;
+    int i;
+
+    if (displs) return displs[k];
+    for (i = 0; i < k; i++) at += counts[i];
+    return at;
+}
+
+// Elements up to the end of the last part; SIZE_MAX when it overflows.
+static size_t idist__extent_end(const size_t *counts, const size_t *displs, int n) {
+    size_t total = 0, end;
+    int i;
+
+    for (i = 0; i < n; i++) {
+        size_t at = displs ? displs[i] : total;
+
+        if (counts[i] > SIZE_MAX / 16 || at > SIZE_MAX / 16) return SIZE_MAX;
+        end = at + counts[i];
+        if (!displs || (counts[i] && end > total)) total = end;
+        if (total > SIZE_MAX / 16) return SIZE_MAX;
+    }
+
+    return total;
+}
+
+static void idist__extent_of_v(const idist_group *g, const idist__call *c, idist__extent *e) {
+    bool root = c->root == g->rank;
+
+    switch (c->kind) {
+    case IDIST__ALL_GATHERV:
+    case IDIST__GATHERV:
+        e->send = c->count;
+        if (c->kind == IDIST__GATHERV && !root) break;
+        e->recv = idist__extent_end(c->recvcounts, c->recvdispls, g->size);
+        e->recv_at = idist__extent_displ(c->recvcounts, c->recvdispls, g->rank);
+        break;
+    case IDIST__SCATTERV:
+        e->recv = c->count;
+        if (!root) break;
+        e->send = idist__extent_end(c->sendcounts, c->senddispls, g->size);
+        e->send_at = idist__extent_displ(c->sendcounts, c->senddispls, g->rank);
+        break;
+    case IDIST__ALL_TO_ALLV:
+        e->send = idist__extent_end(c->sendcounts, c->senddispls, g->size);
+        e->recv = idist__extent_end(c->recvcounts, c->recvdispls, g->size);
+        break;
+    case IDIST__REDUCE_SCATTERV:
+        e->send = idist__extent_end(c->sendcounts, NULL, g->size);
+        e->recv = c->count;
+        e->send_at = idist__extent_displ(c->sendcounts, NULL, g->rank);
+        break;
+    default: break;
+    }
+}
+
+static idist_status idist__extent_of(const idist_group *g, const idist__call *c, idist__extent *e) {
+    size_t n = (size_t)g->size, r = (size_t)g->rank, count = c->count, all;
+    bool root = c->root == g->rank;
+
+    memset(e, 0, sizeof *e);
+    if (count > SIZE_MAX / 16 / n) return IDIST_ERR_ARG;
+    all = n * count;
+
+    switch (c->kind) {
+    case IDIST__ALL_REDUCE:
+    case IDIST__SCAN:
+    case IDIST__EXSCAN: e->send = e->recv = count; break;
+    case IDIST__REDUCE:
+        e->send = count;
+        e->recv = root ? count : 0;
+        break;
+    case IDIST__BROADCAST: e->recv = count; break;
+    case IDIST__ALL_GATHER:
+    case IDIST__GATHER:
+        e->send = count;
+        e->recv = c->kind == IDIST__ALL_GATHER || root ? all : 0;
+        e->recv_at = r * count;
+        break;
+    case IDIST__SCATTER:
+    case IDIST__REDUCE_SCATTER:
+        e->send = c->kind == IDIST__REDUCE_SCATTER || root ? all : 0;
+        e->recv = count;
+        e->send_at = r * count;
+        break;
+    case IDIST__ALL_TO_ALL: e->send = e->recv = all; break;
+    case IDIST__SEND: e->send = count; break;
+    case IDIST__RECV: e->recv = count; break;
+    default: idist__extent_of_v(g, c, e); break;
+    }
+
+    return e->send == SIZE_MAX || e->recv == SIZE_MAX ? IDIST_ERR_ARG : IDIST_OK;
+}
+
+// Whether one buffer lies in the other as the in-place rule of the call has it.
+static bool idist__extent_in_place(const idist__extent *e, const idist__call *c) {
+    const char *send = (const char *)c->send, *recv = (const char *)c->recv;
+    size_t size = idist_dtype_size(c->dtype);
+
+    if (!e->send || !e->recv) return false;
+    return (recv == send + e->send_at * size && !e->recv_at) ||
+           (send == recv + e->recv_at * size && !e->send_at);
+}
+
+IDIST__UNUSED static bool idist__extent_call_in_place(const idist_group *g, const idist__call *c) {
+    idist__extent e;
+    return idist__extent_of(g, c, &e) == IDIST_OK && idist__extent_in_place(&e, c);
+}
+
+// Where the elements that go from rank `from` to rank `to` lie, in the buffer at base: the sender's
+// or the receiver's.
+static char *idist__extent_part(const idist__call *c, char *base, int from, int to, bool at_sender,
+                                size_t *count) {
+    const size_t *counts = at_sender ? c->sendcounts : c->recvcounts;
+    const size_t *displs = at_sender ? c->senddispls : c->recvdispls;
+    size_t size = idist_dtype_size(c->dtype);
+    bool gather = c->kind == IDIST__GATHER || c->kind == IDIST__GATHERV;
+    bool scatter = c->kind == IDIST__SCATTER || c->kind == IDIST__SCATTERV;
+    bool all_to_allv = counts && c->sendcounts && c->recvcounts;
+    int k = at_sender ? to : from; // which part of a buffer of many
+
+    *count = 0;
+    if ((gather && to != c->root) || (scatter && from != c->root)) return base;
+    *count = c->count;
+    if (c->kind != IDIST__ALL_TO_ALL && !all_to_allv && at_sender != scatter)
+        return base; // a buffer of one part
+    if (!idist__kind_is_v(c->kind) || !counts) return base + (size_t)k * c->count * size;
+    *count = counts[k];
+
+    return base + idist__extent_displ(counts, displs, k) * size;
+}
+
+// The first element of block b of a reduce_scatter or reduce_scatterv.
+IDIST__UNUSED static size_t idist__extent_block_at(const idist__call *c, int b) {
+    return c->sendcounts ? idist__extent_displ(c->sendcounts, NULL, b) : (size_t)b * c->count;
+}
+
+IDIST__UNUSED static size_t idist__extent_block_count(const idist__call *c, int b) {
+    return c->sendcounts ? c->sendcounts[b] : c->count;
+}
+
+// The count of the message between this rank and a peer, as this rank understands it. In three of
+// the v-forms only these two know it.
+static size_t idist__extent_pair_count(const idist_group *g, const idist__call *c, int peer,
+                                       bool sends) {
+    int root = c->root, me = g->rank;
+
+    if (c->kind == IDIST__ALL_TO_ALLV) return sends ? c->sendcounts[peer] : c->recvcounts[peer];
+
+    if (c->kind == IDIST__GATHERV) {
+        if (sends) return peer == root ? c->count : 0;
+        return me == root ? c->recvcounts[peer] : 0;
+    }
+
+    if (sends) return me == root ? c->sendcounts[peer] : 0;
+    return peer == root ? c->count : 0;
+}
+
+// See idist__fingerprint_pair.
+IDIST__UNUSED static uint64_t idist__extent_pair(const idist_group *g, const idist__call *c,
+                                                 int peer, bool sends) {
+    return idist__fingerprint_pair(g->w, c, idist__extent_pair_count(g, c, peer, sends));
+}
+
+// A number for each pair, added for what is sent and subtracted for what is expected. Over all
+// ranks the sum is 0 when all pairs agree; otherwise it is non-zero with overwhelming probability.
+IDIST__UNUSED static uint64_t idist__extent_balance(const idist_group *g, const idist__call *c) {
+    uint64_t sum = 0, me = (uint64_t)g->rank, n = (uint64_t)g->size;
+    int i;
+
+    if (!idist__kind_is_by_pair(c->kind)) return 0; // the fingerprint has the counts
+
+    for (i = 0; i < g->size; i++) {
+        sum += idist__hash_mix(me * n + (uint64_t)i, idist__extent_pair(g, c, i, true));
+        sum -= idist__hash_mix((uint64_t)i * n + me, idist__extent_pair(g, c, i, false));
+    }
+
+    return sum;
+}

@@ -1,0 +1,206 @@
+// core/fingerprint.h: what two ranks compare about a call
+//
+// Ranks may have created different dtypes under the same number. So the check of a call with one
+// carries a tag, a hash of its size and name:
+//
+//     bits 63 .. 40   the tag
+//     bits 39 .. 0    the count, or the low bits of a hash of counts
+//
+// In all_to_allv each pair of ranks may have a dtype of its own, which goes with the count of the
+// pair (idist__extent_pair) or with its message.
+//
+// The root of a collective that a plan makes carries the number of the plan:
+//
+//     bits 30 .. 20   the number, not 0
+//     bits 19 .. 0    the root; all ones: there is none
+//
+// A plan's collective also meets one that is made without a plan, and their roots then differ only
+// by the number.
+#pragma once
+
+#include "base/text.h"
+#include "base/dtype.h"
+#include "launch/env.h"
+#include "core/kind.h"
+#include "core/model.h"
+#include "core/world.h"
+
+enum { IDIST__TAG_BITS = 24, IDIST__DTYPE_BY_PAIR = 255 };
+#define IDIST__TAGGED_COUNT ((uint64_t)1 << (64 - IDIST__TAG_BITS))
+
+// 0: not a dtype of the program. The program may free it while a call runs, and create another one.
+static uint32_t idist__fingerprint_tag(const idist__world *w, const idist__call *c) {
+    int user = idist__dtype_user_number(c->dtype);
+
+    if (user < 0) return 0;
+    return c->dtype_tag ? c->dtype_tag : w->dtypes[user].tag;
+}
+
+static uint64_t idist__fingerprint_tagged(const idist__world *w, const idist__call *c,
+                                          uint64_t check) {
+    uint64_t tag = idist__fingerprint_tag(w, c);
+    return tag ? tag << (64 - IDIST__TAG_BITS) | check % IDIST__TAGGED_COUNT : check;
+}
+
+enum {
+    IDIST__PLAN_SHIFT = 20,
+    IDIST__PLAN_MAX = 2047,
+    IDIST__ROOT_MASK = (1 << IDIST__PLAN_SHIFT) - 1
+};
+
+static int32_t idist__fingerprint_planned_root(const idist__call *c) {
+    uint32_t root = (uint32_t)c->root;
+    return c->plan ? (int32_t)(c->plan << IDIST__PLAN_SHIFT | (root & IDIST__ROOT_MASK)) : c->root;
+}
+
+static uint32_t idist__fingerprint_plan(const idist__fingerprint *p) {
+    return p->root < 0 ? 0 : (uint32_t)p->root >> IDIST__PLAN_SHIFT;
+}
+
+// The root without the number of a plan; -1: there is none.
+static int32_t idist__fingerprint_root(const idist__fingerprint *p) {
+    uint32_t root = (uint32_t)p->root & IDIST__ROOT_MASK;
+    return root == IDIST__ROOT_MASK ? -1 : (int32_t)root;
+}
+
+// Whether two ranks make the same call. Plans are compared if both ranks use one.
+static bool idist__fingerprint_equal(const idist__fingerprint *a, const idist__fingerprint *b) {
+    idist__fingerprint first, second;
+
+    if (memcmp(a, b, sizeof *a) == 0) return true;
+    if (idist__fingerprint_plan(a) && idist__fingerprint_plan(b)) return false;
+    first = *a;
+    second = *b;
+    first.root = idist__fingerprint_root(a);
+    second.root = idist__fingerprint_root(b);
+
+    return memcmp(&first, &second, sizeof first) == 0;
+}
+
+// The count that a fingerprint carries.
+static uint64_t idist__fingerprint_count(const idist__fingerprint *p) {
+    return p->dtype >= IDIST_DTYPE_USER ? p->check % IDIST__TAGGED_COUNT : p->check;
+}
+
+// Whether a message of this fingerprint can have so many bytes.
+IDIST__UNUSED static bool idist__fingerprint_has_nbytes(const idist__fingerprint *p,
+                                                        uint64_t nbytes) {
+    uint64_t count = idist__fingerprint_count(p);
+
+    if (count > SIZE_MAX / 16) return false;
+    if (p->dtype < IDIST_DTYPE_USER)
+        return nbytes == count * idist_dtype_size((idist_dtype)p->dtype);
+    if (!count) return !nbytes;
+    return nbytes % count == 0 && nbytes / count <= IDIST__DTYPE_MAX_NBYTES;
+}
+
+static idist__fingerprint idist__fingerprint_of_call(const idist__world *w, const idist__call *c,
+                                                     uint32_t seq) {
+    idist__fingerprint p;
+
+    memset(&p, 0, sizeof p);
+    // Messages are compared by what they are, whatever they serve: a probe is a receive.
+    p.kind = (uint8_t)(idist__kind_is_p2p(c->kind) ? c->kind : c->label);
+    p.dtype = (uint8_t)(c->kind == IDIST__ALL_TO_ALLV ? IDIST__DTYPE_BY_PAIR : (int)c->dtype);
+    p.op = (uint8_t)c->op;
+    p.root = idist__fingerprint_planned_root(c);
+    p.check = c->kind == IDIST__ALL_TO_ALLV ? 0 : idist__fingerprint_tagged(w, c, c->check);
+    p.seq = seq;
+
+    return p;
+}
+
+// Of a part the ranks compare the call that the user made.
+static idist__fingerprint idist__fingerprint_of_task(const idist__task *t,
+                                                     idist__algorithm algorithm) {
+    idist__fingerprint p = t->whole;
+
+    if (p.kind) {
+        p.whole = p.seq;
+        p.seq = t->seq;
+        p.algorithm = (uint8_t)(algorithm | (p.algorithm & IDIST__ON_DEVICE));
+        return p;
+    }
+
+    p = idist__fingerprint_of_call(t->group->w, &t->call, t->seq);
+    p.algorithm = (uint8_t)algorithm;
+
+    return p;
+}
+
+// What two ranks of a v-form must agree on about what one sends to the other; 0: nothing.
+//
+//     bits 63 .. 56   the dtype's number, which only all_to_allv does not have in its fingerprint
+//     bits 55 .. 40   of a user dtype: the low bits of its tag
+//     below           the count
+static uint64_t idist__fingerprint_pair(const idist__world *w, const idist__call *c,
+                                        uint64_t count) {
+    uint64_t tag = idist__fingerprint_tag(w, c) & 0xffff;
+    return count ? (uint64_t)(uint8_t)c->dtype << 56 | tag << 40 | count : 0;
+}
+
+static uint64_t idist__fingerprint_pair_count(uint64_t pair) {
+    bool user = (pair >> 56) >= IDIST_DTYPE_USER;
+    return pair & (((uint64_t)1 << (user ? 40 : 56)) - 1);
+}
+
+// The field in which two ranks of a pair differ.
+static const char *idist__fingerprint_pair_difference(uint64_t sent, uint64_t expected) {
+    uint64_t differs = sent ^ expected;
+    bool user = (sent >> 56) >= IDIST_DTYPE_USER;
+
+    if (!sent || !expected) return "count";
+    if (differs >> 56) return "dtype";
+    return user && differs >> 40 ? "definition of the dtype" : "count";
+}
+
+// The field in which two calls differ, or NULL.
+IDIST__UNUSED static const char *idist__fingerprint_difference(const idist__fingerprint *a,
+                                                               const idist__fingerprint *b) {
+    bool by_pair = a->kind == IDIST__ALL_TO_ALLV;
+
+    if (a->kind != b->kind) return "operation";
+    if (a->dtype != b->dtype && !by_pair) return "dtype";
+    if (a->op != b->op) return "op";
+    if (idist__fingerprint_root(a) != idist__fingerprint_root(b)) return "root";
+    if (a->dtype >= IDIST_DTYPE_USER && !by_pair && (a->check ^ b->check) >= IDIST__TAGGED_COUNT)
+        return "definition of the dtype";
+    if (a->check != b->check && !by_pair) return a->kind == IDIST__NEW_GROUP ? "group" : "count";
+    if ((a->algorithm ^ b->algorithm) & IDIST__ON_DEVICE) return "memory";
+    if (a->algorithm != b->algorithm) return "algorithm";
+    if (!idist__fingerprint_plan(a) || !idist__fingerprint_plan(b)) return NULL;
+
+    return idist__fingerprint_plan(a) != idist__fingerprint_plan(b) ? "plan" : NULL;
+}
+
+// Appends the arguments of a call: " (F32 x 1024, SUM)".
+static void idist__fingerprint_add_arguments(const idist__world *w, const idist__fingerprint *p,
+                                             idist__kind kind, char *buf, size_t cap) {
+    int root = idist__fingerprint_root(p);
+
+    if (kind == IDIST__BARRIER || kind == IDIST__ALL_TO_ALLV || kind >= IDIST__SEND) {
+        if (p->algorithm & IDIST__ON_DEVICE) idist__text_append(buf, cap, " (on a device)");
+        return;
+    }
+
+    idist__text_append(buf, cap, " (%s",
+                       idist__world_dtype_name(w, idist__world_dtype(w, p->dtype)));
+    if (!idist__kind_is_v(kind))
+        idist__text_append(buf, cap, " x %llu", (unsigned long long)idist__fingerprint_count(p));
+    if (idist__kind_reduces(kind))
+        idist__text_append(buf, cap, ", %s", idist_op_name((idist_op)p->op));
+    if (root >= 0) idist__text_append(buf, cap, ", root %d", root);
+    idist__text_append(buf, cap, p->algorithm & IDIST__ON_DEVICE ? ", on a device)" : ")");
+}
+
+// "all_reduce #42 (F32 x 1024, SUM) by plan 2"
+static void idist__fingerprint_text(const idist__world *w, const idist__fingerprint *p, char *buf,
+                                    size_t cap) {
+    idist__kind kind = p->kind < IDIST__KIND_COUNT ? (idist__kind)p->kind : IDIST__NONE;
+
+    snprintf(buf, cap, "%s", idist__kind_names[kind]);
+    if (p->seq) idist__text_append(buf, cap, " #%u", (unsigned)(p->whole ? p->whole : p->seq));
+    idist__fingerprint_add_arguments(w, p, kind, buf, cap);
+    if (idist__fingerprint_plan(p))
+        idist__text_append(buf, cap, " by plan %u", (unsigned)idist__fingerprint_plan(p));
+}

@@ -1,0 +1,178 @@
+// core/group.h: groups: make, free, fail
+#pragma once
+
+#include "os/clock.h"
+#include "os/thread.h"
+#include "base/text.h"
+#include "base/mem.h"
+#include "base/log.h"
+#include "launch/config.h"
+#include "core/model.h"
+#include "core/world.h"
+#include "core/task.h"
+
+IDIST__UNUSED static int idist__group_world_rank(const idist_group *g, int rank) {
+    return g->ranks[rank];
+}
+
+static void idist__group_set(idist_group *g, uint64_t ctx, const int *ranks, int n) {
+    int i;
+
+    g->ctx = ctx;
+    g->size = n;
+    g->rank = -1;
+
+    for (i = 0; i < n; i++) {
+        g->ranks[i] = ranks[i];
+        if (ranks[i] == g->w->group.rank) g->rank = i;
+    }
+}
+
+// A group with room for n ranks, in no list yet. Freed groups stay behind, marked, until a new one
+// takes their place, so that a call with a stale handle gets an error.
+static idist_group *idist__group_new(idist__world *w, int n) {
+    idist_group *g = w->freed_groups;
+
+    if (g) {
+        w->freed_groups = g->next;
+        memset(g, 0, sizeof *g);
+    } else {
+        g = idist__ended_reuse(&idist__ended_groups, IDIST__ENDED_GROUPS, sizeof *g);
+    }
+
+    if (!g) return NULL;
+    g->w = w;
+    g->rank = -1;
+    g->ranks = (int *)idist__mem_alloc(&w->cfg.mem, sizeof(int) * (size_t)(n + 1));
+    g->impl = idist__mem_alloc(&w->cfg.mem, w->backend->group_nbytes);
+    if (g->ranks && g->impl) return g;
+
+    idist__mem_free(&w->cfg.mem, g->ranks);
+    idist__mem_free(&w->cfg.mem, g->impl);
+    memset(g, 0, sizeof *g);
+    idist__ended_keep(&idist__ended_groups, g);
+
+    return NULL;
+}
+
+// Ends a group while a thread is still inside a call. The call finds its struct when it comes back,
+// and a failure that nobody is left to be told of.
+static void idist__group_abandon(idist_group *g) {
+    if (g->status == IDIST_OK) {
+        g->status = IDIST_ERR_STATE;
+        idist__text_copy(g->cause, sizeof g->cause, "the world was closed");
+    }
+
+    g->failure_flushed = true;
+    g->freed = true;
+}
+
+static void idist__group_free(idist_group *g) {
+    idist_group **at;
+    idist__world *w = g->w;
+
+    for (at = &w->group.next; *at && *at != g; at = &(*at)->next) continue;
+
+    if (*at) {
+        *at = g->next;
+        if (g->rank >= 0) w->backend->group_close(g);
+    }
+
+    idist__mem_free_list(&w->cfg.mem, g->planned);
+    g->planned = NULL;
+
+    if (w->abandoned) {
+        idist__group_abandon(g);
+        return;
+    }
+
+    idist__mem_free(&w->cfg.mem, g->ranks);
+    idist__mem_free(&w->cfg.mem, g->impl);
+    memset(g, 0, sizeof *g);
+    g->w = w;
+    g->rank = -1;
+    g->freed = true;
+    g->next = w->freed_groups;
+    w->freed_groups = g;
+}
+
+// Fails a group, once: its tasks end, later calls are refused, and the other members are told. They
+// are told even if we learned of the failure from one of them: a rank that sees our connection end
+// before it has the reason from us would report us as the cause.
+static void idist__group_fail(idist_group *g, idist_status status, const char *cause) {
+    idist__world *w = g->w;
+    idist_group *child;
+    idist__task *t, *next;
+
+    if (g->status != IDIST_OK) return;
+    g->status = status;
+    idist__text_copy(g->cause, sizeof g->cause, cause);
+    if (!g->inner)
+        idist__log_print(&w->log, IDIST_LOG_INFO, "%s: %s", idist_status_name(status), cause);
+    // An aborted group says nothing about the world: the rank may go on, and fail by itself later.
+    if (!w->is_cause &&
+        (status == IDIST_ERR_PEER_LOST || (status == IDIST_ERR_ABORTED && g == &w->group)))
+        idist__config_tell_lost(&w->cfg);
+    w->backend->tell(g);
+
+    for (t = w->tasks; t; t = next) {
+        next = t->next;
+        if (t->group != g) continue;
+        w->backend->cancel(t);
+        idist__task_complete(t, status, g->cause);
+        next = w->tasks; // the backend may have ended others
+    }
+
+    for (child = w->group.next; child; child = child->next)
+        if (child->parent == g) idist__group_fail(child, status, cause);
+    idist__world_wake_driver(w); // another thread may sleep for one of the tasks that ended
+}
+
+// Fails a group because of what this rank lacks or could not do; the text tells the others which
+// rank that is.
+static void idist__group_fail_self(idist_group *g, idist_status status, const char *what) {
+    char cause[400];
+
+    snprintf(cause, sizeof cause, "rank %d on %s %s", g->w->group.rank, g->w->hostname, what);
+    idist__group_fail(g, status, cause);
+}
+
+static void idist__group_fail_memory(idist_group *g) {
+    idist__group_fail_self(g, IDIST_ERR_NO_MEMORY, "is out of memory");
+}
+
+// Fails every group of a rank that is gone. If the world had failed before, the rank may have ended
+// because of that, so the status and the first part of the text are those of that failure.
+IDIST__UNUSED static void idist__group_lose_rank(idist__world *w, int rank, const char *how) {
+    idist_status first = w->group.status, status = first != IDIST_OK ? first : IDIST_ERR_PEER_LOST;
+    idist_group *g;
+    char cause[400];
+    int i;
+
+    cause[0] = 0;
+    if (first != IDIST_OK)
+        idist__text_append(cause, sizeof cause, "%.*s; after that ", (int)(sizeof cause / 2),
+                           w->group.cause);
+    idist__text_append(cause, sizeof cause, "rank %d on %s was lost: %s", rank,
+                       w->nodes[rank].hostname, how);
+
+    for (g = &w->group; g; g = g->next)
+        for (i = 0; i < g->size && g->rank >= 0; i++)
+            if (g->ranks[i] == rank) idist__group_fail(g, status, cause);
+}
+
+enum { IDIST__FLUSH_MS = 100 };
+
+// A caller that gets an error may exit at once, which ends its connections. The other members must
+// have received the reason by then, so it waits a moment for that.
+static void idist__group_flush(idist_group *g) {
+    idist__world *w = g->w;
+
+    if (g->status == IDIST_OK || g->failure_flushed || w->driver != IDIST__DRIVER_NONE) return;
+    if (w->thread_stops) return; // whoever closes the world does it, and does not wait for us here
+    g->failure_flushed = true;
+    w->driver = IDIST__DRIVER_CALLER;
+    w->backend->flush(w, idist__os_clock_deadline(IDIST__FLUSH_MS));
+    w->driver = IDIST__DRIVER_NONE;
+    if (w->blocked_count) idist__os_cond_broadcast(&w->changed);
+}

@@ -1,0 +1,105 @@
+// core/matching.h: a message and the receive that takes it
+#pragma once
+
+#include "base/dtype.h"
+#include "core/kind.h"
+#include "core/model.h"
+#include "core/world.h"
+#include "core/fingerprint.h"
+#include "core/task.h"
+
+// Messages up to this size are sent before anybody asks for them.
+static const size_t IDIST__EAGER_BYTES = (size_t)64 * 1024;
+
+// Messages of idist itself have negative tags, which the program does not see.
+static bool idist__matching_has_tag(const idist__call *recv, int tag) {
+    return recv->tag == tag || (recv->tag == IDIST_ANY_TAG && tag >= 0);
+}
+
+// Whether a receive takes a message from a rank of the world.
+IDIST__UNUSED static bool idist__matching_matches(const idist__task *t, int rank, int tag) {
+    const idist__call *c = &t->call;
+    return (c->root == IDIST_ANY_SOURCE || t->group->ranks[c->root] == rank) &&
+           idist__matching_has_tag(c, tag);
+}
+
+static void idist__matching_describe(const idist__call *c, int source, int tag, idist_dtype dtype,
+                                     size_t count) {
+    if (!c->info) return;
+    c->info->source = source;
+    c->info->tag = tag;
+    c->info->count = count;
+    c->info->dtype = dtype;
+}
+
+// The dtype of a message; IDIST_DTYPE_COUNT: this rank has not created it.
+static idist_dtype idist__matching_dtype(const idist__world *w, const idist__fingerprint *sent) {
+    idist_dtype dtype = idist__world_dtype(w, sent->dtype);
+    int user = idist__dtype_user_number(dtype);
+
+    if (user < 0 || w->dtypes[user].tag == sent->check >> (64 - IDIST__TAG_BITS)) return dtype;
+    return IDIST_DTYPE_COUNT;
+}
+
+// Tags of matched messages: 2^30 - 1 numbers below the tags of idist_new_group_by_members.
+enum { IDIST__MATCHED_FIRST = INT32_MIN, IDIST__MATCHED_COUNT = 0x3fffffff };
+
+// A matched probe has found a message: gives it a tag of its own, which only idist_mrecv asks for.
+static void idist__matching_match(const idist__task *t, int *tag) {
+    idist_message *message = t->call.u.message;
+
+    *tag =
+        IDIST__MATCHED_FIRST + (int)(t->group->w->matched_count++ % (uint32_t)IDIST__MATCHED_COUNT);
+    message->group = t->group;
+    message->world = t->group->w->serial;
+    message->ctx = t->group->ctx;
+    message->number = *tag;
+}
+
+// Checks a message against the receive that takes it; true when it may be taken. Otherwise *status
+// and the text are for the receive, which ends, and the message stays for another one, with *tag,
+// which may be new. source: rank in the group.
+static bool idist__matching_fits(const idist__task *t, const idist__fingerprint *sent, int source,
+                                 int *tag, idist_status *status, char *text, size_t cap) {
+    const idist__call *recv = &t->call;
+    const idist__world *w = t->group->w;
+    size_t count = (size_t)idist__fingerprint_count(sent);
+    bool same = sent->dtype == (uint8_t)recv->dtype &&
+                sent->check == idist__fingerprint_tagged(w, recv, count);
+    idist_dtype dtype = same ? recv->dtype : idist__matching_dtype(w, sent);
+    int sent_tag = recv->label == IDIST__MRECV ? recv->u.message->info.tag : *tag;
+
+    *status = IDIST_OK;
+    text[0] = 0;
+    idist__matching_describe(recv, source, sent_tag, dtype, count);
+
+    if (recv->peeks) {
+        if (recv->u.message) idist__matching_match(t, tag);
+        return false;
+    }
+
+    if (!same) {
+        *status = IDIST_ERR_MISMATCH;
+        snprintf(text, cap,
+                 "rank %d sent %s x %zu with tag %d: the dtype differs. The message is kept for "
+                 "another receive",
+                 source,
+                 dtype == IDIST_DTYPE_COUNT ? "a dtype that this rank has not created"
+                                            : idist__world_dtype_name(w, dtype),
+                 count, sent_tag);
+    } else if (count > recv->count) {
+        *status = IDIST_ERR_TRUNCATED;
+        snprintf(text, cap,
+                 "rank %d sent %zu elements with tag %d. The message is kept for a larger receive",
+                 source, count, sent_tag);
+    } else if (recv->u.message) {
+        recv->u.message->group = NULL;
+    }
+
+    return *status == IDIST_OK;
+}
+
+static void idist__matching_received(idist__task *t, int source, int tag, size_t count) {
+    idist__matching_describe(&t->call, source, tag, t->call.dtype, count);
+    idist__task_complete(t, IDIST_OK, "");
+}

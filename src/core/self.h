@@ -1,0 +1,265 @@
+// core/self.h: the backend of a world of 1
+//
+// Other backends use idist__self_collective for their groups of 1, too.
+#pragma once
+
+#include "os/thread.h"
+#include "os/poll.h"
+#include "base/fail.h"
+#include "base/text.h"
+#include "base/mem.h"
+#include "base/reduce.h"
+#include "launch/env.h"
+#include "core/kind.h"
+#include "core/model.h"
+#include "core/backend.h"
+#include "core/world.h"
+#include "core/fingerprint.h"
+#include "core/task.h"
+#include "core/extent.h"
+#include "core/matching.h"
+
+// A message from this rank to itself. Small ones are copied so that a blocking send returns; large
+// ones wait for their receive.
+typedef struct idist__parcel {
+    struct idist__parcel *next;
+    int tag;
+    idist__fingerprint sent;
+    size_t nbytes;
+    const void *data;
+    idist__task *sender; // NULL: data is a copy behind this struct
+} idist__parcel;
+
+typedef struct idist__self_group {
+    idist__parcel *parcels; // in the order in which they were sent
+} idist__self_group;
+
+// Any collective among one rank: its own contribution is the result.
+static void idist__self_collective(idist__task *t) {
+    const idist__call *c = &t->call;
+    const idist__user_op *op =
+        (int)c->op >= IDIST_OP_USER ? idist__world_user_op(t->group, c) : NULL;
+
+    if (c->kind != IDIST__BARRIER && c->kind != IDIST__BROADCAST && c->kind != IDIST__EXSCAN) {
+        size_t count;
+        const char *from = idist__extent_part(c, (char *)(uintptr_t)c->send, 0, 0, true, &count);
+
+        idist__block_copy(idist__extent_part(c, (char *)c->recv, 0, 0, false, &count), from,
+                          count * idist_dtype_size(c->dtype));
+        if (idist__kind_reduces(c->kind) && op && !op->fn)
+            idist__reduce_scale(c->recv, count, c->dtype, op->factor);
+        if (idist__kind_reduces(c->kind) && !op)
+            idist__reduce_finish(c->recv, count, c->dtype, c->op, 1);
+    }
+
+    idist__task_complete(t, IDIST_OK, "");
+}
+
+static void idist__self_drop(idist_group *g, idist__parcel **at) {
+    idist__parcel *p = *at;
+    *at = p->next;
+    idist__mem_free(&g->w->cfg.mem, p);
+}
+
+// Gives a parcel to the receive that wants it; it stays when it does not fit.
+static void idist__self_deliver(idist__task *t, idist__parcel **at) {
+    idist__parcel *p = *at;
+    idist__task *sender = p->sender;
+    size_t count = (size_t)idist__fingerprint_count(&p->sent);
+    int tag = p->tag;
+    char text[256];
+    idist_status status;
+
+    if (!idist__matching_fits(t, &p->sent, 0, &p->tag, &status, text, sizeof text)) {
+        idist__task_complete(t, status, text);
+        return;
+    }
+
+    idist__block_copy(t->call.recv, p->data, p->nbytes);
+    idist__self_drop(t->group, at);
+    if (sender) idist__task_complete(sender, IDIST_OK, "");
+    idist__matching_received(t, 0, tag, count);
+}
+
+// The parcel that a receive of this group takes, or NULL.
+static idist__parcel **idist__self_find(const idist__task *t) {
+    idist__parcel **at = &((idist__self_group *)t->group->impl)->parcels;
+
+    for (; *at; at = &(*at)->next)
+        if (idist__matching_has_tag(&t->call, (*at)->tag)) return at;
+    return NULL;
+}
+
+// Gives parcels to receives, oldest first, as long as any match.
+static void idist__self_match(idist_group *g) {
+    idist__task *t, *oldest;
+
+    do {
+        idist__parcel **found = NULL;
+        oldest = NULL;
+
+        for (t = g->w->tasks; t; t = t->next) { // newest first
+            idist__parcel **at;
+
+            if (t->group != g || t->call.kind != IDIST__RECV || t->away) continue;
+            at = idist__self_find(t);
+            if (!at) continue;
+            oldest = t;
+            found = at;
+        }
+
+        if (oldest) idist__self_deliver(oldest, found);
+    } while (oldest);
+}
+
+static void idist__self_send(idist__task *t) {
+    idist_group *g = t->group;
+    idist__self_group *sg = (idist__self_group *)g->impl;
+    size_t nbytes = t->call.count * idist_dtype_size(t->call.dtype);
+    bool copy = nbytes <= IDIST__EAGER_BYTES;
+    size_t parcel_nbytes = sizeof(idist__parcel) + (copy ? nbytes : 0);
+    idist__parcel *p = (idist__parcel *)idist__mem_alloc(&g->w->cfg.mem, parcel_nbytes), **last;
+
+    if (!p) {
+        idist__task_complete(t, IDIST_ERR_NO_MEMORY, "out of memory");
+        return;
+    }
+
+    p->tag = t->call.tag;
+    p->sent = idist__fingerprint_of_task(t, IDIST__ALGO_AUTO);
+    p->nbytes = nbytes;
+    p->data = t->call.send;
+    p->sender = copy ? NULL : t;
+
+    if (copy) {
+        p->data = p + 1;
+        idist__block_copy(p + 1, t->call.send, nbytes);
+    }
+
+    for (last = &sg->parcels; *last; last = &(*last)->next) continue;
+    *last = p;
+    if (copy) idist__task_complete(t, IDIST_OK, "");
+    idist__self_match(g);
+}
+
+static void idist__self_start(idist__task *t) {
+    if (t->call.kind == IDIST__SEND) idist__self_send(t);
+    else if (t->call.kind == IDIST__RECV) idist__self_match(t->group);
+    else idist__self_collective(t);
+}
+
+static bool idist__self_cancel(idist__task *t) {
+    idist__self_group *sg = (idist__self_group *)t->group->impl;
+    idist__parcel **p;
+
+    for (p = &sg->parcels; *p; p = &(*p)->next)
+        if ((*p)->sender == t) {
+            idist__self_drop(t->group, p);
+            break;
+        }
+
+    return true;
+}
+
+// A receive that runs has found no message: those that are there go to it at once.
+static bool idist__self_retract(idist__task *t) {
+    (void)t;
+    return true;
+}
+
+// Nothing comes from outside a world of 1, so only wake or the deadline end the sleep.
+static void idist__self_sleep(idist__world *w, int64_t until_ns) {
+    int wake = *(int *)w->impl;
+    bool woken;
+
+    idist__os_mutex_unlock(&w->lock);
+    woken = idist__os_poll_wait(wake, IDIST__OS_READABLE, until_ns);
+    idist__os_mutex_lock(&w->lock);
+    if (woken) idist__os_poll_wakeup_clear(wake);
+}
+
+static void idist__self_wake(idist__world *w) { idist__os_poll_wakeup_signal(*(int *)w->impl); }
+
+static idist_status idist__self_open(idist__world *w) {
+    int *wake = (int *)idist__mem_alloc(&w->cfg.mem, sizeof *wake);
+
+    if (!wake) return IDIST_ERR_NO_MEMORY;
+    *wake = idist__os_poll_wakeup_new();
+
+    if (*wake < 0) {
+        idist__mem_free(&w->cfg.mem, wake);
+        return idist__fail_errno("initialize: opening a wake-up descriptor", errno);
+    }
+
+    w->impl = wake;
+    idist__text_copy(w->nodes[0].hostname, sizeof w->nodes[0].hostname, w->hostname);
+
+    return IDIST_OK;
+}
+
+static void idist__self_close(idist__world *w, bool clean) {
+    (void)clean;
+    idist__os_descriptor_close((int *)w->impl);
+    idist__mem_free(&w->cfg.mem, w->impl);
+}
+
+static idist_status idist__self_group_open(idist_group *g) {
+    (void)g;
+    return IDIST_OK;
+}
+
+static void idist__self_group_close(idist_group *g) {
+    idist__self_group *sg = (idist__self_group *)g->impl;
+    while (sg->parcels) idist__self_drop(g, &sg->parcels);
+}
+
+static void idist__self_progress(idist__world *w) { (void)w; }
+static void idist__self_tell(idist_group *g) { (void)g; }
+
+static void idist__self_flush(idist__world *w, int64_t until_ns) {
+    (void)w;
+    (void)until_ns;
+}
+
+static void idist__self_announce(idist__task *t) { (void)t; }
+
+static int idist__self_missing(idist__task *t, char *text, size_t cap) {
+    idist__text_append(text, cap,
+                       t->call.kind == IDIST__SEND ? "a receive in this rank"
+                                                   : "a send in this rank");
+    return 1;
+}
+
+static idist_status idist__self_claim(idist__config *c, const char **why) {
+    *why = "it serves a world of 1 only";
+    return c->world_size > 1 ? IDIST_ERR_NO_BACKEND : IDIST_OK;
+}
+
+static void idist__self_fill(idist_backend_api *api) {
+    api->name = "self";
+    api->group_nbytes = sizeof(idist__self_group);
+    api->claim = idist__self_claim;
+    api->open = idist__self_open;
+    api->close = idist__self_close;
+    api->group_open = idist__self_group_open;
+    api->group_close = idist__self_group_close;
+    api->start = idist__self_start;
+    api->progress = idist__self_progress;
+    api->sleep = idist__self_sleep;
+    api->wake = idist__self_wake;
+    api->cancel = idist__self_cancel;
+    api->retract = idist__self_retract;
+    api->tell = idist__self_tell;
+    api->flush = idist__self_flush;
+    api->announce = idist__self_announce;
+    api->missing = idist__self_missing;
+}
+
+const idist_backend_api *idist_self_backend(void) {
+    static idist_backend_api api;
+    return idist__backend_fill(&api, idist__self_fill);
+}
+
+__attribute__((constructor(IDIST__REGISTER_LAST_RESORT))) static void idist__self_register(void) {
+    (void)idist_register_backend(idist_self_backend());
+}

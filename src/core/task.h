@@ -1,0 +1,268 @@
+// core/task.h: tasks: allocate, start, complete, free; handles that outlive them
+#pragma once
+
+#include "os/clock.h"
+#include "os/thread.h"
+#include "base/fail.h"
+#include "base/text.h"
+#include "base/mem.h"
+#include "base/log.h"
+#include "core/kind.h"
+#include "core/model.h"
+#include "core/backend.h"
+#include "core/world.h"
+#include "core/explain.h"
+
+//------------------------------------------------------------------------------
+// tasks: allocate, start, complete, free
+//
+// A task is in w->tasks from idist__task_start until idist__task_complete. Its memory is used again
+// (w->idle_tasks) and goes with the world.
+//------------------------------------------------------------------------------
+
+// A task that was let go has ended. If its group goes on, only the log tells of a failure.
+static void idist__task_report(const idist__task *t) {
+    idist__world *w = t->group->w;
+
+    w->let_go_count--;
+    if (t->status != IDIST_OK && t->group->status == IDIST_OK)
+        idist__log_print(&w->log, IDIST_LOG_WARN,
+                         "a request freed by idist_request_free failed: %s", t->text);
+}
+
+// Ends a task. text says why it failed, without the name of the operation.
+static void idist__task_complete(idist__task *t, idist_status status, const char *text) {
+    idist__world *w = t->group->w;
+
+    if (t->done) return;
+    if (t->on_device && !w->device_api->landed(t, status)) return;
+    t->status = status;
+
+    if (status != IDIST_OK) {
+        idist__explain_task(t, t->text, sizeof t->text);
+        idist__text_append(t->text, sizeof t->text, ": %s", text);
+    }
+
+    if (t->prev) t->prev->next = t->next;
+    else w->tasks = t->next;
+    if (t->next) t->next->prev = t->prev;
+    t->next = t->prev = NULL;
+    idist__mem_free(&w->cfg.mem, t->copy);
+    t->copy = NULL;
+    t->done = true;
+    w->ended_count++;
+    t->group->running_count--;
+
+    if (t->detached) {
+        t->group->detached_count--;
+        w->detached_done_count++;
+    }
+
+    if (t->let_go) idist__task_report(t);
+    if (t->async) w->async_count--;
+    if (t->lane) idist__tracer_now()->done(t);
+    if (w->blocked_count) idist__os_cond_broadcast(&w->changed);
+}
+
+// A pinned task is freed by the thread that pinned it.
+static void idist__task_free(idist__task *t) {
+    idist__world *w = t->group->w;
+
+    t->freed = t->pinned;
+    if (t->pinned) return;
+    t->next = w->idle_tasks;
+    w->idle_tasks = t;
+}
+
+// Frees the detached tasks that are done.
+static void idist__task_sweep(idist__world *w) {
+    idist__task **at = &w->detached;
+
+    w->detached_done_count = 0;
+
+    while (*at) {
+        idist__task *t = *at;
+
+        if (!t->done) {
+            at = &t->list_next;
+            continue;
+        }
+
+        *at = t->list_next;
+        idist__task_free(t);
+    }
+}
+
+static idist__task *idist__task_new(idist_group *g) {
+    idist__world *w = g->w;
+    size_t nbytes = sizeof(idist__task) + w->backend->task_nbytes;
+    idist__task *t;
+
+    if (w->detached_done_count >= 64) idist__task_sweep(w);
+    t = w->idle_tasks;
+
+    if (t) {
+        idist__task *older = t->older;
+        w->idle_tasks = t->next;
+        idist__mem_clear(t, offsetof(idist__task, text));
+        t->older = older;
+    } else {
+        t = (idist__task *)idist__mem_alloc(&w->cfg.mem, nbytes);
+        if (!t) return NULL;
+        t->older = w->all_tasks;
+        w->all_tasks = t;
+        t->w = w;
+    }
+
+    t->impl = t + 1;
+    t->group = g;
+
+    return t;
+}
+
+// Nobody waits for it any more.
+static void idist__task_detach(idist__task *t) {
+    idist__world *w = t->group->w;
+
+    t->detached = true;
+    t->list_next = w->detached;
+    w->detached = t;
+    t->group->detached_count++;
+
+    if (t->async) {
+        w->async_count--;
+        t->group->open_request_count--;
+        t->async = false;
+    }
+}
+
+// Whether nobody waits for it because it runs on a stream of the program.
+IDIST__UNUSED static bool idist__task_on_stream(const idist__task *t) {
+    return t->detached && !t->let_go;
+}
+
+// Nobody waits for it any more, and the progress thread goes on with it.
+static void idist__task_let_go(idist__task *t) {
+    idist__world *w = t->group->w;
+
+    t->detached = true;
+    t->list_next = w->detached;
+    w->detached = t;
+    t->group->detached_count++;
+    t->group->open_request_count--;
+    t->let_go = true;
+    w->let_go_count++;
+}
+
+#ifndef IDIST__ANNOUNCE_NS // a test sets it so high that an announcement never wakes anybody
+#define IDIST__ANNOUNCE_NS (20 * IDIST__MS)
+#endif
+
+// Numbers a task, puts it among the running ones and hands it to the backend.
+static void idist__task_start(idist__task *t) {
+    idist_group *g = t->group;
+    idist__world *w = g->w;
+
+    t->started_ns = idist__os_clock_now_ns();
+    t->deadline_ns = t->timeout_ms < 0 ? IDIST__FOREVER : t->started_ns + t->timeout_ms * IDIST__MS;
+    if (!idist__kind_is_p2p(t->call.kind)) t->seq = ++g->seq;
+    if (t->started_ns + IDIST__ANNOUNCE_NS < w->timers_due_ns)
+        w->timers_due_ns = t->started_ns + IDIST__ANNOUNCE_NS;
+    if (t->deadline_ns < w->timers_due_ns) w->timers_due_ns = t->deadline_ns;
+
+    t->next = w->tasks;
+    if (w->tasks) w->tasks->prev = t;
+    w->tasks = t;
+    g->running_count++;
+
+    if (t->async) {
+        w->request_count++;
+        w->async_count++;
+        g->open_request_count++;
+    }
+
+    idist__fail_begin();
+    w->backend->start(t);
+    idist__fail_end(IDIST_OK);   // what failed is in the tasks
+    idist__world_wake_driver(w); // also when t is done: start may have read from the connections
+    if (w->driver == IDIST__DRIVER_NONE && !t->done && t->async && w->thread_running &&
+        !w->thread_naps && !w->blocked_count)
+        idist__os_cond_signal(&w->work);
+}
+
+//------------------------------------------------------------------------------
+// handles that outlive what they stood for
+//
+// A program may keep the handle of a group, or of a world, beyond the end of the world, and call
+// with it. That is an IDIST_ERR_STATE like any other, so the struct must still be there to say so.
+// It stays in one of these lists, marked as freed, until enough others have followed it and a new
+// handle takes its place. It is plain memory, because the world's allocator may be gone.
+//------------------------------------------------------------------------------
+
+typedef struct idist__ended {
+    idist_group *first, *last; // the oldest, the newest
+    int n;
+} idist__ended;
+
+enum { IDIST__ENDED_GROUPS = 256, IDIST__ENDED_WORLDS = 16 };
+
+static idist__os_mutex idist__ended_lock = IDIST__OS_MUTEX_INIT;
+static idist__ended idist__ended_groups, idist__ended_worlds; // a world begins with its group
+
+static void idist__ended_keep(idist__ended *list, idist_group *g) {
+    g->w = NULL;
+    g->rank = -1;
+    g->freed = true;
+    g->next = NULL;
+
+    idist__os_mutex_lock(&idist__ended_lock);
+    if (list->last) list->last->next = g;
+    else list->first = g;
+    list->last = g;
+    list->n++;
+    idist__os_mutex_unlock(&idist__ended_lock);
+}
+
+// Zeroed memory for a handle: the oldest of the list once it holds `limit` of them, else new.
+static idist_group *idist__ended_reuse(idist__ended *list, int limit, size_t nbytes) {
+    idist_group *g = NULL;
+
+    idist__os_mutex_lock(&idist__ended_lock);
+
+    if (list->n >= limit) {
+        g = list->first;
+        list->first = g->next;
+        if (!list->first) list->last = NULL;
+        list->n--;
+    }
+
+    idist__os_mutex_unlock(&idist__ended_lock);
+
+    if (!g) return (idist_group *)idist__mem_alloc(NULL, nbytes);
+    memset(g, 0, nbytes);
+
+    return g;
+}
+
+#if defined(__PIC__) && !defined(__PIE__)
+// Code for a shared library, which the program may unload, and then nobody has a handle. After all
+// other destructors, as these may still close worlds. In a child of fork, a thread that does not
+// exist there may hold the lock for ever.
+static void idist__ended_free(idist__ended *list) {
+    while (list->first) {
+        idist_group *g = list->first;
+        list->first = g->next;
+        idist__mem_free(NULL, g);
+    }
+
+    list->last = NULL;
+    list->n = 0;
+}
+
+__attribute__((destructor(101))) static void idist__ended_unload(void) {
+    if (!idist__os_mutex_try_lock(&idist__ended_lock)) return;
+    idist__ended_free(&idist__ended_groups);
+    idist__ended_free(&idist__ended_worlds);
+    idist__os_mutex_unlock(&idist__ended_lock);
+}
+#endif

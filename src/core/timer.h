@@ -1,0 +1,187 @@
+// core/timer.h: deadlines, announcements and warnings
+//
+// What happens to a task that waits, from its start on:
+//
+//     20 ms            announce: the other members learn that this rank waits, and may object
+//     up to 1 s        ask again whether they are alive, before ...
+//     60 s             ... a warning in the log names those who are missing, and before ...
+//     the deadline     ... the call fails with IDIST_ERR_TIMEOUT, which names them too
+//
+// Thousands of tasks may be running, and idist__timer_run is called before every sleep. So it looks
+// at the tasks only when something is due (w->timers_due_ns), and delays announcements slightly to
+// make several at once.
+#pragma once
+
+#include "os/clock.h"
+#include "base/text.h"
+#include "base/log.h"
+#include "core/kind.h"
+#include "core/model.h"
+#include "core/explain.h"
+#include "core/task.h"
+#include "core/group.h"
+
+#ifndef IDIST__WARN_NS // a test has less patience
+#define IDIST__WARN_NS (60000 * IDIST__MS)
+#endif
+#define IDIST__TIMERS_NS (5 * IDIST__MS) // a thread that polls looks at the timers this often
+#define IDIST__ASK_NS (1000 * IDIST__MS)
+
+// When a task is announced. One that waits for the device is announced when the backend has it.
+static int64_t idist__timer_announce_at(const idist__task *t, int64_t now) {
+    int64_t at = t->started_ns + IDIST__ANNOUNCE_NS;
+
+    if (t->away && at < now + IDIST__MS) return now + IDIST__MS;
+    if (at > now && at < now + IDIST__TIMERS_NS) return now + IDIST__TIMERS_NS;
+    return at;
+}
+
+// How long the members have to answer: a second, or half of the time-out.
+static int64_t idist__timer_patience(const idist__task *t) {
+    int64_t half = t->timeout_ms < 0 ? IDIST__ASK_NS : t->timeout_ms * IDIST__MS / 2;
+    return half < IDIST__ASK_NS ? half : IDIST__ASK_NS;
+}
+
+// When to ask the members once more: a rank that has entered the call may have been stopped since.
+// *until_ns is when the answers are used.
+static int64_t idist__timer_ask_at(const idist__task *t, int64_t *until_ns) {
+    int64_t end = t->warned ? IDIST__FOREVER : t->started_ns + IDIST__WARN_NS;
+
+    if (t->deadline_ns < end) end = t->deadline_ns;
+    *until_ns = end;
+    return end == IDIST__FOREVER ? IDIST__FOREVER : end - idist__timer_patience(t);
+}
+
+// Since when the members should have answered; 0: they were not asked. A question that has just
+// been asked for another task of the group does not count yet; the one before it does.
+IDIST__UNUSED static int64_t idist__timer_asked_ns(const idist__task *t) {
+    const idist_group *g = t->group;
+    int64_t age = idist__os_clock_now_ns() - g->asked_ns;
+
+    return age < idist__timer_patience(t) / 2 ? g->asked_before_ns : g->asked_ns;
+}
+
+// Ends a task whose deadline has passed. Returns false if it got more time instead: a receive whose
+// message is arriving waits for the end of it.
+static bool idist__timer_expire(idist__world *w, idist__task *t, int64_t now) {
+    char cause[400];
+    int missing;
+
+    snprintf(cause, sizeof cause, "not done after %lld ms",
+             (long long)((now - t->started_ns) / IDIST__MS));
+    idist__text_append(cause, sizeof cause, "; missing: ");
+    missing = w->backend->missing(t, cause, sizeof cause);
+
+    if (t->call.kind == IDIST__RECV && !missing && !t->patient) {
+        t->patient = true;
+        t->deadline_ns =
+            w->cfg.timeout_ms < 0 ? IDIST__FOREVER : now + w->cfg.timeout_ms * IDIST__MS;
+        return false;
+    }
+
+    if (!missing)
+        idist__text_append(cause, sizeof cause,
+                           "nobody, but the data did not come through to rank %d", w->group.rank);
+    if (idist__kind_is_p2p(t->call.kind) && w->backend->cancel(t))
+        idist__task_complete(t, IDIST_ERR_TIMEOUT, cause);
+    else idist__group_fail(t->group, IDIST_ERR_TIMEOUT, cause);
+
+    return true;
+}
+
+// Asks the members once more, or the peer of a message whom it waits for. Returns whether that was
+// due.
+static bool idist__timer_ask(idist__world *w, idist__task *t, int64_t now) {
+    int64_t until_ns, ask_at = idist__timer_ask_at(t, &until_ns);
+    bool p2p = idist__kind_is_p2p(t->call.kind);
+
+    if (now < ask_at || (p2p && t->asked)) return false;
+    if (!p2p && (t->group->asked_ns >= ask_at || now < t->group->asked_until_ns)) return false;
+
+    if (p2p) {
+        t->asked = true;
+    } else {
+        t->group->asked_before_ns = t->group->asked_ns;
+        t->group->asked_ns = now;
+        t->group->asked_until_ns = until_ns;
+    }
+
+    w->backend->announce(t);
+
+    return true;
+}
+
+// Announces a task, or asks its members. Returns whether either was due.
+static bool idist__timer_announce(idist__world *w, idist__task *t, int64_t now) {
+    if (t->announced) return idist__timer_ask(w, t, now);
+    if (now < idist__timer_announce_at(t, now)) return false;
+    t->announced = true;
+    // A member that waits for others to make a group may be right to wait, whatever they do.
+    if (t->call.label != IDIST__NEW_GROUP_BY_MEMBERS) w->backend->announce(t);
+
+    return true;
+}
+
+static void idist__timer_warn(idist__world *w, idist__task *t, int64_t now) {
+    char what[128], missing[400];
+
+    if (!t->announced || t->warned || now < t->started_ns + IDIST__WARN_NS) return;
+    t->warned = true;
+    t->asked = false; // it is asked again before the deadline
+    idist__explain_task(t, what, sizeof what);
+    missing[0] = 0;
+    w->backend->missing(t, missing, sizeof missing);
+    idist__log_print(&w->log, IDIST_LOG_WARN, "%s has waited for 60 s; missing: %s", what,
+                     missing[0] ? missing : "nobody");
+}
+
+// When a task needs the next look.
+static int64_t idist__timer_next(const idist__task *t, int64_t now) {
+    int64_t at, ask_at, until_ns;
+
+    if (t->announced) {
+        at = t->warned ? IDIST__FOREVER : t->started_ns + IDIST__WARN_NS;
+        ask_at = idist__timer_ask_at(t, &until_ns);
+        if (now < ask_at && ask_at < at) at = ask_at;
+    } else {
+        at = idist__timer_announce_at(t, now);
+    }
+
+    return t->deadline_ns < at ? t->deadline_ns : at;
+}
+
+// Does what is due; returns when to look again.
+static int64_t idist__timer_run(idist__world *w) {
+    int64_t now = idist__os_clock_now_ns(), next = IDIST__FOREVER;
+    idist__task *t, *following;
+
+    if (now < w->timers_due_ns) return w->timers_due_ns;
+    w->timers_due_ns = IDIST__FOREVER; // a task that begins meanwhile sets it
+
+    for (t = w->tasks; t; t = following) {
+        uint32_t ended = w->ended_count;
+        int64_t at;
+        following = t->next;
+
+        if (now >= t->deadline_ns) {
+            if (!idist__timer_expire(w, t, now)) next = now;
+            else if (!t->done || w->ended_count != ended + 1)
+                following = w->tasks; // others may have ended, too
+            continue;
+        }
+
+        if (idist__timer_announce(w, t, now)) {
+            if (w->ended_count != ended) following = w->tasks; // any task may have ended
+            next = now;
+            continue;
+        }
+
+        idist__timer_warn(w, t, now);
+        at = idist__timer_next(t, now);
+        if (at < next) next = at;
+    }
+
+    if (next < w->timers_due_ns) w->timers_due_ns = next;
+
+    return w->timers_due_ns;
+}

@@ -1,0 +1,171 @@
+// core/wait.h: waiting for a task: poll, drive or follow
+//
+// A caller first polls the backend for a short time. Then, if no thread drives the backend, it
+// does: it runs the timers and sleeps in the backend. Otherwise it follows: it sleeps on w->changed
+// until the driver has completed its task or stops driving. The lock is held throughout, except
+// while the thread sleeps or yields.
+//
+//     idist__wait_task -> idist__wait_until -> idist__wait_polls ... idist__wait_turn
+//                                                                       -> idist__timer_run
+//                                                                       -> sleep of the backend
+#pragma once
+
+#include "os/clock.h"
+#include "os/cpu.h"
+#include "os/thread.h"
+#include "base/fail.h"
+#include "core/model.h"
+#include "core/world.h"
+#include "core/task.h"
+#include "core/group.h"
+#include "core/timer.h"
+
+#define IDIST__SPIN_NS 500000
+#define IDIST__YIELD_NS 5000000 // at most this long it yields instead of sleeping
+
+// How long a caller has polled already.
+typedef struct idist__waiter {
+    uint32_t turns;     // since the last step forward
+    uint32_t all_turns; // since the wait began
+    int64_t begun_ns;   // when the turns began; 0: not known yet
+    bool slept;         // since the last step forward
+} idist__waiter;
+
+// Sleeps until something happens, then moves what can move. Does not sleep when the timers have
+// just ended a task, because it may be the one that the caller waits for.
+static void idist__wait_turn(idist__world *w, idist__driver driver) {
+    uint32_t ended = w->ended_count;
+    int64_t until = idist__timer_run(w);
+    int own = driver == IDIST__DRIVER_CALLER ? 1 : 0;
+
+    if (w->ended_count != ended) return;
+
+    if (!w->tasks) { // what we wait for is done by a thread that may need the lock
+        idist__world_give_way(w);
+        return;
+    }
+
+    w->driver = driver;
+    w->backend->sleep(w, until);
+    w->driver = IDIST__DRIVER_NONE;
+    w->backend->progress(w);
+    if (w->blocked_count > own) idist__os_cond_broadcast(&w->changed);
+}
+
+// Whether to poll once more, after a short break, or to sleep.
+//
+// With a core for each rank we poll as long as that has proved worth it: a wait that ended in sleep
+// halves our patience, one that did not restores it. With fewer cores we hand the core to the
+// others, a bounded number of times; being woken up costs as much as dozens of these.
+static bool idist__wait_polls(idist__waiter *waiter, idist__world *w) {
+    int64_t now;
+
+    waiter->turns++;
+    waiter->all_turns++;
+    if (w->spin_ns) idist__os_cpu_relax();
+    if (w->spin_ns && waiter->all_turns % 16) return true;
+    now = idist__os_clock_now_ns();
+    if (!waiter->begun_ns) waiter->begun_ns = now;
+
+    if (now >= w->next_look_ns) { // also for tasks that do not move while others do
+        int64_t next = idist__timer_run(w);
+        w->next_look_ns = next < now + IDIST__TIMERS_NS ? next : now + IDIST__TIMERS_NS;
+    }
+
+    if (w->spin_ns) {
+        if (now - waiter->begun_ns >= w->spin_budget_ns) return false;
+        if (__atomic_load_n(&w->lock_waiter_count, __ATOMIC_RELAXED)) idist__world_give_way(w);
+        return true;
+    }
+
+    // The other ranks may compute for a long time.
+    if (waiter->turns > IDIST__YIELDS || now - waiter->begun_ns > IDIST__YIELD_NS) return false;
+    idist__world_give_way(w);
+
+    return true;
+}
+
+static void idist__wait_learn(const idist__waiter *waiter, idist__world *w) {
+    if (waiter->turns < 16 || !w->spin_ns) return;
+    w->spin_budget_ns = waiter->slept ? w->spin_budget_ns / 2 : w->spin_budget_ns * 2;
+    if (w->spin_budget_ns > w->spin_ns) w->spin_budget_ns = w->spin_ns;
+    if (w->spin_budget_ns < w->spin_ns / 32) w->spin_budget_ns = w->spin_ns / 32;
+}
+
+static void idist__wait_enter(idist__world *w) {
+    w->blocked_count++;
+    if (w->blocked_count == 1 && w->backend->attend) w->backend->attend(w, true);
+}
+
+// A caller is not blocked any more: another one, or the progress thread, goes on. A thread that
+// naps looks again soon.
+static void idist__wait_leave(idist__world *w) {
+    w->blocked_count--;
+    if (!w->blocked_count && w->backend->attend) w->backend->attend(w, false);
+    if (w->blocked_count) idist__os_cond_broadcast(&w->changed);
+    else if (w->async_count && w->thread_running && !w->thread_naps)
+        idist__os_cond_signal(&w->work);
+}
+
+// Waits until ready(arg).
+static void idist__wait_until(idist__world *w, bool (*ready)(void *arg), void *arg) {
+    idist__waiter waiter;
+    uint32_t moved = w->moved_count;
+
+    if (ready(arg)) return;
+    w->drive_count++;
+    memset(&waiter, 0, sizeof waiter);
+    idist__fail_begin();
+    idist__wait_enter(w);
+
+    while (!ready(arg)) {
+        if (w->moved_count != moved) { // one wait is over, the next one begins
+            idist__wait_learn(&waiter, w);
+            moved = w->moved_count;
+            waiter.turns = 0;
+            waiter.begun_ns = 0;
+            waiter.slept = false;
+        }
+
+        if (w->driver == IDIST__DRIVER_NONE) {
+            w->backend->progress(w);
+            if (ready(arg) || idist__wait_polls(&waiter, w) || ready(arg))
+                continue; // polling looks at the timers too
+            idist__wait_turn(w, IDIST__DRIVER_CALLER);
+            waiter.slept = true;
+        } else {
+            if (w->driver == IDIST__DRIVER_THREAD) w->backend->wake(w); // it stops driving for us
+            idist__os_cond_wait(&w->changed, &w->lock, IDIST__FOREVER);
+        }
+    }
+
+    idist__wait_learn(&waiter, w);
+    idist__wait_leave(w);
+    idist__fail_end(IDIST_OK); // what failed is in the tasks
+}
+
+static bool idist__wait_task_ready(void *arg) { return ((const idist__task *)arg)->done; }
+
+static void idist__wait_task(idist__task *t) {
+    idist__wait_until(t->group->w, idist__wait_task_ready, t);
+}
+
+// Frees a finished task without looking at its status.
+static void idist__wait_drop(idist__task *t) {
+    if (t->async) t->group->open_request_count--;
+    idist__task_free(t);
+}
+
+// The status of a finished task, as the caller gets it. Frees the task.
+static idist_status idist__wait_result(idist__task *t) {
+    idist_status status = t->status;
+
+    if (status != IDIST_OK) {
+        idist__group_flush(t->group);
+        idist__fail(status, "%s", t->text);
+    }
+
+    idist__wait_drop(t);
+
+    return status;
+}
