@@ -5232,7 +5232,7 @@ static void idist__log_print(const idist__log *log, idist_log_level level, const
 
 // ---- base/dtype.h --------------------------------------------------------------------------------
 
-// base/dtype.h: names and sizes of dtypes and ops
+// base/dtype.h: names, sizes and classes of dtypes
 //
 // A dtype that a program creates has its number in the lowest byte, which is all that fingerprints
 // carry of it, and its size above.
@@ -5242,31 +5242,48 @@ enum {
     IDIST__DTYPE_MAX_NBYTES = 1 << 22
 };
 
-static const char *const idist__dtype_names[IDIST_DTYPE_COUNT] = {
-    "I8",   "U8",  "I16", "U16",    "I32",    "U32",     "I64",     "U64",     "F16",
-    "BF16", "F32", "F64", "F8E4M3", "F8E5M2", "F32_I64", "F64_I64", "I32_I64", "I64_I64"};
-static const uint8_t idist__dtype_sizes[IDIST_DTYPE_COUNT] = {1,
-                                                              1,
-                                                              2,
-                                                              2,
-                                                              4,
-                                                              4,
-                                                              8,
-                                                              8,
-                                                              2,
-                                                              2,
-                                                              4,
-                                                              8,
-                                                              1,
-                                                              1,
-                                                              sizeof(idist_f32_i64),
-                                                              sizeof(idist_f64_i64),
-                                                              sizeof(idist_i32_i64),
-                                                              sizeof(idist_i64_i64)};
-static const char *const idist__op_names[IDIST_OP_COUNT] = {"SUM",   "PROD", "MIN",  "MAX",
-                                                            "AVG",   "BAND", "BOR",  "BXOR",
-                                                            "LAND",  "LOR",  "LXOR", "MINLOC",
-                                                            "MAXLOC"};
+typedef enum idist__dtype_class {
+    IDIST__DTYPE_INTEGER,
+    IDIST__DTYPE_FLOAT,
+    IDIST__DTYPE_NARROW,    // floats of 16 and 8 bits, which are reduced as F32
+    IDIST__DTYPE_PAIR,      // a value and an index
+    IDIST__DTYPE_OF_PROGRAM // idist_dtype_create has made it, or nothing has
+} idist__dtype_class;
+
+#define IDIST__DTYPE_MAP(X)                 \
+    X(I8, 1, INTEGER)                       \
+    X(U8, 1, INTEGER)                       \
+    X(I16, 2, INTEGER)                      \
+    X(U16, 2, INTEGER)                      \
+    X(I32, 4, INTEGER)                      \
+    X(U32, 4, INTEGER)                      \
+    X(I64, 8, INTEGER)                      \
+    X(U64, 8, INTEGER)                      \
+    X(F16, 2, NARROW)                       \
+    X(BF16, 2, NARROW)                      \
+    X(F32, 4, FLOAT)                        \
+    X(F64, 8, FLOAT)                        \
+    X(F8E4M3, 1, NARROW)                    \
+    X(F8E5M2, 1, NARROW)                    \
+    X(F32_I64, sizeof(idist_f32_i64), PAIR) \
+    X(F64_I64, sizeof(idist_f64_i64), PAIR) \
+    X(I32_I64, sizeof(idist_i32_i64), PAIR) \
+    X(I64_I64, sizeof(idist_i64_i64), PAIR)
+
+static inline bool idist__dtype_is_builtin(idist_dtype dtype) {
+    return (unsigned)dtype < IDIST_DTYPE_COUNT;
+}
+
+static inline idist__dtype_class idist__dtype_class_of(idist_dtype dtype) {
+    static const uint8_t classes[IDIST_DTYPE_COUNT] = {
+#define IDIST__X(name, size, class_) IDIST__DTYPE_##class_,
+        IDIST__DTYPE_MAP(IDIST__X)
+#undef IDIST__X
+    };
+
+    if (!idist__dtype_is_builtin(dtype)) return IDIST__DTYPE_OF_PROGRAM;
+    return (idist__dtype_class)classes[(unsigned)dtype];
+}
 
 // The number of a dtype that a program created, from 0 on; -1 for all others.
 static int idist__dtype_user_number(idist_dtype dtype) {
@@ -5277,32 +5294,102 @@ static int idist__dtype_user_number(idist_dtype dtype) {
 }
 
 size_t idist_dtype_size(idist_dtype dtype) {
-    if ((unsigned)dtype < IDIST_DTYPE_COUNT) return idist__dtype_sizes[(unsigned)dtype];
+    static const uint8_t sizes[IDIST_DTYPE_COUNT] = {
+#define IDIST__X(name, size, class_) size,
+        IDIST__DTYPE_MAP(IDIST__X)
+#undef IDIST__X
+    };
+
+    if (idist__dtype_is_builtin(dtype)) return sizes[(unsigned)dtype];
     return idist__dtype_user_number(dtype) >= 0 ? (unsigned)dtype >> 8 : 0;
 }
 
 const char *idist_dtype_name(idist_dtype dtype) {
-    if ((unsigned)dtype < IDIST_DTYPE_COUNT) return idist__dtype_names[(unsigned)dtype];
+    static const char *const names[IDIST_DTYPE_COUNT] = {
+#define IDIST__X(name, size, class_) #name,
+        IDIST__DTYPE_MAP(IDIST__X)
+#undef IDIST__X
+    };
+
+    if (idist__dtype_is_builtin(dtype)) return names[(unsigned)dtype];
     return idist_dtype_size(dtype) ? "user dtype" : "unknown dtype";
 }
 
+static inline bool idist__dtype_is_float(idist_dtype dtype) {
+    idist__dtype_class class_of = idist__dtype_class_of(dtype);
+    return class_of == IDIST__DTYPE_FLOAT || class_of == IDIST__DTYPE_NARROW;
+}
+
+IDIST__UNUSED static inline bool idist__dtype_is_integer(idist_dtype dtype) {
+    return idist__dtype_class_of(dtype) == IDIST__DTYPE_INTEGER;
+}
+
+static inline bool idist__dtype_is_pair(idist_dtype dtype) {
+    return idist__dtype_class_of(dtype) == IDIST__DTYPE_PAIR;
+}
+
+static inline bool idist__dtype_is_narrow(idist_dtype dtype) {
+    return idist__dtype_class_of(dtype) == IDIST__DTYPE_NARROW;
+}
+
+// ---- base/reduce_op.h ----------------------------------------------------------------------------
+
+// base/reduce_op.h: names and classes of reduction ops
+
+typedef enum idist__reduce_op_class {
+    IDIST__OP_ARITHMETIC, // of all numbers
+    IDIST__OP_BITWISE,    // of integers
+    IDIST__OP_LOGICAL,    // of integers; the result is 0 or 1
+    IDIST__OP_OF_PAIRS,
+    IDIST__OP_OF_PROGRAM // idist_op_create has made it, or nothing has
+} idist__reduce_op_class;
+
+#define IDIST__OP_MAP(X) \
+    X(SUM, ARITHMETIC)   \
+    X(PROD, ARITHMETIC)  \
+    X(MIN, ARITHMETIC)   \
+    X(MAX, ARITHMETIC)   \
+    X(AVG, ARITHMETIC)   \
+    X(BAND, BITWISE)     \
+    X(BOR, BITWISE)      \
+    X(BXOR, BITWISE)     \
+    X(LAND, LOGICAL)     \
+    X(LOR, LOGICAL)      \
+    X(LXOR, LOGICAL)     \
+    X(MINLOC, OF_PAIRS)  \
+    X(MAXLOC, OF_PAIRS)
+
+static inline bool idist__reduce_op_is_builtin(idist_op op) {
+    return (unsigned)op < IDIST_OP_COUNT;
+}
+
+// Returns true for the values that idist_op_create may return.
+static inline bool idist__reduce_op_is_user(idist_op op) {
+    return (int)op >= IDIST_OP_USER && (int)op <= IDIST_OP_LAST;
+}
+
+static inline idist__reduce_op_class idist__reduce_op_class_of(idist_op op) {
+    switch (op) {
+#define IDIST__X(name, class_) \
+    case IDIST_##name: return IDIST__OP_##class_;
+        IDIST__OP_MAP(IDIST__X)
+#undef IDIST__X
+    default: return IDIST__OP_OF_PROGRAM;
+    }
+}
+
+static inline bool idist__reduce_op_is_arithmetic(idist_op op) {
+    return idist__reduce_op_class_of(op) == IDIST__OP_ARITHMETIC;
+}
+
 const char *idist_op_name(idist_op op) {
-    if ((unsigned)op < IDIST_OP_COUNT) return idist__op_names[(unsigned)op];
-    return (int)op >= IDIST_OP_USER && (int)op <= IDIST_OP_LAST ? "user op" : "unknown op";
-}
-
-static bool idist__dtype_is_float(idist_dtype dtype) {
-    return dtype >= IDIST_F16 && dtype <= IDIST_F8E5M2;
-}
-
-// A value and an index.
-static bool idist__dtype_is_pair(idist_dtype dtype) {
-    return dtype >= IDIST_F32_I64 && dtype <= IDIST_I64_I64;
-}
-
-// Floats of 16 and 8 bits, which are reduced as F32.
-static bool idist__dtype_is_narrow(idist_dtype dtype) {
-    return idist__dtype_is_float(dtype) && dtype != IDIST_F32 && dtype != IDIST_F64;
+    switch (op) {
+#define IDIST__X(name, class_) \
+    case IDIST_##name: return #name;
+        IDIST__OP_MAP(IDIST__X)
+#undef IDIST__X
+    default: return idist__reduce_op_is_user(op) ? "user op" : "unknown op";
+    }
 }
 
 // ---- base/isa.h ----------------------------------------------------------------------------------
@@ -5871,7 +5958,7 @@ IDIST__UNUSED static void idist__reduce_by(idist__reduce_fn kernel, void *acc, c
 // when only one rank contributes.
 static void idist__reduce_finish(void *buf, size_t count, idist_dtype dtype, idist_op op, int n) {
     if (op == IDIST_AVG) idist__reduce_divide(buf, count, dtype, n);
-    if ((op == IDIST_LAND || op == IDIST_LOR || op == IDIST_LXOR) && dtype < IDIST_F16)
+    if (idist__reduce_op_class_of(op) == IDIST__OP_LOGICAL && idist__dtype_is_integer(dtype))
         idist__reduce_table[(unsigned)dtype][IDIST_LAND](buf, buf, buf, count);
 }
 
@@ -5977,9 +6064,9 @@ idist_status idist_reduce_local(const void *in, void *inout, size_t count, idist
                                 idist_op op) {
     const void *operands[2];
 
-    if ((unsigned)dtype >= IDIST_DTYPE_COUNT)
+    if (!idist__dtype_is_builtin(dtype))
         return idist__fail(IDIST_ERR_ARG, "reduce_local: invalid dtype %d", (int)dtype);
-    if ((unsigned)op >= IDIST_OP_COUNT || op == IDIST_AVG)
+    if (!idist__reduce_op_is_builtin(op) || op == IDIST_AVG)
         return idist__fail(IDIST_ERR_ARG, "reduce_local: op %s (%d) is not supported here",
                            idist_op_name(op), (int)op);
     if (!idist__reduce_table[(unsigned)dtype][(unsigned)op])
@@ -11935,112 +12022,110 @@ IDIST__UNUSED static uint64_t idist__config_processor_key(void) {
 // ---- core/kind.h ---------------------------------------------------------------------------------
 
 // core/kind.h: the operations, and what kinds of them there are
+//
+// One row says all that is the same for every call of an operation. The numbers travel in
+// fingerprints, so a new row comes last. The rows from BROADCAST_BYTES on are public calls that are
+// built from those above; they only label the fingerprint.
+
+enum {
+    IDIST__COLLECTIVE = 1,   // all members take part
+    IDIST__REDUCES = 2,      // has an op
+    IDIST__SCATTERS_SUM = 4, // each rank gets one block of what is reduced
+    IDIST__ROOTED = 8,
+    IDIST__V = 16,       // the blocks of the ranks may have different counts
+    IDIST__BY_PAIR = 32, // only the two ranks of a pair know what one sends to the other
+    IDIST__P2P = 64
+};
+
+// clang-format off
+#define IDIST__KIND_MAP(X)                                                                 \
+    X(NONE, "nothing", 0)                                                                  \
+    X(ALL_REDUCE, "all_reduce", IDIST__COLLECTIVE | IDIST__REDUCES)                        \
+    X(REDUCE, "reduce", IDIST__COLLECTIVE | IDIST__REDUCES | IDIST__ROOTED)                \
+    X(BROADCAST, "broadcast", IDIST__COLLECTIVE | IDIST__ROOTED)                           \
+    X(BARRIER, "barrier", IDIST__COLLECTIVE)                                               \
+    X(ALL_GATHER, "all_gather", IDIST__COLLECTIVE)                                         \
+    X(GATHER, "gather", IDIST__COLLECTIVE | IDIST__ROOTED)                                 \
+    X(SCATTER, "scatter", IDIST__COLLECTIVE | IDIST__ROOTED)                               \
+    X(REDUCE_SCATTER, "reduce_scatter",                                                    \
+      IDIST__COLLECTIVE | IDIST__REDUCES | IDIST__SCATTERS_SUM)                            \
+    X(ALL_TO_ALL, "all_to_all", IDIST__COLLECTIVE)                                         \
+    X(SCAN, "scan", IDIST__COLLECTIVE | IDIST__REDUCES)                                    \
+    X(EXSCAN, "exscan", IDIST__COLLECTIVE | IDIST__REDUCES)                                \
+    X(ALL_GATHERV, "all_gatherv", IDIST__COLLECTIVE | IDIST__V)                            \
+    X(GATHERV, "gatherv", IDIST__COLLECTIVE | IDIST__V | IDIST__BY_PAIR | IDIST__ROOTED)   \
+    X(SCATTERV, "scatterv", IDIST__COLLECTIVE | IDIST__V | IDIST__BY_PAIR | IDIST__ROOTED) \
+    X(ALL_TO_ALLV, "all_to_allv", IDIST__COLLECTIVE | IDIST__V | IDIST__BY_PAIR)           \
+    X(REDUCE_SCATTERV, "reduce_scatterv",                                                  \
+      IDIST__COLLECTIVE | IDIST__V | IDIST__REDUCES | IDIST__SCATTERS_SUM)                 \
+    X(SEND, "send", IDIST__P2P)                                                            \
+    X(RECV, "recv", IDIST__P2P)                                                            \
+    X(BROADCAST_BYTES, "broadcast_bytes", 0)                                               \
+    X(ALL_GATHER_BYTES, "all_gather_bytes", 0)                                             \
+    X(NEW_GROUP, "new_group", 0)                                                           \
+    X(SPLIT, "split", 0)                                                                   \
+    X(ONE_RANK_FIRST, "one_rank_first", 0)                                                 \
+    X(ONE_RANK_ONLY, "one_rank_only", 0)                                                   \
+    X(FINALIZE, "finalize", 0)                                                             \
+    X(FIRST_DEVICE_CALL, "first_device_call", 0)                                           \
+    X(PROBE, "probe", 0)                                                                   \
+    X(IPROBE, "iprobe", 0)                                                                 \
+    X(MPROBE, "mprobe", 0)                                                                 \
+    X(IMPROBE, "improbe", 0)                                                               \
+    X(MRECV, "mrecv", 0)                                                                   \
+    X(BROADCAST_ALLOC, "broadcast_alloc", 0)                                               \
+    X(ALL_GATHER_ALLOC, "all_gather_alloc", 0)                                             \
+    X(NEW_GROUP_BY_MEMBERS, "new_group_by_members", 0)
+// clang-format on
 
 typedef enum idist__kind {
-    IDIST__NONE,
-    IDIST__ALL_REDUCE,
-    IDIST__REDUCE,
-    IDIST__BROADCAST,
-    IDIST__BARRIER,
-    IDIST__ALL_GATHER,
-    IDIST__GATHER,
-    IDIST__SCATTER,
-    IDIST__REDUCE_SCATTER,
-    IDIST__ALL_TO_ALL,
-    IDIST__SCAN,
-    IDIST__EXSCAN,
-    IDIST__ALL_GATHERV,
-    IDIST__GATHERV,
-    IDIST__SCATTERV,
-    IDIST__ALL_TO_ALLV,
-    IDIST__REDUCE_SCATTERV,
-    IDIST__SEND,
-    IDIST__RECV,
-    // Public calls that are built from those above. They only label the fingerprint.
-    IDIST__BROADCAST_BYTES,
-    IDIST__ALL_GATHER_BYTES,
-    IDIST__NEW_GROUP,
-    IDIST__SPLIT,
-    IDIST__ONE_RANK_FIRST,
-    IDIST__ONE_RANK_ONLY,
-    IDIST__FINALIZE,
-    IDIST__FIRST_DEVICE_CALL,
-    IDIST__PROBE,
-    IDIST__IPROBE,
-    IDIST__MPROBE,
-    IDIST__IMPROBE,
-    IDIST__MRECV,
-    IDIST__BROADCAST_ALLOC,
-    IDIST__ALL_GATHER_ALLOC,
-    IDIST__NEW_GROUP_BY_MEMBERS,
-    IDIST__KIND_COUNT
+#define IDIST__X(name, text, traits) IDIST__##name,
+    IDIST__KIND_MAP(IDIST__X)
+#undef IDIST__X
+        IDIST__KIND_COUNT
 } idist__kind;
 
 static const char *const idist__kind_names[IDIST__KIND_COUNT] = {
-    "nothing",
-    "all_reduce",
-    "reduce",
-    "broadcast",
-    "barrier",
-    "all_gather",
-    "gather",
-    "scatter",
-    "reduce_scatter",
-    "all_to_all",
-    "scan",
-    "exscan",
-    "all_gatherv",
-    "gatherv",
-    "scatterv",
-    "all_to_allv",
-    "reduce_scatterv",
-    "send",
-    "recv",
-    "broadcast_bytes",
-    "all_gather_bytes",
-    "new_group",
-    "split",
-    "one_rank_first",
-    "one_rank_only",
-    "finalize",
-    "first_device_call",
-    "probe",
-    "iprobe",
-    "mprobe",
-    "improbe",
-    "mrecv",
-    "broadcast_alloc",
-    "all_gather_alloc",
-    "new_group_by_members",
+#define IDIST__X(name, text, traits) text,
+    IDIST__KIND_MAP(IDIST__X)
+#undef IDIST__X
 };
 
-static bool idist__kind_reduces(idist__kind kind) {
-    return kind == IDIST__ALL_REDUCE || kind == IDIST__REDUCE || kind == IDIST__REDUCE_SCATTER ||
-           kind == IDIST__REDUCE_SCATTERV || kind == IDIST__SCAN || kind == IDIST__EXSCAN;
+// Returns true if the operation has all of these traits.
+static inline bool idist__kind_has(idist__kind kind, int traits) {
+    static const uint8_t table[IDIST__KIND_COUNT] = {
+#define IDIST__X(name, text, traits_) traits_,
+        IDIST__KIND_MAP(IDIST__X)
+#undef IDIST__X
+    };
+
+    return (table[kind] & traits) == traits;
 }
 
-static bool idist__kind_is_p2p(idist__kind kind) {
-    return kind == IDIST__SEND || kind == IDIST__RECV;
+static inline bool idist__kind_is_collective(idist__kind kind) {
+    return idist__kind_has(kind, IDIST__COLLECTIVE);
 }
 
-// The v-forms, in which the blocks of the ranks may have different counts.
-static bool idist__kind_is_v(idist__kind kind) {
-    return kind >= IDIST__ALL_GATHERV && kind <= IDIST__REDUCE_SCATTERV;
+static inline bool idist__kind_reduces(idist__kind kind) {
+    return idist__kind_has(kind, IDIST__REDUCES);
 }
 
-// Those in which only the two ranks of a pair know what one sends to the other.
-static bool idist__kind_is_by_pair(idist__kind kind) {
-    return kind == IDIST__GATHERV || kind == IDIST__SCATTERV || kind == IDIST__ALL_TO_ALLV;
+static inline bool idist__kind_is_p2p(idist__kind kind) {
+    return idist__kind_has(kind, IDIST__P2P);
 }
 
-// Each rank gets one block of what is reduced.
-IDIST__UNUSED static bool idist__kind_scatters_sum(idist__kind kind) {
-    return kind == IDIST__REDUCE_SCATTER || kind == IDIST__REDUCE_SCATTERV;
+static inline bool idist__kind_is_v(idist__kind kind) { return idist__kind_has(kind, IDIST__V); }
+
+static inline bool idist__kind_is_by_pair(idist__kind kind) {
+    return idist__kind_has(kind, IDIST__BY_PAIR);
 }
 
-static bool idist__kind_has_root(idist__kind kind) {
-    return kind == IDIST__REDUCE || kind == IDIST__BROADCAST || kind == IDIST__GATHER ||
-           kind == IDIST__SCATTER || kind == IDIST__GATHERV || kind == IDIST__SCATTERV;
+static inline bool idist__kind_scatters_sum(idist__kind kind) {
+    return idist__kind_has(kind, IDIST__SCATTERS_SUM);
+}
+
+static inline bool idist__kind_has_root(idist__kind kind) {
+    return idist__kind_has(kind, IDIST__ROOTED);
 }
 
 // ---- core/model.h --------------------------------------------------------------------------------
@@ -12295,8 +12380,8 @@ typedef struct idist__rank_info {
 // use all that stands in this file above core/call.h, core/matching.h, idist__self_collective, and
 // the files that this one uses. Of a task it writes only call.u.user and what `impl` points to, of
 // a group what `impl` points to; of the world it sets impl, nodes, ncores, sharing_rank,
-// sharing_size, latency_nbytes, network_nbytes, advertised, network, foreign_thread_count and
-// single_threaded, and counts moved_count up for each step forward.
+// sharing_size, latency_nbytes, network_nbytes, advertised, network, foreign_thread_count,
+// one_thread_calls and single_threaded, and counts moved_count up for each step forward.
 struct idist_backend_api {
     uint32_t abi;        // IDIST__BACKEND_ABI
     uint32_t size;       // of this struct
@@ -12543,8 +12628,8 @@ struct idist__world {
     bool thread_naps;         // the progress thread looks again soon, and needs no signal
     uint32_t request_count;   // requests that have begun, not counting those complete at once
     uint32_t drive_count;     // how often a caller has moved the backend while it waited or tested
-    int foreign_thread_count; // threads of other libraries, which never call; INT32_MAX / 4 or
-                              // more: only one thread may call at all
+    int foreign_thread_count; // threads of other libraries, which never call
+    bool one_thread_calls;    // the program must not call from two threads at a time
     bool single_threaded;     // the backend allows one thread only: requests move on inside calls
     int making_count;         // groups being made
     uint64_t serial;          // of this world in the process, from 1 on
@@ -12836,7 +12921,9 @@ IDIST__UNUSED static idist__task *idist__world_only_call(const idist__world *w) 
         only = t;
     }
 
-    return only && idist__os_thread_count() - w->foreign_thread_count <= own_threads ? only : NULL;
+    if (!only || w->one_thread_calls) return only;
+
+    return idist__os_thread_count() - w->foreign_thread_count <= own_threads ? only : NULL;
 }
 
 // ---- core/fingerprint.h --------------------------------------------------------------------------
@@ -13013,7 +13100,7 @@ static void idist__fingerprint_add_arguments(const idist__world *w, const idist_
                                              idist__kind kind, char *buf, size_t cap) {
     int root = idist__fingerprint_root(p);
 
-    if (kind == IDIST__BARRIER || kind == IDIST__ALL_TO_ALLV || kind >= IDIST__SEND) {
+    if (kind == IDIST__BARRIER || kind == IDIST__ALL_TO_ALLV || !idist__kind_is_collective(kind)) {
         if (p->algorithm & IDIST__ON_DEVICE) idist__text_append(buf, cap, " (on a device)");
         return;
     }
@@ -14323,13 +14410,14 @@ static idist_status idist__check_buffers(const idist_group *g, const idist__call
 static idist_status idist__check_builtin_op(const idist__call *c) {
     const char *name = idist__kind_names[c->label];
 
-    if ((unsigned)c->dtype >= IDIST_DTYPE_COUNT)
+    if (!idist__dtype_is_builtin(c->dtype))
         return idist__fail(IDIST_ERR_ARG,
                            "%s: %s takes no dtype of the program; see idist_op_create", name,
                            idist_op_name(c->op));
     if (!idist__reduce_table[(unsigned)c->dtype][(unsigned)c->op])
         return idist__fail(IDIST_ERR_ARG, "%s: %s takes %s, not %s", name, idist_op_name(c->op),
-                           c->op >= IDIST_MINLOC            ? "pairs of value and index"
+                           idist__reduce_op_class_of(c->op) == IDIST__OP_OF_PAIRS
+                               ? "pairs of value and index"
                            : idist__dtype_is_pair(c->dtype) ? "numbers"
                                                             : "integers",
                            idist_dtype_name(c->dtype));
@@ -14345,10 +14433,8 @@ static idist_status idist__check_op(const idist__world *w, const idist__call *c)
     const char *name = idist__kind_names[c->label];
     const idist__user_op *user;
 
-    if ((unsigned)c->op < IDIST_OP_COUNT) return idist__check_builtin_op(c);
-    user = (int)c->op >= IDIST_OP_USER && (int)c->op <= IDIST_OP_LAST
-               ? &w->ops[c->op - IDIST_OP_USER]
-               : NULL;
+    if (idist__reduce_op_is_builtin(c->op)) return idist__check_builtin_op(c);
+    user = idist__reduce_op_is_user(c->op) ? &w->ops[c->op - IDIST_OP_USER] : NULL;
     if (!user || !user->used)
         return idist__fail(IDIST_ERR_ARG, "%s: invalid op %d in this world", name, (int)c->op);
     if (!user->fn && !idist__dtype_is_float(c->dtype))
@@ -14435,7 +14521,7 @@ static idist_status idist__check_call(const idist_group *g, const idist__call *c
         return idist__fail(IDIST_ERR_STATE, "%s: this rank is not a member of the group",
                            idist__kind_names[c->label]);
     if (c->kind == IDIST__BARRIER) return IDIST_OK;
-    if ((unsigned)c->dtype >= IDIST_DTYPE_COUNT) status = idist__check_dtype(g->w, c);
+    if (!idist__dtype_is_builtin(c->dtype)) status = idist__check_dtype(g->w, c);
     if (status != IDIST_OK) return status;
 
     status = idist__kind_is_p2p(c->kind) ? idist__check_peer(g, c) : idist__check_collective(g, c);
@@ -14781,7 +14867,7 @@ static idist_status idist__call_ended(idist_status status, idist_request *reques
 // Whether a send or receive is the ordinary one: host memory, a buffer, a dtype of idist and a tag.
 static bool idist__call_is_plain(const idist__world *w, const idist__call *c, const idist_opts *o) {
     if (w->device_api || idist__tracer_now() || o->stream || o->plan) return false;
-    if ((unsigned)c->dtype >= IDIST_DTYPE_COUNT || c->count > SIZE_MAX / 16) return false;
+    if (!idist__dtype_is_builtin(c->dtype) || c->count > SIZE_MAX / 16) return false;
     return c->tag >= 0 && (c->send || c->recv);
 }
 
@@ -14960,7 +15046,7 @@ typedef struct idist__self_group {
 static void idist__self_collective(idist__task *t) {
     const idist__call *c = &t->call;
     const idist__user_op *op =
-        (int)c->op >= IDIST_OP_USER ? idist__world_user_op(t->group, c) : NULL;
+        idist__reduce_op_is_user(c->op) ? idist__world_user_op(t->group, c) : NULL;
 
     if (c->kind != IDIST__BARRIER && c->kind != IDIST__BROADCAST && c->kind != IDIST__EXSCAN) {
         size_t count;
@@ -17114,8 +17200,8 @@ idist_status idist_plan_create(idist_plan **plan) {
 
 static idist_status idist__plan_run(idist_group *g, const idist_plan *plan, const idist_opts *o) {
     const idist__call *c = &plan->call;
-    bool may_differ =
-        (int)c->op >= IDIST_OP_USER || (int)c->dtype >= IDIST_DTYPE_USER || idist__tracer_now();
+    bool may_differ = idist__reduce_op_is_user(c->op) || !idist__dtype_is_builtin(c->dtype) ||
+                      idist__tracer_now();
 
     if (g->w->serial != plan->world_serial || g->ctx != plan->ctx || g->rank != plan->rank ||
         g->size != plan->size)
@@ -18023,7 +18109,7 @@ idist_status idist_op_free(idist_op op, idist_group *group) {
     idist_status status = idist__call_enter("op_free", group, &g);
 
     if (status != IDIST_OK) return status;
-    if ((int)op < IDIST_OP_USER || (int)op > IDIST_OP_LAST || !g->w->ops[op - IDIST_OP_USER].used)
+    if (!idist__reduce_op_is_user(op) || !g->w->ops[op - IDIST_OP_USER].used)
         status = idist__fail(IDIST_ERR_ARG, "op_free: invalid user op %d in this world", (int)op);
     else g->w->ops[op - IDIST_OP_USER].used = false;
     idist__os_mutex_unlock(&g->w->lock);
@@ -19898,6 +19984,7 @@ void idist_trace_span(const char *name, const char *category, int64_t start_ns, 
 #undef IDIST__CONVERTERS
 #undef IDIST__CONVERTER_ROW
 #undef IDIST__COUNT_OF
+#undef IDIST__DTYPE_MAP
 #undef IDIST__EXTENT_MIN
 #undef IDIST__FLOAT_IS_NAN
 #undef IDIST__HELLO_BYTES
@@ -19917,12 +20004,14 @@ void idist_trace_span(const char *name, const char *category, int64_t start_ns, 
 #undef IDIST__KERNEL_PAIR
 #undef IDIST__KEYS_MAX
 #undef IDIST__KEY_MAX
+#undef IDIST__KIND_MAP
 #undef IDIST__MODE_BITS
 #undef IDIST__MODE_PLAIN
 #undef IDIST__NAP_MOST_NS
 #undef IDIST__NAP_NS
 #undef IDIST__NOINLINE
 #undef IDIST__NO_ALIAS
+#undef IDIST__OP_MAP
 #undef IDIST__OS_CALL
 #undef IDIST__OS_MUTEX_INIT
 #undef IDIST__PRINTF

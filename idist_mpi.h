@@ -615,7 +615,9 @@ static idist_status idist__mpi_error_await(MPI_Request *request, int timeout_ms,
 // mpi/mpi_type.h: dtypes and ops
 
 // Pairs, and the dtypes that the program creates, have no datatype of MPI.
-static bool idist__mpi_type_exists(idist_dtype dtype) { return dtype < IDIST_F32_I64; }
+static bool idist__mpi_type_exists(idist_dtype dtype) {
+    return idist__dtype_is_builtin(dtype) && !idist__dtype_is_pair(dtype);
+}
 
 // Floats of 16 and 8 bits travel as unsigned integers; reductions convert them to F32 first.
 static MPI_Datatype idist__mpi_type_of(idist_dtype dtype) {
@@ -636,7 +638,8 @@ static MPI_Op idist__mpi_type_builtin_op(const idist__mpi *m, idist_op op, idist
         MPI_SUM,  MPI_PROD, MPI_MIN,  MPI_MAX,  MPI_SUM, // AVG is divided at the end
         MPI_BAND, MPI_BOR,  MPI_BXOR, MPI_LAND, MPI_LOR, MPI_LXOR};
 
-    return !own || op > IDIST_AVG ? ops[op] : m->ops[op == IDIST_AVG ? IDIST_SUM : op];
+    return !own || !idist__reduce_op_is_arithmetic(op) ? ops[op]
+                                                       : m->ops[op == IDIST_AVG ? IDIST_SUM : op];
 }
 
 static void idist__mpi_type_reduce(void *in, void *inout, int count, MPI_Datatype type,
@@ -995,7 +998,7 @@ static void idist__native_reduction(idist__native *nat) {
     idist__user_op pair = idist__mpi_type_pair_op(c->op);
     idist_dtype dtype = c->dtype;
 
-    if ((int)c->op >= IDIST_OP_USER) user = idist__world_user_op(nat->group, c);
+    if (idist__reduce_op_is_user(c->op)) user = idist__world_user_op(nat->group, c);
     else if (idist__dtype_is_pair(dtype)) user = &pair;
     custom = user && user->fn;  // takes the dtype as it is
     scaled = user && !user->fn; // premultiplied sum
@@ -1348,7 +1351,7 @@ static int idist__exchange_contribution(const idist_group *g, const idist__call 
 
     if (g->size > IDIST__HEADER_MAX_RANKS || idist__kind_is_v(c->kind)) return -1;
     if (c->count > IDIST__HEADER_DATA_NBYTES) return -1;
-    if (idist__kind_reduces(c->kind) && (int)c->op >= IDIST_OP_USER) return -1;
+    if (idist__kind_reduces(c->kind) && idist__reduce_op_is_user(c->op)) return -1;
     nbytes *= c->count * (one_part_per_rank ? (size_t)g->size : 1);
     if (nbytes > IDIST__HEADER_DATA_NBYTES) return -1;
     contributes = (c->kind != IDIST__BROADCAST && c->kind != IDIST__SCATTER) || c->root == g->rank;
@@ -1926,8 +1929,8 @@ static bool idist__mpi_coll_direct(idist__mpi *m, idist_group *g, const idist__c
     int error;
 
     if (c->kind == IDIST__ALL_REDUCE && c->count && c->count <= IDIST__MPI_COUNT &&
-        (int)c->op < IDIST_OP_USER && c->op != IDIST_AVG && !idist__dtype_is_narrow(c->dtype) &&
-        idist__mpi_type_exists(c->dtype)) {
+        !idist__reduce_op_is_user(c->op) && c->op != IDIST_AVG &&
+        !idist__dtype_is_narrow(c->dtype) && idist__mpi_type_exists(c->dtype)) {
         error = MPI_Allreduce(in, c->recv, (int)c->count, idist__mpi_type_of(c->dtype),
                               idist__mpi_type_builtin_op(m, c->op, c->dtype),
                               idist__mpi_model_group(g)->comm);
@@ -1964,7 +1967,7 @@ static bool idist__mpi_coll_quick(idist_group *g, const idist__call *c) {
     char text[400];
     int error, polls = m->w->spin_ns ? IDIST__QUICK_POLLS : IDIST__QUICK_POLLS_OVERSUBSCRIBED;
 
-    if (c->kind >= IDIST__SEND || g->size == 1) return false;
+    if (!idist__kind_is_collective(c->kind) || g->size == 1) return false;
     if (m->w->cfg.unchecked) return idist__mpi_coll_direct(m, g, c);
     idist__mpi_coll_poll_control(m);
     if (g->status != IDIST_OK) return false;
@@ -2460,7 +2463,7 @@ static void idist__mpi_engine_start(idist__task *t) {
     memset(op, 0, sizeof *op);
     op->phase = IDIST__PHASE_WAITING;
 
-    if (idist__kind_reduces(t->call.kind) && (int)t->call.op >= IDIST_OP_USER) {
+    if (idist__kind_reduces(t->call.kind) && idist__reduce_op_is_user(t->call.op)) {
         op->user = *idist__world_user_op(g, &t->call);
         t->call.u.user = &op->user;
     }
@@ -2886,7 +2889,8 @@ static idist_status idist__mpi_world_make(idist__mpi *m) {
     if (status != IDIST_OK) return status;
     MPI_Query_thread(&level);
     one_thread = level < MPI_THREAD_SERIALIZED;
-    w->foreign_thread_count = one_thread ? INT_MAX / 2 : idist__mpi_thread_count;
+    w->one_thread_calls = one_thread;
+    w->foreign_thread_count = idist__mpi_thread_count;
     w->single_threaded = one_thread || (idist__mpi_world_count && level < MPI_THREAD_MULTIPLE);
 
     status = idist__mpi_world_duplicate(m);

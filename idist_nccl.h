@@ -1009,7 +1009,7 @@ static void idist__gpu_task_complete(idist__task *t) {
 }
 
 static bool idist__gpu_task_op_is_premul(const idist_group *g, const idist__call *c) {
-    return (int)c->op >= IDIST_OP_USER && !idist__world_user_op(g, c)->fn;
+    return idist__reduce_op_is_user(c->op) && !idist__world_user_op(g, c)->fn;
 }
 
 // ---- gpu/gpu_agree.h -----------------------------------------------------------------------------
@@ -1849,7 +1849,7 @@ static cudaError_t idist__ipc_kernel_reduce(const idist__task *t, char *const *a
     for (i = 0; i < g->size; i++)
         if (!args->in[i]) args->in[i] = arena[i] + at;
     args->n = g->size;
-    args->op = c->op <= IDIST_AVG ? (int)c->op : IDIST_SUM;
+    args->op = idist__reduce_op_is_arithmetic(c->op) ? (int)c->op : IDIST_SUM;
 
     // The kernel needs its output aligned to an element.
     if ((uintptr_t)out % size) error = cudaMallocAsync(&away, nbytes, stream);
@@ -2577,11 +2577,11 @@ static bool idist__ipc_call_supports(const idist_group *g, const idist__call *c)
         return false;
     if (idist_dtype_size(c->dtype) > IDIST__IPC_ELEMENT) return false; // an arena holds many
     if (!idist__kind_reduces(c->kind)) return true;
-    if (c->dtype < IDIST_F16 || c->dtype > IDIST_F64) return false;
+    if (!idist__dtype_is_float(c->dtype) || idist_dtype_size(c->dtype) < 2) return false;
     if (idist__gpu_task_op_is_premul(g, c))
-        return c->dtype >= IDIST_F32; // 16 bits would be rounded twice
+        return !idist__dtype_is_narrow(c->dtype); // 16 bits would be rounded twice
 
-    return c->op <= IDIST_AVG;
+    return idist__reduce_op_is_arithmetic(c->op);
 }
 
 static bool idist__ipc_call_is_large(const idist__task *t) {
@@ -3400,7 +3400,7 @@ static bool idist__nccl_issue_supports(const idist_group *g, const idist__call *
         !idist__gpu_of(g->w)->nccl_reduces_f8)
         return false;
     return idist__nccl_issue_type(c->dtype) >= 0 &&
-           (c->op <= IDIST_AVG || idist__gpu_task_op_is_premul(g, c));
+           (idist__reduce_op_is_arithmetic(c->op) || idist__gpu_task_op_is_premul(g, c));
 }
 
 // With a non-blocking communicator, IN_PROGRESS is no error of a call in a group.
@@ -4361,7 +4361,7 @@ static idist_status idist__gpu_setup_prepare_comm(idist_group *g) {
         idist__nccl_abort_leave(g);
     }
 
-    if (w->foreign_thread_count < INT32_MAX / 4 && idist__os_thread_count() > nthreads)
+    if (idist__os_thread_count() > nthreads)
         w->foreign_thread_count += idist__os_thread_count() - nthreads; // NCCL's own
 
     return status;
@@ -4857,7 +4857,8 @@ static void idist__gpu_engine_start(idist__task *t) {
     op->fingerprint = idist__fingerprint_of_call(g->w, &t->call, 0);
     op->fingerprint.algorithm = IDIST__ON_DEVICE;
 
-    if (!t->call.u.user && idist__kind_reduces(t->call.kind) && (int)t->call.op >= IDIST_OP_USER) {
+    if (!t->call.u.user && idist__kind_reduces(t->call.kind) &&
+        idist__reduce_op_is_user(t->call.op)) {
         op->user = *idist__world_user_op(g, &t->call);
         op->call.u.user = &op->user;
     }
@@ -5570,8 +5571,7 @@ static idist_status idist__gpu_join_wrap(idist__world *w) {
 
     if (status == IDIST_OK) {
         idist__gpu_join_probe(w, gpu, &mine);
-        if (w->foreign_thread_count < INT32_MAX / 4)
-            w->foreign_thread_count += idist__os_thread_count() - nthreads; // CUDA's own
+        w->foreign_thread_count += idist__os_thread_count() - nthreads; // CUDA's own
         status = idist__gpu_agree_exchange(&w->group, &mine, gpu->rank_infos, sizeof mine);
     }
 

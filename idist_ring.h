@@ -1867,7 +1867,7 @@ static void idist__op_prepare(idist__task *t) {
     o->root = c->root;
     o->user = NULL;
 
-    if (idist__kind_reduces(c->kind) && (int)c->op >= IDIST_OP_USER) {
+    if (idist__kind_reduces(c->kind) && idist__reduce_op_is_user(c->op)) {
         o->user_op = *idist__world_user_op(t->group, c);
         o->user = &o->user_op;
     }
@@ -4862,7 +4862,7 @@ static idist__algorithm idist__share_choose(const idist_group *g, const idist__c
     const idist__share *share = idist__ring_group_of(g)->share;
     int setting = g->w->cfg.algorithm;
     size_t nbytes;
-    bool scaled = (int)c->op >= IDIST_OP_USER && idist__kind_reduces(c->kind) &&
+    bool scaled = idist__reduce_op_is_user(c->op) && idist__kind_reduces(c->kind) &&
                   !idist__world_user_op(g, c)->fn;
 
     if (!share || setting == IDIST__ALGO_LATENCY || setting == IDIST__ALGO_BANDWIDTH)
@@ -4888,7 +4888,7 @@ static idist__algorithm idist__share_choose(const idist_group *g, const idist__c
 static bool idist__share_takes_parts(const idist_group *g, const idist__call *c) {
     size_t n = (size_t)g->size, nbytes = c->count * idist_dtype_size(c->dtype);
 
-    if (c->kind != IDIST__ALL_REDUCE || (int)c->op >= IDIST_OP_USER) return false;
+    if (c->kind != IDIST__ALL_REDUCE || idist__reduce_op_is_user(c->op)) return false;
     if (n * n * nbytes <= IDIST__SPLIT_BYTES || nbytes >= IDIST__REMOTE_REDUCTION) return false;
 
     return idist__share_choose(g, c) == IDIST__ALGO_CHUNKED;
@@ -4982,7 +4982,8 @@ static bool idist__share_quick(idist_group *g, const idist__call *c) {
 
     if (!share || share->first || ring->failed) return false;
     if (idist__share_choose(g, c) != IDIST__ALGO_FLAT) return false;
-    if ((int)c->op >= IDIST_OP_USER && idist__kind_reduces(c->kind)) return false; // it may throw
+    if (idist__reduce_op_is_user(c->op) && idist__kind_reduces(c->kind))
+        return false; // it may throw
 
     t = share->quick_task;
     t->call = *c;
@@ -5034,7 +5035,7 @@ static int idist__share_awaited(const idist__ring *ring) {
     const idist__task *t = ring->w->tasks;
     const idist__share *share;
 
-    if (!t || t->next || t->call.kind >= IDIST__SEND || t->group->size == 1) return -1;
+    if (!t || t->next || !idist__kind_is_collective(t->call.kind) || t->group->size == 1) return -1;
     if (!idist__share_serves(idist__op_of(t)->algorithm)) return -1;
     share = idist__region_share(t);
     if (!share || share->first != t) return -1;
@@ -6501,7 +6502,7 @@ static bool idist__host_serves(const idist_group *g, const idist__call *c) {
 
     if (idist__dtype_is_narrow(c->dtype)) return false;
 
-    return (int)c->op < IDIST_OP_USER || idist__world_user_op(g, c)->commutative;
+    return !idist__reduce_op_is_user(c->op) || idist__world_user_op(g, c)->commutative;
 }
 
 // ---- the plan of a call ----
@@ -7216,7 +7217,7 @@ static bool idist__choose_scales(const idist__call *c, const idist__user_op *use
 // Over messages.
 static idist__algorithm idist__choose_over_messages(const idist_group *g, const idist__call *c) {
     const idist__choice *row = idist__choose_row(c->kind);
-    bool has_user_op = idist__kind_reduces(c->kind) && (int)c->op >= IDIST_OP_USER;
+    bool has_user_op = idist__kind_reduces(c->kind) && idist__reduce_op_is_user(c->op);
     const idist__user_op *user = has_user_op ? idist__world_user_op(g, c) : NULL;
     bool commutes = !has_user_op || user->commutative;
     size_t size = idist__choose_widens(c, user) ? sizeof(float) : idist_dtype_size(c->dtype);
@@ -8379,7 +8380,8 @@ static const idist__fingerprint *idist__missing_common(const idist__task *t) {
 
     for (back = 1; back < IDIST__HISTORY; back++) {
         const idist__fingerprint *past = &rg->history[(t->seq - back) % IDIST__HISTORY];
-        bool sums = past->kind == IDIST__ALL_REDUCE && past->dtype < IDIST_DTYPE_COUNT &&
+        bool sums = past->kind == IDIST__ALL_REDUCE &&
+                    idist__dtype_is_builtin((idist_dtype)past->dtype) &&
                     past->check; // with 0 elements nobody waits
 
         if (past->seq != t->seq - back) return NULL;
@@ -9700,7 +9702,7 @@ static void idist__start_task_start_collective(idist__ring *ring, idist__task *t
 
 static void idist__start_task_start(idist__task *t) {
     idist__ring *ring = idist__ring_of(t->group->w);
-    bool collective = t->call.kind < IDIST__SEND;
+    bool collective = idist__kind_is_collective(t->call.kind);
     idist__algorithm algorithm = IDIST__ALGO_AUTO;
 
     if (ring->shm) idist__doorbell_widen(ring->shm);

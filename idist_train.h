@@ -6724,7 +6724,7 @@ static idist_status idist__ddp_create_check_gradient(const idist_ddp_desc *desc,
     bool float_or_double = gradient->dtype == IDIST_F32 || gradient->dtype == IDIST_F64;
     bool can_scale = idist__dtype_is_float(gradient->dtype);
 
-    if ((unsigned)gradient->dtype >= IDIST_DTYPE_COUNT || idist__dtype_is_pair(gradient->dtype))
+    if (!idist__dtype_is_builtin(gradient->dtype) || idist__dtype_is_pair(gradient->dtype))
         return idist__fail(IDIST_ERR_UNSUPPORTED,
                            "ddp_create: gradient %d is %s, which cannot be summed", i,
                            idist_dtype_name(gradient->dtype));
@@ -6735,7 +6735,8 @@ static idist_status idist__ddp_create_check_gradient(const idist_ddp_desc *desc,
 
     if (desc->on_device) {
         float_or_double = gradient->dtype == IDIST_F32;
-        can_scale = can_scale && gradient->dtype <= IDIST_F64;
+        if (idist__dtype_is_narrow(gradient->dtype) && idist_dtype_size(gradient->dtype) == 1)
+            can_scale = false;
     }
 
     if (desc->compression && !float_or_double)

@@ -1692,6 +1692,7 @@ inline idist_dtype idist_dtype_of(const idist_i64_i64 *) { return IDIST_I64_I64;
 #include "base/window.h"
 #include "base/log.h"
 #include "base/dtype.h"
+#include "base/reduce_op.h"
 #include "base/isa.h"
 #include "base/small_float.h"
 #include "base/reduce.h"

@@ -1,4 +1,4 @@
-// base/dtype.h: names and sizes of dtypes and ops
+// base/dtype.h: names, sizes and classes of dtypes
 //
 // A dtype that a program creates has its number in the lowest byte, which is all that fingerprints
 // carry of it, and its size above.
@@ -9,31 +9,48 @@ enum {
     IDIST__DTYPE_MAX_NBYTES = 1 << 22
 };
 
-static const char *const idist__dtype_names[IDIST_DTYPE_COUNT] = {
-    "I8",   "U8",  "I16", "U16",    "I32",    "U32",     "I64",     "U64",     "F16",
-    "BF16", "F32", "F64", "F8E4M3", "F8E5M2", "F32_I64", "F64_I64", "I32_I64", "I64_I64"};
-static const uint8_t idist__dtype_sizes[IDIST_DTYPE_COUNT] = {1,
-                                                              1,
-                                                              2,
-                                                              2,
-                                                              4,
-                                                              4,
-                                                              8,
-                                                              8,
-                                                              2,
-                                                              2,
-                                                              4,
-                                                              8,
-                                                              1,
-                                                              1,
-                                                              sizeof(idist_f32_i64),
-                                                              sizeof(idist_f64_i64),
-                                                              sizeof(idist_i32_i64),
-                                                              sizeof(idist_i64_i64)};
-static const char *const idist__op_names[IDIST_OP_COUNT] = {"SUM",   "PROD", "MIN",  "MAX",
-                                                            "AVG",   "BAND", "BOR",  "BXOR",
-                                                            "LAND",  "LOR",  "LXOR", "MINLOC",
-                                                            "MAXLOC"};
+typedef enum idist__dtype_class {
+    IDIST__DTYPE_INTEGER,
+    IDIST__DTYPE_FLOAT,
+    IDIST__DTYPE_NARROW,    // floats of 16 and 8 bits, which are reduced as F32
+    IDIST__DTYPE_PAIR,      // a value and an index
+    IDIST__DTYPE_OF_PROGRAM // idist_dtype_create has made it, or nothing has
+} idist__dtype_class;
+
+#define IDIST__DTYPE_MAP(X)                 \
+    X(I8, 1, INTEGER)                       \
+    X(U8, 1, INTEGER)                       \
+    X(I16, 2, INTEGER)                      \
+    X(U16, 2, INTEGER)                      \
+    X(I32, 4, INTEGER)                      \
+    X(U32, 4, INTEGER)                      \
+    X(I64, 8, INTEGER)                      \
+    X(U64, 8, INTEGER)                      \
+    X(F16, 2, NARROW)                       \
+    X(BF16, 2, NARROW)                      \
+    X(F32, 4, FLOAT)                        \
+    X(F64, 8, FLOAT)                        \
+    X(F8E4M3, 1, NARROW)                    \
+    X(F8E5M2, 1, NARROW)                    \
+    X(F32_I64, sizeof(idist_f32_i64), PAIR) \
+    X(F64_I64, sizeof(idist_f64_i64), PAIR) \
+    X(I32_I64, sizeof(idist_i32_i64), PAIR) \
+    X(I64_I64, sizeof(idist_i64_i64), PAIR)
+
+static inline bool idist__dtype_is_builtin(idist_dtype dtype) {
+    return (unsigned)dtype < IDIST_DTYPE_COUNT;
+}
+
+static inline idist__dtype_class idist__dtype_class_of(idist_dtype dtype) {
+    static const uint8_t classes[IDIST_DTYPE_COUNT] = {
+#define IDIST__X(name, size, class_) IDIST__DTYPE_##class_,
+        IDIST__DTYPE_MAP(IDIST__X)
+#undef IDIST__X
+    };
+
+    if (!idist__dtype_is_builtin(dtype)) return IDIST__DTYPE_OF_PROGRAM;
+    return (idist__dtype_class)classes[(unsigned)dtype];
+}
 
 // The number of a dtype that a program created, from 0 on; -1 for all others.
 static int idist__dtype_user_number(idist_dtype dtype) {
@@ -44,30 +61,40 @@ static int idist__dtype_user_number(idist_dtype dtype) {
 }
 
 size_t idist_dtype_size(idist_dtype dtype) {
-    if ((unsigned)dtype < IDIST_DTYPE_COUNT) return idist__dtype_sizes[(unsigned)dtype];
+    static const uint8_t sizes[IDIST_DTYPE_COUNT] = {
+#define IDIST__X(name, size, class_) size,
+        IDIST__DTYPE_MAP(IDIST__X)
+#undef IDIST__X
+    };
+
+    if (idist__dtype_is_builtin(dtype)) return sizes[(unsigned)dtype];
     return idist__dtype_user_number(dtype) >= 0 ? (unsigned)dtype >> 8 : 0;
 }
 
 const char *idist_dtype_name(idist_dtype dtype) {
-    if ((unsigned)dtype < IDIST_DTYPE_COUNT) return idist__dtype_names[(unsigned)dtype];
+    static const char *const names[IDIST_DTYPE_COUNT] = {
+#define IDIST__X(name, size, class_) #name,
+        IDIST__DTYPE_MAP(IDIST__X)
+#undef IDIST__X
+    };
+
+    if (idist__dtype_is_builtin(dtype)) return names[(unsigned)dtype];
     return idist_dtype_size(dtype) ? "user dtype" : "unknown dtype";
 }
 
-const char *idist_op_name(idist_op op) {
-    if ((unsigned)op < IDIST_OP_COUNT) return idist__op_names[(unsigned)op];
-    return (int)op >= IDIST_OP_USER && (int)op <= IDIST_OP_LAST ? "user op" : "unknown op";
+static inline bool idist__dtype_is_float(idist_dtype dtype) {
+    idist__dtype_class class_of = idist__dtype_class_of(dtype);
+    return class_of == IDIST__DTYPE_FLOAT || class_of == IDIST__DTYPE_NARROW;
 }
 
-static bool idist__dtype_is_float(idist_dtype dtype) {
-    return dtype >= IDIST_F16 && dtype <= IDIST_F8E5M2;
+IDIST__UNUSED static inline bool idist__dtype_is_integer(idist_dtype dtype) {
+    return idist__dtype_class_of(dtype) == IDIST__DTYPE_INTEGER;
 }
 
-// A value and an index.
-static bool idist__dtype_is_pair(idist_dtype dtype) {
-    return dtype >= IDIST_F32_I64 && dtype <= IDIST_I64_I64;
+static inline bool idist__dtype_is_pair(idist_dtype dtype) {
+    return idist__dtype_class_of(dtype) == IDIST__DTYPE_PAIR;
 }
 
-// Floats of 16 and 8 bits, which are reduced as F32.
-static bool idist__dtype_is_narrow(idist_dtype dtype) {
-    return idist__dtype_is_float(dtype) && dtype != IDIST_F32 && dtype != IDIST_F64;
+static inline bool idist__dtype_is_narrow(idist_dtype dtype) {
+    return idist__dtype_class_of(dtype) == IDIST__DTYPE_NARROW;
 }

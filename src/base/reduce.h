@@ -3,6 +3,7 @@
 
 #include "base/fail.h"
 #include "base/dtype.h"
+#include "base/reduce_op.h"
 #include "base/isa.h"
 #include "base/small_float.h"
 
@@ -273,7 +274,7 @@ IDIST__UNUSED static void idist__reduce_by(idist__reduce_fn kernel, void *acc, c
 // when only one rank contributes.
 static void idist__reduce_finish(void *buf, size_t count, idist_dtype dtype, idist_op op, int n) {
     if (op == IDIST_AVG) idist__reduce_divide(buf, count, dtype, n);
-    if ((op == IDIST_LAND || op == IDIST_LOR || op == IDIST_LXOR) && dtype < IDIST_F16)
+    if (idist__reduce_op_class_of(op) == IDIST__OP_LOGICAL && idist__dtype_is_integer(dtype))
         idist__reduce_table[(unsigned)dtype][IDIST_LAND](buf, buf, buf, count);
 }
 
@@ -379,9 +380,9 @@ idist_status idist_reduce_local(const void *in, void *inout, size_t count, idist
                                 idist_op op) {
     const void *operands[2];
 
-    if ((unsigned)dtype >= IDIST_DTYPE_COUNT)
+    if (!idist__dtype_is_builtin(dtype))
         return idist__fail(IDIST_ERR_ARG, "reduce_local: invalid dtype %d", (int)dtype);
-    if ((unsigned)op >= IDIST_OP_COUNT || op == IDIST_AVG)
+    if (!idist__reduce_op_is_builtin(op) || op == IDIST_AVG)
         return idist__fail(IDIST_ERR_ARG, "reduce_local: op %s (%d) is not supported here",
                            idist_op_name(op), (int)op);
     if (!idist__reduce_table[(unsigned)dtype][(unsigned)op])

@@ -25,7 +25,6 @@
 #include "launch/pmi.h"
 #include "launch/draw.h"
 #include "launch/config.h"
-#include "core/kind.h"
 #include "core/model.h"
 #include "core/backend.h"
 #include "core/world.h"

@@ -6,7 +6,8 @@
 #include "os/thread.h"
 #include "base/fail.h"
 #include "base/mem.h"
-#include "core/kind.h"
+#include "base/dtype.h"
+#include "base/reduce_op.h"
 #include "core/model.h"
 #include "core/backend.h"
 #include "core/world.h"
@@ -31,8 +32,8 @@ idist_status idist_plan_create(idist_plan **plan) {
 
 static idist_status idist__plan_run(idist_group *g, const idist_plan *plan, const idist_opts *o) {
     const idist__call *c = &plan->call;
-    bool may_differ =
-        (int)c->op >= IDIST_OP_USER || (int)c->dtype >= IDIST_DTYPE_USER || idist__tracer_now();
+    bool may_differ = idist__reduce_op_is_user(c->op) || !idist__dtype_is_builtin(c->dtype) ||
+                      idist__tracer_now();
 
     if (g->w->serial != plan->world_serial || g->ctx != plan->ctx || g->rank != plan->rank ||
         g->size != plan->size)

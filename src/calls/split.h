@@ -9,7 +9,6 @@
 #include "base/fail.h"
 #include "base/text.h"
 #include "base/mem.h"
-#include "core/kind.h"
 #include "core/model.h"
 #include "core/group.h"
 #include "core/wait.h"

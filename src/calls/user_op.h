@@ -5,6 +5,7 @@
 #include "base/fail.h"
 #include "base/text.h"
 #include "base/dtype.h"
+#include "base/reduce_op.h"
 #include "base/hash.h"
 #include "core/model.h"
 #include "core/fingerprint.h"
@@ -64,7 +65,7 @@ idist_status idist_op_free(idist_op op, idist_group *group) {
     idist_status status = idist__call_enter("op_free", group, &g);
 
     if (status != IDIST_OK) return status;
-    if ((int)op < IDIST_OP_USER || (int)op > IDIST_OP_LAST || !g->w->ops[op - IDIST_OP_USER].used)
+    if (!idist__reduce_op_is_user(op) || !g->w->ops[op - IDIST_OP_USER].used)
         status = idist__fail(IDIST_ERR_ARG, "op_free: invalid user op %d in this world", (int)op);
     else g->w->ops[op - IDIST_OP_USER].used = false;
     idist__os_mutex_unlock(&g->w->lock);

@@ -27,6 +27,7 @@
 #include "os/thread.h"
 #include "base/fail.h"
 #include "base/mem.h"
+#include "base/dtype.h"
 #include "core/kind.h"
 #include "core/model.h"
 #include "core/backend.h"
@@ -351,7 +352,7 @@ static idist_status idist__call_ended(idist_status status, idist_request *reques
 // Whether a send or receive is the ordinary one: host memory, a buffer, a dtype of idist and a tag.
 static bool idist__call_is_plain(const idist__world *w, const idist__call *c, const idist_opts *o) {
     if (w->device_api || idist__tracer_now() || o->stream || o->plan) return false;
-    if ((unsigned)c->dtype >= IDIST_DTYPE_COUNT || c->count > SIZE_MAX / 16) return false;
+    if (!idist__dtype_is_builtin(c->dtype) || c->count > SIZE_MAX / 16) return false;
     return c->tag >= 0 && (c->send || c->recv);
 }
 

@@ -5,6 +5,7 @@
 
 #include "base/fail.h"
 #include "base/dtype.h"
+#include "base/reduce_op.h"
 #include "base/reduce.h"
 #include "core/kind.h"
 #include "core/model.h"
@@ -57,13 +58,14 @@ static idist_status idist__check_buffers(const idist_group *g, const idist__call
 static idist_status idist__check_builtin_op(const idist__call *c) {
     const char *name = idist__kind_names[c->label];
 
-    if ((unsigned)c->dtype >= IDIST_DTYPE_COUNT)
+    if (!idist__dtype_is_builtin(c->dtype))
         return idist__fail(IDIST_ERR_ARG,
                            "%s: %s takes no dtype of the program; see idist_op_create", name,
                            idist_op_name(c->op));
     if (!idist__reduce_table[(unsigned)c->dtype][(unsigned)c->op])
         return idist__fail(IDIST_ERR_ARG, "%s: %s takes %s, not %s", name, idist_op_name(c->op),
-                           c->op >= IDIST_MINLOC            ? "pairs of value and index"
+                           idist__reduce_op_class_of(c->op) == IDIST__OP_OF_PAIRS
+                               ? "pairs of value and index"
                            : idist__dtype_is_pair(c->dtype) ? "numbers"
                                                             : "integers",
                            idist_dtype_name(c->dtype));
@@ -79,10 +81,8 @@ static idist_status idist__check_op(const idist__world *w, const idist__call *c)
     const char *name = idist__kind_names[c->label];
     const idist__user_op *user;
 
-    if ((unsigned)c->op < IDIST_OP_COUNT) return idist__check_builtin_op(c);
-    user = (int)c->op >= IDIST_OP_USER && (int)c->op <= IDIST_OP_LAST
-               ? &w->ops[c->op - IDIST_OP_USER]
-               : NULL;
+    if (idist__reduce_op_is_builtin(c->op)) return idist__check_builtin_op(c);
+    user = idist__reduce_op_is_user(c->op) ? &w->ops[c->op - IDIST_OP_USER] : NULL;
     if (!user || !user->used)
         return idist__fail(IDIST_ERR_ARG, "%s: invalid op %d in this world", name, (int)c->op);
     if (!user->fn && !idist__dtype_is_float(c->dtype))
@@ -169,7 +169,7 @@ static idist_status idist__check_call(const idist_group *g, const idist__call *c
         return idist__fail(IDIST_ERR_STATE, "%s: this rank is not a member of the group",
                            idist__kind_names[c->label]);
     if (c->kind == IDIST__BARRIER) return IDIST_OK;
-    if ((unsigned)c->dtype >= IDIST_DTYPE_COUNT) status = idist__check_dtype(g->w, c);
+    if (!idist__dtype_is_builtin(c->dtype)) status = idist__check_dtype(g->w, c);
     if (status != IDIST_OK) return status;
 
     status = idist__kind_is_p2p(c->kind) ? idist__check_peer(g, c) : idist__check_collective(g, c);

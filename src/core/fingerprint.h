@@ -178,7 +178,7 @@ static void idist__fingerprint_add_arguments(const idist__world *w, const idist_
                                              idist__kind kind, char *buf, size_t cap) {
     int root = idist__fingerprint_root(p);
 
-    if (kind == IDIST__BARRIER || kind == IDIST__ALL_TO_ALLV || kind >= IDIST__SEND) {
+    if (kind == IDIST__BARRIER || kind == IDIST__ALL_TO_ALLV || !idist__kind_is_collective(kind)) {
         if (p->algorithm & IDIST__ON_DEVICE) idist__text_append(buf, cap, " (on a device)");
         return;
     }

@@ -1,109 +1,107 @@
 // core/kind.h: the operations, and what kinds of them there are
+//
+// One row says all that is the same for every call of an operation. The numbers travel in
+// fingerprints, so a new row comes last. The rows from BROADCAST_BYTES on are public calls that are
+// built from those above; they only label the fingerprint.
 #pragma once
 
+enum {
+    IDIST__COLLECTIVE = 1,   // all members take part
+    IDIST__REDUCES = 2,      // has an op
+    IDIST__SCATTERS_SUM = 4, // each rank gets one block of what is reduced
+    IDIST__ROOTED = 8,
+    IDIST__V = 16,       // the blocks of the ranks may have different counts
+    IDIST__BY_PAIR = 32, // only the two ranks of a pair know what one sends to the other
+    IDIST__P2P = 64
+};
+
+// clang-format off
+#define IDIST__KIND_MAP(X)                                                                 \
+    X(NONE, "nothing", 0)                                                                  \
+    X(ALL_REDUCE, "all_reduce", IDIST__COLLECTIVE | IDIST__REDUCES)                        \
+    X(REDUCE, "reduce", IDIST__COLLECTIVE | IDIST__REDUCES | IDIST__ROOTED)                \
+    X(BROADCAST, "broadcast", IDIST__COLLECTIVE | IDIST__ROOTED)                           \
+    X(BARRIER, "barrier", IDIST__COLLECTIVE)                                               \
+    X(ALL_GATHER, "all_gather", IDIST__COLLECTIVE)                                         \
+    X(GATHER, "gather", IDIST__COLLECTIVE | IDIST__ROOTED)                                 \
+    X(SCATTER, "scatter", IDIST__COLLECTIVE | IDIST__ROOTED)                               \
+    X(REDUCE_SCATTER, "reduce_scatter",                                                    \
+      IDIST__COLLECTIVE | IDIST__REDUCES | IDIST__SCATTERS_SUM)                            \
+    X(ALL_TO_ALL, "all_to_all", IDIST__COLLECTIVE)                                         \
+    X(SCAN, "scan", IDIST__COLLECTIVE | IDIST__REDUCES)                                    \
+    X(EXSCAN, "exscan", IDIST__COLLECTIVE | IDIST__REDUCES)                                \
+    X(ALL_GATHERV, "all_gatherv", IDIST__COLLECTIVE | IDIST__V)                            \
+    X(GATHERV, "gatherv", IDIST__COLLECTIVE | IDIST__V | IDIST__BY_PAIR | IDIST__ROOTED)   \
+    X(SCATTERV, "scatterv", IDIST__COLLECTIVE | IDIST__V | IDIST__BY_PAIR | IDIST__ROOTED) \
+    X(ALL_TO_ALLV, "all_to_allv", IDIST__COLLECTIVE | IDIST__V | IDIST__BY_PAIR)           \
+    X(REDUCE_SCATTERV, "reduce_scatterv",                                                  \
+      IDIST__COLLECTIVE | IDIST__V | IDIST__REDUCES | IDIST__SCATTERS_SUM)                 \
+    X(SEND, "send", IDIST__P2P)                                                            \
+    X(RECV, "recv", IDIST__P2P)                                                            \
+    X(BROADCAST_BYTES, "broadcast_bytes", 0)                                               \
+    X(ALL_GATHER_BYTES, "all_gather_bytes", 0)                                             \
+    X(NEW_GROUP, "new_group", 0)                                                           \
+    X(SPLIT, "split", 0)                                                                   \
+    X(ONE_RANK_FIRST, "one_rank_first", 0)                                                 \
+    X(ONE_RANK_ONLY, "one_rank_only", 0)                                                   \
+    X(FINALIZE, "finalize", 0)                                                             \
+    X(FIRST_DEVICE_CALL, "first_device_call", 0)                                           \
+    X(PROBE, "probe", 0)                                                                   \
+    X(IPROBE, "iprobe", 0)                                                                 \
+    X(MPROBE, "mprobe", 0)                                                                 \
+    X(IMPROBE, "improbe", 0)                                                               \
+    X(MRECV, "mrecv", 0)                                                                   \
+    X(BROADCAST_ALLOC, "broadcast_alloc", 0)                                               \
+    X(ALL_GATHER_ALLOC, "all_gather_alloc", 0)                                             \
+    X(NEW_GROUP_BY_MEMBERS, "new_group_by_members", 0)
+// clang-format on
+
 typedef enum idist__kind {
-    IDIST__NONE,
-    IDIST__ALL_REDUCE,
-    IDIST__REDUCE,
-    IDIST__BROADCAST,
-    IDIST__BARRIER,
-    IDIST__ALL_GATHER,
-    IDIST__GATHER,
-    IDIST__SCATTER,
-    IDIST__REDUCE_SCATTER,
-    IDIST__ALL_TO_ALL,
-    IDIST__SCAN,
-    IDIST__EXSCAN,
-    IDIST__ALL_GATHERV,
-    IDIST__GATHERV,
-    IDIST__SCATTERV,
-    IDIST__ALL_TO_ALLV,
-    IDIST__REDUCE_SCATTERV,
-    IDIST__SEND,
-    IDIST__RECV,
-    // Public calls that are built from those above. They only label the fingerprint.
-    IDIST__BROADCAST_BYTES,
-    IDIST__ALL_GATHER_BYTES,
-    IDIST__NEW_GROUP,
-    IDIST__SPLIT,
-    IDIST__ONE_RANK_FIRST,
-    IDIST__ONE_RANK_ONLY,
-    IDIST__FINALIZE,
-    IDIST__FIRST_DEVICE_CALL,
-    IDIST__PROBE,
-    IDIST__IPROBE,
-    IDIST__MPROBE,
-    IDIST__IMPROBE,
-    IDIST__MRECV,
-    IDIST__BROADCAST_ALLOC,
-    IDIST__ALL_GATHER_ALLOC,
-    IDIST__NEW_GROUP_BY_MEMBERS,
-    IDIST__KIND_COUNT
+#define IDIST__X(name, text, traits) IDIST__##name,
+    IDIST__KIND_MAP(IDIST__X)
+#undef IDIST__X
+        IDIST__KIND_COUNT
 } idist__kind;
 
 static const char *const idist__kind_names[IDIST__KIND_COUNT] = {
-    "nothing",
-    "all_reduce",
-    "reduce",
-    "broadcast",
-    "barrier",
-    "all_gather",
-    "gather",
-    "scatter",
-    "reduce_scatter",
-    "all_to_all",
-    "scan",
-    "exscan",
-    "all_gatherv",
-    "gatherv",
-    "scatterv",
-    "all_to_allv",
-    "reduce_scatterv",
-    "send",
-    "recv",
-    "broadcast_bytes",
-    "all_gather_bytes",
-    "new_group",
-    "split",
-    "one_rank_first",
-    "one_rank_only",
-    "finalize",
-    "first_device_call",
-    "probe",
-    "iprobe",
-    "mprobe",
-    "improbe",
-    "mrecv",
-    "broadcast_alloc",
-    "all_gather_alloc",
-    "new_group_by_members",
+#define IDIST__X(name, text, traits) text,
+    IDIST__KIND_MAP(IDIST__X)
+#undef IDIST__X
 };
 
-static bool idist__kind_reduces(idist__kind kind) {
-    return kind == IDIST__ALL_REDUCE || kind == IDIST__REDUCE || kind == IDIST__REDUCE_SCATTER ||
-           kind == IDIST__REDUCE_SCATTERV || kind == IDIST__SCAN || kind == IDIST__EXSCAN;
+// Returns true if the operation has all of these traits.
+static inline bool idist__kind_has(idist__kind kind, int traits) {
+    static const uint8_t table[IDIST__KIND_COUNT] = {
+#define IDIST__X(name, text, traits_) traits_,
+        IDIST__KIND_MAP(IDIST__X)
+#undef IDIST__X
+    };
+
+    return (table[kind] & traits) == traits;
 }
 
-static bool idist__kind_is_p2p(idist__kind kind) {
-    return kind == IDIST__SEND || kind == IDIST__RECV;
+static inline bool idist__kind_is_collective(idist__kind kind) {
+    return idist__kind_has(kind, IDIST__COLLECTIVE);
 }
 
-// The v-forms, in which the blocks of the ranks may have different counts.
-static bool idist__kind_is_v(idist__kind kind) {
-    return kind >= IDIST__ALL_GATHERV && kind <= IDIST__REDUCE_SCATTERV;
+static inline bool idist__kind_reduces(idist__kind kind) {
+    return idist__kind_has(kind, IDIST__REDUCES);
 }
 
-// Those in which only the two ranks of a pair know what one sends to the other.
-static bool idist__kind_is_by_pair(idist__kind kind) {
-    return kind == IDIST__GATHERV || kind == IDIST__SCATTERV || kind == IDIST__ALL_TO_ALLV;
+static inline bool idist__kind_is_p2p(idist__kind kind) {
+    return idist__kind_has(kind, IDIST__P2P);
 }
 
-// Each rank gets one block of what is reduced.
-IDIST__UNUSED static bool idist__kind_scatters_sum(idist__kind kind) {
-    return kind == IDIST__REDUCE_SCATTER || kind == IDIST__REDUCE_SCATTERV;
+static inline bool idist__kind_is_v(idist__kind kind) { return idist__kind_has(kind, IDIST__V); }
+
+static inline bool idist__kind_is_by_pair(idist__kind kind) {
+    return idist__kind_has(kind, IDIST__BY_PAIR);
 }
 
-static bool idist__kind_has_root(idist__kind kind) {
-    return kind == IDIST__REDUCE || kind == IDIST__BROADCAST || kind == IDIST__GATHER ||
-           kind == IDIST__SCATTER || kind == IDIST__GATHERV || kind == IDIST__SCATTERV;
+static inline bool idist__kind_scatters_sum(idist__kind kind) {
+    return idist__kind_has(kind, IDIST__SCATTERS_SUM);
+}
+
+static inline bool idist__kind_has_root(idist__kind kind) {
+    return idist__kind_has(kind, IDIST__ROOTED);
 }

@@ -2,7 +2,6 @@
 #pragma once
 
 #include "base/dtype.h"
-#include "core/kind.h"
 #include "core/model.h"
 #include "core/world.h"
 #include "core/fingerprint.h"

@@ -255,8 +255,8 @@ typedef struct idist__rank_info {
 // use all that stands in this file above core/call.h, core/matching.h, idist__self_collective, and
 // the files that this one uses. Of a task it writes only call.u.user and what `impl` points to, of
 // a group what `impl` points to; of the world it sets impl, nodes, ncores, sharing_rank,
-// sharing_size, latency_nbytes, network_nbytes, advertised, network, foreign_thread_count and
-// single_threaded, and counts moved_count up for each step forward.
+// sharing_size, latency_nbytes, network_nbytes, advertised, network, foreign_thread_count,
+// one_thread_calls and single_threaded, and counts moved_count up for each step forward.
 struct idist_backend_api {
     uint32_t abi;        // IDIST__BACKEND_ABI
     uint32_t size;       // of this struct
@@ -503,8 +503,8 @@ struct idist__world {
     bool thread_naps;         // the progress thread looks again soon, and needs no signal
     uint32_t request_count;   // requests that have begun, not counting those complete at once
     uint32_t drive_count;     // how often a caller has moved the backend while it waited or tested
-    int foreign_thread_count; // threads of other libraries, which never call; INT32_MAX / 4 or
-                              // more: only one thread may call at all
+    int foreign_thread_count; // threads of other libraries, which never call
+    bool one_thread_calls;    // the program must not call from two threads at a time
     bool single_threaded;     // the backend allows one thread only: requests move on inside calls
     int making_count;         // groups being made
     uint64_t serial;          // of this world in the process, from 1 on

@@ -8,6 +8,7 @@
 #include "base/fail.h"
 #include "base/text.h"
 #include "base/mem.h"
+#include "base/reduce_op.h"
 #include "base/reduce.h"
 #include "launch/env.h"
 #include "core/kind.h"
@@ -38,7 +39,7 @@ typedef struct idist__self_group {
 static void idist__self_collective(idist__task *t) {
     const idist__call *c = &t->call;
     const idist__user_op *op =
-        (int)c->op >= IDIST_OP_USER ? idist__world_user_op(t->group, c) : NULL;
+        idist__reduce_op_is_user(c->op) ? idist__world_user_op(t->group, c) : NULL;
 
     if (c->kind != IDIST__BARRIER && c->kind != IDIST__BROADCAST && c->kind != IDIST__EXSCAN) {
         size_t count;

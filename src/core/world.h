@@ -141,5 +141,7 @@ IDIST__UNUSED static idist__task *idist__world_only_call(const idist__world *w) 
         only = t;
     }
 
-    return only && idist__os_thread_count() - w->foreign_thread_count <= own_threads ? only : NULL;
+    if (!only || w->one_thread_calls) return only;
+
+    return idist__os_thread_count() - w->foreign_thread_count <= own_threads ? only : NULL;
 }

@@ -5,7 +5,6 @@
 #include "os/thread.h"
 #include "base/text.h"
 #include "base/mem.h"
-#include "core/kind.h"
 #include "core/model.h"
 #include "core/world.h"
 #include "core/together.h"

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "os/clock.h"
+#include "base/reduce_op.h"
 #include "core/kind.h"
 #include "core/model.h"
 #include "core/world.h"
@@ -158,5 +159,5 @@ static void idist__gpu_task_complete(idist__task *t) {
 }
 
 static bool idist__gpu_task_op_is_premul(const idist_group *g, const idist__call *c) {
-    return (int)c->op >= IDIST_OP_USER && !idist__world_user_op(g, c)->fn;
+    return idist__reduce_op_is_user(c->op) && !idist__world_user_op(g, c)->fn;
 }

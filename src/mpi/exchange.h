@@ -18,6 +18,7 @@
 // rank has all headers and will come (mpi/mpi_coll.h).
 #pragma once
 
+#include "base/reduce_op.h"
 #include "base/reduce.h"
 #include "core/kind.h"
 #include "core/model.h"
@@ -171,7 +172,7 @@ static int idist__exchange_contribution(const idist_group *g, const idist__call 
 
     if (g->size > IDIST__HEADER_MAX_RANKS || idist__kind_is_v(c->kind)) return -1;
     if (c->count > IDIST__HEADER_DATA_NBYTES) return -1;
-    if (idist__kind_reduces(c->kind) && (int)c->op >= IDIST_OP_USER) return -1;
+    if (idist__kind_reduces(c->kind) && idist__reduce_op_is_user(c->op)) return -1;
     nbytes *= c->count * (one_part_per_rank ? (size_t)g->size : 1);
     if (nbytes > IDIST__HEADER_DATA_NBYTES) return -1;
     contributes = (c->kind != IDIST__BROADCAST && c->kind != IDIST__SCATTER) || c->root == g->rank;

@@ -50,6 +50,7 @@
 #include "os/clock.h"
 #include "base/mem.h"
 #include "base/dtype.h"
+#include "base/reduce_op.h"
 #include "launch/env.h"
 #include "core/kind.h"
 #include "core/model.h"
@@ -321,8 +322,8 @@ static bool idist__mpi_coll_direct(idist__mpi *m, idist_group *g, const idist__c
     int error;
 
     if (c->kind == IDIST__ALL_REDUCE && c->count && c->count <= IDIST__MPI_COUNT &&
-        (int)c->op < IDIST_OP_USER && c->op != IDIST_AVG && !idist__dtype_is_narrow(c->dtype) &&
-        idist__mpi_type_exists(c->dtype)) {
+        !idist__reduce_op_is_user(c->op) && c->op != IDIST_AVG &&
+        !idist__dtype_is_narrow(c->dtype) && idist__mpi_type_exists(c->dtype)) {
         error = MPI_Allreduce(in, c->recv, (int)c->count, idist__mpi_type_of(c->dtype),
                               idist__mpi_type_builtin_op(m, c->op, c->dtype),
                               idist__mpi_model_group(g)->comm);
@@ -359,7 +360,7 @@ static bool idist__mpi_coll_quick(idist_group *g, const idist__call *c) {
     char text[400];
     int error, polls = m->w->spin_ns ? IDIST__QUICK_POLLS : IDIST__QUICK_POLLS_OVERSUBSCRIBED;
 
-    if (c->kind >= IDIST__SEND || g->size == 1) return false;
+    if (!idist__kind_is_collective(c->kind) || g->size == 1) return false;
     if (m->w->cfg.unchecked) return idist__mpi_coll_direct(m, g, c);
     idist__mpi_coll_poll_control(m);
     if (g->status != IDIST_OK) return false;

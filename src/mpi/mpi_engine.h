@@ -11,6 +11,7 @@
 #include "os/clock.h"
 #include "os/thread.h"
 #include "os/wake.h"
+#include "base/reduce_op.h"
 #include "core/kind.h"
 #include "core/model.h"
 #include "core/world.h"
@@ -118,7 +119,7 @@ static void idist__mpi_engine_start(idist__task *t) {
     memset(op, 0, sizeof *op);
     op->phase = IDIST__PHASE_WAITING;
 
-    if (idist__kind_reduces(t->call.kind) && (int)t->call.op >= IDIST_OP_USER) {
+    if (idist__kind_reduces(t->call.kind) && idist__reduce_op_is_user(t->call.op)) {
         op->user = *idist__world_user_op(g, &t->call);
         t->call.u.user = &op->user;
     }

@@ -24,7 +24,6 @@
 
 #include "base/mem.h"
 #include "launch/env.h"
-#include "core/kind.h"
 #include "core/model.h"
 #include "core/fingerprint.h"
 #include "core/task.h"

@@ -3,12 +3,16 @@
 
 #include "os/unwind.h"
 #include "base/fail.h"
+#include "base/dtype.h"
+#include "base/reduce_op.h"
 #include "base/reduce.h"
 #include "core/model.h"
 #include "mpi/mpi_model.h"
 
 // Pairs, and the dtypes that the program creates, have no datatype of MPI.
-static bool idist__mpi_type_exists(idist_dtype dtype) { return dtype < IDIST_F32_I64; }
+static bool idist__mpi_type_exists(idist_dtype dtype) {
+    return idist__dtype_is_builtin(dtype) && !idist__dtype_is_pair(dtype);
+}
 
 // Floats of 16 and 8 bits travel as unsigned integers; reductions convert them to F32 first.
 static MPI_Datatype idist__mpi_type_of(idist_dtype dtype) {
@@ -29,7 +33,8 @@ static MPI_Op idist__mpi_type_builtin_op(const idist__mpi *m, idist_op op, idist
         MPI_SUM,  MPI_PROD, MPI_MIN,  MPI_MAX,  MPI_SUM, // AVG is divided at the end
         MPI_BAND, MPI_BOR,  MPI_BXOR, MPI_LAND, MPI_LOR, MPI_LXOR};
 
-    return !own || op > IDIST_AVG ? ops[op] : m->ops[op == IDIST_AVG ? IDIST_SUM : op];
+    return !own || !idist__reduce_op_is_arithmetic(op) ? ops[op]
+                                                       : m->ops[op == IDIST_AVG ? IDIST_SUM : op];
 }
 
 static void idist__mpi_type_reduce(void *in, void *inout, int count, MPI_Datatype type,

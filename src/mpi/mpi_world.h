@@ -150,7 +150,8 @@ static idist_status idist__mpi_world_make(idist__mpi *m) {
     if (status != IDIST_OK) return status;
     MPI_Query_thread(&level);
     one_thread = level < MPI_THREAD_SERIALIZED;
-    w->foreign_thread_count = one_thread ? INT_MAX / 2 : idist__mpi_thread_count;
+    w->one_thread_calls = one_thread;
+    w->foreign_thread_count = idist__mpi_thread_count;
     w->single_threaded = one_thread || (idist__mpi_world_count && level < MPI_THREAD_MULTIPLE);
 
     status = idist__mpi_world_duplicate(m);

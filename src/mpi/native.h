@@ -22,6 +22,7 @@
 #include "os/clock.h"
 #include "base/mem.h"
 #include "base/dtype.h"
+#include "base/reduce_op.h"
 #include "base/small_float.h"
 #include "base/reduce.h"
 #include "core/kind.h"
@@ -305,7 +306,7 @@ static void idist__native_reduction(idist__native *nat) {
     idist__user_op pair = idist__mpi_type_pair_op(c->op);
     idist_dtype dtype = c->dtype;
 
-    if ((int)c->op >= IDIST_OP_USER) user = idist__world_user_op(nat->group, c);
+    if (idist__reduce_op_is_user(c->op)) user = idist__world_user_op(nat->group, c);
     else if (idist__dtype_is_pair(dtype)) user = &pair;
     custom = user && user->fn;  // takes the dtype as it is
     scaled = user && !user->fn; // premultiplied sum

@@ -63,6 +63,8 @@
 //     idist__ipc_call_step
 #pragma once
 
+#include "base/dtype.h"
+#include "base/reduce_op.h"
 #include "core/kind.h"
 #include "core/model.h"
 #include "core/world.h"
@@ -80,11 +82,11 @@ static bool idist__ipc_call_supports(const idist_group *g, const idist__call *c)
         return false;
     if (idist_dtype_size(c->dtype) > IDIST__IPC_ELEMENT) return false; // an arena holds many
     if (!idist__kind_reduces(c->kind)) return true;
-    if (c->dtype < IDIST_F16 || c->dtype > IDIST_F64) return false;
+    if (!idist__dtype_is_float(c->dtype) || idist_dtype_size(c->dtype) < 2) return false;
     if (idist__gpu_task_op_is_premul(g, c))
-        return c->dtype >= IDIST_F32; // 16 bits would be rounded twice
+        return !idist__dtype_is_narrow(c->dtype); // 16 bits would be rounded twice
 
-    return c->op <= IDIST_AVG;
+    return idist__reduce_op_is_arithmetic(c->op);
 }
 
 static bool idist__ipc_call_is_large(const idist__task *t) {

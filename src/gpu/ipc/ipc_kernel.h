@@ -3,6 +3,7 @@
 
 #include "os/clock.h"
 #include "os/thread.h"
+#include "base/reduce_op.h"
 #include "core/model.h"
 #include "core/world.h"
 #include "gpu/gpu_model.h"
@@ -79,7 +80,7 @@ static cudaError_t idist__ipc_kernel_reduce(const idist__task *t, char *const *a
     for (i = 0; i < g->size; i++)
         if (!args->in[i]) args->in[i] = arena[i] + at;
     args->n = g->size;
-    args->op = c->op <= IDIST_AVG ? (int)c->op : IDIST_SUM;
+    args->op = idist__reduce_op_is_arithmetic(c->op) ? (int)c->op : IDIST_SUM;
 
     // The kernel needs its output aligned to an element.
     if ((uintptr_t)out % size) error = cudaMallocAsync(&away, nbytes, stream);

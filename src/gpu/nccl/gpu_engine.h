@@ -14,6 +14,7 @@
 #include "base/text.h"
 #include "base/mem.h"
 #include "base/log.h"
+#include "base/reduce_op.h"
 #include "core/kind.h"
 #include "core/model.h"
 #include "core/world.h"
@@ -252,7 +253,8 @@ static void idist__gpu_engine_start(idist__task *t) {
     op->fingerprint = idist__fingerprint_of_call(g->w, &t->call, 0);
     op->fingerprint.algorithm = IDIST__ON_DEVICE;
 
-    if (!t->call.u.user && idist__kind_reduces(t->call.kind) && (int)t->call.op >= IDIST_OP_USER) {
+    if (!t->call.u.user && idist__kind_reduces(t->call.kind) &&
+        idist__reduce_op_is_user(t->call.op)) {
         op->user = *idist__world_user_op(g, &t->call);
         op->call.u.user = &op->user;
     }

@@ -395,8 +395,7 @@ static idist_status idist__gpu_join_wrap(idist__world *w) {
 
     if (status == IDIST_OK) {
         idist__gpu_join_probe(w, gpu, &mine);
-        if (w->foreign_thread_count < INT32_MAX / 4)
-            w->foreign_thread_count += idist__os_thread_count() - nthreads; // CUDA's own
+        w->foreign_thread_count += idist__os_thread_count() - nthreads; // CUDA's own
         status = idist__gpu_agree_exchange(&w->group, &mine, gpu->rank_infos, sizeof mine);
     }
 

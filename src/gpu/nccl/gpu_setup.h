@@ -357,7 +357,7 @@ static idist_status idist__gpu_setup_prepare_comm(idist_group *g) {
         idist__nccl_abort_leave(g);
     }
 
-    if (w->foreign_thread_count < INT32_MAX / 4 && idist__os_thread_count() > nthreads)
+    if (idist__os_thread_count() > nthreads)
         w->foreign_thread_count += idist__os_thread_count() - nthreads; // NCCL's own
 
     return status;

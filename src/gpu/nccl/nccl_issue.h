@@ -2,6 +2,7 @@
 #pragma once
 
 #include "base/dtype.h"
+#include "base/reduce_op.h"
 #include "base/small_float.h"
 #include "core/kind.h"
 #include "core/model.h"
@@ -36,7 +37,7 @@ static bool idist__nccl_issue_supports(const idist_group *g, const idist__call *
         !idist__gpu_of(g->w)->nccl_reduces_f8)
         return false;
     return idist__nccl_issue_type(c->dtype) >= 0 &&
-           (c->op <= IDIST_AVG || idist__gpu_task_op_is_premul(g, c));
+           (idist__reduce_op_is_arithmetic(c->op) || idist__gpu_task_op_is_premul(g, c));
 }
 
 // With a non-blocking communicator, IN_PROGRESS is no error of a call in a group.

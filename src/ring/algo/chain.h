@@ -18,7 +18,6 @@
 // A binomial tree sends B bytes log n times in sequence; it is faster while B is small.
 #pragma once
 
-#include "core/kind.h"
 #include "core/model.h"
 #include "core/extent.h"
 #include "ring/msg/op.h"

@@ -75,6 +75,7 @@
 
 #include "base/mem.h"
 #include "base/dtype.h"
+#include "base/reduce_op.h"
 #include "base/small_float.h"
 #include "base/reduce.h"
 #include "launch/env.h"
@@ -246,7 +247,7 @@ static bool idist__choose_scales(const idist__call *c, const idist__user_op *use
 // Over messages.
 static idist__algorithm idist__choose_over_messages(const idist_group *g, const idist__call *c) {
     const idist__choice *row = idist__choose_row(c->kind);
-    bool has_user_op = idist__kind_reduces(c->kind) && (int)c->op >= IDIST_OP_USER;
+    bool has_user_op = idist__kind_reduces(c->kind) && idist__reduce_op_is_user(c->op);
     const idist__user_op *user = has_user_op ? idist__world_user_op(g, c) : NULL;
     bool commutes = !has_user_op || user->commutative;
     size_t size = idist__choose_widens(c, user) ? sizeof(float) : idist_dtype_size(c->dtype);

@@ -47,6 +47,7 @@
 
 #include "base/mem.h"
 #include "base/dtype.h"
+#include "base/reduce_op.h"
 #include "base/reduce.h"
 #include "launch/env.h"
 #include "core/kind.h"
@@ -101,7 +102,7 @@ static bool idist__host_serves(const idist_group *g, const idist__call *c) {
 
     if (idist__dtype_is_narrow(c->dtype)) return false;
 
-    return (int)c->op < IDIST_OP_USER || idist__world_user_op(g, c)->commutative;
+    return !idist__reduce_op_is_user(c->op) || idist__world_user_op(g, c)->commutative;
 }
 
 // ---- the plan of a call ----

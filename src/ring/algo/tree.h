@@ -3,7 +3,6 @@
 // Functions: idist__tree_*, idist__dissemination_*.
 #pragma once
 
-#include "core/kind.h"
 #include "core/model.h"
 #include "core/extent.h"
 #include "core/matching.h"

@@ -13,7 +13,6 @@
 #include "os/clock.h"
 #include "base/fail.h"
 #include "launch/env.h"
-#include "core/kind.h"
 #include "core/model.h"
 #include "core/world.h"
 #include "core/fingerprint.h"

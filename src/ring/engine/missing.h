@@ -5,6 +5,7 @@
 #pragma once
 
 #include "base/text.h"
+#include "base/dtype.h"
 #include "launch/env.h"
 #include "core/kind.h"
 #include "core/model.h"
@@ -39,7 +40,8 @@ static const idist__fingerprint *idist__missing_common(const idist__task *t) {
 
     for (back = 1; back < IDIST__HISTORY; back++) {
         const idist__fingerprint *past = &rg->history[(t->seq - back) % IDIST__HISTORY];
-        bool sums = past->kind == IDIST__ALL_REDUCE && past->dtype < IDIST_DTYPE_COUNT &&
+        bool sums = past->kind == IDIST__ALL_REDUCE &&
+                    idist__dtype_is_builtin((idist_dtype)past->dtype) &&
                     past->check; // with 0 elements nobody waits
 
         if (past->seq != t->seq - back) return NULL;

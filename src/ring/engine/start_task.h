@@ -122,7 +122,7 @@ static void idist__start_task_start_collective(idist__ring *ring, idist__task *t
 
 static void idist__start_task_start(idist__task *t) {
     idist__ring *ring = idist__ring_of(t->group->w);
-    bool collective = t->call.kind < IDIST__SEND;
+    bool collective = idist__kind_is_collective(t->call.kind);
     idist__algorithm algorithm = IDIST__ALGO_AUTO;
 
     if (ring->shm) idist__doorbell_widen(ring->shm);

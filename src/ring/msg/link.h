@@ -46,7 +46,6 @@
 #include "os/poll.h"
 #include "os/socket.h"
 #include "base/mem.h"
-#include "core/kind.h"
 #include "core/model.h"
 #include "core/world.h"
 #include "core/together.h"

@@ -4,7 +4,6 @@
 // Steps of a collective match the receive of the same call and step.
 #pragma once
 
-#include "core/kind.h"
 #include "core/model.h"
 #include "core/world.h"
 #include "core/fingerprint.h"

@@ -7,6 +7,7 @@
 #pragma once
 
 #include "base/mem.h"
+#include "base/reduce_op.h"
 #include "base/reduce.h"
 #include "launch/env.h"
 #include "core/kind.h"
@@ -171,7 +172,7 @@ static void idist__op_prepare(idist__task *t) {
     o->root = c->root;
     o->user = NULL;
 
-    if (idist__kind_reduces(c->kind) && (int)c->op >= IDIST_OP_USER) {
+    if (idist__kind_reduces(c->kind) && idist__reduce_op_is_user(c->op)) {
         o->user_op = *idist__world_user_op(t->group, c);
         o->user = &o->user_op;
     }

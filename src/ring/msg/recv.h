@@ -1,7 +1,6 @@
 // ring/msg/recv.h: posting receives
 #pragma once
 
-#include "core/kind.h"
 #include "core/model.h"
 #include "core/task.h"
 #include "core/group.h"

@@ -3,7 +3,6 @@
 
 #include "os/cpu.h"
 #include "os/thread.h"
-#include "core/kind.h"
 #include "core/model.h"
 #include "core/fingerprint.h"
 #include "core/task.h"

@@ -41,6 +41,7 @@
 #include "os/thread.h"
 #include "base/mem.h"
 #include "base/dtype.h"
+#include "base/reduce_op.h"
 #include "launch/env.h"
 #include "core/kind.h"
 #include "core/model.h"
@@ -70,7 +71,7 @@ static idist__algorithm idist__share_choose(const idist_group *g, const idist__c
     const idist__share *share = idist__ring_group_of(g)->share;
     int setting = g->w->cfg.algorithm;
     size_t nbytes;
-    bool scaled = (int)c->op >= IDIST_OP_USER && idist__kind_reduces(c->kind) &&
+    bool scaled = idist__reduce_op_is_user(c->op) && idist__kind_reduces(c->kind) &&
                   !idist__world_user_op(g, c)->fn;
 
     if (!share || setting == IDIST__ALGO_LATENCY || setting == IDIST__ALGO_BANDWIDTH)
@@ -96,7 +97,7 @@ static idist__algorithm idist__share_choose(const idist_group *g, const idist__c
 static bool idist__share_takes_parts(const idist_group *g, const idist__call *c) {
     size_t n = (size_t)g->size, nbytes = c->count * idist_dtype_size(c->dtype);
 
-    if (c->kind != IDIST__ALL_REDUCE || (int)c->op >= IDIST_OP_USER) return false;
+    if (c->kind != IDIST__ALL_REDUCE || idist__reduce_op_is_user(c->op)) return false;
     if (n * n * nbytes <= IDIST__SPLIT_BYTES || nbytes >= IDIST__REMOTE_REDUCTION) return false;
 
     return idist__share_choose(g, c) == IDIST__ALGO_CHUNKED;
@@ -190,7 +191,8 @@ static bool idist__share_quick(idist_group *g, const idist__call *c) {
 
     if (!share || share->first || ring->failed) return false;
     if (idist__share_choose(g, c) != IDIST__ALGO_FLAT) return false;
-    if ((int)c->op >= IDIST_OP_USER && idist__kind_reduces(c->kind)) return false; // it may throw
+    if (idist__reduce_op_is_user(c->op) && idist__kind_reduces(c->kind))
+        return false; // it may throw
 
     t = share->quick_task;
     t->call = *c;
@@ -242,7 +244,7 @@ static int idist__share_awaited(const idist__ring *ring) {
     const idist__task *t = ring->w->tasks;
     const idist__share *share;
 
-    if (!t || t->next || t->call.kind >= IDIST__SEND || t->group->size == 1) return -1;
+    if (!t || t->next || !idist__kind_is_collective(t->call.kind) || t->group->size == 1) return -1;
     if (!idist__share_serves(idist__op_of(t)->algorithm)) return -1;
     share = idist__region_share(t);
     if (!share || share->first != t) return -1;

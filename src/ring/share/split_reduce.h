@@ -10,7 +10,6 @@
 //   cross-memory      reduce our block into our own result; read the others out of their results
 #pragma once
 
-#include "core/kind.h"
 #include "core/model.h"
 #include "core/extent.h"
 #include "ring/shm/pace.h"
