@@ -4822,36 +4822,19 @@ static bool idist__gpu_engine_record_begin(idist__task *t) {
     return !t->done;
 }
 
-// A part of a running call, and a call on host memory with nothing before it, go to the host's
-// backend at once.
-static void idist__gpu_engine_start(idist__task *t) {
-    idist_group *g = t->group;
-    idist__gpu *gpu = idist__gpu_of(g->w);
-    idist__gpu_group *gg = idist__gpu_group_of(g);
-    bool on_device = t->on_device;
-    idist__gpu_op *op;
-
-    if (!on_device && (!gg || !gg->queue)) {
-        gpu->host_backend->start(t);
-        return;
-    }
-
-    t->on_device = false; // until there is something to undo
+// Takes back that the core has numbered and started the task: the backend of the host gets a number
+// for it later, and until then has not started it.
+static void idist__gpu_engine_unstart(idist__task *t) {
     t->away = true;
-    if (t->seq) g->seq--; // numbered when the backend gets it
+    if (t->seq) t->group->seq--;
     t->seq = 0;
-    memset(t->impl, 0, gpu->host_backend->task_nbytes); // not started, to the backend
-    if (!idist__gpu_engine_op_make(t)) return;
-    op = idist__gpu_op_of(t);
-    memset(op, 0, offsetof(idist__gpu_op, event));
-    op->call = t->call;
-    op->size = idist_dtype_size(t->call.dtype);
-    t->on_device = on_device;
+    memset(t->impl, 0, idist__gpu_of(t->group->w)->host_backend->task_nbytes);
+}
 
-    if (!on_device) { // passed on when those before it are
-        idist__gpu_engine_enqueue(t);
-        return;
-    }
+// Fills what the device needs to know of a call.
+static void idist__gpu_engine_op_fill(idist__task *t) {
+    idist_group *g = t->group;
+    idist__gpu_op *op = idist__gpu_op_of(t);
 
     op->path = idist__gpu_route_path_of(g, &t->call, t->async ? NULL : t->stream);
     op->fingerprint = idist__fingerprint_of_call(g->w, &t->call, 0);
@@ -4862,22 +4845,57 @@ static void idist__gpu_engine_start(idist__task *t) {
         op->user = *idist__world_user_op(g, &t->call);
         op->call.u.user = &op->user;
     }
+}
 
-    if (op->path == IDIST__BY_NCCL) {
-        if (t->call.info)
-            idist__matching_describe(&t->call, t->call.root, t->call.tag, t->call.dtype,
-                                     t->call.count);
-        idist__gpu_engine_start_nccl(t);
+// Starts a call that goes to the device in chunks, through CUDA IPC or pinned memory.
+static void idist__gpu_engine_start_chunks(idist__task *t) {
+    idist__gpu_op *op = idist__gpu_op_of(t);
+    idist__gpu_shape shape = idist__gpu_task_shape_of(t->group, &op->call);
+
+    if (op->path == IDIST__BY_IPC)
+        idist__stage_plan_chunks(t, IDIST__IPC_CHUNK, shape.contribution);
+    else idist__stage_plan_chunks(t, IDIST__GPU_CHUNK, shape.most);
+    if (!idist__gpu_engine_record_begin(t)) return;
+    idist__gpu_engine_enqueue(t);
+    idist__gpu_engine_run_queue(t->group);
+}
+
+// Starts a task. A part of a running call, and a call on host memory with nothing before it, go to
+// the backend of the host at once.
+static void idist__gpu_engine_start(idist__task *t) {
+    idist__gpu_group *gg = idist__gpu_group_of(t->group);
+    bool on_device = t->on_device;
+    idist__gpu_op *op;
+
+    if (!on_device && (!gg || !gg->queue)) {
+        idist__gpu_of(t->group->w)->host_backend->start(t);
         return;
     }
 
-    if (op->path == IDIST__BY_IPC)
-        idist__stage_plan_chunks(t, IDIST__IPC_CHUNK,
-                                 idist__gpu_task_shape_of(g, &op->call).contribution);
-    else idist__stage_plan_chunks(t, IDIST__GPU_CHUNK, idist__gpu_task_shape_of(g, &op->call).most);
-    if (!idist__gpu_engine_record_begin(t)) return;
-    idist__gpu_engine_enqueue(t);
-    idist__gpu_engine_run_queue(g);
+    t->on_device = false; // until there is something to undo
+    idist__gpu_engine_unstart(t);
+    if (!idist__gpu_engine_op_make(t)) return;
+    op = idist__gpu_op_of(t);
+    memset(op, 0, offsetof(idist__gpu_op, event));
+    op->call = t->call;
+    op->size = idist_dtype_size(t->call.dtype);
+    t->on_device = on_device;
+
+    if (!on_device) { // the host's backend gets it after those before it
+        idist__gpu_engine_enqueue(t);
+        return;
+    }
+
+    idist__gpu_engine_op_fill(t);
+
+    if (op->path != IDIST__BY_NCCL) {
+        idist__gpu_engine_start_chunks(t);
+        return;
+    }
+
+    if (t->call.info)
+        idist__matching_describe(&t->call, t->call.root, t->call.tag, t->call.dtype, t->call.count);
+    idist__gpu_engine_start_nccl(t);
 }
 
 // Launches the calls that idist_group_begin of this thread has held back.
@@ -5552,47 +5570,69 @@ static idist_status idist__gpu_join_copy_config(idist__world *w) {
     return IDIST_OK;
 }
 
-static idist_status idist__gpu_join_wrap(idist__world *w) {
-    int n = w->group.size, nthreads = idist__os_thread_count();
-    idist__nccl_world *both = (idist__nccl_world *)idist__mem_alloc(&w->cfg.mem, sizeof *both);
-    idist__gpu *gpu = both ? &both->gpu : NULL;
+// Allocates what the device backend keeps for a world.
+static idist_status idist__gpu_join_allocate(idist__world *w) {
+    const idist_allocator *mem = &w->cfg.mem;
+    idist__nccl_world *device = (idist__nccl_world *)idist__mem_alloc(mem, sizeof *device);
+    size_t nbytes = sizeof(idist__gpu_rank_info) * (size_t)w->group.size;
+
+    w->device = device ? &device->gpu : NULL; // an idist__gpu
+    if (!device) return IDIST_ERR_NO_MEMORY;
+    device->gpu.nccl = &device->nccl;
+    device->gpu.rank_infos = (idist__gpu_rank_info *)idist__mem_alloc(mem, nbytes);
+    if (!device->gpu.rank_infos) return IDIST_ERR_NO_MEMORY;
+
+    return idist__gpu_join_copy_config(w);
+}
+
+// Finds out which device each rank has, and whether all of them have one: *all. nthreads: threads
+// of this process before CUDA starts its own. Under the lock of the world.
+static idist_status idist__gpu_join_meet(idist__world *w, int nthreads, bool *all) {
+    idist__gpu *gpu = idist__gpu_of(w);
     idist__gpu_rank_info mine;
-    idist_status status = gpu ? IDIST_OK : IDIST_ERR_NO_MEMORY;
+    idist_status status;
+
+    idist__gpu_join_probe(w, gpu, &mine);
+    w->foreign_thread_count += idist__os_thread_count() - nthreads;
+    status = idist__gpu_agree_exchange(&w->group, &mine, gpu->rank_infos, sizeof mine);
+    if (status != IDIST_OK) return status;
+
+    return idist__gpu_join_agree_device(w, all);
+}
+
+// Puts the device in front of the backend of the host. Under the lock of the world.
+static idist_status idist__gpu_join_begin(idist__world *w) {
+    idist__gpu_path path = IDIST__BY_HOST_MEMORY;
+    idist_status status;
+
+    idist__gpu_join_install(w);
+    idist__gpu_setup_alloc_shared(w);
+    status = idist__gpu_setup_group_make(&w->group);
+    if (status == IDIST_OK) status = idist__gpu_setup_prepare(&w->group);
+    if (w->group.device) path = idist__gpu_group_of(&w->group)->path;
+    w->device_backend = idist__gpu_path_names[path];
+
+    return status;
+}
+
+// Looks for a device on each rank of a new world, and puts the device backend in front of that of
+// the host if all ranks have one. Collective.
+static idist_status idist__gpu_join_wrap(idist__world *w) {
+    int nthreads = idist__os_thread_count();
+    idist_status status = idist__gpu_join_allocate(w);
+    idist__gpu *gpu = idist__gpu_of(w);
     bool all = false;
 
-    if (gpu) gpu->nccl = &both->nccl;
-    w->device = gpu;
-    if (gpu && (gpu->rank_infos =
-                    (idist__gpu_rank_info *)idist__mem_alloc(&w->cfg.mem,
-                                                             sizeof mine * (size_t)n)) == NULL)
-        status = IDIST_ERR_NO_MEMORY;
-    if (status == IDIST_OK) status = idist__gpu_join_copy_config(w);
     idist__world_lock(w);
-
-    if (status == IDIST_OK) {
-        idist__gpu_join_probe(w, gpu, &mine);
-        w->foreign_thread_count += idist__os_thread_count() - nthreads; // CUDA's own
-        status = idist__gpu_agree_exchange(&w->group, &mine, gpu->rank_infos, sizeof mine);
-    }
-
-    if (status == IDIST_OK) status = idist__gpu_join_agree_device(w, &all);
-
-    if (status == IDIST_OK && all) {
-        idist__gpu_join_install(w);
-        idist__gpu_setup_alloc_shared(w);
-        status = idist__gpu_setup_group_make(&w->group);
-        if (status == IDIST_OK) status = idist__gpu_setup_prepare(&w->group);
-        w->device_backend =
-            idist__gpu_path_names[w->group.device ? idist__gpu_group_of(&w->group)->path
-                                                  : IDIST__BY_HOST_MEMORY];
-    }
-
+    if (status == IDIST_OK) status = idist__gpu_join_meet(w, nthreads, &all);
+    if (status == IDIST_OK && all) status = idist__gpu_join_begin(w);
     // Ranks that finished this before us have already failed in a call; so will this one.
     if (w->group.status == IDIST_ERR_ABORTED || w->group.status == IDIST_ERR_MISMATCH)
         status = IDIST_OK;
     if (!all && !w->no_device[0])
         snprintf(w->no_device, sizeof w->no_device, "the world failed before it had one");
     idist__os_mutex_unlock(&w->lock);
+
     if (status == IDIST_OK && all)
         idist__log_print(&w->log, IDIST_LOG_INFO, "device %s, device backend %s", w->device_name,
                          w->device_backend);

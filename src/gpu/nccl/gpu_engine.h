@@ -218,36 +218,19 @@ static bool idist__gpu_engine_record_begin(idist__task *t) {
     return !t->done;
 }
 
-// A part of a running call, and a call on host memory with nothing before it, go to the host's
-// backend at once.
-static void idist__gpu_engine_start(idist__task *t) {
-    idist_group *g = t->group;
-    idist__gpu *gpu = idist__gpu_of(g->w);
-    idist__gpu_group *gg = idist__gpu_group_of(g);
-    bool on_device = t->on_device;
-    idist__gpu_op *op;
-
-    if (!on_device && (!gg || !gg->queue)) {
-        gpu->host_backend->start(t);
-        return;
-    }
-
-    t->on_device = false; // until there is something to undo
+// Takes back that the core has numbered and started the task: the backend of the host gets a number
+// for it later, and until then has not started it.
+static void idist__gpu_engine_unstart(idist__task *t) {
     t->away = true;
-    if (t->seq) g->seq--; // numbered when the backend gets it
+    if (t->seq) t->group->seq--;
     t->seq = 0;
-    memset(t->impl, 0, gpu->host_backend->task_nbytes); // not started, to the backend
-    if (!idist__gpu_engine_op_make(t)) return;
-    op = idist__gpu_op_of(t);
-    memset(op, 0, offsetof(idist__gpu_op, event));
-    op->call = t->call;
-    op->size = idist_dtype_size(t->call.dtype);
-    t->on_device = on_device;
+    memset(t->impl, 0, idist__gpu_of(t->group->w)->host_backend->task_nbytes);
+}
 
-    if (!on_device) { // passed on when those before it are
-        idist__gpu_engine_enqueue(t);
-        return;
-    }
+// Fills what the device needs to know of a call.
+static void idist__gpu_engine_op_fill(idist__task *t) {
+    idist_group *g = t->group;
+    idist__gpu_op *op = idist__gpu_op_of(t);
 
     op->path = idist__gpu_route_path_of(g, &t->call, t->async ? NULL : t->stream);
     op->fingerprint = idist__fingerprint_of_call(g->w, &t->call, 0);
@@ -258,22 +241,57 @@ static void idist__gpu_engine_start(idist__task *t) {
         op->user = *idist__world_user_op(g, &t->call);
         op->call.u.user = &op->user;
     }
+}
 
-    if (op->path == IDIST__BY_NCCL) {
-        if (t->call.info)
-            idist__matching_describe(&t->call, t->call.root, t->call.tag, t->call.dtype,
-                                     t->call.count);
-        idist__gpu_engine_start_nccl(t);
+// Starts a call that goes to the device in chunks, through CUDA IPC or pinned memory.
+static void idist__gpu_engine_start_chunks(idist__task *t) {
+    idist__gpu_op *op = idist__gpu_op_of(t);
+    idist__gpu_shape shape = idist__gpu_task_shape_of(t->group, &op->call);
+
+    if (op->path == IDIST__BY_IPC)
+        idist__stage_plan_chunks(t, IDIST__IPC_CHUNK, shape.contribution);
+    else idist__stage_plan_chunks(t, IDIST__GPU_CHUNK, shape.most);
+    if (!idist__gpu_engine_record_begin(t)) return;
+    idist__gpu_engine_enqueue(t);
+    idist__gpu_engine_run_queue(t->group);
+}
+
+// Starts a task. A part of a running call, and a call on host memory with nothing before it, go to
+// the backend of the host at once.
+static void idist__gpu_engine_start(idist__task *t) {
+    idist__gpu_group *gg = idist__gpu_group_of(t->group);
+    bool on_device = t->on_device;
+    idist__gpu_op *op;
+
+    if (!on_device && (!gg || !gg->queue)) {
+        idist__gpu_of(t->group->w)->host_backend->start(t);
         return;
     }
 
-    if (op->path == IDIST__BY_IPC)
-        idist__stage_plan_chunks(t, IDIST__IPC_CHUNK,
-                                 idist__gpu_task_shape_of(g, &op->call).contribution);
-    else idist__stage_plan_chunks(t, IDIST__GPU_CHUNK, idist__gpu_task_shape_of(g, &op->call).most);
-    if (!idist__gpu_engine_record_begin(t)) return;
-    idist__gpu_engine_enqueue(t);
-    idist__gpu_engine_run_queue(g);
+    t->on_device = false; // until there is something to undo
+    idist__gpu_engine_unstart(t);
+    if (!idist__gpu_engine_op_make(t)) return;
+    op = idist__gpu_op_of(t);
+    memset(op, 0, offsetof(idist__gpu_op, event));
+    op->call = t->call;
+    op->size = idist_dtype_size(t->call.dtype);
+    t->on_device = on_device;
+
+    if (!on_device) { // the host's backend gets it after those before it
+        idist__gpu_engine_enqueue(t);
+        return;
+    }
+
+    idist__gpu_engine_op_fill(t);
+
+    if (op->path != IDIST__BY_NCCL) {
+        idist__gpu_engine_start_chunks(t);
+        return;
+    }
+
+    if (t->call.info)
+        idist__matching_describe(&t->call, t->call.root, t->call.tag, t->call.dtype, t->call.count);
+    idist__gpu_engine_start_nccl(t);
 }
 
 // Launches the calls that idist_group_begin of this thread has held back.

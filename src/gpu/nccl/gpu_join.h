@@ -376,47 +376,69 @@ static idist_status idist__gpu_join_copy_config(idist__world *w) {
     return IDIST_OK;
 }
 
-static idist_status idist__gpu_join_wrap(idist__world *w) {
-    int n = w->group.size, nthreads = idist__os_thread_count();
-    idist__nccl_world *both = (idist__nccl_world *)idist__mem_alloc(&w->cfg.mem, sizeof *both);
-    idist__gpu *gpu = both ? &both->gpu : NULL;
+// Allocates what the device backend keeps for a world.
+static idist_status idist__gpu_join_allocate(idist__world *w) {
+    const idist_allocator *mem = &w->cfg.mem;
+    idist__nccl_world *device = (idist__nccl_world *)idist__mem_alloc(mem, sizeof *device);
+    size_t nbytes = sizeof(idist__gpu_rank_info) * (size_t)w->group.size;
+
+    w->device = device ? &device->gpu : NULL; // an idist__gpu
+    if (!device) return IDIST_ERR_NO_MEMORY;
+    device->gpu.nccl = &device->nccl;
+    device->gpu.rank_infos = (idist__gpu_rank_info *)idist__mem_alloc(mem, nbytes);
+    if (!device->gpu.rank_infos) return IDIST_ERR_NO_MEMORY;
+
+    return idist__gpu_join_copy_config(w);
+}
+
+// Finds out which device each rank has, and whether all of them have one: *all. nthreads: threads
+// of this process before CUDA starts its own. Under the lock of the world.
+static idist_status idist__gpu_join_meet(idist__world *w, int nthreads, bool *all) {
+    idist__gpu *gpu = idist__gpu_of(w);
     idist__gpu_rank_info mine;
-    idist_status status = gpu ? IDIST_OK : IDIST_ERR_NO_MEMORY;
+    idist_status status;
+
+    idist__gpu_join_probe(w, gpu, &mine);
+    w->foreign_thread_count += idist__os_thread_count() - nthreads;
+    status = idist__gpu_agree_exchange(&w->group, &mine, gpu->rank_infos, sizeof mine);
+    if (status != IDIST_OK) return status;
+
+    return idist__gpu_join_agree_device(w, all);
+}
+
+// Puts the device in front of the backend of the host. Under the lock of the world.
+static idist_status idist__gpu_join_begin(idist__world *w) {
+    idist__gpu_path path = IDIST__BY_HOST_MEMORY;
+    idist_status status;
+
+    idist__gpu_join_install(w);
+    idist__gpu_setup_alloc_shared(w);
+    status = idist__gpu_setup_group_make(&w->group);
+    if (status == IDIST_OK) status = idist__gpu_setup_prepare(&w->group);
+    if (w->group.device) path = idist__gpu_group_of(&w->group)->path;
+    w->device_backend = idist__gpu_path_names[path];
+
+    return status;
+}
+
+// Looks for a device on each rank of a new world, and puts the device backend in front of that of
+// the host if all ranks have one. Collective.
+static idist_status idist__gpu_join_wrap(idist__world *w) {
+    int nthreads = idist__os_thread_count();
+    idist_status status = idist__gpu_join_allocate(w);
+    idist__gpu *gpu = idist__gpu_of(w);
     bool all = false;
 
-    if (gpu) gpu->nccl = &both->nccl;
-    w->device = gpu;
-    if (gpu && (gpu->rank_infos =
-                    (idist__gpu_rank_info *)idist__mem_alloc(&w->cfg.mem,
-                                                             sizeof mine * (size_t)n)) == NULL)
-        status = IDIST_ERR_NO_MEMORY;
-    if (status == IDIST_OK) status = idist__gpu_join_copy_config(w);
     idist__world_lock(w);
-
-    if (status == IDIST_OK) {
-        idist__gpu_join_probe(w, gpu, &mine);
-        w->foreign_thread_count += idist__os_thread_count() - nthreads; // CUDA's own
-        status = idist__gpu_agree_exchange(&w->group, &mine, gpu->rank_infos, sizeof mine);
-    }
-
-    if (status == IDIST_OK) status = idist__gpu_join_agree_device(w, &all);
-
-    if (status == IDIST_OK && all) {
-        idist__gpu_join_install(w);
-        idist__gpu_setup_alloc_shared(w);
-        status = idist__gpu_setup_group_make(&w->group);
-        if (status == IDIST_OK) status = idist__gpu_setup_prepare(&w->group);
-        w->device_backend =
-            idist__gpu_path_names[w->group.device ? idist__gpu_group_of(&w->group)->path
-                                                  : IDIST__BY_HOST_MEMORY];
-    }
-
+    if (status == IDIST_OK) status = idist__gpu_join_meet(w, nthreads, &all);
+    if (status == IDIST_OK && all) status = idist__gpu_join_begin(w);
     // Ranks that finished this before us have already failed in a call; so will this one.
     if (w->group.status == IDIST_ERR_ABORTED || w->group.status == IDIST_ERR_MISMATCH)
         status = IDIST_OK;
     if (!all && !w->no_device[0])
         snprintf(w->no_device, sizeof w->no_device, "the world failed before it had one");
     idist__os_mutex_unlock(&w->lock);
+
     if (status == IDIST_OK && all)
         idist__log_print(&w->log, IDIST_LOG_INFO, "device %s, device backend %s", w->device_name,
                          w->device_backend);
