@@ -18,7 +18,7 @@ int main(void) {
     status = idist_recv(&x, 1, IDIST_I32, 0, 7, NULL, &opts);
     real_ms = (fast_os_real_ns() - begin_ns) / 1000000;
     tap_is(status, IDIST_ERR_TIMEOUT, "a receive without a message times out");
-    tap_like(idist_last_error(), "20000 ms", "after 20 s of the library's time");
+    tap_like(idist_last_error(), "not done after 2", "after 20 s of its own time, or a few more");
     tap_ok(real_ms >= 190 && real_ms < 10000, "which takes about 200 ms");
     tap_diag("%d ms", (int)real_ms);
     tap_ok(idist_finalize() == IDIST_OK, "it ends");
