@@ -231,8 +231,10 @@ enum { IDIST__HEADER_BYTES = 64 }; // of a frame
 // A transport moves the bytes of one link. No function blocks. `port` is the transport's own end of
 // the link and belongs to whoever opened it; `close` closes what is in it.
 //
-// The functions of the second half are optional: NULL where the transport cannot do it, and then
-// messages do without.
+// Every transport has `name`, `read`, `write`, `close` and `descriptor`. The other functions are
+// optional: NULL means that no link of this transport can do it, and the comment above the function
+// says what happens instead. A function that fills a table sets the fields by name, and leaves at
+// NULL and false what the transport does not have.
 typedef struct idist__transport {
     const char *name;
 
@@ -255,23 +257,28 @@ typedef struct idist__transport {
     // copies the next header and consumes nothing; false: it has not arrived. read_message drops
     // that header and copies the payload behind it; false: not all has arrived, and nothing was
     // consumed. write_message: false: there is no space for all, and nothing was written.
+    // All three are NULL where messages always go through `read` and `write`.
     bool (*peek_header)(void *port, void *header);
     bool (*read_message)(void *port, void *payload, size_t nbytes);
     bool (*write_message)(void *port, const void *header, const void *payload, size_t nbytes);
 
     // Whether the peer may read messages in the memory of this process. The same on both sides of a
     // link, which decides how large messages go. Then `withdrawn`, if not NULL, gets the count of
-    // sends that ended early so far, modulo 256, for `pull` there.
+    // sends that ended early so far, modulo 256, for `pull` there. The function is NULL where the
+    // peer never may: then large messages go through the link.
     bool (*exposes_memory)(void *port, uint8_t *withdrawn);
 
     // Whether such a read is slower than a copy through this transport. The same on both sides.
+    // The function is NULL where such reads are as fast, or not possible.
     bool (*reads_slowly)(void *port);
 
-    // Whether the peer is in a call that waits, so that it sees at once what is written.
+    // Whether the peer is in a call that waits, so that it sees at once what is written. The
+    // function is NULL where that is not known: then a large message is pulled if that is possible.
     bool (*attends)(void *port);
 
     // Copies from an address in the peer's process. False: not possible, or the peer has withdrawn
-    // sends since it counted `withdrawn`, so the memory may hold something else by now.
+    // sends since it counted `withdrawn`, so the memory may hold something else by now. The
+    // function is NULL where it is never possible: then the receiver asks for DATA.
     bool (*pull)(void *port, uint64_t address, uint8_t withdrawn, void *buf, size_t nbytes);
 } idist__transport;
 
@@ -1191,20 +1198,27 @@ static void idist__pipe_close(void *port) {
     if (idist__doorbell_any_asleep(p->shm)) idist__doorbell_wake(p->shm, p->peer);
 }
 
-static const idist__transport idist__pipe_transport = {"shm",
-                                                       idist__pipe_read,
-                                                       idist__pipe_write,
-                                                       idist__pipe_close,
-                                                       idist__pipe_descriptor,
-                                                       false,
-                                                       false,
-                                                       idist__pipe_peek_header,
-                                                       idist__pipe_read_message,
-                                                       idist__pipe_write_message,
-                                                       idist__pipe_exposes_memory,
-                                                       idist__pipe_reads_slowly,
-                                                       idist__pipe_attends,
-                                                       idist__pipe_pull};
+static idist__transport idist__pipe_transport;
+
+// Fills the table above, before the first world opens.
+static void idist__pipe_fill_transport(void) {
+    idist__transport *transport = &idist__pipe_transport;
+
+    transport->name = "shm";
+    transport->read = idist__pipe_read;
+    transport->write = idist__pipe_write;
+    transport->close = idist__pipe_close;
+    transport->descriptor = idist__pipe_descriptor;
+
+    transport->peek_header = idist__pipe_peek_header;
+    transport->read_message = idist__pipe_read_message;
+    transport->write_message = idist__pipe_write_message;
+
+    transport->exposes_memory = idist__pipe_exposes_memory;
+    transport->reads_slowly = idist__pipe_reads_slowly;
+    transport->attends = idist__pipe_attends;
+    transport->pull = idist__pipe_pull;
+}
 
 // ---- ring/msg/ring_model.h -----------------------------------------------------------------------
 
@@ -1633,36 +1647,6 @@ static int idist__sockets_descriptor(void *port, bool output) {
     return s->fds[output ? s->out : s->in];
 }
 
-static const idist__transport idist__transport_tcp = {"tcp",
-                                                      idist__sockets_read,
-                                                      idist__sockets_write,
-                                                      idist__sockets_close,
-                                                      idist__sockets_descriptor,
-                                                      true,
-                                                      true,
-                                                      NULL,
-                                                      NULL,
-                                                      NULL,
-                                                      NULL,
-                                                      NULL,
-                                                      NULL,
-                                                      NULL};
-
-static const idist__transport idist__transport_unix = {"unix",
-                                                       idist__sockets_read,
-                                                       idist__sockets_write,
-                                                       idist__sockets_close,
-                                                       idist__sockets_descriptor,
-                                                       true,
-                                                       false,
-                                                       NULL,
-                                                       NULL,
-                                                       NULL,
-                                                       NULL,
-                                                       NULL,
-                                                       NULL,
-                                                       NULL};
-
 // A link without a connection: what is to go out waits until there is one. It counts as polled, so
 // that the rank sleeps in poll, where the connector's sockets can wake it.
 
@@ -1688,20 +1672,33 @@ static int idist__sockets_no_descriptor(void *port, bool output) {
     return -1;
 }
 
-static const idist__transport idist__transport_none = {"none",
-                                                       idist__sockets_read_nothing,
-                                                       idist__sockets_write_nothing,
-                                                       idist__sockets_close_nothing,
-                                                       idist__sockets_no_descriptor,
-                                                       true,
-                                                       false,
-                                                       NULL,
-                                                       NULL,
-                                                       NULL,
-                                                       NULL,
-                                                       NULL,
-                                                       NULL,
-                                                       NULL};
+static void idist__sockets_fill_stream(idist__transport *transport, const char *name) {
+    transport->name = name;
+    transport->read = idist__sockets_read;
+    transport->write = idist__sockets_write;
+    transport->close = idist__sockets_close;
+    transport->descriptor = idist__sockets_descriptor;
+    transport->polled = true;
+}
+
+static void idist__sockets_fill_none(idist__transport *transport) {
+    transport->name = "none";
+    transport->read = idist__sockets_read_nothing;
+    transport->write = idist__sockets_write_nothing;
+    transport->close = idist__sockets_close_nothing;
+    transport->descriptor = idist__sockets_no_descriptor;
+    transport->polled = true;
+}
+
+static idist__transport idist__transport_tcp, idist__transport_unix, idist__transport_none;
+
+// Fills the tables above, before the first world opens.
+static void idist__sockets_fill_transports(void) {
+    idist__sockets_fill_stream(&idist__transport_tcp, "tcp");
+    idist__transport_tcp.lossy_close = true;
+    idist__sockets_fill_stream(&idist__transport_unix, "unix");
+    idist__sockets_fill_none(&idist__transport_none);
+}
 
 // ---- ring/msg/op.h -------------------------------------------------------------------------------
 
@@ -12244,8 +12241,12 @@ static idist_status idist__ring_backend_claim(idist__config *config, const char 
     return config->world_size == 1 && !config->backends[0] ? IDIST_ERR_NO_BACKEND : IDIST_OK;
 }
 
-// Functions that this backend does not have stay NULL.
+// Functions that this backend does not have stay NULL. The tables of the transports are filled here
+// too, because this function runs once, under a lock, and before a world can open.
 static void idist__ring_backend_fill(idist_backend_api *api) {
+    idist__sockets_fill_transports();
+    idist__pipe_fill_transport();
+
     api->name = "ring";
     api->task_nbytes = sizeof(idist__op);
     api->group_nbytes = sizeof(idist__ring_group);

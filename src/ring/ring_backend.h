@@ -10,7 +10,9 @@
 #include "launch/env.h"
 #include "core/model.h"
 #include "core/backend.h"
+#include "ring/shm/pipe.h"
 #include "ring/msg/ring_model.h"
+#include "ring/msg/sockets.h"
 #include "ring/msg/op.h"
 #include "ring/msg/link.h"
 #include "ring/share/share.h"
@@ -115,8 +117,12 @@ static idist_status idist__ring_backend_claim(idist__config *config, const char 
     return config->world_size == 1 && !config->backends[0] ? IDIST_ERR_NO_BACKEND : IDIST_OK;
 }
 
-// Functions that this backend does not have stay NULL.
+// Functions that this backend does not have stay NULL. The tables of the transports are filled here
+// too, because this function runs once, under a lock, and before a world can open.
 static void idist__ring_backend_fill(idist_backend_api *api) {
+    idist__sockets_fill_transports();
+    idist__pipe_fill_transport();
+
     api->name = "ring";
     api->task_nbytes = sizeof(idist__op);
     api->group_nbytes = sizeof(idist__ring_group);

@@ -100,36 +100,6 @@ static int idist__sockets_descriptor(void *port, bool output) {
     return s->fds[output ? s->out : s->in];
 }
 
-static const idist__transport idist__transport_tcp = {"tcp",
-                                                      idist__sockets_read,
-                                                      idist__sockets_write,
-                                                      idist__sockets_close,
-                                                      idist__sockets_descriptor,
-                                                      true,
-                                                      true,
-                                                      NULL,
-                                                      NULL,
-                                                      NULL,
-                                                      NULL,
-                                                      NULL,
-                                                      NULL,
-                                                      NULL};
-
-static const idist__transport idist__transport_unix = {"unix",
-                                                       idist__sockets_read,
-                                                       idist__sockets_write,
-                                                       idist__sockets_close,
-                                                       idist__sockets_descriptor,
-                                                       true,
-                                                       false,
-                                                       NULL,
-                                                       NULL,
-                                                       NULL,
-                                                       NULL,
-                                                       NULL,
-                                                       NULL,
-                                                       NULL};
-
 // A link without a connection: what is to go out waits until there is one. It counts as polled, so
 // that the rank sleeps in poll, where the connector's sockets can wake it.
 
@@ -155,17 +125,30 @@ static int idist__sockets_no_descriptor(void *port, bool output) {
     return -1;
 }
 
-static const idist__transport idist__transport_none = {"none",
-                                                       idist__sockets_read_nothing,
-                                                       idist__sockets_write_nothing,
-                                                       idist__sockets_close_nothing,
-                                                       idist__sockets_no_descriptor,
-                                                       true,
-                                                       false,
-                                                       NULL,
-                                                       NULL,
-                                                       NULL,
-                                                       NULL,
-                                                       NULL,
-                                                       NULL,
-                                                       NULL};
+static void idist__sockets_fill_stream(idist__transport *transport, const char *name) {
+    transport->name = name;
+    transport->read = idist__sockets_read;
+    transport->write = idist__sockets_write;
+    transport->close = idist__sockets_close;
+    transport->descriptor = idist__sockets_descriptor;
+    transport->polled = true;
+}
+
+static void idist__sockets_fill_none(idist__transport *transport) {
+    transport->name = "none";
+    transport->read = idist__sockets_read_nothing;
+    transport->write = idist__sockets_write_nothing;
+    transport->close = idist__sockets_close_nothing;
+    transport->descriptor = idist__sockets_no_descriptor;
+    transport->polled = true;
+}
+
+static idist__transport idist__transport_tcp, idist__transport_unix, idist__transport_none;
+
+// Fills the tables above, before the first world opens.
+static void idist__sockets_fill_transports(void) {
+    idist__sockets_fill_stream(&idist__transport_tcp, "tcp");
+    idist__transport_tcp.lossy_close = true;
+    idist__sockets_fill_stream(&idist__transport_unix, "unix");
+    idist__sockets_fill_none(&idist__transport_none);
+}

@@ -272,17 +272,24 @@ static void idist__pipe_close(void *port) {
     if (idist__doorbell_any_asleep(p->shm)) idist__doorbell_wake(p->shm, p->peer);
 }
 
-static const idist__transport idist__pipe_transport = {"shm",
-                                                       idist__pipe_read,
-                                                       idist__pipe_write,
-                                                       idist__pipe_close,
-                                                       idist__pipe_descriptor,
-                                                       false,
-                                                       false,
-                                                       idist__pipe_peek_header,
-                                                       idist__pipe_read_message,
-                                                       idist__pipe_write_message,
-                                                       idist__pipe_exposes_memory,
-                                                       idist__pipe_reads_slowly,
-                                                       idist__pipe_attends,
-                                                       idist__pipe_pull};
+static idist__transport idist__pipe_transport;
+
+// Fills the table above, before the first world opens.
+static void idist__pipe_fill_transport(void) {
+    idist__transport *transport = &idist__pipe_transport;
+
+    transport->name = "shm";
+    transport->read = idist__pipe_read;
+    transport->write = idist__pipe_write;
+    transport->close = idist__pipe_close;
+    transport->descriptor = idist__pipe_descriptor;
+
+    transport->peek_header = idist__pipe_peek_header;
+    transport->read_message = idist__pipe_read_message;
+    transport->write_message = idist__pipe_write_message;
+
+    transport->exposes_memory = idist__pipe_exposes_memory;
+    transport->reads_slowly = idist__pipe_reads_slowly;
+    transport->attends = idist__pipe_attends;
+    transport->pull = idist__pipe_pull;
+}
