@@ -25,15 +25,16 @@ static ptrdiff_t source_read(void *port, void *buf, size_t nbytes) {
     return (ptrdiff_t)n;
 }
 
-static ptrdiff_t source_write(void *port, const struct iovec *parts, int nparts) {
+static ptrdiff_t source_write(void *port, const idist__os_part *parts, int nparts) {
     size_t n = 0;
     (void)port;
-    for (int i = 0; i < nparts; i++) n += parts[i].iov_len;
+    for (int i = 0; i < nparts; i++) n += parts[i].nbytes;
     return (ptrdiff_t)n;
 }
 
-static int source_fd(void *port) {
+static int source_descriptor(void *port, bool output) {
     (void)port;
+    (void)output;
     return -1;
 }
 
@@ -68,8 +69,11 @@ static void call(uint8_t which, idist_opts *o) {
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t nbytes);
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t nbytes) {
-    static const idist__transport transport = {"fuzz",    source_read,  source_write,
-                                               source_fd, source_close, false};
+    static const idist__transport transport = {.name = "fuzz",
+                                               .read = source_read,
+                                               .write = source_write,
+                                               .close = source_close,
+                                               .descriptor = source_descriptor};
     idist_desc d;
     idist__config cfg;
     idist__world *w = NULL;
