@@ -1660,8 +1660,6 @@ inline idist_dtype idist_dtype_of(const idist_i64_i64 *) { return IDIST_I64_I64;
 // restores the settings. It has no include guard: each drop-in has a copy.
 
 // System headers may define these words as macros, as windows.h does.
-#pragma push_macro("near")
-#undef near
 #pragma push_macro("small")
 #undef small
 #pragma push_macro("lock")
@@ -19968,7 +19966,6 @@ void idist_trace_span(const char *name, const char *category, int64_t start_ns, 
 #pragma pop_macro("min")
 #pragma pop_macro("lock")
 #pragma pop_macro("small")
-#pragma pop_macro("near")
 #if defined(__SANITIZE_THREAD__) && !defined(__clang__) && __GNUC__ >= 11
 #pragma GCC diagnostic pop
 #endif

@@ -134,8 +134,6 @@ IDIST_API const idist_backend_api *idist_mpi_backend(void);
 // restores the settings. It has no include guard: each drop-in has a copy.
 
 // System headers may define these words as macros, as windows.h does.
-#pragma push_macro("near")
-#undef near
 #pragma push_macro("small")
 #undef small
 #pragma push_macro("lock")
@@ -3368,7 +3366,6 @@ idist__mpi_backend_register(void) {
 #pragma pop_macro("min")
 #pragma pop_macro("lock")
 #pragma pop_macro("small")
-#pragma pop_macro("near")
 #if defined(__SANITIZE_THREAD__) && !defined(__clang__) && __GNUC__ >= 11
 #pragma GCC diagnostic pop
 #endif

@@ -187,8 +187,6 @@ IDIST_API idist_allocator idist_pinned_allocator(void);
 // restores the settings. It has no include guard: each drop-in has a copy.
 
 // System headers may define these words as macros, as windows.h does.
-#pragma push_macro("near")
-#undef near
 #pragma push_macro("small")
 #undef small
 #pragma push_macro("lock")
@@ -5700,7 +5698,6 @@ __attribute__((constructor(IDIST__REGISTER_DEVICE))) static void idist__gpu_join
 #pragma pop_macro("min")
 #pragma pop_macro("lock")
 #pragma pop_macro("small")
-#pragma pop_macro("near")
 #if defined(__SANITIZE_THREAD__) && !defined(__clang__) && __GNUC__ >= 11
 #pragma GCC diagnostic pop
 #endif

@@ -19,7 +19,7 @@ WHAT IT IS
 
     A collective of ranks that share memory goes through memory that all can read (ring/share).
     Otherwise it is an algorithm over non-blocking sends and receives (ring/algo), over several
-    hosts in two levels (ring/algo/host.h).
+    hosts in two levels (ring/algo/host_plan.h).
 
 CONTENTS
 
@@ -90,8 +90,6 @@ IDIST_API const idist_backend_api *idist_ring_backend(void);
 // restores the settings. It has no include guard: each drop-in has a copy.
 
 // System headers may define these words as macros, as windows.h does.
-#pragma push_macro("near")
-#undef near
 #pragma push_macro("small")
 #undef small
 #pragma push_macro("lock")
@@ -1498,12 +1496,13 @@ typedef struct idist__ring_group { // the backend's part of a group
     struct idist__share *share; // of members that share memory; NULL: collectives are messages
     bool met;                   // all members know of all members' regions
 
-    // A group over several hosts; see ring/algo/host.h.
+    // A group over several hosts; see ring/algo/host_plan.h.
     bool spans_hosts;
     int nhosts;                // 0: its collectives do not go by host
     bool in_order;             // the members on each host have successive ranks
-    idist_group *near, *leads; // the members on this host; the first members of all hosts (or NULL)
-    idist_group *whole;        // the group of which this one is `near` or `leads`
+    idist_group *local;        // the members on this host; NULL: we are the only one
+    idist_group *leaders;      // the first member of each host; NULL: we are not one of them
+    idist_group *whole;        // the group of which this one is `local` or `leaders`
     idist__task *first, *last; // calls by host under way; only the first one runs
 } idist__ring_group;
 
@@ -1511,6 +1510,11 @@ static idist__ring *idist__ring_of(const idist__world *w) { return (idist__ring 
 
 static idist__ring_group *idist__ring_group_of(const idist_group *g) {
     return (idist__ring_group *)g->impl;
+}
+
+// Returns the host of a member.
+static uint64_t idist__ring_group_host(const idist_group *g, int rank) {
+    return g->w->nodes[g->ranks[rank]].host;
 }
 
 //------------------------------------------------------------------------------
@@ -1763,7 +1767,7 @@ typedef struct idist__bruck_op { // ring/algo/bruck.h
 
 enum { IDIST__HOST_ROUND = 3 }; // steps of a plan that run at once
 
-typedef struct idist__host_op {     // ring/algo/host.h
+typedef struct idist__host_op {     // ring/algo/host_run.h
     struct idist__host_step *steps; // the plan; NULL: not made yet
     size_t step_count;
     size_t current;                          // the first step of the round under way
@@ -6408,45 +6412,44 @@ static void idist__bruck_all_to_all(idist__task *t) {
     IDIST__CO_END(o)
 }
 
-// ---- ring/algo/host.h ----------------------------------------------------------------------------
+// ---- ring/algo/host_plan.h -----------------------------------------------------------------------
 
-// ring/algo/host.h: several hosts: first inside each host, then between their leaders
+// ring/algo/host_plan.h: several hosts: the steps of a call inside hosts and between their leaders
 //
 // Ranks of one host share memory, while hosts share a slower network. So a collective over several
 // hosts becomes a sequence of collectives on two smaller groups:
 //
-//   near    the members on this host
-//   leads   the first member of each host, its lead
+//   local     the members on this host
+//   leaders   the first member of each host, which is the leader of that host
 //
-//                    step 1                   step 2                     step 3
-//   all_reduce       near: reduce to lead     leads: all_reduce          near: broadcast
-//   reduce           near: reduce to lead     leads: reduce to the       near: the lead sends it
-//                                             lead of the root's host    to the root
-//   reduce_scatter   near: reduce to lead     leads: reduce, one per     near: scatter
-//                                             host
-//   all_gather       near: gather on lead     leads: all_gatherv         near: broadcast
-//   broadcast        near, on root's host     leads: broadcast           near, on other hosts
-//   barrier          near                     leads                      near
+//                    step 1, local         step 2, leaders           step 3, local
+//   all_reduce       reduce to leader      all_reduce                broadcast
+//   reduce           reduce to leader      reduce to the leader of   the leader sends the result
+//                                          the root's host           to the root
+//   reduce_scatter   reduce to leader      reduce, one per host      scatter
+//   all_gather       gather on leader      all_gatherv               broadcast
+//   broadcast        on the root's host    broadcast                 on the other hosts
+//   barrier          barrier               barrier                   barrier
 //
 //   bytes over the network   what one rank sends, per host instead of per rank
 //   latency                  two local steps, and one among as many ranks as there are hosts
 //
 // A large all_reduce, reduce or broadcast is cut into pieces, so that the network is used from the
-// first piece to the last:
+// first piece to the last. Step 2 lags one round behind step 1, and step 3 lags two:
 //
-//   round      0   1   2   3
-//   step 1     a   b   c
-//   step 2         a   b   c
-//   step 3             a   b   c
+//   round           0   1   2   3   4
+//   step 1, lag 0   a   b   c
+//   step 2, lag 1       a   b   c
+//   step 3, lag 2           a   b   c
 //
-// A call makes a plan, a list of steps in rounds, and carries out one round after the other; each
-// step is a task of its own on near or leads. Calls on the same group queue up
-// (idist__ring_group.first), so that all ranks take the steps in the same order.
+// So in round r, a step works on piece r - lag, if there is one.
 //
-//   idist__host_serves      whether a call can go this way
-//   idist__host_start       appends it to the queue, and runs it if the queue was empty
-//   idist__host_run         makes the plan; then for each round: begin, wait, divide an average
-//   idist__host_progress    resumes the first call of each group once its round has completed
+// The plan of a call is the list of the steps that this rank takes, in order of rounds. All members
+// that take part in a step have it in the same order among the steps of its group.
+// ring/algo/host_run.h carries the plan out.
+//
+//   idist__host_plan_serves    whether a call can go this way
+//   idist__host_plan_make      makes the plan
 //
 // Used when a group spans several hosts, at least one of them has several members, and IDIST_ALGO
 // is auto. These are made of messages among all ranks instead:
@@ -6456,7 +6459,7 @@ static void idist__bruck_all_to_all(idist__task *t) {
 //   all_gather, reduce_scatter                 only if the ranks of some host are not consecutive
 //   gather, scatter, all_to_all, scan, v-forms
 
-typedef struct idist__host_step { // a call on near or leads
+typedef struct idist__host_step { // a call on `local` or `leaders`
     idist_group *group;
     idist__kind kind;
     const void *send;
@@ -6468,18 +6471,19 @@ typedef struct idist__host_step { // a call on near or leads
     bool completes_sum; // recv holds the sum over all ranks: divide it for AVG
 } idist__host_step;
 
-enum { IDIST__HOST_STEPS = 3 }; // for each piece, without one reduction per host in reduce_scatter
+enum {
+    IDIST__HOST_STEPS = 3,  // of a piece; a reduce_scatter has one more for each host
+    IDIST__HOST_MAX_LAG = 2 // rounds by which a step lags behind the first one
+};
+
 // Size of a piece, per host: smaller pieces cost more in latency than they gain. On a network of
 // high latency, so many times the bandwidth-delay product, because the hosts synchronize after each
 // piece.
 #define IDIST__HOST_PIECE_BYTES ((size_t)512 * 1024)
 #define IDIST__HOST_PIECE_NETWORKS 8
 
-static uint64_t idist__host_of(const idist_group *g, int rank) {
-    return g->w->nodes[g->ranks[rank]].host;
-}
-
-static bool idist__host_serves(const idist_group *g, const idist__call *c) {
+// Returns whether a call can be split into calls inside hosts and between them.
+static bool idist__host_plan_serves(const idist_group *g, const idist__call *c) {
     const idist__ring_group *rg = idist__ring_group_of(g);
     int setting = g->w->cfg.algorithm;
 
@@ -6502,15 +6506,15 @@ static bool idist__host_serves(const idist_group *g, const idist__call *c) {
     return !idist__reduce_op_is_user(c->op) || idist__world_user_op(g, c)->commutative;
 }
 
-// ---- the plan of a call ----
+// ---- pieces and steps ----
 
 typedef struct idist__host_piece { // of a call's elements
     size_t at;                     // in bytes
     size_t count;
 } idist__host_piece;
 
-// How many pieces a call has: the same on all ranks.
-static size_t idist__host_piece_count(const idist__task *t) {
+// Returns the number of pieces of a call, which is the same on all ranks.
+static size_t idist__host_plan_piece_count(const idist__task *t) {
     const idist__op *o = idist__op_of(t);
     uint64_t of_host = IDIST__HOST_PIECE_NETWORKS * t->group->w->network_nbytes, nbytes;
     bool is_cut = t->call.kind == IDIST__ALL_REDUCE || t->call.kind == IDIST__REDUCE ||
@@ -6522,20 +6526,25 @@ static size_t idist__host_piece_count(const idist__task *t) {
     return is_cut && o->nbytes > nbytes ? (size_t)(o->nbytes / nbytes) : 1;
 }
 
-// Piece number `index` of n. False: there is none.
-static bool idist__host_cut(const idist__op *o, size_t n, size_t index, idist__host_piece *piece) {
+// Finds the piece, out of n, that a step works on in a round. Returns false if the step has none:
+// it takes the first piece in round `lag`, and the last one in round n - 1 + lag.
+static bool idist__host_plan_cut(const idist__op *o, size_t n, size_t round, size_t lag,
+                                 idist__host_piece *piece) {
     size_t count = o->count / n, rest = o->count % n; // the first ones have one element more
+    size_t index;
 
-    if (index >= n) return false;
+    if (round < lag || round - lag >= n) return false;
+    index = round - lag;
     piece->count = count + (index < rest ? 1 : 0);
     piece->at = (count * index + (index < rest ? index : rest)) * o->size;
 
     return true;
 }
 
-static idist__host_step *idist__host_add(idist__op *o, size_t round, idist_group *group,
-                                         idist__kind kind, const void *send, void *recv,
-                                         size_t count, int root) {
+// Appends a step to the plan.
+static idist__host_step *idist__host_plan_add(idist__op *o, size_t round, idist_group *group,
+                                              idist__kind kind, const void *send, void *recv,
+                                              size_t count, int root) {
     idist__host_step *step = &o->u.host.steps[o->u.host.step_count++];
 
     step->round = round;
@@ -6549,22 +6558,23 @@ static idist__host_step *idist__host_add(idist__op *o, size_t round, idist_group
     return step;
 }
 
-// What a plan needs to know besides the call.
-typedef struct idist__host_plan {
-    char *collected;         // scratch of a lead: what it collects from its host
-    size_t *counts, *displs; // of the blocks of each host, in elements
-    int lead_root;           // the root's host, as a rank of leads
-    int near_root;           // the root as a rank of near; -1: it is on another host
-} idist__host_plan;
+// ---- the plan of each operation ----
 
-// The first step of reductions: the sum over this host, on its lead.
-static void idist__host_reduce_near(idist__task *t, size_t round, const void *in, char *sum,
-                                    size_t count) {
+typedef struct idist__host_plan_input { // what a plan needs to know besides the call
+    char *collected;                    // scratch of a leader: what it collects from its host
+    size_t *counts, *displs;            // of the blocks of each host, in elements
+    int root_in_leaders;                // the leader of the root's host, as a rank of `leaders`
+    int root_in_local;                  // the root as a rank of `local`; -1: it is on another host
+} idist__host_plan_input;
+
+// Adds the first step of reductions: the sum over this host, on its leader.
+static void idist__host_plan_reduce_local(idist__task *t, size_t round, const void *in, char *sum,
+                                          size_t count) {
     idist__op *o = idist__op_of(t);
-    idist_group *near = idist__ring_group_of(t->group)->near;
+    idist_group *local = idist__ring_group_of(t->group)->local;
 
-    if (near) {
-        idist__host_add(o, round, near, IDIST__REDUCE, in, sum, count, 0);
+    if (local) {
+        idist__host_plan_add(o, round, local, IDIST__REDUCE, in, sum, count, 0);
         return;
     }
 
@@ -6575,127 +6585,130 @@ static void idist__host_reduce_near(idist__task *t, size_t round, const void *in
 static void idist__host_plan_all_reduce(idist__task *t) {
     idist__op *o = idist__op_of(t);
     const idist__ring_group *rg = idist__ring_group_of(t->group);
-    size_t n = idist__host_piece_count(t), round;
+    size_t n = idist__host_plan_piece_count(t), round;
     idist__host_piece piece;
     idist__host_step *step;
 
-    for (round = 0; round < n + 2; round++) {
-        if (idist__host_cut(o, n, round, &piece))
-            idist__host_reduce_near(t, round, o->in + piece.at, o->out + piece.at, piece.count);
+    for (round = 0; round < n + IDIST__HOST_MAX_LAG; round++) {
+        if (idist__host_plan_cut(o, n, round, 0, &piece))
+            idist__host_plan_reduce_local(t, round, o->in + piece.at, o->out + piece.at,
+                                          piece.count);
 
-        if (rg->leads && idist__host_cut(o, n, round - 1, &piece)) {
-            step = idist__host_add(o, round, rg->leads, IDIST__ALL_REDUCE, o->out + piece.at,
-                                   o->out + piece.at, piece.count, -1);
+        if (rg->leaders && idist__host_plan_cut(o, n, round, 1, &piece)) {
+            step = idist__host_plan_add(o, round, rg->leaders, IDIST__ALL_REDUCE, o->out + piece.at,
+                                        o->out + piece.at, piece.count, -1);
             step->completes_sum = true;
         }
 
-        if (rg->near && idist__host_cut(o, n, round - 2, &piece))
-            idist__host_add(o, round, rg->near, IDIST__BROADCAST, NULL, o->out + piece.at,
-                            piece.count, 0);
+        if (rg->local && idist__host_plan_cut(o, n, round, 2, &piece))
+            idist__host_plan_add(o, round, rg->local, IDIST__BROADCAST, NULL, o->out + piece.at,
+                                 piece.count, 0);
     }
 }
 
-// The last step of a reduce, where the root is not the lead of its host.
-static void idist__host_reduce_end(idist__task *t, const idist__host_plan *plan, size_t round,
-                                   char *sum, size_t count) {
+// Adds the last step of a reduce whose root is on this host and not its leader.
+static void idist__host_plan_reduce_last(idist__task *t, const idist__host_plan_input *input,
+                                         size_t round, char *sum, size_t count) {
     idist__op *o = idist__op_of(t);
     const idist__ring_group *rg = idist__ring_group_of(t->group);
     idist__host_step *step;
 
-    if (rg->leads) {
-        idist__host_add(o, round, rg->near, IDIST__SEND, sum, NULL, count, plan->near_root);
+    if (rg->leaders) {
+        idist__host_plan_add(o, round, rg->local, IDIST__SEND, sum, NULL, count,
+                             input->root_in_local);
     } else if (o->rank == o->root) {
-        step = idist__host_add(o, round, rg->near, IDIST__RECV, NULL, sum, count, 0);
+        step = idist__host_plan_add(o, round, rg->local, IDIST__RECV, NULL, sum, count, 0);
         step->completes_sum = true;
     }
 }
 
-static void idist__host_plan_reduce(idist__task *t, const idist__host_plan *plan) {
+static void idist__host_plan_reduce(idist__task *t, const idist__host_plan_input *input) {
     idist__op *o = idist__op_of(t);
     const idist__ring_group *rg = idist__ring_group_of(t->group);
-    char *sum = o->rank == o->root ? o->out : plan->collected;
-    size_t n = idist__host_piece_count(t), round;
+    char *sum = o->rank == o->root ? o->out : input->collected;
+    size_t n = idist__host_plan_piece_count(t), round;
     idist__host_piece piece;
     idist__host_step *step;
 
-    for (round = 0; round < n + 2; round++) {
-        if (idist__host_cut(o, n, round, &piece))
-            idist__host_reduce_near(t, round, o->in + piece.at, sum + piece.at, piece.count);
+    for (round = 0; round < n + IDIST__HOST_MAX_LAG; round++) {
+        if (idist__host_plan_cut(o, n, round, 0, &piece))
+            idist__host_plan_reduce_local(t, round, o->in + piece.at, sum + piece.at, piece.count);
 
-        if (rg->leads && idist__host_cut(o, n, round - 1, &piece)) {
-            step = idist__host_add(o, round, rg->leads, IDIST__REDUCE, sum + piece.at,
-                                   sum + piece.at, piece.count, plan->lead_root);
-            step->completes_sum = plan->near_root == 0;
+        if (rg->leaders && idist__host_plan_cut(o, n, round, 1, &piece)) {
+            step = idist__host_plan_add(o, round, rg->leaders, IDIST__REDUCE, sum + piece.at,
+                                        sum + piece.at, piece.count, input->root_in_leaders);
+            step->completes_sum = input->root_in_local == 0;
         }
 
-        // near_root <= 0: the root is this host's lead, or on another host
-        if (plan->near_root > 0 && idist__host_cut(o, n, round - 2, &piece))
-            idist__host_reduce_end(t, plan, round, sum + piece.at, piece.count);
+        // root_in_local <= 0: the root is this host's leader, or on another host
+        if (input->root_in_local > 0 && idist__host_plan_cut(o, n, round, 2, &piece))
+            idist__host_plan_reduce_last(t, input, round, sum + piece.at, piece.count);
     }
 }
 
-static void idist__host_plan_reduce_scatter(idist__task *t, const idist__host_plan *plan) {
+static void idist__host_plan_reduce_scatter(idist__task *t, const idist__host_plan_input *input) {
     idist__op *o = idist__op_of(t);
     const idist__ring_group *rg = idist__ring_group_of(t->group);
-    char *sum = plan->collected;
-    char *own = sum + (size_t)o->rank * o->nbytes; // of a lead: where the blocks of its host begin
+    char *sum = input->collected;
+    char *own = sum + (size_t)o->rank * o->nbytes; // of a leader: the first block of its host
     idist__host_step *step;
     size_t round = 0;
     int host;
 
-    idist__host_reduce_near(t, round++, o->in, sum, o->count * (size_t)o->n);
+    idist__host_plan_reduce_local(t, round++, o->in, sum, o->count * (size_t)o->n);
 
-    for (host = 0; rg->leads && host < rg->nhosts; host++) {
-        char *blocks = sum + plan->displs[host] * o->size;
-        bool is_result = host == rg->leads->rank && !rg->near;
+    for (host = 0; rg->leaders && host < rg->nhosts; host++) {
+        char *blocks = sum + input->displs[host] * o->size;
+        bool is_result = host == rg->leaders->rank && !rg->local;
 
-        step = idist__host_add(o, round++, rg->leads, IDIST__REDUCE, blocks,
-                               is_result ? o->out : blocks, plan->counts[host], host);
+        step = idist__host_plan_add(o, round++, rg->leaders, IDIST__REDUCE, blocks,
+                                    is_result ? o->out : blocks, input->counts[host], host);
         step->completes_sum = is_result;
     }
 
-    if (rg->near) {
-        step = idist__host_add(o, round, rg->near, IDIST__SCATTER, own, o->out, o->count, 0);
+    if (rg->local) {
+        step = idist__host_plan_add(o, round, rg->local, IDIST__SCATTER, own, o->out, o->count, 0);
         step->completes_sum = true;
     }
 }
 
-static void idist__host_plan_all_gather(idist__task *t, const idist__host_plan *plan) {
+static void idist__host_plan_all_gather(idist__task *t, const idist__host_plan_input *input) {
     idist__op *o = idist__op_of(t);
     const idist__ring_group *rg = idist__ring_group_of(t->group);
     char *own = o->out + (size_t)o->rank * o->nbytes;
     idist__host_step *step;
 
-    if (rg->near) idist__host_add(o, 0, rg->near, IDIST__GATHER, o->in, own, o->count, 0);
+    if (rg->local) idist__host_plan_add(o, 0, rg->local, IDIST__GATHER, o->in, own, o->count, 0);
     else if (o->in != own) idist__block_copy(own, o->in, o->nbytes);
 
-    if (rg->leads) {
-        step = idist__host_add(o, 1, rg->leads, IDIST__ALL_GATHERV, own, o->out,
-                               plan->counts[rg->leads->rank], -1);
-        step->recvcounts = plan->counts;
-        step->recvdispls = plan->displs;
+    if (rg->leaders) {
+        step = idist__host_plan_add(o, 1, rg->leaders, IDIST__ALL_GATHERV, own, o->out,
+                                    input->counts[rg->leaders->rank], -1);
+        step->recvcounts = input->counts;
+        step->recvdispls = input->displs;
     }
 
-    if (rg->near)
-        idist__host_add(o, 2, rg->near, IDIST__BROADCAST, NULL, o->out, o->count * (size_t)o->n, 0);
+    if (rg->local)
+        idist__host_plan_add(o, 2, rg->local, IDIST__BROADCAST, NULL, o->out,
+                             o->count * (size_t)o->n, 0);
 }
 
-static void idist__host_plan_broadcast(idist__task *t, const idist__host_plan *plan) {
+static void idist__host_plan_broadcast(idist__task *t, const idist__host_plan_input *input) {
     idist__op *o = idist__op_of(t);
     const idist__ring_group *rg = idist__ring_group_of(t->group);
-    size_t n = idist__host_piece_count(t), round;
+    size_t n = idist__host_plan_piece_count(t), round;
     idist__host_piece piece;
 
-    for (round = 0; round < n + 2; round++) {
-        if (rg->near && plan->near_root >= 0 && idist__host_cut(o, n, round, &piece))
-            idist__host_add(o, round, rg->near, IDIST__BROADCAST, NULL, o->out + piece.at,
-                            piece.count, plan->near_root);
-        if (rg->leads && idist__host_cut(o, n, round - 1, &piece))
-            idist__host_add(o, round, rg->leads, IDIST__BROADCAST, NULL, o->out + piece.at,
-                            piece.count, plan->lead_root);
-        if (rg->near && plan->near_root < 0 && idist__host_cut(o, n, round - 2, &piece))
-            idist__host_add(o, round, rg->near, IDIST__BROADCAST, NULL, o->out + piece.at,
-                            piece.count, 0);
+    for (round = 0; round < n + IDIST__HOST_MAX_LAG; round++) {
+        if (rg->local && input->root_in_local >= 0 && idist__host_plan_cut(o, n, round, 0, &piece))
+            idist__host_plan_add(o, round, rg->local, IDIST__BROADCAST, NULL, o->out + piece.at,
+                                 piece.count, input->root_in_local);
+        if (rg->leaders && idist__host_plan_cut(o, n, round, 1, &piece))
+            idist__host_plan_add(o, round, rg->leaders, IDIST__BROADCAST, NULL, o->out + piece.at,
+                                 piece.count, input->root_in_leaders);
+        if (rg->local && input->root_in_local < 0 && idist__host_plan_cut(o, n, round, 2, &piece))
+            idist__host_plan_add(o, round, rg->local, IDIST__BROADCAST, NULL, o->out + piece.at,
+                                 piece.count, 0);
     }
 }
 
@@ -6703,54 +6716,57 @@ static void idist__host_plan_barrier(idist__task *t) {
     idist__op *o = idist__op_of(t);
     const idist__ring_group *rg = idist__ring_group_of(t->group);
 
-    if (rg->near) idist__host_add(o, 0, rg->near, IDIST__BARRIER, NULL, NULL, 0, -1);
-    if (rg->leads) idist__host_add(o, 1, rg->leads, IDIST__BARRIER, NULL, NULL, 0, -1);
-    if (rg->near) idist__host_add(o, 2, rg->near, IDIST__BARRIER, NULL, NULL, 0, -1);
+    if (rg->local) idist__host_plan_add(o, 0, rg->local, IDIST__BARRIER, NULL, NULL, 0, -1);
+    if (rg->leaders) idist__host_plan_add(o, 1, rg->leaders, IDIST__BARRIER, NULL, NULL, 0, -1);
+    if (rg->local) idist__host_plan_add(o, 2, rg->local, IDIST__BARRIER, NULL, NULL, 0, -1);
 }
 
-static void idist__host_find_root(const idist__task *t, idist__host_plan *plan) {
+// Finds the root among the leaders and among the local members.
+static void idist__host_plan_find_root(const idist__task *t, idist__host_plan_input *input) {
     const idist__op *o = idist__op_of(t);
     const idist_group *g = t->group;
     const idist__ring_group *rg = idist__ring_group_of(g);
     int i;
 
-    plan->lead_root = 0;
-    plan->near_root = o->root == o->rank ? 0 : -1;
+    input->root_in_leaders = 0;
+    input->root_in_local = o->root == o->rank ? 0 : -1;
     if (o->root < 0) return;
 
-    for (i = 0; rg->leads && i < rg->nhosts; i++)
-        if (idist__host_of(rg->leads, i) == idist__host_of(g, o->root)) plan->lead_root = i;
-    for (i = 0; rg->near && i < rg->near->size; i++)
-        if (rg->near->ranks[i] == g->ranks[o->root]) plan->near_root = i;
+    for (i = 0; rg->leaders && i < rg->nhosts; i++)
+        if (idist__ring_group_host(rg->leaders, i) == idist__ring_group_host(g, o->root))
+            input->root_in_leaders = i;
+    for (i = 0; rg->local && i < rg->local->size; i++)
+        if (rg->local->ranks[i] == g->ranks[o->root]) input->root_in_local = i;
 }
 
-// Finds the blocks of each host; the ranks of a host are consecutive.
-static void idist__host_count_blocks(const idist__task *t, const idist__host_plan *plan) {
+// Counts the blocks of each host. The ranks of a host are consecutive.
+static void idist__host_plan_count_blocks(const idist__task *t,
+                                          const idist__host_plan_input *input) {
     const idist__op *o = idist__op_of(t);
     const idist_group *g = t->group;
     int i, host = -1;
 
     for (i = 0; i < o->n; i++) {
-        if (i == 0 || idist__host_of(g, i) != idist__host_of(g, i - 1))
-            plan->displs[++host] = (size_t)i * o->count;
-        plan->counts[host] += o->count;
+        if (i == 0 || idist__ring_group_host(g, i) != idist__ring_group_host(g, i - 1))
+            input->displs[++host] = (size_t)i * o->count;
+        input->counts[host] += o->count;
     }
 }
 
-// Fills o->memory: steps | counts and displs of the hosts | what a lead collects. False when memory
-// is short.
-static bool idist__host_make_plan(idist__task *t) {
+// Makes the plan of a call. o->memory holds: steps | counts and displs of the hosts | what a leader
+// collects. Returns false when memory is short.
+static bool idist__host_plan_make(idist__task *t) {
     idist__op *o = idist__op_of(t);
     const idist__ring_group *rg = idist__ring_group_of(t->group);
     size_t nhosts = (size_t)rg->nhosts;
-    size_t max_steps = IDIST__HOST_STEPS * idist__host_piece_count(t) + nhosts;
+    size_t max_steps = IDIST__HOST_STEPS * idist__host_plan_piece_count(t) + nhosts;
     size_t steps_nbytes = max_steps * sizeof(idist__host_step);
     size_t table_nbytes = steps_nbytes + 2 * nhosts * sizeof(size_t);
     size_t collected_nbytes = 0;
-    idist__host_plan plan;
+    idist__host_plan_input input;
 
-    if (rg->leads && t->call.kind == IDIST__REDUCE) collected_nbytes = o->nbytes;
-    if (rg->leads && t->call.kind == IDIST__REDUCE_SCATTER)
+    if (rg->leaders && t->call.kind == IDIST__REDUCE) collected_nbytes = o->nbytes;
+    if (rg->leaders && t->call.kind == IDIST__REDUCE_SCATTER)
         collected_nbytes = o->nbytes * (size_t)o->n;
 
     o->memory = (char *)idist__mem_raw(&t->group->w->cfg.mem, table_nbytes + collected_nbytes);
@@ -6758,37 +6774,56 @@ static bool idist__host_make_plan(idist__task *t) {
     memset(o->memory, 0, table_nbytes);
     o->u.host.steps = (idist__host_step *)(void *)o->memory;
 
-    plan.counts = (size_t *)(void *)(o->memory + steps_nbytes);
-    plan.displs = plan.counts + nhosts;
-    plan.collected = o->memory + table_nbytes;
-    if (rg->in_order) idist__host_count_blocks(t, &plan);
-    idist__host_find_root(t, &plan);
+    input.counts = (size_t *)(void *)(o->memory + steps_nbytes);
+    input.displs = input.counts + nhosts;
+    input.collected = o->memory + table_nbytes;
+    if (rg->in_order) idist__host_plan_count_blocks(t, &input);
+    idist__host_plan_find_root(t, &input);
 
     switch (t->call.kind) {
     case IDIST__ALL_REDUCE: idist__host_plan_all_reduce(t); break;
-    case IDIST__REDUCE: idist__host_plan_reduce(t, &plan); break;
-    case IDIST__REDUCE_SCATTER: idist__host_plan_reduce_scatter(t, &plan); break;
-    case IDIST__ALL_GATHER: idist__host_plan_all_gather(t, &plan); break;
-    case IDIST__BROADCAST: idist__host_plan_broadcast(t, &plan); break;
+    case IDIST__REDUCE: idist__host_plan_reduce(t, &input); break;
+    case IDIST__REDUCE_SCATTER: idist__host_plan_reduce_scatter(t, &input); break;
+    case IDIST__ALL_GATHER: idist__host_plan_all_gather(t, &input); break;
+    case IDIST__BROADCAST: idist__host_plan_broadcast(t, &input); break;
     default: idist__host_plan_barrier(t); break;
     }
 
     return true;
 }
 
-// ---- carrying it out ----
+// ---- ring/algo/host_run.h ------------------------------------------------------------------------
 
-static void idist__host_no_memory(const idist__task *t) {
+// ring/algo/host_run.h: several hosts: carrying out the plan of a call
+//
+// A call over several hosts has a plan, a list of steps in rounds (ring/algo/host_plan.h). It
+// carries out one round after the other. Each step of a round is a task of its own, on the group of
+// the members on this host or on that of the leaders of all hosts; the steps of a round run at the
+// same time.
+//
+// Calls on the same group queue up (idist__ring_group.first), and only the first one runs. So all
+// ranks take the steps in the same order, and no two calls mix on the inner groups.
+//
+//   idist__host_run_start      appends a call to the queue, and runs it if the queue was empty
+//   idist__host_run_call       makes the plan; then for each round: begin, wait, divide an average
+//   idist__host_run_progress   resumes the first call of each group once its round has completed
+//   idist__host_run_cancel     takes a call out of the queue, once no step uses its memory
+//
+// A call owns the tasks of its steps (idist__host_op.running): a task that has ended stays until
+// the call has seen that. If a step fails, the call fails with the same status and text.
+
+static void idist__host_run_no_memory(const idist__task *t) {
     idist__ring_fail_memory(idist__ring_of(t->group->w), t->group);
 }
 
-// Begins a step. We own its task, *begun, until idist__host_round_done has seen it end. It may end
-// at once, and the call with it, if it fails; NULL: it could not begin, and the call fails.
-static void idist__host_step_begin(idist__task *t, const idist__host_step *step,
-                                   idist__task **begun) {
+// Begins a step. The call owns its task, *begun, until idist__host_run_round_done has seen it end.
+// The task may end at once, and if it fails, the call ends with it. *begun stays NULL if the step
+// could not begin; then the call fails.
+static void idist__host_run_begin_step(idist__task *t, const idist__host_step *step,
+                                       idist__task **begun) {
     idist__op *o = idist__op_of(t);
     idist_group *group = step->group;
-    bool on_leads = group == idist__ring_group_of(t->group)->leads;
+    bool on_leaders = group == idist__ring_group_of(t->group)->leaders;
     bool scales = o->user && !o->user->fn;
     idist__task *child;
 
@@ -6799,7 +6834,7 @@ static void idist__host_step_begin(idist__task *t, const idist__host_step *step,
 
     child = idist__task_new(group);
     if (!child) {
-        idist__host_no_memory(t);
+        idist__host_run_no_memory(t);
         return;
     }
 
@@ -6812,7 +6847,7 @@ static void idist__host_step_begin(idist__task *t, const idist__host_step *step,
     child->call.recvdispls = step->recvdispls;
     child->call.root = step->root;
     child->call.u.user = o->user;
-    if (t->call.op == IDIST_AVG || (scales && on_leads)) child->call.op = IDIST_SUM;
+    if (t->call.op == IDIST_AVG || (scales && on_leaders)) child->call.op = IDIST_SUM;
 
     child->whole = idist__fingerprint_of_task(t, IDIST__ALGO_BY_HOST);
     child->parent_past = o->past;
@@ -6824,20 +6859,21 @@ static void idist__host_step_begin(idist__task *t, const idist__host_step *step,
 }
 
 // Begins all steps of the current round.
-static void idist__host_round_begin(idist__task *t) {
+static void idist__host_run_begin_round(idist__task *t) {
     idist__host_op *host = &idist__op_of(t)->u.host;
     const idist__host_step *first = &host->steps[host->current];
     size_t i, left = host->step_count - host->current;
 
     for (i = 0; i < left && first[i].round == first->round; i++) {
         host->running_count = i + 1;
-        idist__host_step_begin(t, &first[i], &host->running[i]);
+        idist__host_run_begin_step(t, &first[i], &host->running[i]);
         if (t->group->status != IDIST_OK || !host->running[i]) return; // the plan may be gone
     }
 }
 
-// Whether all steps under way have ended, or one has failed, and nobody has looked at them yet.
-static bool idist__host_round_ended(const idist__host_op *host) {
+// Returns whether all steps under way have ended, or one has failed, and idist__host_run_round_done
+// has not freed them yet.
+static bool idist__host_run_round_ended(const idist__host_op *host) {
     size_t i, done_count = 0;
 
     for (i = 0; i < host->running_count && host->running[i]; i++) {
@@ -6849,8 +6885,8 @@ static bool idist__host_round_ended(const idist__host_op *host) {
     return done_count && done_count == host->running_count;
 }
 
-// The step that a call waits for. NULL: none.
-IDIST__UNUSED static idist__task *idist__host_step_of(const idist__task *t) {
+// Returns the step that a call waits for, or NULL if there is none.
+IDIST__UNUSED static idist__task *idist__host_run_awaited_step(const idist__task *t) {
     const idist__host_op *host = &idist__op_of(t)->u.host;
     size_t i;
 
@@ -6860,13 +6896,13 @@ IDIST__UNUSED static idist__task *idist__host_step_of(const idist__task *t) {
     return NULL;
 }
 
-// Whether the round under way has completed. If a step failed, so does the call, which then forgets
-// them all.
-static bool idist__host_round_done(idist__task *t) {
+// Returns whether the round under way has completed, and frees its tasks if so. If a step failed,
+// so does the call, which then forgets them all.
+static bool idist__host_run_round_done(idist__task *t) {
     idist__host_op *host = &idist__op_of(t)->u.host;
     size_t i;
 
-    if (!idist__host_round_ended(host)) return false;
+    if (!idist__host_run_round_ended(host)) return false;
 
     for (i = 0; i < host->running_count; i++) {
         const idist__task *child = host->running[i];
@@ -6885,8 +6921,8 @@ static bool idist__host_round_done(idist__task *t) {
     return true;
 }
 
-// The averages that the current round has completed. Goes on to the next round.
-static void idist__host_round_end(idist__task *t) {
+// Divides the averages that the round under way has completed, and goes on to the next round.
+static void idist__host_run_next_round(idist__task *t) {
     const idist__op *o = idist__op_of(t);
     idist__host_op *host = &idist__op_of(t)->u.host;
     size_t end = host->current + host->running_count;
@@ -6901,7 +6937,7 @@ static void idist__host_round_end(idist__task *t) {
 }
 
 // Takes a call out of the queue of its group.
-static void idist__host_remove(idist__task *t) {
+static void idist__host_run_leave_queue(idist__task *t) {
     idist__ring_group *rg = idist__ring_group_of(t->group);
     idist__task **at, *before = NULL;
 
@@ -6911,35 +6947,38 @@ static void idist__host_remove(idist__task *t) {
     if (rg->last == t) rg->last = before;
 }
 
-static void idist__host_run(idist__task *t) {
+// Runs a call as far as it goes.
+static void idist__host_run_call(idist__task *t) {
     idist__op *o = idist__op_of(t);
     idist__host_op *host = &o->u.host;
 
-    if (!host->steps && !idist__host_make_plan(t)) {
-        idist__host_no_memory(t);
+    if (!host->steps && !idist__host_plan_make(t)) {
+        idist__host_run_no_memory(t);
         return;
     }
 
     IDIST__CO_BEGIN(o)
 
     while (host->current < host->step_count) {
-        idist__host_round_begin(t);
-        IDIST__CO_AWAIT(o, idist__host_round_done(t));
-        idist__host_round_end(t);
+        idist__host_run_begin_round(t);
+        IDIST__CO_AWAIT(o, idist__host_run_round_done(t));
+        idist__host_run_next_round(t);
     }
 
-    idist__host_remove(t);
+    idist__host_run_leave_queue(t);
     idist__op_done(t);
     IDIST__CO_END(o)
 }
 
-static void idist__host_prepare(idist__task *t) {
+// Fills in the part of a task that a call by host needs.
+static void idist__host_run_prepare(idist__task *t) {
     idist__op_prepare(t);
     idist__op_of(t)->algorithm = IDIST__ALGO_BY_HOST;
-    idist__op_of(t)->run = idist__host_run;
+    idist__op_of(t)->run = idist__host_run_call;
 }
 
-static void idist__host_start(idist__task *t) {
+// Appends a call to the queue of its group, and runs it if no other one is under way.
+static void idist__host_run_start(idist__task *t) {
     idist__ring_group *rg = idist__ring_group_of(t->group);
 
     if (rg->last) idist__op_of(rg->last)->u.host.next = t;
@@ -6948,16 +6987,16 @@ static void idist__host_start(idist__task *t) {
     if (rg->first == t) idist__op_run(t);
 }
 
-// Forgets a call. near and leads fail before the group that they belong to, so no step is under way
-// any more. False: one is, and it uses the memory of the call.
-static bool idist__host_cancel(idist__task *t) {
+// Forgets a call. The two inner groups fail before the group that they belong to, so no step is
+// under way any more. Returns false if one is: it uses the memory of the call.
+static bool idist__host_run_cancel(idist__task *t) {
     idist__host_op *host = &idist__op_of(t)->u.host;
     size_t i;
 
     for (i = 0; i < host->running_count; i++)
         if (host->running[i] && !host->running[i]->done) return false;
 
-    idist__host_remove(t);
+    idist__host_run_leave_queue(t);
 
     for (i = 0; i < host->running_count; i++) {
         if (host->running[i]) idist__task_free(host->running[i]);
@@ -6969,7 +7008,7 @@ static bool idist__host_cancel(idist__task *t) {
 
 // Resumes the first call of each group once its round has completed, and the next call once that
 // one is done.
-static void idist__host_progress(idist__ring *ring) {
+static void idist__host_run_progress(idist__ring *ring) {
     const idist_group *g;
 
     for (g = &ring->w->group; g; g = g->next) {
@@ -6980,9 +7019,9 @@ static void idist__host_progress(idist__ring *ring) {
             const idist__op *o = idist__op_of(t);
             const idist__host_op *host = &o->u.host;
 
-            if ((host->running_count && !idist__host_round_ended(host)) || o->running) break;
+            if ((host->running_count && !idist__host_run_round_ended(host)) || o->running) break;
             idist__op_run(rg->first);
-            if (rg->first == t && !idist__host_round_ended(host)) break;
+            if (rg->first == t && !idist__host_run_round_ended(host)) break;
         }
     }
 }
@@ -6997,8 +7036,8 @@ static void idist__host_progress(idist__ring *ring) {
 // of them completes.
 //
 // ring/engine/start_task.h asks ring/algo/choose.h for the algorithm of a collective: one over
-// messages; ring/algo/host.h, which splits it into calls inside hosts and between them; or one of
-// ring/share/, for ranks that share memory.
+// messages; ring/algo/host_plan.h, which splits it into calls inside hosts and between them; or one
+// of ring/share/, for ranks that share memory.
 //
 // COSTS
 //
@@ -7041,9 +7080,9 @@ static void idist__host_progress(idist__ring *ring) {
 // idist__choose_algorithm takes the first that can serve the call:
 //
 //   group                                      algorithm
-//   on several hosts, with several members     BY_HOST   the operations that ring/algo/host.h lists
-//   on some of them
-//   whose members share memory                 FLAT      up to 4 KiB in the slot of a rank
+//   on several hosts, with several members     BY_HOST   the operations that ring/algo/host_plan.h
+//   lists on some of them whose members share memory                 FLAT      up to 4 KiB in the
+//   slot of a rank
 //                                              CHUNKED   more, and v-forms
 //   any                                        LATENCY   as the table below says
 //                                              BANDWIDTH
@@ -7237,7 +7276,7 @@ static idist__algorithm idist__choose_over_messages(const idist_group *g, const 
 static idist__algorithm idist__choose_algorithm(const idist_group *g, const idist__call *c) {
     idist__algorithm algorithm = idist__share_choose(g, c);
 
-    if (idist__host_serves(g, c)) return IDIST__ALGO_BY_HOST;
+    if (idist__host_plan_serves(g, c)) return IDIST__ALGO_BY_HOST;
     return algorithm != IDIST__ALGO_AUTO ? algorithm : idist__choose_over_messages(g, c);
 }
 
@@ -8031,7 +8070,7 @@ static bool idist__deadlock_needs(const idist__link *l, const idist__task *t, in
 
     if (t->call.kind != IDIST__SEND &&
         o->algorithm == IDIST__ALGO_BY_HOST) { // ask the step under way
-        const idist__task *step = idist__host_step_of(t);
+        const idist__task *step = idist__host_run_awaited_step(t);
         int rank = -1;
 
         if (step) rank = idist__ring_group_of(step->group)->rank_of[t->group->ranks[group_rank]];
@@ -8448,7 +8487,8 @@ static int idist__missing_name(idist__task *t, char *text, size_t capacity) {
 
     if (idist__kind_is_p2p(t->call.kind)) return idist__missing_peer(t, text, capacity);
 
-    step = idist__op_of(t)->algorithm == IDIST__ALGO_BY_HOST ? idist__host_step_of(t) : NULL;
+    step =
+        idist__op_of(t)->algorithm == IDIST__ALGO_BY_HOST ? idist__host_run_awaited_step(t) : NULL;
 
     if (step && !t->announced) { // nobody was asked yet
         if (!idist__missing_name(step, text, capacity))
@@ -9419,7 +9459,7 @@ static void idist__progress_move(idist__ring *ring, bool all) {
     if (ended) idist__progress_judge(ring);
     if (!few) idist__progress_turn(ring);
     if (ring->shm) idist__share_progress(ring);
-    if (ring->w->nnodes > 1) idist__host_progress(ring);
+    if (ring->w->nnodes > 1) idist__host_run_progress(ring);
     if (ring->left_count) idist__progress_left(ring);
     if (ring->ask_again_ns) idist__ask_again(ring);
 }
@@ -9602,7 +9642,7 @@ static void idist__sleep_flush(idist__world *w, int64_t until_ns) {
 //   send, recv                 ring/msg/
 //   a group of one rank        core/, a copy
 //   members share memory       ring/share/
-//   members on several hosts   ring/algo/host.h
+//   members on several hosts   ring/algo/host_run.h
 //   otherwise                  ring/algo/choose.h, messages between ranks
 //
 // Every collective notes its fingerprint first, and compares it with what other ranks have already
@@ -9676,7 +9716,7 @@ static void idist__start_task_start_collective(idist__ring *ring, idist__task *t
     bool by_host = algorithm == IDIST__ALGO_BY_HOST, prepared = true;
 
     if (shared) prepared = idist__share_prepare(t, algorithm);
-    else if (by_host) idist__host_prepare(t);
+    else if (by_host) idist__host_run_prepare(t);
     else prepared = idist__choose_begin(t, algorithm);
 
     if (!prepared) {
@@ -9690,7 +9730,7 @@ static void idist__start_task_start_collective(idist__ring *ring, idist__task *t
     if (shared) {
         idist__share_start(t);
     } else if (by_host) {
-        idist__host_start(t);
+        idist__host_run_start(t);
     } else {
         idist__choose_run(t);
         if (!ring->failed) idist__op_run(t);
@@ -9896,7 +9936,7 @@ static void idist__cancel_announced(idist__ring *ring, const idist__task *t) {
 static void idist__cancel_collective(idist__ring *ring, idist__task *t) {
     idist__op *o = idist__op_of(t);
 
-    if (o->algorithm == IDIST__ALGO_BY_HOST && !idist__host_cancel(t)) return;
+    if (o->algorithm == IDIST__ALGO_BY_HOST && !idist__host_run_cancel(t)) return;
     if (idist__share_serves(o->algorithm)) idist__share_cancel(t);
 
     idist__mem_free(&ring->w->cfg.mem, o->memory);
@@ -9937,8 +9977,8 @@ static void idist__cancel_tell(idist_group *g) {
         if (i != g->rank)
             idist__link_abort(ring, &ring->links[g->ranks[i]], g->ctx, g->status, g->cause);
 
-    if (rg->near) idist__group_fail(rg->near, g->status, g->cause);
-    if (rg->leads) idist__group_fail(rg->leads, g->status, g->cause);
+    if (rg->local) idist__group_fail(rg->local, g->status, g->cause);
+    if (rg->leaders) idist__group_fail(rg->leaders, g->status, g->cause);
     idist__share_await_writers(g);
 }
 
@@ -9952,9 +9992,9 @@ static void idist__cancel_tell(idist_group *g) {
 //
 // Once a group is open, its members meet. If they all share memory, each of them has offered a
 // region there, and collectives use those. If they are on several hosts, the group gets two inner
-// groups for collectives by host (near and leads, see ring/algo/host.h).
+// groups for collectives by host (`local` and `leaders`, see ring/algo/host_plan.h).
 
-enum { IDIST__GROUP_NEAR = 1, IDIST__GROUP_LEADS = 2 }; // mixed into the context of the parent
+enum { IDIST__GROUP_LOCAL = 1, IDIST__GROUP_LEADERS = 2 }; // mixed into the context of the parent
 
 // Drops what has arrived for a context, and what still arrives.
 static void idist__members_drop(idist__ring *ring, uint64_t ctx, idist_status status) {
@@ -9994,24 +10034,24 @@ static void idist__members_close(idist_group *g) {
     idist__ring *ring = idist__ring_of(g->w);
     idist__ring_group *rg = idist__ring_group_of(g);
     bool has_failed = g->status != IDIST_OK && !g->inner && rg->spans_hosts;
-    bool drops_near = has_failed && !rg->near, drops_leads = has_failed && !rg->leads;
+    bool drops_local = has_failed && !rg->local, drops_leaders = has_failed && !rg->leaders;
     const idist_group *parent;
 
     idist__members_drop(ring, g->ctx, g->status);
-    if (rg->near) idist__group_free(rg->near);
-    if (rg->leads) idist__group_free(rg->leads);
+    if (rg->local) idist__group_free(rg->local);
+    if (rg->leaders) idist__group_free(rg->leaders);
 
     // If the group failed before its members met here, others may have used the groups by host.
-    if (drops_near)
-        idist__members_drop(ring, idist__hash_mix(g->ctx, IDIST__GROUP_NEAR), g->status);
-    if (drops_leads)
-        idist__members_drop(ring, idist__hash_mix(g->ctx, IDIST__GROUP_LEADS), g->status);
+    if (drops_local)
+        idist__members_drop(ring, idist__hash_mix(g->ctx, IDIST__GROUP_LOCAL), g->status);
+    if (drops_leaders)
+        idist__members_drop(ring, idist__hash_mix(g->ctx, IDIST__GROUP_LEADERS), g->status);
 
     for (parent = &g->w->group; g->inner && parent; parent = parent->next) {
         idist__ring_group *of =
             parent->rank >= 0 && parent->impl ? idist__ring_group_of(parent) : NULL;
-        if (of && of->near == g) of->near = NULL;
-        if (of && of->leads == g) of->leads = NULL;
+        if (of && of->local == g) of->local = NULL;
+        if (of && of->leaders == g) of->leaders = NULL;
     }
 
     idist__pool_leave(g);
@@ -10070,7 +10110,7 @@ static idist_status idist__members_init(idist_group *g) {
     return IDIST_OK;
 }
 
-// ---- near and leads ----
+// ---- groups by host ----
 
 // Makes a group inside another one, from world ranks.
 static idist_status idist__members_new_inner(idist_group *parent, uint64_t salt, const int *ranks,
@@ -10099,9 +10139,9 @@ static idist_status idist__members_new_inner(idist_group *parent, uint64_t salt,
 }
 
 typedef struct idist__group_hosts { // the members of a group by host
-    uint64_t *near_offers;          // regions that the members on this host offer
-    int *near, *leads;              // world ranks: members on this host; first member of each host
-    int near_count, lead_count;
+    uint64_t *local_offers;         // regions that the members on this host offer
+    int *local, *leaders;           // world ranks: members on this host; first member of each host
+    int local_count, leader_count;
     bool in_order; // the members of each host are consecutive
 } idist__group_hosts;
 
@@ -10110,39 +10150,39 @@ static void idist__members_find_hosts(const idist_group *g, const uint64_t *offe
     int i, k, changes = 1;
 
     for (i = 0; i < g->size; i++) {
-        uint64_t host = idist__host_of(g, i);
+        uint64_t host = idist__ring_group_host(g, i);
 
-        for (k = 0; k < i && idist__host_of(g, k) != host; k++) continue;
+        for (k = 0; k < i && idist__ring_group_host(g, k) != host; k++) continue;
 
-        if (k == i) hosts->leads[hosts->lead_count++] = g->ranks[i];
-        if (i && host != idist__host_of(g, i - 1)) changes++;
-        if (host != idist__host_of(g, g->rank)) continue;
-        hosts->near_offers[hosts->near_count] = offers ? offers[i] : 1;
-        hosts->near[hosts->near_count++] = g->ranks[i];
+        if (k == i) hosts->leaders[hosts->leader_count++] = g->ranks[i];
+        if (i && host != idist__ring_group_host(g, i - 1)) changes++;
+        if (host != idist__ring_group_host(g, g->rank)) continue;
+        hosts->local_offers[hosts->local_count] = offers ? offers[i] : 1;
+        hosts->local[hosts->local_count++] = g->ranks[i];
     }
 
-    hosts->in_order = changes == hosts->lead_count;
+    hosts->in_order = changes == hosts->leader_count;
 }
 
 static idist_status idist__members_split_by_host(idist_group *g, const idist__group_hosts *hosts) {
     idist__ring_group *rg = idist__ring_group_of(g);
     idist_status status = IDIST_OK;
 
-    rg->nhosts = hosts->lead_count;
+    rg->nhosts = hosts->leader_count;
     rg->in_order = hosts->in_order;
 
-    if (hosts->near_count > 1)
-        status = idist__members_new_inner(g, IDIST__GROUP_NEAR, hosts->near, hosts->near_count,
-                                          &rg->near);
-    if (status == IDIST_OK && rg->near) status = idist__pool_meet(rg->near, hosts->near_offers);
-    if (status == IDIST_OK && hosts->near[0] == g->w->group.rank)
-        status = idist__members_new_inner(g, IDIST__GROUP_LEADS, hosts->leads, hosts->lead_count,
-                                          &rg->leads);
+    if (hosts->local_count > 1)
+        status = idist__members_new_inner(g, IDIST__GROUP_LOCAL, hosts->local, hosts->local_count,
+                                          &rg->local);
+    if (status == IDIST_OK && rg->local) status = idist__pool_meet(rg->local, hosts->local_offers);
+    if (status == IDIST_OK && hosts->local[0] == g->w->group.rank)
+        status = idist__members_new_inner(g, IDIST__GROUP_LEADERS, hosts->leaders,
+                                          hosts->leader_count, &rg->leaders);
 
     return status;
 }
 
-// Gives a group what its members can use: regions of shared memory, or near and leads. offers: the
+// Gives a group what its members can use: regions of shared memory, or groups by host. offers: the
 // region that each member offers; NULL: the first one of each. The world passes NULL and so needs
 // no exchange: all ranks know the table of hosts, and all first regions are free.
 static idist_status idist__members_meet(idist_group *g, const uint64_t *offers) {
@@ -10153,17 +10193,17 @@ static idist_status idist__members_meet(idist_group *g, const uint64_t *offers) 
 
     idist__ring_group_of(g)->met = true;
     memset(&hosts, 0, sizeof hosts);
-    hosts.near_offers =
-        (uint64_t *)idist__mem_alloc(mem, n * (sizeof *hosts.near_offers + 2 * sizeof(int)));
-    if (!hosts.near_offers) return IDIST_ERR_NO_MEMORY;
-    hosts.near = (int *)(void *)(hosts.near_offers + n);
-    hosts.leads = hosts.near + n;
+    hosts.local_offers =
+        (uint64_t *)idist__mem_alloc(mem, n * (sizeof *hosts.local_offers + 2 * sizeof(int)));
+    if (!hosts.local_offers) return IDIST_ERR_NO_MEMORY;
+    hosts.local = (int *)(void *)(hosts.local_offers + n);
+    hosts.leaders = hosts.local + n;
     idist__members_find_hosts(g, offers, &hosts);
 
-    if (hosts.lead_count == 1) status = idist__pool_meet(g, hosts.near_offers);
-    else if (hosts.lead_count < g->size) status = idist__members_split_by_host(g, &hosts);
+    if (hosts.leader_count == 1) status = idist__pool_meet(g, hosts.local_offers);
+    else if (hosts.leader_count < g->size) status = idist__members_split_by_host(g, &hosts);
 
-    idist__mem_free(mem, hosts.near_offers);
+    idist__mem_free(mem, hosts.local_offers);
 
     return status;
 }
@@ -12316,7 +12356,6 @@ idist__ring_backend_register(void) {
 #pragma pop_macro("min")
 #pragma pop_macro("lock")
 #pragma pop_macro("small")
-#pragma pop_macro("near")
 #if defined(__SANITIZE_THREAD__) && !defined(__clang__) && __GNUC__ >= 11
 #pragma GCC diagnostic pop
 #endif

@@ -19,7 +19,7 @@ WHAT IT IS
 
     A collective of ranks that share memory goes through memory that all can read (ring/share).
     Otherwise it is an algorithm over non-blocking sends and receives (ring/algo), over several
-    hosts in two levels (ring/algo/host.h).
+    hosts in two levels (ring/algo/host_plan.h).
 
 CONTENTS
 
@@ -119,7 +119,8 @@ IDIST_API const idist_backend_api *idist_ring_backend(void);
 #include "ring/algo/tree.h"
 #include "ring/algo/doubling.h"
 #include "ring/algo/bruck.h"
-#include "ring/algo/host.h"
+#include "ring/algo/host_plan.h"
+#include "ring/algo/host_run.h"
 #include "ring/algo/choose.h"
 
 #include "ring/connect/attempt.h"

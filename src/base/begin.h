@@ -4,8 +4,6 @@
 // restores the settings. It has no include guard: each drop-in has a copy.
 
 // System headers may define these words as macros, as windows.h does.
-#pragma push_macro("near")
-#undef near
 #pragma push_macro("small")
 #undef small
 #pragma push_macro("lock")

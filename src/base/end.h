@@ -23,7 +23,6 @@
 #pragma pop_macro("min")
 #pragma pop_macro("lock")
 #pragma pop_macro("small")
-#pragma pop_macro("near")
 #if defined(__SANITIZE_THREAD__) && !defined(__clang__) && __GNUC__ >= 11
 #pragma GCC diagnostic pop
 #endif

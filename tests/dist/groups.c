@@ -530,9 +530,9 @@ static void used_again(idist_group *world, int rank, int n, void *arg) {
     }
     for (int turn = 0; turn < 100; turn++) {
         rank_ok(rank, idist_split(world, 0, rank, &g));
-        const idist__ring_group *rg = idist__ring_group_of(g),
-                                *near = mixed && rg->near ? idist__ring_group_of(rg->near) : rg;
-        rank_check(near->share != NULL, "rank %d: group %d shares no memory", rank, turn);
+        const idist__ring_group *rg = idist__ring_group_of(g);
+        if (mixed && rg->local) rg = idist__ring_group_of(rg->local);
+        rank_check(rg->share != NULL, "rank %d: group %d shares no memory", rank, turn);
         rank_check(sum_in(g, rank, 1) == n, "rank %d: group %d", rank, turn);
         rank_ok(rank, idist_free_group(&g));
     }

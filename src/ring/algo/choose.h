@@ -6,8 +6,8 @@
 // of them completes.
 //
 // ring/engine/start_task.h asks ring/algo/choose.h for the algorithm of a collective: one over
-// messages; ring/algo/host.h, which splits it into calls inside hosts and between them; or one of
-// ring/share/, for ranks that share memory.
+// messages; ring/algo/host_plan.h, which splits it into calls inside hosts and between them; or one
+// of ring/share/, for ranks that share memory.
 //
 // COSTS
 //
@@ -50,9 +50,9 @@
 // idist__choose_algorithm takes the first that can serve the call:
 //
 //   group                                      algorithm
-//   on several hosts, with several members     BY_HOST   the operations that ring/algo/host.h lists
-//   on some of them
-//   whose members share memory                 FLAT      up to 4 KiB in the slot of a rank
+//   on several hosts, with several members     BY_HOST   the operations that ring/algo/host_plan.h
+//   lists on some of them whose members share memory                 FLAT      up to 4 KiB in the
+//   slot of a rank
 //                                              CHUNKED   more, and v-forms
 //   any                                        LATENCY   as the table below says
 //                                              BANDWIDTH
@@ -94,7 +94,7 @@
 #include "ring/algo/tree.h"
 #include "ring/algo/doubling.h"
 #include "ring/algo/bruck.h"
-#include "ring/algo/host.h"
+#include "ring/algo/host_plan.h"
 
 typedef struct idist__choice { // NOLINT(clang-analyzer-optin.performance.Padding)
     idist__kind kind;
@@ -270,7 +270,7 @@ static idist__algorithm idist__choose_over_messages(const idist_group *g, const 
 static idist__algorithm idist__choose_algorithm(const idist_group *g, const idist__call *c) {
     idist__algorithm algorithm = idist__share_choose(g, c);
 
-    if (idist__host_serves(g, c)) return IDIST__ALGO_BY_HOST;
+    if (idist__host_plan_serves(g, c)) return IDIST__ALGO_BY_HOST;
     return algorithm != IDIST__ALGO_AUTO ? algorithm : idist__choose_over_messages(g, c);
 }
 

@@ -24,7 +24,7 @@
 #include "ring/msg/link.h"
 #include "ring/msg/message.h"
 #include "ring/share/share.h"
-#include "ring/algo/host.h"
+#include "ring/algo/host_run.h"
 #include "ring/engine/deadlock.h"
 
 // Invalidates the addresses that this rank has announced in RTS frames: what peers on this host
@@ -189,7 +189,7 @@ static void idist__cancel_announced(idist__ring *ring, const idist__task *t) {
 static void idist__cancel_collective(idist__ring *ring, idist__task *t) {
     idist__op *o = idist__op_of(t);
 
-    if (o->algorithm == IDIST__ALGO_BY_HOST && !idist__host_cancel(t)) return;
+    if (o->algorithm == IDIST__ALGO_BY_HOST && !idist__host_run_cancel(t)) return;
     if (idist__share_serves(o->algorithm)) idist__share_cancel(t);
 
     idist__mem_free(&ring->w->cfg.mem, o->memory);
@@ -230,7 +230,7 @@ static void idist__cancel_tell(idist_group *g) {
         if (i != g->rank)
             idist__link_abort(ring, &ring->links[g->ranks[i]], g->ctx, g->status, g->cause);
 
-    if (rg->near) idist__group_fail(rg->near, g->status, g->cause);
-    if (rg->leads) idist__group_fail(rg->leads, g->status, g->cause);
+    if (rg->local) idist__group_fail(rg->local, g->status, g->cause);
+    if (rg->leaders) idist__group_fail(rg->leaders, g->status, g->cause);
     idist__share_await_writers(g);
 }

@@ -23,7 +23,7 @@
 #include "ring/msg/ring_model.h"
 #include "ring/msg/op.h"
 #include "ring/share/share.h"
-#include "ring/algo/host.h"
+#include "ring/algo/host_run.h"
 
 static bool idist__deadlock_has_transfer(const idist__transfer_list *list, const idist__task *t) {
     const idist__transfer *v;
@@ -50,7 +50,7 @@ static bool idist__deadlock_needs(const idist__link *l, const idist__task *t, in
 
     if (t->call.kind != IDIST__SEND &&
         o->algorithm == IDIST__ALGO_BY_HOST) { // ask the step under way
-        const idist__task *step = idist__host_step_of(t);
+        const idist__task *step = idist__host_run_awaited_step(t);
         int rank = -1;
 
         if (step) rank = idist__ring_group_of(step->group)->rank_of[t->group->ranks[group_rank]];

@@ -6,7 +6,7 @@
 //
 // Once a group is open, its members meet. If they all share memory, each of them has offered a
 // region there, and collectives use those. If they are on several hosts, the group gets two inner
-// groups for collectives by host (near and leads, see ring/algo/host.h).
+// groups for collectives by host (`local` and `leaders`, see ring/algo/host_plan.h).
 #pragma once
 
 #include "base/mem.h"
@@ -20,9 +20,8 @@
 #include "ring/msg/link.h"
 #include "ring/msg/message.h"
 #include "ring/share/pool.h"
-#include "ring/algo/host.h"
 
-enum { IDIST__GROUP_NEAR = 1, IDIST__GROUP_LEADS = 2 }; // mixed into the context of the parent
+enum { IDIST__GROUP_LOCAL = 1, IDIST__GROUP_LEADERS = 2 }; // mixed into the context of the parent
 
 // Drops what has arrived for a context, and what still arrives.
 static void idist__members_drop(idist__ring *ring, uint64_t ctx, idist_status status) {
@@ -62,24 +61,24 @@ static void idist__members_close(idist_group *g) {
     idist__ring *ring = idist__ring_of(g->w);
     idist__ring_group *rg = idist__ring_group_of(g);
     bool has_failed = g->status != IDIST_OK && !g->inner && rg->spans_hosts;
-    bool drops_near = has_failed && !rg->near, drops_leads = has_failed && !rg->leads;
+    bool drops_local = has_failed && !rg->local, drops_leaders = has_failed && !rg->leaders;
     const idist_group *parent;
 
     idist__members_drop(ring, g->ctx, g->status);
-    if (rg->near) idist__group_free(rg->near);
-    if (rg->leads) idist__group_free(rg->leads);
+    if (rg->local) idist__group_free(rg->local);
+    if (rg->leaders) idist__group_free(rg->leaders);
 
     // If the group failed before its members met here, others may have used the groups by host.
-    if (drops_near)
-        idist__members_drop(ring, idist__hash_mix(g->ctx, IDIST__GROUP_NEAR), g->status);
-    if (drops_leads)
-        idist__members_drop(ring, idist__hash_mix(g->ctx, IDIST__GROUP_LEADS), g->status);
+    if (drops_local)
+        idist__members_drop(ring, idist__hash_mix(g->ctx, IDIST__GROUP_LOCAL), g->status);
+    if (drops_leaders)
+        idist__members_drop(ring, idist__hash_mix(g->ctx, IDIST__GROUP_LEADERS), g->status);
 
     for (parent = &g->w->group; g->inner && parent; parent = parent->next) {
         idist__ring_group *of =
             parent->rank >= 0 && parent->impl ? idist__ring_group_of(parent) : NULL;
-        if (of && of->near == g) of->near = NULL;
-        if (of && of->leads == g) of->leads = NULL;
+        if (of && of->local == g) of->local = NULL;
+        if (of && of->leaders == g) of->leaders = NULL;
     }
 
     idist__pool_leave(g);
@@ -138,7 +137,7 @@ static idist_status idist__members_init(idist_group *g) {
     return IDIST_OK;
 }
 
-// ---- near and leads ----
+// ---- groups by host ----
 
 // Makes a group inside another one, from world ranks.
 static idist_status idist__members_new_inner(idist_group *parent, uint64_t salt, const int *ranks,
@@ -167,9 +166,9 @@ static idist_status idist__members_new_inner(idist_group *parent, uint64_t salt,
 }
 
 typedef struct idist__group_hosts { // the members of a group by host
-    uint64_t *near_offers;          // regions that the members on this host offer
-    int *near, *leads;              // world ranks: members on this host; first member of each host
-    int near_count, lead_count;
+    uint64_t *local_offers;         // regions that the members on this host offer
+    int *local, *leaders;           // world ranks: members on this host; first member of each host
+    int local_count, leader_count;
     bool in_order; // the members of each host are consecutive
 } idist__group_hosts;
 
@@ -178,39 +177,39 @@ static void idist__members_find_hosts(const idist_group *g, const uint64_t *offe
     int i, k, changes = 1;
 
     for (i = 0; i < g->size; i++) {
-        uint64_t host = idist__host_of(g, i);
+        uint64_t host = idist__ring_group_host(g, i);
 
-        for (k = 0; k < i && idist__host_of(g, k) != host; k++) continue;
+        for (k = 0; k < i && idist__ring_group_host(g, k) != host; k++) continue;
 
-        if (k == i) hosts->leads[hosts->lead_count++] = g->ranks[i];
-        if (i && host != idist__host_of(g, i - 1)) changes++;
-        if (host != idist__host_of(g, g->rank)) continue;
-        hosts->near_offers[hosts->near_count] = offers ? offers[i] : 1;
-        hosts->near[hosts->near_count++] = g->ranks[i];
+        if (k == i) hosts->leaders[hosts->leader_count++] = g->ranks[i];
+        if (i && host != idist__ring_group_host(g, i - 1)) changes++;
+        if (host != idist__ring_group_host(g, g->rank)) continue;
+        hosts->local_offers[hosts->local_count] = offers ? offers[i] : 1;
+        hosts->local[hosts->local_count++] = g->ranks[i];
     }
 
-    hosts->in_order = changes == hosts->lead_count;
+    hosts->in_order = changes == hosts->leader_count;
 }
 
 static idist_status idist__members_split_by_host(idist_group *g, const idist__group_hosts *hosts) {
     idist__ring_group *rg = idist__ring_group_of(g);
     idist_status status = IDIST_OK;
 
-    rg->nhosts = hosts->lead_count;
+    rg->nhosts = hosts->leader_count;
     rg->in_order = hosts->in_order;
 
-    if (hosts->near_count > 1)
-        status = idist__members_new_inner(g, IDIST__GROUP_NEAR, hosts->near, hosts->near_count,
-                                          &rg->near);
-    if (status == IDIST_OK && rg->near) status = idist__pool_meet(rg->near, hosts->near_offers);
-    if (status == IDIST_OK && hosts->near[0] == g->w->group.rank)
-        status = idist__members_new_inner(g, IDIST__GROUP_LEADS, hosts->leads, hosts->lead_count,
-                                          &rg->leads);
+    if (hosts->local_count > 1)
+        status = idist__members_new_inner(g, IDIST__GROUP_LOCAL, hosts->local, hosts->local_count,
+                                          &rg->local);
+    if (status == IDIST_OK && rg->local) status = idist__pool_meet(rg->local, hosts->local_offers);
+    if (status == IDIST_OK && hosts->local[0] == g->w->group.rank)
+        status = idist__members_new_inner(g, IDIST__GROUP_LEADERS, hosts->leaders,
+                                          hosts->leader_count, &rg->leaders);
 
     return status;
 }
 
-// Gives a group what its members can use: regions of shared memory, or near and leads. offers: the
+// Gives a group what its members can use: regions of shared memory, or groups by host. offers: the
 // region that each member offers; NULL: the first one of each. The world passes NULL and so needs
 // no exchange: all ranks know the table of hosts, and all first regions are free.
 static idist_status idist__members_meet(idist_group *g, const uint64_t *offers) {
@@ -221,17 +220,17 @@ static idist_status idist__members_meet(idist_group *g, const uint64_t *offers) 
 
     idist__ring_group_of(g)->met = true;
     memset(&hosts, 0, sizeof hosts);
-    hosts.near_offers =
-        (uint64_t *)idist__mem_alloc(mem, n * (sizeof *hosts.near_offers + 2 * sizeof(int)));
-    if (!hosts.near_offers) return IDIST_ERR_NO_MEMORY;
-    hosts.near = (int *)(void *)(hosts.near_offers + n);
-    hosts.leads = hosts.near + n;
+    hosts.local_offers =
+        (uint64_t *)idist__mem_alloc(mem, n * (sizeof *hosts.local_offers + 2 * sizeof(int)));
+    if (!hosts.local_offers) return IDIST_ERR_NO_MEMORY;
+    hosts.local = (int *)(void *)(hosts.local_offers + n);
+    hosts.leaders = hosts.local + n;
     idist__members_find_hosts(g, offers, &hosts);
 
-    if (hosts.lead_count == 1) status = idist__pool_meet(g, hosts.near_offers);
-    else if (hosts.lead_count < g->size) status = idist__members_split_by_host(g, &hosts);
+    if (hosts.leader_count == 1) status = idist__pool_meet(g, hosts.local_offers);
+    else if (hosts.leader_count < g->size) status = idist__members_split_by_host(g, &hosts);
 
-    idist__mem_free(mem, hosts.near_offers);
+    idist__mem_free(mem, hosts.local_offers);
 
     return status;
 }

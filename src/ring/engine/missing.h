@@ -13,7 +13,7 @@
 #include "ring/msg/ring_model.h"
 #include "ring/msg/op.h"
 #include "ring/share/share.h"
-#include "ring/algo/host.h"
+#include "ring/algo/host_run.h"
 #include "ring/engine/deadlock.h"
 #include "ring/engine/ask.h"
 
@@ -111,7 +111,8 @@ static int idist__missing_name(idist__task *t, char *text, size_t capacity) {
 
     if (idist__kind_is_p2p(t->call.kind)) return idist__missing_peer(t, text, capacity);
 
-    step = idist__op_of(t)->algorithm == IDIST__ALGO_BY_HOST ? idist__host_step_of(t) : NULL;
+    step =
+        idist__op_of(t)->algorithm == IDIST__ALGO_BY_HOST ? idist__host_run_awaited_step(t) : NULL;
 
     if (step && !t->announced) { // nobody was asked yet
         if (!idist__missing_name(step, text, capacity))

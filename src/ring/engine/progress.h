@@ -41,7 +41,7 @@
 #include "ring/msg/match.h"
 #include "ring/msg/recv.h"
 #include "ring/share/share.h"
-#include "ring/algo/host.h"
+#include "ring/algo/host_run.h"
 #include "ring/connect/attempt.h"
 #include "ring/connect/connector.h"
 #include "ring/engine/deadlock.h"
@@ -543,7 +543,7 @@ static void idist__progress_move(idist__ring *ring, bool all) {
     if (ended) idist__progress_judge(ring);
     if (!few) idist__progress_turn(ring);
     if (ring->shm) idist__share_progress(ring);
-    if (ring->w->nnodes > 1) idist__host_progress(ring);
+    if (ring->w->nnodes > 1) idist__host_run_progress(ring);
     if (ring->left_count) idist__progress_left(ring);
     if (ring->ask_again_ns) idist__ask_again(ring);
 }

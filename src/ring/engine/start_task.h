@@ -5,7 +5,7 @@
 //   send, recv                 ring/msg/
 //   a group of one rank        core/, a copy
 //   members share memory       ring/share/
-//   members on several hosts   ring/algo/host.h
+//   members on several hosts   ring/algo/host_run.h
 //   otherwise                  ring/algo/choose.h, messages between ranks
 //
 // Every collective notes its fingerprint first, and compares it with what other ranks have already
@@ -27,7 +27,7 @@
 #include "ring/msg/send.h"
 #include "ring/msg/recv.h"
 #include "ring/share/share.h"
-#include "ring/algo/host.h"
+#include "ring/algo/host_run.h"
 #include "ring/algo/choose.h"
 #include "ring/engine/progress.h"
 
@@ -99,7 +99,7 @@ static void idist__start_task_start_collective(idist__ring *ring, idist__task *t
     bool by_host = algorithm == IDIST__ALGO_BY_HOST, prepared = true;
 
     if (shared) prepared = idist__share_prepare(t, algorithm);
-    else if (by_host) idist__host_prepare(t);
+    else if (by_host) idist__host_run_prepare(t);
     else prepared = idist__choose_begin(t, algorithm);
 
     if (!prepared) {
@@ -113,7 +113,7 @@ static void idist__start_task_start_collective(idist__ring *ring, idist__task *t
     if (shared) {
         idist__share_start(t);
     } else if (by_host) {
-        idist__host_start(t);
+        idist__host_run_start(t);
     } else {
         idist__choose_run(t);
         if (!ring->failed) idist__op_run(t);

@@ -71,7 +71,7 @@ typedef struct idist__bruck_op { // ring/algo/bruck.h
 
 enum { IDIST__HOST_ROUND = 3 }; // steps of a plan that run at once
 
-typedef struct idist__host_op {     // ring/algo/host.h
+typedef struct idist__host_op {     // ring/algo/host_run.h
     struct idist__host_step *steps; // the plan; NULL: not made yet
     size_t step_count;
     size_t current;                          // the first step of the round under way

@@ -283,12 +283,13 @@ typedef struct idist__ring_group { // the backend's part of a group
     struct idist__share *share; // of members that share memory; NULL: collectives are messages
     bool met;                   // all members know of all members' regions
 
-    // A group over several hosts; see ring/algo/host.h.
+    // A group over several hosts; see ring/algo/host_plan.h.
     bool spans_hosts;
     int nhosts;                // 0: its collectives do not go by host
     bool in_order;             // the members on each host have successive ranks
-    idist_group *near, *leads; // the members on this host; the first members of all hosts (or NULL)
-    idist_group *whole;        // the group of which this one is `near` or `leads`
+    idist_group *local;        // the members on this host; NULL: we are the only one
+    idist_group *leaders;      // the first member of each host; NULL: we are not one of them
+    idist_group *whole;        // the group of which this one is `local` or `leaders`
     idist__task *first, *last; // calls by host under way; only the first one runs
 } idist__ring_group;
 
@@ -296,6 +297,11 @@ static idist__ring *idist__ring_of(const idist__world *w) { return (idist__ring 
 
 static idist__ring_group *idist__ring_group_of(const idist_group *g) {
     return (idist__ring_group *)g->impl;
+}
+
+// Returns the host of a member.
+static uint64_t idist__ring_group_host(const idist_group *g, int rank) {
+    return g->w->nodes[g->ranks[rank]].host;
 }
 
 //------------------------------------------------------------------------------

@@ -1,0 +1,241 @@
+// ring/algo/host_run.h: several hosts: carrying out the plan of a call
+//
+// A call over several hosts has a plan, a list of steps in rounds (ring/algo/host_plan.h). It
+// carries out one round after the other. Each step of a round is a task of its own, on the group of
+// the members on this host or on that of the leaders of all hosts; the steps of a round run at the
+// same time.
+//
+// Calls on the same group queue up (idist__ring_group.first), and only the first one runs. So all
+// ranks take the steps in the same order, and no two calls mix on the inner groups.
+//
+//   idist__host_run_start      appends a call to the queue, and runs it if the queue was empty
+//   idist__host_run_call       makes the plan; then for each round: begin, wait, divide an average
+//   idist__host_run_progress   resumes the first call of each group once its round has completed
+//   idist__host_run_cancel     takes a call out of the queue, once no step uses its memory
+//
+// A call owns the tasks of its steps (idist__host_op.running): a task that has ended stays until
+// the call has seen that. If a step fails, the call fails with the same status and text.
+#pragma once
+
+#include "base/reduce.h"
+#include "launch/env.h"
+#include "core/model.h"
+#include "core/fingerprint.h"
+#include "core/task.h"
+#include "ring/msg/ring_model.h"
+#include "ring/msg/op.h"
+#include "ring/algo/host_plan.h"
+
+static void idist__host_run_no_memory(const idist__task *t) {
+    idist__ring_fail_memory(idist__ring_of(t->group->w), t->group);
+}
+
+// Begins a step. The call owns its task, *begun, until idist__host_run_round_done has seen it end.
+// The task may end at once, and if it fails, the call ends with it. *begun stays NULL if the step
+// could not begin; then the call fails.
+static void idist__host_run_begin_step(idist__task *t, const idist__host_step *step,
+                                       idist__task **begun) {
+    idist__op *o = idist__op_of(t);
+    idist_group *group = step->group;
+    bool on_leaders = group == idist__ring_group_of(t->group)->leaders;
+    bool scales = o->user && !o->user->fn;
+    idist__task *child;
+
+    if (group->status != IDIST_OK) { // NOLINT(clang-analyzer-core.NullDereference)
+        idist__ring_fail(idist__ring_of(t->group->w), t->group, group->status, group->cause);
+        return;
+    }
+
+    child = idist__task_new(group);
+    if (!child) {
+        idist__host_run_no_memory(t);
+        return;
+    }
+
+    child->call = t->call;
+    child->call.kind = step->kind;
+    child->call.send = step->send;
+    child->call.recv = step->recv;
+    child->call.count = step->count;
+    child->call.recvcounts = step->recvcounts;
+    child->call.recvdispls = step->recvdispls;
+    child->call.root = step->root;
+    child->call.u.user = o->user;
+    if (t->call.op == IDIST_AVG || (scales && on_leaders)) child->call.op = IDIST_SUM;
+
+    child->whole = idist__fingerprint_of_task(t, IDIST__ALGO_BY_HOST);
+    child->parent_past = o->past;
+    child->timeout_ms = -1; // the parent has a deadline, and says what it waits for
+    child->announced = true;
+    child->warned = true;
+    *begun = child;
+    idist__task_start(child);
+}
+
+// Begins all steps of the current round.
+static void idist__host_run_begin_round(idist__task *t) {
+    idist__host_op *host = &idist__op_of(t)->u.host;
+    const idist__host_step *first = &host->steps[host->current];
+    size_t i, left = host->step_count - host->current;
+
+    for (i = 0; i < left && first[i].round == first->round; i++) {
+        host->running_count = i + 1;
+        idist__host_run_begin_step(t, &first[i], &host->running[i]);
+        if (t->group->status != IDIST_OK || !host->running[i]) return; // the plan may be gone
+    }
+}
+
+// Returns whether all steps under way have ended, or one has failed, and idist__host_run_round_done
+// has not freed them yet.
+static bool idist__host_run_round_ended(const idist__host_op *host) {
+    size_t i, done_count = 0;
+
+    for (i = 0; i < host->running_count && host->running[i]; i++) {
+        if (!host->running[i]->done) continue;
+        if (host->running[i]->status != IDIST_OK) return true;
+        done_count++;
+    }
+
+    return done_count && done_count == host->running_count;
+}
+
+// Returns the step that a call waits for, or NULL if there is none.
+IDIST__UNUSED static idist__task *idist__host_run_awaited_step(const idist__task *t) {
+    const idist__host_op *host = &idist__op_of(t)->u.host;
+    size_t i;
+
+    for (i = 0; i < host->running_count; i++)
+        if (host->running[i] && !host->running[i]->done) return host->running[i];
+
+    return NULL;
+}
+
+// Returns whether the round under way has completed, and frees its tasks if so. If a step failed,
+// so does the call, which then forgets them all.
+static bool idist__host_run_round_done(idist__task *t) {
+    idist__host_op *host = &idist__op_of(t)->u.host;
+    size_t i;
+
+    if (!idist__host_run_round_ended(host)) return false;
+
+    for (i = 0; i < host->running_count; i++) {
+        const idist__task *child = host->running[i];
+
+        if (!child || !child->done || child->status == IDIST_OK) continue;
+        idist__ring_fail(idist__ring_of(t->group->w), t->group, child->status, // or with its group
+                         child->group->status == IDIST_OK ? child->text : child->group->cause);
+        return false;
+    }
+
+    for (i = 0; i < host->running_count; i++) {
+        if (host->running[i]) idist__task_free(host->running[i]);
+        host->running[i] = NULL;
+    }
+
+    return true;
+}
+
+// Divides the averages that the round under way has completed, and goes on to the next round.
+static void idist__host_run_next_round(idist__task *t) {
+    const idist__op *o = idist__op_of(t);
+    idist__host_op *host = &idist__op_of(t)->u.host;
+    size_t end = host->current + host->running_count;
+
+    for (; host->current < end; host->current++) {
+        const idist__host_step *step = &host->steps[host->current];
+        if (step->completes_sum && t->call.op == IDIST_AVG)
+            idist__reduce_divide(step->recv, step->count, t->call.dtype, o->n);
+    }
+
+    host->running_count = 0;
+}
+
+// Takes a call out of the queue of its group.
+static void idist__host_run_leave_queue(idist__task *t) {
+    idist__ring_group *rg = idist__ring_group_of(t->group);
+    idist__task **at, *before = NULL;
+
+    for (at = &rg->first; *at && *at != t; at = &idist__op_of(*at)->u.host.next) before = *at;
+
+    if (*at) *at = idist__op_of(t)->u.host.next;
+    if (rg->last == t) rg->last = before;
+}
+
+// Runs a call as far as it goes.
+static void idist__host_run_call(idist__task *t) {
+    idist__op *o = idist__op_of(t);
+    idist__host_op *host = &o->u.host;
+
+    if (!host->steps && !idist__host_plan_make(t)) {
+        idist__host_run_no_memory(t);
+        return;
+    }
+
+    IDIST__CO_BEGIN(o)
+
+    while (host->current < host->step_count) {
+        idist__host_run_begin_round(t);
+        IDIST__CO_AWAIT(o, idist__host_run_round_done(t));
+        idist__host_run_next_round(t);
+    }
+
+    idist__host_run_leave_queue(t);
+    idist__op_done(t);
+    IDIST__CO_END(o)
+}
+
+// Fills in the part of a task that a call by host needs.
+static void idist__host_run_prepare(idist__task *t) {
+    idist__op_prepare(t);
+    idist__op_of(t)->algorithm = IDIST__ALGO_BY_HOST;
+    idist__op_of(t)->run = idist__host_run_call;
+}
+
+// Appends a call to the queue of its group, and runs it if no other one is under way.
+static void idist__host_run_start(idist__task *t) {
+    idist__ring_group *rg = idist__ring_group_of(t->group);
+
+    if (rg->last) idist__op_of(rg->last)->u.host.next = t;
+    else rg->first = t;
+    rg->last = t;
+    if (rg->first == t) idist__op_run(t);
+}
+
+// Forgets a call. The two inner groups fail before the group that they belong to, so no step is
+// under way any more. Returns false if one is: it uses the memory of the call.
+static bool idist__host_run_cancel(idist__task *t) {
+    idist__host_op *host = &idist__op_of(t)->u.host;
+    size_t i;
+
+    for (i = 0; i < host->running_count; i++)
+        if (host->running[i] && !host->running[i]->done) return false;
+
+    idist__host_run_leave_queue(t);
+
+    for (i = 0; i < host->running_count; i++) {
+        if (host->running[i]) idist__task_free(host->running[i]);
+        host->running[i] = NULL;
+    }
+
+    return true;
+}
+
+// Resumes the first call of each group once its round has completed, and the next call once that
+// one is done.
+static void idist__host_run_progress(idist__ring *ring) {
+    const idist_group *g;
+
+    for (g = &ring->w->group; g; g = g->next) {
+        idist__ring_group *rg = g->rank >= 0 && g->impl ? idist__ring_group_of(g) : NULL;
+
+        while (rg && rg->first && !ring->failed) {
+            const idist__task *t = rg->first;
+            const idist__op *o = idist__op_of(t);
+            const idist__host_op *host = &o->u.host;
+
+            if ((host->running_count && !idist__host_run_round_ended(host)) || o->running) break;
+            idist__op_run(rg->first);
+            if (rg->first == t && !idist__host_run_round_ended(host)) break;
+        }
+    }
+}
