@@ -375,8 +375,9 @@ static inline void idist__pace_copy(idist__pace *p, char *to, const char *from, 
 //
 // HOW IT FITS
 //
-// ring/join/join_share.h creates and maps the file; from then on the links inside the host use
-// idist__pipe_transport. ring/engine/sleep.h sleeps on the doorbell.
+// ring/join/segment_map.h creates and maps the file, where its parts are as
+// ring/join/segment_layout.h says. When all ranks of the host agree (ring/join/segment_agree.h),
+// the links inside the host use idist__pipe_transport. ring/engine/sleep.h sleeps on the doorbell.
 //
 // A MESSAGE THROUGH A PIPE
 //
@@ -428,7 +429,7 @@ typedef struct idist__doorbell {
     uint64_t proof,
         proof_address;        // ... a random number in it, and where: who reads that can read all
     idist__counter withdrawn; // sends that ended early: what was read in their buffers is invalid
-    uint64_t sample_address;  // and of a block in it, for idist__join_share_reads_fast
+    uint64_t sample_address;  // and of a block in it, for idist__segment_probe_reads_fast
     uint32_t ended;           // an idist__ended_how
     char pad2[20];
 } idist__doorbell;
@@ -3726,7 +3727,7 @@ static size_t idist__flow_chunk_count(const idist__op *o, size_t count, size_t a
 //   cross-memory      the kernel lets us read the memory of the other processes; the slot has the
 //                     address. Copies once only, but system calls are expensive, the kernel copies
 //                     slowly, and a chunk in a buffer that many ranks read stays in the cache. Not
-//                     on processors where it is too slow (idist__join_share_reads_fast), unless
+//                     on processors where it is too slow (idist__segment_probe_reads_fast), unless
 //                     IDIST_ALGO is "remote"
 //
 // A rank whose buffers are read in place does not return from the call until all have read them.
@@ -11114,8 +11115,10 @@ static idist_status idist__records_make(idist__join *j, idist__record *records) 
 // two, around the ring of all ranks: the partners in the algorithms of few steps, and the
 // neighbours in rings. News of a failure spreads over these. The rest connect when they need to.
 //
-//   idist__links_want       asks for a connection to a rank
-//   idist__links_connect    makes those that are wanted: of two ranks, the higher one connects
+//   idist__links_want             asks for a connection to a rank
+//   idist__links_connect          makes those that are wanted: of two ranks, the higher one
+//   connects idist__links_connect_others   connects the pairs that share no memory, as described
+//   above
 //
 // A failed incoming handshake is ignored. A failed outgoing one fails the join, unless the
 // connection merely broke, or the name of the host is not known yet: then it is tried again.
@@ -11298,630 +11301,8 @@ static idist_status idist__links_connect(idist__join *j) {
     return status;
 }
 
-// ---- ring/join/join_share.h ----------------------------------------------------------------------
-
-// ring/join/join_share.h: memory shared inside a host
-//
-// The ranks of a host form a binomial tree, whose root is the lowest one. Each of them connects to
-// its parent. The root makes the file (ring/shm/segment.h) and sends its descriptor to its
-// children, as every rank does that gets it. Each rank maps the file, reserves its own pipes and
-// first region, and votes on whether that worked:
-//
-//   root           makes the file    sends it    maps it   collects votes   sends the lowest
-//   other ranks    receive it        send it     map it    collect votes,   receive the lowest
-//                                                          send the lowest  and send it
-//
-// The file is used only if it worked everywhere; then the connections of the tree are closed. If it
-// did not, the connections of the tree stay, all other pairs connect as well, and every rank knows
-// from the vote which rank could not map the file, and why.
-//
-// A second vote decides whether they read each other's memory through the kernel. Each rank tries
-// to read a random number at the address that every other rank has left in the file.
-
-enum { IDIST__JOIN_CHILDREN = 32 }; // of a rank, at most
-
-typedef struct idist__join_share { // memory of this host that is being agreed on
-    idist__segment *m;
-    const int *ranks; // world ranks of those that take part, by rank on this host
-    int parent;       // the world rank of our parent in the tree; -1: we are the root
-    int children[IDIST__JOIN_CHILDREN];
-    int child_count;
-    int error; // why there can be no beacons: an errno, or 0
-} idist__join_share;
-
-// Votes; the lowest one decides.
-enum {
-    IDIST__VOTE_FAILED,
-    IDIST__VOTE_FENCED, // mapped, but the kernel has no membarrier: writers need a fence
-    IDIST__VOTE_MAPPED
-};
-
-enum { // votes as well: how a rank reads the memory of the others
-    IDIST__READS_NOT,
-    IDIST__READS_SLOWLY,
-    IDIST__READS_FAST
-};
-
-typedef struct idist__ballot { // travels through the tree; the lowest vote stays
-    char vote;
-    char why[255]; // IDIST__VOTE_FAILED: which rank could not, and why
-} idist__ballot;
-
-typedef struct idist__join_share_hello { // comes with the descriptor
-    uint64_t shm_nbytes, window_nbytes;
-} idist__join_share_hello;
-
-// ---- where things lie in the file ----
-
-static size_t idist__join_share_nbytes(const idist__segment *m) {
-    return m->window_at + (size_t)m->n * m->window_nbytes;
-}
-
-static size_t idist__join_share_round_up(size_t nbytes) {
-    return (nbytes + IDIST__PAGE - 1) & ~(IDIST__PAGE - 1);
-}
-
-// See ring/shm/segment.h. Region 0 has large buffers, the others a quarter of that; there are as
-// many as fit into shm_nbytes for each rank.
-static void idist__join_share_layout(idist__segment *m, size_t shm_nbytes, size_t window_nbytes) {
-    size_t used, room, first, other, chunk, page = idist__os_memory_page_nbytes();
-
-    m->pipe_nbytes = IDIST__PIPE_MAX;
-    while (m->pipe_nbytes > IDIST__PAGE && (size_t)m->n * m->pipe_nbytes > shm_nbytes / 4)
-        m->pipe_nbytes /= 2;
-
-    m->pipes_at = sizeof(idist__catalog) + (size_t)m->n * sizeof(uint32_t);
-    m->pipes_at = (m->pipes_at + IDIST__LINE - 1) & ~(IDIST__LINE - 1);
-    m->buffers_at = m->pipes_at + (size_t)m->n * (sizeof(idist__pipe) + m->pipe_nbytes);
-    m->buffers_at = idist__join_share_round_up(m->buffers_at) + IDIST__BUFFERS_SKEW;
-    used = sizeof(idist__doorbell) + m->buffers_at;
-    room = shm_nbytes > used ? shm_nbytes - used : 0;
-
-    chunk = room / (2 * IDIST__BUFFERS);
-    if (chunk > IDIST__CHUNK_MAX) chunk = IDIST__CHUNK_MAX;
-    m->chunk_nbytes[0] = chunk & ~(IDIST__LINE - 1);
-    m->chunk_nbytes[1] = (chunk / 4) & ~(IDIST__LINE - 1);
-    first = IDIST__REGION_HEAD_BYTES + IDIST__BUFFERS * m->chunk_nbytes[0];
-    other = IDIST__REGION_HEAD_BYTES + IDIST__BUFFERS * m->chunk_nbytes[1];
-
-    m->region_count = room < first ? 0 : 1 + (int)((room - first) / other);
-    if (m->region_count > (int)IDIST__COUNT_OF(m->taken))
-        m->region_count = (int)IDIST__COUNT_OF(m->taken);
-
-    m->front_nbytes = sizeof(idist__doorbell);
-    m->part_nbytes = m->buffers_at;
-
-    if (m->region_count) {
-        m->front_nbytes += IDIST__REGION_HEAD_BYTES;
-        m->part_nbytes += IDIST__BUFFERS * m->chunk_nbytes[0];
-        m->part_nbytes += (size_t)(m->region_count - 1) * other;
-    }
-
-    m->front_nbytes = idist__join_share_round_up(m->front_nbytes);
-    m->part_nbytes = idist__join_share_round_up(m->part_nbytes);
-    m->parts_at = IDIST__PAGE + (size_t)m->n * m->front_nbytes;
-    m->window_at = m->parts_at + (size_t)m->n * m->part_nbytes;
-    m->window_at = (m->window_at + page - 1) / page * page; // mapped by itself
-    m->window_nbytes = window_nbytes;
-    m->reserved_count = 0;
-}
-
-// At least the memory of the host, a power of two. A hole in the file costs nothing.
-static size_t idist__join_share_window_nbytes(int n) {
-    uint64_t ram = idist__os_segment_ram();
-    uint64_t nbytes = (uint64_t)1 << 30;
-
-    if (sizeof(void *) < 8) return 0;
-    while (nbytes < ram && nbytes * (uint64_t)n < (uint64_t)1 << 42) nbytes *= 2;
-
-    return (size_t)nbytes;
-}
-
-// ---- mapping it ----
-
-// Reserves memory for our doorbell, our catalog and the pipes to us. 0, or an errno.
-static int idist__join_share_reserve(const idist__segment *m) {
-    size_t me = (size_t)m->me;
-    int fd = m->fd, error = 0;
-
-    if (idist__os_segment_nbytes(fd) < idist__join_share_nbytes(m)) return EINVAL;
-    if (!me) error = idist__os_memory_reserve(fd, 0, IDIST__PAGE);
-    if (!error)
-        error = idist__os_memory_reserve(fd, IDIST__PAGE + me * m->front_nbytes,
-                                         sizeof(idist__doorbell));
-    if (!error)
-        error = idist__os_memory_reserve(fd, m->parts_at + me * m->part_nbytes, m->buffers_at);
-
-    return error;
-}
-
-// Leaves what the next rank reads to find out which way is faster: a block of our memory, and one
-// in our part of the file, in the pipe from that rank, which writes to it only afterwards. Both are
-// then in our cache, as contributions usually are.
-static void idist__join_share_leave_sample(const idist__segment *m) {
-    if (m->n == 1 || m->pipe_nbytes < IDIST__SAMPLE_BYTES) return;
-    memset(m->remote_pieces, 1, IDIST__SAMPLE_BYTES);
-    memset(idist__segment_pipe(m, (m->me + 1) % m->n, m->me) + 1, 1, IDIST__SAMPLE_BYTES);
-}
-
-// Maps the file and reserves our memory in it. 0, or an errno.
-static int idist__join_share_map(idist__segment *m) {
-    idist__doorbell *bell;
-    idist__os_cpu_set cpus;
-    int i, error = idist__join_share_reserve(m);
-
-    if (error) return error;
-    m->base = (char *)idist__os_memory_map(m->fd, 0, m->window_at);
-    if (!m->base) return errno;
-
-    if (m->window_nbytes) {
-        size_t at = m->window_at + (size_t)m->me * m->window_nbytes;
-        m->window = idist__window_open(m->fd, at, m->window_nbytes);
-        if (!m->window) return ENOMEM;
-    }
-
-    idist__os_cpu_usable(&cpus);
-    for (i = 0; i < IDIST__CPU_WORDS; i++)
-        __atomic_fetch_or(&idist__segment_header_of(m)->cpus.bits[i], cpus.bits[i],
-                          __ATOMIC_RELAXED);
-
-    idist__os_random(&m->proof, sizeof m->proof);
-    bell = idist__segment_doorbell(m, m->me);
-    bell->pid = idist__os_process_id();
-    bell->proof = m->proof;
-    bell->proof_address = (uint64_t)(uintptr_t)&m->proof;
-    bell->sample_address = (uint64_t)(uintptr_t)m->remote_pieces;
-    idist__join_share_leave_sample(m);
-
-    // The world's: its members take for granted that all of them have it.
-    return m->region_count ? idist__pool_reserve(m, 0) : 0;
-}
-
-// Whether we can read the memory of all others, and they are the processes we take them for.
-static bool idist__join_share_reads_all(idist__segment *m) {
-    int i;
-
-    for (i = 0; i < m->n; i++) {
-        const idist__doorbell *bell = idist__segment_doorbell(m, i);
-        uint64_t proof = 0;
-        uint64_t proof_address = bell->proof_address;
-
-        m->processes[i] = (idist__os_process)bell->pid;
-        if (m->processes[i] <= 0) return false;
-        if (idist__segment_read_remote(m, i, proof_address, &proof, sizeof proof) != 0)
-            return false;
-        if (proof != bell->proof) return false;
-    }
-
-    return true;
-}
-
-// Whether the kernel reads the memory of another process at least half as fast as we read memory
-// that we share with it. Some processors need five times as long for what is in the other one's
-// cache. In small pieces, of which the fastest counts, because the others may have been
-// interrupted.
-static bool idist__join_share_reads_fast(const idist__segment *m) {
-    int from = (m->me + m->n - 1) % m->n;
-    const char *shared = (const char *)(idist__segment_pipe(m, m->me, from) + 1);
-    uint64_t address = idist__segment_doorbell(m, from)->sample_address;
-    char *to = m->remote_pieces + IDIST__SAMPLE_BYTES;
-    int64_t remote_ns = IDIST__FOREVER, shared_ns = IDIST__FOREVER;
-    size_t at;
-
-    for (at = 0; at < IDIST__SAMPLE_BYTES; at += IDIST__PAGE) to[at] = shared[at]; // maps the pages
-
-    for (at = 0; at < IDIST__SAMPLE_BYTES; at += IDIST__SAMPLE_PIECE) {
-        int64_t begin_ns = idist__os_clock_now_ns(), between_ns, end_ns;
-
-        if (idist__segment_read_remote(m, from, address + at, to, IDIST__SAMPLE_PIECE) != 0)
-            return false;
-        between_ns = idist__os_clock_now_ns();
-        memcpy(to, shared + at, IDIST__SAMPLE_PIECE);
-        end_ns = idist__os_clock_now_ns();
-        if (between_ns - begin_ns < remote_ns) remote_ns = between_ns - begin_ns;
-        if (end_ns - between_ns < shared_ns) shared_ns = end_ns - between_ns;
-    }
-
-    return remote_ns <= 2 * shared_ns;
-}
-
-// How this rank reads the memory of others, as a vote. Ranks that share cores cannot measure it.
-// Rank 0 may not have written head->ncores yet.
-static char idist__join_share_reads(idist__segment *m) {
-    const idist__segment_header *head = idist__segment_header_of(m);
-
-    if (!idist__join_share_reads_all(m)) return IDIST__READS_NOT;
-    if (m->n == 1 || m->n > idist__os_cpu_set_count(&head->cpus)) return IDIST__READS_FAST;
-    if (m->pipe_nbytes < IDIST__SAMPLE_BYTES) return IDIST__READS_FAST;
-    return idist__join_share_reads_fast(m) ? IDIST__READS_FAST : IDIST__READS_SLOWLY;
-}
-
-// ---- messages between the ranks of the host ----
-
-// Sends a message with a descriptor, which may be -1.
-static bool idist__join_share_send(int sock, const void *buf, size_t nbytes, int fd,
-                                   int64_t deadline_ns) {
-    ptrdiff_t sent = idist__os_segment_send(sock, buf, nbytes, fd);
-
-    while (sent < 0 && errno == EAGAIN) {
-        if (!idist__os_poll_wait(sock, IDIST__OS_WRITABLE, deadline_ns)) return false;
-        sent = idist__os_segment_send(sock, buf, nbytes, fd);
-    }
-
-    return sent == (ptrdiff_t)nbytes; // a new socket never cuts a short message
-}
-
-// Receives one; *fd is -1 if it has no descriptor. On failure errno is 0 if the peer has ended.
-static bool idist__join_share_receive(int sock, void *buf, size_t nbytes, int *fd,
-                                      int64_t deadline_ns) {
-    ptrdiff_t received;
-
-    *fd = -1;
-    errno = ETIMEDOUT;
-    if (!idist__os_poll_wait(sock, IDIST__OS_READABLE, deadline_ns)) return false;
-    received = idist__os_segment_receive(sock, buf, nbytes, fd);
-    if (received == 0) errno = 0;
-    if (received <= 0) return false;
-
-    return idist__connection_read_all(sock, (char *)buf + received, nbytes - (size_t)received,
-                                      deadline_ns);
-}
-
-static idist_status idist__join_share_broken(idist__join *j, int rank) {
-    if (errno == ETIMEDOUT)
-        return idist__fail(IDIST_ERR_TIMEOUT,
-                           "initialize: rank %d on %s did not answer while the ranks of this host "
-                           "set up their shared memory: it is stopped, too slow, or waits for a "
-                           "rank that is",
-                           rank, j->w->nodes[rank].hostname);
-
-    return idist__join_failure_lost(
-        j, rank, "its connection ended while the ranks of this host agreed on shared memory");
-}
-
-// Waits until a link has something to read. Now and then it asks whether a rank has given up, which
-// may be why nothing arrives.
-static idist_status idist__join_share_await(idist__join *j, int rank) {
-    idist_status status;
-
-    for (;;) {
-        int64_t ask_ns = idist__os_clock_deadline(idist__join_state_ask_ms(j));
-
-        if (idist__os_poll_wait(j->ring->links[rank].sockets.fds[0], IDIST__OS_READABLE,
-                                ask_ns < j->deadline_ns ? ask_ns : j->deadline_ns))
-            return IDIST_OK;
-        status = idist__join_failure_check(j);
-        if (status != IDIST_OK) return status;
-        errno = ETIMEDOUT;
-        if (idist__os_clock_ms_until(j->deadline_ns) == 0) return idist__join_share_broken(j, rank);
-    }
-}
-
-// Gets the next message of a rank in a vote.
-static idist_status idist__join_share_hear(idist__join *j, int rank, idist__ballot *ballot) {
-    int sock = j->ring->links[rank].sockets.fds[0];
-    idist_status status = idist__join_share_await(j, rank);
-
-    if (status != IDIST_OK) return status;
-    if (!idist__connection_read_all(sock, ballot, sizeof *ballot, j->deadline_ns))
-        return idist__join_share_broken(j, rank);
-    ballot->why[sizeof ballot->why - 1] = 0;
-
-    return IDIST_OK;
-}
-
-static idist_status idist__join_share_say(idist__join *j, int rank, const idist__ballot *ballot) {
-    int sock = j->ring->links[rank].sockets.fds[0];
-
-    if (idist__connection_write_all(sock, ballot, sizeof *ballot, j->deadline_ns)) return IDIST_OK;
-    return idist__join_share_broken(j, rank);
-}
-
-// Sets *ballot to that of the lowest vote of the ranks of this host: up the tree, and down again.
-static idist_status idist__join_share_vote(idist__join *j, const idist__join_share *share,
-                                           idist__ballot *ballot) {
-    idist_status status = IDIST_OK;
-    int i;
-
-    for (i = 0; i < share->child_count && status == IDIST_OK; i++) {
-        idist__ballot other;
-
-        status = idist__join_share_hear(j, share->children[i], &other);
-        if (status == IDIST_OK && other.vote < ballot->vote) *ballot = other;
-    }
-
-    if (share->parent >= 0 && status == IDIST_OK) {
-        status = idist__join_share_say(j, share->parent, ballot);
-        if (status == IDIST_OK) status = idist__join_share_hear(j, share->parent, ballot);
-    }
-
-    for (i = 0; i < share->child_count && status == IDIST_OK; i++)
-        status = idist__join_share_say(j, share->children[i], ballot);
-    if (status != IDIST_OK) ballot->vote = IDIST__VOTE_FAILED;
-
-    return status;
-}
-
-// ---- making the file ----
-
-// Makes the file, without windows if a limit on the size of files does not leave room for them. 0,
-// or an errno.
-static int idist__join_share_create(idist__segment *m, idist__join_share_hello *hello) {
-    hello->window_nbytes = idist__join_share_window_nbytes(m->n);
-    idist__join_share_layout(m, (size_t)hello->shm_nbytes, (size_t)hello->window_nbytes);
-    m->fd = idist__os_memory_file(idist__join_share_nbytes(m));
-    if (m->fd >= 0) return 0;
-
-    hello->window_nbytes = 0;
-    idist__join_share_layout(m, (size_t)hello->shm_nbytes, 0);
-    m->fd = idist__os_memory_file(idist__join_share_nbytes(m));
-
-    return m->fd < 0 ? errno : 0;
-}
-
-// Makes the file or receives it, and sends it to our children. Without a file *error says why; the
-// ranks vote all the same.
-static idist_status idist__join_share_pass(idist__join *j, const idist__join_share *share,
-                                           int *error) {
-    const idist__link *links = j->ring->links;
-    idist__segment *m = share->m;
-    idist__join_share_hello hello;
-    idist_status status;
-    int i;
-
-    *error = EINVAL;
-    hello.shm_nbytes = j->w->cfg.shm_nbytes;
-
-    if (share->parent >= 0) {
-        status = idist__join_share_await(j, share->parent);
-        if (status != IDIST_OK) return status;
-        if (!idist__join_share_receive(links[share->parent].sockets.fds[0], &hello, sizeof hello,
-                                       &m->fd, j->deadline_ns))
-            return idist__join_share_broken(j, share->parent);
-        idist__join_share_layout(m, (size_t)hello.shm_nbytes, (size_t)hello.window_nbytes);
-        if (m->fd >= 0) *error = 0;
-    } else {
-        *error = idist__join_share_create(m, &hello);
-    }
-
-    for (i = 0; i < share->child_count; i++)
-        if (!idist__join_share_send(links[share->children[i]].sockets.fds[0], &hello, sizeof hello,
-                                    m->fd, j->deadline_ns))
-            return idist__join_share_broken(j, share->children[i]);
-
-    return IDIST_OK;
-}
-
-// Says in the ballot that this rank cannot share memory, and why.
-static void idist__join_share_refuse(const idist__join *j, const idist__join_share *share,
-                                     int error, idist__ballot *ballot) {
-    char limit[160] = "";
-
-    ballot->vote = IDIST__VOTE_FAILED;
-    if (!share->error) idist__os_memory_limit(share->m->window_at, limit, sizeof limit);
-    snprintf(ballot->why, sizeof ballot->why, "rank %d: %s%s", j->w->group.rank,
-             share->error ? "the processes of this host cannot see each other end: " : "",
-             *limit ? limit : strerror(error));
-}
-
-// *all: every rank of this host has mapped the file, even if this function fails after that.
-static idist_status idist__join_share_attempt(idist__join *j, const idist__join_share *share,
-                                              bool *all) {
-    idist__segment *m = share->m;
-    int error;
-    idist__ballot ballot;
-    idist_status status = idist__join_share_pass(j, share, &error);
-
-    if (status != IDIST_OK) return status;
-    memset(&ballot, 0, sizeof ballot);
-    ballot.vote = idist__os_cpu_fence_others(true) ? IDIST__VOTE_MAPPED : IDIST__VOTE_FENCED;
-    if (share->error) error = share->error;
-    if (!error) error = idist__join_share_map(m);
-    if (error) idist__join_share_refuse(j, share, error, &ballot);
-
-    status = idist__join_share_vote(j, share, &ballot);
-    *all = status == IDIST_OK && ballot.vote > IDIST__VOTE_FAILED;
-
-    if (status == IDIST_OK && !*all) {
-        snprintf(j->w->sharing, sizeof j->w->sharing, "no shared memory: %s", ballot.why);
-        idist__log_print(&j->w->log, IDIST_LOG_INFO, "%s", j->w->sharing);
-    }
-
-    if (!*all) return status;
-
-    if (m->me == 0) {
-        idist__segment_header *head = idist__segment_header_of(m);
-        head->ncores = (uint32_t)idist__os_cpu_set_count(&head->cpus);
-        head->fenced = ballot.vote == IDIST__VOTE_FENCED || m->n > (int)head->ncores;
-    }
-
-    ballot.vote = idist__join_share_reads(m); // by now all have left their proofs and samples
-    status = idist__join_share_vote(j, share, &ballot);
-    m->reads_remote = ballot.vote >= IDIST__READS_SLOWLY;
-    m->reads_fast = ballot.vote == IDIST__READS_FAST;
-
-    return status;
-}
-
-// ---- the shared memory of a ring ----
-
-static void idist__join_share_free(const idist_allocator *mem, idist__segment *m) {
-    if (!m) return;
-    idist__view_unmap_all(m);
-    if (m->base) idist__os_memory_unmap(m->base, m->window_at);
-    idist__os_descriptor_close(&m->fd);
-    idist__os_descriptor_close(&m->beacon);
-    idist__os_descriptor_close(&m->observer);
-    idist__mem_free(mem, m->views);
-    idist__mem_free(mem, m->local);
-    idist__mem_free(mem, m->processes);
-    idist__mem_free(mem, m->remote_pieces);
-    idist__mem_free(mem, m->ports);
-    idist__mem_free(mem, m);
-}
-
-// NULL when memory is short.
-static idist__segment *idist__join_share_new(const idist_allocator *mem, size_t world_size) {
-    idist__segment *m = (idist__segment *)idist__mem_alloc(mem, sizeof *m);
-
-    if (!m) return NULL;
-    m->fd = -1;
-    m->beacon = -1;
-    m->observer = -1;
-    m->local = (int *)idist__mem_alloc(mem, sizeof *m->local * 2 * world_size);
-    m->ports = (idist__pipe_port *)idist__mem_alloc(mem, sizeof *m->ports * world_size);
-    m->processes = (idist__os_process *)idist__mem_alloc(mem, sizeof *m->processes * world_size);
-    m->remote_pieces = (char *)idist__mem_raw(mem, IDIST__REMOTE_PIECE * world_size);
-    m->views = (idist__view *)idist__mem_alloc(mem, sizeof *m->views * world_size);
-    if (m->local && m->ports && m->processes && m->remote_pieces && m->views) return m;
-
-    idist__join_share_free(mem, m);
-
-    return NULL;
-}
-
-// The beacon of a rank: its local socket has the same name without the last word.
-static bool idist__join_share_beacon(const idist__join *j, int rank, idist__os_address *address) {
-    char where[sizeof j->records->local + 8];
-
-    snprintf(where, sizeof where, "%s-beacon", j->records[rank].local);
-
-    return idist__address_parse(address, where) == IDIST_OK;
-}
-
-// Lights our beacon, before anybody may look for it. 0, or an errno.
-static int idist__join_share_light(const idist__join *j, const idist__join_share *share) {
-    idist__segment *m = share->m;
-    int i;
-
-    for (i = 0; i < m->n; i++)
-        if (!idist__join_share_beacon(j, share->ranks[i], &m->ports[i].beacon)) return EINVAL;
-
-    m->beacon = idist__os_beacon_light(&m->ports[m->me].beacon);
-    if (m->beacon < 0) return errno;
-    m->observer = idist__os_beacon_observer();
-    if (m->observer < 0) return errno;
-    m->next_look = m->me;
-
-    return 0;
-}
-
-// Whether the system lets us see beacons: our own and those of our parent and children, which are
-// lit because we are connected. 0, or an errno.
-static int idist__join_share_see(const idist__segment *m) {
-    int bit, error = idist__os_beacon_look(m->observer, &m->ports[m->me].beacon);
-
-    if (!error && m->me)
-        error = idist__os_beacon_look(m->observer, &m->ports[m->me & (m->me - 1)].beacon);
-    for (bit = 1; !error && m->me + bit < m->n && !(m->me & bit); bit *= 2)
-        error = idist__os_beacon_look(m->observer, &m->ports[m->me + bit].beacon);
-
-    return error;
-}
-
-// From here on the links inside this host are pipes in the file. A rank that gives up takes over
-// only those to ranks that are not its parent or children in the tree: the others may have joined,
-// and can be told. Between parent and child votes may still be under way, which a frame would
-// disturb; a child that has joined sees by its parent's beacon that it is gone.
-static void idist__join_share_take_over(idist__join *j, const idist__join_share *share,
-                                        idist_status status) {
-    idist__segment *m = share->m;
-    const idist__segment_header *head = idist__segment_header_of(m);
-    int i;
-
-    m->fenced = head->fenced != 0;
-    m->oversubscribed = m->n > (int)head->ncores;
-    j->w->ncores = (int)head->ncores;
-
-    for (i = 0; i < m->n; i++) {
-        idist__link *l = &j->ring->links[share->ranks[i]];
-        idist__pipe_port *port = &m->ports[i];
-
-        m->local[share->ranks[i]] = i;
-        if (i == m->me || (status != IDIST_OK && idist__link_is_connected(l))) continue;
-        port->shm = m;
-        port->peer = i;
-        port->in = idist__segment_pipe(m, i, m->me);
-        port->out = idist__segment_pipe(m, m->me, i);
-        idist__link_open(j->ring, l, &idist__pipe_transport, port); // closes the connection
-    }
-
-    j->ring->shm = m;
-    snprintf(j->w->sharing, sizeof j->w->sharing, "shared memory, %zu KiB per rank%s; %s",
-             j->w->cfg.shm_nbytes >> 10,
-             m->region_count ? "" : ", too little for collectives, which are messages",
-             m->reads_fast     ? "large buffers are read from the other process"
-             : m->reads_remote ? "large buffers are copied, the kernel reads other processes slowly"
-                               : "large buffers are copied");
-    if (!m->region_count && m->me == 0)
-        idist__log_print(&j->w->log, IDIST_LOG_WARN, "on this host: %s", j->w->sharing);
-}
-
-// The ranks of this host, and our place in their tree: the parent of a rank on this host is the
-// rank without its lowest set bit.
-static void idist__join_share_find(const idist__join *j, idist__join_share *share, int *ranks) {
-    const idist__record *own = &j->records[j->w->group.rank];
-    idist__segment *m = share->m;
-    int i, bit;
-
-    for (i = 0; i < j->w->group.size; i++) {
-        const idist__record *record = &j->records[i];
-
-        m->local[i] = -1;
-        if (!record->shm || record->host != own->host || !record->local[0]) continue;
-        if (i == j->w->group.rank) m->me = m->n;
-        ranks[m->n++] = i;
-    }
-
-    share->ranks = ranks;
-    share->parent = m->me ? ranks[m->me & (m->me - 1)] : -1;
-    for (bit = 1; m->me + bit < m->n && !(m->me & bit); bit *= 2)
-        share->children[share->child_count++] = ranks[m->me + bit];
-}
-
-// Agrees on memory with the other ranks of this host, if there are any. *all: all have mapped it,
-// even if this rank fails after that.
-static idist_status idist__join_share_agree(idist__join *j, idist__join_share *share, bool *all) {
-    idist__segment *m = share->m;
-    idist_status status;
-    int i;
-
-    if (m->n < 2) return IDIST_OK;
-    share->error = idist__join_share_light(j, share);
-    if (share->parent >= 0) idist__links_want(j, share->parent);
-    for (i = 0; i < share->child_count; i++) idist__links_want(j, share->children[i]);
-    status = idist__links_connect(j);
-    if (!share->error) share->error = idist__join_share_see(m);
-    if (status != IDIST_OK) return status;
-
-    return idist__join_share_attempt(j, share, all);
-}
-
-static idist_status idist__join_share_share(idist__join *j) {
-    const idist_allocator *mem = &j->w->cfg.mem;
-    int size = j->w->group.size;
-    idist__join_share share;
-    bool all = false;
-    idist_status status;
-
-    if (!j->records[j->w->group.rank].shm) return IDIST_OK;
-    memset(&share, 0, sizeof share);
-    share.m = idist__join_share_new(mem, (size_t)size);
-    if (!share.m) return IDIST_ERR_NO_MEMORY;
-
-    // Room for the ranks was allocated with the other table.
-    idist__join_share_find(j, &share, share.m->local + size);
-    status = idist__join_share_agree(j, &share, &all);
-
-    if (all) idist__join_share_take_over(j, &share, status);
-    else idist__join_share_free(mem, share.m);
-    j->voting = status != IDIST_OK;
-
-    return status;
-}
-
 // Connects to the ranks with which we do not share memory, or only to some of them.
-static idist_status idist__join_share_connect_others(idist__join *j) {
+static idist_status idist__links_connect_others(idist__join *j) {
     int i, me = j->w->group.rank, n = j->w->group.size;
     bool many = n > IDIST__LINKS_MANY, lacks_some = false;
     idist_status status;
@@ -11948,6 +11329,771 @@ static idist_status idist__join_share_connect_others(idist__join *j) {
     return IDIST_OK;
 }
 
+// ---- ring/join/segment_layout.h ------------------------------------------------------------------
+
+// ring/join/segment_layout.h: where things lie in the memory that the ranks of a host share
+//
+// ring/shm/segment.h has the picture of the file. All offsets and sizes follow from three numbers:
+// the ranks on this host, the shared memory of each rank (desc.shm_nbytes of the root), and the
+// size of a window. So the ranks need to send each other no more than these.
+//
+//   pipes      a rank has one from each rank: as large as possible, at most IDIST__PIPE_MAX, and in
+//              all at most a quarter of its memory
+//   region 0   half of what is left goes to its buffers, up to IDIST__CHUNK_MAX each
+//   others     as many as fit, with buffers of a quarter of the size
+//   window     a hole that costs nothing until idist_alloc fills it: as large as the memory of the
+//              host, because a program may allocate all of it
+//
+// Where memory is too short for region 0, there are no regions, and collectives are messages.
+
+// Returns the size of the file.
+static size_t idist__segment_layout_file_nbytes(const idist__segment *m) {
+    return m->window_at + (size_t)m->n * m->window_nbytes;
+}
+
+static size_t idist__segment_layout_round_up(size_t nbytes) {
+    return (nbytes + IDIST__PAGE - 1) & ~(IDIST__PAGE - 1);
+}
+
+// Sets the offsets and sizes in *m, of which n is known.
+static void idist__segment_layout_set(idist__segment *m, size_t shm_nbytes, size_t window_nbytes) {
+    size_t used, room, first, other, chunk, page = idist__os_memory_page_nbytes();
+
+    m->pipe_nbytes = IDIST__PIPE_MAX;
+    while (m->pipe_nbytes > IDIST__PAGE && (size_t)m->n * m->pipe_nbytes > shm_nbytes / 4)
+        m->pipe_nbytes /= 2;
+
+    m->pipes_at = sizeof(idist__catalog) + (size_t)m->n * sizeof(uint32_t);
+    m->pipes_at = (m->pipes_at + IDIST__LINE - 1) & ~(IDIST__LINE - 1);
+    m->buffers_at = m->pipes_at + (size_t)m->n * (sizeof(idist__pipe) + m->pipe_nbytes);
+    m->buffers_at = idist__segment_layout_round_up(m->buffers_at) + IDIST__BUFFERS_SKEW;
+    used = sizeof(idist__doorbell) + m->buffers_at;
+    room = shm_nbytes > used ? shm_nbytes - used : 0;
+
+    chunk = room / (2 * IDIST__BUFFERS);
+    if (chunk > IDIST__CHUNK_MAX) chunk = IDIST__CHUNK_MAX;
+    m->chunk_nbytes[0] = chunk & ~(IDIST__LINE - 1);
+    m->chunk_nbytes[1] = (chunk / 4) & ~(IDIST__LINE - 1);
+    first = IDIST__REGION_HEAD_BYTES + IDIST__BUFFERS * m->chunk_nbytes[0];
+    other = IDIST__REGION_HEAD_BYTES + IDIST__BUFFERS * m->chunk_nbytes[1];
+
+    m->region_count = room < first ? 0 : 1 + (int)((room - first) / other);
+    if (m->region_count > (int)IDIST__COUNT_OF(m->taken))
+        m->region_count = (int)IDIST__COUNT_OF(m->taken);
+
+    m->front_nbytes = sizeof(idist__doorbell);
+    m->part_nbytes = m->buffers_at;
+
+    if (m->region_count) {
+        m->front_nbytes += IDIST__REGION_HEAD_BYTES;
+        m->part_nbytes += IDIST__BUFFERS * m->chunk_nbytes[0];
+        m->part_nbytes += (size_t)(m->region_count - 1) * other;
+    }
+
+    m->front_nbytes = idist__segment_layout_round_up(m->front_nbytes);
+    m->part_nbytes = idist__segment_layout_round_up(m->part_nbytes);
+    m->parts_at = IDIST__PAGE + (size_t)m->n * m->front_nbytes;
+    m->window_at = m->parts_at + (size_t)m->n * m->part_nbytes;
+    m->window_at = (m->window_at + page - 1) / page * page; // mapped by itself
+    m->window_nbytes = window_nbytes;
+    m->reserved_count = 0;
+}
+
+// Returns the size of a window: at least the memory of the host, a power of two. Returns 0 where
+// addresses have 32 bits.
+static size_t idist__segment_layout_window_nbytes(int n) {
+    uint64_t ram = idist__os_segment_ram();
+    uint64_t nbytes = (uint64_t)1 << 30;
+
+    if (sizeof(void *) < 8) return 0;
+    while (nbytes < ram && nbytes * (uint64_t)n < (uint64_t)1 << 42) nbytes *= 2;
+
+    return (size_t)nbytes;
+}
+
+// ---- ring/join/segment_map.h ---------------------------------------------------------------------
+
+// ring/join/segment_map.h: making, mapping and freeing the memory that the ranks of a host share
+//
+// The file has no name. The root of the host makes it and hands its descriptor to the other ranks
+// (ring/join/segment_agree.h); every rank maps it.
+//
+//   idist__segment_map_new       allocates what a rank keeps about the segment
+//   idist__segment_map_create    makes the file; on the root only
+//   idist__segment_map_open      maps the file, and reserves what others write to in our part
+//   idist__segment_map_free      undoes all of that, as far as it was done
+//
+// A file in memory has pages only where somebody has written. If the memory of the host or of a
+// container is used up, such a write ends the process (SIGBUS). So each rank reserves its part of
+// the file before anybody uses it, and a rank that cannot is no more than a rank that votes against
+// the segment.
+
+static void idist__segment_map_free(const idist_allocator *mem, idist__segment *m) {
+    if (!m) return;
+    idist__view_unmap_all(m);
+    if (m->base) idist__os_memory_unmap(m->base, m->window_at);
+    idist__os_descriptor_close(&m->fd);
+    idist__os_descriptor_close(&m->beacon);
+    idist__os_descriptor_close(&m->observer);
+    idist__mem_free(mem, m->views);
+    idist__mem_free(mem, m->local);
+    idist__mem_free(mem, m->processes);
+    idist__mem_free(mem, m->remote_pieces);
+    idist__mem_free(mem, m->ports);
+    idist__mem_free(mem, m);
+}
+
+// Returns NULL when memory is short. m->local has room for twice as many ranks as it needs: the
+// caller keeps a second table there.
+static idist__segment *idist__segment_map_new(const idist_allocator *mem, size_t world_size) {
+    idist__segment *m = (idist__segment *)idist__mem_alloc(mem, sizeof *m);
+
+    if (!m) return NULL;
+    m->fd = -1;
+    m->beacon = -1;
+    m->observer = -1;
+    m->local = (int *)idist__mem_alloc(mem, sizeof *m->local * 2 * world_size);
+    m->ports = (idist__pipe_port *)idist__mem_alloc(mem, sizeof *m->ports * world_size);
+    m->processes = (idist__os_process *)idist__mem_alloc(mem, sizeof *m->processes * world_size);
+    m->remote_pieces = (char *)idist__mem_raw(mem, IDIST__REMOTE_PIECE * world_size);
+    m->views = (idist__view *)idist__mem_alloc(mem, sizeof *m->views * world_size);
+    if (m->local && m->ports && m->processes && m->remote_pieces && m->views) return m;
+
+    idist__segment_map_free(mem, m);
+
+    return NULL;
+}
+
+// Makes the file, and sets the layout. The file has no windows if a limit on the size of files does
+// not leave room for them. Returns 0, or an errno.
+static int idist__segment_map_create(idist__segment *m, size_t shm_nbytes) {
+    idist__segment_layout_set(m, shm_nbytes, idist__segment_layout_window_nbytes(m->n));
+    m->fd = idist__os_memory_file(idist__segment_layout_file_nbytes(m));
+    if (m->fd >= 0) return 0;
+
+    idist__segment_layout_set(m, shm_nbytes, 0);
+    m->fd = idist__os_memory_file(idist__segment_layout_file_nbytes(m));
+
+    return m->fd < 0 ? errno : 0;
+}
+
+// Reserves memory for our doorbell, our catalog and the pipes to us. Returns 0, or an errno.
+static int idist__segment_map_reserve(const idist__segment *m) {
+    size_t me = (size_t)m->me;
+    int fd = m->fd, error = 0;
+
+    if (idist__os_segment_nbytes(fd) < idist__segment_layout_file_nbytes(m)) return EINVAL;
+    if (!me) error = idist__os_memory_reserve(fd, 0, IDIST__PAGE);
+    if (!error)
+        error = idist__os_memory_reserve(fd, IDIST__PAGE + me * m->front_nbytes,
+                                         sizeof(idist__doorbell));
+    if (!error)
+        error = idist__os_memory_reserve(fd, m->parts_at + me * m->part_nbytes, m->buffers_at);
+
+    return error;
+}
+
+// Maps the file, reserves our memory in it, and adds our processors to those of the host. Returns
+// 0, or an errno.
+static int idist__segment_map_open(idist__segment *m) {
+    idist__os_cpu_set cpus;
+    int i, error = idist__segment_map_reserve(m);
+
+    if (error) return error;
+    m->base = (char *)idist__os_memory_map(m->fd, 0, m->window_at);
+    if (!m->base) return errno;
+
+    if (m->window_nbytes) {
+        size_t at = m->window_at + (size_t)m->me * m->window_nbytes;
+        m->window = idist__window_open(m->fd, at, m->window_nbytes);
+        if (!m->window) return ENOMEM;
+    }
+
+    idist__os_cpu_usable(&cpus);
+    for (i = 0; i < IDIST__CPU_WORDS; i++)
+        __atomic_fetch_or(&idist__segment_header_of(m)->cpus.bits[i], cpus.bits[i],
+                          __ATOMIC_RELAXED);
+
+    // The world's region: its members take for granted that all of them have it.
+    return m->region_count ? idist__pool_reserve(m, 0) : 0;
+}
+
+// ---- ring/join/segment_probe.h -------------------------------------------------------------------
+
+// ring/join/segment_probe.h: whether ranks of a host read each other's memory, and how fast
+//
+// A rank can read the memory of another process through the kernel (os/process.h), which saves a
+// copy. Three things may speak against that. A container or a security module may forbid such
+// reads. The pid of a rank may mean another process here, if the two are in different containers.
+// And the processor may take several times as long for data in the cache of another core.
+//
+//   idist__segment_probe_prepare    each rank leaves in its doorbell where a random number and a
+//                                   sample of its memory lie
+//   -                               the ranks vote, so all have done that
+//   idist__segment_probe_reads      each rank reads the number of every other rank, and measures
+//                                   the sample of the rank before it
+//
+// The result is a vote: all ranks of a host do what the slowest of them can do. The sample lies
+// twice in the memory of a rank, in its own and in the pipe from its reader. The reader compares
+// the time of a read through the kernel with that of a copy from the pipe.
+
+enum { // votes; the lowest one decides
+    IDIST__READS_NOT,
+    IDIST__READS_SLOWLY,
+    IDIST__READS_FAST
+};
+
+// Leaves what the next rank reads to find out which way is faster: a block of our memory, and one
+// in our part of the file, in the pipe from that rank, which writes to it only afterwards. Both are
+// then in our cache, as contributions usually are.
+static void idist__segment_probe_leave_sample(const idist__segment *m) {
+    if (m->n == 1 || m->pipe_nbytes < IDIST__SAMPLE_BYTES) return;
+    memset(m->remote_pieces, 1, IDIST__SAMPLE_BYTES);
+    memset(idist__segment_pipe(m, (m->me + 1) % m->n, m->me) + 1, 1, IDIST__SAMPLE_BYTES);
+}
+
+// Leaves what the others need to read our memory. The segment is mapped.
+static void idist__segment_probe_prepare(idist__segment *m) {
+    idist__doorbell *bell = idist__segment_doorbell(m, m->me);
+
+    idist__os_random(&m->proof, sizeof m->proof);
+    bell->pid = idist__os_process_id();
+    bell->proof = m->proof;
+    bell->proof_address = (uint64_t)(uintptr_t)&m->proof;
+    bell->sample_address = (uint64_t)(uintptr_t)m->remote_pieces;
+    idist__segment_probe_leave_sample(m);
+}
+
+// Returns whether we can read the memory of all others, and they are the processes we take them
+// for.
+static bool idist__segment_probe_reads_all(idist__segment *m) {
+    int i;
+
+    for (i = 0; i < m->n; i++) {
+        const idist__doorbell *bell = idist__segment_doorbell(m, i);
+        uint64_t proof = 0;
+        uint64_t proof_address = bell->proof_address;
+
+        m->processes[i] = (idist__os_process)bell->pid;
+        if (m->processes[i] <= 0) return false;
+        if (idist__segment_read_remote(m, i, proof_address, &proof, sizeof proof) != 0)
+            return false;
+        if (proof != bell->proof) return false;
+    }
+
+    return true;
+}
+
+// Returns whether the kernel reads the memory of another process at least half as fast as we read
+// memory that we share with it. Some processors need five times as long for what is in the other
+// one's cache. The sample is read in small pieces, of which the fastest counts, because the others
+// may have been interrupted.
+static bool idist__segment_probe_reads_fast(const idist__segment *m) {
+    int from = (m->me + m->n - 1) % m->n;
+    const char *shared = (const char *)(idist__segment_pipe(m, m->me, from) + 1);
+    uint64_t address = idist__segment_doorbell(m, from)->sample_address;
+    char *to = m->remote_pieces + IDIST__SAMPLE_BYTES;
+    int64_t remote_ns = IDIST__FOREVER, shared_ns = IDIST__FOREVER;
+    size_t at;
+
+    for (at = 0; at < IDIST__SAMPLE_BYTES; at += IDIST__PAGE) to[at] = shared[at]; // maps the pages
+
+    for (at = 0; at < IDIST__SAMPLE_BYTES; at += IDIST__SAMPLE_PIECE) {
+        int64_t begin_ns = idist__os_clock_now_ns(), between_ns, end_ns;
+
+        if (idist__segment_read_remote(m, from, address + at, to, IDIST__SAMPLE_PIECE) != 0)
+            return false;
+        between_ns = idist__os_clock_now_ns();
+        memcpy(to, shared + at, IDIST__SAMPLE_PIECE);
+        end_ns = idist__os_clock_now_ns();
+        if (between_ns - begin_ns < remote_ns) remote_ns = between_ns - begin_ns;
+        if (end_ns - between_ns < shared_ns) shared_ns = end_ns - between_ns;
+    }
+
+    return remote_ns <= 2 * shared_ns;
+}
+
+// Returns how this rank reads the memory of others, as a vote. All ranks have prepared. Ranks that
+// share cores cannot measure it. Rank 0 may not have written head->ncores yet.
+static char idist__segment_probe_reads(idist__segment *m) {
+    const idist__segment_header *head = idist__segment_header_of(m);
+
+    if (!idist__segment_probe_reads_all(m)) return IDIST__READS_NOT;
+    if (m->n == 1 || m->n > idist__os_cpu_set_count(&head->cpus)) return IDIST__READS_FAST;
+    if (m->pipe_nbytes < IDIST__SAMPLE_BYTES) return IDIST__READS_FAST;
+    return idist__segment_probe_reads_fast(m) ? IDIST__READS_FAST : IDIST__READS_SLOWLY;
+}
+
+// ---- ring/join/segment_vote.h --------------------------------------------------------------------
+
+// ring/join/segment_vote.h: the ranks of a host vote, and the lowest vote decides
+//
+// The ranks of a host form a binomial tree, whose root is the lowest one. The parent of a rank is
+// the rank without its lowest set bit, in the numbers of ranks on this host:
+//
+//   0 --+-- 1          a rank has at most log2(n) children,
+//       +-- 2 -- 3     and the tree has log2(n) levels below the root
+//       +-- 4 --+-- 5
+//               +-- 6 -- 7
+//
+// A vote is a number and, if the rank is against, a text. Each rank waits for the ballots of its
+// children, sends the lowest of theirs and its own to its parent, waits for the ballot that has
+// won, and passes that on. So every rank knows the result, and the reason of a rank that was
+// against:
+//
+//   up      leaf -> ... -> root     the lowest ballot so far
+//   down    root -> ... -> leaf     the lowest of all
+//
+// The ballots travel over the connections of the tree (ring/join/links.h), before frames do. A rank
+// that fails in between ends the vote for all: its connections end, and whoever waits for it asks
+// the store for the reason (ring/join/join_failure.h).
+
+enum { IDIST__VOTE_CHILDREN = 32 }; // of a rank, at most
+
+typedef struct idist__vote_tree { // our place in the tree; world ranks
+    const int *ranks;             // all of this host, by rank on this host
+    int parent;                   // -1: we are the root
+    int children[IDIST__VOTE_CHILDREN];
+    int child_count;
+} idist__vote_tree;
+
+enum { // votes on whether the segment is used
+    IDIST__VOTE_FAILED,
+    IDIST__VOTE_FENCED, // mapped, but the kernel has no membarrier: writers need a fence
+    IDIST__VOTE_MAPPED
+};
+
+typedef struct idist__ballot { // as it travels through the tree
+    char vote;
+    char why[255]; // IDIST__VOTE_FAILED: which rank could not, and why
+} idist__ballot;
+
+// Finds the place of rank `me` of n.
+static void idist__segment_vote_set_tree(idist__vote_tree *tree, const int *ranks, int n, int me) {
+    int bit;
+
+    tree->ranks = ranks;
+    tree->parent = me ? ranks[me & (me - 1)] : -1;
+    tree->child_count = 0;
+    for (bit = 1; me + bit < n && !(me & bit); bit *= 2)
+        tree->children[tree->child_count++] = ranks[me + bit];
+}
+
+static idist_status idist__segment_vote_broken(idist__join *j, int rank) {
+    if (errno == ETIMEDOUT)
+        return idist__fail(IDIST_ERR_TIMEOUT,
+                           "initialize: rank %d on %s did not answer while the ranks of this host "
+                           "set up their shared memory: it is stopped, too slow, or waits for a "
+                           "rank that is",
+                           rank, j->w->nodes[rank].hostname);
+
+    return idist__join_failure_lost(
+        j, rank, "its connection ended while the ranks of this host agreed on shared memory");
+}
+
+// Waits until a link has something to read. Now and then it asks whether a rank has given up, which
+// may be why nothing arrives.
+static idist_status idist__segment_vote_await(idist__join *j, int rank) {
+    idist_status status;
+
+    for (;;) {
+        int64_t ask_ns = idist__os_clock_deadline(idist__join_state_ask_ms(j));
+
+        if (idist__os_poll_wait(j->ring->links[rank].sockets.fds[0], IDIST__OS_READABLE,
+                                ask_ns < j->deadline_ns ? ask_ns : j->deadline_ns))
+            return IDIST_OK;
+        status = idist__join_failure_check(j);
+        if (status != IDIST_OK) return status;
+        errno = ETIMEDOUT;
+        if (idist__os_clock_ms_until(j->deadline_ns) == 0)
+            return idist__segment_vote_broken(j, rank);
+    }
+}
+
+// Gets the ballot of a rank.
+static idist_status idist__segment_vote_hear(idist__join *j, int rank, idist__ballot *ballot) {
+    int sock = j->ring->links[rank].sockets.fds[0];
+    idist_status status = idist__segment_vote_await(j, rank);
+
+    if (status != IDIST_OK) return status;
+    if (!idist__connection_read_all(sock, ballot, sizeof *ballot, j->deadline_ns))
+        return idist__segment_vote_broken(j, rank);
+    ballot->why[sizeof ballot->why - 1] = 0;
+
+    return IDIST_OK;
+}
+
+static idist_status idist__segment_vote_say(idist__join *j, int rank, const idist__ballot *ballot) {
+    int sock = j->ring->links[rank].sockets.fds[0];
+
+    if (idist__connection_write_all(sock, ballot, sizeof *ballot, j->deadline_ns)) return IDIST_OK;
+    return idist__segment_vote_broken(j, rank);
+}
+
+// Replaces our ballot by the lowest one of this host.
+static idist_status idist__segment_vote_decide(idist__join *j, const idist__vote_tree *tree,
+                                               idist__ballot *ballot) {
+    idist_status status = IDIST_OK;
+    int i;
+
+    for (i = 0; i < tree->child_count && status == IDIST_OK; i++) {
+        idist__ballot other;
+
+        status = idist__segment_vote_hear(j, tree->children[i], &other);
+        if (status == IDIST_OK && other.vote < ballot->vote) *ballot = other;
+    }
+
+    if (tree->parent >= 0 && status == IDIST_OK) {
+        status = idist__segment_vote_say(j, tree->parent, ballot);
+        if (status == IDIST_OK) status = idist__segment_vote_hear(j, tree->parent, ballot);
+    }
+
+    for (i = 0; i < tree->child_count && status == IDIST_OK; i++)
+        status = idist__segment_vote_say(j, tree->children[i], ballot);
+    if (status != IDIST_OK) ballot->vote = IDIST__VOTE_FAILED;
+
+    return status;
+}
+
+// ---- ring/join/segment_beacon.h ------------------------------------------------------------------
+
+// ring/join/segment_beacon.h: the beacons of the ranks of a host
+//
+// Ranks that share memory have no connection to each other. So a rank learns from beacons
+// (os/beacon.h) that the process of another one has ended, and ring/shm/liveness.h looks at them.
+// Each rank lights its own before it connects to anybody; from then on others may look for it.
+//
+// A system may forbid such sockets. Then the loss of a rank would go unnoticed, so the ranks do not
+// share memory there: each of them looks at the beacons of its parent and children in the tree
+// (ring/join/segment_vote.h), and votes against the segment if it cannot see them. These beacons
+// are lit, because their ranks are connected to this one.
+
+// Sets *address to the beacon of a rank. Its local socket has the same name without the last word.
+static bool idist__segment_beacon_find(const idist__join *j, int rank, idist__os_address *address) {
+    char where[sizeof j->records->local + 8];
+
+    snprintf(where, sizeof where, "%s-beacon", j->records[rank].local);
+
+    return idist__address_parse(address, where) == IDIST_OK;
+}
+
+// Finds the beacons of all ranks of this host, and lights our own. Returns 0, or an errno.
+static int idist__segment_beacon_light(const idist__join *j, idist__segment *m, const int *ranks) {
+    int i;
+
+    for (i = 0; i < m->n; i++)
+        if (!idist__segment_beacon_find(j, ranks[i], &m->ports[i].beacon)) return EINVAL;
+
+    m->beacon = idist__os_beacon_light(&m->ports[m->me].beacon);
+    if (m->beacon < 0) return errno;
+    m->observer = idist__os_beacon_observer();
+    if (m->observer < 0) return errno;
+    m->next_look = m->me;
+
+    return 0;
+}
+
+// Looks at our own beacon and at those of our parent and children. Returns 0 if the system lets us
+// see them all, or an errno.
+static int idist__segment_beacon_see(const idist__segment *m) {
+    int bit, error = idist__os_beacon_look(m->observer, &m->ports[m->me].beacon);
+
+    if (!error && m->me)
+        error = idist__os_beacon_look(m->observer, &m->ports[m->me & (m->me - 1)].beacon);
+    for (bit = 1; !error && m->me + bit < m->n && !(m->me & bit); bit *= 2)
+        error = idist__os_beacon_look(m->observer, &m->ports[m->me + bit].beacon);
+
+    return error;
+}
+
+// ---- ring/join/take_over.h -----------------------------------------------------------------------
+
+// ring/join/take_over.h: pipes in shared memory take over the links inside a host
+//
+// While the ranks of a host agree on their segment, the links of the tree are local sockets, and
+// the other links inside the host are closed. Once all ranks have mapped the segment, each
+// rank gives all of these links a pipe, which closes the connections of the tree. No byte is lost:
+// after the last vote nothing travels over these connections, and frames begin with the pipes.
+//
+//   link to            before         after, if we join     after, if we give up
+//   parent, children   local socket   pipe                  local socket
+//   others             closed         pipe                  pipe
+//
+// A rank that gives up after that takes over only the links to ranks that are not its parent or
+// children: the others may have joined, and can be told. Between parent and child votes may still
+// be under way, which a frame would disturb; a child that has joined sees by its parent's beacon
+// that the parent is gone.
+
+// Says in w->sharing how the ranks of this host share memory, and warns if it is too little.
+static void idist__take_over_describe(const idist__join *j, const idist__segment *m) {
+    idist__world *w = j->w;
+
+    snprintf(w->sharing, sizeof w->sharing, "shared memory, %zu KiB per rank%s; %s",
+             w->cfg.shm_nbytes >> 10,
+             m->region_count ? "" : ", too little for collectives, which are messages",
+             m->reads_fast     ? "large buffers are read from the other process"
+             : m->reads_remote ? "large buffers are copied, the kernel reads other processes slowly"
+                               : "large buffers are copied");
+    if (!m->region_count && m->me == 0)
+        idist__log_print(&w->log, IDIST_LOG_WARN, "on this host: %s", w->sharing);
+}
+
+// Gives the ring its segment, and the links inside this host their pipes. ranks: the world ranks of
+// this host. status: whether we join or give up.
+static void idist__take_over_links(idist__join *j, idist__segment *m, const int *ranks,
+                                   idist_status status) {
+    const idist__segment_header *head = idist__segment_header_of(m);
+    int i;
+
+    m->fenced = head->fenced != 0;
+    m->oversubscribed = m->n > (int)head->ncores;
+    j->w->ncores = (int)head->ncores;
+
+    for (i = 0; i < m->n; i++) {
+        idist__link *l = &j->ring->links[ranks[i]];
+        idist__pipe_port *port = &m->ports[i];
+
+        m->local[ranks[i]] = i;
+        if (i == m->me || (status != IDIST_OK && idist__link_is_connected(l))) continue;
+        port->shm = m;
+        port->peer = i;
+        port->in = idist__segment_pipe(m, i, m->me);
+        port->out = idist__segment_pipe(m, m->me, i);
+        idist__link_open(j->ring, l, &idist__pipe_transport, port); // closes the connection
+    }
+
+    j->ring->shm = m;
+    idist__take_over_describe(j, m);
+}
+
+// ---- ring/join/segment_agree.h -------------------------------------------------------------------
+
+// ring/join/segment_agree.h: the ranks of a host agree on a segment that all of them share
+//
+// The ranks of a host form a tree (ring/join/segment_vote.h). Each of them lights its beacon and
+// connects to its parent. The root makes the file and sends its descriptor to its children, as
+// every rank does that gets it. Each rank maps the file, reserves its own pipes and first region,
+// and votes on whether that worked:
+//
+//   root           makes the file    sends it    maps it   collects votes   sends the lowest
+//   other ranks    receive it        send it     map it    collect votes,   receive the lowest
+//                                                          send the lowest  and send it
+//
+// The file is used only if it worked everywhere. A second vote then decides whether the ranks read
+// each other's memory through the kernel (ring/join/segment_probe.h), and pipes take over the links
+// (ring/join/take_over.h). If it did not work, the connections of the tree stay, all other pairs
+// connect as well, and every rank knows from the vote which rank could not map the file, and why.
+//
+//   idist__segment_agree_share            all of this: the way in
+//     idist__segment_beacon_light         others may look for us from now on
+//     idist__links_connect                to our parent and children
+//     idist__segment_beacon_see           whether the system lets us see beacons
+//     idist__segment_agree_pass           the descriptor comes and goes on
+//     idist__segment_agree_vote_map       map the file; first vote
+//     idist__segment_agree_vote_reads     second vote
+//     idist__take_over_links              pipes instead of sockets
+//
+// MESSAGES
+//
+//   idist__segment_hello   parent to child, with the descriptor (without one: the root has no file)
+//   idist__ballot          child to parent, then parent to child; twice
+
+typedef struct idist__segment_hello { // comes with the descriptor; see ring/join/segment_layout.h
+    uint64_t shm_nbytes, window_nbytes;
+} idist__segment_hello;
+
+// ---- the descriptor goes down the tree ----
+
+// Sends a message with a descriptor, which may be -1.
+static bool idist__segment_agree_send(int sock, const void *buf, size_t nbytes, int fd,
+                                      int64_t deadline_ns) {
+    ptrdiff_t sent = idist__os_segment_send(sock, buf, nbytes, fd);
+
+    while (sent < 0 && errno == EAGAIN) {
+        if (!idist__os_poll_wait(sock, IDIST__OS_WRITABLE, deadline_ns)) return false;
+        sent = idist__os_segment_send(sock, buf, nbytes, fd);
+    }
+
+    return sent == (ptrdiff_t)nbytes; // a new socket never cuts a short message
+}
+
+// Receives a message; *fd is -1 if it has no descriptor. On failure errno is 0 if the peer has
+// ended.
+static bool idist__segment_agree_receive(int sock, void *buf, size_t nbytes, int *fd,
+                                         int64_t deadline_ns) {
+    ptrdiff_t received;
+
+    *fd = -1;
+    errno = ETIMEDOUT;
+    if (!idist__os_poll_wait(sock, IDIST__OS_READABLE, deadline_ns)) return false;
+    received = idist__os_segment_receive(sock, buf, nbytes, fd);
+    if (received == 0) errno = 0;
+    if (received <= 0) return false;
+
+    return idist__connection_read_all(sock, (char *)buf + received, nbytes - (size_t)received,
+                                      deadline_ns);
+}
+
+// Makes the file or receives it, and sends it to our children. Without a file *error says why; the
+// ranks vote all the same.
+static idist_status idist__segment_agree_pass(idist__join *j, idist__segment *m,
+                                              const idist__vote_tree *tree, int *error) {
+    const idist__link *links = j->ring->links;
+    idist__segment_hello hello;
+    idist_status status;
+    int i;
+
+    *error = EINVAL;
+    hello.shm_nbytes = j->w->cfg.shm_nbytes;
+
+    if (tree->parent >= 0) {
+        status = idist__segment_vote_await(j, tree->parent);
+        if (status != IDIST_OK) return status;
+        if (!idist__segment_agree_receive(links[tree->parent].sockets.fds[0], &hello, sizeof hello,
+                                          &m->fd, j->deadline_ns))
+            return idist__segment_vote_broken(j, tree->parent);
+        idist__segment_layout_set(m, (size_t)hello.shm_nbytes, (size_t)hello.window_nbytes);
+        if (m->fd >= 0) *error = 0;
+    } else {
+        *error = idist__segment_map_create(m, (size_t)hello.shm_nbytes);
+        hello.window_nbytes = m->window_nbytes;
+    }
+
+    for (i = 0; i < tree->child_count; i++)
+        if (!idist__segment_agree_send(links[tree->children[i]].sockets.fds[0], &hello,
+                                       sizeof hello, m->fd, j->deadline_ns))
+            return idist__segment_vote_broken(j, tree->children[i]);
+
+    return IDIST_OK;
+}
+
+// ---- the two votes ----
+
+// Says in the ballot that this rank cannot share memory, and why: it cannot see beacons, or
+// something else failed.
+static void idist__segment_agree_refuse(const idist__join *j, const idist__segment *m,
+                                        int beacon_error, int error, idist__ballot *ballot) {
+    char limit[160] = "";
+
+    ballot->vote = IDIST__VOTE_FAILED;
+    if (!beacon_error) idist__os_memory_limit(m->window_at, limit, sizeof limit);
+    snprintf(ballot->why, sizeof ballot->why, "rank %d: %s%s", j->w->group.rank,
+             beacon_error ? "the processes of this host cannot see each other end: " : "",
+             *limit ? limit : strerror(beacon_error ? beacon_error : error));
+}
+
+// Maps the file, unless there is an error already, and votes on that. Sets *all if every rank of
+// this host has mapped it.
+static idist_status idist__segment_agree_vote_map(idist__join *j, idist__segment *m,
+                                                  const idist__vote_tree *tree, int beacon_error,
+                                                  int error, bool *all) {
+    idist__ballot ballot;
+    idist_status status;
+
+    memset(&ballot, 0, sizeof ballot);
+    ballot.vote = idist__os_cpu_fence_others(true) ? IDIST__VOTE_MAPPED : IDIST__VOTE_FENCED;
+    if (!error && !beacon_error) error = idist__segment_map_open(m);
+    if (error || beacon_error) idist__segment_agree_refuse(j, m, beacon_error, error, &ballot);
+    else idist__segment_probe_prepare(m);
+
+    status = idist__segment_vote_decide(j, tree, &ballot);
+    *all = status == IDIST_OK && ballot.vote > IDIST__VOTE_FAILED;
+
+    if (status == IDIST_OK && !*all) {
+        snprintf(j->w->sharing, sizeof j->w->sharing, "no shared memory: %s", ballot.why);
+        idist__log_print(&j->w->log, IDIST_LOG_INFO, "%s", j->w->sharing);
+    }
+
+    if (*all && m->me == 0) {
+        idist__segment_header *head = idist__segment_header_of(m);
+        head->ncores = (uint32_t)idist__os_cpu_set_count(&head->cpus);
+        head->fenced = ballot.vote == IDIST__VOTE_FENCED || m->n > (int)head->ncores;
+    }
+
+    return status;
+}
+
+// Votes on how the ranks read each other's memory. All of them have mapped the file.
+static idist_status idist__segment_agree_vote_reads(idist__join *j, idist__segment *m,
+                                                    const idist__vote_tree *tree) {
+    idist__ballot ballot;
+    idist_status status;
+
+    memset(&ballot, 0, sizeof ballot);
+    ballot.vote = idist__segment_probe_reads(m);
+    status = idist__segment_vote_decide(j, tree, &ballot);
+    m->reads_remote = ballot.vote >= IDIST__READS_SLOWLY;
+    m->reads_fast = ballot.vote == IDIST__READS_FAST;
+
+    return status;
+}
+
+// ---- all of it ----
+
+// Finds the ranks of this host that take part, and our rank among them. Writes their world ranks
+// to `ranks`.
+static void idist__segment_agree_find_ranks(const idist__join *j, idist__segment *m, int *ranks) {
+    const idist__record *own = &j->records[j->w->group.rank];
+    int i;
+
+    for (i = 0; i < j->w->group.size; i++) {
+        const idist__record *record = &j->records[i];
+
+        m->local[i] = -1;
+        if (!record->shm || record->host != own->host || !record->local[0]) continue;
+        if (i == j->w->group.rank) m->me = m->n;
+        ranks[m->n++] = i;
+    }
+}
+
+// Agrees with the other ranks of this host, if there are any. Sets *all if every rank of this host
+// has mapped the file, even if this rank fails after that.
+static idist_status idist__segment_agree_run(idist__join *j, idist__segment *m,
+                                             const idist__vote_tree *tree, bool *all) {
+    int i, beacon_error, error = 0;
+    idist_status status;
+
+    if (m->n < 2) return IDIST_OK;
+    beacon_error = idist__segment_beacon_light(j, m, tree->ranks);
+
+    if (tree->parent >= 0) idist__links_want(j, tree->parent);
+    for (i = 0; i < tree->child_count; i++) idist__links_want(j, tree->children[i]);
+    status = idist__links_connect(j);
+    if (!beacon_error) beacon_error = idist__segment_beacon_see(m);
+
+    if (status == IDIST_OK) status = idist__segment_agree_pass(j, m, tree, &error);
+    if (status == IDIST_OK)
+        status = idist__segment_agree_vote_map(j, m, tree, beacon_error, error, all);
+    if (status == IDIST_OK && *all) status = idist__segment_agree_vote_reads(j, m, tree);
+
+    return status;
+}
+
+// Shares memory with the other ranks of this host, if that works on all of them.
+static idist_status idist__segment_agree_share(idist__join *j) {
+    const idist_allocator *mem = &j->w->cfg.mem;
+    int size = j->w->group.size, *ranks;
+    idist__segment *m;
+    idist__vote_tree tree;
+    bool all = false;
+    idist_status status;
+
+    if (!j->records[j->w->group.rank].shm) return IDIST_OK;
+    m = idist__segment_map_new(mem, (size_t)size);
+    if (!m) return IDIST_ERR_NO_MEMORY;
+
+    ranks = m->local + size; // room for them was allocated with the other table
+    idist__segment_agree_find_ranks(j, m, ranks);
+    idist__segment_vote_set_tree(&tree, ranks, m->n, m->me);
+    status = idist__segment_agree_run(j, m, &tree, &all);
+
+    if (all) idist__take_over_links(j, m, ranks, status);
+    else idist__segment_map_free(mem, m);
+    j->voting = status != IDIST_OK;
+
+    return status;
+}
+
 // ---- ring/join/join.h ----------------------------------------------------------------------------
 
 // ring/join/join.h: all steps in order; making and freeing the ring
@@ -11970,7 +12116,7 @@ static idist_status idist__join_share_connect_others(idist__join *j) {
 //   node/R      what rank R says about itself                   idist__records_exchange
 //   nodes       all of these, collected by rank 0
 //   tcp/R       where rank R listens for other hosts            idist__records_listen_tcp
-//   -           ranks of a host map one file in memory          idist__join_share_share
+//   -           ranks of a host map one file in memory          idist__segment_agree_share
 //   -           each rank connects to other, lower ones         idist__links_connect
 //   joined/R    rank R is done; rank 0 awaits all of them and   idist__join_store_leave
 //               closes the store
@@ -12011,7 +12157,7 @@ static void idist__join_free(idist__ring *ring) {
     idist__connector_free(ring->connector);
     idist__os_descriptor_close(&ring->wake);
     idist__os_descriptor_close(&ring->watch);
-    idist__join_share_free(mem, ring->shm);
+    idist__segment_map_free(mem, ring->shm);
     idist__mem_free(mem, ring->links);
     idist__mem_free(mem, ring->stages);
     idist__mem_free(mem, ring->polls);
@@ -12084,8 +12230,8 @@ static idist_status idist__join_meet(idist__join *j) {
     status = idist__records_agree_on_job(j);
     if (status == IDIST_OK) status = idist__records_make(j, records);
     if (status == IDIST_OK) idist__links_find(j);
-    if (status == IDIST_OK) status = idist__join_share_share(j);
-    if (status == IDIST_OK) status = idist__join_share_connect_others(j);
+    if (status == IDIST_OK) status = idist__segment_agree_share(j);
+    if (status == IDIST_OK) status = idist__links_connect_others(j);
     if (status == IDIST_OK) status = idist__join_polls(j->ring);
     if (status == IDIST_OK) status = idist__join_store_leave(j);
 

@@ -18,7 +18,7 @@
 //   node/R      what rank R says about itself                   idist__records_exchange
 //   nodes       all of these, collected by rank 0
 //   tcp/R       where rank R listens for other hosts            idist__records_listen_tcp
-//   -           ranks of a host map one file in memory          idist__join_share_share
+//   -           ranks of a host map one file in memory          idist__segment_agree_share
 //   -           each rank connects to other, lower ones         idist__links_connect
 //   joined/R    rank R is done; rank 0 awaits all of them and   idist__join_store_leave
 //               closes the store
@@ -51,7 +51,8 @@
 #include "ring/join/join_store.h"
 #include "ring/join/records.h"
 #include "ring/join/links.h"
-#include "ring/join/join_share.h"
+#include "ring/join/segment_map.h"
+#include "ring/join/segment_agree.h"
 
 enum { IDIST__OPEN_NBYTES = 20 << 20 }; // a thread's stack, the server of the store, buffers
 
@@ -84,7 +85,7 @@ static void idist__join_free(idist__ring *ring) {
     idist__connector_free(ring->connector);
     idist__os_descriptor_close(&ring->wake);
     idist__os_descriptor_close(&ring->watch);
-    idist__join_share_free(mem, ring->shm);
+    idist__segment_map_free(mem, ring->shm);
     idist__mem_free(mem, ring->links);
     idist__mem_free(mem, ring->stages);
     idist__mem_free(mem, ring->polls);
@@ -157,8 +158,8 @@ static idist_status idist__join_meet(idist__join *j) {
     status = idist__records_agree_on_job(j);
     if (status == IDIST_OK) status = idist__records_make(j, records);
     if (status == IDIST_OK) idist__links_find(j);
-    if (status == IDIST_OK) status = idist__join_share_share(j);
-    if (status == IDIST_OK) status = idist__join_share_connect_others(j);
+    if (status == IDIST_OK) status = idist__segment_agree_share(j);
+    if (status == IDIST_OK) status = idist__links_connect_others(j);
     if (status == IDIST_OK) status = idist__join_polls(j->ring);
     if (status == IDIST_OK) status = idist__join_store_leave(j);
 

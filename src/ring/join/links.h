@@ -6,8 +6,10 @@
 // two, around the ring of all ranks: the partners in the algorithms of few steps, and the
 // neighbours in rings. News of a failure spreads over these. The rest connect when they need to.
 //
-//   idist__links_want       asks for a connection to a rank
-//   idist__links_connect    makes those that are wanted: of two ranks, the higher one connects
+//   idist__links_want             asks for a connection to a rank
+//   idist__links_connect          makes those that are wanted: of two ranks, the higher one
+//   connects idist__links_connect_others   connects the pairs that share no memory, as described
+//   above
 //
 // A failed incoming handshake is ignored. A failed outgoing one fails the join, unless the
 // connection merely broke, or the name of the host is not known yet: then it is tried again.
@@ -20,7 +22,9 @@
 #include "base/text.h"
 #include "base/mem.h"
 #include "net/address.h"
+#include "ring/msg/ring_model.h"
 #include "ring/msg/sockets.h"
+#include "ring/msg/link.h"
 #include "ring/connect/attempt.h"
 #include "ring/connect/connector.h"
 #include "ring/join/join_state.h"
@@ -202,4 +206,32 @@ static idist_status idist__links_connect(idist__join *j) {
     idist__mem_free(&j->w->cfg.mem, entries);
 
     return status;
+}
+
+// Connects to the ranks with which we do not share memory, or only to some of them.
+static idist_status idist__links_connect_others(idist__join *j) {
+    int i, me = j->w->group.rank, n = j->w->group.size;
+    bool many = n > IDIST__LINKS_MANY, lacks_some = false;
+    idist_status status;
+
+    for (i = 0; i < n; i++)
+        if (i != me && (!many || idist__links_are_near(i, me, n))) idist__links_want(j, i);
+
+    status = idist__links_connect(j);
+    if (status != IDIST_OK || !many) return status;
+
+    for (i = 0; i < n; i++) {
+        idist__link *l = &j->ring->links[i];
+
+        if (i == me || l->open) continue;
+        idist__link_open(j->ring, l, &idist__transport_none, NULL);
+        lacks_some = true;
+    }
+
+    if (lacks_some) { // the ring makes the rest
+        j->ring->connector = j->connector;
+        j->connector = NULL;
+    }
+
+    return IDIST_OK;
 }

@@ -15,7 +15,7 @@
 //   cross-memory      the kernel lets us read the memory of the other processes; the slot has the
 //                     address. Copies once only, but system calls are expensive, the kernel copies
 //                     slowly, and a chunk in a buffer that many ranks read stays in the cache. Not
-//                     on processors where it is too slow (idist__join_share_reads_fast), unless
+//                     on processors where it is too slow (idist__segment_probe_reads_fast), unless
 //                     IDIST_ALGO is "remote"
 //
 // A rank whose buffers are read in place does not return from the call until all have read them.

@@ -10,8 +10,9 @@
 //
 // HOW IT FITS
 //
-// ring/join/join_share.h creates and maps the file; from then on the links inside the host use
-// idist__pipe_transport. ring/engine/sleep.h sleeps on the doorbell.
+// ring/join/segment_map.h creates and maps the file, where its parts are as
+// ring/join/segment_layout.h says. When all ranks of the host agree (ring/join/segment_agree.h),
+// the links inside the host use idist__pipe_transport. ring/engine/sleep.h sleeps on the doorbell.
 //
 // A MESSAGE THROUGH A PIPE
 //
@@ -71,7 +72,7 @@ typedef struct idist__doorbell {
     uint64_t proof,
         proof_address;        // ... a random number in it, and where: who reads that can read all
     idist__counter withdrawn; // sends that ended early: what was read in their buffers is invalid
-    uint64_t sample_address;  // and of a block in it, for idist__join_share_reads_fast
+    uint64_t sample_address;  // and of a block in it, for idist__segment_probe_reads_fast
     uint32_t ended;           // an idist__ended_how
     char pad2[20];
 } idist__doorbell;

@@ -1,0 +1,243 @@
+// ring/join/segment_agree.h: the ranks of a host agree on a segment that all of them share
+//
+// The ranks of a host form a tree (ring/join/segment_vote.h). Each of them lights its beacon and
+// connects to its parent. The root makes the file and sends its descriptor to its children, as
+// every rank does that gets it. Each rank maps the file, reserves its own pipes and first region,
+// and votes on whether that worked:
+//
+//   root           makes the file    sends it    maps it   collects votes   sends the lowest
+//   other ranks    receive it        send it     map it    collect votes,   receive the lowest
+//                                                          send the lowest  and send it
+//
+// The file is used only if it worked everywhere. A second vote then decides whether the ranks read
+// each other's memory through the kernel (ring/join/segment_probe.h), and pipes take over the links
+// (ring/join/take_over.h). If it did not work, the connections of the tree stay, all other pairs
+// connect as well, and every rank knows from the vote which rank could not map the file, and why.
+//
+//   idist__segment_agree_share            all of this: the way in
+//     idist__segment_beacon_light         others may look for us from now on
+//     idist__links_connect                to our parent and children
+//     idist__segment_beacon_see           whether the system lets us see beacons
+//     idist__segment_agree_pass           the descriptor comes and goes on
+//     idist__segment_agree_vote_map       map the file; first vote
+//     idist__segment_agree_vote_reads     second vote
+//     idist__take_over_links              pipes instead of sockets
+//
+// MESSAGES
+//
+//   idist__segment_hello   parent to child, with the descriptor (without one: the root has no file)
+//   idist__ballot          child to parent, then parent to child; twice
+#pragma once
+
+#include "os/cpu.h"
+#include "os/memory.h"
+#include "os/poll.h"
+#include "os/segment.h"
+#include "base/log.h"
+#include "net/connection.h"
+#include "ring/shm/segment.h"
+#include "ring/msg/ring_model.h"
+#include "ring/join/join_state.h"
+#include "ring/join/links.h"
+#include "ring/join/segment_layout.h"
+#include "ring/join/segment_map.h"
+#include "ring/join/segment_probe.h"
+#include "ring/join/segment_vote.h"
+#include "ring/join/segment_beacon.h"
+#include "ring/join/take_over.h"
+
+typedef struct idist__segment_hello { // comes with the descriptor; see ring/join/segment_layout.h
+    uint64_t shm_nbytes, window_nbytes;
+} idist__segment_hello;
+
+// ---- the descriptor goes down the tree ----
+
+// Sends a message with a descriptor, which may be -1.
+static bool idist__segment_agree_send(int sock, const void *buf, size_t nbytes, int fd,
+                                      int64_t deadline_ns) {
+    ptrdiff_t sent = idist__os_segment_send(sock, buf, nbytes, fd);
+
+    while (sent < 0 && errno == EAGAIN) {
+        if (!idist__os_poll_wait(sock, IDIST__OS_WRITABLE, deadline_ns)) return false;
+        sent = idist__os_segment_send(sock, buf, nbytes, fd);
+    }
+
+    return sent == (ptrdiff_t)nbytes; // a new socket never cuts a short message
+}
+
+// Receives a message; *fd is -1 if it has no descriptor. On failure errno is 0 if the peer has
+// ended.
+static bool idist__segment_agree_receive(int sock, void *buf, size_t nbytes, int *fd,
+                                         int64_t deadline_ns) {
+    ptrdiff_t received;
+
+    *fd = -1;
+    errno = ETIMEDOUT;
+    if (!idist__os_poll_wait(sock, IDIST__OS_READABLE, deadline_ns)) return false;
+    received = idist__os_segment_receive(sock, buf, nbytes, fd);
+    if (received == 0) errno = 0;
+    if (received <= 0) return false;
+
+    return idist__connection_read_all(sock, (char *)buf + received, nbytes - (size_t)received,
+                                      deadline_ns);
+}
+
+// Makes the file or receives it, and sends it to our children. Without a file *error says why; the
+// ranks vote all the same.
+static idist_status idist__segment_agree_pass(idist__join *j, idist__segment *m,
+                                              const idist__vote_tree *tree, int *error) {
+    const idist__link *links = j->ring->links;
+    idist__segment_hello hello;
+    idist_status status;
+    int i;
+
+    *error = EINVAL;
+    hello.shm_nbytes = j->w->cfg.shm_nbytes;
+
+    if (tree->parent >= 0) {
+        status = idist__segment_vote_await(j, tree->parent);
+        if (status != IDIST_OK) return status;
+        if (!idist__segment_agree_receive(links[tree->parent].sockets.fds[0], &hello, sizeof hello,
+                                          &m->fd, j->deadline_ns))
+            return idist__segment_vote_broken(j, tree->parent);
+        idist__segment_layout_set(m, (size_t)hello.shm_nbytes, (size_t)hello.window_nbytes);
+        if (m->fd >= 0) *error = 0;
+    } else {
+        *error = idist__segment_map_create(m, (size_t)hello.shm_nbytes);
+        hello.window_nbytes = m->window_nbytes;
+    }
+
+    for (i = 0; i < tree->child_count; i++)
+        if (!idist__segment_agree_send(links[tree->children[i]].sockets.fds[0], &hello,
+                                       sizeof hello, m->fd, j->deadline_ns))
+            return idist__segment_vote_broken(j, tree->children[i]);
+
+    return IDIST_OK;
+}
+
+// ---- the two votes ----
+
+// Says in the ballot that this rank cannot share memory, and why: it cannot see beacons, or
+// something else failed.
+static void idist__segment_agree_refuse(const idist__join *j, const idist__segment *m,
+                                        int beacon_error, int error, idist__ballot *ballot) {
+    char limit[160] = "";
+
+    ballot->vote = IDIST__VOTE_FAILED;
+    if (!beacon_error) idist__os_memory_limit(m->window_at, limit, sizeof limit);
+    snprintf(ballot->why, sizeof ballot->why, "rank %d: %s%s", j->w->group.rank,
+             beacon_error ? "the processes of this host cannot see each other end: " : "",
+             *limit ? limit : strerror(beacon_error ? beacon_error : error));
+}
+
+// Maps the file, unless there is an error already, and votes on that. Sets *all if every rank of
+// this host has mapped it.
+static idist_status idist__segment_agree_vote_map(idist__join *j, idist__segment *m,
+                                                  const idist__vote_tree *tree, int beacon_error,
+                                                  int error, bool *all) {
+    idist__ballot ballot;
+    idist_status status;
+
+    memset(&ballot, 0, sizeof ballot);
+    ballot.vote = idist__os_cpu_fence_others(true) ? IDIST__VOTE_MAPPED : IDIST__VOTE_FENCED;
+    if (!error && !beacon_error) error = idist__segment_map_open(m);
+    if (error || beacon_error) idist__segment_agree_refuse(j, m, beacon_error, error, &ballot);
+    else idist__segment_probe_prepare(m);
+
+    status = idist__segment_vote_decide(j, tree, &ballot);
+    *all = status == IDIST_OK && ballot.vote > IDIST__VOTE_FAILED;
+
+    if (status == IDIST_OK && !*all) {
+        snprintf(j->w->sharing, sizeof j->w->sharing, "no shared memory: %s", ballot.why);
+        idist__log_print(&j->w->log, IDIST_LOG_INFO, "%s", j->w->sharing);
+    }
+
+    if (*all && m->me == 0) {
+        idist__segment_header *head = idist__segment_header_of(m);
+        head->ncores = (uint32_t)idist__os_cpu_set_count(&head->cpus);
+        head->fenced = ballot.vote == IDIST__VOTE_FENCED || m->n > (int)head->ncores;
+    }
+
+    return status;
+}
+
+// Votes on how the ranks read each other's memory. All of them have mapped the file.
+static idist_status idist__segment_agree_vote_reads(idist__join *j, idist__segment *m,
+                                                    const idist__vote_tree *tree) {
+    idist__ballot ballot;
+    idist_status status;
+
+    memset(&ballot, 0, sizeof ballot);
+    ballot.vote = idist__segment_probe_reads(m);
+    status = idist__segment_vote_decide(j, tree, &ballot);
+    m->reads_remote = ballot.vote >= IDIST__READS_SLOWLY;
+    m->reads_fast = ballot.vote == IDIST__READS_FAST;
+
+    return status;
+}
+
+// ---- all of it ----
+
+// Finds the ranks of this host that take part, and our rank among them. Writes their world ranks
+// to `ranks`.
+static void idist__segment_agree_find_ranks(const idist__join *j, idist__segment *m, int *ranks) {
+    const idist__record *own = &j->records[j->w->group.rank];
+    int i;
+
+    for (i = 0; i < j->w->group.size; i++) {
+        const idist__record *record = &j->records[i];
+
+        m->local[i] = -1;
+        if (!record->shm || record->host != own->host || !record->local[0]) continue;
+        if (i == j->w->group.rank) m->me = m->n;
+        ranks[m->n++] = i;
+    }
+}
+
+// Agrees with the other ranks of this host, if there are any. Sets *all if every rank of this host
+// has mapped the file, even if this rank fails after that.
+static idist_status idist__segment_agree_run(idist__join *j, idist__segment *m,
+                                             const idist__vote_tree *tree, bool *all) {
+    int i, beacon_error, error = 0;
+    idist_status status;
+
+    if (m->n < 2) return IDIST_OK;
+    beacon_error = idist__segment_beacon_light(j, m, tree->ranks);
+
+    if (tree->parent >= 0) idist__links_want(j, tree->parent);
+    for (i = 0; i < tree->child_count; i++) idist__links_want(j, tree->children[i]);
+    status = idist__links_connect(j);
+    if (!beacon_error) beacon_error = idist__segment_beacon_see(m);
+
+    if (status == IDIST_OK) status = idist__segment_agree_pass(j, m, tree, &error);
+    if (status == IDIST_OK)
+        status = idist__segment_agree_vote_map(j, m, tree, beacon_error, error, all);
+    if (status == IDIST_OK && *all) status = idist__segment_agree_vote_reads(j, m, tree);
+
+    return status;
+}
+
+// Shares memory with the other ranks of this host, if that works on all of them.
+static idist_status idist__segment_agree_share(idist__join *j) {
+    const idist_allocator *mem = &j->w->cfg.mem;
+    int size = j->w->group.size, *ranks;
+    idist__segment *m;
+    idist__vote_tree tree;
+    bool all = false;
+    idist_status status;
+
+    if (!j->records[j->w->group.rank].shm) return IDIST_OK;
+    m = idist__segment_map_new(mem, (size_t)size);
+    if (!m) return IDIST_ERR_NO_MEMORY;
+
+    ranks = m->local + size; // room for them was allocated with the other table
+    idist__segment_agree_find_ranks(j, m, ranks);
+    idist__segment_vote_set_tree(&tree, ranks, m->n, m->me);
+    status = idist__segment_agree_run(j, m, &tree, &all);
+
+    if (all) idist__take_over_links(j, m, ranks, status);
+    else idist__segment_map_free(mem, m);
+    j->voting = status != IDIST_OK;
+
+    return status;
+}

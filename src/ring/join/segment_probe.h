@@ -1,0 +1,110 @@
+// ring/join/segment_probe.h: whether ranks of a host read each other's memory, and how fast
+//
+// A rank can read the memory of another process through the kernel (os/process.h), which saves a
+// copy. Three things may speak against that. A container or a security module may forbid such
+// reads. The pid of a rank may mean another process here, if the two are in different containers.
+// And the processor may take several times as long for data in the cache of another core.
+//
+//   idist__segment_probe_prepare    each rank leaves in its doorbell where a random number and a
+//                                   sample of its memory lie
+//   -                               the ranks vote, so all have done that
+//   idist__segment_probe_reads      each rank reads the number of every other rank, and measures
+//                                   the sample of the rank before it
+//
+// The result is a vote: all ranks of a host do what the slowest of them can do. The sample lies
+// twice in the memory of a rank, in its own and in the pipe from its reader. The reader compares
+// the time of a read through the kernel with that of a copy from the pipe.
+#pragma once
+
+#include "os/clock.h"
+#include "os/cpu.h"
+#include "os/process.h"
+#include "os/random.h"
+#include "ring/shm/segment.h"
+
+enum { // votes; the lowest one decides
+    IDIST__READS_NOT,
+    IDIST__READS_SLOWLY,
+    IDIST__READS_FAST
+};
+
+// Leaves what the next rank reads to find out which way is faster: a block of our memory, and one
+// in our part of the file, in the pipe from that rank, which writes to it only afterwards. Both are
+// then in our cache, as contributions usually are.
+static void idist__segment_probe_leave_sample(const idist__segment *m) {
+    if (m->n == 1 || m->pipe_nbytes < IDIST__SAMPLE_BYTES) return;
+    memset(m->remote_pieces, 1, IDIST__SAMPLE_BYTES);
+    memset(idist__segment_pipe(m, (m->me + 1) % m->n, m->me) + 1, 1, IDIST__SAMPLE_BYTES);
+}
+
+// Leaves what the others need to read our memory. The segment is mapped.
+static void idist__segment_probe_prepare(idist__segment *m) {
+    idist__doorbell *bell = idist__segment_doorbell(m, m->me);
+
+    idist__os_random(&m->proof, sizeof m->proof);
+    bell->pid = idist__os_process_id();
+    bell->proof = m->proof;
+    bell->proof_address = (uint64_t)(uintptr_t)&m->proof;
+    bell->sample_address = (uint64_t)(uintptr_t)m->remote_pieces;
+    idist__segment_probe_leave_sample(m);
+}
+
+// Returns whether we can read the memory of all others, and they are the processes we take them
+// for.
+static bool idist__segment_probe_reads_all(idist__segment *m) {
+    int i;
+
+    for (i = 0; i < m->n; i++) {
+        const idist__doorbell *bell = idist__segment_doorbell(m, i);
+        uint64_t proof = 0;
+        uint64_t proof_address = bell->proof_address;
+
+        m->processes[i] = (idist__os_process)bell->pid;
+        if (m->processes[i] <= 0) return false;
+        if (idist__segment_read_remote(m, i, proof_address, &proof, sizeof proof) != 0)
+            return false;
+        if (proof != bell->proof) return false;
+    }
+
+    return true;
+}
+
+// Returns whether the kernel reads the memory of another process at least half as fast as we read
+// memory that we share with it. Some processors need five times as long for what is in the other
+// one's cache. The sample is read in small pieces, of which the fastest counts, because the others
+// may have been interrupted.
+static bool idist__segment_probe_reads_fast(const idist__segment *m) {
+    int from = (m->me + m->n - 1) % m->n;
+    const char *shared = (const char *)(idist__segment_pipe(m, m->me, from) + 1);
+    uint64_t address = idist__segment_doorbell(m, from)->sample_address;
+    char *to = m->remote_pieces + IDIST__SAMPLE_BYTES;
+    int64_t remote_ns = IDIST__FOREVER, shared_ns = IDIST__FOREVER;
+    size_t at;
+
+    for (at = 0; at < IDIST__SAMPLE_BYTES; at += IDIST__PAGE) to[at] = shared[at]; // maps the pages
+
+    for (at = 0; at < IDIST__SAMPLE_BYTES; at += IDIST__SAMPLE_PIECE) {
+        int64_t begin_ns = idist__os_clock_now_ns(), between_ns, end_ns;
+
+        if (idist__segment_read_remote(m, from, address + at, to, IDIST__SAMPLE_PIECE) != 0)
+            return false;
+        between_ns = idist__os_clock_now_ns();
+        memcpy(to, shared + at, IDIST__SAMPLE_PIECE);
+        end_ns = idist__os_clock_now_ns();
+        if (between_ns - begin_ns < remote_ns) remote_ns = between_ns - begin_ns;
+        if (end_ns - between_ns < shared_ns) shared_ns = end_ns - between_ns;
+    }
+
+    return remote_ns <= 2 * shared_ns;
+}
+
+// Returns how this rank reads the memory of others, as a vote. All ranks have prepared. Ranks that
+// share cores cannot measure it. Rank 0 may not have written head->ncores yet.
+static char idist__segment_probe_reads(idist__segment *m) {
+    const idist__segment_header *head = idist__segment_header_of(m);
+
+    if (!idist__segment_probe_reads_all(m)) return IDIST__READS_NOT;
+    if (m->n == 1 || m->n > idist__os_cpu_set_count(&head->cpus)) return IDIST__READS_FAST;
+    if (m->pipe_nbytes < IDIST__SAMPLE_BYTES) return IDIST__READS_FAST;
+    return idist__segment_probe_reads_fast(m) ? IDIST__READS_FAST : IDIST__READS_SLOWLY;
+}

@@ -1,0 +1,66 @@
+// ring/join/take_over.h: pipes in shared memory take over the links inside a host
+//
+// While the ranks of a host agree on their segment, the links of the tree are local sockets, and
+// the other links inside the host are closed. Once all ranks have mapped the segment, each
+// rank gives all of these links a pipe, which closes the connections of the tree. No byte is lost:
+// after the last vote nothing travels over these connections, and frames begin with the pipes.
+//
+//   link to            before         after, if we join     after, if we give up
+//   parent, children   local socket   pipe                  local socket
+//   others             closed         pipe                  pipe
+//
+// A rank that gives up after that takes over only the links to ranks that are not its parent or
+// children: the others may have joined, and can be told. Between parent and child votes may still
+// be under way, which a frame would disturb; a child that has joined sees by its parent's beacon
+// that the parent is gone.
+#pragma once
+
+#include "base/log.h"
+#include "core/model.h"
+#include "ring/shm/segment.h"
+#include "ring/shm/pipe.h"
+#include "ring/msg/ring_model.h"
+#include "ring/msg/link.h"
+#include "ring/join/join_state.h"
+
+// Says in w->sharing how the ranks of this host share memory, and warns if it is too little.
+static void idist__take_over_describe(const idist__join *j, const idist__segment *m) {
+    idist__world *w = j->w;
+
+    snprintf(w->sharing, sizeof w->sharing, "shared memory, %zu KiB per rank%s; %s",
+             w->cfg.shm_nbytes >> 10,
+             m->region_count ? "" : ", too little for collectives, which are messages",
+             m->reads_fast     ? "large buffers are read from the other process"
+             : m->reads_remote ? "large buffers are copied, the kernel reads other processes slowly"
+                               : "large buffers are copied");
+    if (!m->region_count && m->me == 0)
+        idist__log_print(&w->log, IDIST_LOG_WARN, "on this host: %s", w->sharing);
+}
+
+// Gives the ring its segment, and the links inside this host their pipes. ranks: the world ranks of
+// this host. status: whether we join or give up.
+static void idist__take_over_links(idist__join *j, idist__segment *m, const int *ranks,
+                                   idist_status status) {
+    const idist__segment_header *head = idist__segment_header_of(m);
+    int i;
+
+    m->fenced = head->fenced != 0;
+    m->oversubscribed = m->n > (int)head->ncores;
+    j->w->ncores = (int)head->ncores;
+
+    for (i = 0; i < m->n; i++) {
+        idist__link *l = &j->ring->links[ranks[i]];
+        idist__pipe_port *port = &m->ports[i];
+
+        m->local[ranks[i]] = i;
+        if (i == m->me || (status != IDIST_OK && idist__link_is_connected(l))) continue;
+        port->shm = m;
+        port->peer = i;
+        port->in = idist__segment_pipe(m, i, m->me);
+        port->out = idist__segment_pipe(m, m->me, i);
+        idist__link_open(j->ring, l, &idist__pipe_transport, port); // closes the connection
+    }
+
+    j->ring->shm = m;
+    idist__take_over_describe(j, m);
+}
