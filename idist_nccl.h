@@ -470,7 +470,7 @@ typedef struct idist__gpu {
     bool loading;              // a thread loads the kernels, without the lock
 #if IDIST__IPC_KERNELS
     cudaLibrary_t library;
-    cudaKernel_t kernels[7]; // numbered in gpu/ipc/ptx.h
+    cudaKernel_t kernels[5]; // numbered in gpu/ipc/ptx.h
 #endif
     idist__task *held_calls; // by the idist_group_begin of any thread, oldest first
 } idist__gpu;
@@ -1364,8 +1364,8 @@ static bool idist__stage_part_done(idist__task *t) {
 // gpu/ipc/ptx.h: kernels that reduce and pack what one GPU can read
 //
 // idist_reduce_f32, _f64, _f16 and _bf16 compute out[i] = in[0][i] (op) ... (op) in[n - 1][i], with
-// the same bits as idist__reduce_many. idist_pack_halves, _pack_bytes and idist_unpack_bytes do
-// what train/compress/compress.h does, with the same bits. No kernel waits for anything.
+// the same bits as idist__reduce_many. idist_pack_halves converts floats as
+// train/compress/compress.h does, with the same bits. No kernel waits for anything.
 //
 // The strings below, joined, are the PTX that the driver compiles for its GPU. Their source is
 // tests/gpu/reduce.cu and tests/gpu/pack.cu.
@@ -1389,19 +1389,14 @@ typedef struct idist__ptx_args {
 } idist__ptx_args;
 
 // Indices of idist__gpu.kernels: 0 to 3 reduce F16, BF16, F32 and F64 (dtype - IDIST_F16). Then the
-// ops of PACK_HALVES, and those of PACK_BYTES.
-enum { IDIST__PACK_HALVES = 4, IDIST__PACK_BYTES, IDIST__UNPACK_BYTES };
+// ops of PACK_HALVES.
+enum { IDIST__PACK_HALVES = 4 };
 enum { IDIST__PACK_F16, IDIST__PACK_BF16, IDIST__UNPACK_F16, IDIST__UNPACK_BF16 };
-enum { IDIST__PACK_GIVE, IDIST__PACK_ADD };
 
 typedef struct idist__pack_args {
     const void *in;
-    float *residual; // PACK_BYTES: rounding errors carried over, padded_count floats
     void *out;
-    unsigned long long count;        // floats
-    unsigned long long padded_count; // PACK_BYTES: count, rounded up to a multiple of 1,024
-    float factor;                    // ADD: the sum is multiplied by it
-    int n;                           // ADD: contributions, one after another in `in`
+    unsigned long long count; // floats
     int op;
 } idist__pack_args;
 
@@ -1688,88 +1683,27 @@ static const char *const idist__ptx[] IDIST__UNUSED = {
     "st.global.u16[d22+12],r76;setp.lt.u64 p75,d14,8;@p75 bra L73;shr.u32 r195,r76,16;",
     "st.global.u16[d22+14],r195;L73:mov.u32 r196,%nctaid.x;mul.wide.u32 d42,r196,r79;add.s64 ",
     "d45,d45,d42;shl.b64 d44,d45,3;setp.lt.u64 p76,d44,d8;@p76 bra L4;L74:ret;}.visible .entry ",
-    "idist_pack_halves(.param .align 8 .b8 a[56]).maxntid 512,1,1{.reg .pred p<10>;.reg .b16 ",
-    "h<11>;.reg .f32 f<5>;.reg .b32 r<33>;.reg .b64 d<56>;ld.param.u32 r3,[a+48];ld.param.u64 ",
-    "d23,[a+24];ld.param.u64 d22,[a+16];ld.param.u64 d20,[a];cvta.to.global.u64 d1,d20;",
-    "cvta.to.global.u64 d2,d22;mov.u32 r4,%ctaid.x;mov.u32 r5,%ntid.x;mul.wide.u32 d25,r4,r5;",
-    "mov.u32 r6,%tid.x;cvt.u64.u32 d26,r6;add.s64 d55,d25,d26;setp.ge.u64 p1,d55,d23;@p1 bra ",
-    "L12;setp.gt.s32 p2,r3,1;@!p2 bra L2;setp.eq.s32 p7,r3,2;@!p7 bra L8;mov.u32 r32,%nctaid.x;",
-    "mul.wide.u32 d17,r32,r5;L11:shl.b64 d48,d55,1;add.s64 d49,d1,d48;ld.global.u16 h10,[d49];",
-    "cvt.f32.f16 f4,h10;shl.b64 d50,d55,2;add.s64 d51,d2,d50;st.global.f32[d51],f4;add.s64 d55,",
-    "d55,d17;setp.lt.u64 p9,d55,d23;@p9 bra L11;bra L12;L2:setp.eq.s32 p3,r3,0;@p3 bra L5;",
-    "add.s64 d52,d25,d26;mov.u32 r10,%nctaid.x;mul.wide.u32 d5,r10,r5;L4:shl.b64 d30,d52,2;",
-    "add.s64 d31,d1,d30;ld.global.f32 f2,[d31];mov.b32 r11,f2;shr.u32 r12,r11,16;and.b32 r13,",
-    "r12,1;setp.nan.f32 p4,f2,f2;or.b32 r14,r11,4194304;add.s32 r15,r11,r13;add.s32 r16,r15,",
-    "32767;selp.b32 r17,r14,r16,p4;shr.u32 r18,r17,16;shl.b64 d32,d52,1;add.s64 d33,d2,d32;",
-    "st.global.u16[d33],r18;add.s64 d52,d52,d5;setp.lt.u64 p5,d52,d23;@p5 bra L4;bra L12;L8:",
-    "add.s64 d54,d25,d26;mov.u32 r26,%nctaid.x;mul.wide.u32 d13,r26,r5;L9:shl.b64 d42,d54,1;",
-    "add.s64 d43,d1,d42;ld.global.u16 r27,[d43];shl.b32 r28,r27,16;shl.b64 d44,d54,2;add.s64 ",
-    "d45,d2,d44;st.global.u32[d45],r28;add.s64 d54,d54,d13;setp.lt.u64 p8,d54,d23;@p8 bra L9;",
-    "bra L12;L5:add.s64 d53,d25,d26;mov.u32 r22,%nctaid.x;mul.wide.u32 d9,r22,r5;L6:shl.b64 d36,",
-    "d53,2;add.s64 d37,d1,d36;ld.global.f32 f3,[d37];cvt.rn.f16.f32 h9,f3;shl.b64 d38,d53,1;",
-    "add.s64 d39,d2,d38;st.global.u16[d39],h9;add.s64 d53,d53,d9;setp.lt.u64 p6,d53,d23;@p6 bra ",
-    "L6;L12:ret;}.visible .entry idist_pack_bytes(.param .align 8 .b8 a[56]).maxntid 512,1,1{",
-    ".reg .pred p<32>;.reg .b16 h<10>;.reg .f32 f<72>;.reg .b32 r<74>;.reg .b64 d<83>;",
-    "ld.param.u32 r20,[a+48];ld.param.u32 r19,[a+44];ld.param.f32 f24,[a+40];ld.param.u64 d29,",
-    "[a+32];ld.param.u64 d28,[a+24];ld.param.u64 d27,[a+16];ld.param.u64 d26,[a+8];ld.param.u64 ",
-    "d25,[a];cvta.to.global.u64 d1,d25;cvta.to.global.u64 d2,d26;cvta.to.global.u64 d3,d27;",
-    "mov.u32 r21,%ctaid.x;mov.u32 r22,%ntid.x;mul.wide.u32 d30,r21,r22;mov.u32 r23,%tid.x;",
-    "cvt.u64.u32 d31,r23;add.s64 d32,d30,d31;shr.u64 d80,d32,5;shl.b64 d79,d80,10;setp.ge.u64 ",
-    "p1,d79,d29;@p1 bra L26;L1:mul.lo.s64 d10,d80,1028;setp.eq.s32 p2,r20,0;@p2 bra L9;",
-    "setp.gt.s32 p3,r19,0;@!p3 bra L3;cvt.u64.u32 d39,r21;cvt.u64.u32 d40,r22;mul.lo.s64 d41,",
-    "d39,d40;add.s64 d43,d41,d31;cvt.u32.u64 r31,d43;and.b32 r69,r31,31;shr.u64 d44,d29,10;",
-    "mul.lo.s64 d14,d44,1028;add.s64 d15,d1,d10;mov.f32 f68,0f00000000;L6:.pragma \"nounroll\";",
-    "cvt.u64.u32 d45,r69;add.s64 d46,d79,d45;shl.b64 d47,d46,2;add.s64 d16,d2,d47;ld.global.f32 ",
-    "f65,[d16];add.s32 r33,r69,4;cvt.u64.u32 d17,r33;mov.u32 r70,0;mov.u64 d82,d15;L7:.pragma ",
-    "\"nounroll\";add.s64 d48,d82,d17;ld.global.s8 h9,[d48];cvt.rn.f32.s16 f31,h9;ld.global.f32 ",
-    "f32,[d82];mul.rn.f32 f33,f32,f24;mul.rn.f32 f34,f31,f33;add.rn.f32 f65,f65,f34;add.s64 d82,",
-    "d82,d14;add.s32 r70,r70,1;setp.lt.s32 p8,r70,r19;@p8 bra L7;st.global.f32[d16],f65;neg.f32 ",
-    "f35,f65;setp.lt.f32 p9,f65,0f00000000;selp.f32 f36,f35,f65,p9;setp.gtu.f32 p10,f36,",
-    "0f7F7FFFFF;selp.f32 f37,0f7F800000,f36,p10;setp.gt.f32 p11,f37,f68;selp.f32 f68,f37,f68,",
-    "p11;add.s32 r69,r69,32;setp.lt.u32 p12,r69,1024;@p12 bra L6;bra L13;L9:cvt.u64.u32 d49,r21;",
-    "cvt.u64.u32 d50,r22;mul.lo.s64 d51,d49,d50;add.s64 d53,d51,d31;cvt.u32.u64 r37,d53;and.b32 ",
-    "r71,r37,31;mov.f32 f68,0f00000000;L10:.pragma \"nounroll\";cvt.u64.u32 d54,r71;add.s64 d20,",
-    "d79,d54;shl.b64 d55,d20,2;add.s64 d21,d2,d55;ld.global.f32 f67,[d21];setp.ge.u64 p13,d20,",
-    "d28;@p13 bra L12;add.s64 d57,d1,d55;ld.global.f32 f39,[d57];add.rn.f32 f67,f67,f39;L12:",
-    "st.global.f32[d21],f67;neg.f32 f40,f67;setp.lt.f32 p14,f67,0f00000000;selp.f32 f41,f40,f67,",
-    "p14;setp.gtu.f32 p15,f41,0f7F7FFFFF;selp.f32 f42,0f7F800000,f41,p15;setp.gt.f32 p16,f42,",
-    "f68;selp.f32 f68,f42,f68,p16;add.s32 r71,r71,32;setp.lt.u32 p17,r71,1024;@p17 bra L10;bra ",
-    "L13;L3:cvt.u32.u64 r27,d32;and.b64 d36,d32,31;add.s64 d37,d36,d79;shl.b64 d38,d37,2;",
-    "add.s64 d81,d2,d38;and.b32 r68,r27,31;mov.f32 f68,0f00000000;L4:.pragma \"nounroll\";",
-    "ld.global.f32 f26,[d81];setp.lt.f32 p4,f26,0f00000000;neg.f32 f27,f26;selp.f32 f28,f27,f26,",
-    "p4;setp.gtu.f32 p5,f28,0f7F7FFFFF;selp.f32 f29,0f7F800000,f28,p5;setp.gt.f32 p6,f29,f68;",
-    "selp.f32 f68,f29,f68,p6;add.s64 d81,d81,128;add.s32 r68,r68,32;setp.lt.u32 p7,r68,1024;@p7 ",
-    "bra L4;L13:mov.b32 r38,f68;mov.u32 r39,31;mov.u32 r40,16;mov.u32 r41,-1;shfl.sync.bfly.b32 ",
-    "r42|p18,r38,r40,r39,r41;mov.b32 f44,r42;max.f32 f45,f68,f44;mov.b32 r43,f45;mov.u32 r44,8;",
-    "shfl.sync.bfly.b32 r45|p19,r43,r44,r39,r41;mov.b32 f46,r45;max.f32 f47,f45,f46;mov.b32 r46,",
-    "f47;mov.u32 r47,4;shfl.sync.bfly.b32 r48|p20,r46,r47,r39,r41;mov.b32 f48,r48;max.f32 f49,",
-    "f47,f48;mov.b32 r49,f49;mov.u32 r50,2;shfl.sync.bfly.b32 r51|p21,r49,r50,r39,r41;mov.b32 ",
-    "f50,r51;max.f32 f51,f49,f50;mov.b32 r52,f51;mov.u32 r53,1;shfl.sync.bfly.b32 r54|p22,r52,",
-    "r53,r39,r41;mov.b32 f52,r54;max.f32 f15,f51,f52;setp.gtu.f32 p23,f15,0f7F7FFFFF;mov.f32 ",
-    "f69,0f7FC00000;@p23 bra L15;mov.f32 f53,0f42FE0000;div.rn.f32 f69,f15,f53;L15:setp.leu.f32 ",
-    "p24,f69,0f00000000;mov.f32 f70,0f00000000;@p24 bra L17;mov.f32 f55,0f3F800000;div.rn.f32 ",
-    "f70,f55,f69;L17:cvt.u64.u32 d58,r21;cvt.u64.u32 d59,r22;mul.lo.s64 d60,d58,d59;add.s64 d62,",
-    "d60,d31;cvt.u32.u64 r58,d62;and.b32 r72,r58,31;setp.ne.s32 p25,r72,0;@p25 bra L19;add.s64 ",
-    "d64,d3,d10;st.global.f32[d64],f69;L19:setp.gtu.f32 p26,f70,0f7F7FC99E;selp.f32 f20,",
-    "0f00000000,f70,p26;L20:.pragma \"nounroll\";cvt.u64.u32 d70,r72;add.s64 d71,d79,d70;",
-    "shl.b64 d72,d71,2;add.s64 d22,d2,d72;ld.global.f32 f21,[d22];mov.u32 r73,0;@p23 bra L22;",
-    "mul.rn.f32 f56,f21,f20;setp.lt.f32 p28,f56,0f00000000;selp.f32 f57,0fBF000000,0f3F000000,",
-    "p28;add.rn.f32 f58,f56,f57;cvt.rzi.s32.f32 r73,f58;L22:add.s32 r65,r72,4;cvt.u64.u32 d73,",
-    "r65;add.s64 d75,d3,d10;add.s64 d76,d75,d73;st.global.u8[d76],r73;mov.f32 f71,0f00000000;",
-    "@p23 bra L24;cvt.rn.f32.s32 f60,r73;mul.rn.f32 f61,f60,f69;neg.f32 f62,f61;add.rn.f32 f71,",
-    "f21,f62;L24:st.global.f32[d22],f71;add.s32 r72,r72,32;setp.lt.u32 p30,r72,1024;@p30 bra ",
-    "L20;mov.u32 r67,%nctaid.x;mul.wide.u32 d77,r67,r22;shr.u64 d78,d77,5;add.s64 d80,d80,d78;",
-    "shl.b64 d79,d80,10;setp.lt.u64 p31,d79,d29;@p31 bra L1;L26:ret;}.visible .entry ",
-    "idist_unpack_bytes(.param .align 8 .b8 a[56]).maxntid 512,1,1{.reg .pred p<3>;.reg .b16 ",
-    "h<10>;.reg .f32 f<5>;.reg .b32 r<7>;.reg .b64 d<25>;ld.param.u64 d12,[a+24];ld.param.u64 ",
-    "d11,[a+16];ld.param.u64 d9,[a];mov.u32 r3,%ctaid.x;mov.u32 r4,%ntid.x;cvt.u64.u32 d1,r4;",
-    "mul.wide.u32 d14,r3,r4;mov.u32 r5,%tid.x;cvt.u64.u32 d15,r5;add.s64 d24,d14,d15;",
-    "setp.ge.u64 p1,d24,d12;@p1 bra L3;cvta.to.global.u64 d4,d11;mov.u32 r6,%nctaid.x;",
-    "cvt.u64.u32 d16,r6;mul.lo.s64 d5,d16,d1;cvta.to.global.u64 d6,d9;L2:shr.u64 d17,d24,10;",
-    "mul.lo.s64 d18,d17,1028;add.s64 d19,d6,d18;and.b64 d20,d24,1023;add.s64 d21,d19,d20;",
-    "ld.global.s8 h9,[d21+4];cvt.rn.f32.s16 f2,h9;ld.global.f32 f3,[d19];mul.rn.f32 f4,f2,f3;",
-    "shl.b64 d22,d24,2;add.s64 d23,d4,d22;st.global.f32[d23],f4;add.s64 d24,d24,d5;setp.lt.u64 ",
-    "p2,d24,d12;@p2 bra L2;L3:ret;}"};
+    "idist_pack_halves(.param .align 8 .b8 a[32]).maxntid 512,1,1{.reg .pred p<10>;.reg .b16 ",
+    "h<11>;.reg .f32 f<4>;.reg .b32 r<32>;.reg .b64 d<54>;ld.param.u32 r2,[a+24];ld.param.u64 ",
+    "d22,[a+16];ld.param.u64 d21,[a+8];ld.param.u64 d20,[a];cvta.to.global.u64 d1,d20;",
+    "cvta.to.global.u64 d2,d21;mov.u32 r3,%ctaid.x;mov.u32 r4,%ntid.x;mul.wide.u32 d23,r3,r4;",
+    "mov.u32 r5,%tid.x;cvt.u64.u32 d24,r5;add.s64 d53,d23,d24;setp.ge.u64 p1,d53,d22;@p1 bra ",
+    "L12;setp.gt.s32 p2,r2,1;@!p2 bra L2;setp.eq.s32 p7,r2,2;@!p7 bra L8;mov.u32 r31,%nctaid.x;",
+    "mul.wide.u32 d17,r31,r4;L11:shl.b64 d46,d53,1;add.s64 d47,d1,d46;ld.global.u16 h10,[d47];",
+    "cvt.f32.f16 f3,h10;shl.b64 d48,d53,2;add.s64 d49,d2,d48;st.global.f32[d49],f3;add.s64 d53,",
+    "d53,d17;setp.lt.u64 p9,d53,d22;@p9 bra L11;bra L12;L2:setp.eq.s32 p3,r2,0;@p3 bra L5;",
+    "add.s64 d50,d23,d24;mov.u32 r9,%nctaid.x;mul.wide.u32 d5,r9,r4;L4:shl.b64 d28,d50,2;",
+    "add.s64 d29,d1,d28;ld.global.f32 f1,[d29];mov.b32 r10,f1;shr.u32 r11,r10,16;and.b32 r12,",
+    "r11,1;setp.nan.f32 p4,f1,f1;or.b32 r13,r10,4194304;add.s32 r14,r10,r12;add.s32 r15,r14,",
+    "32767;selp.b32 r16,r13,r15,p4;shr.u32 r17,r16,16;shl.b64 d30,d50,1;add.s64 d31,d2,d30;",
+    "st.global.u16[d31],r17;add.s64 d50,d50,d5;setp.lt.u64 p5,d50,d22;@p5 bra L4;bra L12;L8:",
+    "add.s64 d52,d23,d24;mov.u32 r25,%nctaid.x;mul.wide.u32 d13,r25,r4;L9:shl.b64 d40,d52,1;",
+    "add.s64 d41,d1,d40;ld.global.u16 r26,[d41];shl.b32 r27,r26,16;shl.b64 d42,d52,2;add.s64 ",
+    "d43,d2,d42;st.global.u32[d43],r27;add.s64 d52,d52,d13;setp.lt.u64 p8,d52,d22;@p8 bra L9;",
+    "bra L12;L5:add.s64 d51,d23,d24;mov.u32 r21,%nctaid.x;mul.wide.u32 d9,r21,r4;L6:shl.b64 d34,",
+    "d51,2;add.s64 d35,d1,d34;ld.global.f32 f2,[d35];cvt.rn.f16.f32 h9,f2;shl.b64 d36,d51,1;",
+    "add.s64 d37,d2,d36;st.global.u16[d37],h9;add.s64 d51,d51,d9;setp.lt.u64 p6,d51,d22;@p6 bra ",
+    "L6;L12:ret;}"};
 // clang-format on
 // End of what tests/gpu/make_ptx.sh made.
 
@@ -1789,10 +1723,8 @@ static void idist__ipc_kernel_unload(idist__gpu *gpu) {
 // its attributes are asked for: PTX that the driver cannot read is no error of a call yet, and no
 // launch waits.
 static cudaError_t idist__ipc_kernel_load(idist__gpu *gpu) {
-    static const char *const names[] = {"idist_reduce_f16",  "idist_reduce_bf16",
-                                        "idist_reduce_f32",  "idist_reduce_f64",
-                                        "idist_pack_halves", "idist_pack_bytes",
-                                        "idist_unpack_bytes"};
+    static const char *const names[] = {"idist_reduce_f16", "idist_reduce_bf16", "idist_reduce_f32",
+                                        "idist_reduce_f64", "idist_pack_halves"};
     struct cudaFuncAttributes attributes;
     size_t i, nbytes = 1, at = 0;
     cudaError_t error;
@@ -2929,17 +2861,16 @@ IDIST__UNUSED static idist_status idist__own_scale(const char *name, const idist
     return idist__own_end(&own, name);
 }
 
-// Launches one of the kernels that pack.
-IDIST__UNUSED static idist_status idist__own_pack(const char *name, const idist_opts *o, int kernel,
+// Converts floats to 16 bits, or back.
+IDIST__UNUSED static idist_status idist__own_pack(const char *name, const idist_opts *o,
                                                   const idist__pack_args *args) {
-    // Packing bytes takes a warp for each chunk.
-    size_t nthreads = kernel == IDIST__PACK_BYTES ? args->padded_count / 32 : args->count;
     idist__own own;
     idist_status status = idist__own_begin(&own, name, o, true);
 
     if (status != IDIST_OK) return status;
-    if (own.error == cudaSuccess && nthreads)
-        own.error = idist__ipc_kernel_launch(own.gpu, kernel, args, nthreads, own.stream);
+    if (own.error == cudaSuccess && args->count)
+        own.error =
+            idist__ipc_kernel_launch(own.gpu, IDIST__PACK_HALVES, args, args->count, own.stream);
 
     return idist__own_end(&own, name);
 }

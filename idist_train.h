@@ -285,10 +285,8 @@ typedef enum idist_compression {
     IDIST_COMPRESS_NONE = 0,
     IDIST_COMPRESS_F16 = 1,  // F32 and F64 gradients are sent as F16 and summed in float
     IDIST_COMPRESS_BF16 = 2, // the same as BF16
-    // A byte per gradient and a scale per 1,024; the rounding error is added to the next gradient.
-    IDIST_COMPRESS_I8 = 3,
     // The gradient of a matrix is sent as a product of two thin matrices, see idist_powersgd_desc.
-    IDIST_COMPRESS_POWERSGD = 4
+    IDIST_COMPRESS_POWERSGD = 4 // 3 is not used
 } idist_compression;
 
 // PowerSGD (Vogels, Karimireddy and Jaggi, 2019), as torch's powerSGD_hook has it. All zero is
@@ -4345,82 +4343,35 @@ static void idist__tensor_memory_free(const idist__memory *memory, void *data) {
 
 // ---- train/compress/compress.h -------------------------------------------------------------------
 
-// train/compress/compress.h: state of a compressed bucket; 16-bit compression
+// train/compress/compress.h: how buckets are reduced; 16-bit compression
 //
 // Functions: idist__compress_*, idist__half_*.
 
 //------------------------------------------------------------------------------
-// the state of a bucket that is sent with fewer bits
+// a bucket that is sent with fewer bits
 //
 // A compression is a communication hook like one of the program's. Its arg is the idist__reduction
-// of the ddp, and the state of a bucket an idist__compress_state.
+// of the ddp. With 16-bit compression, the state of a bucket is the memory for its 16-bit floats.
 //------------------------------------------------------------------------------
 
 // How the buckets of an iteration are reduced.
 typedef struct idist__reduction {
     idist__memory memory;
     int group_size;
-    idist_dtype wire;             // what is sent: F16, BF16, I8 or, by PowerSGD, F32
+    idist_dtype wire;             // of 16-bit compression: F16 or BF16
     idist_op op;                  // of the call, ...
     double postscale;             // ... and the factor for its result
     idist_powersgd_desc powersgd; // with defaults filled in
 } idist__reduction;
 
-// Gradients that share a scale when they are sent as bytes.
-enum { IDIST__INT8_CHUNK = 1024 };
-enum { IDIST__INT8_CHUNK_NBYTES = sizeof(float) + IDIST__INT8_CHUNK }; // the scale, then the bytes
-
-// The members other than `send` are used for bytes only.
-typedef struct idist__compress_state {
-    void *send, *recv;
-    void *error;       // floats: what the first rounding took from each gradient of the bucket
-    void *block_error; // floats: what the second rounding took, in the block of this rank
-    size_t block;      // gradients in a block, a multiple of IDIST__INT8_CHUNK
-} idist__compress_state;
-
-static size_t idist__compress_block_nbytes(const idist__compress_state *state) {
-    return state->block / IDIST__INT8_CHUNK * IDIST__INT8_CHUNK_NBYTES;
+// Allocates the state of a bucket.
+static idist_status idist__compress_alloc(const idist__reduction *reduction, idist_bucket *b) {
+    return idist__tensor_memory_alloc(&reduction->memory, &b->state, (b->count + 1) * 2);
 }
 
 // free_fn of the hooks.
 static void idist__compress_free(void *data, void *arg) {
-    const idist__memory *memory = &((const idist__reduction *)arg)->memory;
-    idist__compress_state *state = (idist__compress_state *)data;
-
-    idist__tensor_memory_free(memory, state->send);
-    idist__tensor_memory_free(memory, state->recv);
-    idist__tensor_memory_free(memory, state->error);
-    idist__tensor_memory_free(memory, state->block_error);
-    free(state);
-}
-
-// If this fails half-way, the bucket has a state nevertheless, and idist__compress_free frees it.
-static idist_status idist__compress_alloc(const idist__reduction *reduction, idist_bucket *b) {
-    idist__compress_state *state = (idist__compress_state *)calloc(1, sizeof *state);
-    const idist__memory *memory = &reduction->memory;
-    size_t ranks = (size_t)reduction->group_size, nbytes, granule = ranks * IDIST__INT8_CHUNK;
-    idist_status status = IDIST_OK;
-
-    if (!state)
-        return idist__fail(IDIST_ERR_NO_MEMORY, "ddp_create: no memory to compress a bucket");
-    b->state = state;
-
-    if (reduction->wire != IDIST_I8) {
-        nbytes = (b->count + 1) * 2;
-        return idist__tensor_memory_alloc(memory, &state->send, nbytes);
-    }
-
-    state->block = (b->count + granule - 1) / granule * IDIST__INT8_CHUNK;
-    nbytes = ranks * idist__compress_block_nbytes(state);
-    status =
-        idist__tensor_memory_alloc(memory, &state->error, ranks * state->block * sizeof(float));
-    if (status == IDIST_OK)
-        status =
-            idist__tensor_memory_alloc(memory, &state->block_error, state->block * sizeof(float));
-    if (status == IDIST_OK) status = idist__tensor_memory_alloc(memory, &state->recv, nbytes);
-    if (status == IDIST_OK) status = idist__tensor_memory_alloc(memory, &state->send, nbytes);
-
-    return status;
+    idist__tensor_memory_free(&((const idist__reduction *)arg)->memory, data);
 }
 
 //------------------------------------------------------------------------------
@@ -4467,7 +4418,7 @@ static void idist__half_unpack(const idist_bucket *b, const char *from, idist_dt
 
 static idist_status idist__half_start(idist_bucket *b, void *arg) {
     const idist__reduction *reduction = (const idist__reduction *)arg;
-    char *wire = (char *)((idist__compress_state *)b->state)->send;
+    char *wire = (char *)b->state;
 
     idist__half_pack(b, wire, reduction->wire);
     return idist_all_reduce(wire, wire, b->count, reduction->wire, reduction->op, &b->opts);
@@ -4475,132 +4426,10 @@ static idist_status idist__half_start(idist_bucket *b, void *arg) {
 
 static idist_status idist__half_finish(idist_bucket *b, void *arg) {
     const idist__reduction *reduction = (const idist__reduction *)arg;
-    const char *wire = (const char *)((const idist__compress_state *)b->state)->send;
 
-    idist__half_unpack(b, wire, reduction->wire);
+    idist__half_unpack(b, (const char *)b->state, reduction->wire);
     return idist__tensor_memory_scale(&reduction->memory, b->data, b->count, b->dtype,
                                       reduction->postscale);
-}
-
-// ---- train/compress/int8.h -----------------------------------------------------------------------
-
-// train/compress/int8.h: buckets sent as bytes with error feedback
-//
-// After Seide et al., 1-bit SGD (2014), who used one bit. 1,024 gradients share a scale by which
-// the largest of them becomes 127. What rounding takes from each is added to the same gradient in
-// the next iteration, so that nothing is lost over time. Bytes cannot be summed on the way, so a
-// bucket is reduced in two steps, each block of it by a rank of its own. The second rounding has an
-// error and a feedback as well:
-//
-//     rank 0   [block 0 | block 1 | block 2]     all_to_all: block k of every rank to rank k
-//     rank 1   [block 0 | block 1 | block 2]     rank k: to float, sum, scale, round again
-//     rank 2   [block 0 | block 1 | block 2]     all_gather: every rank gets the same bytes
-//
-// Bytes sent per gradient: 2 (n-1)/n * 1.004, compared with 8 (n-1)/n of an all_reduce of floats.
-
-// Rounds x to bytes and leaves in x what that took. A chunk with a value that is not finite becomes
-// all NaN.
-static void idist__int8_pack(float *x, size_t count, char *to) {
-    size_t first, i;
-
-    for (first = 0; first < count; first += IDIST__INT8_CHUNK, to += IDIST__INT8_CHUNK_NBYTES) {
-        signed char *bytes = (signed char *)to + sizeof(float);
-        float *chunk = x + first;
-        float largest = 0, not_finite = 0, scale, inverse;
-
-        for (i = 0; i < IDIST__INT8_CHUNK; i++) {
-            float size = chunk[i] < 0 ? -chunk[i] : chunk[i];
-
-            largest = size > largest ? size : largest;
-            not_finite += chunk[i] - chunk[i]; // NaN for NaN and infinity, otherwise 0
-        }
-
-        scale = largest / 127 + not_finite;
-        inverse = scale > 0 ? 1 / scale : 0;
-        if (!(inverse <= 3.4e38f)) inverse = 0; // gradients so small that they do not matter
-
-        for (i = 0; i < IDIST__INT8_CHUNK; i++) {
-            float v = chunk[i] * inverse;
-            int byte = not_finite == 0 ? (int)(v < 0 ? v - 0.5f : v + 0.5f) : 0;
-
-            bytes[i] = (signed char)byte;
-            chunk[i] = not_finite == 0 ? chunk[i] - (float)byte * scale : 0;
-        }
-
-        memcpy(to, &scale, sizeof scale);
-    }
-}
-
-static float idist__int8_scale(const char *chunk) {
-    float scale;
-
-    memcpy(&scale, chunk, sizeof scale);
-    return scale;
-}
-
-static idist_status idist__int8_start(idist_bucket *b, void *arg) {
-    const idist__reduction *reduction = (const idist__reduction *)arg;
-    idist__compress_state *state = (idist__compress_state *)b->state;
-    float *error = (float *)state->error;
-    size_t i;
-
-    if (b->dtype == IDIST_F32)
-        for (i = 0; i < b->count; i++) error[i] += ((const float *)b->data)[i];
-    else
-        for (i = 0; i < b->count; i++) error[i] += (float)((const double *)b->data)[i];
-    idist__int8_pack(error, (size_t)reduction->group_size * state->block, (char *)state->send);
-
-    return idist_all_to_all(state->send, state->recv, idist__compress_block_nbytes(state), IDIST_U8,
-                            &b->opts);
-}
-
-// Adds the scaled bytes of one rank to the block's sum. Returns the address behind these bytes.
-static const char *idist__int8_add(float *sum, size_t block, const char *from, float factor) {
-    size_t first, i;
-
-    for (first = 0; first < block; first += IDIST__INT8_CHUNK, from += IDIST__INT8_CHUNK_NBYTES) {
-        const signed char *bytes = (const signed char *)from + sizeof(float);
-        float scale = idist__int8_scale(from) * factor;
-
-        for (i = 0; i < IDIST__INT8_CHUNK; i++) sum[first + i] += (float)bytes[i] * scale;
-    }
-
-    return from;
-}
-
-static void idist__int8_unpack(const idist_bucket *b, const char *from) {
-    size_t first, i;
-
-    for (first = 0; first < b->count;
-         first += IDIST__INT8_CHUNK, from += IDIST__INT8_CHUNK_NBYTES) {
-        const signed char *bytes = (const signed char *)from + sizeof(float);
-        float scale = idist__int8_scale(from);
-        size_t count = b->count - first;
-
-        if (count > IDIST__INT8_CHUNK) count = IDIST__INT8_CHUNK;
-        if (b->dtype == IDIST_F32)
-            for (i = 0; i < count; i++) ((float *)b->data)[first + i] = (float)bytes[i] * scale;
-        else
-            for (i = 0; i < count; i++) ((double *)b->data)[first + i] = (float)bytes[i] * scale;
-    }
-}
-
-static idist_status idist__int8_finish(idist_bucket *b, void *arg) {
-    const idist__reduction *reduction = (const idist__reduction *)arg;
-    idist__compress_state *state = (idist__compress_state *)b->state;
-    float *sum = (float *)state->block_error; // starts with the error of the last rounding
-    const char *from = (const char *)state->recv;
-    int rank;
-    idist_status status;
-
-    for (rank = 0; rank < reduction->group_size; rank++)
-        from = idist__int8_add(sum, state->block, from, (float)b->scale);
-    idist__int8_pack(sum, state->block, (char *)state->send);
-    status = idist_all_gather(state->send, state->recv, idist__compress_block_nbytes(state),
-                              IDIST_U8, &b->opts);
-    if (status == IDIST_OK) idist__int8_unpack(b, (const char *)state->recv);
-
-    return status;
 }
 
 // ---- train/compress/powersgd.h -------------------------------------------------------------------
@@ -5173,12 +5002,12 @@ static idist_status idist__on_device_convert(const idist_bucket *b, int kernel_o
     args.count = b->count;
     args.op = kernel_op;
 
-    return idist__own_pack("ddp", &b->opts, IDIST__PACK_HALVES, &args);
+    return idist__own_pack("ddp", &b->opts, &args);
 }
 
 static idist_status idist__on_device_half_start(idist_bucket *b, void *arg) {
     const idist__reduction *reduction = (const idist__reduction *)arg;
-    void *wire = ((idist__compress_state *)b->state)->send;
+    void *wire = b->state;
     int kernel_op = reduction->wire == IDIST_F16 ? IDIST__PACK_F16 : IDIST__PACK_BF16;
     idist_status status = idist__on_device_convert(b, kernel_op, b->data, wire);
 
@@ -5188,59 +5017,12 @@ static idist_status idist__on_device_half_start(idist_bucket *b, void *arg) {
 
 static idist_status idist__on_device_half_finish(idist_bucket *b, void *arg) {
     const idist__reduction *reduction = (const idist__reduction *)arg;
-    const void *wire = ((const idist__compress_state *)b->state)->send;
     int kernel_op = reduction->wire == IDIST_F16 ? IDIST__UNPACK_F16 : IDIST__UNPACK_BF16;
-    idist_status status = idist__on_device_convert(b, kernel_op, wire, b->data);
+    idist_status status = idist__on_device_convert(b, kernel_op, b->state, b->data);
 
     if (status != IDIST_OK) return status;
     return idist__tensor_memory_scale(&reduction->memory, b->data, b->count, b->dtype,
                                       reduction->postscale);
-}
-
-static idist_status idist__on_device_int8_start(idist_bucket *b, void *arg) {
-    const idist__reduction *reduction = (const idist__reduction *)arg;
-    idist__compress_state *state = (idist__compress_state *)b->state;
-    idist__pack_args args;
-    idist_status status;
-
-    memset(&args, 0, sizeof args);
-    args.op = IDIST__PACK_GIVE;
-    args.in = b->data;
-    args.residual = (float *)state->error;
-    args.out = state->send;
-    args.count = b->count;
-    args.padded_count = (size_t)reduction->group_size * state->block;
-    status = idist__own_pack("ddp", &b->opts, IDIST__PACK_BYTES, &args);
-    if (status != IDIST_OK) return status;
-
-    return idist_all_to_all(state->send, state->recv, idist__compress_block_nbytes(state), IDIST_U8,
-                            &b->opts);
-}
-
-static idist_status idist__on_device_int8_finish(idist_bucket *b, void *arg) {
-    const idist__reduction *reduction = (const idist__reduction *)arg;
-    idist__compress_state *state = (idist__compress_state *)b->state;
-    idist__pack_args args;
-    idist_status status;
-
-    memset(&args, 0, sizeof args);
-    args.op = IDIST__PACK_ADD;
-    args.in = state->recv;
-    args.residual = (float *)state->block_error;
-    args.out = state->send;
-    args.padded_count = state->block;
-    args.factor = (float)b->scale;
-    args.n = reduction->group_size;
-    status = idist__own_pack("ddp", &b->opts, IDIST__PACK_BYTES, &args);
-    if (status == IDIST_OK)
-        status = idist_all_gather(state->send, state->recv, idist__compress_block_nbytes(state),
-                                  IDIST_U8, &b->opts);
-    if (status != IDIST_OK) return status;
-
-    args.out = b->data;
-    args.count = b->count;
-
-    return idist__own_pack("ddp", &b->opts, IDIST__UNPACK_BYTES, &args);
 }
 #endif
 
@@ -5355,7 +5137,6 @@ struct idist_ddp {
     size_t piece_nbytes;        // limit of a piece
     idist__reduction reduction; // how the built-in hooks reduce
     double scale;               // result = scale * sum of what the ranks contribute
-    float *held_errors;         // see train/ddp/ddp_bucket.h, or NULL
 
     // uneven: who had data in the last iteration that had any
     uint8_t *has_data; // by rank
@@ -5453,7 +5234,7 @@ static void idist__ddp_set_scale(idist_ddp *d) {
 
 // train/ddp/ddp_bucket.h: buckets: which gradients go together, and when they may start
 //
-// Functions: idist__ddp_bucket_*, idist__ddp_hold_*, idist__ddp_hook_*.
+// Functions: idist__ddp_bucket_*, idist__ddp_hook_*.
 
 //------------------------------------------------------------------------------
 // which gradients share a bucket, and where it lies
@@ -5738,92 +5519,13 @@ static idist_status idist__ddp_bucket_regroup(idist_ddp *d) {
 }
 
 //------------------------------------------------------------------------------
-// rounding errors of gradients that are absent in an iteration
-//
-// For I8 with find_unused. An absent gradient contributes zero, so the error of its last rounding
-// must not be sent either; it waits until the gradient is present again. Before the hook rounds,
-// such errors are moved to held_errors and replaced by zeros; afterwards they are moved back. In
-// `start` they belong to the gradients that this rank lacks; in `finish`, where a block of the sum
-// is rounded, to those that all ranks lack. At either time d->used tells which.
-//------------------------------------------------------------------------------
-
-typedef enum idist__ddp_stage { IDIST__DDP_START, IDIST__DDP_FINISH } idist__ddp_stage;
-
-static float *idist__ddp_hold_errors(const idist__ddp_bucket *bucket, idist__ddp_stage stage) {
-    const idist__compress_state *state = (const idist__compress_state *)bucket->exposed.state;
-    return (float *)(stage == IDIST__DDP_START ? state->error : state->block_error);
-}
-
-// The errors of gradient i that must be held: returns how many, from index *first on.
-static size_t idist__ddp_hold_range(const idist_ddp *d, const idist__ddp_bucket *bucket, int i,
-                                    idist__ddp_stage stage, size_t *first) {
-    const idist__compress_state *state = (const idist__compress_state *)bucket->exposed.state;
-    const idist__ddp_param *param = &d->param_states[i];
-    const char *bucket_data = (const char *)bucket->exposed.data;
-    size_t block_begin = 0, block_end = bucket->exposed.count, begin, end;
-
-    if (d->used[i] || !d->grads[i].count || &d->buckets[param->bucket] != bucket) return 0;
-
-    if (stage == IDIST__DDP_FINISH) {
-        block_begin = (size_t)idist_group_rank(d->desc.group) * state->block;
-        block_end = block_begin + state->block;
-    }
-
-    begin = (size_t)((const char *)param->gradient - bucket_data) /
-            idist_dtype_size(bucket->exposed.dtype);
-    end = begin + d->grads[i].count;
-    if (begin < block_begin) begin = block_begin;
-    if (end > block_end) end = block_end;
-    *first = begin - block_begin;
-
-    return begin < end ? end - begin : 0;
-}
-
-// Moves errors to held_errors, before the hook is called.
-static idist_status idist__ddp_hold_begin(idist_ddp *d, const idist__ddp_bucket *bucket,
-                                          idist__ddp_stage stage) {
-    const idist__memory *memory = &d->reduction.memory;
-    float *errors = idist__ddp_hold_errors(bucket, stage);
-    idist_status status = IDIST_OK;
-    int i;
-
-    for (i = 0; i < d->desc.n && status == IDIST_OK; i++) {
-        size_t first = 0, count = idist__ddp_hold_range(d, bucket, i, stage, &first);
-        size_t nbytes = count * sizeof *errors;
-
-        if (!count) continue;
-        status = idist__tensor_memory_copy(memory, d->held_errors + first, errors + first, nbytes);
-        if (status == IDIST_OK)
-            status = idist__tensor_memory_copy(memory, errors + first, NULL, nbytes);
-    }
-
-    return status;
-}
-
-// Moves errors back, after the hook was called.
-static idist_status idist__ddp_hold_end(idist_ddp *d, const idist__ddp_bucket *bucket,
-                                        idist__ddp_stage stage) {
-    float *errors = idist__ddp_hold_errors(bucket, stage);
-    idist_status status = IDIST_OK;
-    int i;
-
-    for (i = 0; i < d->desc.n && status == IDIST_OK; i++) {
-        size_t first = 0, count = idist__ddp_hold_range(d, bucket, i, stage, &first);
-
-        if (!count) continue;
-        status = idist__tensor_memory_copy(&d->reduction.memory, errors + first,
-                                           d->held_errors + first, count * sizeof *errors);
-    }
-
-    return status;
-}
-
-//------------------------------------------------------------------------------
 // calling the communication hook
 //
 // A hook computes with gradients, in the floating-point mode that is the same on all ranks. A hook
 // of the program may throw an exception, where the implementation is C++.
 //------------------------------------------------------------------------------
+
+typedef enum idist__ddp_stage { IDIST__DDP_START, IDIST__DDP_FINISH } idist__ddp_stage;
 
 IDIST__NOINLINE static idist_status idist__ddp_hook_start(const idist_ddp *d,
                                                           idist_bucket *bucket) {
@@ -6154,12 +5856,10 @@ static idist_status idist__ddp_launch_call_hook(idist_ddp *d, idist__ddp_stage s
                        idist_status_string(status));
 }
 
-// Launches one bucket. ending: called from idist_ddp_wait, the only place where a bucket may lack
-// gradients, so that errors must be held.
-static idist_status idist__ddp_launch_bucket(idist_ddp *d, idist__ddp_bucket *bucket, bool ending,
+// Launches one bucket.
+static idist_status idist__ddp_launch_bucket(idist_ddp *d, idist__ddp_bucket *bucket,
                                              bool blocking) {
     double prescale = d->desc.prescale != 0 ? d->desc.prescale : 1;
-    bool holds = d->held_errors && ending;
     idist_bucket *exposed = &bucket->exposed;
     idist_status status = idist__tensor_memory_scale(&d->reduction.memory, exposed->data,
                                                      exposed->count, exposed->dtype, prescale);
@@ -6170,11 +5870,7 @@ static idist_status idist__ddp_launch_bucket(idist_ddp *d, idist__ddp_bucket *bu
     if (!blocking) exposed->opts.request = &bucket->request;
     d->launched_count++;
 
-    if (holds) status = idist__ddp_hold_begin(d, bucket, IDIST__DDP_START);
-    if (status == IDIST_OK) status = idist__ddp_launch_call_hook(d, IDIST__DDP_START, bucket);
-    if (holds && status == IDIST_OK) status = idist__ddp_hold_end(d, bucket, IDIST__DDP_START);
-
-    return status;
+    return idist__ddp_launch_call_hook(d, IDIST__DDP_START, bucket);
 }
 
 // Launches the buckets that are full. The last bucket is left to idist_ddp_wait (ending), since
@@ -6196,7 +5892,7 @@ static idist_status idist__ddp_launch_full(idist_ddp *d, bool ending) {
 
         if (d->in_pieces[bucket->exposed.index])
             status = idist__ddp_piece_launch(d, bucket, ending);
-        else status = idist__ddp_launch_bucket(d, bucket, ending, blocking);
+        else status = idist__ddp_launch_bucket(d, bucket, blocking);
         if (d->launched_count == position) break; // no slot is free
     }
 
@@ -6329,10 +6025,7 @@ static idist_status idist__ddp_finish_buckets(idist_ddp *d) {
         }
 
         bucket->exposed.opts.request = NULL;
-        if (d->held_errors) status = idist__ddp_hold_begin(d, bucket, IDIST__DDP_FINISH);
-        if (status == IDIST_OK) status = idist__ddp_launch_call_hook(d, IDIST__DDP_FINISH, bucket);
-        if (d->held_errors && status == IDIST_OK)
-            status = idist__ddp_hold_end(d, bucket, IDIST__DDP_FINISH);
+        status = idist__ddp_launch_call_hook(d, IDIST__DDP_FINISH, bucket);
         idist__ddp_finish_trace(bucket);
     }
 
@@ -6641,17 +6334,12 @@ static idist_status idist__ddp_create_finish(idist_bucket *b, void *arg) {
                                       reduction->postscale);
 }
 
-static const idist_dtype idist__ddp_wire_dtypes[] = {
-    IDIST_F32, // not compressed
-    IDIST_F16, IDIST_BF16, IDIST_I8, IDIST_F32,
-};
-
-// By idist_compression.
+// By idist_compression. No functions: there is no such compression.
 static const idist_ddp_hook idist__ddp_host_hooks[] = {
     {idist__ddp_create_start, idist__ddp_create_finish, NULL, NULL},
     {idist__half_start, idist__half_finish, idist__compress_free, NULL},
     {idist__half_start, idist__half_finish, idist__compress_free, NULL},
-    {idist__int8_start, idist__int8_finish, idist__compress_free, NULL},
+    {NULL, NULL, NULL, NULL},
     {idist__powersgd_start, idist__powersgd_finish, idist__powersgd_free, NULL},
 };
 
@@ -6660,7 +6348,6 @@ static const idist_ddp_hook idist__ddp_device_hooks[] = {
     {idist__ddp_create_start, idist__ddp_create_finish, NULL, NULL},
     {idist__on_device_half_start, idist__on_device_half_finish, idist__compress_free, NULL},
     {idist__on_device_half_start, idist__on_device_half_finish, idist__compress_free, NULL},
-    {idist__on_device_int8_start, idist__on_device_int8_finish, idist__compress_free, NULL},
 };
 #endif
 
@@ -6672,8 +6359,6 @@ static bool idist__ddp_create_has_factors(const idist_ddp_desc *desc) {
 
 // Local: allocates what a compression needs.
 static idist_status idist__ddp_create_compression(idist_ddp *d) {
-    size_t largest = 0;
-    void *held_errors = NULL;
     idist_status status = IDIST_OK;
     int b;
 
@@ -6683,14 +6368,7 @@ static idist_status idist__ddp_create_compression(idist_ddp *d) {
         if (d->desc.compression == IDIST_COMPRESS_POWERSGD)
             status = idist__powersgd_alloc(&d->reduction, exposed);
         else status = idist__compress_alloc(&d->reduction, exposed);
-        if (exposed->count > largest) largest = exposed->count;
     }
-
-    if (status != IDIST_OK || d->desc.compression != IDIST_COMPRESS_I8 || !d->desc.find_unused)
-        return status;
-    status = idist__tensor_memory_alloc(&d->reduction.memory, &held_errors,
-                                        largest * sizeof *d->held_errors);
-    d->held_errors = (float *)held_errors;
 
     return status;
 }
@@ -6705,7 +6383,7 @@ static idist_status idist__ddp_create_set_hook(idist_ddp *d) {
             IDIST__OWN(idist__own_ready("ddp_create", &d->reduction.memory.opts,
                                         desc->compression || idist__ddp_create_has_factors(desc)));
 
-    d->reduction.wire = idist__ddp_wire_dtypes[desc->compression];
+    d->reduction.wire = desc->compression == IDIST_COMPRESS_F16 ? IDIST_F16 : IDIST_BF16;
     d->hook = idist__ddp_host_hooks[desc->compression];
 #ifdef IDIST_NCCL_H
     if (desc->on_device) d->hook = idist__ddp_device_hooks[desc->compression];
@@ -6871,7 +6549,8 @@ static idist_status idist__ddp_create_check(const idist_ddp *d) {
     if (status != IDIST_OK) return status;
     if (desc->compression && desc->hook)
         return idist__fail(IDIST_ERR_ARG, "ddp_create: compression and a hook cannot be combined");
-    if ((unsigned)desc->compression > IDIST_COMPRESS_POWERSGD)
+    if ((unsigned)desc->compression > IDIST_COMPRESS_POWERSGD ||
+        !idist__ddp_host_hooks[desc->compression].start)
         return idist__fail(IDIST_ERR_ARG, "ddp_create: invalid compression %d",
                            (int)desc->compression);
     status = idist__ddp_create_check_powersgd(desc);
@@ -7015,7 +6694,7 @@ static bool idist__ddp_create_in_place(const idist_ddp *d, const idist__ddp_buck
 
 // What was made, as Ignite's auto_model says it: once, by the first rank of the group.
 static void idist__ddp_create_log(const idist_ddp *d) {
-    static const char *const encodings[] = {"as they are", "as F16", "as BF16", "as I8",
+    static const char *const encodings[] = {"as they are", "as F16", "as BF16", NULL,
                                             "by PowerSGD"};
     const char *encoding = d->desc.hook ? "by a hook" : encodings[d->desc.compression];
     int b, in_place = 0;
@@ -7105,7 +6784,6 @@ void idist_ddp_free(idist_ddp **ddp) {
     idist__tensor_memory_free(memory, d->bucket_memory);
     idist__tensor_memory_free(memory, d->slot_memory);
     idist__tensor_memory_free(memory, d->saved_grads);
-    idist__tensor_memory_free(memory, d->held_errors);
     free(d->buckets);
     free(d->bucket_of);
     free(d->launch_order);

@@ -284,10 +284,8 @@ typedef enum idist_compression {
     IDIST_COMPRESS_NONE = 0,
     IDIST_COMPRESS_F16 = 1,  // F32 and F64 gradients are sent as F16 and summed in float
     IDIST_COMPRESS_BF16 = 2, // the same as BF16
-    // A byte per gradient and a scale per 1,024; the rounding error is added to the next gradient.
-    IDIST_COMPRESS_I8 = 3,
     // The gradient of a matrix is sent as a product of two thin matrices, see idist_powersgd_desc.
-    IDIST_COMPRESS_POWERSGD = 4
+    IDIST_COMPRESS_POWERSGD = 4 // 3 is not used
 } idist_compression;
 
 // PowerSGD (Vogels, Karimireddy and Jaggi, 2019), as torch's powerSGD_hook has it. All zero is
@@ -788,7 +786,6 @@ IDIST_API idist_status idist_summary_free(idist_summary **summary);
 
 #include "train/compress/tensor_memory.h"
 #include "train/compress/compress.h"
-#include "train/compress/int8.h"
 #include "train/compress/powersgd.h"
 #include "train/compress/on_device.h"
 

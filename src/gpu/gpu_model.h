@@ -153,7 +153,7 @@ typedef struct idist__gpu {
     bool loading;              // a thread loads the kernels, without the lock
 #if IDIST__IPC_KERNELS
     cudaLibrary_t library;
-    cudaKernel_t kernels[7]; // numbered in gpu/ipc/ptx.h
+    cudaKernel_t kernels[5]; // numbered in gpu/ipc/ptx.h
 #endif
     idist__task *held_calls; // by the idist_group_begin of any thread, oldest first
 } idist__gpu;

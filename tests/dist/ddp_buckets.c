@@ -528,40 +528,6 @@ static void more_buckets(idist_group *world, int rank, int n, void *arg) {
     free(m.memory);
 }
 
-// What was not sent in one step comes in a later one, although the order changes after the first.
-static void order_of_bytes(idist_group *world, int rank, int n, void *arg) {
-    enum { STEPS = 30, WATCHED = 200 };
-    model m;
-    idist_ddp *ddp = NULL;
-    double got[6][WATCHED], worst = 0;
-    (void)arg;
-    memset(got, 0, sizeof got);
-    model_init(&m, world, small, 6, APART, IDIST_F32);
-    m.desc.bucket_nbytes = 1;
-    m.desc.compression = IDIST_COMPRESS_I8;
-    rank_ok(rank, idist_ddp_create(&m.desc, &ddp));
-    for (int step = 0; step < STEPS; step++) {
-        for (int p = 0; p < 6; p++) {
-            for (size_t i = 0; i < small[p]; i++)
-                set_value(&m.grads[p], i, i % 500 == 499 ? 1 : grad_of(rank, 0, p, i) / 1000);
-            rank_ok(rank, idist_ddp_ready(ddp, p));
-        }
-        rank_ok(rank, idist_ddp_wait(ddp));
-        for (int p = 0; p < 6; p++)
-            for (size_t i = 0; i < WATCHED; i++) got[p][i] += value_of(&m.grads[p], i);
-    }
-    for (int p = 0; p < 6; p++)
-        for (size_t i = 0; i < WATCHED; i++) {
-            double off = got[p][i];
-            for (int r = 0; r < n; r++) off -= STEPS * grad_of(r, 0, p, i) / 1000 / n;
-            worst = off > worst ? off : -off > worst ? -off : worst;
-        }
-    rank_check(worst < 0.012, "rank %d: off by %g after %d steps", rank, worst, (int)STEPS);
-    check_order(ddp, rank, forwards, "bytes");
-    idist_ddp_free(&ddp);
-    free(m.memory);
-}
-
 // Rank 0 has no data in the first iteration; rank 1, which has, sets the order.
 static void order_uneven(idist_group *world, int rank, int n, void *arg) {
     model m;
@@ -640,7 +606,6 @@ static void with_ranks(int n, const char *transport) {
                    n, transport, each[k]);
     ranks_case(n, &d, one_bucket, NULL, "two buckets of one, n=%d, %s", n, transport);
     ranks_case(n, &d, more_buckets, NULL, "more buckets than before, n=%d, %s", n, transport);
-    ranks_case(n, &d, order_of_bytes, NULL, "order of bytes, n=%d, %s", n, transport);
     ranks_case(n, &d, order_stays, NULL, "the order stays, n=%d, %s", n, transport);
     if (n > 1)
         ranks_case(n, &d, order_uneven, NULL, "order without rank 0, n=%d, %s", n, transport);

@@ -505,7 +505,7 @@ static void wrong_descs(idist_group *world, int rank, int n, void *arg) {
     for (int how = 0; how < 9; how++) {
         model_init(&m, world, layer_counts, layer_rows);
         switch (how) {
-        case 0: m.desc.compression = IDIST_COMPRESS_I8; break;
+        case 0: m.desc.compression = IDIST_COMPRESS_F16; break;
         case 1: m.powersgd.rank = 5; break;
         case 2: m.powersgd.rank = -1; break;
         case 3: m.powersgd.min_compression_rate = -1; break;

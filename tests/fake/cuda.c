@@ -1,5 +1,5 @@
 // cuda.c - a stand-in for libcudart, for tests on machines without a GPU. It is no CUDA: it knows
-// seven kernels by name, and is linked into tests only, instead of the real library and compiled
+// five kernels by name, and is linked into tests only, instead of the real library and compiled
 // against its headers (CUDA 12.8 or newer).
 //
 // Like the real one
@@ -1479,7 +1479,7 @@ cudaError_t cudaEventElapsedTime(float *ms, cudaEvent_t start, cudaEvent_t end) 
 
 enum {
     N_REDUCE = 4,
-    N_KERNELS = 7,
+    N_KERNELS = 5,
     KERNEL_THREADS = 512
 }; // the last: of a block, the kernels' launch bounds
 
@@ -1501,9 +1501,7 @@ static const struct {
                         {"idist_reduce_f64", 8, idist_reduce_f64, NULL},
                         {"idist_reduce_f16", 2, idist_reduce_f16, NULL},
                         {"idist_reduce_bf16", 2, idist_reduce_bf16, NULL},
-                        {"idist_pack_halves", 0, NULL, idist_pack_halves},
-                        {"idist_pack_bytes", 0, NULL, idist_pack_bytes},
-                        {"idist_unpack_bytes", 0, NULL, idist_unpack_bytes}};
+                        {"idist_pack_halves", 0, NULL, idist_pack_halves}};
 
 typedef struct launch {
     int which, bus;
@@ -1559,25 +1557,14 @@ static cudaError_t run_reduce(const launch *l) {
 
 static cudaError_t run_pack(const launch *l) {
     idist_pack_args a = l->args.pack;
-    bool bytes = kernels[l->which].pack == idist_pack_bytes,
-         unpacks = kernels[l->which].pack == idist_unpack_bytes;
-    bool halves = !bytes && !unpacks, widens = halves && a.op >= IDIST_UNPACK_F16,
-         adds = bytes && a.op == IDIST_PACK_ADD;
-    uint64_t chunks =
-        bytes ? a.padded / IDIST_PACK_CHUNK : (a.count + IDIST_PACK_CHUNK - 1) / IDIST_PACK_CHUNK;
-    const void *out = a.out, *rest = a.error;
-    cudaError_t error = cudaSuccess;
-    if (!a.count && !adds) error = reach_operand(&out, 1, 1, 1);
-    else if (adds) error = reach_operand(&a.in, chunks * (uint64_t)a.n, IDIST_PACK_NBYTES, 4);
-    else if (unpacks) error = reach_operand(&a.in, chunks, IDIST_PACK_NBYTES, 4);
-    else error = reach_operand(&a.in, a.count, widens ? 2 : 4, widens ? 2 : 4);
-    if (!error && bytes) error = reach_operand(&rest, a.padded, 4, 4);
-    if (!error && bytes) error = reach_operand(&out, chunks, IDIST_PACK_NBYTES, 4);
-    if (!error && !bytes && a.count)
-        error = reach_operand(&out, a.count, halves && !widens ? 2 : 4, halves && !widens ? 2 : 4);
+    bool widens = a.op >= IDIST_UNPACK_F16;
+    size_t from = widens ? 2 : 4, to = widens ? 4 : 2; // bytes of an element
+    const void *out = a.out;
+    if (a.count == 0) return cudaSuccess;
+    cudaError_t error = reach_operand(&a.in, a.count, from, from);
+    if (!error) error = reach_operand(&out, a.count, to, to);
     if (error) return error;
     a.out = (void *)(uintptr_t)out;
-    a.error = (float *)(uintptr_t)rest;
     for (uint64_t i = 0; i < l->n_threads; i++) kernels[l->which].pack(a, i, l->n_threads);
     return cudaSuccess;
 }

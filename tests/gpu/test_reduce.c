@@ -1,5 +1,5 @@
 // test_reduce.c - the kernels of reduce.cu and pack.cu, compiled for the host, against
-// idist__reduce_many and [train:compress]: bit for bit but for NaNs
+// idist__reduce_many and train/compress/compress.h: bit for bit but for NaNs
 //
 //     cc -std=gnu11 -ffp-contract=off -I. -Itests/lib tests/gpu/test_reduce.c -o test_reduce
 //     -lpthread && ./test_reduce
@@ -190,7 +190,7 @@ static bool conversions(void) {
 
 // ---- gradients with fewer bits ----
 
-enum { PACKED = 5 * IDIST__INT8_CHUNK, N_THREADS = 96 };
+enum { PACKED = 5120, N_THREADS = 96 };
 
 static float random_float(void) {
     float x;
@@ -204,91 +204,29 @@ static bool same_floats(const float *a, const float *b, size_t count) {
     return true;
 }
 
-// The scale of a chunk may be a NaN of another kind.
-static bool same_packed(const char *a, const char *b, size_t chunks) {
-    for (size_t k = 0; k < chunks;
-         k++, a += IDIST__INT8_CHUNK_NBYTES, b += IDIST__INT8_CHUNK_NBYTES) {
-        float x = idist__int8_scale(a), y = idist__int8_scale(b);
-        if (!same_floats(&x, &y, 1) || memcmp(a + sizeof x, b + sizeof x, IDIST__INT8_CHUNK) != 0)
-            return false;
-    }
-    return true;
-}
-
-static void run_pack(void (*kernel)(idist_pack_args, idist_reduce_size, idist_reduce_size),
-                     const idist_pack_args *a) {
-    for (idist_reduce_size i = 0; i < N_THREADS; i++) kernel(*a, i, N_THREADS);
+static void run_pack(const idist_pack_args *a) {
+    for (idist_reduce_size i = 0; i < N_THREADS; i++) idist_pack_halves(*a, i, N_THREADS);
 }
 
 static void halves(int op, idist_dtype wire) {
     static float x[PACKED], back[2][PACKED];
     static uint16_t packed[2][PACKED + 1];
-    idist_pack_args a = {x, NULL, packed[0], PACKED - 3, 0, 0, 0, op};
+    idist_pack_args a = {x, packed[0], PACKED - 3, op};
     bool good = true;
     for (int round = 0; round < 20 && good; round++) {
         for (int i = 0; i < PACKED; i++) x[i] = random_float();
         idist__small_float_narrow((char *)packed[1], x, PACKED - 3, wire);
-        run_pack(idist_pack_halves, &a);
+        run_pack(&a);
         for (int i = 0; i < PACKED - 3; i++)
             good = good && (x[i] != x[i] || packed[0][i] == packed[1][i]) &&
                    packed[0][PACKED - 3] == 0;
-        idist_pack_args b = {packed[1], NULL, back[0], PACKED - 3,
-                             0,         0,    0,       op + IDIST_UNPACK_F16 - IDIST_PACK_F16};
-        run_pack(idist_pack_halves, &b);
+        idist_pack_args b = {packed[1], back[0], PACKED - 3,
+                             op + IDIST_UNPACK_F16 - IDIST_PACK_F16};
+        run_pack(&b);
         idist__small_float_widen(back[1], packed[1], PACKED - 3, wire);
         good = good && same_floats(back[0], back[1], PACKED);
     }
     tap_ok(good, "packed to %s and back", idist_dtype_name(wire));
-}
-
-// n ranks' blocks of two chunks each, of which the last lacks some gradients; then one of them adds
-// up its block.
-static void bytes(int n, float factor) {
-    enum { BLOCK = 2 * IDIST__INT8_CHUNK, NBYTES = 2 * IDIST__INT8_CHUNK_NBYTES };
-    static float x[2][8 * BLOCK], error[2][8 * BLOCK], own[2][BLOCK], out[2][BLOCK];
-    static char packed[2][8 * NBYTES] __attribute__((aligned(4))),
-        sum[2][NBYTES] __attribute__((aligned(4)));
-    size_t padded = (size_t)n * BLOCK, count = padded - 1500;
-    bool good = true;
-    memset(error, 0, sizeof error);
-    memset(own, 0, sizeof own);
-    for (int round = 0; round < 30 && good; round++) {
-        bool tame = round % 3 > 0; // every third round has all that a float can be
-        for (size_t i = 0; i < count; i++)
-            x[0][i] =
-                tame ? (float)(int32_t)tap_rand(&state) * (float)(1 + i % 97) : random_float();
-        for (size_t i = 0; i < count; i++) error[1][i] += x[0][i];
-        idist__int8_pack(error[1], padded, packed[1]);
-        idist_pack_args give = {x[0], error[0], packed[0], count, padded, 0, 0, IDIST_PACK_GIVE};
-        run_pack(idist_pack_bytes, &give);
-        good = good && same_packed(packed[0], packed[1], padded / IDIST__INT8_CHUNK) &&
-               same_floats(error[0], error[1], padded);
-
-        for (int r = 0; r < n; r++)
-            for (size_t at = 0; at < BLOCK; at++) {
-                const char *from = packed[1] + (size_t)r * NBYTES +
-                                   at / IDIST__INT8_CHUNK * IDIST__INT8_CHUNK_NBYTES;
-                float scale = idist__int8_scale(from) * factor;
-                own[1][at] +=
-                    (float)((const signed char *)from)[sizeof scale + at % IDIST__INT8_CHUNK] *
-                    scale;
-            }
-        idist__int8_pack(own[1], BLOCK, sum[1]);
-        idist_pack_args add = {packed[0], own[0], sum[0], 0, BLOCK, factor, n, IDIST_PACK_ADD};
-        run_pack(idist_pack_bytes, &add);
-        good = good && same_packed(sum[0], sum[1], 2) && same_floats(own[0], own[1], BLOCK);
-
-        for (size_t at = 0; at < BLOCK - 5; at++) {
-            const char *from = sum[1] + at / IDIST__INT8_CHUNK * IDIST__INT8_CHUNK_NBYTES;
-            out[1][at] =
-                (float)((const signed char *)from)[sizeof(float) + at % IDIST__INT8_CHUNK] *
-                idist__int8_scale(from);
-        }
-        idist_pack_args take = {sum[0], NULL, out[0], BLOCK - 5, 0, 0, 0, 0};
-        run_pack(idist_unpack_bytes, &take);
-        good = good && same_floats(out[0], out[1], BLOCK);
-    }
-    tap_ok(good, "bytes of %d ranks, times %g", n, (double)factor);
 }
 
 int main(void) {
@@ -298,8 +236,5 @@ int main(void) {
     FOR_EACH(int, op, ops) all_calls(*d, *op);
     halves(IDIST_PACK_F16, IDIST_F16);
     halves(IDIST_PACK_BF16, IDIST_BF16);
-    bytes(1, 1);
-    bytes(2, 0.5f);
-    bytes(8, 3);
     return tap_done();
 }

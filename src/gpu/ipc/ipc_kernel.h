@@ -22,10 +22,8 @@ static void idist__ipc_kernel_unload(idist__gpu *gpu) {
 // its attributes are asked for: PTX that the driver cannot read is no error of a call yet, and no
 // launch waits.
 static cudaError_t idist__ipc_kernel_load(idist__gpu *gpu) {
-    static const char *const names[] = {"idist_reduce_f16",  "idist_reduce_bf16",
-                                        "idist_reduce_f32",  "idist_reduce_f64",
-                                        "idist_pack_halves", "idist_pack_bytes",
-                                        "idist_unpack_bytes"};
+    static const char *const names[] = {"idist_reduce_f16", "idist_reduce_bf16", "idist_reduce_f32",
+                                        "idist_reduce_f64", "idist_pack_halves"};
     struct cudaFuncAttributes attributes;
     size_t i, nbytes = 1, at = 0;
     cudaError_t error;

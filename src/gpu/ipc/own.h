@@ -127,17 +127,16 @@ IDIST__UNUSED static idist_status idist__own_scale(const char *name, const idist
     return idist__own_end(&own, name);
 }
 
-// Launches one of the kernels that pack.
-IDIST__UNUSED static idist_status idist__own_pack(const char *name, const idist_opts *o, int kernel,
+// Converts floats to 16 bits, or back.
+IDIST__UNUSED static idist_status idist__own_pack(const char *name, const idist_opts *o,
                                                   const idist__pack_args *args) {
-    // Packing bytes takes a warp for each chunk.
-    size_t nthreads = kernel == IDIST__PACK_BYTES ? args->padded_count / 32 : args->count;
     idist__own own;
     idist_status status = idist__own_begin(&own, name, o, true);
 
     if (status != IDIST_OK) return status;
-    if (own.error == cudaSuccess && nthreads)
-        own.error = idist__ipc_kernel_launch(own.gpu, kernel, args, nthreads, own.stream);
+    if (own.error == cudaSuccess && args->count)
+        own.error =
+            idist__ipc_kernel_launch(own.gpu, IDIST__PACK_HALVES, args, args->count, own.stream);
 
     return idist__own_end(&own, name);
 }

@@ -1,12 +1,11 @@
 // train/ddp/ddp_bucket.h: buckets: which gradients go together, and when they may start
 //
-// Functions: idist__ddp_bucket_*, idist__ddp_hold_*, idist__ddp_hook_*.
+// Functions: idist__ddp_bucket_*, idist__ddp_hook_*.
 #pragma once
 
 #include "base/fail.h"
 #include "base/isa.h"
 #include "train/compress/tensor_memory.h"
-#include "train/compress/compress.h"
 #include "train/ddp/ddp_model.h"
 
 //------------------------------------------------------------------------------
@@ -292,92 +291,13 @@ static idist_status idist__ddp_bucket_regroup(idist_ddp *d) {
 }
 
 //------------------------------------------------------------------------------
-// rounding errors of gradients that are absent in an iteration
-//
-// For I8 with find_unused. An absent gradient contributes zero, so the error of its last rounding
-// must not be sent either; it waits until the gradient is present again. Before the hook rounds,
-// such errors are moved to held_errors and replaced by zeros; afterwards they are moved back. In
-// `start` they belong to the gradients that this rank lacks; in `finish`, where a block of the sum
-// is rounded, to those that all ranks lack. At either time d->used tells which.
-//------------------------------------------------------------------------------
-
-typedef enum idist__ddp_stage { IDIST__DDP_START, IDIST__DDP_FINISH } idist__ddp_stage;
-
-static float *idist__ddp_hold_errors(const idist__ddp_bucket *bucket, idist__ddp_stage stage) {
-    const idist__compress_state *state = (const idist__compress_state *)bucket->exposed.state;
-    return (float *)(stage == IDIST__DDP_START ? state->error : state->block_error);
-}
-
-// The errors of gradient i that must be held: returns how many, from index *first on.
-static size_t idist__ddp_hold_range(const idist_ddp *d, const idist__ddp_bucket *bucket, int i,
-                                    idist__ddp_stage stage, size_t *first) {
-    const idist__compress_state *state = (const idist__compress_state *)bucket->exposed.state;
-    const idist__ddp_param *param = &d->param_states[i];
-    const char *bucket_data = (const char *)bucket->exposed.data;
-    size_t block_begin = 0, block_end = bucket->exposed.count, begin, end;
-
-    if (d->used[i] || !d->grads[i].count || &d->buckets[param->bucket] != bucket) return 0;
-
-    if (stage == IDIST__DDP_FINISH) {
-        block_begin = (size_t)idist_group_rank(d->desc.group) * state->block;
-        block_end = block_begin + state->block;
-    }
-
-    begin = (size_t)((const char *)param->gradient - bucket_data) /
-            idist_dtype_size(bucket->exposed.dtype);
-    end = begin + d->grads[i].count;
-    if (begin < block_begin) begin = block_begin;
-    if (end > block_end) end = block_end;
-    *first = begin - block_begin;
-
-    return begin < end ? end - begin : 0;
-}
-
-// Moves errors to held_errors, before the hook is called.
-static idist_status idist__ddp_hold_begin(idist_ddp *d, const idist__ddp_bucket *bucket,
-                                          idist__ddp_stage stage) {
-    const idist__memory *memory = &d->reduction.memory;
-    float *errors = idist__ddp_hold_errors(bucket, stage);
-    idist_status status = IDIST_OK;
-    int i;
-
-    for (i = 0; i < d->desc.n && status == IDIST_OK; i++) {
-        size_t first = 0, count = idist__ddp_hold_range(d, bucket, i, stage, &first);
-        size_t nbytes = count * sizeof *errors;
-
-        if (!count) continue;
-        status = idist__tensor_memory_copy(memory, d->held_errors + first, errors + first, nbytes);
-        if (status == IDIST_OK)
-            status = idist__tensor_memory_copy(memory, errors + first, NULL, nbytes);
-    }
-
-    return status;
-}
-
-// Moves errors back, after the hook was called.
-static idist_status idist__ddp_hold_end(idist_ddp *d, const idist__ddp_bucket *bucket,
-                                        idist__ddp_stage stage) {
-    float *errors = idist__ddp_hold_errors(bucket, stage);
-    idist_status status = IDIST_OK;
-    int i;
-
-    for (i = 0; i < d->desc.n && status == IDIST_OK; i++) {
-        size_t first = 0, count = idist__ddp_hold_range(d, bucket, i, stage, &first);
-
-        if (!count) continue;
-        status = idist__tensor_memory_copy(&d->reduction.memory, errors + first,
-                                           d->held_errors + first, count * sizeof *errors);
-    }
-
-    return status;
-}
-
-//------------------------------------------------------------------------------
 // calling the communication hook
 //
 // A hook computes with gradients, in the floating-point mode that is the same on all ranks. A hook
 // of the program may throw an exception, where the implementation is C++.
 //------------------------------------------------------------------------------
+
+typedef enum idist__ddp_stage { IDIST__DDP_START, IDIST__DDP_FINISH } idist__ddp_stage;
 
 IDIST__NOINLINE static idist_status idist__ddp_hook_start(const idist_ddp *d,
                                                           idist_bucket *bucket) {

@@ -20,7 +20,6 @@
 #include "train/tensor.h"
 #include "train/compress/tensor_memory.h"
 #include "train/compress/compress.h"
-#include "train/compress/int8.h"
 #include "train/compress/powersgd.h"
 #include "train/compress/on_device.h"
 #include "train/ddp/ddp_model.h"
@@ -41,17 +40,12 @@ static idist_status idist__ddp_create_finish(idist_bucket *b, void *arg) {
                                       reduction->postscale);
 }
 
-static const idist_dtype idist__ddp_wire_dtypes[] = {
-    IDIST_F32, // not compressed
-    IDIST_F16, IDIST_BF16, IDIST_I8, IDIST_F32,
-};
-
-// By idist_compression.
+// By idist_compression. No functions: there is no such compression.
 static const idist_ddp_hook idist__ddp_host_hooks[] = {
     {idist__ddp_create_start, idist__ddp_create_finish, NULL, NULL},
     {idist__half_start, idist__half_finish, idist__compress_free, NULL},
     {idist__half_start, idist__half_finish, idist__compress_free, NULL},
-    {idist__int8_start, idist__int8_finish, idist__compress_free, NULL},
+    {NULL, NULL, NULL, NULL},
     {idist__powersgd_start, idist__powersgd_finish, idist__powersgd_free, NULL},
 };
 
@@ -60,7 +54,6 @@ static const idist_ddp_hook idist__ddp_device_hooks[] = {
     {idist__ddp_create_start, idist__ddp_create_finish, NULL, NULL},
     {idist__on_device_half_start, idist__on_device_half_finish, idist__compress_free, NULL},
     {idist__on_device_half_start, idist__on_device_half_finish, idist__compress_free, NULL},
-    {idist__on_device_int8_start, idist__on_device_int8_finish, idist__compress_free, NULL},
 };
 #endif
 
@@ -72,8 +65,6 @@ static bool idist__ddp_create_has_factors(const idist_ddp_desc *desc) {
 
 // Local: allocates what a compression needs.
 static idist_status idist__ddp_create_compression(idist_ddp *d) {
-    size_t largest = 0;
-    void *held_errors = NULL;
     idist_status status = IDIST_OK;
     int b;
 
@@ -83,14 +74,7 @@ static idist_status idist__ddp_create_compression(idist_ddp *d) {
         if (d->desc.compression == IDIST_COMPRESS_POWERSGD)
             status = idist__powersgd_alloc(&d->reduction, exposed);
         else status = idist__compress_alloc(&d->reduction, exposed);
-        if (exposed->count > largest) largest = exposed->count;
     }
-
-    if (status != IDIST_OK || d->desc.compression != IDIST_COMPRESS_I8 || !d->desc.find_unused)
-        return status;
-    status = idist__tensor_memory_alloc(&d->reduction.memory, &held_errors,
-                                        largest * sizeof *d->held_errors);
-    d->held_errors = (float *)held_errors;
 
     return status;
 }
@@ -105,7 +89,7 @@ static idist_status idist__ddp_create_set_hook(idist_ddp *d) {
             IDIST__OWN(idist__own_ready("ddp_create", &d->reduction.memory.opts,
                                         desc->compression || idist__ddp_create_has_factors(desc)));
 
-    d->reduction.wire = idist__ddp_wire_dtypes[desc->compression];
+    d->reduction.wire = desc->compression == IDIST_COMPRESS_F16 ? IDIST_F16 : IDIST_BF16;
     d->hook = idist__ddp_host_hooks[desc->compression];
 #ifdef IDIST_NCCL_H
     if (desc->on_device) d->hook = idist__ddp_device_hooks[desc->compression];
@@ -271,7 +255,8 @@ static idist_status idist__ddp_create_check(const idist_ddp *d) {
     if (status != IDIST_OK) return status;
     if (desc->compression && desc->hook)
         return idist__fail(IDIST_ERR_ARG, "ddp_create: compression and a hook cannot be combined");
-    if ((unsigned)desc->compression > IDIST_COMPRESS_POWERSGD)
+    if ((unsigned)desc->compression > IDIST_COMPRESS_POWERSGD ||
+        !idist__ddp_host_hooks[desc->compression].start)
         return idist__fail(IDIST_ERR_ARG, "ddp_create: invalid compression %d",
                            (int)desc->compression);
     status = idist__ddp_create_check_powersgd(desc);
@@ -415,7 +400,7 @@ static bool idist__ddp_create_in_place(const idist_ddp *d, const idist__ddp_buck
 
 // What was made, as Ignite's auto_model says it: once, by the first rank of the group.
 static void idist__ddp_create_log(const idist_ddp *d) {
-    static const char *const encodings[] = {"as they are", "as F16", "as BF16", "as I8",
+    static const char *const encodings[] = {"as they are", "as F16", "as BF16", NULL,
                                             "by PowerSGD"};
     const char *encoding = d->desc.hook ? "by a hook" : encodings[d->desc.compression];
     int b, in_place = 0;
@@ -505,7 +490,6 @@ void idist_ddp_free(idist_ddp **ddp) {
     idist__tensor_memory_free(memory, d->bucket_memory);
     idist__tensor_memory_free(memory, d->slot_memory);
     idist__tensor_memory_free(memory, d->saved_grads);
-    idist__tensor_memory_free(memory, d->held_errors);
     free(d->buckets);
     free(d->bucket_of);
     free(d->launch_order);

@@ -112,10 +112,7 @@ static idist_status idist__ddp_finish_buckets(idist_ddp *d) {
         }
 
         bucket->exposed.opts.request = NULL;
-        if (d->held_errors) status = idist__ddp_hold_begin(d, bucket, IDIST__DDP_FINISH);
-        if (status == IDIST_OK) status = idist__ddp_launch_call_hook(d, IDIST__DDP_FINISH, bucket);
-        if (d->held_errors && status == IDIST_OK)
-            status = idist__ddp_hold_end(d, bucket, IDIST__DDP_FINISH);
+        status = idist__ddp_launch_call_hook(d, IDIST__DDP_FINISH, bucket);
         idist__ddp_finish_trace(bucket);
     }
 

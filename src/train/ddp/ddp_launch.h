@@ -96,12 +96,10 @@ static idist_status idist__ddp_launch_call_hook(idist_ddp *d, idist__ddp_stage s
                        idist_status_string(status));
 }
 
-// Launches one bucket. ending: called from idist_ddp_wait, the only place where a bucket may lack
-// gradients, so that errors must be held.
-static idist_status idist__ddp_launch_bucket(idist_ddp *d, idist__ddp_bucket *bucket, bool ending,
+// Launches one bucket.
+static idist_status idist__ddp_launch_bucket(idist_ddp *d, idist__ddp_bucket *bucket,
                                              bool blocking) {
     double prescale = d->desc.prescale != 0 ? d->desc.prescale : 1;
-    bool holds = d->held_errors && ending;
     idist_bucket *exposed = &bucket->exposed;
     idist_status status = idist__tensor_memory_scale(&d->reduction.memory, exposed->data,
                                                      exposed->count, exposed->dtype, prescale);
@@ -112,11 +110,7 @@ static idist_status idist__ddp_launch_bucket(idist_ddp *d, idist__ddp_bucket *bu
     if (!blocking) exposed->opts.request = &bucket->request;
     d->launched_count++;
 
-    if (holds) status = idist__ddp_hold_begin(d, bucket, IDIST__DDP_START);
-    if (status == IDIST_OK) status = idist__ddp_launch_call_hook(d, IDIST__DDP_START, bucket);
-    if (holds && status == IDIST_OK) status = idist__ddp_hold_end(d, bucket, IDIST__DDP_START);
-
-    return status;
+    return idist__ddp_launch_call_hook(d, IDIST__DDP_START, bucket);
 }
 
 // Launches the buckets that are full. The last bucket is left to idist_ddp_wait (ending), since
@@ -138,7 +132,7 @@ static idist_status idist__ddp_launch_full(idist_ddp *d, bool ending) {
 
         if (d->in_pieces[bucket->exposed.index])
             status = idist__ddp_piece_launch(d, bucket, ending);
-        else status = idist__ddp_launch_bucket(d, bucket, ending, blocking);
+        else status = idist__ddp_launch_bucket(d, bucket, blocking);
         if (d->launched_count == position) break; // no slot is free
     }
 

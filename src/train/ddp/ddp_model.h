@@ -114,7 +114,6 @@ struct idist_ddp {
     size_t piece_nbytes;        // limit of a piece
     idist__reduction reduction; // how the built-in hooks reduce
     double scale;               // result = scale * sum of what the ranks contribute
-    float *held_errors;         // see train/ddp/ddp_bucket.h, or NULL
 
     // uneven: who had data in the last iteration that had any
     uint8_t *has_data; // by rank
