@@ -3800,16 +3800,13 @@ IDIST__UNUSED static void idist__os_window_unmap(char *window, size_t nbytes) {
 
 // The futex system call takes a time of its own, which is not always struct timespec: two longs on
 // most architectures, even where time_t has 64 bits and long has 32; two 64-bit numbers on those
-// that came later (futex_time64) and in the x32 ABI.
+// that came later (futex_time64).
 #ifdef SYS_futex
 enum { IDIST__OS_FUTEX = SYS_futex };
+typedef long idist__os_futex_part;
 #else
 enum { IDIST__OS_FUTEX = SYS_futex_time64 };
-#endif
-#if !defined(SYS_futex) || (defined(__x86_64__) && defined(__ILP32__))
 typedef int64_t idist__os_futex_part;
-#else
-typedef long idist__os_futex_part;
 #endif
 
 enum { IDIST__OS_FUTEX_WAIT = 0, IDIST__OS_FUTEX_WAKE = 1 };
