@@ -227,8 +227,8 @@ tune: build/idist_perf
 # ARGS='-L us -o us -g us -G Gbit/s -R GB/s': the network, and how fast a rank reduces.
 model:
 	@mkdir -p build
-	@cc -O2 -Isrc -Itests/lib tests/unit/model.c -o build/model
-	@build/model -table $(ARGS)
+	@cc -O2 -Isrc -Itests/lib tests/bench/model.c -o build/model
+	@build/model $(ARGS)
 
 bench-mpi:
 	@tests/bench/bench_mpi.sh
