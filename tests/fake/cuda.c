@@ -19,9 +19,8 @@
 //   - Capture: what is called is recorded in call order, also over streams that an event forked
 //     and joined, and replayed. Calls that are not allowed meanwhile fail with 900 and spoil the
 //     capture; modes global, thread-local, relaxed.
-//   - IPC: another process maps the same memory, and waits for the same events. Not the process
-//     that exported it. A handle is that of a whole allocation, whichever pointer into it was
-//     given.
+//   - IPC: another process maps the same memory. Not the process that exported it. A handle is that
+//     of a whole allocation, whichever pointer into it was given.
 //   - Memory of a pool (cudaMallocAsync, cudaMallocFromPoolAsync) is reached from other devices
 //     only where cudaMemPoolSetAccess says so. Only calls of NCCL are held to it.
 //   - A kernel that gets a wrong pointer fails when it runs. From then on every call fails with
@@ -135,19 +134,11 @@ struct CUstream_st {
         joined_step; // in the capture: its last, and until where another stream has waited for it
 };
 
-typedef struct marks { // of an event; shared between processes when it is an IPC event
-    _Atomic uint64_t recorded;
-    _Atomic uint64_t done[MARKS]; // done[n % MARKS] == n: the nth record has happened
-    _Atomic int64_t time_ns;
-} marks;
-
 struct CUevent_st {
-    int refs, device, fd;
-    unsigned flags;
-    bool imported;
+    int refs, device;
     uint64_t capture_id, capture_step; // last recorded in this capture
     cudaStream_t capture_stream;
-    marks *marks;
+    uint64_t recorded, done[MARKS]; // done[n % MARKS] == n: the nth record has happened
 };
 
 struct CUgraph_st {
@@ -207,7 +198,6 @@ static struct {
 
 static _Thread_local cudaError_t last_error;
 static _Thread_local int current_device;
-static _Thread_local bool in_host_function;
 static _Thread_local enum cudaStreamCaptureMode thread_mode = cudaStreamCaptureModeGlobal;
 
 //------------------------------------------------------------------------------
@@ -272,7 +262,6 @@ cudaError_t fake_enter(const char *function) {
     if (config.n_devices < 0) return cudaErrorInsufficientDriver;
     if (config.n_devices == 0) return cudaErrorNoDevice;
     if (config.forked) return cudaErrorInitializationError;
-    if (in_host_function) return cudaErrorNotPermitted;
     if (atomic_load(&broken)) return (cudaError_t)atomic_load(&broken);
     if (config.fail_code && strcmp(function, config.fail_function) == 0) {
         int call = atomic_fetch_add(&n_calls, 1) + 1;
@@ -326,13 +315,9 @@ int cuDevicePrimaryCtxGetState(int device, unsigned *flags, int *active) {
         if (!(cond)) return result(error); \
     } while (0)
 
-cudaError_t cudaPeekAtLastError(void) {
-    cudaError_t error = fake_enter(__func__);
-    return error ? error : last_error;
-}
-
 cudaError_t cudaGetLastError(void) {
-    cudaError_t error = cudaPeekAtLastError();
+    cudaError_t error = fake_enter(__func__);
+    if (!error) error = last_error;
     last_error = cudaSuccess;
     return error;
 }
@@ -406,14 +391,6 @@ const char *cudaGetErrorString(cudaError_t error) {
 //------------------------------------------------------------------------------
 
 static void wait_changed(void) { pthread_cond_wait(&changed, &lock); }
-
-static void wait_a_little(void) {
-    struct timespec until;
-    clock_gettime(CLOCK_REALTIME, &until);
-    until.tv_nsec += 200000;
-    if (until.tv_nsec >= 1000000000) until.tv_sec++, until.tv_nsec -= 1000000000;
-    pthread_cond_timedwait(&changed, &lock, &until);
-}
 
 static void drop_work(work *w) {
     if (--w->refs > 0) return;
@@ -851,14 +828,6 @@ cudaError_t cudaMallocHost(void **pointer, size_t size) {
     return allocate(pointer, size, BLOCK_PINNED);
 }
 
-cudaError_t cudaHostAlloc(void **pointer, size_t size, unsigned flags) {
-    ENTER();
-    REQUIRE(!(flags & ~(unsigned)(cudaHostAllocPortable | cudaHostAllocMapped |
-                                  cudaHostAllocWriteCombined)),
-            cudaErrorInvalidValue);
-    return allocate(pointer, size, BLOCK_PINNED);
-}
-
 cudaError_t cudaFree(void *pointer) {
     ENTER();
     return release(pointer, BLOCK_DEVICE, cudaErrorInvalidValue);
@@ -893,14 +862,6 @@ cudaError_t cudaHostUnregister(void *pointer) {
     ENTER();
     REQUIRE(pointer, cudaErrorInvalidValue);
     return release(pointer, BLOCK_REGISTERED, cudaErrorHostMemoryNotRegistered);
-}
-
-cudaError_t cudaHostGetDevicePointer(void **device_pointer, void *host_pointer, unsigned flags) {
-    ENTER();
-    (void)flags;
-    REQUIRE(device_pointer && fake_reach(host_pointer, 1) == host_pointer, cudaErrorInvalidValue);
-    *device_pointer = host_pointer;
-    return cudaSuccess;
 }
 
 cudaError_t cudaMemcpyAsync(void *dst, const void *src, size_t nbytes, enum cudaMemcpyKind kind,
@@ -1006,16 +967,7 @@ cudaError_t cudaDeviceGetAttribute(int *value, enum cudaDeviceAttr attribute, in
     ENTER();
     REQUIRE(device >= 0 && device < config.n_devices, cudaErrorInvalidDevice);
     REQUIRE(value, cudaErrorInvalidValue);
-    switch ((int)attribute) {
-    case cudaDevAttrPciBusId: *value = config.bus[device]; break;
-    case cudaDevAttrComputeCapabilityMajor: *value = config.major[device]; break;
-    case cudaDevAttrMultiProcessorCount: *value = 4; break;
-    case cudaDevAttrIpcEventSupport:
-    case cudaDevAttrUnifiedAddressing:
-    case cudaDevAttrCanMapHostMemory:
-    case cudaDevAttrHostRegisterSupported: *value = 1; break;
-    default: *value = 0; break;
-    }
+    *value = attribute == cudaDevAttrComputeCapabilityMajor ? config.major[device] : 0;
     return cudaSuccess;
 }
 
@@ -1025,12 +977,6 @@ cudaError_t cudaGetDeviceProperties(struct cudaDeviceProp *properties, int devic
     REQUIRE(properties, cudaErrorInvalidValue);
     memset(properties, 0, sizeof *properties);
     snprintf(properties->name, sizeof properties->name, "fake GPU %d", config.bus[device] - 0x10);
-    properties->uuid.bytes[15] = (char)config.bus[device];
-    properties->pciBusID = config.bus[device];
-    properties->major = config.major[device];
-    properties->multiProcessorCount = 4;
-    properties->unifiedAddressing = 1;
-    properties->totalGlobalMem = (size_t)1 << 40;
     return cudaSuccess;
 }
 
@@ -1107,26 +1053,6 @@ int fake_count_queued(cudaStream_t stream) {
     return count;
 }
 
-cudaError_t cudaStreamGetPriority(cudaStream_t stream, int *priority) {
-    ENTER();
-    pthread_mutex_lock(&lock);
-    cudaStream_t s = find_stream(stream);
-    if (s && priority) *priority = s->priority;
-    return unlock(!s         ? cudaErrorInvalidResourceHandle
-                  : priority ? cudaSuccess
-                             : cudaErrorInvalidValue);
-}
-
-cudaError_t cudaStreamGetFlags(cudaStream_t stream, unsigned *flags) {
-    ENTER();
-    pthread_mutex_lock(&lock);
-    cudaStream_t s = find_stream(stream);
-    if (s && flags) *flags = s->flags;
-    return unlock(!s      ? cudaErrorInvalidResourceHandle
-                  : flags ? cudaSuccess
-                          : cudaErrorInvalidValue);
-}
-
 // Returns at once; the thread ends when the queue is empty.
 cudaError_t cudaStreamDestroy(cudaStream_t stream) {
     ENTER();
@@ -1173,9 +1099,7 @@ typedef struct host_call {
 static void run_host_call(void *arg, uint64_t ticket) {
     host_call *call = arg;
     (void)ticket;
-    in_host_function = true;
     call->function(call->data);
-    in_host_function = false;
 }
 
 cudaError_t cudaLaunchHostFunc(cudaStream_t stream, cudaHostFn_t function, void *data) {
@@ -1291,8 +1215,6 @@ typedef struct moment { // one record of an event
 
 static void drop_event(cudaEvent_t e) {
     if (--e->refs > 0) return;
-    munmap(e->marks, sizeof *e->marks);
-    if (e->fd >= 0) close(e->fd);
     free(e);
 }
 
@@ -1302,25 +1224,17 @@ static void drop_moment(void *arg) {
     free(m);
 }
 
-static bool has_passed(cudaEvent_t e, uint64_t n) {
-    return n == 0 || atomic_load(&e->marks->done[n % MARKS]) >= n;
-}
+static bool has_passed(cudaEvent_t e, uint64_t n) { return n == 0 || e->done[n % MARKS] >= n; }
 
 static void wait_event(cudaEvent_t e, uint64_t n) {
-    while (!has_passed(e, n)) {
-        if (e->fd >= 0) wait_a_little(); // another process may do it
-        else wait_changed();
-    }
+    while (!has_passed(e, n)) wait_changed();
 }
 
 static void run_record(void *arg, uint64_t ticket) {
     moment *m = arg;
-    struct timespec now;
     (void)ticket;
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    atomic_store(&m->event->marks->time_ns, (int64_t)now.tv_sec * 1000000000 + now.tv_nsec);
     pthread_mutex_lock(&lock);
-    atomic_store(&m->event->marks->done[m->n % MARKS], m->n);
+    m->event->done[m->n % MARKS] = m->n;
     pthread_cond_broadcast(&changed);
     pthread_mutex_unlock(&lock);
 }
@@ -1342,34 +1256,15 @@ static cudaError_t enqueue_moment(cudaStream_t s, cudaEvent_t e, uint64_t n,
     return enqueue(s, (fake_work){run, NULL, drop_moment, m, true});
 }
 
-static cudaError_t new_event(cudaEvent_t *event, unsigned flags, int fd) {
-    cudaEvent_t e = calloc(1, sizeof *e);
-    if (!e) abort();
-    *e = (struct CUevent_st){
-        .refs = 1, .device = current_device, .fd = fd, .flags = flags, .imported = fd >= 0};
-    if (fd < 0 && (flags & cudaEventInterprocess)) {
-        e->fd = memfd_create("fake-cuda-event", MFD_CLOEXEC);
-        if (e->fd < 0 || ftruncate(e->fd, sizeof(marks)) != 0) abort();
-    }
-    e->marks = map(sizeof *e->marks, PROT_READ | PROT_WRITE, e->fd);
-    if (!e->marks) abort();
-    *event = e;
-    return cudaSuccess;
-}
-
 cudaError_t cudaEventCreateWithFlags(cudaEvent_t *event, unsigned flags) {
     ENTER();
-    unsigned known = cudaEventBlockingSync | cudaEventDisableTiming | cudaEventInterprocess;
-    REQUIRE(event && !(flags & ~known), cudaErrorInvalidValue);
-    REQUIRE(!(flags & cudaEventInterprocess) || (flags & cudaEventDisableTiming),
-            cudaErrorInvalidValue);
-    return new_event(event, flags, -1);
-}
-
-cudaError_t cudaEventCreate(cudaEvent_t *event) {
-    ENTER();
-    REQUIRE(event, cudaErrorInvalidValue);
-    return new_event(event, cudaEventDefault, -1);
+    REQUIRE(event && !(flags & ~(unsigned)cudaEventDisableTiming), cudaErrorInvalidValue);
+    cudaEvent_t e = calloc(1, sizeof *e);
+    if (!e) abort();
+    e->refs = 1;
+    e->device = current_device;
+    *event = e;
+    return cudaSuccess;
 }
 
 cudaError_t cudaEventDestroy(cudaEvent_t event) {
@@ -1395,8 +1290,7 @@ cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
     cudaError_t error = check_implicit(s);
     if (error) return unlock(error);
     event->capture_id = 0;
-    return unlock(
-        enqueue_moment(s, event, atomic_fetch_add(&event->marks->recorded, 1) + 1, run_record));
+    return unlock(enqueue_moment(s, event, ++event->recorded, run_record));
 }
 
 static capture *find_capture(uint64_t id) {
@@ -1429,7 +1323,7 @@ cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned
     cudaStream_t s = find_stream(stream);
     if (!s || !event) return unlock(cudaErrorInvalidResourceHandle);
     if (event->capture_id) return unlock(join_capture(s, event));
-    uint64_t n = atomic_load(&event->marks->recorded);
+    uint64_t n = event->recorded;
     if (n == 0) return unlock(cudaSuccess);
     if (s->capture) return unlock(spoil(s->capture, cudaErrorStreamCaptureIsolation));
     return unlock(enqueue_moment(s, event, n, run_wait));
@@ -1448,29 +1342,8 @@ cudaError_t cudaEventQuery(cudaEvent_t event) {
     ENTER();
     pthread_mutex_lock(&lock);
     cudaError_t error = check_event(event);
-    if (!error && !has_passed(event, atomic_load(&event->marks->recorded)))
-        error = cudaErrorNotReady;
+    if (!error && !has_passed(event, event->recorded)) error = cudaErrorNotReady;
     return unlock(error);
-}
-
-cudaError_t cudaEventSynchronize(cudaEvent_t event) {
-    ENTER();
-    pthread_mutex_lock(&lock);
-    cudaError_t error = check_event(event);
-    if (!error) wait_event(event, atomic_load(&event->marks->recorded));
-    return unlock(error);
-}
-
-cudaError_t cudaEventElapsedTime(float *ms, cudaEvent_t start, cudaEvent_t end) {
-    ENTER();
-    REQUIRE(ms, cudaErrorInvalidValue);
-    REQUIRE(start && end && !((start->flags | end->flags) & cudaEventDisableTiming),
-            cudaErrorInvalidResourceHandle);
-    uint64_t from = atomic_load(&start->marks->recorded), to = atomic_load(&end->marks->recorded);
-    REQUIRE(from && to, cudaErrorInvalidResourceHandle);
-    REQUIRE(has_passed(start, from) && has_passed(end, to), cudaErrorNotReady);
-    *ms = (float)(atomic_load(&end->marks->time_ns) - atomic_load(&start->marks->time_ns)) / 1e6f;
-    return cudaSuccess;
 }
 
 //------------------------------------------------------------------------------
@@ -1814,7 +1687,7 @@ cudaError_t cudaGraphDestroy(cudaGraph_t graph) {
 }
 
 //------------------------------------------------------------------------------
-// API: memory and events of another process
+// API: memory of another process
 //------------------------------------------------------------------------------
 
 _Static_assert(sizeof(ipc_handle) <= sizeof(cudaIpcMemHandle_t), "a handle holds what we need");
@@ -1896,27 +1769,4 @@ cudaError_t cudaIpcCloseMemHandle(void *pointer) {
         atomic_store(&broken, (int)cudaErrorIllegalAddress);
     pthread_mutex_unlock(&lock);
     return release(pointer, BLOCK_IMPORTED, cudaErrorInvalidValue);
-}
-
-cudaError_t cudaIpcGetEventHandle(cudaIpcEventHandle_t *handle, cudaEvent_t event) {
-    ENTER();
-    struct stat st;
-    REQUIRE(event && event->fd >= 0 && !event->imported, cudaErrorInvalidResourceHandle);
-    REQUIRE(handle && fstat(event->fd, &st) == 0, cudaErrorInvalidValue);
-    ipc_handle h = {IPC_MAGIC, st.st_ino, sizeof(marks),
-                    getpid(),  event->fd, config.bus[event->device]};
-    memset(handle, 0, sizeof *handle);
-    memcpy(handle, &h, sizeof h);
-    return cudaSuccess;
-}
-
-cudaError_t cudaIpcOpenEventHandle(cudaEvent_t *event, cudaIpcEventHandle_t handle) {
-    ENTER();
-    ipc_handle h;
-    memcpy(&h, &handle, sizeof h);
-    REQUIRE(event && h.magic == IPC_MAGIC, cudaErrorInvalidValue);
-    REQUIRE(h.pid != getpid(), cudaErrorDeviceUninitialized);
-    int fd = open_exported(&h);
-    REQUIRE(fd >= 0, cudaErrorInvalidResourceHandle);
-    return new_event(event, cudaEventDisableTiming | cudaEventInterprocess, fd);
 }

@@ -24,7 +24,7 @@
 //     destroyed; an abort after ncclCommRevoke does not, and whoever destroys such a graph later
 //     touches what was freed: here it ends the program.
 //   - Calls between ncclGroupStart and ncclGroupEnd start at the end; their sends and receives
-//     progress together. Init and split may be in a group.
+//     progress together. Init may be in a group.
 //   - ncclAvg and PreMulSum multiply floats in their own type before they are summed; integers are
 //     divided afterwards.
 //   - 8-bit floats from version 22400 on, and reduced only where all devices are of compute
@@ -38,15 +38,14 @@
 //     not ask again gets an error.
 //   - Finalize and destroy wait for the other ranks of the host. After count 0 nothing happens at
 //     all.
-//   - Without a driver: ncclGetUniqueId 0, ncclCommInitRank 1, ncclMemAlloc 1.
+//   - Without a driver: ncclGetUniqueId 0, ncclCommInitRank 1.
 // Unlike the real one
 //   - Sums are in ascending rank order, always. Everything goes through shared memory, 64 ranks at
 //     most.
 //   - A host pointer that is not pinned is refused with ncclInvalidArgument; the real one would
 //     fault on the device.
-//   - A rank with color NCCL_SPLIT_NOCOLOR waits in ncclCommSplit even if blocking=0.
-//   - No CommInitAll, Shrink, windows, Scalable, SimulateEnd, device API, debug output. They do not
-//     link.
+//   - Only what idist calls: no CommInitAll, Split, Shrink, Register, MemAlloc, Gather, Scatter,
+//     AlltoAll, scalars on the device, windows, SimulateEnd, device API. They do not link.
 //
 // Environment
 //   FAKE_NCCL_VERSION=n
@@ -119,9 +118,6 @@ typedef struct peer {
     int version, major; // of the compute capability
     long bus;
     uint64_t host;
-    atomic_ulong split_begun, split_led, split_ended; // rounds
-    int color, key;
-    ncclUniqueId split_id;
     int pid, device;                                        // the device's number in that process
     atomic_uint connected;                                  // algorithms
     atomic_bool sends_to[MAX_RANKS], recvs_from[MAX_RANKS]; // pairs
@@ -143,7 +139,6 @@ typedef struct reduction {
     bool used, scaled, divided;
     ncclDataType_t type;
     char scalar[8];
-    const char *device_scalar; // read when the operation runs
 } reduction;
 
 struct ncclComm {
@@ -162,29 +157,15 @@ struct ncclComm {
     bool sends_to[MAX_RANKS], recvs_from[MAX_RANKS];
     atomic_ulong tickets, done;
     reduction ops[MAX_OPS];
-    unsigned long n_splits;
     // of a job under way: what it does, where its result goes
     ncclResult_t (*job)(ncclComm_t);
-    ncclComm_t parent, *where, next;
-    int color, key;
+    ncclComm_t *where, next;
     pthread_t thread;
 };
 
-typedef enum kind {
-    ALL_REDUCE,
-    REDUCE,
-    REDUCE_SCATTER,
-    BROADCAST,
-    ALL_GATHER,
-    ALL_TO_ALL,
-    GATHER,
-    SCATTER,
-    SEND,
-    RECV
-} kind;
-static const char *const kind_names[] = {"AllReduce", "Reduce",   "ReduceScatter", "Broadcast",
-                                         "AllGather", "AlltoAll", "Gather",        "Scatter",
-                                         "Send",      "Recv"};
+typedef enum kind { ALL_REDUCE, REDUCE, REDUCE_SCATTER, BROADCAST, ALL_GATHER, SEND, RECV } kind;
+static const char *const kind_names[] = {"AllReduce", "Reduce", "ReduceScatter", "Broadcast",
+                                         "AllGather", "Send",   "Recv"};
 
 typedef struct call {
     kind kind;
@@ -385,52 +366,6 @@ static ncclResult_t job_init(ncclComm_t comm) {
     return check_peers(comm);
 }
 
-static ncclResult_t wait_round(ncclComm_t parent, atomic_ulong *value, unsigned long round) {
-    int turns = 0;
-    while (atomic_load(value) < round) {
-        if (parent->aborted) return ncclInternalError;
-        nap(&turns);
-    }
-    return ncclSuccess;
-}
-
-// comm has color and key and, when this returns, rank, size and id. The first rank of each color
-// makes the id.
-static ncclResult_t exchange_split(ncclComm_t comm) {
-    ncclComm_t parent = comm->parent;
-    peer *peers = parent->shared->peers, *me = &peers[parent->rank];
-    unsigned long round = ++parent->n_splits;
-    ncclResult_t rc = ncclSuccess;
-    int leader = -1;
-    for (int i = 0; i < parent->n_ranks && !rc; i++)
-        rc = wait_round(parent, &peers[i].split_ended, round - 1);
-    me->color = comm->color, me->key = comm->key;
-    atomic_store(&me->split_begun, round);
-    for (int i = 0; i < parent->n_ranks && !rc; i++)
-        rc = wait_round(parent, &peers[i].split_begun, round);
-    for (int i = 0; i < parent->n_ranks && !rc; i++) {
-        if (peers[i].color != comm->color) continue;
-        comm->n_ranks++;
-        comm->rank += peers[i].key < me->key || (peers[i].key == me->key && i < parent->rank);
-        if (leader < 0 || peers[i].key < peers[leader].key) leader = i;
-    }
-    if (!rc && comm->color != NCCL_SPLIT_NOCOLOR) {
-        if (leader == parent->rank) rc = make_id(&me->split_id);
-        if (leader == parent->rank) atomic_store(&me->split_led, round);
-        if (!rc) rc = wait_round(parent, &peers[leader].split_led, round);
-        comm->id = peers[leader].split_id;
-    }
-    atomic_store(&me->split_ended, round);
-    return rc;
-}
-
-static ncclResult_t job_split(ncclComm_t comm) {
-    ncclResult_t rc = exchange_split(comm);
-    drop_comm(comm->parent);
-    comm->parent = NULL;
-    return rc ? rc : job_init(comm);
-}
-
 static ncclResult_t job_finalize(ncclComm_t comm) {
     peer *peers = comm->shared->peers;
     int turns = 0;
@@ -482,14 +417,13 @@ static ncclResult_t join_jobs(void) {
     return rc;
 }
 
-static ncclResult_t start_comm(ncclComm_t comm, ncclResult_t (*job)(ncclComm_t),
-                               const ncclConfig_t *config, ncclComm_t *out) {
-    comm->blocking = config ? config->blocking != 0 : comm->parent ? comm->parent->blocking : true;
+static ncclResult_t start_comm(ncclComm_t comm, const ncclConfig_t *config, ncclComm_t *out) {
+    comm->blocking = config ? config->blocking != 0 : true;
     atomic_store(&comm->refs, 1);
     atomic_fetch_add(&n_comms, 1);
     comm->where = out;
     *out = comm;
-    ncclResult_t rc = start_job(comm, job);
+    ncclResult_t rc = start_job(comm, job_init);
     if (rc && rc != ncclInProgress) {
         *out = NULL;
         drop_comm(comm);
@@ -519,7 +453,7 @@ static ncclResult_t init(const char *name, ncclComm_t *out, int n_ranks, ncclUni
     comm->n_ranks = n_ranks;
     comm->id = id;
     cudaGetDevice(&comm->device);
-    return start_comm(comm, job_init, config, out);
+    return start_comm(comm, config, out);
 }
 
 // A communicator can be used when what was asked of it before has ended.
@@ -670,9 +604,8 @@ static void combine_all(ncclRedOp_t op, ncclDataType_t type, char *at, const cha
 }
 
 static void scale(const reduction *r, ncclDataType_t type, char *data, size_t count) {
-    const char *scalar = r->device_scalar ? r->device_scalar : r->scalar;
     for (size_t i = 0; r->scaled && i < count; i++)
-        combine(ncclProd, type, data + i * size_of(type), scalar);
+        combine(ncclProd, type, data + i * size_of(type), r->scalar);
 }
 
 static void divide(ncclDataType_t type, char *data, size_t count, int by) {
@@ -730,9 +663,6 @@ static route route_to(const call *c, int other) {
     case REDUCE_SCATTER: return (route){true, true, at, 0};
     case BROADCAST: return (route){rank == c->root, other == c->root, 0, 0};
     case ALL_GATHER: return (route){true, true, 0, at};
-    case ALL_TO_ALL: return (route){true, true, at, at};
-    case GATHER: return (route){other == c->root, rank == c->root, 0, at};
-    case SCATTER: return (route){rank == c->root, other == c->root, at, 0};
     case SEND: return (route){other == c->root, false, 0, 0};
     default: return (route){false, other == c->root, 0, 0};
     }
@@ -1283,32 +1213,6 @@ ncclResult_t ncclCommInitRank(ncclComm_t *comm, int n_ranks, ncclUniqueId id, in
     return init(__func__, comm, n_ranks, id, rank, NULL);
 }
 
-ncclResult_t ncclCommSplit(ncclComm_t comm, int color, int key, ncclComm_t *out,
-                           ncclConfig_t *config) {
-    cudaError_t error = fake_enter(__func__);
-    if (error) return cuda_failed(error);
-    ncclResult_t rc = check_ready(comm, "CommSplit");
-    if (rc) return rc;
-    if (!out) return fail(ncclInvalidArgument, "CommSplit : newcomm argument is NULL");
-    *out = NULL;
-    if (color < NCCL_SPLIT_NOCOLOR)
-        return fail(ncclInvalidArgument, "CommSplit : invalid color %d", color);
-    if ((rc = check_config(config)) != ncclSuccess) return rc;
-    ncclComm_t made = calloc(1, sizeof *made);
-    if (!made) abort();
-    made->device = comm->device;
-    made->color = color;
-    made->key = key;
-    made->parent = comm;
-    if (color == NCCL_SPLIT_NOCOLOR) {
-        rc = exchange_split(made);
-        free(made);
-        return rc;
-    }
-    atomic_fetch_add(&comm->refs, 1);
-    return start_comm(made, job_split, config, out);
-}
-
 ncclResult_t ncclCommFinalize(ncclComm_t comm) {
     if (!comm) return ncclSuccess;
     ncclResult_t rc = check_ready(comm, "CommFinalize");
@@ -1406,19 +1310,14 @@ ncclResult_t ncclRedOpCreatePreMulSum(ncclRedOp_t *op, void *scalar, ncclDataTyp
                                       ncclScalarResidence_t residence, ncclComm_t comm) {
     ncclResult_t rc = check_ready(comm, "RedOpCreatePreMulSum");
     if (rc) return rc;
-    if (!op || !scalar || (int)type < 0 || type >= n_types(comm))
+    if (!op || !scalar || (int)type < 0 || type >= n_types(comm) ||
+        residence != ncclScalarHostImmediate)
         return fail(ncclInvalidArgument, "RedOpCreatePreMulSum : invalid argument");
     for (int i = 0; i < MAX_OPS; i++) {
         reduction *r = &comm->ops[i];
         if (r->used) continue;
         *r = (reduction){.op = ncclSum, .used = true, .scaled = true, .type = type};
-        if (residence == ncclScalarHostImmediate) memcpy(r->scalar, scalar, size_of(type));
-        else r->device_scalar = fake_reach(scalar, size_of(type));
-        if (residence == ncclScalarDevice && !r->device_scalar) {
-            r->used = false;
-            return fail(ncclInvalidArgument,
-                        "RedOpCreatePreMulSum : scalar %p is not a valid pointer", scalar);
-        }
+        memcpy(r->scalar, scalar, size_of(type));
         *op = (ncclRedOp_t)(ncclNumOps + i);
         return ncclSuccess;
     }
@@ -1460,29 +1359,9 @@ ncclResult_t ncclBroadcast(const void *send, void *recv, size_t count, ncclDataT
     return submit((call){BROADCAST, send, recv, count, type, 0, root, comm, stream, {0}, false});
 }
 
-ncclResult_t ncclBcast(void *buffer, size_t count, ncclDataType_t type, int root, ncclComm_t comm,
-                       cudaStream_t stream) {
-    return ncclBroadcast(buffer, buffer, count, type, root, comm, stream);
-}
-
 ncclResult_t ncclAllGather(const void *send, void *recv, size_t count, ncclDataType_t type,
                            ncclComm_t comm, cudaStream_t stream) {
     return submit((call){ALL_GATHER, send, recv, count, type, 0, 0, comm, stream, {0}, false});
-}
-
-ncclResult_t ncclAlltoAll(const void *send, void *recv, size_t count, ncclDataType_t type,
-                          ncclComm_t comm, cudaStream_t stream) {
-    return submit((call){ALL_TO_ALL, send, recv, count, type, 0, 0, comm, stream, {0}, false});
-}
-
-ncclResult_t ncclGather(const void *send, void *recv, size_t count, ncclDataType_t type, int root,
-                        ncclComm_t comm, cudaStream_t stream) {
-    return submit((call){GATHER, send, recv, count, type, 0, root, comm, stream, {0}, false});
-}
-
-ncclResult_t ncclScatter(const void *send, void *recv, size_t count, ncclDataType_t type, int root,
-                         ncclComm_t comm, cudaStream_t stream) {
-    return submit((call){SCATTER, send, recv, count, type, 0, root, comm, stream, {0}, false});
 }
 
 ncclResult_t ncclSend(const void *send, size_t count, ncclDataType_t type, int peer_rank,
@@ -1493,31 +1372,4 @@ ncclResult_t ncclSend(const void *send, size_t count, ncclDataType_t type, int p
 ncclResult_t ncclRecv(void *recv, size_t count, ncclDataType_t type, int peer_rank, ncclComm_t comm,
                       cudaStream_t stream) {
     return submit((call){RECV, NULL, recv, count, type, 0, peer_rank, comm, stream, {0}, false});
-}
-
-ncclResult_t ncclMemAlloc(void **pointer, size_t size) {
-    if (!pointer) return fail(ncclInvalidArgument, "ncclMemAlloc : invalid argument");
-    cudaError_t error = cudaMalloc(pointer, size);
-    return error ? cuda_failed(error) : ncclSuccess;
-}
-
-ncclResult_t ncclMemFree(void *pointer) {
-    cudaError_t error = cudaFree(pointer);
-    return error ? cuda_failed(error) : ncclSuccess;
-}
-
-ncclResult_t ncclCommRegister(const ncclComm_t comm, void *buffer, size_t size, void **handle) {
-    ncclResult_t rc = check_ready(comm, "CommRegister");
-    if (rc) return rc;
-    if (!handle || !size || !fake_reach(buffer, size))
-        return fail(ncclInvalidArgument, "CommRegister : invalid argument");
-    *handle = buffer;
-    return ncclSuccess;
-}
-
-ncclResult_t ncclCommDeregister(const ncclComm_t comm, void *handle) {
-    ncclResult_t rc = check_ready(comm, "CommDeregister");
-    if (rc) return rc;
-    return handle ? ncclSuccess
-                  : fail(ncclInvalidArgument, "CommDeregister : handle argument is NULL");
 }

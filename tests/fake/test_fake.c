@@ -32,7 +32,6 @@
 static struct board { // shared by all processes of a scenario
     ncclUniqueId id;
     cudaIpcMemHandle_t memory;
-    cudaIpcEventHandle_t event;
     atomic_int steps[8];
 } * board;
 static int rank, n_ranks;
@@ -132,7 +131,6 @@ __attribute__((noinline, no_sanitize("thread"))) static void poke(void *at, int 
 }
 
 static int last(cudaError_t error) { // an error is the last error, once
-    CHECK_IS(cudaPeekAtLastError(), error);
     CHECK_IS(cudaGetLastError(), error);
     CHECK_IS(cudaGetLastError(), 0);
     return (int)error;
@@ -170,7 +168,7 @@ static void reused_source(void) {
     void *d, *pinned;
     cudaStream_t s;
     OK(cudaMalloc(&d, 8));
-    OK(cudaHostAlloc(&pinned, 8, cudaHostAllocDefault));
+    OK(cudaMallocHost(&pinned, 8));
     OK(cudaStreamCreate(&s));
     OK(cudaMemcpyAsync(d, pageable, 8, cudaMemcpyHostToDevice, s));
     pageable[0] = 99;                                           // captured: too late
@@ -225,7 +223,7 @@ static void touches_device(void) {
 
 static void pointers(void) {
     struct cudaPointerAttributes a;
-    char local[8], *d, *h, *mapped;
+    char local[8], *d, *h, *huge;
     OK(cudaMalloc((void **)&d, 64));
     OK(cudaMallocHost((void **)&h, 64));
     OK(cudaPointerGetAttributes(&a, d + 63));
@@ -235,14 +233,12 @@ static void pointers(void) {
     CHECK(a.type == cudaMemoryTypeHost && a.hostPointer == h + 5);
     OK(cudaPointerGetAttributes(&a, local));
     CHECK(a.type == cudaMemoryTypeUnregistered);
-    OK(cudaHostGetDevicePointer((void **)&mapped, h, 0));
-    CHECK(mapped == h);
     CHECK(!fake_host_view(h) && !fake_host_view(local) && fake_host_view(d + 1) != d + 1);
     OK(cudaFree(NULL));
     OK(cudaFreeHost(NULL));
     CHECK_IS(last(cudaFree(d + 1)), cudaErrorInvalidValue);
     CHECK_IS(last(cudaFree(h)), cudaErrorInvalidValue);
-    CHECK_IS(last(cudaMalloc((void **)&mapped, (size_t)1 << 50)), cudaErrorMemoryAllocation);
+    CHECK_IS(last(cudaMalloc((void **)&huge, (size_t)1 << 50)), cudaErrorMemoryAllocation);
     CHECK_IS(last(cudaMemcpy(d + 60, local, 5, cudaMemcpyHostToDevice)), cudaErrorInvalidValue);
     CHECK_IS(last(cudaMemcpy(d, local, 5, cudaMemcpyDeviceToHost)), cudaErrorInvalidValue);
     CHECK_IS(last(cudaMemcpy(d, local, 5, (enum cudaMemcpyKind)9)),
@@ -258,19 +254,15 @@ static void pointers(void) {
 
 static void events(void) {
     void *d, *e, *f;
-    float ms = 0;
     cudaStream_t a, b;
-    cudaEvent_t begin, end;
+    cudaEvent_t end;
     OK(cudaMalloc(&d, 8));
     OK(cudaMalloc(&f, 8));
     OK(cudaMalloc(&e, 8));
     OK(cudaStreamCreateWithPriority(&a, cudaStreamNonBlocking, -1));
     OK(cudaStreamCreateWithFlags(&b, cudaStreamNonBlocking));
-    OK(cudaEventCreate(&begin));
     OK(cudaEventCreateWithFlags(&end, cudaEventDefault));
     OK(cudaEventQuery(end)); // never recorded
-    CHECK_IS(last(cudaEventElapsedTime(&ms, begin, end)), cudaErrorInvalidResourceHandle);
-    OK(cudaEventRecord(begin, a));
     for (int i = 0; i < 4; i++) OK(cudaMemsetAsync(i < 3 ? f : d, i, 8, a));
     OK(cudaEventRecord(end, a));
     CHECK_IS(last(cudaEventQuery(end)), cudaErrorNotReady);
@@ -281,14 +273,11 @@ static void events(void) {
     OK(cudaMemcpyAsync(e, d, 8, cudaMemcpyDeviceToDevice, b));
     OK(cudaStreamSynchronize(b));
     CHECK_IS(peek(fake_host_view(e)), 3);
-    OK(cudaEventSynchronize(end));
-    OK(cudaEventElapsedTime(&ms, begin, end));
-    CHECK(ms >= 20 && ms < 10000);
+    OK(cudaEventQuery(end));
     OK(cudaMemsetAsync(d, 9, 8, a));
     OK(cudaEventRecord(end, a));
     OK(cudaStreamWaitEvent(b, end, 0));
     OK(cudaEventDestroy(end)); // while it is needed
-    OK(cudaEventDestroy(begin));
     OK(cudaStreamDestroy(a));
     OK(cudaStreamSynchronize(b));
     CHECK_IS(peek(fake_host_view(d)), 9);
@@ -319,15 +308,6 @@ static void legacy_stream(void) {
     CHECK_IS(peek(fake_host_view(e)), 3);
 }
 
-static void host_function(void *data) { *(int *)data = (int)cudaGetDevice(&(int){0}); }
-
-static void host_functions(void) {
-    int code = -1;
-    OK(cudaLaunchHostFunc(NULL, host_function, &code));
-    OK(cudaStreamSynchronize(NULL));
-    CHECK_IS(code, cudaErrorNotPermitted);
-}
-
 static void no_cuda(cudaError_t code) {
     int n = 77, v = 77;
     void *p;
@@ -343,13 +323,13 @@ static void no_cuda(cudaError_t code) {
     CHECK_IS(cudaGetDevice(&n), code);
     CHECK_IS(cudaMalloc(&p, 8), code);
     CHECK_IS(cudaFree(NULL), code);
-    CHECK_IS(cudaHostAlloc(&p, 8, 0), code);
+    CHECK_IS(cudaMallocHost(&p, 8), code);
     CHECK_IS(cudaHostRegister(&n, 4, 0), code);
     CHECK_IS(cudaMemcpy(&n, &v, 0, cudaMemcpyDefault), code);
     CHECK_IS(cudaStreamCreate(&s), code);
     CHECK_IS(cudaStreamQuery(NULL), code);
     CHECK_IS(cudaStreamIsCapturing(NULL, &status), code);
-    CHECK_IS(cudaEventCreate(&e), code);
+    CHECK_IS(cudaEventCreateWithFlags(&e, cudaEventDisableTiming), code);
     CHECK_IS(cudaPointerGetAttributes(&a, &n), code);
     CHECK_IS(cudaDeviceSynchronize(), code);
     CHECK_IS(cudaDeviceGetStreamPriorityRange(&n, &v), code);
@@ -365,7 +345,6 @@ static void no_cuda(cudaError_t code) {
     CHECK(comm == NULL);
     CHECK_LIKE(ncclGetLastError(NULL), "Cuda failure '");
     CHECK_LIKE(ncclGetLastError(NULL), cudaGetErrorString(code));
-    CHECK_IS(ncclMemAlloc(&p, 8), ncclUnhandledCudaError);
     OK(ncclCommAbort(NULL));
     OK(ncclCommDestroy(NULL));
     CHECK_IS(ncclAllReduce(NULL, NULL, 1, ncclFloat, ncclSum, NULL, NULL), ncclInvalidArgument);
@@ -393,7 +372,7 @@ static void waits_for_its_turn(void) {
     int64_t start;
     OK(cudaMalloc((void **)&d, LARGE));
     OK(cudaStreamCreateWithFlags(&s, cudaStreamNonBlocking));
-    OK(cudaEventCreate(&e));
+    OK(cudaEventCreateWithFlags(&e, cudaEventDisableTiming));
     start = tap_now_ms();
     OK(cudaMemsetAsync(d, 1, 8, s));
     OK(cudaEventRecord(e, s));
@@ -436,8 +415,8 @@ static void visible(void) {
     CHECK_IS(n, 2);
     OK(cudaDeviceGetPCIBusId(bus, sizeof bus, 0));
     CHECK(strcmp(bus, "0000:13:00.0") == 0);
-    OK(cudaDeviceGetAttribute(&n, cudaDevAttrPciBusId, 1));
-    CHECK_IS(n, 0x11);
+    OK(cudaDeviceGetPCIBusId(bus, sizeof bus, 1));
+    CHECK(strcmp(bus, "0000:11:00.0") == 0);
 }
 
 extern int cuDevicePrimaryCtxGetState(int device, unsigned *flags, int *active);
@@ -578,7 +557,7 @@ static void captures_forbid(void) {
     cudaError_t code;
     enum cudaStreamCaptureStatus status;
     OK(cudaStreamCreateWithFlags(&s, cudaStreamNonBlocking));
-    OK(cudaEventCreate(&outside));
+    OK(cudaEventCreateWithFlags(&outside, cudaEventDisableTiming));
     OK(cudaEventRecord(outside, NULL));
     for (int i = 0; i < 5; i++) {
         OK(cudaStreamBeginCapture(s, cudaStreamCaptureModeThreadLocal));
@@ -867,30 +846,25 @@ static void injected_load(void) {
 
 static void export_memory(void) {
     void *d, *pinned, *opened;
-    cudaEvent_t event;
     cudaStream_t s;
     cudaIpcMemHandle_t inside;
     OK(cudaMalloc(&d, 4096 + 7));
     OK(cudaMallocHost(&pinned, 64));
-    OK(cudaEventCreateWithFlags(&event, cudaEventDisableTiming | cudaEventInterprocess));
     OK(cudaStreamCreate(&s));
     OK(cudaIpcGetMemHandle(&board->memory, d));
     OK(cudaIpcGetMemHandle(&inside, (char *)d + 100)); // of all of it
     CHECK(memcmp(&inside, &board->memory, sizeof inside) == 0);
-    OK(cudaIpcGetEventHandle(&board->event, event));
     CHECK_IS(last(cudaIpcGetMemHandle(&inside, pinned)), cudaErrorInvalidValue);
     CHECK_IS(last(cudaIpcGetMemHandle(&inside, &inside)), cudaErrorInvalidValue);
     CHECK_IS(last(cudaIpcOpenMemHandle(&opened, board->memory, cudaIpcMemLazyEnablePeerAccess)),
              cudaErrorDeviceUninitialized);
     CHECK_IS(last(cudaIpcCloseMemHandle(d)), cudaErrorInvalidValue); // its own
-    OK(cudaMemsetAsync(d, 5, 100, s));                               // 50 ms
-    OK(cudaEventRecord(event, s));
+    OK(cudaMemsetAsync(d, 5, 100, s));
+    OK(cudaStreamSynchronize(s));
     reach(0);
     await(1, 1);
-    OK(cudaStreamSynchronize(s));
     CHECK_IS(peek((char *)fake_host_view(d) + 4102), 6);
     check_floats((float *)d + 100, 3, 6, 9);
-    OK(cudaEventDestroy(event));
     OK(cudaFreeHost(pinned));
     OK(cudaFree(d)); // the importer still has it open
     reach(2);
@@ -899,7 +873,6 @@ static void export_memory(void) {
 
 static void ipc(void) {
     void *d, *again, *own;
-    cudaEvent_t event;
     cudaIpcMemHandle_t handle;
     if (rank == 0) {
         export_memory();
@@ -916,10 +889,6 @@ static void ipc(void) {
              cudaErrorInvalidValue); // what is imported cannot be passed on
     CHECK_IS(last(cudaFree(d)), cudaErrorInvalidValue);
     CHECK_IS(last(cudaIpcCloseMemHandle((char *)d + 1)), cudaErrorInvalidValue);
-    OK(cudaIpcOpenEventHandle(&event, board->event));
-    CHECK_IS(peek(fake_host_view(d)), 0xA5);
-    OK(cudaStreamWaitEvent(NULL, event, 0));
-    OK(cudaStreamSynchronize(NULL));
     CHECK_IS(peek(fake_host_view(d)), 5);
     OK(cudaMemset((char *)d + 4102, 6, 1));
     OK(cudaMalloc(&own, 64)); // copies there and back, and a kernel that reads and writes there
@@ -937,7 +906,6 @@ static void ipc(void) {
     reach(1);
     await(2, 1);
     check_floats((float *)d + 100, 3, 6, 9);
-    OK(cudaEventDestroy(event));
     OK(cudaIpcCloseMemHandle(d));
     CHECK_IS(last(cudaIpcCloseMemHandle(d)), cudaErrorInvalidValue);
     CHECK_IS(last(cudaIpcOpenMemHandle(&d, board->memory, cudaIpcMemLazyEnablePeerAccess)),
@@ -1078,15 +1046,6 @@ static void collectives_of(ncclComm_t comm, cudaStream_t s, size_t n, int root) 
     OK(ncclAllGather(d, r, n, ncclUint32, comm, s));
     OK(cudaStreamSynchronize(s));
     for (int k = 0; k < n_ranks; k++) check_values(rv + (size_t)k * n, n, k, 0);
-    OK(ncclAlltoAll(d, r, n, ncclUint32, comm, s));
-    OK(cudaStreamSynchronize(s));
-    for (int k = 0; k < n_ranks; k++) check_values(rv + (size_t)k * n, n, k, mine);
-    OK(ncclGather(d, r, n, ncclUint32, root, comm, s));
-    OK(cudaStreamSynchronize(s));
-    for (int k = 0; k < n_ranks && rank == root; k++) check_values(rv + (size_t)k * n, n, k, 0);
-    OK(ncclScatter(rank == root ? d : NULL, r, n, ncclUint32, root, comm, s));
-    OK(cudaStreamSynchronize(s));
-    check_values(rv, n, root, mine);
     OK(ncclBroadcast(d, r, n, ncclUint32, root, comm, s));
     OK(cudaStreamSynchronize(s));
     check_values(rv, n, root, 0);
@@ -1104,10 +1063,6 @@ static void collectives_of(ncclComm_t comm, cudaStream_t s, size_t n, int root) 
         for (int k = 0; k < n_ranks; k++) most = value(k, i) > most ? value(k, i) : most;
         CHECK(dv[i] == most);
     }
-    fill(dv, total);
-    OK(ncclBcast(d, n, ncclUint32, root, comm, s));
-    OK(cudaStreamSynchronize(s));
-    check_values(dv, n, root, 0);
     fill(rv + mine, n);
     OK(ncclAllGather(r + mine, r, n, ncclUint32, comm, s)); // in place
     OK(cudaStreamSynchronize(s));
@@ -1132,21 +1087,17 @@ static void scaled_sums(void) {
     void *d = device_memory(16);
     float *v = fake_host_view(d), factor = 0.5f;
     uint16_t *h = fake_host_view(d);
-    ncclRedOp_t op, device_op;
-    float *scalar = device_memory(4);
+    ncclRedOp_t op;
     OK(ncclRedOpCreatePreMulSum(&op, &factor, ncclFloat, ncclScalarHostImmediate, comm));
-    OK(ncclRedOpCreatePreMulSum(&device_op, scalar, ncclFloat, ncclScalarDevice, comm));
-    *(float *)fake_host_view(scalar) = 0.25f;
     factor = 0;
-    v[0] = v[1] = (float)rank;
+    v[0] = (float)rank;
     OK(ncclAllReduce(d, d, 1, ncclFloat, op, comm, s));
-    OK(ncclAllReduce((float *)d + 1, (float *)d + 1, 1, ncclFloat, device_op, comm, s));
     CHECK_IS(ncclAllReduce(d, d, 1, ncclDouble, op, comm, s), ncclInvalidArgument);
     OK(ncclRedOpDestroy(op, comm));
     CHECK_IS(ncclAllReduce(d, d, 1, ncclFloat, op, comm, s), ncclInvalidArgument);
     CHECK_LIKE(ncclGetLastError(comm), "unknown to this communicator");
     OK(cudaStreamSynchronize(s));
-    CHECK(v[0] == 1.5f && v[1] == 0.75f); // of 0 + 1 + 2
+    CHECK(v[0] == 1.5f); // of 0 + 1 + 2
     h[0] = 0x4700; // the average of three sevens is no 7 when 1/3 is rounded to f16 or bf16 first
     h[1] = 0x40e0;
     OK(ncclAllReduce(d, d, 1, ncclHalf, ncclAvg, comm, s));
@@ -1597,33 +1548,6 @@ static void init_fails(void) {
     CHECK_IS(ncclCommInitRank(&comm, 1, board->id, 1), ncclInvalidArgument);
 }
 
-static void split(void) {
-    ncclComm_t comm = join(), half, none, whole;
-    cudaStream_t s = new_stream();
-    int n, r;
-    uint32_t *d = device_memory(4), *v = fake_host_view(d);
-    for (int round = 0; round < 3; round++) {
-        OK(ncclCommSplit(comm, rank % 2, -rank, &half, NULL)); // in reverse order
-        OK(ncclCommCount(half, &n));
-        OK(ncclCommUserRank(half, &r));
-        CHECK_IS(n, n_ranks / 2);
-        CHECK_IS(r, (n_ranks - 1 - rank) / 2);
-        *v = 1u << rank;
-        OK(ncclAllReduce(d, d, 1, ncclUint32, ncclSum, half, s));
-        OK(cudaStreamSynchronize(s));
-        CHECK_IS(*v, rank % 2 ? 10 : 5);
-        OK(ncclCommDestroy(half));
-    }
-    OK(ncclCommSplit(comm, rank == 0 ? NCCL_SPLIT_NOCOLOR : 3, 0, &none, NULL));
-    CHECK((none == NULL) == (rank == 0));
-    OK(ncclCommSplit(comm, 0, 0, &whole, NULL));
-    OK(ncclCommDestroy(comm));
-    OK(ncclCommUserRank(whole, &r));
-    CHECK_IS(r, rank);
-    OK(ncclCommDestroy(whole));
-    OK(ncclCommDestroy(none));
-}
-
 static void captured_sum(void) {
     ncclComm_t comm = join();
     cudaStream_t s = new_stream();
@@ -1652,7 +1576,6 @@ static void bad_arguments(void) {
     ncclComm_t comm = join();
     cudaStream_t s = new_stream();
     char local[64], *d = device_memory(64), *pinned;
-    void *handle;
     OK(ncclAllReduce(NULL, NULL, 0, ncclFloat, ncclSum, comm, s)); // alone, at once
     OK(cudaStreamQuery(s));
     CHECK_IS(ncclAllReduce(local, d, 4, ncclFloat, ncclSum, comm, s), ncclInvalidArgument);
@@ -1667,13 +1590,8 @@ static void bad_arguments(void) {
     CHECK_IS(ncclAllReduce(d, d, 4, ncclFloat, (ncclRedOp_t)5, comm, s), ncclInvalidArgument);
     OK(cudaMallocHost((void **)&pinned, 64)); // pinned memory will do
     OK(ncclAllGather(d, pinned, 4, ncclFloat8e5m2, comm, s));
-    OK(ncclCommRegister(comm, d, 64, &handle));
-    OK(ncclCommDeregister(comm, handle));
     OK(cudaStreamSynchronize(s));
     CHECK_IS((unsigned char)pinned[4], 0xEE);
-    OK(ncclMemAlloc(&handle, 100));
-    CHECK(fake_host_view(handle) != NULL);
-    OK(ncclMemFree(handle));
     OK(ncclCommDestroy(comm));
 }
 
@@ -1730,7 +1648,6 @@ static void cuda_cases(void) {
     run_one("cuda: attributes of pointers, wrong pointers", "", pointers);
     run_one("cuda: events", "FAKE_CUDA_DELAY_US=10000", events);
     run_one("cuda: the NULL stream", "FAKE_CUDA_DELAY_US=20000", legacy_stream);
-    run_one("cuda: host functions", "", host_functions);
     run_one("without a driver", "FAKE_CUDA_DEVICES=-1", no_driver);
     run_one("with a driver that is too old", "FAKE_CUDA_DEVICES=-2", outdated_driver);
     run_one("without a device", "FAKE_CUDA_DEVICES=0", no_device);
@@ -1763,7 +1680,7 @@ static void cuda_cases(void) {
     run_one("cuda: bytes that move", "", traffic);
     run_one("cuda: what comes from another device is corrupted",
             "FAKE_CUDA_DEVICES=2 FAKE_CUDA_CORRUPT_PEERS=1", corrupt_peers);
-    run_ranks("cuda: memory and events of another process", 2, "FAKE_CUDA_DELAY_US=50000", ipc, 0);
+    run_ranks("cuda: memory of another process", 2, "FAKE_CUDA_DELAY_US=50000", ipc, 0);
 }
 
 static void nccl_cases(void) {
@@ -1805,7 +1722,6 @@ static void nccl_cases(void) {
               remote_error, SIGKILL);
     run_one("nccl: an init that hangs", "FAKE_NCCL_INIT_HANGS=1", init_hangs);
     run_one("nccl: an init that fails", "FAKE_NCCL_FAIL=2", init_fails);
-    run_ranks("nccl: split", 4, "FAKE_CUDA_DEVICES=4", split, 0);
     run_ranks("nccl: capture and replay", 2, "FAKE_CUDA_DEVICES=2", captured_sum, 0);
     run_ranks("nccl: bad arguments", 2, "FAKE_CUDA_DEVICES=2", bad_arguments, 0);
     run_ranks("nccl: 8-bit floats where a device is of capability 8", 3,
