@@ -102,8 +102,8 @@ build/%: examples/%.cpp $(wildcard examples/*.h examples/lib/*.h) $(HEADERS) idi
 $(BUILD)/tests/unit/cifar10: examples/lib/resnet.h
 
 # Each test is one file, compiled with src/. Those that look inside hold the implementation
-# themselves, most of them without the optimizer, which would take longer than they; the others share
-# one, or that of idist_train.h, which does little work and is not optimized either.
+# themselves, most of them without the optimizer, which would take longer than they; the others
+# share one, or that of idist_train.h, which does little work and is not optimized either.
 IMPLEMENTATION_OBJECT = $(if $(filter $<,$(WITH_IMPLEMENTATION)),,\
     $(BUILD)/tests/$(if $(filter $<,$(WITH_IDIST_TRAIN)),idist_train.o,idist.o))
 $(BUILD)/tests/%: tests/%.c $(BUILD)/tests/idist.o $(BUILD)/tests/idist_train.o $(TEST_LIB)

@@ -552,6 +552,8 @@ static idist_status idist__client_find(idist__client_store *client,
     idist__meet server;
     idist_status status;
 
+    memset(&server, 0, sizeof server);
+
     do {
         int64_t soon_ns = idist__os_clock_deadline(1000);
 

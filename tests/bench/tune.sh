@@ -3,8 +3,8 @@
 #
 # Measures each operation with IDIST_ALGO=latency and =bandwidth in turn, and prints from which
 # contribution of one rank on the second one stays faster, beside the limit in the table of
-# src/ring/algo/choose.h (idist__choose_table), which idist uses for up to 8 ranks of one host. Between hosts
-# it uses what follows from the network: see idist__choose_limit there.
+# src/ring/algo/choose.h (idist__choose_table), which idist uses for up to 8 ranks of one host.
+# Between hosts it uses what follows from the network: see idist__choose_limit there.
 #
 #     tests/bench/tune.sh                                # processes of this host, over TCP
 #     LAUNCH='mpirun -n 8 --hostfile hosts' tests/bench/tune.sh

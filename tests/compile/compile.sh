@@ -282,8 +282,8 @@ standard() { # standard COMPILER STD EXTENSION
     built "$id-impl" || status=$?
     for program in user system_first ring_first_api; do
         # shellcheck disable=SC2086
-        [ $status = 0 ] && { run "$cc" -std="$std" $warn -I"$headers" -I"$work" "$work/$program.$ext" \
-            "$work/$id-impl.o" \
+        [ $status = 0 ] && { run "$cc" -std="$std" $warn -I"$headers" -I"$work" \
+            "$work/$program.$ext" "$work/$id-impl.o" \
             -o "$work/$id-$program" && run "$work/$id-$program" || status=$?; }
     done
     result $status "$cc -std=$std: implementation in a file of its own, three users"
@@ -411,7 +411,8 @@ build_cuda() {
     # shellcheck disable=SC2086
     later nvcc-impl "$nvcc" $cuda_warn -I"$headers" -c "$work/impl.cu" -o "$work/nvcc-impl.o"
     # shellcheck disable=SC2086
-    later nvcc-user "$nvcc" $cuda_warn -I"$headers" -I"$work" -c "$work/user.cu" -o "$work/nvcc-user.o"
+    later nvcc-user "$nvcc" $cuda_warn -I"$headers" -I"$work" -c "$work/user.cu" \
+        -o "$work/nvcc-user.o"
 }
 
 cuda() {

@@ -36,7 +36,7 @@ IDIST_REDUCE_FN void idist_pack_halves_thread(const idist_pack_args *a, idist_re
 
 #ifdef __CUDACC__
 extern "C" __global__ void __launch_bounds__(512) idist_pack_halves(const idist_pack_args a) {
-    idist_pack_halves_thread(&a, blockIdx.x *(idist_reduce_size)blockDim.x + threadIdx.x,
+    idist_pack_halves_thread(&a, blockIdx.x * (idist_reduce_size)blockDim.x + threadIdx.x,
                              gridDim.x * (idist_reduce_size)blockDim.x);
 }
 #else

@@ -1,7 +1,7 @@
 // reduce.cu - out = in[0] (op) in[1] ... (op) in[n - 1] on a GPU: the source of the PTX in
 // src/gpu/ipc/ptx.h
 //
-//     tests/gpu/make_ptx.sh --write     compiles this with nvcc and puts the text into src/gpu/ipc/ptx.h
+//     tests/gpu/make_ptx.sh --write     compiles this with nvcc and puts the text into ptx.h
 //
 // The bits are those of idist__reduce_many on the host: from left to right, no fused multiply-add,
 // denormals kept, 16-bit floats reduced as float and rounded once. MIN and MAX are NaN when any

@@ -41,8 +41,8 @@ MIN_BLANK = 8.0     # per cent, in functions of at least
 BLANK_LINES = 8     # lines, blank ones included; of files with at least
 BLANK_FROM = 60     # lines in such functions
 DECL_LINES = 6      # a function of so many lines, without blank ones, spaces its declarations off
-# The files that may know the operating system, and what the others may still include: the C standard
-# library, and by file what is no part of a system.
+# The files that may know the operating system, and what the others may still include: the C
+# standard library, and by file what is no part of a system.
 SYSTEM_FOLDER = 'os/'
 C_HEADERS = set('''assert ctype errno float inttypes limits locale math stdarg stdatomic stdbool
     stddef stdint stdio stdlib string'''.split())
@@ -483,7 +483,7 @@ def blank_share(source, functions):
 
 
 def owners_of(sources):
-    """Whose functions have a prefix: prefix -> files. A type counts where no file claims its name."""
+    """Whose functions have a prefix: prefix -> files. A type counts if no file has its name."""
     owners, types = {}, {}
     for source in sources:
         folder, stem = os.path.split(source.name[:-2])

@@ -64,7 +64,7 @@ skip() { # NAME REASON
 # Tags of the banners of a header, in order: a line of dashes, then "// [tag]  text".
 banner_tags() {
     awk '/^\/\/----------------------------------------/ { dashes = NR }
-         /^\/\/ \[[a-z]+:[a-z0-9_]+\]/ && dashes == NR - 1 {
+         /^\/\/ \[[a-z_]+:[a-z0-9_]+\]/ && dashes == NR - 1 {
              print substr($2, 2, index($2, "]") - 2)
          }' "$1"
 }
@@ -73,7 +73,7 @@ banner_tags() {
 contents_tags() {
     awk '/\*\// { exit }
          /CONTENTS/ { inside = 1; next }
-         inside && match($0, /\[[a-z]+:[a-z0-9_]+\]/) {
+         inside && /^ *\[/ && match($0, /\[[a-z_]+:[a-z0-9_]+\]/) {
              print substr($0, RSTART + 1, RLENGTH - 2)
          }' "$1"
 }
@@ -84,10 +84,10 @@ check_contents() {
     contents_tags "$h" >"$TMP/contents"
     [ -s "$TMP/contents" ] || echo "$h: the doc block has no CONTENTS"
     [ -s "$TMP/banners" ] || echo "$h: no section banner found"
-    grep -vxFf "$TMP/contents" "$TMP/banners" | sed "s/.*/$h: section [&] is missing in CONTENTS/"
+    grep -vxFf "$TMP/contents" "$TMP/banners" | sed "s|.*|$h: section [&] is missing in CONTENTS|"
     grep -vxFf "$TMP/banners" "$TMP/contents" |
-        sed "s/.*/$h: CONTENTS lists [&], which has no section/"
-    sort "$TMP/banners" | uniq -d | sed "s/.*/$h: section [&] appears twice/"
+        sed "s|.*|$h: CONTENTS lists [&], which has no section|"
+    sort "$TMP/banners" | uniq -d | sed "s|.*|$h: section [&] appears twice|"
     grep -xFf "$TMP/contents" "$TMP/banners" >"$TMP/a"
     grep -xFf "$TMP/banners" "$TMP/contents" >"$TMP/b"
     cmp -s "$TMP/a" "$TMP/b" || {
@@ -103,7 +103,7 @@ check_contents() {
 check_names() {
     local cc=${CC:-cc}
     printf '#define IDIST_IMPLEMENTATION\n#include "idist.h"\n' >"$TMP/impl.c"
-    printf '#include "idist.h"\n' >"$TMP/api.c"
+    printf '#include "idist.h"\n#include "idist_ring.h"\n' >"$TMP/api.c"
     "$cc" -O0 '-Doptimize(level)=' -I. -w -c "$TMP/impl.c" -o "$TMP/impl.o" ||
         { echo "idist.h does not compile"; return; }
     nm -g --defined-only "$TMP/impl.o" | awk 'NF == 3 { print $3 }' | sort -u >"$TMP/exported"
