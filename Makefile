@@ -59,10 +59,11 @@ EXAMPLES := $(patsubst examples/%.c,build/%,\
     $(filter-out %_mpi.c $(wildcard examples/*_gpu_*.c),$(wildcard examples/*.c)))
 EXAMPLES += $(if $(shell command -v c++),\
     $(patsubst examples/%.cpp,build/%,$(wildcard examples/*.cpp)))
-# Those that tests run as built here. For the others see tests/lib/examples.sh.
+# The launcher, and the examples that tests run as built here. For the others see
+# tests/lib/examples.sh.
 TESTED_EXAMPLES := $(addprefix build/,01_hello 05_train_digits 20_cifar10 idistrun)
 FORMATTED := $(SOURCES) idist.hpp \
-    $(wildcard $(addprefix examples/,*.c *.h *.cpp *.cu lib/*.h before/*.c)) \
+    $(wildcard $(addprefix examples/,*.c *.cpp *.cu lib/*.h before/*.c) tools/idistrun/*.[ch]) \
     $(wildcard tests/*/*.c tests/*/*.cc tests/*/*.cpp tests/*/*.h packaging/conan/test_package/*.c*)
 
 PARALLEL = $(if $(findstring jobserver,$(MAKEFLAGS)),,-j$(JOBS))
@@ -92,12 +93,17 @@ doctor: build/idistrun
 
 # Exactly the line that the README and the heads of the examples print. (Those for MPI and for GPUs
 # have others.) Warnings stay in a file, for tests/docs/examples.sh.
-build/%: examples/%.c $(wildcard examples/*.h examples/lib/*.h) $(HEADERS)
+build/%: examples/%.c $(wildcard examples/lib/*.h) $(HEADERS)
 	@mkdir -p $(@D)
 	cc -O2 -DIDIST_IMPLEMENTATION $< -o $@ 2>$@.log || { cat $@.log; false; }
-build/%: examples/%.cpp $(wildcard examples/*.h examples/lib/*.h) $(HEADERS) idist.hpp
+build/%: examples/%.cpp $(wildcard examples/lib/*.h) $(HEADERS) idist.hpp
 	@mkdir -p $(@D)
 	c++ -std=c++17 -O2 -DIDIST_IMPLEMENTATION $< -o $@ 2>$@.log || { cat $@.log; false; }
+
+# The line in the head of the launcher.
+build/idistrun: tools/idistrun/idistrun.c $(wildcard tools/idistrun/*.h) $(HEADERS)
+	@mkdir -p $(@D)
+	cc -O2 $< -o $@
 
 $(BUILD)/tests/unit/cifar10: examples/lib/resnet.h
 
@@ -325,7 +331,7 @@ install:
 	umask 022 && mkdir -p $(TO)/bin $(TO)/include $(TO)/share/cmake/idist $(TO)/share/pkgconfig \
 	    $(TO)/share/licenses/idist
 	umask 022 && rm -f $(TO)/bin/idistrun && \
-	    $(CC) $(IDISTRUN_FLAGS) $(LDFLAGS) examples/idistrun.c -o $(TO)/bin/idistrun $(LDLIBS)
+	    $(CC) $(IDISTRUN_FLAGS) $(LDFLAGS) tools/idistrun/idistrun.c -o $(TO)/bin/idistrun $(LDLIBS)
 	install -m 644 $(HEADERS) $(TO)/include
 	install -m 644 LICENSE $(TO)/share/licenses/idist
 	install -m 644 packaging/cmake/idist-components.cmake $(TO)/share/cmake/idist

@@ -3,7 +3,7 @@
 // build:  cc -O2 -DIDIST_IMPLEMENTATION examples/26_particles.c -o 26_particles
 // run:    ./26_particles                  200 steps on one rank
 //         ./26_particles 50               50 steps
-//         idistrun -n 2 ./26_particles    on two ranks (examples/idistrun.c); or mpirun -n 2 ...
+//         idistrun -n 2 ./26_particles    on two ranks (tools/idistrun); or mpirun -n 2 ...
 //
 // expected output, on any number of ranks:
 //    step 0: kinetic 1131.998, potential -3590.604, energy -2458.605, checksum 0xea727ce70faaf5e5

@@ -15,8 +15,8 @@
 #
 # Words are separated by commas; expect and run may be there several times. In console blocks only
 # lines with "$ " are commands. sh blocks without such a comment are not run. Programs and commands
-# run in a folder that holds the headers and examples/: each program for at most a minute, each
-# block of commands, which may compile two programs, for at most two.
+# run in a folder that holds the headers, examples/ and tools/: each program for at most a minute,
+# each block of commands, which may compile two programs, for at most two.
 # shellcheck source=tests/lib/tap.sh
 . "$(dirname "$0")/../lib/tap.sh"
 
@@ -26,7 +26,7 @@ README=${1:-README.md}
     ok 1 "there is a $README"
     done_testing
 }
-ln -s "$ROOT"/idist*.h "$ROOT/idist.hpp" "$ROOT/examples" "$ROOT/tests" "$ROOT/Makefile" "$WORK"/
+ln -s "$ROOT"/idist*.h "$ROOT/idist.hpp" "$ROOT"/{examples,tests,tools,Makefile} "$WORK"/
 mkdir "$WORK/blocks"
 
 # One file per fenced block: LINE.LANGUAGE, and LINE.test with the words of the comment before it.

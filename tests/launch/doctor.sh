@@ -5,7 +5,7 @@
 unset IDIST_ADDR IDIST_SOCKET_IFNAME IDIST_SECRET IDIST_SECRET_FILE IDIST_INSECURE
 RUN=$WORK/idistrun
 ok_run 0 "idistrun builds" 240 cc -O1 '-Doptimize(level)=' -Wall -Wextra -Wconversion -Wshadow \
-    -Werror examples/idistrun.c -o "$RUN" || done_testing
+    -Werror tools/idistrun/idistrun.c -o "$RUN" || done_testing
 
 # doctor STATUS NAME COMMAND...: its output is in $WORK/log, and has the form that it should have.
 doctor() {

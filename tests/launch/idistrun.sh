@@ -8,7 +8,7 @@
 launch_build
 compile_once
 RUN=$WORK/idistrun
-ok_run 0 "idistrun builds with its one line" 240 cc -O2 examples/idistrun.c -o "$RUN" ||
+ok_run 0 "idistrun builds with its one line" 240 cc -O2 tools/idistrun/idistrun.c -o "$RUN" ||
     done_testing
 two=("launcher idist, size 2, nodes 1" "rank 0: local 0 of 2, node 0"
     "rank 1: local 1 of 2, node 0")

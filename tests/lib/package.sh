@@ -8,7 +8,7 @@ SOURCE="$WORK/clone & more" # a copy of the clone
 mkdir "$PROJECT" "$SOURCE"
 cp tests/package/*.c tests/package/*.cpp tests/package/CMakeLists.txt "$PROJECT/"
 compile_once # for the compilers that the builds find
-cp -r CMakeLists.txt meson.build Makefile idist.pc.in idist*.h* LICENSE packaging examples \
+cp -r CMakeLists.txt meson.build Makefile idist.pc.in idist*.h* LICENSE packaging tools \
     "$SOURCE/"
 
 # No test reaches the network: every connection fails at once.

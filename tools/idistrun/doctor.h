@@ -11,7 +11,7 @@
 #ifndef IDIST_IMPLEMENTATION
 #define IDIST_IMPLEMENTATION
 #endif
-#include "../idist.h"
+#include "../../idist.h"
 
 #include <limits.h>
 #include <stdarg.h>

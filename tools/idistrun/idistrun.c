@@ -1,6 +1,6 @@
 // idistrun: starts the ranks of a program, watches them, and ends them all when one fails
 //
-//     cc -O2 examples/idistrun.c -o idistrun
+//     cc -O2 tools/idistrun/idistrun.c -o idistrun
 //     ./idistrun -n 4 --tag ./sim args
 //     ./idistrun --hosts alpha:4,beta:2 ./sim args
 //     ./idistrun --doctor            what this machine gives, and a self test of 2 seconds
