@@ -206,6 +206,7 @@ chmod +x "$WORK/here"
 export IDIST_RSH="'$WORK/here'"
 hosts=("$RUN" --hosts "a:2,b:2" --master-addr 127.0.0.1)
 ok_run 0 "two hosts" 30 "${hosts[@]}" "$WHO"
+ok_run 0 "two hosts: --node-rank 0 is the head's own" 30 "${hosts[@]}" --node-rank 0 "$WHO"
 
 # The rank that failed first is named, and not one that ended because of that, which the other host
 # may report before.
