@@ -45,7 +45,7 @@
 //     child.h        processes: ranks, or one ssh per node
 //     output.h       what the children write
 //     job.h          the loop: signals, failures, restarts
-//     doctor.h       --doctor, the only part that calls idist
+//     doctor*.h      --doctor, the only part that calls idist
 #define _GNU_SOURCE
 #define IDIST_IMPLEMENTATION
 #include "../../idist.h"
