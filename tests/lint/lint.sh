@@ -8,7 +8,8 @@
 #   names      exported symbols start with idist_ and are declared in the API part; macros start
 #              with IDIST_
 #   text       ASCII, no tabs, no white space at the end of a line, at most 100 columns
-#   house      what house.py reads off the sources: names, nesting, length of functions, ...
+#   house      what house.py reads off the sources: names, nesting, length of functions, ...; the
+#              launcher, tools/idistrun/, keeps those rules that are not about src/ alone
 #   format     clang-format; also: shell scripts are executable and pass shellcheck
 #   speech     the project speaks of itself only: no paths of somebody's machine, no TODO without
 #              an owner
@@ -218,6 +219,8 @@ tools/drop_ins.py --check 2>&1 | report "the drop-ins are not stale"
 printf '%s\n' "${C_FILES[@]}" | grep -E '^(tests|examples)/.*\.[ch]$' |
     xargs tests/lint/house.py --only length 2>&1 |
     report "functions of tests and examples: length"
+tests/lint/house.py --only decl,columns,length,nesting,branches,blank,statements,chain,parse \
+    tools/idistrun/*.[ch] 2>&1 | report "house rules of the launcher"
 tests/lint/house_test.py >"$TMP/house_test" 2>&1 || echo "exit status $?" >>"$TMP/house_test"
 grep -vE '^(ok |1\.\.)' "$TMP/house_test" | report "house.py passes its own test"
 check_text | report "text: ASCII, tabs, line ends, $MAX_COLUMNS columns"
