@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """includes.py [FOLDER] - which file of src/ (or FOLDER) includes which; exits with 1 when a rule is
 broken. Each folder includes only itself and those before it in FLOORS (os/linux counts as os); no
-file includes itself through others; the name of a file is unique outside os/; and one header of src/
-lists each file.
+file includes itself through others; the name of a file is unique outside os/; and one header of
+src/ lists each file.
 """
 import os
 import pathlib
